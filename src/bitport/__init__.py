@@ -1,0 +1,22 @@
+"""One low-bit model, right and fast on every accelerator."""
+
+from bitport import ops  # noqa: F401  (declares the ops)
+from bitport.api import dequantize_, explain, quantize_
+from bitport.ops import use_kernel
+from bitport.schemes import PRESETS, Plan, Recipe, Rule, Scheme, preset
+from bitport.tensor import QTensor, quantize_tensor
+
+__all__ = [
+    "PRESETS",
+    "Plan",
+    "QTensor",
+    "Recipe",
+    "Rule",
+    "Scheme",
+    "dequantize_",
+    "explain",
+    "preset",
+    "quantize_",
+    "quantize_tensor",
+    "use_kernel",
+]

@@ -1,0 +1,123 @@
+"""The verbs: quantize_, dequantize_, explain (and save, load, from bitport.checkpoint). Wiring, no maths."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitport import plugins
+from bitport.calibrate.observe import input_scales
+from bitport.errors import ArgumentError, RecipeError
+from bitport.nn.targets import find_targets
+from bitport.numerics import sqnr
+from bitport.ops.device import check_device
+from bitport.report import LayerReport, Report
+from bitport.report.explain import Explanation, explain_layer
+from bitport.report.progress import progress as with_progress
+from bitport.schemes import Choice, Recipe, Scheme, Target
+from bitport.tensor import QTensor, quantize_tensor
+
+
+def quantize_(
+    model: nn.Module,
+    recipe: str | Scheme | Recipe | Any,
+    *,
+    calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None = None,
+    device: torch.device | str | None = None,
+    measure: bool = True,
+    progress: bool | None = None,
+) -> Report:
+    """Quantize the weights of ``model`` in place: ``quantize_(model, "int4")``.
+
+    ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), or a Recipe.
+    ``calibrate``: batches to run through the model, or a function that runs it; needed by schemes with a static input scale.
+    ``device``: quantize there, layer by layer, and leave the weights there.
+    ``measure``: work out the error of each weight for the report.
+    """
+    plugins.load()
+    targets = find_targets(model)
+    plan = Recipe.of(recipe).resolve(targets)
+    by_name = dict(zip((target.name for target in targets), targets, strict=True))
+    chosen = [choice for choice in plan.quantized if not isinstance(_weight(model, by_name[choice.name]), QTensor)]
+    _check_devices(model, by_name, chosen, device)
+    static = [by_name[choice.name].module for choice in chosen if choice.scheme and choice.scheme.static]
+    if static and calibrate is None:
+        raise ArgumentError(f"{len(static)} layers have a static input scale; give calibrate=batches to measure it")
+    scales = input_scales(model, static, calibrate) if static and calibrate is not None else {}
+    before = _nbytes(model)
+    done: dict[str, QTensor] = {}
+    layers: dict[str, LayerReport] = {}
+    for choice in with_progress(chosen, len(chosen), "quantizing", progress):
+        target = by_name[choice.name]
+        value = _weight(model, target)
+        if target.storage not in done:
+            done[target.storage] = _quantized(value, target, choice, scales.get(target.module), device)
+        q = done[target.storage]
+        error = float(sqnr(value, q.dequantize(torch.float32))) if measure and value.device.type != "meta" else None
+        layers[choice.name] = LayerReport(choice.name, str(choice.scheme), choice.reason, value.nbytes, q.nbytes, error)
+        setattr(model.get_submodule(target.module), target.param, q)
+    for choice in plan.choices:
+        if choice.name not in layers:
+            weight = _weight(model, by_name[choice.name])
+            reason = f"is {weight.scheme} already" if isinstance(weight, QTensor) else choice.reason
+            layers[choice.name] = LayerReport(choice.name, None, reason, weight.nbytes, weight.nbytes)
+    return Report(tuple(layers[choice.name] for choice in plan.choices), before, _nbytes(model))
+
+
+def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """Turn every quantized parameter back into a float one, in place; tied ones stay tied."""
+    done: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in list(module.named_parameters(recurse=False)):
+            if isinstance(param, QTensor):
+                if id(param) not in done:
+                    done[id(param)] = nn.Parameter(param.dequantize(dtype), requires_grad=False)
+                setattr(module, name, done[id(param)])
+    return model
+
+
+def explain(model: nn.Module, rows: tuple[int, ...] = (1, 64, 1024)) -> Explanation:
+    """For each quantized weight: scheme, layout, and for each number of rows the kernel that will run and why each
+    faster one was refused."""
+    plugins.load()
+    named = [(name, param) for name, param in model.named_parameters() if isinstance(param, QTensor)]
+    kinds = {target.name: target.kind for target in find_targets(model)}
+    return Explanation(tuple(explain_layer(name, kinds.get(name, "linear"), param, rows) for name, param in named), rows)
+
+
+def _quantized(
+    value: Tensor, target: Target, choice: Choice, act_scale: Tensor | None, device: torch.device | str | None
+) -> QTensor:
+    assert choice.scheme is not None
+    moved = value if device is None else value.to(device)
+    if moved.device.type != "meta" and not bool(torch.isfinite(moved).all()):
+        raise ArgumentError(f"{choice.name} holds NaN or infinity; a scale cannot be chosen from it")
+    scale = act_scale.to(moved.device) if act_scale is not None else None
+    try:
+        q = quantize_tensor(moved, choice.scheme, kind=target.kind, act_scale=scale)
+    except ValueError as error:
+        raise ArgumentError(f"{choice.name}: {error}") from error
+    return nn.Parameter(q, requires_grad=False)  # type: ignore[return-value]
+
+
+def _check_devices(
+    model: nn.Module, targets: dict[str, Target], chosen: list[Choice], device: torch.device | str | None
+) -> None:
+    """Before anything is changed: can each weight's own device hold and compute its scheme?"""
+    for scheme, where in {
+        (choice.scheme, torch.device(device) if device is not None else _weight(model, targets[choice.name]).device)
+        for choice in chosen
+    }:
+        check_device(scheme, where)
+
+
+def _weight(model: nn.Module, target: Target) -> Tensor:
+    return getattr(model.get_submodule(target.module), target.param)
+
+
+def _nbytes(model: nn.Module) -> int:
+    return sum(param.nbytes for param in model.parameters())

@@ -1,0 +1,1 @@
+"""XPU kernels."""

@@ -1,0 +1,1 @@
+"""Running a model on example inputs to learn what its layers see."""

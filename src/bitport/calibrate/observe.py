@@ -1,0 +1,54 @@
+"""The largest input each layer sees, for static input scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitport.errors import ArgumentError
+
+
+def input_scales(
+    model: nn.Module, names: Sequence[str], calibrate: Iterable[Any] | Callable[[nn.Module], Any]
+) -> dict[str, Tensor]:
+    """Run the model and return, per module, the int8 scale [1, 1] of its input: amax / 127 over everything it saw.
+
+    A batch is passed as the model's arguments: a tensor as one, a tuple as several, a dict as keywords.
+    """
+    peaks: dict[str, Tensor] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            seen = args[0].detach().abs().amax().float()
+            peaks[name] = torch.maximum(peaks[name], seen) if name in peaks else seen
+
+        return hook
+
+    hooks = [model.get_submodule(name).register_forward_pre_hook(watch(name)) for name in dict.fromkeys(names)]
+    try:
+        with torch.no_grad():
+            if callable(calibrate):
+                calibrate(model)
+            else:
+                for batch in calibrate:
+                    _run(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if unseen := [name for name in names if name not in peaks]:
+        raise ArgumentError(f"calibration never reached {', '.join(unseen)}; give batches that use every layer, or skip them")
+    if bad := [name for name, peak in peaks.items() if not bool(torch.isfinite(peak))]:
+        raise ArgumentError(f"calibration gave NaN or infinity at the input of {', '.join(bad)}")
+    return {name: (torch.where(peak > 0, peak, 1.0) / 127).reshape(1, 1) for name, peak in peaks.items()}
+
+
+def _run(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, dict):
+        model(**batch)
+    elif isinstance(batch, (tuple, list)):
+        model(*batch)
+    else:
+        model(batch)

@@ -1,0 +1,83 @@
+"""A layout: where the bits of a quantized matrix lie on a device.
+
+``plain`` is the canonical one, the only one that is written to disk or moved between devices. Every other layout is
+a cache derived from it: ``unpack(pack(parts)) == parts`` bit for bit, with standard torch ops, so that any device can
+make and read any layout.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from bitport import plugins
+from bitport.errors import LayoutError
+from bitport.numerics import Quantized
+
+
+class Matrix(NamedTuple):
+    """The logical matrix behind the parts: ``n`` outputs by ``k`` inputs of ``dtype`` (a name in NUMBER_TYPES),
+    one scale per ``block_n`` x ``block_k`` block (whole axes resolved: block_k == k is one scale per row)."""
+
+    dtype: str
+    n: int
+    k: int
+    block_n: int
+    block_k: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The shape of the scale."""
+        return -(-self.n // self.block_n), -(-self.k // self.block_k)
+
+
+class Layout(Protocol):
+    name: str
+    devices: tuple[str, ...]
+    """Device types on which a tensor that fits is put into this layout when it arrives; () for on request only."""
+    data_ndim: int
+    """Number of dimensions of ``data`` for one matrix; further leading ones are batch (experts)."""
+
+    def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
+        """Why these parts cannot be held, or None."""
+
+    def pack(self, matrix: Matrix, parts: Quantized) -> Quantized: ...
+
+    def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized: ...
+
+
+LAYOUTS: dict[str, Layout] = {}
+
+
+def register_layout(layout: Layout) -> None:
+    """Add a layout. Later ones are preferred to earlier ones on the devices that both name."""
+    if layout.name in LAYOUTS and type(LAYOUTS[layout.name]) is not type(layout):
+        raise LayoutError(f"layout {layout.name!r} exists already; choose another name")
+    LAYOUTS[layout.name] = layout
+
+
+def layout(name: str) -> Layout:
+    try:
+        return LAYOUTS[name]
+    except KeyError:
+        raise LayoutError(f"unknown layout {name!r}; known: {', '.join(LAYOUTS)}") from None
+
+
+def preferred(device: torch.device, matrix: Matrix, parts: Quantized) -> str:
+    """The layout a tensor takes when it arrives on ``device``."""
+    plugins.load()
+    for candidate in reversed(LAYOUTS.values()):
+        if device.type in candidate.devices and candidate.refuses(matrix, parts) is None:
+            return candidate.name
+    return "plain"
+
+
+def repack(matrix: Matrix, parts: Quantized, source: str, target: str) -> Quantized:
+    """The same matrix in another layout, by way of plain."""
+    if source == target:
+        return parts
+    plain = layout(source).unpack(matrix, parts)
+    if reason := layout(target).refuses(matrix, plain):
+        raise LayoutError(f"layout {target!r} cannot hold this {matrix.dtype} {matrix.n}x{matrix.k} matrix: {reason}")
+    return layout(target).pack(matrix, plain)

@@ -1,0 +1,39 @@
+"""int4 for XPU: the canonical bytes seen as int32 [N, K/8], no copy.
+
+On a little-endian machine nibble i of word j is column 8j + i, which is what
+``aten::_weight_int4pack_mm_with_scales_and_zeros`` reads. Scale and zero stay canonical ([N, K/g]); that op wants
+them as [K/g, N] with an int8 zero, which the kernel makes of them.
+"""
+
+import torch
+
+from bitport.layouts.base import Matrix, register_layout
+from bitport.numerics import Quantized
+
+
+class PlainInt32:
+    name = "plain_int32"
+    devices: tuple[str, ...] = ("xpu",)
+    data_ndim = 2
+
+    def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
+        if matrix.dtype != "int4":
+            return f"it holds int4, not {matrix.dtype}"
+        if matrix.k % 8:
+            return f"K must be a multiple of 8 (eight codes in a word), not {matrix.k}"
+        return None
+
+    def pack(self, matrix: Matrix, parts: Quantized) -> Quantized:
+        return parts._replace(data=_aligned(parts.data).view(torch.int32))
+
+    def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized:
+        return parts._replace(data=parts.data.view(torch.uint8))
+
+
+def _aligned(data: torch.Tensor) -> torch.Tensor:
+    """A view that starts inside a word (a slice of rows read from a file) cannot be seen as int32 without a copy."""
+    aligned = data.is_contiguous() and data.storage_offset() % 4 == 0
+    return data if aligned else data.contiguous().clone()
+
+
+register_layout(PlainInt32())

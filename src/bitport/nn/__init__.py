@@ -1,0 +1,1 @@
+"""Modules for those who build a layer from (in, out), and the walk that finds what can be quantized."""

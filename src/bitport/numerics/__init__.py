@@ -1,0 +1,65 @@
+"""What a number is: number types, bit packing, exact codecs, scales and blocks. Pure tensor functions."""
+
+from bitport.numerics.activations import ACTIVATIONS, activation_format, fake_quantize, quantize_rows
+from bitport.numerics.blocks import block_amax, block_max, block_min, expand, from_blocks, spread, to_blocks
+from bitport.numerics.codebooks import NF4, decode_codebook, encode_codebook
+from bitport.numerics.codec import (
+    Quantized,
+    block_scale,
+    dequantize,
+    dequantize_codes,
+    quantize,
+    quantize_codes,
+    quantize_dequantize,
+)
+from bitport.numerics.error import cosine, max_error, relative_error, sqnr
+from bitport.numerics.floats import decode, encode
+from bitport.numerics.format import Format
+from bitport.numerics.packing import from_storage, pack_bits, packed_size, to_storage, unpack_bits
+from bitport.numerics.qparams import choose_qparams, power_of_two_scale
+from bitport.numerics.rounding import RandomSource, Rounding, round_to_int
+from bitport.numerics.types import NUMBER_TYPES, NumberType, number_type
+
+__all__ = [
+    "ACTIVATIONS",
+    "NF4",
+    "NUMBER_TYPES",
+    "Format",
+    "NumberType",
+    "Quantized",
+    "RandomSource",
+    "Rounding",
+    "activation_format",
+    "block_amax",
+    "block_max",
+    "block_min",
+    "block_scale",
+    "choose_qparams",
+    "cosine",
+    "decode",
+    "decode_codebook",
+    "dequantize",
+    "dequantize_codes",
+    "encode",
+    "encode_codebook",
+    "expand",
+    "fake_quantize",
+    "from_blocks",
+    "from_storage",
+    "max_error",
+    "number_type",
+    "pack_bits",
+    "packed_size",
+    "power_of_two_scale",
+    "quantize",
+    "quantize_codes",
+    "quantize_dequantize",
+    "quantize_rows",
+    "relative_error",
+    "round_to_int",
+    "spread",
+    "sqnr",
+    "to_blocks",
+    "to_storage",
+    "unpack_bits",
+]

@@ -1,0 +1,67 @@
+"""How an input is rounded before a product with quantized weights. x [..., K] is seen as [M, K], a token a row."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bitport.numerics.codec import Quantized, dequantize_codes, quantize, quantize_codes
+from bitport.numerics.format import Format
+from bitport.numerics.qparams import choose_qparams
+
+ACTIVATIONS: dict[str, Format] = {
+    "int8": Format(dtype="int8"),
+    "int8-asym": Format(dtype="int8", zero="int"),
+    "int8-tensor": Format(dtype="int8", block=(0, 0)),
+    "fp8": Format(dtype="float8_e4m3"),
+    "fp8-tensor": Format(dtype="float8_e4m3", block=(0, 0)),
+    "fp8-128": Format(dtype="float8_e4m3", block=(1, 128)),
+    "mxfp8": Format(dtype="float8_e4m3", block=(1, 32), scale="e8m0"),
+    "mxfp4": Format(dtype="float4_e2m1", block=(1, 32), scale="e8m0"),
+    "nvfp4": Format(dtype="float4_e2m1", block=(1, 16), scale="e4m3", global_scale=True),
+}
+
+
+def activation_format(name: str) -> Format:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"unknown activation format {name!r}; the activation formats are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def quantize_rows(x: Tensor, name: str, act_scale: Tensor | None = None) -> Quantized:
+    """x as [M, K] in an activation format. `act_scale`, one float32 number, is a static scale: the scale of the tensor
+    formats, the global scale of nvfp4; formats whose scales are per token or block take none."""
+    fmt = activation_format(name)
+    scale, scale2 = _static(name, fmt, act_scale)
+    return quantize(_rows(x), fmt, scale=scale, scale2=scale2)
+
+
+def fake_quantize(x: Tensor, name: str, act_scale: Tensor | None = None) -> Tensor:
+    """The rounded values, float32 in the shape of x; what dequantizing `quantize_rows` gives, without packing."""
+    fmt = activation_format(name)
+    rows = _rows(x.detach())
+    scale, scale2 = _static(name, fmt, act_scale)
+    zero = None
+    if scale is None:
+        scale, zero, scale2 = choose_qparams(rows, fmt, scale2)
+    codes = quantize_codes(rows, fmt, scale, zero, scale2)
+    return dequantize_codes(codes, fmt, scale, zero, scale2).reshape(x.shape)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def _static(name: str, fmt: Format, act_scale: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """(scale, scale2) of a static scale."""
+    if act_scale is None:
+        return None, None
+    if fmt.block != (0, 0) and not fmt.global_scale:
+        takers = [other for other, its in ACTIVATIONS.items() if its.block == (0, 0) or its.global_scale]
+        raise ValueError(f"{name!r} scales each token or block; a static scale is for {', '.join(takers)}")
+    if act_scale.dtype != torch.float32 or act_scale.numel() != 1:
+        raise ValueError(
+            f"a static scale is one float32 number, got {act_scale.dtype} of shape {tuple(act_scale.shape)}"
+        )
+    single = act_scale.detach().reshape(1, 1)
+    return (None, single) if fmt.global_scale else (single, None)

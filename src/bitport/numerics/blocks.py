@@ -1,0 +1,70 @@
+"""A matrix [..., N, K] seen as blocks [..., SN, bn, SK, bk], with SN = ceil(N/bn), SK = ceil(K/bk).
+
+`block` is (bn, bk) with 0 for the whole axis, as in Format: always one block, also of an empty axis. In the blocked
+view a scale [..., SN, SK] broadcasts as [..., SN, 1, SK, 1], so nothing of the matrix's size is made for it. Only short
+edge blocks cost a padded copy.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+Block = tuple[int, int]
+
+
+def _split(size: int, block: int) -> tuple[int, int, int]:
+    """(blocks, elements of one, elements missing in the last) of an axis."""
+    if block == 0:
+        length = max(size, 1)
+        return 1, length, length - size
+    return -(-size // block), block, -size % block
+
+
+def to_blocks(x: Tensor, block: Block, fill: float = 0) -> Tensor:
+    """[..., N, K] to [..., SN, bn, SK, bk]; the missing elements of short edge blocks are `fill`."""
+    if x.ndim < 2:
+        raise ValueError(f"blocks are cut from matrices [..., N, K], got shape {tuple(x.shape)}")
+    row_blocks, rows, short_rows = _split(x.shape[-2], block[0])
+    column_blocks, columns, short_columns = _split(x.shape[-1], block[1])
+    if short_rows or short_columns:
+        x = F.pad(x, (0, short_columns, 0, short_rows), value=fill)
+    return x.reshape(*x.shape[:-2], row_blocks, rows, column_blocks, columns)
+
+
+def from_blocks(x: Tensor, n: int, k: int) -> Tensor:
+    *leading, row_blocks, rows, column_blocks, columns = x.shape
+    return x.reshape(*leading, row_blocks * rows, column_blocks * columns)[..., :n, :k]
+
+
+def spread(scale: Tensor) -> Tensor:
+    """[..., SN, SK] to [..., SN, 1, SK, 1], which broadcasts over the blocked view."""
+    return scale[..., :, None, :, None]
+
+
+def expand(scale: Tensor, block: Block, n: int, k: int) -> Tensor:
+    """[..., SN, SK] to [..., N, K]: each block's entry at its elements. A view where each axis is one block or has
+    blocks of one element, else a copy."""
+    row_blocks, rows, _ = _split(n, block[0])
+    column_blocks, columns, _ = _split(k, block[1])
+    if scale.shape[-2:] != (row_blocks, column_blocks):
+        raise ValueError(
+            f"blocks of {block} in a matrix of {(n, k)} have {(row_blocks, column_blocks)} scales, "
+            f"got {tuple(scale.shape[-2:])}"
+        )
+    leading = scale.shape[:-2]
+    if (row_blocks == 1 or rows == 1) and (column_blocks == 1 or columns == 1):
+        return scale.expand(*leading, n, k)
+    blocked = spread(scale).expand(*leading, row_blocks, rows, column_blocks, columns)
+    return from_blocks(blocked, n, k)
+
+
+def block_amax(x: Tensor, block: Block) -> Tensor:
+    """Largest magnitude of each block, in x's dtype; NaN where a block holds one."""
+    return to_blocks(x.abs(), block).amax((-3, -1))
+
+
+def block_min(x: Tensor, block: Block) -> Tensor:
+    return to_blocks(x, block, float("inf")).amin((-3, -1))
+
+
+def block_max(x: Tensor, block: Block) -> Tensor:
+    return to_blocks(x, block, float("-inf")).amax((-3, -1))

@@ -1,0 +1,63 @@
+"""Codebook number types: a code is an index into a sorted table of float32 values.
+
+nf4 (QLoRA) puts its 16 entries at quantiles of the standard normal distribution, so that each code is about equally
+likely for normal weights. Eight positive and seven negative quantiles are taken separately, both ending at the
+quantile of p = 0.9677083 (so that the tail mass left out is the same on both sides), an exact 0 is added, and all
+are divided by the largest: -1, 0 and 1 are entries.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+NF4: tuple[float, ...] = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+
+
+def _float32_at_most(value: float) -> float:
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(math.floor(math.ldexp(mantissa, 24)), exponent - 24)
+
+
+def midpoints(table: Sequence[float]) -> tuple[float, ...]:
+    """Decision thresholds: the largest float32 not above the exact midpoint of each two neighbours, so that comparing
+    a float32 with them decides as the exact midpoint would."""
+    return tuple(_float32_at_most((low + high) / 2) for low, high in itertools.pairwise(table))
+
+
+_MIDPOINTS = {NF4: midpoints(NF4)}
+
+
+def encode_codebook(x: Tensor, table: tuple[float, ...]) -> Tensor:
+    """Index of the nearest entry; halfway takes the lower entry, values outside the table take its ends.
+
+    NaN takes the entry nearest to zero: a codebook has no NaN, so a caller marks it in the block's scale."""
+    thresholds = _MIDPOINTS[table] if table in _MIDPOINTS else midpoints(table)
+    codes = torch.zeros_like(x, dtype=torch.uint8)
+    for threshold in thresholds:
+        codes += x > threshold
+    zero_code = min(range(len(table)), key=lambda index: abs(table[index]))
+    return torch.where(x.isnan(), zero_code, codes)
+
+
+def decode_codebook(codes: Tensor, table: tuple[float, ...]) -> Tensor:
+    return torch.tensor(table, dtype=torch.float32, device=codes.device)[codes.int()]

@@ -1,0 +1,148 @@
+"""Matrix <-> codes and scales. All arithmetic is float32, division included; the scale is rounded to its storage dtype
+first and codes are computed with the rounded one, so quantizing and dequantizing agree on it.
+
+    quantize     code = clamp(round(x / scale) + zero)          floats, codebooks: code = encode(x / scale)
+    dequantize   x    = (code - zero) * scale                   floats, codebooks: x    = decode(code) * scale
+
+With a global scale, scale stands for the float32 product of both.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.numerics.blocks import from_blocks, spread, to_blocks
+from bitport.numerics.codebooks import decode_codebook, encode_codebook
+from bitport.numerics.floats import as_float32, decode, encode
+from bitport.numerics.format import Format
+from bitport.numerics.packing import from_storage, to_storage
+from bitport.numerics.qparams import choose_qparams
+from bitport.numerics.rounding import RandomSource, Rounding, random_bits, round_to_int
+
+
+class Quantized(NamedTuple):
+    """data [..., N, bytes] in the number type's storage, scale and zero [..., SN, SK], scale2 float32 [..., 1, 1]."""
+
+    data: Tensor
+    scale: Tensor
+    zero: Tensor | None = None
+    scale2: Tensor | None = None
+
+
+def quantize(
+    x: Tensor,
+    fmt: Format,
+    *,
+    rounding: Rounding = "half_even",
+    generator: RandomSource = None,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    scale2: Tensor | None = None,
+) -> Quantized:
+    """x [..., N, K] to `fmt`. A scale (with its zero and scale2) that is given is used as it is, whatever x holds;
+    scale2 alone fixes the global scale. Codes are constants: no gradient flows.
+
+    With a given scale a NaN in x is a NaN only in number types that have one, elsewhere the code of zero."""
+    x = x.detach()
+    if scale is None:
+        if zero is not None:
+            raise ValueError("a zero point is in units of a scale: give scale= with zero=")
+        scale, zero, scale2 = choose_qparams(x, fmt, scale2)
+    _check_parts(scale, zero, scale2, fmt, x)
+    codes = quantize_codes(x, fmt, scale, zero, scale2, rounding, generator)
+    return Quantized(to_storage(codes, fmt.number), scale, zero, scale2)
+
+
+def dequantize(q: Quantized, fmt: Format, n: int, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[..., n, k], computed in float32 and cast to `dtype` once."""
+    codes = from_storage(q.data, fmt.number, k)
+    if codes.shape[-2] != n:
+        raise ValueError(f"the data has {codes.shape[-2]} rows, asked for n={n}")
+    return dequantize_codes(codes, fmt, q.scale, q.zero, q.scale2).to(dtype)
+
+
+def quantize_dequantize(
+    x: Tensor, fmt: Format, *, rounding: Rounding = "half_even", generator: RandomSource = None
+) -> Tensor:
+    """float32 values that quantizing and dequantizing x gives, without packing."""
+    x = x.detach()
+    scale, zero, scale2 = choose_qparams(x, fmt)
+    codes = quantize_codes(x, fmt, scale, zero, scale2, rounding, generator)
+    return dequantize_codes(codes, fmt, scale, zero, scale2)
+
+
+def quantize_codes(
+    x: Tensor,
+    fmt: Format,
+    scale: Tensor,
+    zero: Tensor | None = None,
+    scale2: Tensor | None = None,
+    rounding: Rounding = "half_even",
+    generator: RandomSource = None,
+) -> Tensor:
+    """uint8 codes [..., N, K], not packed."""
+    number = fmt.number
+    if rounding == "stochastic":
+        generator = to_blocks(random_bits(x, generator), fmt.block)
+    steps = to_blocks(as_float32(x), fmt.block) / spread(block_scale(scale, scale2))
+    if number.kind == "float":
+        codes = encode(steps, number, rounding, generator=generator)
+    elif number.kind == "codebook":
+        if rounding != "half_even":
+            raise ValueError(f"{number.name} rounds to the nearest entry only, not {rounding}")
+        codes = encode_codebook(steps, number.table)
+    else:
+        codes = _integer_codes(steps, fmt, zero, rounding, generator)
+    return from_blocks(codes, *x.shape[-2:])
+
+
+def _integer_codes(
+    steps: Tensor, fmt: Format, zero: Tensor | None, rounding: Rounding, generator: RandomSource
+) -> Tensor:
+    """A whole zero point is added after rounding, which keeps the addition exact; any other before."""
+    number = fmt.number
+    offset = number.midpoint if zero is None else spread(zero.to(torch.float32))
+    if fmt.zero == "float" or number.midpoint == 0.5:
+        rounded = round_to_int(steps + offset, rounding, generator)
+    else:
+        rounded = round_to_int(steps, rounding, generator) + offset
+    return torch.where(rounded.isnan(), offset, rounded).clamp(0, number.qmax).to(torch.uint8)
+
+
+def dequantize_codes(
+    codes: Tensor, fmt: Format, scale: Tensor, zero: Tensor | None = None, scale2: Tensor | None = None
+) -> Tensor:
+    """float32 [..., N, K] of uint8 codes [..., N, K]."""
+    number = fmt.number
+    blocked = to_blocks(codes, fmt.block)
+    if number.kind == "float":
+        values = decode(blocked, number)
+    elif number.kind == "codebook":
+        values = decode_codebook(blocked, number.table)
+    else:
+        values = blocked.to(torch.float32) - (number.midpoint if zero is None else spread(zero.to(torch.float32)))
+    return from_blocks(values * spread(block_scale(scale, scale2)), *codes.shape[-2:])
+
+
+def block_scale(scale: Tensor, scale2: Tensor | None = None) -> Tensor:
+    """The float32 factor of each block, whatever dtype its scale is kept in."""
+    scale = scale.to(torch.float32)
+    return scale if scale2 is None else scale * scale2
+
+
+def _check_parts(scale: Tensor, zero: Tensor | None, scale2: Tensor | None, fmt: Format, x: Tensor) -> None:
+    expected: dict[str, tuple[Tensor | None, torch.dtype | None, tuple[int, ...]]] = {
+        "scale": (scale, fmt.scale_dtype(x.dtype), fmt.scale_shape(*x.shape[-2:])),
+        "zero": (zero, fmt.zero_dtype(x.dtype), fmt.scale_shape(*x.shape[-2:])),
+        "scale2": (scale2, torch.float32 if fmt.global_scale else None, (1, 1)),
+    }
+    for name, (part, dtype, shape) in expected.items():
+        if part is None and dtype is not None:
+            raise ValueError(f"{fmt} needs {name}= with the given scale")
+        if part is not None and dtype is None:
+            raise ValueError(f"{fmt} has no {name}")
+        if part is not None and (part.dtype != dtype or part.shape[-2:] != shape):
+            raise ValueError(
+                f"{name} must be {dtype} with last axes {shape}, got {part.dtype} of shape {tuple(part.shape)}"
+            )

@@ -1,0 +1,134 @@
+"""Small float types <-> float32, bit-exact, in integer arithmetic on the float32 bit pattern.
+
+float32 is [sign 1 | exponent 8 | mantissa 23], value 2^(e - 127) * 1.m. A small type keeps M of the 23 mantissa bits:
+shift the 24-bit significand right by 23 - M, further by as many places as the exponent lies below the type's smallest,
+and round. Adding the rounded significand (its implicit bit included) to (exponent - 1) << M gives the code: a carry out
+of the mantissa moves into the exponent field by itself, and subnormal codes are exponent 0.
+
+Inputs are float32, bfloat16 or float16 (the last two are exact in float32). float64 is refused: casting it to float32
+first would round twice; who accepts that writes x.float().
+"""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from bitport.numerics.rounding import RandomSource, Rounding, check_rounding, shift_round
+from bitport.numerics.types import NumberType, number_type
+
+_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def as_float32(x: Tensor) -> Tensor:
+    if x.dtype not in _INPUTS:
+        raise TypeError(
+            f"expected a tensor of float32, bfloat16 or float16, got {x.dtype}; "
+            "cast it with .float() first (for float64 that is one more rounding)"
+        )
+    return x.to(torch.float32)
+
+
+def _float_number(number: NumberType | str) -> NumberType:
+    number = number_type(number)
+    if number.kind != "float":
+        raise ValueError(f"{number.name} is not a float type")
+    return number
+
+
+def encode(
+    x: Tensor,
+    number: NumberType | str,
+    rounding: Rounding = "half_even",
+    saturate: bool = True,
+    generator: RandomSource = None,
+) -> Tensor:
+    """uint8 codes of x rounded to `number`.
+
+    Overflow (a magnitude that rounds above the largest finite value, or infinity): with `saturate` the largest finite
+    value; without it infinity where the type has one, NaN where it has only that, else the largest all the same.
+    NaN becomes NaN; in a type without NaN (fp6, fp4) the code 0, and the caller marks the block in its scale.
+    e8m0 has no sign and no zero: negative values become NaN, zero becomes 2^-127 with `saturate` and NaN without,
+    values below 2^-127 become 2^-127.
+    """
+    number = _float_number(number)
+    check_rounding(rounding)
+    x = as_float32(x)
+    if not number.signed:
+        return _encode_e8m0(x, number, rounding, saturate, generator)
+    if rounding == "half_even" and number.specials == "none":
+        return _encode_by_thresholds(x, number)
+    if rounding == "half_even" and saturate:
+        return x.clamp(-number.max, number.max).to(number.storage).view(torch.uint8)
+    bits = x.view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF
+    exponent = (magnitude >> 23).clamp(min=1)
+    significand = magnitude - ((exponent - 1) << 23)
+    target = exponent - (127 - number.bias)
+    shift = (23 - number.mantissa_bits) + (1 - target).clamp(min=0)
+    rounded = shift_round(significand, shift, bits < 0, rounding, generator)
+    code = ((target.clamp(min=1) - 1) << number.mantissa_bits) + rounded
+    overflow = number.max_code if saturate or number.specials == "none" else number.max_code + 1
+    code = code.clamp(max=overflow)
+    sign = torch.where(bits < 0, 1 << (number.bits - 1), 0)
+    nan = number.nan_code | (0 if number.specials == "none" else sign)
+    return torch.where(magnitude > 0x7F800000, nan, code | sign).to(torch.uint8)
+
+
+def _encode_by_thresholds(x: Tensor, number: NumberType) -> Tensor:
+    """Counts the midpoints of neighbouring values below |x|: fewer and cheaper steps for the short tables of fp4, fp6.
+    A midpoint itself counts where the upper neighbour is the even code."""
+    magnitude = x.abs()
+    codes = torch.zeros_like(x, dtype=torch.uint8)
+    values = [number.float_value(code) for code in range(number.max_code + 1)]
+    for code, (low, high) in enumerate(itertools.pairwise(values)):
+        middle = (low + high) / 2
+        codes += magnitude >= middle if code % 2 else magnitude > middle
+    codes = codes | (x.signbit().to(torch.uint8) << (number.bits - 1))
+    return torch.where(x.isnan(), number.nan_code, codes)
+
+
+def _encode_e8m0(
+    x: Tensor, number: NumberType, rounding: Rounding, saturate: bool, generator: RandomSource
+) -> Tensor:
+    """A float32 bit pattern over 2^23 is its e8m0 code plus a fraction. Below 2^-126, where float32 is subnormal, the
+    pattern of 2^-127 is half a code: (pattern - that) * 2 continues the scale down to code 0."""
+    bits = x.view(torch.int32)
+    position = torch.where(bits < 0x800000, (bits - 0x400000).clamp(min=0) * 2, bits).clamp(min=0)
+    code = _round_position(position, rounding, generator)
+    code = code.clamp(max=number.max_code if saturate else number.nan_code)
+    zero_code = 0 if saturate else number.nan_code
+    code = torch.where((bits & 0x7FFFFFFF) == 0, zero_code, code)
+    bad = x.isnan() | (x < 0)
+    return torch.where(bad, number.nan_code, code).to(torch.uint8)
+
+
+def _round_position(position: Tensor, rounding: Rounding, generator: RandomSource) -> Tensor:
+    """position / 2^23 rounded, for positions up to 255 * 2^23; shift_round takes 30 bits, so all but the last bit of
+    the whole part stays out of it."""
+    whole, fraction = position >> 23, position & 0x7FFFFF
+    odd = whole & 1
+    shift = torch.full_like(position, 23)
+    negative = torch.zeros_like(position, dtype=torch.bool)
+    return whole - odd + shift_round(fraction + (odd << 23), shift, negative, rounding, generator)
+
+
+def decode(codes: Tensor, number: NumberType | str) -> Tensor:
+    """float32 values of uint8 codes: exact, every value of these types is a float32.
+
+    fp6 and fp4 are significand * 2^exponent with the power of two built from its bits, so no float32 on the way is
+    subnormal, and a device that flushes those decodes the same. (e8m0's 2^-127 is one itself.)"""
+    number = _float_number(number)
+    if not number.signed:
+        code = codes.to(torch.int32)
+        bits = torch.where(code == 0, 0x400000, code << 23)
+        return torch.where(code == number.nan_code, 0x7FC00000, bits).view(torch.float32)
+    if number.storage != torch.uint8:
+        return codes.view(number.storage).to(torch.float32)
+    sign_bit = 1 << (number.bits - 1)
+    magnitude = codes & (sign_bit - 1)
+    exponent = (magnitude >> number.mantissa_bits).clamp(min=1)
+    significand = magnitude - ((exponent - 1) << number.mantissa_bits)
+    power = (exponent.to(torch.int32) + (127 - number.bias - number.mantissa_bits)) << 23
+    sign = (codes & sign_bit).to(torch.int32) << (32 - number.bits)
+    return significand.to(torch.float32) * (power | sign).view(torch.float32)

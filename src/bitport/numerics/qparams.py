@@ -1,0 +1,121 @@
+"""The scale (and zero point) of each block, chosen from its range.
+
+    symmetric                scale = amax / max(type)
+    with a zero point        range [min(x, 0), max(x, 0)] in 2^b - 1 steps, zero = -low / scale (rounded if "int")
+    global scale (nvfp4)     scale2 = amax of the matrix / (448 * max), scale = e4m3(amax / max / scale2)
+    e8m0 (OCP MX)            a power of two by `scale_rule`, with emax = floor(log2 max(type)):
+        floor                2^(floor(log2 amax) - emax)
+        even                 the same, after rounding amax to the element type's mantissa
+        ceil                 2^(ceil(log2 amax) - emax)
+        rceil                2^ceil(log2(amax / max)), the smallest that clips nothing
+
+Defined ends, so that no block is an accident:
+
+    all zero                 scale 1 (e8m0: its smallest, 2^-127; int1, which has no code for zero: 0)
+    a NaN or infinity in it  scale NaN: the block reads as NaN, the other blocks are untouched
+    scale below its dtype    the dtype's smallest positive value
+    scale above its dtype    the dtype's largest value: the block clips
+    x near its dtype's end   the scale is lowered by one unit in the last place (e8m0: halved) where the largest code
+                             times the scale would be infinite
+"""
+
+import torch
+from torch import Tensor
+
+from bitport.numerics.blocks import block_amax, to_blocks
+from bitport.numerics.floats import as_float32, decode, encode
+from bitport.numerics.format import Format
+from bitport.numerics.rounding import round_to_int
+from bitport.numerics.types import number_type
+
+E4M3 = number_type("float8_e4m3")
+E8M0 = number_type("float8_e8m0")
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+# The product of the smallest global scale and the smallest e4m3 scale, 2^-9, is the smallest float32.
+_SMALLEST_GLOBAL = 2.0**-140
+
+
+def choose_qparams(x: Tensor, fmt: Format, scale2: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(scale, zero, scale2) for x [..., N, K] in the dtypes they are stored in; a scale2 that is given is used."""
+    if fmt.zero != "none":
+        scale, zero = _affine(x, fmt)
+        return scale, zero, None
+    amax = as_float32(block_amax(x, fmt.block))
+    if fmt.global_scale and scale2 is None:
+        scale2 = _global_scale(amax, fmt)
+    if fmt.scale == "e8m0":
+        return power_of_two_scale(amax, fmt), None, None
+    raw = _divide(amax, fmt.number.max)
+    if fmt.scale == "e4m3":
+        raw = raw if scale2 is None else raw / scale2
+        scale = _defined(raw.clamp(E4M3.smallest, E4M3.max), amax, fmt)
+        return encode(scale, E4M3).view(torch.float8_e4m3fn), None, scale2
+    return _stored(raw, amax, fmt.number.max, x.dtype, fmt), None, None
+
+
+def _divide(x: Tensor, divisor: float) -> Tensor:
+    """x / divisor, correctly rounded: with a Python number some devices multiply by the rounded reciprocal."""
+    return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
+
+
+def _defined(scale: Tensor, amax: Tensor, fmt: Format) -> Tensor:
+    scale = torch.where(amax == 0, 0.0 if fmt.dtype == "int1" and fmt.zero == "none" else 1.0, scale)
+    return torch.where(amax.isfinite(), scale, torch.nan)
+
+
+def _stored(raw: Tensor, amax: Tensor, largest: float, input_dtype: torch.dtype, fmt: Format) -> Tensor:
+    dtype = fmt.scale_dtype(input_dtype)
+    limits = torch.finfo(dtype)
+    highest = min(limits.max, torch.finfo(input_dtype).max / largest * (1 - limits.eps))
+    return _defined(raw.clamp(limits.smallest_normal * limits.eps, highest), amax, fmt).to(dtype)
+
+
+def _affine(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+    """Zero padding of short blocks cannot matter: the range includes 0 anyway.
+
+    The range is first cut to steps / (steps + 2) of the input dtype's, so that its ends, which the rounded zero point
+    moves outward by up to half a step, stay finite. Halving before the subtraction keeps it finite and costs no bit."""
+    steps = fmt.number.qmax
+    blocked = to_blocks(x, fmt.block)
+    low = as_float32(blocked.amin((-3, -1))).clamp(max=0)
+    high = as_float32(blocked.amax((-3, -1))).clamp(min=0)
+    amax = torch.maximum(high, -low)
+    end = torch.finfo(x.dtype).max * (steps / (steps + 2))
+    low, high = low.clamp(min=-end), high.clamp(max=end)
+    scale = _stored(_divide(high / 2 - low / 2, steps / 2), amax, 1.0, x.dtype, fmt)
+    zero = -low / scale.to(torch.float32)
+    zero = torch.where(zero.isnan(), 0, zero.clamp(0, steps))
+    if fmt.zero == "int":
+        return scale, round_to_int(zero).to(torch.uint8)
+    return scale, zero.to(scale.dtype)
+
+
+def _global_scale(amax: Tensor, fmt: Format) -> Tensor:
+    """float32 [..., 1, 1] over the finite blocks: one bad block must not change the others."""
+    largest = E4M3.max * fmt.number.max
+    finite = torch.where(amax.isfinite(), amax, 0)
+    amax = torch.cat([finite.flatten(-2), finite.new_zeros(*finite.shape[:-2], 1)], -1).amax(-1)[..., None, None]
+    scale2 = _divide(amax, largest).clamp(_SMALLEST_GLOBAL, _FLOAT32_MAX / largest * (1 - 2.0**-20))
+    return torch.where(amax == 0, 1.0, scale2)
+
+
+def power_of_two_scale(amax: Tensor, fmt: Format) -> Tensor:
+    """e8m0 scale by exponent arithmetic on the bits of amax (float32, >= 0); no logarithm, so powers of two are exact.
+    The last step is a cast and not a view of bytes, because inductor has no buffers of that dtype on the CPU.
+
+    With amax = 1.f * 2^e and max(type) = 1.g * 2^emax: ceil moves up if f > 0, rceil if f > g, even if 1.f rounds to 2.
+    A subnormal amax matters only where emax = 0 (then g = 0): 2^-127 has the bit pattern 0x400000.
+    """
+    number = fmt.number
+    bits = amax.view(torch.int32)
+    exponent, fraction = bits >> 23, bits & 0x7FFFFF
+    if fmt.scale_rule == "floor":
+        up = torch.zeros_like(fraction)
+    elif fmt.scale_rule == "even":
+        up = (fraction + (1 << (22 - number.mantissa_bits))) >> 23
+    else:
+        largest = int((number.max / 2.0**number.emax - 1) * 2**23) if fmt.scale_rule == "rceil" else 0
+        up = (fraction > torch.where(exponent == 0, 0x400000, largest)).to(torch.int32)
+    code = (exponent + up - number.emax).clamp(0, 254 - number.emax).to(torch.uint8)
+    code = torch.where(amax.isfinite(), code, E8M0.nan_code)
+    return decode(code, E8M0).to(torch.float8_e8m0fnu)

@@ -1,0 +1,179 @@
+"""quantize, dequantize, repack and quantize_input: between float tensors and parts."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport import layouts
+from bitport.errors import ArgumentError
+from bitport.numerics import ACTIVATIONS, Format, Quantized, dequantize, quantize, quantize_rows
+from bitport.ops import samples
+from bitport.ops.linear import FLOATS, check_activation
+from bitport.ops.select import declare
+from bitport.ops.table import Op, Sample
+from bitport.ops.weight import SCHEMA, Weight
+
+
+def to_list(parts: Quantized) -> list[Tensor]:
+    """Parts as an op returns them: an absent part is an empty tensor."""
+    return [parts.data.new_empty(0) if part is None else part for part in parts]
+
+
+def from_list(tensors: list[Tensor]) -> Quantized:
+    data, scale, *rest = tensors
+    return Quantized(data, scale, *(None if part.numel() == 0 and part.dim() == 1 else part for part in rest))
+
+
+# -- dequantize ------------------------------------------------------------------------------------------------------
+
+
+def _check_dequantize(*args: Any) -> None:
+    Weight(*args[:10]).check()
+    if not args[10].is_floating_point:
+        raise ArgumentError(f"dequantize gives a float tensor, not {args[10]}")
+
+
+def _dequantize(*args: Any) -> Tensor:
+    return Weight(*args[:10]).dense(args[10])
+
+
+def _fake_dequantize(*args: Any) -> Tensor:
+    weight = Weight(*args[:10])
+    return torch.empty((*weight.batch, weight.n, weight.k), dtype=args[10], device=weight.data.device)
+
+
+def _samples_dequantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
+    for experts in (0, 2):
+        for sample in samples.weights(device, dtype, weight_only=True, experts=experts):
+            args = (*sample.weight, dtype)
+            yield Sample(f"{sample.name}-e{experts}", args, lambda v=sample.value: v, samples.rounding_budget(dtype))  # type: ignore[misc]
+
+
+# -- quantize --------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _format(text: str) -> Format:
+    fields = json.loads(text)
+    fields["block"] = tuple(fields["block"])
+    return Format(**fields)
+
+
+def format_json(fmt: Format) -> str:
+    """A format as the op ``quantize`` takes it."""
+    return json.dumps({**fmt.__dict__, "block": list(fmt.block)}, sort_keys=True)
+
+
+def _check_quantize(value: Tensor, fmt: str) -> None:
+    if value.dtype not in FLOATS or value.dim() < 2:
+        raise ArgumentError(f"quantize takes a float matrix [..., N, K], not {value.dtype} {[*value.shape]}")
+    try:
+        _format(fmt)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArgumentError(f"not a format: {fmt!r} ({error})") from error
+
+
+def _quantize(value: Tensor, fmt: str) -> list[Tensor]:
+    return to_list(quantize(value, _format(fmt)))
+
+
+def _samples_quantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
+    for sample in samples.weights(device, dtype, weight_only=True):
+        args = (samples.values(device, dtype, sample.weight.n, sample.weight.k), format_json(sample.scheme.weight))
+        yield Sample(sample.name, args, lambda w=sample.weight: w.data.view(torch.uint8).double(), float("inf"))  # type: ignore[misc]
+
+
+# -- quantize_input --------------------------------------------------------------------------------------------------
+
+
+def _check_quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> None:
+    if x.dtype not in FLOATS or x.dim() < 1:
+        raise ArgumentError(f"x must be float32, bfloat16 or float16 [..., K], not {x.dtype} {[*x.shape]}")
+    check_activation(x, act, act_scale)
+
+
+def _quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tensor]:
+    """x seen as [M, K], rounded as ACTIVATIONS[act] says; the parts are those of the plain layout."""
+    return to_list(quantize_rows(x, act, act_scale))
+
+
+def _samples_quantize_input(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
+    for act in ACTIVATIONS:
+        x = samples.rows(device, dtype, 5, 96)
+        yield Sample(act, (x, act, None), lambda x=x, a=act: quantize_rows(x, a).data.view(torch.uint8).double(), float("inf"))  # type: ignore[misc]
+
+
+# -- repack ----------------------------------------------------------------------------------------------------------
+
+
+def _check_repack(*args: Any) -> None:
+    Weight(*args[:10]).check()
+    layouts.layout(args[10])
+
+
+def _repack(*args: Any) -> list[Tensor]:
+    weight = Weight(*args[:10])
+    packed = layouts.repack(weight.matrix, Quantized(*weight[:4]), weight.layout, args[10])
+    taken = {_storage(part) for part in weight[:4] if part is not None}
+    return [part.clone() if _storage(part) in taken else part for part in to_list(packed)]  # an op returns no views
+
+
+def _storage(part: Tensor) -> int:
+    return part.untyped_storage()._cdata
+
+
+def _samples_repack(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
+    for sample in samples.weights(device, dtype, weight_only=True):
+        for name, target in layouts.LAYOUTS.items():
+            if target.refuses(sample.weight.matrix, Quantized(*sample.weight[:4])) is None:
+                packed = target.pack(sample.weight.matrix, Quantized(*sample.weight[:4]))
+                args = (*sample.weight, name)
+                yield Sample(f"{sample.name}-{name}", args, lambda p=packed: p.data.view(torch.uint8).double(), float("inf"))  # type: ignore[misc]
+
+
+declare(
+    Op(
+        "dequantize",
+        f"({SCHEMA}, ScalarType out_dtype) -> Tensor",
+        check=_check_dequantize,
+        generic=_dequantize,
+        fake=_fake_dequantize,
+        samples=_samples_dequantize,
+    )
+)
+declare(
+    Op(
+        "quantize",
+        "(Tensor value, str format) -> Tensor[]",
+        check=_check_quantize,
+        generic=_quantize,
+        fake=_quantize,
+        samples=_samples_quantize,
+    )
+)
+declare(
+    Op(
+        "quantize_input",
+        "(Tensor x, str act, Tensor? act_scale) -> Tensor[]",
+        check=_check_quantize_input,
+        generic=_quantize_input,
+        fake=_quantize_input,
+        samples=_samples_quantize_input,
+    )
+)
+declare(
+    Op(
+        "repack",
+        f"({SCHEMA}, str target) -> Tensor[]",
+        check=_check_repack,
+        generic=_repack,
+        fake=_repack,
+        samples=_samples_repack,
+    )
+)

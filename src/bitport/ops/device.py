@@ -1,0 +1,33 @@
+"""Can a device hold and compute a scheme? Answered by trying it there, once, on a tiny matrix."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from bitport.errors import DeviceError
+from bitport.numerics import dequantize, fake_quantize, quantize
+from bitport.schemes import Scheme
+
+
+def check_device(scheme: Scheme, device: torch.device) -> None:
+    """DeviceError unless ``device`` itself can quantize to ``scheme``, read it back and round an input as it says."""
+    if device.type == "meta" or torch._guards.detect_fake_mode() is not None:
+        return  # nothing is computed there
+    if reason := _refusal(scheme, device):
+        raise DeviceError(f"{device} cannot hold {scheme}: {reason}. Quantize on the CPU, or choose another scheme")
+
+
+@functools.cache
+def _refusal(scheme: Scheme, device: torch.device) -> str | None:
+    try:
+        value = torch.ones(2, 32, device=device, dtype=torch.float32)
+        parts = quantize(value, scheme.weight)
+        dequantize(parts, scheme.weight, 2, 32)
+        if scheme.act:
+            scale = torch.ones(1, 1, device=device) if scheme.static else None
+            fake_quantize(value, scheme.act, scale)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        return str(error).splitlines()[0]
+    return None

@@ -1,0 +1,79 @@
+"""embedding: rows of a quantized table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.numerics import Quantized, dequantize
+from bitport.ops import samples
+from bitport.ops.select import declare
+from bitport.ops.table import Op, Sample
+from bitport.ops.weight import SCHEMA, Weight
+
+
+def _check(ids: Tensor, *rest: object) -> None:
+    weight = Weight(*rest[:10])  # type: ignore[arg-type]
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ArgumentError(f"ids must be int32 or int64, not {ids.dtype}")
+    if ids.device != weight.data.device:
+        raise ArgumentError(f"ids are on {ids.device}, the table on {weight.data.device}; move both to one device")
+    if weight.batch:
+        raise ArgumentError(f"embedding takes one table, not a batch of {[*weight.batch]}")
+    weight.check()
+
+
+def _generic(ids: Tensor, *rest: object) -> Tensor:
+    """Only the rows asked for are unpacked: row i has its codes in data[i], its scales in scale[i // block_n]."""
+    weight, dtype = Weight(*rest[:10]), rest[10]  # type: ignore[arg-type]
+    parts = weight.plain()
+    flat = ids.reshape(-1)
+    blocks = flat // weight.block_n
+    picked = Quantized(
+        _rows(parts.data, flat),
+        _rows(parts.scale, blocks),
+        None if parts.zero is None else _rows(parts.zero, blocks),
+        parts.scale2,
+    )
+    row_format = weight._replace(block_n=1).format(picked)
+    value = dequantize(picked, row_format, flat.shape[0], weight.k, dtype)  # type: ignore[arg-type]
+    return value.reshape(*ids.shape, weight.k)
+
+
+def _rows(part: Tensor, at: Tensor) -> Tensor:
+    """index_select by bytes: torch indexes no float8."""
+    if part.element_size() == 1:
+        return part.contiguous().view(torch.uint8).index_select(0, at).view(part.dtype)
+    return part.index_select(0, at)
+
+
+def _fake(ids: Tensor, *rest: object) -> Tensor:
+    return torch.empty((*ids.shape, rest[6]), dtype=rest[10], device=ids.device)  # type: ignore[arg-type,call-overload]
+
+
+def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
+    for sample in samples.weights(device, dtype, weight_only=True):
+        n = sample.weight.n
+        for name, shape in (("vector", (5,)), ("matrix", (2, 3)), ("scalar", ()), ("empty", (0,))):
+            ids = torch.arange(max(1, torch.Size(shape).numel()), device=device)[: torch.Size(shape).numel()] * 7 % n
+            ids = ids.reshape(shape)
+
+            def expected(ids: Tensor = ids, value: Tensor = sample.value) -> Tensor:
+                return value[ids.cpu()]
+
+            yield Sample(f"{sample.name}-{name}", (ids, *sample.weight, dtype), expected, samples.rounding_budget(dtype))
+
+
+EMBEDDING = Op(
+    "embedding",
+    f"(Tensor ids, {SCHEMA}, ScalarType dtype) -> Tensor",
+    check=_check,
+    generic=_generic,
+    fake=_fake,
+    samples=_samples,
+)
+
+declare(EMBEDDING)

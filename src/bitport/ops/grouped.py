@@ -1,0 +1,131 @@
+"""grouped_linear and dyn_grouped_linear: each expert's rows times that expert's quantized weight.
+
+Rows of x belong to experts in order: expert e has rows ``ends[e-1] .. ends[e]`` (int32 [E], as ``torch._grouped_mm``).
+Rows past the last end belong to nobody and give zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.numerics import fake_quantize
+from bitport.ops import samples
+from bitport.ops.linear import check_activation, check_input
+from bitport.ops.select import declare
+from bitport.ops.table import Op, Sample
+from bitport.ops.weight import SCHEMA, Weight
+
+
+def _check(x: Tensor, ends: Tensor, *rest: Any) -> None:
+    weight = Weight(*rest[:10])
+    check_input(x, weight, None)
+    if x.dim() != 2:
+        raise ArgumentError(f"grouped x must be [rows, {weight.k}], not {[*x.shape]}")
+    if len(weight.batch) != 1:
+        raise ArgumentError(f"a grouped product needs one weight per expert [E, N, K], not a batch of {[*weight.batch]}")
+    if ends.dtype != torch.int32 or ends.shape != weight.batch or ends.device != x.device:
+        raise ArgumentError(
+            f"ends must be int32 {[*weight.batch]} on {x.device}, not {ends.dtype} {[*ends.shape]} on {ends.device}"
+        )
+    if len(rest) > 10:
+        check_activation(x, rest[10], None)
+
+
+def _generic(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
+    dense = Weight(*rest).dense(x.dtype)
+    return _by_expert(x, ends, dense)
+
+
+def _generic_dyn(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
+    """As dyn_linear: both factors in float32, the result rounded to x's dtype."""
+    *weight, act = rest
+    dense = Weight(*weight).dense(torch.float32)
+    return _by_expert(fake_quantize(x, act), ends, dense).to(x.dtype)
+
+
+def _by_expert(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:
+    rows = x.shape[0]
+    y = x.new_zeros(rows, dense.shape[-2])
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        if not start <= end <= rows:
+            raise ArgumentError(f"ends must grow from 0 to at most {rows} rows, not {ends.tolist()}")
+        y[start:end] = x[start:end] @ dense[expert].T
+        start = end
+    return y
+
+
+def _masked(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:
+    """The same without looking at the data: every expert sees every row, and a mask picks."""
+    expert = torch.searchsorted(ends, torch.arange(x.shape[0], device=x.device, dtype=ends.dtype), right=True)
+    y = x.new_zeros(x.shape[0], dense.shape[-2])
+    for at in range(dense.shape[0]):
+        y = torch.where((expert == at)[:, None], x @ dense[at].T, y)
+    return y
+
+
+def _traced(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
+    return _masked(x, ends, Weight(*rest).dense(x.dtype))
+
+
+def _traced_dyn(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
+    *weight, act = rest
+    return _masked(fake_quantize(x, act), ends, Weight(*weight).dense(torch.float32)).to(x.dtype)
+
+
+def _fake(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty(x.shape[0], rest[5])
+
+
+def _backward(grad: Tensor, x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
+    dense = torch.ops.bitport.dequantize(*rest[:10], grad.dtype)
+    return _masked(grad, ends, dense.transpose(-1, -2))
+
+
+def _samples(device: torch.device, dtype: torch.dtype, weight_only: bool) -> Iterator[Sample]:
+    for sample in samples.weights(device, dtype, weight_only=weight_only, experts=3):
+        act = sample.scheme.act
+        if sample.scheme.static:
+            continue
+        for name, bounds in (("uneven", (2, 2, 7)), ("rest", (1, 3, 4)), ("empty", (0, 0, 0))):
+            x = samples.rows(device, dtype, 7, sample.weight.k)
+            ends = torch.tensor(bounds, dtype=torch.int32, device=device)
+            rounded = fake_quantize(x, act) if act else x
+
+            def expected(rounded: Tensor = rounded, ends: Tensor = ends, value: Tensor = sample.value) -> Tensor:
+                return _masked(rounded.cpu().double(), ends.cpu(), value)
+
+            args = (x, ends, *sample.weight, *([act] if act else []))
+            budget = samples.product_budget(dtype, sample.weight.k, bounds[-1] * sample.weight.n)
+            yield Sample(f"{sample.name}-{name}", args, expected, budget)
+
+
+GROUPED_LINEAR = Op(
+    "grouped_linear",
+    f"(Tensor x, Tensor ends, {SCHEMA}) -> Tensor",
+    check=_check,
+    generic=_generic,
+    fake=_fake,
+    samples=lambda device, dtype: _samples(device, dtype, True),
+    backward=_backward,
+    decomposition=_traced,
+)
+
+DYN_GROUPED_LINEAR = Op(
+    "dyn_grouped_linear",
+    f"(Tensor x, Tensor ends, {SCHEMA}, str act) -> Tensor",
+    check=_check,
+    generic=_generic_dyn,
+    fake=_fake,
+    samples=lambda device, dtype: _samples(device, dtype, False),
+    backward=_backward,
+    decomposition=_traced_dyn,
+)
+
+declare(GROUPED_LINEAR)
+declare(DYN_GROUPED_LINEAR)

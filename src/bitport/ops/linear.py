@@ -1,0 +1,144 @@
+"""linear and dyn_linear: y = x W^T + bias with a quantized W [N, K]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.numerics import ACTIVATIONS, fake_quantize
+from bitport.ops import samples
+from bitport.ops.select import declare
+from bitport.ops.table import Op, Sample
+from bitport.ops.weight import SCHEMA, Weight
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_input(x: Tensor, weight: Weight, bias: Tensor | None) -> None:
+    if x.dtype not in FLOATS:
+        raise ArgumentError(f"x must be float32, bfloat16 or float16, not {x.dtype}")
+    if x.dim() == 0 or x.shape[-1] != weight.k:
+        raise ArgumentError(f"x must have shape [..., {weight.k}] for a weight of {weight.n}x{weight.k}, not {[*x.shape]}")
+    if x.device != weight.data.device:
+        raise ArgumentError(f"x is on {x.device}, the weight on {weight.data.device}; move both to one device")
+    if bias is not None:
+        if bias.shape != (weight.n,):
+            raise ArgumentError(f"bias must have shape [{weight.n}], not {[*bias.shape]}")
+        if bias.device != x.device:
+            raise ArgumentError(f"bias is on {bias.device}, x on {x.device}; move both to one device")
+    weight.check()
+
+
+def _single(weight: Weight) -> None:
+    if weight.batch:
+        raise ArgumentError(f"linear takes one weight, not a batch of {[*weight.batch]}; use grouped_linear")
+
+
+# -- linear: the input is used as it is ------------------------------------------------------------------------------
+
+
+def _check(x: Tensor, *rest: Any) -> None:
+    *weight, bias = rest
+    check_input(x, Weight(*weight), bias)
+    _single(Weight(*weight))
+
+
+def _generic(x: Tensor, *rest: Any) -> Tensor:
+    """y = x W^T + bias in x's dtype, W rounded once to x's dtype."""
+    *weight, bias = rest
+    return F.linear(x, Weight(*weight).dense(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def _fake(x: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], rest[5]))
+
+
+def _backward(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
+    return grad @ torch.ops.bitport.dequantize(*rest[:10], grad.dtype)
+
+
+def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
+    for sample in samples.weights(device, dtype, weight_only=True):
+        for name, x in samples.inputs(device, dtype, sample.weight.k):
+            bias = samples.bias(device, dtype, sample.weight.n)
+            yield _product(f"{sample.name}-{name}", (x, *sample.weight, bias), x, sample.value, bias)
+
+
+def _product(name: str, args: tuple[Any, ...], rows: Tensor, value: Tensor, bias: Tensor | None) -> Sample:
+    def expected() -> Tensor:
+        return F.linear(rows.cpu().double(), value, None if bias is None else bias.cpu().double())
+
+    n, k = value.shape
+    return Sample(name, args, expected, samples.product_budget(args[0].dtype, k, rows.numel() // k * n))
+
+
+LINEAR = Op(
+    "linear",
+    f"(Tensor x, {SCHEMA}, Tensor? bias) -> Tensor",
+    check=_check,
+    generic=_generic,
+    fake=_fake,
+    samples=_samples,
+    backward=_backward,
+    bias_at=11,
+)
+
+
+# -- dyn_linear: the input is rounded first --------------------------------------------------------------------------
+
+
+def check_activation(x: Tensor, act: str, act_scale: Tensor | None) -> None:
+    if act not in ACTIVATIONS:
+        raise ArgumentError(f"unknown activation {act!r}; known: {', '.join(ACTIVATIONS)}")
+    if act_scale is not None:
+        if ACTIVATIONS[act].block != (0, 0):
+            raise ArgumentError(f"act_scale is for a per-tensor activation, not for {act!r}")
+        if act_scale.numel() != 1 or act_scale.device != x.device:
+            raise ArgumentError(f"act_scale must be one number on {x.device}, not {act_scale.device} {[*act_scale.shape]}")
+
+
+def _check_dyn(x: Tensor, *rest: Any) -> None:
+    *weight, act, act_scale, bias = rest
+    check_input(x, Weight(*weight), bias)
+    _single(Weight(*weight))
+    check_activation(x, act, act_scale)
+
+
+def _generic_dyn(x: Tensor, *rest: Any) -> Tensor:
+    """y = round(x) W^T + bias: both factors exact in float32, the sum in float32, the result rounded to x's dtype.
+
+    ``act`` names how each row of x is rounded (ACTIVATIONS); ``act_scale`` fixes its scale.
+    """
+    *weight, act, act_scale, bias = rest
+    rounded = fake_quantize(x, act, act_scale)
+    y = F.linear(rounded, Weight(*weight).dense(torch.float32), None if bias is None else bias.float())
+    return y.to(x.dtype)
+
+
+def _samples_dyn(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
+    for sample in samples.weights(device, dtype, weight_only=False):
+        for name, x in samples.inputs(device, dtype, sample.weight.k):
+            act = sample.scheme.act
+            scale = samples.act_scale(x, sample.scheme)
+            rounded = fake_quantize(x, act, scale)
+            yield _product(f"{sample.name}-{name}", (x, *sample.weight, act, scale, None), rounded, sample.value, None)
+
+
+DYN_LINEAR = Op(
+    "dyn_linear",
+    f"(Tensor x, {SCHEMA}, str act, Tensor? act_scale, Tensor? bias) -> Tensor",
+    check=_check_dyn,
+    generic=_generic_dyn,
+    fake=_fake,
+    samples=_samples_dyn,
+    backward=_backward,
+    bias_at=13,
+)
+
+declare(LINEAR)
+declare(DYN_LINEAR)

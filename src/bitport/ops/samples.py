@@ -1,0 +1,100 @@
+"""Inputs to try ops with, and what their results may be off by. Tests, conformance and docs read them from here.
+
+Budgets are derived. Rounding to p bits of significand (bf16: 8, fp16: 11, fp32: 24) is off by at most 2^-p of the value,
+so one rounding has an SQNR of at least 6.02 p dB. A product has exact factors and three sources of error, random and
+independent: the weight rounded to the result's dtype, the result rounded to it (each 2^-p / sqrt(3) * 0.72, root mean
+square over a binade), and a float32 sum of K terms, whose roundings walk: K times that of p = 24.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.numerics import quantize
+from bitport.ops.reference import value_of
+from bitport.ops.weight import Weight
+from bitport.schemes import PRESETS, Scheme, preset
+
+SIGNIFICAND = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
+
+VARIANTS = ("int4-g32-sym", "int4-g32-fzero", "int3-channel-sym", "int5-tensor", "int8-asym", "int4-b8x16-sym")
+"""Presets with suffixes, so that every granularity and kind of zero is among the samples."""
+
+SHAPES = {"int3": (24, 40), "int5": (20, 72), "mxfp8": (24, 96), "nvfp4": (17, 80), "fp8-block": (160, 200)}
+"""[N, K] per first letters of the scheme where the ordinary (24, 72), whose K is no multiple of a group, will not do."""
+
+
+class WeightSample(NamedTuple):
+    name: str
+    scheme: Scheme
+    weight: Weight
+    value: Tensor
+    """float64 on the CPU, from the judge."""
+
+
+def rounding_budget(dtype: torch.dtype) -> float:
+    """Least SQNR in dB of one rounding to ``dtype``."""
+    return 6.02 * SIGNIFICAND[dtype]
+
+
+def product_budget(dtype: torch.dtype, k: int, count: int) -> float:
+    """Least SQNR in dB of ``count`` results, each a sum over ``k``. The power of the error and that of the result are
+    both sums of ``count`` random squares; their ratio in dB spreads by 4.34 sqrt(4 / count), and three times that is
+    allowed for."""
+    noise = (0.72**2 / 3) * (2 * 4.0 ** -SIGNIFICAND[dtype] + k * 4.0**-24)
+    return -10 * math.log10(noise) - 3 * 4.34 * math.sqrt(4 / max(count, 1))
+
+
+def generator(*key: object) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+
+
+def values(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    return (torch.randn(*shape, generator=generator(shape)) * 0.2).to(device, dtype)
+
+
+def rows(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Tensor:
+    return torch.randn(m, k, generator=generator(m, k)).to(device, dtype)
+
+
+def bias(device: torch.device, dtype: torch.dtype, n: int) -> Tensor:
+    return torch.randn(n, generator=generator(n)).to(device, dtype)
+
+
+def act_scale(x: Tensor, scheme: Scheme) -> Tensor | None:
+    """A static scale that fits x, where the scheme wants one."""
+    if not scheme.static:
+        return None
+    amax = x.float().abs().amax() if x.numel() else torch.ones((), device=x.device)
+    return (amax / 127).reshape(1, 1)
+
+
+def weights(device: torch.device, dtype: torch.dtype, *, weight_only: bool, experts: int = 0) -> Iterator[WeightSample]:
+    """One quantized weight per scheme."""
+    for name in (*PRESETS, *VARIANTS):
+        scheme = preset(name)
+        if bool(scheme.act) == weight_only:
+            continue
+        n, k = next((shape for start, shape in SHAPES.items() if name.startswith(start)), (24, 72))
+        batch = (experts,) if experts else ()
+        parts = quantize(values(device, dtype, *batch, n, k), scheme.weight)
+        weight = Weight(*parts, scheme.weight.dtype, n, k, *scheme.weight.block_shape(n, k), "plain")
+        value = value_of(parts, *weight.matrix)
+        yield WeightSample(name, scheme, weight, value)
+
+
+def inputs(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[str, Tensor]]:
+    """Every way an input may come: one row, many, batched, empty, not contiguous."""
+    yield "vector", rows(device, dtype, 1, k)[0]
+    yield "row", rows(device, dtype, 1, k)
+    yield "rows", rows(device, dtype, 5, k)
+    yield "batch", rows(device, dtype, 6, k).reshape(2, 3, k)
+    yield "empty", rows(device, dtype, 0, k)
+    yield "strided", rows(device, dtype, k, 4).t()
+    yield "every-other", rows(device, dtype, 3, math.prod((2, k)))[:, ::2]

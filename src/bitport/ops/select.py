@@ -1,0 +1,147 @@
+"""Choosing among the kernels of one device.
+
+Between devices PyTorch's dispatcher chooses. Within a device the first kernel, by priority, whose ``supports`` says
+None runs; the generic kernel is always last. A kernel can be forced, by name: with :func:`use_kernel`, or for the whole
+process by the environment variable ``BITPORT_KERNEL`` (read at import), e.g. ``generic`` or ``linear=generic,dyn_linear=int_mm``.
+A forced kernel that cannot run is an error, never a fallback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from bitport import plugins
+from bitport.errors import KernelError
+from bitport.ops import table
+from bitport.ops.table import OPS, Op
+
+GENERIC = "generic"
+
+
+@dataclasses.dataclass(frozen=True)
+class Impl:
+    """A kernel of ``op`` on devices of type ``device``. ``run`` and ``supports`` take the op's own arguments;
+    ``supports`` returns why it refuses them, or None. It looks at shapes, dtypes and the tensors' own device, never
+    at data or process-wide state."""
+
+    op: str
+    name: str
+    device: str
+    run: Callable[..., Any]
+    supports: Callable[..., str | None]
+    priority: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """``kernel`` will run; ``refused`` are the kernels before it, each with its reason."""
+
+    kernel: str
+    refused: tuple[tuple[str, str], ...]
+
+
+IMPLS: dict[tuple[str, str], list[Impl]] = {}
+
+
+def register_kernel(impl: Impl) -> None:
+    known = IMPLS.setdefault((impl.op, impl.device), [])
+    if impl.name == GENERIC or any(other.name == impl.name for other in known):
+        raise KernelError(f"{impl.op} on {impl.device} has a kernel named {impl.name!r} already; choose another name")
+    known.append(impl)
+    known.sort(key=lambda other: -other.priority)
+
+
+def _parse(setting: str) -> dict[str, str]:
+    """"name" forces every op ("*"), "op=name,op=name" single ones."""
+    pairs = (item.strip().rpartition("=") for item in setting.split(",") if item.strip())
+    return {op.strip() or "*": name.strip() for op, _, name in pairs}
+
+
+FORCED: dict[str, str] = _parse(os.environ.get("BITPORT_KERNEL", ""))
+"""op (or "*") -> kernel name."""
+
+
+@contextlib.contextmanager
+def use_kernel(setting: str) -> Iterator[None]:
+    """Force kernels within a block: ``with use_kernel("generic")`` or ``with use_kernel("linear=generic")``."""
+    before = dict(FORCED)
+    FORCED.update(_parse(setting))
+    try:
+        yield
+    finally:
+        FORCED.clear()
+        FORCED.update(before)
+
+
+def chooser(op: Op) -> Callable[..., Any]:
+    """The torch kernel of ``op`` for every device that has none of its own: looks at the first argument's device."""
+    known: dict[str, list[Impl]] = {}
+
+    def run(*args: Any) -> Any:
+        op.check(*args)
+        if FORCED:
+            return call(op.name, *args, kernel=FORCED.get(op.name, FORCED.get("*", GENERIC)))
+        device = args[0].device.type
+        impls = known.get(device)
+        if impls is None:
+            plugins.load()
+            impls = known[device] = IMPLS.setdefault((op.name, device), [])
+        for impl in impls:
+            if impl.supports(*args) is None:
+                return impl.run(*args)
+        return op.generic(*args)
+
+    return run
+
+
+def declare(op: Op) -> None:
+    """Add ``op`` to the table and register it with torch."""
+    table.declare(op, chooser(op))
+
+
+def call(op: str, *args: Any, kernel: str | None = None) -> Any:
+    """Run ``op`` with the kernel called ``kernel``, or, without a name, with the one that would be chosen."""
+    if kernel is None:
+        return OPS[op].overload(*args)
+    plugins.load()
+    if kernel == GENERIC:
+        return OPS[op].generic(*args)
+    device = args[0].device.type
+    known = IMPLS.get((op, device), [])
+    for impl in known:
+        if impl.name == kernel:
+            if reason := impl.supports(*args):
+                raise KernelError(f"kernel {kernel!r} was forced for {op} on {device}, but refuses this call: {reason}")
+            return impl.run(*args)
+    names = ", ".join([*(impl.name for impl in known), GENERIC])
+    raise KernelError(f"kernel {kernel!r} was forced for {op}, but {device} has only: {names}")
+
+
+def own_kernel(op: str, device: torch.device) -> bool:
+    """Whether ``device`` has a kernel of its own for ``op`` at PyTorch's dispatcher, registered from outside."""
+    key = torch._C._dispatch_key_for_device(device.type)
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"bitport::{op}", key))
+
+
+def decide(op: str, *args: Any) -> Decision:
+    """What :func:`chooser` would do with ``args``, and why not something faster."""
+    plugins.load()
+    device = args[0].device
+    forced = FORCED.get(op, FORCED.get("*"))
+    if forced is not None:
+        return Decision(f"{forced} (forced)", ())
+    if own_kernel(op, device):
+        return Decision(f"{device.type}'s own (dispatcher)", ())
+    refused = []
+    for impl in IMPLS.get((op, device.type), []):
+        reason = impl.supports(*args)
+        if reason is None:
+            return Decision(impl.name, tuple(refused))
+        refused.append((impl.name, reason))
+    return Decision(GENERIC, tuple(refused))

@@ -1,0 +1,110 @@
+"""Every op of bitport once: schema, fake kernel, generic kernel, gradient, samples and error budget.
+
+Declaring an op registers it with torch in the ``bitport`` namespace:
+
+* ``bitport::<op>`` runs, on a device with no kernel of its own at the dispatcher, what :mod:`bitport.ops.select`
+  chooses among the kernels known for that device; the last of them is the generic one.
+* ``bitport::<op>.generic`` (an overload with the same arguments) is always the generic kernel: the specification.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LIB = torch.library.Library("bitport", "FRAGMENT")
+
+Backward = Callable[..., tuple[Any, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Arguments to try an op with, the float64 result they should have, and the least acceptable SQNR in dB."""
+
+    name: str
+    args: tuple[Any, ...]
+    expected: Callable[[], Tensor]
+    budget: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    name: str
+    schema: str
+    check: Callable[..., None]
+    """ArgumentError unless the arguments fit together; looks at no data. Runs before every kernel, fake ones too."""
+    generic: Callable[..., Any]
+    """The specification: readable, any device, standard torch ops."""
+    fake: Callable[..., Any]
+    """Shape, dtype and device of the result."""
+    samples: Callable[[torch.device, torch.dtype], Iterator[Sample]]
+    backward: Callable[..., Tensor] | None = None
+    """(grad, *args) -> gradient of the first argument; rounding of the input passes the gradient straight through."""
+    bias_at: int | None = None
+    """Position of the bias, whose gradient is the sum over rows."""
+    decomposition: Callable[..., Any] | None = None
+    """A form that traces, where the generic kernel looks at data; the generic kernel otherwise."""
+
+    @property
+    def overload(self) -> Any:
+        return getattr(torch.ops.bitport, self.name).default
+
+
+OPS: dict[str, Op] = {}
+
+
+def declare(op: Op, run: Callable[..., Any]) -> None:
+    """Register ``op`` with torch; ``run`` chooses among its kernels."""
+    OPS[op.name] = op
+
+    def generic(*args: Any) -> Any:
+        op.check(*args)
+        return op.generic(*args)
+
+    def fake(*args: Any) -> Any:
+        op.check(*args)
+        return op.fake(*args)
+
+    for overload, kernel in ((op.name, run), (f"{op.name}.generic", generic)):
+        LIB.define(overload + op.schema, tags=(torch.Tag.pt2_compliant_tag,))
+        LIB.impl(overload, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"bitport::{overload}", fake, lib=LIB)
+    if op.backward is not None:
+        torch.library.register_autograd(f"bitport::{op.name}", _gradient(op), setup_context=_save, lib=LIB)
+        torch.library.register_vmap(f"bitport::{op.name}", _batched(op), lib=LIB)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.inputs = tuple(None if isinstance(value, Tensor) else value for value in inputs)
+    ctx.tensors_at = [at for at, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.save_for_backward(*(inputs[at] for at in ctx.tensors_at))
+
+
+def _gradient(op: Op) -> Backward:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        inputs = list(ctx.inputs)
+        for at, value in zip(ctx.tensors_at, ctx.saved_tensors, strict=True):
+            inputs[at] = value
+        grads: list[Any] = [None] * len(inputs)
+        if ctx.needs_input_grad[0] and op.backward is not None:
+            grads[0] = op.backward(grad, *inputs)
+        if op.bias_at is not None and ctx.needs_input_grad[op.bias_at]:
+            grads[op.bias_at] = grad.reshape(-1, grad.shape[-1]).sum(0).to(inputs[op.bias_at].dtype)
+        return tuple(grads)
+
+    return backward
+
+
+def _batched(op: Op) -> Callable[..., Any]:
+    """vmap over the input alone: leading dimensions of x are batch already."""
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        if any(dim is not None for dim in in_dims[1:]):
+            raise NotImplementedError(f"bitport::{op.name} can be vmapped over its first argument only")
+        return op.overload(x.movedim(in_dims[0], 0), *rest), 0
+
+    return vmap

@@ -1,0 +1,40 @@
+"""Loading backends: those of bitport itself and those of installed packages.
+
+A backend is a module whose import registers kernels and layouts. It is loaded when a device is first asked about, never
+by ``import bitport``. Packages offer theirs by the entry point group ``bitport.backends``; a broken one fails loudly, and
+``BITPORT_DISABLE=name,name`` leaves backends out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+
+GROUP = "bitport.backends"
+IN_TREE = ("cpu", "cuda", "xpu")
+
+_loaded: list[str] = []
+_started = False
+
+
+def installed() -> dict[str, importlib.metadata.EntryPoint]:
+    """Backends that installed packages offer, by name."""
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+
+
+def load() -> tuple[str, ...]:
+    """Load every backend once; the names of those that are in."""
+    global _started
+    if not _started:
+        _started = True
+        disabled = {name.strip() for name in os.environ.get("BITPORT_DISABLE", "").split(",")}
+        for name in IN_TREE:
+            if name not in disabled:
+                importlib.import_module(f"bitport.backends.{name}")
+                _loaded.append(name)
+        for name, entry in installed().items():
+            if name not in disabled:
+                entry.load()
+                _loaded.append(name)
+    return tuple(_loaded)

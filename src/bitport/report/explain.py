@@ -1,0 +1,85 @@
+"""explain(): which kernel computes each layer, per number of rows, and why no faster one does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bitport.ops import Decision, decide
+from bitport.ops.functional import operand
+from bitport.report.text import table
+from bitport.tensor import QTensor
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerExplanation:
+    name: str
+    scheme: str
+    layout: str
+    device: str
+    op: str
+    decisions: dict[int, Decision]
+    """By number of rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    layers: tuple[LayerExplanation, ...]
+    rows: tuple[int, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    def __str__(self) -> str:
+        """One line per group of layers that are treated alike, then the refusals."""
+        groups: dict[tuple[Any, ...], list[str]] = {}
+        for layer in self.layers:
+            kernels = tuple(layer.decisions[m].kernel for m in self.rows)
+            refused = tuple(dict.fromkeys(r for m in self.rows for r in layer.decisions[m].refused))
+            key = (layer.scheme, layer.layout, layer.device, layer.op, kernels, refused)
+            groups.setdefault(key, []).append(layer.name)
+        header = ("weights", "scheme", "layout", "device", "op", *(f"{m} rows" for m in self.rows))
+        body, notes = [], []
+        for (scheme, layout, device, op, kernels, refused), names in groups.items():
+            label = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
+            body.append((label, scheme, layout, device, op, *kernels))
+            notes += [f"{label}: {kernel} refused: {reason}" for kernel, reason in refused]
+        return "\n".join([table(header, body), *notes]) if body else "no quantized weight in this model"
+
+
+def explain_layer(name: str, kind: str, q: QTensor, rows: tuple[int, ...]) -> LayerExplanation:
+    op = _op(q, kind)
+    decisions = {m: decide(op, *_arguments(op, q, m)) for m in rows}
+    return LayerExplanation(name, str(q.scheme), q.bits_layout, str(q.qdata.device), op, decisions)
+
+
+def _op(q: QTensor, kind: str) -> str:
+    if kind == "embedding":
+        return "embedding"
+    if kind == "conv":
+        return "dequantize"
+    return ("dyn_" if q.scheme.act else "") + ("grouped_linear" if q.batched else "linear")
+
+
+def _arguments(op: str, q: QTensor, m: int) -> tuple[Any, ...]:
+    """What the op would be called with for m rows; the input is made of shape only."""
+    device, weight = q.qdata.device, operand(q)
+    dtype = q.dtype
+    if op == "dequantize":
+        return (*weight, dtype)
+    if op == "embedding":
+        return (_shape_only((m,), torch.int64, device), *weight, dtype)
+    x = _shape_only((m, weight.k), dtype, device)
+    if "grouped" in op:
+        ends = _shape_only(weight.batch, torch.int32, device)
+        return (x, ends, *weight, *([q.scheme.act] if q.scheme.act else []))
+    return (x, *weight, q.scheme.act, q.act_scale, None) if q.scheme.act else (x, *weight, None)
+
+
+def _shape_only(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return torch.empty(shape, dtype=dtype, device=device)

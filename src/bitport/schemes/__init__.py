@@ -1,0 +1,8 @@
+"""What the user asks for: schemes by name, recipes over a model's weights, and the plan they resolve to."""
+
+from bitport.schemes.plan import Choice, Plan
+from bitport.schemes.presets import PRESETS, preset
+from bitport.schemes.recipe import KINDS, Recipe, Rule, Target
+from bitport.schemes.scheme import Scheme
+
+__all__ = ["KINDS", "PRESETS", "Choice", "Plan", "Recipe", "Rule", "Scheme", "Target", "preset"]

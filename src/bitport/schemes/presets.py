@@ -1,0 +1,111 @@
+"""Schemes by name.
+
+A name is a preset, then any of these suffixes, e.g. ``int4-g32-sym``, ``int3-channel``, ``mxfp4-wo``::
+
+    -g<N>       one scale per N inputs          -channel  one per output row     -tensor  one for all
+    -b<R>x<C>   one per block of R rows and C inputs
+    -sym        no zero point     -asym  integer zero point     -fzero  float zero point (HQQ, tinygemm)
+    -wo         weight only: the input is not rounded
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from bitport.errors import SchemeError
+from bitport.numerics import Format
+from bitport.schemes.scheme import Scheme
+
+TENSOR, CHANNEL, BLOCK128 = (0, 0), (1, 0), (128, 128)
+
+
+def _int(bits: int, block: tuple[int, int], zero: str, act: str = "", scale: str = "input", static: bool = False) -> Scheme:
+    return Scheme(weight=Format(dtype=f"int{bits}", block=block, zero=zero, scale=scale), act=act, static=static)
+
+
+def _float(dtype: str, block: tuple[int, int], act: str, scale: str = "float32", global_scale: bool = False) -> Scheme:
+    return Scheme(weight=Format(dtype=dtype, block=block, scale=scale, global_scale=global_scale), act=act)
+
+
+PRESETS: dict[str, Scheme] = {
+    **{f"int{bits}": _int(bits, (1, 128), "int") for bits in range(2, 8)},
+    "int8": _int(8, CHANNEL, "none"),
+    "int8-dyn": _int(8, CHANNEL, "none", act="int8", scale="float32"),
+    "int8-static": _int(8, CHANNEL, "none", act="int8-tensor", scale="float32", static=True),
+    "int4-int8": _int(4, (1, 128), "none", act="int8"),
+    "int4-fp8": _int(4, (1, 128), "none", act="fp8"),
+    "fp8": _float("float8_e4m3", TENSOR, "fp8-tensor"),
+    "fp8-row": _float("float8_e4m3", CHANNEL, "fp8"),
+    "fp8-block": _float("float8_e4m3", BLOCK128, "fp8-128"),
+    "fp8-wo": _float("float8_e4m3", CHANNEL, ""),
+    "fp8-e5m2-wo": _float("float8_e5m2", CHANNEL, ""),
+    "mxfp8": _float("float8_e4m3", (1, 32), "mxfp8", scale="e8m0"),
+    "mxfp6": _float("float6_e2m3", (1, 32), "mxfp8", scale="e8m0"),
+    "mxfp4": _float("float4_e2m1", (1, 32), "mxfp4", scale="e8m0"),
+    "nvfp4": _float("float4_e2m1", (1, 16), "nvfp4", scale="e4m3", global_scale=True),
+    "nf4": _float("nf4", (1, 64), "", scale="input"),
+}
+
+ZERO_SUFFIX = {"sym": "none", "asym": "int", "fzero": "float"}
+BLOCK_SUFFIX = {"tensor": TENSOR, "channel": CHANNEL}
+
+
+def preset(name: str) -> Scheme:
+    """The scheme called ``name``; raises :class:`SchemeError` with the known names for any other."""
+    base = max((p for p in PRESETS if name == p or name.startswith(p + "-")), key=len, default=None)
+    if base is None:
+        raise SchemeError(f"unknown scheme {name!r}; presets: {', '.join(PRESETS)}; suffixes: see bitport.schemes.presets")
+    scheme = PRESETS[base]
+    for suffix in name[len(base) + 1 :].split("-") if name != base else ():
+        scheme = _with_suffix(scheme, suffix, name)
+    return scheme
+
+
+def _with_suffix(scheme: Scheme, suffix: str, name: str) -> Scheme:
+    if suffix == "wo":
+        return dataclasses.replace(scheme, act="", static=False)
+    change: dict[str, object]
+    if suffix in ZERO_SUFFIX:
+        change = {"zero": ZERO_SUFFIX[suffix]}
+    elif suffix in BLOCK_SUFFIX:
+        change = {"block": BLOCK_SUFFIX[suffix]}
+    elif match := re.fullmatch(r"g([1-9]\d*)", suffix):
+        change = {"block": (1, int(match[1]))}
+    elif match := re.fullmatch(r"b([1-9]\d*)x([1-9]\d*)", suffix):
+        change = {"block": (int(match[1]), int(match[2]))}
+    else:
+        allowed = ["g<N>", "b<R>x<C>", *BLOCK_SUFFIX, *ZERO_SUFFIX, "wo"]
+        raise SchemeError(f"scheme {name!r}: unknown suffix {suffix!r}; allowed: {', '.join(allowed)}")
+    try:
+        return dataclasses.replace(scheme, weight=dataclasses.replace(scheme.weight, **change))  # type: ignore[arg-type]
+    except ValueError as error:
+        raise SchemeError(f"scheme {name!r}: {error}") from error
+
+
+def name_of(scheme: Scheme) -> str:
+    """The inverse of :func:`preset`: preset(name_of(s)) == s, unless no name describes s ('custom')."""
+    candidates = (_name_from(base, scheme) for base in PRESETS)
+    return min((name for name in candidates if name), key=len, default="custom")
+
+
+def _name_from(base: str, scheme: Scheme) -> str | None:
+    name = base
+    if scheme.weight.block != PRESETS[base].weight.block:
+        name += "-" + _block_suffix(scheme.weight.block)
+    if scheme.weight.zero != PRESETS[base].weight.zero:
+        name += "-" + next(suffix for suffix, zero in ZERO_SUFFIX.items() if zero == scheme.weight.zero)
+    if PRESETS[base].act and not scheme.act:
+        name += "-wo"
+    try:
+        return name if preset(name) == scheme else None
+    except SchemeError:
+        return None
+
+
+def _block_suffix(block: tuple[int, int]) -> str:
+    for suffix, named in BLOCK_SUFFIX.items():
+        if block == named:
+            return suffix
+    rows, cols = block
+    return f"g{cols}" if rows == 1 else f"b{rows}x{cols}"

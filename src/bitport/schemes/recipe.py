@@ -1,0 +1,178 @@
+"""A recipe: ordered rules that give each weight of a model its scheme. The first rule that fits decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bitport.errors import RecipeError
+from bitport.schemes.plan import Choice, Plan
+from bitport.schemes.presets import preset
+from bitport.schemes.scheme import Scheme
+
+VERSION = 1
+KINDS = ("linear", "experts", "attention", "embedding", "conv")
+DEFAULT_KINDS = ("linear", "experts", "attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One weight a recipe may quantize: the parameter ``param`` of the module ``module``.
+
+    ``kind`` is one of :data:`KINDS`. Targets that share one parameter (a head tied to its embedding) carry the same
+    ``storage`` label.
+    """
+
+    module: str
+    param: str
+    kind: str
+    shape: tuple[int, ...]
+    storage: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}.{self.param}" if self.module else self.param
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Weights of modules whose name fits ``match`` (a glob; a regular expression after "re:") get ``scheme``
+    ("skip": stay as they are). ``kinds`` narrows the rule to kinds of module; None takes every kind."""
+
+    match: str
+    scheme: Scheme | str
+    kinds: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.scheme, str) and self.scheme != "skip":
+            object.__setattr__(self, "scheme", preset(self.scheme))
+        if self.kinds is not None:
+            object.__setattr__(self, "kinds", tuple(self.kinds))
+            if unknown := set(self.kinds) - set(KINDS):
+                raise RecipeError(f"rule {self.match!r}: unknown kinds {sorted(unknown)}; known: {', '.join(KINDS)}")
+        if self.match.startswith("re:"):
+            try:
+                re.compile(self.match[3:])
+            except re.error as error:
+                raise RecipeError(f"rule {self.match!r} is no regular expression: {error}") from error
+
+    def fits(self, target: Target) -> bool:
+        if self.kinds is not None and target.kind not in self.kinds:
+            return False
+        names = {target.module, target.name}
+        if self.match.startswith("re:"):
+            return any(re.fullmatch(self.match[3:], name) for name in names)
+        return any(fnmatch.fnmatchcase(name, self.match) for name in names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    rules: tuple[Rule, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+        if not self.rules:
+            raise RecipeError("a recipe needs at least one rule")
+
+    @classmethod
+    def of(cls, spec: str | Scheme | Recipe | Rule | Sequence[Any]) -> Recipe:
+        """A recipe from what a user may give: a preset name or scheme (for linear layers, attention projections and
+        expert weights; embeddings and convolutions need a rule), a rule, (pattern, scheme) pairs, or a recipe."""
+        if isinstance(spec, Recipe):
+            return spec
+        if isinstance(spec, (str, Scheme)):
+            return cls((Rule("*", spec, DEFAULT_KINDS),))
+        if isinstance(spec, Rule):
+            return cls((spec,))
+        if isinstance(spec, dict):
+            return cls(tuple(Rule(match, scheme) for match, scheme in spec.items()))
+        if isinstance(spec, Iterable):
+            return cls(tuple(rule if isinstance(rule, Rule) else Rule(*rule) for rule in spec))
+        raise RecipeError(f"cannot read a recipe from {type(spec).__name__}; give a preset name, a Scheme or a Recipe")
+
+    def resolve(self, targets: Sequence[Target]) -> Plan:
+        """What each target gets. Every rule must fit at least one target; tied weights get one decision."""
+        if not targets:
+            raise RecipeError("nothing to quantize: no Linear, Embedding, Conv, attention or expert weight was found")
+        for rule in self.rules:
+            if not any(rule.fits(target) for target in targets):
+                raise RecipeError(
+                    f"rule {rule.match!r} (kinds: {', '.join(rule.kinds or ('any',))}) fits no weight; "
+                    f"the model has {_preview(targets)}"
+                )
+        return Plan(tuple(_tied(targets, [self._decide(target) for target in targets])))
+
+    def _decide(self, target: Target) -> Choice:
+        for rule in self.rules:
+            if rule.fits(target):
+                if isinstance(rule.scheme, str):
+                    return Choice(target.name, None, f"rule {rule.match!r} says skip")
+                if target.kind == "conv" and rule.scheme.act:
+                    return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
+                return Choice(target.name, rule.scheme, f"rule {rule.match!r}")
+        return Choice(target.name, None, f"no rule fits this {target.kind} weight")
+
+    def to_json(self) -> str:
+        rules = [
+            {
+                "match": rule.match,
+                "scheme": rule.scheme if isinstance(rule.scheme, str) else rule.scheme.to_dict(),
+                "kinds": None if rule.kinds is None else list(rule.kinds),
+            }
+            for rule in self.rules
+        ]
+        return json.dumps({"version": VERSION, "rules": rules}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """Reads :meth:`to_json`; a rule's scheme may also be a preset name, so that people can write the file."""
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict) or data.get("version") != VERSION:
+                raise RecipeError(f"a recipe file is an object with version {VERSION} and rules")
+            return cls(tuple(_rule_from(rule) for rule in data["rules"]))
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise RecipeError(f"not a recipe: {error!r}") from error
+
+
+def _rule_from(data: dict[str, Any]) -> Rule:
+    if unknown := set(data) - {"match", "scheme", "kinds"}:
+        raise RecipeError(f"rule: unknown keys {sorted(unknown)}; known: match, scheme, kinds")
+    scheme = data["scheme"]
+    kinds = data.get("kinds")
+    return Rule(
+        data["match"],
+        scheme if isinstance(scheme, str) else Scheme.from_dict(scheme),
+        None if kinds is None else tuple(kinds),
+    )
+
+
+def _tied(targets: Sequence[Target], choices: list[Choice]) -> list[Choice]:
+    """One parameter under several names is quantized once, or not at all: it stays tied."""
+    by_storage: dict[str, list[int]] = {}
+    for index, target in enumerate(targets):
+        by_storage.setdefault(target.storage, []).append(index)
+    for group in by_storage.values():
+        wanted = {choices[index].scheme for index in group}
+        if len(wanted) == 1:
+            continue
+        names = [choices[index].name for index in group]
+        schemes = {scheme for scheme in wanted if scheme is not None}
+        if len(schemes) > 1:
+            asked = ", ".join(f"{choices[index].name}: {choices[index].scheme or 'skip'}" for index in group)
+            raise RecipeError(f"{' and '.join(names)} are one tied weight, but the rules ask for {asked}")
+        left = ", ".join(choices[index].name for index in group if choices[index].scheme is None)
+        for index in group:
+            if choices[index].scheme is not None:
+                reason = f"tied to {left}, which stays as it is; a rule for that one quantizes both"
+                choices[index] = Choice(choices[index].name, None, reason)
+    return choices
+
+
+def _preview(targets: Sequence[Target], limit: int = 8) -> str:
+    shown = ", ".join(f"{target.module or '(root)'} ({target.kind})" for target in targets[:limit])
+    return shown + (f" and {len(targets) - limit} more" if len(targets) > limit else "")

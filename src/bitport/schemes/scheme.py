@@ -1,0 +1,87 @@
+"""A scheme says which numbers a weight is stored in and how the input of its product is rounded: data, not code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from bitport.errors import SchemeError
+from bitport.numerics import ACTIVATIONS, Format
+
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """``weight``: the number format of the weight. ``act``: how each input is rounded before the product, a key of
+    :data:`bitport.numerics.ACTIVATIONS`, or "" for an input that is used as it is. ``static``: the scale of the
+    input is fixed by calibration instead of being measured on every call.
+
+    A scheme holds everything a checkpoint needs to be read; it says nothing about devices or layouts.
+    """
+
+    weight: Format
+    act: str = ""
+    static: bool = False
+
+    def __post_init__(self) -> None:
+        if self.act and self.act not in ACTIVATIONS:
+            raise SchemeError(f"unknown activation {self.act!r}; known: {', '.join(ACTIVATIONS)}, or '' for none")
+        if self.static and (not self.act or ACTIVATIONS[self.act].block != (0, 0)):
+            per_tensor = [name for name, fmt in ACTIVATIONS.items() if fmt.block == (0, 0)]
+            raise SchemeError(f"static needs a per-tensor activation ({', '.join(per_tensor)}), not {self.act!r}")
+
+    @property
+    def name(self) -> str:
+        """The shortest preset name (with suffixes) that :func:`preset` would turn into this scheme, or 'custom'."""
+        from bitport.schemes.presets import name_of
+
+        return name_of(self)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        weight = dataclasses.asdict(self.weight)
+        weight["block"] = list(self.weight.block)
+        return {"version": VERSION, "weight": weight, "act": self.act, "static": self.static}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Scheme:
+        """The scheme that ``data`` describes. Unknown keys are refused: a field that is ignored changes the numbers."""
+        fields = _checked(data, "scheme", {"version", "weight", "act", "static"}, {"version", "weight"})
+        if fields["version"] != VERSION:
+            raise SchemeError(
+                f"scheme version {fields['version']!r}; this bitport reads version {VERSION}: upgrade bitport"
+            )
+        known = {f.name for f in dataclasses.fields(Format)}
+        weight = dict(_checked(fields["weight"], "scheme weight", known, {"dtype", "block"}))
+        block = weight["block"]
+        if not (isinstance(block, (list, tuple)) and len(block) == 2 and all(type(b) is int for b in block)):
+            raise SchemeError(f"scheme weight block must be two integers, not {block!r}")
+        weight["block"] = tuple(block)
+        try:
+            return cls(weight=Format(**weight), act=fields.get("act", ""), static=fields.get("static", False))
+        except (TypeError, ValueError) as error:
+            raise SchemeError(f"not a scheme: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str) -> Scheme:
+        try:
+            return cls.from_dict(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise SchemeError(f"not a scheme: {error}") from error
+
+
+def _checked(data: Any, what: str, allowed: set[str], required: set[str]) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise SchemeError(f"a {what} is an object with the keys {sorted(allowed)}, not {type(data).__name__}")
+    if unknown := set(data) - allowed:
+        raise SchemeError(f"{what}: unknown keys {sorted(unknown)}; known: {sorted(allowed)}")
+    if missing := required - set(data):
+        raise SchemeError(f"{what}: missing keys {sorted(missing)}")
+    return data

@@ -1,0 +1,253 @@
+"""The aten ops a QTensor answers: storing, moving, slicing and comparing. Products are in bitport.ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.numerics import Quantized, number_type
+from bitport.tensor.parts import matrix_of
+from bitport.tensor.qtensor import ATEN, QTensor
+
+aten = torch.ops.aten
+
+
+def _implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            ATEN[op] = fn
+        return fn
+
+    return add
+
+
+@_implements(aten.detach.default, aten.alias.default)
+def _same(func: Any, q: QTensor) -> QTensor:
+    return q.map_parts(func)
+
+
+@_implements(aten.clone.default)
+def _clone(func: Any, q: QTensor, memory_format: Any = None) -> QTensor:
+    return q.map_parts(torch.clone)
+
+
+@_implements(aten._pin_memory.default)
+def _pin(func: Any, q: QTensor, device: Any = None) -> QTensor:
+    return q.map_parts(func)
+
+
+@_implements(aten.is_pinned.default)
+def _is_pinned(func: Any, q: QTensor, device: Any = None) -> bool:
+    return bool(func(q.qdata))
+
+
+@_implements(aten._to_copy.default)
+def _to_copy(
+    func: Any, q: QTensor, dtype: Any = None, device: Any = None, non_blocking: bool = False, **kwargs: Any
+) -> QTensor:
+    """To another dtype: the stored numbers stay. To another device: unpack, move the canonical parts, pack."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise ArgumentError(f"a QTensor stands for a float tensor; it cannot become {dtype}")
+    changes = {"dtype": dtype} if dtype is not None else {}
+    if device is None or torch.device(device) == q.qdata.device:
+        return q.map_parts(torch.clone, **changes)
+    plain = q.to_layout("plain")
+    moved = plain.map_parts(lambda part: part.to(device, non_blocking=non_blocking), **changes)
+    return moved.to_device_layout()
+
+
+@_implements(aten.copy_.default)
+def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if not isinstance(target, QTensor):
+        raise ArgumentError(
+            "a quantized tensor cannot be copied into a float one: use load_state_dict(..., assign=True), or dequantize()"
+        )
+    if not isinstance(source, QTensor):
+        raise ArgumentError("a float tensor cannot be copied into a quantized one: quantize it first")
+    if (source.scheme, source.matrix, source.transposed) != (target.scheme, target.matrix, target.transposed):
+        raise ArgumentError(f"cannot copy {source!r} into {target!r}: scheme and shape must be equal")
+    moved = source.to_layout("plain").map_parts(lambda part: part.to(target.qdata.device))
+    moved = moved.to_layout(target.bits_layout)
+    for name in moved.__tensor_flatten__()[0]:
+        mine = getattr(target, name)
+        if mine is None:
+            raise ArgumentError(f"cannot copy {source!r}: it has a {name}, the target has none")
+        mine.copy_(getattr(moved, name))
+    return target
+
+
+@_implements(aten.t.default)
+def _t(func: Any, q: QTensor) -> QTensor:
+    return _transpose(func, q, 0, 1)
+
+
+@_implements(aten.transpose.int)
+def _transpose(func: Any, q: QTensor, dim0: int, dim1: int) -> QTensor:
+    shape = list(q.shape)
+    ndim = len(shape)
+    if {dim0 % ndim, dim1 % ndim} != {ndim - 2, ndim - 1} or _is_conv(q):
+        raise ArgumentError(f"a QTensor can only be transposed in its last two dimensions, not {dim0}, {dim1} of {shape}")
+    shape[-1], shape[-2] = shape[-2], shape[-1]
+    return q.replace(shape=tuple(shape), transposed=not q.transposed)
+
+
+@_implements(aten.permute.default)
+def _permute(func: Any, q: QTensor, dims: Sequence[int]) -> QTensor:
+    ndim = q.dim()
+    order = [dim % ndim for dim in dims]
+    if order == list(range(ndim)):
+        return q.map_parts(aten.alias.default)
+    if order != [*range(ndim - 2), ndim - 1, ndim - 2]:
+        raise ArgumentError(f"a QTensor can only swap its last two dimensions, not permute by {list(dims)}")
+    return _transpose(func, q, -1, -2)
+
+
+@_implements(aten.expand.default)
+def _expand(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
+    """The view [K, N] repeated over a batch without being copied: what torch.matmul makes of a batched product."""
+    shape = [have if want == -1 else want for have, want in zip([-1] * (len(size) - q.dim()) + [*q.shape], size, strict=True)]
+    if shape == [*q.shape]:
+        return q.map_parts(aten.alias.default)
+    if not q.transposed or q.batched or shape[-2:] != [*q.shape[-2:]]:
+        raise ArgumentError(f"a QTensor of shape {[*q.shape]} cannot be expanded to {[*size]}")
+    return q.replace(shape=tuple(shape))
+
+
+@_implements(aten.view.default, aten._unsafe_view.default)
+def _view(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
+    if [*size] != [*q.shape]:
+        raise ArgumentError(f"a QTensor keeps its shape {list(q.shape)}; it cannot be seen as {list(size)}")
+    return q.map_parts(aten.alias.default)
+
+
+@_implements(aten.slice.Tensor)
+def _slice(
+    func: Any, q: QTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> QTensor:
+    """Rows at block borders; columns at block and byte borders; batch anywhere. Views of the parts where plain."""
+    size = q.shape[dim]
+    start, end, _ = slice(start, end).indices(size)
+    end = max(start, end)
+    if step != 1:
+        raise ArgumentError(f"a QTensor is sliced with step 1, not {step}")
+    if (start, end) == (0, size):
+        return q.map_parts(aten.alias.default)
+    dim = dim % q.dim()
+    shape = list(q.shape)
+    shape[dim] = end - start
+    if dim < q.dim() - 2 and not _is_conv(q):
+        return _take_batch(q, lambda part: func(part, dim, start, end), tuple(shape))
+    if _is_conv(q) and dim != 0:
+        raise ArgumentError("a quantized convolution weight can be sliced along its outputs (dim 0) only")
+    along_n = (dim == q.dim() - 2) != q.transposed or _is_conv(q)
+    return (_slice_rows if along_n else _slice_columns)(q, start, end, tuple(shape))
+
+
+def _take_batch(q: QTensor, take: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> QTensor:
+    apply = [None if part is None else take(part) for part in q.parts]
+    return q.replace(Quantized(*apply), shape=shape)
+
+
+def _slice_rows(q: QTensor, start: int, end: int, shape: tuple[int, ...]) -> QTensor:
+    matrix, plain = q.matrix, q.plain()
+    step = matrix.block_n
+    whole = step >= matrix.n and q.scheme.weight.block[0] == 0
+    if not whole and (start % step or (end % step and end != matrix.n)):
+        raise ArgumentError(f"rows {start}:{end} do not lie at the borders of the {step}-row blocks of {q.scheme}")
+    scales = (0, 1) if whole else (start // step, -(-end // step))
+    cut = [_cut(plain.data, -2, start, end), *(_cut(part, -2, *scales) for part in (plain.scale, plain.zero)), plain.scale2]
+    return _sliced(q, cut, end - start, matrix.k, shape)
+
+
+def _slice_columns(q: QTensor, start: int, end: int, shape: tuple[int, ...]) -> QTensor:
+    matrix, plain = q.matrix, q.plain()
+    kind, step = number_type(matrix.dtype), matrix.block_k
+    if q.perm is not None:
+        raise ArgumentError(f"columns of {q!r} are permuted (act-order); it cannot be sliced along them")
+    whole = step >= matrix.k and q.scheme.weight.block[1] == 0
+    if not whole and (start % step or (end % step and end != matrix.k)):
+        raise ArgumentError(f"columns {start}:{end} do not lie at the borders of the groups of {step} of {q.scheme}")
+    packed = kind.storage == torch.uint8
+    if packed and (start * kind.bits % 8 or (end * kind.bits % 8 and end != matrix.k)):
+        raise ArgumentError(f"columns {start}:{end} do not lie at byte borders of packed {kind.name}")
+    columns = (start * kind.bits // 8, -(-end * kind.bits // 8)) if packed else (start, end)
+    scales = (0, 1) if whole else (start // step, -(-end // step))
+    cut = [_cut(plain.data, -1, *columns), *(_cut(part, -1, *scales) for part in (plain.scale, plain.zero)), plain.scale2]
+    return _sliced(q, cut, matrix.n, end - start, shape, pre_scale=_cut(q.pre_scale, -1, start, end))
+
+
+def _cut(part: Tensor | None, dim: int, start: int, end: int) -> Tensor | None:
+    return None if part is None else part.narrow(dim, start, end - start)
+
+
+def _sliced(q: QTensor, cut: list[Any], n: int, k: int, shape: tuple[int, ...], **extra: Any) -> QTensor:
+    matrix = matrix_of(q.scheme.weight, n, k)
+    result = q.replace(Quantized(*cut), matrix=matrix, shape=shape, bits_layout="plain", **extra)
+    return result if q.bits_layout == "plain" else result.to_device_layout()
+
+
+@_implements(aten.select.int)
+def _select(func: Any, q: QTensor, dim: int, index: int) -> QTensor:
+    dim = dim % q.dim()
+    if dim >= q.dim() - 2 or _is_conv(q):
+        raise ArgumentError(f"only a batch (expert) can be selected from a QTensor, not dim {dim} of {list(q.shape)}")
+    shape = [size for at, size in enumerate(q.shape) if at != dim]
+    return _take_batch(q, lambda part: func(part, dim, index), tuple(shape))
+
+
+@_implements(aten.index.Tensor)
+def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> QTensor:
+    if len(indices) != 1 or indices[0] is None or q.dim() < 3 or _is_conv(q):
+        raise ArgumentError(f"a QTensor can be indexed by one tensor along its batch (experts), not {list(q.shape)}")
+    index = indices[0]
+    shape = (*(index.shape if index.dtype != torch.bool else (int(index.sum()),)), *q.shape[1:])
+    return _take_batch(q, lambda part: func(part, [index]), shape)
+
+
+@_implements(aten.unbind.int)
+def _unbind(func: Any, q: QTensor, dim: int = 0) -> list[QTensor]:
+    return [_select(aten.select.int, q, dim, index) for index in range(q.shape[dim])]
+
+
+@_implements(aten.split.Tensor)
+def _split(func: Any, q: QTensor, size: int, dim: int = 0) -> list[QTensor]:
+    total = q.shape[dim]
+    return [_slice(aten.slice.Tensor, q, dim, at, min(at + size, total)) for at in range(0, total, size)]
+
+
+@_implements(aten.split_with_sizes.default)
+def _split_with_sizes(func: Any, q: QTensor, sizes: Sequence[int], dim: int = 0) -> list[QTensor]:
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    return [_slice(aten.slice.Tensor, q, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+@_implements(aten.equal.default)
+def _equal(func: Any, a: Tensor, b: Tensor) -> bool:
+    """Whether two QTensors hold the same bits, whatever their layouts."""
+    if not (isinstance(a, QTensor) and isinstance(b, QTensor)):
+        raise ArgumentError("a QTensor is compared with a QTensor; compare dequantize() with a float tensor")
+    if (a.scheme, a.matrix, a.transposed, a.dtype) != (b.scheme, b.matrix, b.transposed, b.dtype):
+        return False
+    mine, theirs = a.to_layout("plain"), b.to_layout("plain")
+    names = mine.__tensor_flatten__()[0]
+    return names == theirs.__tensor_flatten__()[0] and all(
+        torch.equal(_bytes(getattr(mine, name)), _bytes(getattr(theirs, name))) for name in names
+    )
+
+
+def _bytes(part: Tensor) -> Tensor:
+    return part.contiguous().view(torch.uint8)
+
+
+@_implements(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
+def _like(func: Any, q: QTensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A float tensor of the same shape: there is no such thing as an arbitrary quantized one."""
+    return func(torch.empty(q.shape, dtype=q.dtype, device="meta"), *args, **{"device": q.qdata.device, **kwargs})
+
+
+def _is_conv(q: QTensor) -> bool:
+    return q.dim() > 2 and not q.batched and not q.transposed

@@ -1,0 +1,80 @@
+"""What the canonical parts of a quantized matrix must look like."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.layouts import Matrix
+from bitport.numerics import Format, Quantized, number_type
+from bitport.numerics.format import SCALE_DTYPES
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class PartSpec(NamedTuple):
+    dtypes: tuple[torch.dtype, ...]
+    shape: tuple[int, int]
+
+
+def matrix_of(fmt: Format, n: int, k: int) -> Matrix:
+    return Matrix(fmt.dtype, n, k, *fmt.block_shape(n, k))
+
+
+def rows_and_columns(shape: tuple[int, ...], batched: bool, transposed: bool) -> tuple[int, int]:
+    """(N, K) of the matrix behind a tensor of ``shape``: leading dimensions are batch, or, where there is no batch,
+    trailing ones belong to K (a convolution, flattened)."""
+    if len(shape) < 2:
+        raise ArgumentError(f"a quantized tensor has at least two dimensions, not shape {list(shape)}")
+    if len(shape) > 2 and not batched:
+        return shape[0], math.prod(shape[1:])
+    return (shape[-1], shape[-2]) if transposed else (shape[-2], shape[-1])
+
+
+def part_specs(fmt: Format, matrix: Matrix) -> dict[str, PartSpec]:
+    kind = number_type(fmt.dtype)
+    columns = matrix.k if kind.storage != torch.uint8 else -(-matrix.k * kind.bits // 8)
+    named = SCALE_DTYPES[fmt.scale]
+    scales = FLOATS if named is None else (named,)
+    specs = {"data": PartSpec((kind.storage,), (matrix.n, columns)), "scale": PartSpec(scales, matrix.grid)}
+    if fmt.zero != "none":
+        specs["zero"] = PartSpec((torch.uint8,) if fmt.zero == "int" else scales, matrix.grid)
+    if fmt.global_scale:
+        specs["scale2"] = PartSpec((torch.float32,), (1, 1))
+    return specs
+
+
+def check_parts(parts: Quantized, fmt: Format, matrix: Matrix, batch: tuple[int, ...] = ()) -> None:
+    """ArgumentError unless the canonical ``parts`` have the dtypes and shapes of ``fmt``, all on one device."""
+    wanted = part_specs(fmt, matrix)
+    for name, part in zip(Quantized._fields, parts, strict=True):
+        spec = wanted.get(name)
+        if (part is None) != (spec is None):
+            raise ArgumentError(f"{fmt.dtype}: part {name!r} is {'missing' if part is None else 'not expected'}")
+        if part is None or spec is None:
+            continue
+        if part.dtype not in spec.dtypes or tuple(part.shape) != (*batch, *spec.shape):
+            raise ArgumentError(
+                f"{fmt.dtype} {matrix.n}x{matrix.k}: part {name!r} is {part.dtype} {list(part.shape)}, "
+                f"expected {' or '.join(map(str, spec.dtypes))} {[*batch, *spec.shape]}"
+            )
+        if part.device != parts.data.device:
+            raise ArgumentError(f"part {name!r} is on {part.device}, data on {parts.data.device}; move both to one device")
+
+
+def check_extra(
+    k: int, perm: Tensor | None = None, pre_scale: Tensor | None = None, act_scale: Tensor | None = None
+) -> None:
+    for name, part in (("perm", perm), ("pre_scale", pre_scale)):
+        if part is not None and tuple(part.shape) != (k,):
+            raise ArgumentError(f"{name} must have shape [{k}], not {list(part.shape)}")
+    if perm is not None:
+        every = torch.arange(k, dtype=torch.int64, device=perm.device)
+        if perm.dtype not in (torch.int32, torch.int64) or not torch.equal(perm.sort().values.to(torch.int64), every):
+            raise ArgumentError(f"perm must hold each of 0..{k - 1} once")
+    if act_scale is not None and act_scale.numel() != 1:
+        raise ArgumentError(f"act_scale must hold one number, not shape {list(act_scale.shape)}")

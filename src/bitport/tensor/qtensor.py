@@ -1,0 +1,269 @@
+"""QTensor: a quantized matrix that stands where a float tensor stood, usually as a module's parameter.
+
+It looks like the float tensor it came from (shape, dtype, device) and holds its parts::
+
+    qdata   codes, packed as its layout says        scale, zero, scale2   as its scheme says
+    perm       order of the columns of K in qdata (GPTQ act-order), or None
+    pre_scale  what the input is multiplied by before the product (AWQ, SmoothQuant), or None
+    act_scale  the fixed scale of a static activation, or None
+
+The value, as a float tensor, is ``dequantize()``; the input is permuted and pre-scaled, not the value.
+``dtype`` is only what dequantize() returns by default: casting a QTensor never changes the stored numbers.
+The quantized matrix is [..., N, K] with blocks along K. A convolution's weight is [out, rest] flattened;
+``transposed`` tells that this tensor is the view [..., K, N] of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from bitport import layouts
+from bitport.errors import ArgumentError
+from bitport.layouts import Matrix
+from bitport.numerics import Quantized, dequantize, quantize
+from bitport.schemes import Scheme
+from bitport.tensor.parts import check_extra, check_parts, matrix_of, rows_and_columns
+
+EXTRA = ("perm", "pre_scale", "act_scale")
+PARTS = ("qdata", "scale", "zero", "scale2", *EXTRA)
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""torch functions that take a QTensor and what computes them, e.g. F.linear; filled by bitport.ops."""
+
+ATEN: dict[Any, Callable[..., Any]] = {}
+"""aten ops that store, move and slice a QTensor; filled by bitport.tensor.aten."""
+
+
+class QTensor(Tensor):
+    qdata: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    scale2: Tensor | None
+    perm: Tensor | None
+    pre_scale: Tensor | None
+    act_scale: Tensor | None
+    scheme: Scheme
+    bits_layout: str
+    matrix: Matrix
+    transposed: bool
+
+    @staticmethod
+    def __new__(
+        cls,
+        parts: Quantized,
+        scheme: Scheme,
+        *,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        matrix: Matrix,
+        bits_layout: str = "plain",
+        transposed: bool = False,
+        perm: Tensor | None = None,
+        pre_scale: Tensor | None = None,
+        act_scale: Tensor | None = None,
+    ) -> QTensor:
+        self = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, shape, dtype=dtype, device=parts.data.device, requires_grad=False
+        )
+        self.qdata, self.scale, self.zero, self.scale2 = parts
+        self.perm, self.pre_scale, self.act_scale = perm, pre_scale, act_scale
+        self.scheme, self.bits_layout, self.matrix, self.transposed = scheme, bits_layout, matrix, transposed
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    # -- the value -----------------------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> Quantized:
+        return Quantized(self.qdata, self.scale, self.zero, self.scale2)
+
+    @property
+    def batched(self) -> bool:
+        """Whether leading dimensions count matrices (experts)."""
+        return self.qdata.dim() > layouts.layout(self.bits_layout).data_ndim
+
+    def plain(self) -> Quantized:
+        """The parts in the canonical layout."""
+        return layouts.repack(self.matrix, self.parts, self.bits_layout, "plain")
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:  # type: ignore[override]
+        """The float tensor this one stands for, of its shape, in ``dtype`` (default: its own)."""
+        with torch._C.DisableTorchFunctionSubclass():
+            shape, own = tuple(self.shape), self.dtype
+        matrix = self.matrix
+        value = dequantize(self.plain(), self.scheme.weight, matrix.n, matrix.k, dtype or own)
+        if self.perm is not None:
+            value = torch.empty_like(value).index_copy(-1, self.perm, value)
+        if self.pre_scale is not None:
+            value = value * self.pre_scale.to(value.dtype)
+        if self.transposed:
+            return value.transpose(-1, -2).expand(shape)
+        return value.reshape(shape)
+
+    # -- other forms of the same value ---------------------------------------------------------------------------
+
+    def replace(self, parts: Quantized | None = None, **changes: Any) -> QTensor:
+        """This tensor with other parts or description."""
+        with torch._C.DisableTorchFunctionSubclass():
+            fields = {"shape": tuple(self.shape), "dtype": self.dtype}
+        for name in ("matrix", "bits_layout", "transposed", *EXTRA):
+            fields[name] = getattr(self, name)
+        scheme = changes.pop("scheme", self.scheme)
+        return QTensor(self.parts if parts is None else parts, scheme, **{**fields, **changes})
+
+    def map_parts(self, fn: Callable[[Tensor], Tensor], **changes: Any) -> QTensor:
+        """Every part through ``fn``, the layout kept."""
+        apply = _optional(fn)
+        extra = {name: apply(getattr(self, name)) for name in EXTRA}
+        return self.replace(Quantized(*map(apply, self.parts)), **extra, **changes)
+
+    def to_layout(self, name: str) -> QTensor:
+        """The same value in the layout called ``name``; LayoutError if that layout cannot hold it."""
+        return self.replace(layouts.repack(self.matrix, self.parts, self.bits_layout, name), bits_layout=name)
+
+    def to_device_layout(self) -> QTensor:
+        """The same value in the layout that its device prefers."""
+        plain = self.to_layout("plain")
+        return plain.to_layout(layouts.preferred(self.qdata.device, self.matrix, plain.parts))
+
+    # -- torch's protocols ---------------------------------------------------------------------------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        names = [name for name in PARTS if getattr(self, name) is not None]
+        with torch._C.DisableTorchFunctionSubclass():
+            return names, (self.scheme, self.bits_layout, self.matrix, self.transposed, self.dtype)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> QTensor:
+        scheme, bits_layout, matrix, transposed, dtype = context
+        parts = Quantized(inner["qdata"], inner["scale"], inner.get("zero"), inner.get("scale2"))
+        extra = {name: inner.get(name) for name in EXTRA}
+        return cls(
+            parts, scheme, shape=size, dtype=dtype, matrix=matrix, bits_layout=bits_layout, transposed=transposed, **extra
+        )
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = FUNCTIONS.get(func)
+        if handler is not None:
+            return handler(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = ATEN.get(func)
+        if handler is None:
+            _unsupported(func)
+        return handler(func, *args, **(kwargs or {}))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        with torch._C.DisableTorchFunctionSubclass():
+            shape, dtype, device = tuple(self.shape), self.dtype, self.device
+        return f"QTensor({self.scheme}, shape={shape}, dtype={dtype}, device='{device}', layout={self.bits_layout!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QTensor:
+        if id(self) not in memo:
+            copy = self.map_parts(torch.clone)
+            if isinstance(self, torch.nn.Parameter):
+                copy = torch.nn.Parameter(copy, requires_grad=False)  # type: ignore[assignment]
+            memo[id(self)] = copy
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled in the canonical layout, so that it can be read on any device; in shared memory as it lies."""
+        source = self if self.is_shared() else self.to_layout("plain")
+        names, _ = source.__tensor_flatten__()
+        with torch._C.DisableTorchFunctionSubclass():
+            described = (tuple(self.shape), self.dtype)
+        parameter = isinstance(self, torch.nn.Parameter)
+        tensors = {name: getattr(source, name) for name in names}
+        return rebuild, (tensors, self.scheme.to_json(), source.bits_layout, *described, self.transposed, parameter)
+
+    def share_memory_(self) -> QTensor:  # type: ignore[override]
+        self.map_parts(Tensor.share_memory_)
+        return self
+
+    def is_shared(self) -> bool:
+        return self.qdata.is_shared()
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Bytes that the parts take."""
+        return sum(getattr(self, name).nbytes for name in self.__tensor_flatten__()[0])
+
+
+def _optional(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor | None], Tensor | None]:
+    return lambda part: None if part is None else fn(part)
+
+
+def _unsupported(func: Any) -> NoReturn:
+    raise NotImplementedError(
+        f"{func} is not defined on a QTensor: it stands for a weight in linear, embedding, conv and matmul. "
+        f"For anything else take the float tensor with .dequantize()"
+    )
+
+
+def from_parts(
+    parts: Quantized,
+    scheme: Scheme,
+    *,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    transposed: bool = False,
+    bits_layout: str = "plain",
+    **extra: Tensor | None,
+) -> QTensor:
+    """A QTensor of ``parts``, checked against each other and against ``shape``: what a file says is not trusted."""
+    if not dtype.is_floating_point:
+        raise ArgumentError(f"a quantized tensor stands for a float tensor, not for {dtype}")
+    batched = parts.data.ndim > layouts.layout(bits_layout).data_ndim
+    n, k = rows_and_columns(shape, batched, transposed)
+    matrix = matrix_of(scheme.weight, n, k)
+    plain = layouts.repack(matrix, parts, bits_layout, "plain")
+    check_parts(plain, scheme.weight, matrix, batch=tuple(shape[:-2]) if batched else ())
+    check_extra(k, **extra)
+    return QTensor(
+        parts, scheme, shape=tuple(shape), dtype=dtype, matrix=matrix, bits_layout=bits_layout, transposed=transposed, **extra
+    )
+
+
+def quantize_tensor(value: Tensor, scheme: Scheme, *, kind: str = "linear", **extra: Tensor | None) -> QTensor:
+    """``value`` rounded to the nearest numbers of ``scheme``, in the layout of its device.
+
+    A convolution's weight ([out, in, *kernel], ``kind="conv"``) is quantized as the matrix [out, in * kernel].
+    """
+    if not value.is_floating_point():
+        raise ArgumentError(f"only a float tensor can be quantized, not {value.dtype}")
+    rows = value.flatten(1) if kind == "conv" else value
+    parts = quantize(rows.detach(), scheme.weight)
+    return from_parts(parts, scheme, shape=tuple(value.shape), dtype=value.dtype, **extra).to_device_layout()
+
+
+def rebuild(
+    tensors: dict[str, Tensor],
+    scheme: str,
+    bits_layout: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    transposed: bool,
+    parameter: bool,
+) -> QTensor:
+    """Reads what ``QTensor.__reduce_ex__`` wrote; the only function of bitport that torch.load may call."""
+    parts = Quantized(tensors["qdata"], tensors["scale"], tensors.get("zero"), tensors.get("scale2"))
+    extra = {name: tensors.get(name) for name in EXTRA}
+    result = from_parts(
+        parts, Scheme.from_json(scheme), shape=shape, dtype=dtype, transposed=transposed, bits_layout=bits_layout, **extra
+    )
+    if bits_layout == "plain" and not result.is_shared():
+        result = result.to_device_layout()
+    return torch.nn.Parameter(result, requires_grad=False) if parameter else result  # type: ignore[return-value]
+
+
+torch.serialization.add_safe_globals([rebuild])

@@ -1,0 +1,57 @@
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from bitport.numerics import NUMBER_TYPES, number_type
+
+JUDGES = {
+    "float8_e4m3": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+    "float6_e2m3": ml_dtypes.float6_e2m3fn,
+    "float6_e3m2": ml_dtypes.float6_e3m2fn,
+    "float4_e2m1": ml_dtypes.float4_e2m1fn,
+    "float8_e8m0": ml_dtypes.float8_e8m0fnu,
+}
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_float_limits_are_those_of_the_judge(name: str) -> None:
+    info, number = ml_dtypes.finfo(JUDGES[name]), NUMBER_TYPES[name]
+    assert number.max == float(info.max)
+    assert number.smallest == float(info.smallest_normal if name == "float8_e8m0" else info.smallest_subnormal)
+    assert number.bits == info.bits
+    assert number.mantissa_bits == info.nmant
+    assert number.emax == np.floor(np.log2(float(info.max)))
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_integer_limits(bits: int) -> None:
+    number = number_type(f"int{bits}")
+    assert (number.qmax, number.midpoint, number.max) == (2**bits - 1, 2 ** (bits - 1), 2 ** (bits - 1) - 1)
+    assert 2**number.emax <= number.max < 2 ** (number.emax + 1)
+
+
+def test_one_bit_is_plus_and_minus_a_half() -> None:
+    number = number_type("int1")
+    assert [code - number.midpoint for code in range(number.qmax + 1)] == [-0.5, 0.5]
+    assert number.max == 0.5
+
+
+def test_storage_is_torchs_dtype_for_eight_bit_floats_only() -> None:
+    own = {name: number.storage for name, number in NUMBER_TYPES.items() if number.storage != torch.uint8}
+    assert own == {
+        "float8_e4m3": torch.float8_e4m3fn,
+        "float8_e5m2": torch.float8_e5m2,
+        "float8_e8m0": torch.float8_e8m0fnu,
+    }
+    for name, dtype in own.items():
+        if name != "float8_e8m0":
+            assert NUMBER_TYPES[name].max == torch.finfo(dtype).max
+
+
+def test_every_type_is_named_in_the_error() -> None:
+    with pytest.raises(ValueError, match="int9") as error:
+        number_type("int9")
+    assert all(name in str(error.value) for name in NUMBER_TYPES)
+    assert number_type(NUMBER_TYPES["nf4"]) is NUMBER_TYPES["nf4"]
