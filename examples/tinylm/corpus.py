@@ -1,7 +1,7 @@
 """Generates the corpus: python -m examples.tinylm.corpus
 
-A seed gives an endless, reproducible stream of stories. Each has its own people, places and things; a story is an opening,
-one to three episodes that share them, and an ending that asks about or refers back to what was told.
+A seed gives an endless, reproducible stream of stories. Each has its own people, places and things: an opening, one to
+three episodes that share them, and an ending that asks about or refers back to what was told.
 """
 
 import argparse
@@ -9,11 +9,11 @@ import random
 from itertools import count
 from pathlib import Path
 
-from . import plots, talk, words
+from . import asides, plots, talk, words
 from .grammar import Person, Story
 
 TRAIN_SEED, VALIDATION_SEED, CALIBRATION_SEED = 1, 2, 3
-EPISODES = (*plots.EPISODES, *talk.EPISODES)
+EPISODES = (*plots.EPISODES, *talk.EPISODES, *asides.EPISODES)
 MODELS = Path(__file__).parents[2] / "models" / "tinylm"
 
 
@@ -30,7 +30,7 @@ def introduce(s: Story, person: Person) -> None:
         s.say("[P!] {<be> a(n) [j]|<work> as a(n) [j] [p]}{| and <know> everything about [x]| and <own> a(n) [o]}.",
               P=person, j=person.job, p=f"at the {place}", x=topic, o=f"{s.pick(words.COLORS)} {tool}")
         person.known = True
-    adverb, known, opposite = words.TRAITS[person.trait]
+    _, known, opposite = words.TRAITS[person.trait]
     if s.chance(0.6):
         past_known = "[P] <be> [t]" if not s.past else "{[P] <be> [t]|[P] <be> [t] and [known]|[P] <be> never [o]}"
         s.say(past_known + ".", P=person, t=person.trait, known=known, o=opposite)
@@ -51,22 +51,18 @@ def opening(s: Story) -> None:
         introduce(s, person)
     feel = s.pick(list(words.REASONS))
     if s.past and s.chance(0.5):
+        reason = s.pick(words.REASONS[feel])
         s.say(
             "[A] <be> [f], because [r]{|, and also because [A] <have> to [x]}.",
-            A=a, f=feel, r=s.pick(words.REASONS[feel]), x=s.pick(words.ACTIVITIES),
+            A=a, f=feel, r=reason, x=s.pick(words.ACTIVITIES),
         )
-        s.facts.append((f"why was {a.name} {feel}?", f"because {s_reason(s)}"))
+        s.facts.append((f"why was {a.name} {feel}?", f"because {reason}"))
     if s.chance(0.5):
         s.say(
             "{[later], |}[C] {<come> by|<join> them|<arrive>}{| [m]| with a(n) [x]}.",
             C=c, m=s.pick(words.MANNERS), x=s.pick(list(words.ANIMALS)), later=s.pick(words.LATER),
         )
         introduce(s, c)
-
-
-def s_reason(s: Story) -> str:
-    """The reason just given."""
-    return s.paragraphs[-1][-1].rstrip(".").split("because ", 1)[1].split(", and also")[0]
 
 
 def ending(s: Story) -> None:
@@ -106,6 +102,7 @@ def story(rng: random.Random) -> str:
     s.past = style < 0.8
     if style < 0.2:
         s.narrator = s.cast[0]
+    s.aside = asides.aside
     opening(s)
     for i, episode in enumerate(rng.sample(EPISODES, rng.choice((1, 1, 2, 2, 3)))):
         s.paragraph()

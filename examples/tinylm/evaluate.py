@@ -1,7 +1,7 @@
 """Perplexity of the stored model: python -m examples.tinylm.evaluate [FOLDER] [--tokens N]
 
-The text is cut into consecutive windows of 512 tokens; in each, every token but the first is predicted from those before it.
-Perplexity is exp of the mean negative log likelihood per predicted token, the sum taken in float64.
+The text is cut into consecutive windows of 512 tokens; in each, every token but the first is predicted from those
+before it. Perplexity is exp of the mean negative log likelihood per predicted token, the sum taken in float64.
 """
 
 import argparse

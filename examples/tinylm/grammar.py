@@ -4,7 +4,7 @@ Template language of `Story.say`:
 
     {a|b|c}        one alternative, may nest, may be empty
     <walk>         the verb in the story's tense, third person singular (past: walked, present: walks); <walk+> plural
-    [A] [A.obj] [A.pos] [A.self]   person A as a sentence subject, object, possessor or reflexive: a name, "the baker" or
+    [A] [A.obj] [A.pos] [A.self]   person A as subject, object, possessor or reflexive: a name, "the baker" or
                    a pronoun, whichever is clear at this point; "I" and "me" where A tells the story
     [A.name]       like [A], but not a pronoun unless A tells the story
     [A!]           always the name, as others would call A;  [A~] [A~obj] [A~pos]  always a pronoun, seen from outside
@@ -14,9 +14,9 @@ Template language of `Story.say`:
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import TypeVar
 
 from . import words
@@ -30,9 +30,12 @@ PRONOUNS = {
     "I": {"": "I", "obj": "me", "pos": "my", "self": "myself"},
 }
 VOWEL_SOUND = re.compile(r"[aeio]|u(?!se|ni)")
-SMALL_NUMBERS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-                 "seventeen eighteen nineteen").split()
-TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
+SMALL_NUMBERS = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]
+ASIDE_RATE = 0.2
+TENS = {2: "twenty", 3: "thirty", 4: "forty", 5: "fifty", 6: "sixty", 7: "seventy", 8: "eighty", 9: "ninety"}
 
 
 @dataclass(eq=False)
@@ -85,7 +88,7 @@ def count(n: int, noun: str) -> str:
     return f"{number(n)} {noun if n == 1 else plural(noun)}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def conjugate(verb: str, past: bool, many: bool) -> str:
     if verb == "be":
         return ("were" if many else "was") if past else ("are" if many else "is")
@@ -106,7 +109,7 @@ def conjugate(verb: str, past: bool, many: bool) -> str:
     return verb + ("es" if verb.endswith(("s", "sh", "ch", "x", "o", "z")) else "s")
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(template: str) -> tuple[Node, ...]:
     """Splits a template at its braces, slots and verbs."""
     tokens = re.findall(r"[{}|]|<[^>]+>|\[[^\]]+\]|[^{}|<\[]+", template)
@@ -147,14 +150,16 @@ class Story:
     cast: list[Person] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     paragraphs: list[list[str]] = field(default_factory=lambda: [[]])
+    aside: "Callable[[Story], None] | None" = None  # tells something by the way, now and then between sentences
     facts: list[tuple[str, str]] = field(default_factory=list)  # question and answer about what has been told
     _topic: dict[str, Person] = field(default_factory=dict)  # pronoun -> whom it means just now
     _mentioned: dict[str, int] = field(default_factory=dict)  # name -> number of the last sentence with it
     _sentence: int = 0
+    _in_aside: bool = False
 
     def pick(self, options: Sequence[T]) -> T:
-        """Skewed to the front: the density of the relative rank r falls as r^-0.4."""
-        return options[int(len(options) * self.rng.random() ** 1.67)]
+        """Skewed to the front: the density of the relative rank r falls as r^-0.3."""
+        return options[int(len(options) * self.rng.random() ** 1.4)]
 
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
@@ -167,6 +172,11 @@ class Story:
     def say(self, template: str, **slots: "Person | Place | Thing | str") -> None:
         self.paragraphs[-1].append(polish(self.expand(template, slots)))
         self._sentence += 1
+        if self.aside and not self._in_aside and '"' not in self.paragraphs[-1][-1] and self.chance(ASIDE_RATE):
+            self._in_aside = True
+            self._sentence -= 1  # an aside does not make it less clear who is talked about
+            self.aside(self)
+            self._in_aside = False
 
     def expand(self, template: str, slots: dict[str, "Person | Place | Thing | str"]) -> str:
         pieces: list[str] = []
@@ -213,20 +223,23 @@ class Story:
         return name + ("'s" if kind == "pos" else "")
 
     def quote(self, speaker: Person, speech: str, manner: str = "", **slots: "Person | Place | Thing | str") -> None:
-        """Direct speech with its tag before, after or within; `speech` is a template without the final stop or with ?/!."""
+        """Direct speech, its tag before it, after it or left out. `speech` ends in ? or ! or no stop."""
         text = polish(self.expand(speech, slots))
         end = text[-1] if text[-1] in "?!" else ""
         body = text[: len(text) - len(end)]
-        verb = {"?": self.rng.choice(("<ask>", "<ask>", "<want> to know")), "!": "{<call>|<cry>|<shout>|<exclaim>}"}.get(end, "{<say>|<say>|<say>|<answer>|<reply>}")
+        question = self.rng.choice(("<ask>", "<ask>", "<want> to know"))
+        verbs = {"": "{<say>|<say>|<say>|<answer>|<reply>}", "?": question, "!": "{<call>|<cry>|<shout>|<exclaim>}"}
+        verb = verbs[end]
         if "|" in speech and self.chance(0.06):
             verb = "{<whisper>|<murmur>|<mutter>}"
-        tag = {"S": speaker, "m": manner or (self.pick(words.MANNERS) if self.chance(0.12) else "")}
+        how = manner or (self.pick(words.MANNERS) if self.chance(0.12) else "")
         subject_first = "know" in verb or speaker is self.narrator or self.chance(0.5)
         form = self.rng.random()
         if form < 0.55:
-            self.say(f'"[q]{end or ","}" {"[S] " + verb if subject_first else verb + " [S.name]"} [m].', q=body, **tag)
+            tag = f"[S] {verb}" if subject_first else f"{verb} [S.name]"
+            self.say(f'"[q]{end or ","}" {tag} [m].', q=body, S=speaker, m=how)
         elif form < 0.85:
-            self.say(f'[S] {verb} [m], "[q]{end or "."}"', q=body, **tag)
+            self.say(f'[S] {verb} [m], "[q]{end or "."}"', q=body, S=speaker, m=how)
         else:
             self.say(f'"[q]{end or "."}"', q=body)
 
@@ -247,7 +260,10 @@ class Story:
 
     def thing(self) -> Thing:
         nouns, adjectives, purposes = words.THINGS[self.pick(list(words.THINGS))]
-        return Thing(self.pick(nouns), self.pick(adjectives), self.pick(purposes))
+        adjective = self.pick(adjectives)
+        if self.chance(0.35):
+            adjective = " ".join(self.rng.sample(adjectives, 2))
+        return Thing(self.pick(nouns), adjective, self.pick(purposes))
 
     def text(self) -> str:
         return "\n".join(" ".join(p) for p in self.paragraphs if p) + "\n"

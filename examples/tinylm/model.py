@@ -1,4 +1,4 @@
-"""A Llama in plain PyTorch; parameter names are those of Hugging Face checkpoints, so files are exchanged without a map."""
+"""A Llama in plain PyTorch. Parameter names are those of Hugging Face checkpoints, so files need no conversion."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -24,6 +24,13 @@ class Config:
     rope_theta: float = 10000.0
 
 
+HUGGING_FACE = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "attention_bias": False,
+    "mlp_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0,
+    "initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True,
+}
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns each pair (x_i, x_{i+d/2}) of a head by the position times theta^(-2i/d)."""
     low, high = x.chunk(2, dim=-1)
@@ -32,8 +39,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @torch.compiler.disable
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax(q k^T / sqrt(d)) v, written out: training in bf16 on a CPU this is faster than the fused operator or
-    compiled code."""
+    """Causal softmax(q k^T / sqrt(d)) v, written out: in bf16 on a CPU that trains faster than the fused operator."""
     shared = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
     future = torch.full((q.shape[2], q.shape[2]), float("-inf"), dtype=q.dtype).triu(1)
@@ -61,10 +67,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v = (p(x).view(batch, length, -1, self.head_dim).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = (p.view(batch, length, -1, self.head_dim).transpose(1, 2) for p in projected)
         q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
-        mixed = attend(q, k, v)
-        return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return self.o_proj(attend(q, k, v).transpose(1, 2).reshape(batch, length, -1))
 
 
 class MLP(nn.Module):
@@ -97,7 +103,8 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self.layers = nn.ModuleList(Block(c) for _ in range(c.num_hidden_layers))
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        angle = torch.outer(torch.arange(c.max_position_embeddings), c.rope_theta ** (-torch.arange(0, c.head_dim, 2) / c.head_dim)).repeat(1, 2)
+        frequency = c.rope_theta ** (-torch.arange(0, c.head_dim, 2) / c.head_dim)
+        angle = torch.outer(torch.arange(c.max_position_embeddings), frequency).repeat(1, 2)
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
 
@@ -128,12 +135,12 @@ class TinyLM(nn.Module):
 
 def save(model: TinyLM, folder: Path) -> None:
     """Writes weights in bf16 and the configuration that Hugging Face readers need."""
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **asdict(model.config), "hidden_act": "silu",
-              "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": True,
-              "bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True}
+    config = {**HUGGING_FACE, **asdict(model.config)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 0, "eos_token_id": 0, "do_sample": False}, indent=2) + "\n")
-    save_file({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    generation = {"bos_token_id": 0, "eos_token_id": 0, "do_sample": False}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    weights = {name: p.to(torch.bfloat16) for name, p in model.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> TinyLM:

@@ -1,4 +1,4 @@
-"""Episodes about things and journeys. Each tells one small plot, keeps the world true and leaves facts to ask about later."""
+"""Episodes about things and journeys: each tells one small plot of three people and leaves facts to ask about later."""
 
 from . import words
 from .grammar import Person, Place, Story, plural
@@ -22,13 +22,13 @@ def lost_thing(s: Story, a: Person, b: Person, c: Person) -> None:
     wrong_spot = s.pick([w for w in words.CONTAINERS if w != box])
     if s.chance(0.5):
         s.quote(
-            b, "{Maybe|Perhaps} it is [in] the [x]{, where you keep everything||, I suppose}",
-            **{"in": words.CONTAINERS[wrong_spot], "x": wrong_spot},
+            b, "{Maybe|Perhaps} it is [at] the [x]{, where you keep everything||, I suppose}",
+            at=words.CONTAINERS[wrong_spot], x=wrong_spot,
         )
         s.say(
-            "{[A] <look> [in] the [x], but there <be> only [junk].|But [in] the [x] there <be> nothing but [junk].}",
+            "{[A] <look> [at] the [x], but there <be> only [junk].|But [at] the [x] there <be> nothing but [junk].}",
             A=a, x=wrong_spot, junk=f"a(n) {s.pick(words.COLORS)} {s.pick(words.COUNTED)}",
-            **{"in": words.CONTAINERS[wrong_spot]},
+            at=words.CONTAINERS[wrong_spot],
         )
     s.quote(
         b,
@@ -120,7 +120,9 @@ def journey(s: Story, a: Person, b: Person, c: Person) -> None:
     )
     for i, obstacle in enumerate(way[: 1 + s.chance(0.5)]):
         s.say(
-            "{" + ("First|Halfway there|Behind the last house|Before long" if i == 0 else "Then|A mile further|Just before [p]|After that") + "}{, | }{they <come+> to|they <meet+>|the way <be> blocked by|there <be>} [o].",
+            ("{Then|A mile further|Just before [p]|After that}" if i else
+             "{First|Halfway there|Behind the last house|Before long}")
+            + "{, | }{they <come+> to|they <meet+>|the way <be> blocked by|there <be>} [o].",
             o=obstacle, p=target,
         )
         thinker, other = (a, b) if s.chance(0.5) else (b, a)
@@ -129,7 +131,7 @@ def journey(s: Story, a: Person, b: Person, c: Person) -> None:
                 other, "{What shall we do now?|We must turn back!|We will never get to [p]|I am too [feel] to go on}",
                 p=target, feel=s.pick(("tired", "afraid", "cold", "hungry")),
             )
-        s.quote(thinker, "{We can|Let us|We only have to|I think we should} [do]", **{"do": words.OBSTACLES[obstacle]})
+        s.quote(thinker, "{We can|Let us|We only have to|I think we should} [cure]", cure=words.OBSTACLES[obstacle])
         s.say(
             "{That <work> well.|It <be> not easy, but it <work>.|So they <do+>, [m].|It <take> {an hour|"
             "all morning|some time}, but they <manage+>.|[O] <be> surprised how easy it <be>.}",
@@ -200,7 +202,7 @@ def making(s: Story, a: Person, b: Person, c: Person) -> None:
         "{[A] <want> to make a(n) [d] for [who]|[A], [B] and [C] <decide+> to make a(n) [d]|"
         "A(n) [d] <be> needed for [who]}.",
         A=a, B=b, C=c, d=dish,
-        who=s.pick(("the festival", "grandmother", "the school", "the sick neighbor", "the wedding", "the mayor", "the harvest dance")),
+        who=s.pick(words.OCCASIONS),
     )
     s.quote(a, "We need [x], [y] and [z]. {Who brings what?|But the cupboard is empty!|Where do we get them?}",
             x=plural(foods[0]), y=plural(foods[1]), z=plural(foods[2]))
@@ -231,13 +233,14 @@ def making(s: Story, a: Person, b: Person, c: Person) -> None:
             d=dish,
         )
     s.facts.append((f"who brought the {plural(foods[0])}?", f"{helpers[0].name} did"))
-    s.facts.append((f"who brought the {plural(foods[2])}?", f"{helpers[2].name} did, and {helpers[1].name} brought the {plural(foods[1])}"))
+    others = f"{helpers[2].name} did, and {helpers[1].name} brought the {plural(foods[1])}"
+    s.facts.append((f"who brought the {plural(foods[2])}?", others))
 
 
 def mystery(s: Story, a: Person, b: Person, c: Person) -> None:
     """Three suspects, one trace each; the trace at the scene tells who did it."""
-    traces = s.rng.sample(["blue paint", "white flour", "red clay", "black soot", "green grass", "yellow sawdust", "gray ash", "sweet honey", "dark ink", "brown mud"], 3)
-    missing = s.pick(("cake", "pie", "sausage", "cheese", "jar of jam", "basket of plums", "loaf of bread", "silver spoon", "best hat", "garden gnome"))
+    traces = s.rng.sample(words.TRACES, 3)
+    missing = s.pick(words.STEALABLE)
     place = s.place()
     suspects = [b, c, s.person()]
     s.rng.shuffle(suspects)
@@ -274,7 +277,8 @@ def mystery(s: Story, a: Person, b: Person, c: Person) -> None:
         "I will bring a new one}",
     )
     s.facts.append((f"who took the {missing}?", f"it was {who.name}, because of the {traces[guilty].split(' ', 1)[1]}"))
-    s.facts.append((f"who had {traces[(guilty + 1) % 3]}?", f"{innocent.name} had, but {innocent.pronoun} was innocent"))
+    innocent_trace = traces[(guilty + 1) % 3]
+    s.facts.append((f"who had {innocent_trace}?", f"{innocent.name} had, but {innocent.pronoun} was innocent"))
 
 
 def fetch_chain(s: Story, a: Person, b: Person, c: Person) -> None:

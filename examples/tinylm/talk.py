@@ -76,8 +76,7 @@ def market(s: Story, a: Person, b: Person, c: Person) -> None:
 
 
 def contest(s: Story, a: Person, b: Person, c: Person) -> None:
-    game, unit = s.pick((("throwing stones", "step"), ("telling riddles", "point"), ("picking cherries", "basket"), ("catching fish", "fish"),
-                         ("spelling hard words", "word"), ("jumping", "foot"), ("shooting arrows", "point"), ("baking pies", "pie"), ("stacking bricks", "brick")))
+    game, unit = s.pick(words.GAMES)
     unit_many = "feet" if unit == "foot" else plural(unit)
     scores = s.rng.sample(range(3, 30), 3)
     people = [a, b, c]
@@ -157,7 +156,8 @@ def lesson(s: Story, a: Person, b: Person, c: Person) -> None:
         else:
             s.quote(
                 b,
-                "{Which animal can [v]|Who makes that noise? Is it a bird}?" if s.chance(0.7) else "Do you hear something [v]?",
+                "{Which animal can [v]|Who makes that noise? Is it a bird}?" if s.chance(0.7) else
+                "Do you hear something [v]?",
                 v=sound,
             )
             s.quote(a, "{The [x] does|That is the [x]}{|, and it loves [f]}", x=animal, f=food)

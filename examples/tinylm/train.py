@@ -28,8 +28,8 @@ EVALUATE_EVERY, CHECKPOINT_EVERY, LOG_EVERY = 250, 500, 50
 
 
 def batches(tokenizer: Tokenizer, skip: int) -> Iterator[Tensor]:
-    """Batches [BATCH, WINDOW + 1] of consecutive text; windows share their border token. Skips the first `skip` batches."""
-    end = tokenizer.token_to_id("<|endoftext|>")
+    """Batches [BATCH, WINDOW + 1] of consecutive text from number `skip` on; neighbors share their border token."""
+    end = tokenizer.encode("<|endoftext|>").ids[0]
     pending: list[int] = []
     size = BATCH * WINDOW
     made = 0
@@ -85,7 +85,8 @@ def main() -> None:
         return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
 
     def record(**values: float) -> None:
-        line = json.dumps({"step": step, "tokens": step * BATCH * WINDOW, **{k: round(v, 5) for k, v in values.items()}})
+        rounded = {name: round(value, 5) for name, value in values.items()}
+        line = json.dumps({"step": step, "tokens": step * BATCH * WINDOW, **rounded})
         print(line, flush=True)
         log.write(line + "\n")
         log.flush()

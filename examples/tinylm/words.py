@@ -1,6 +1,7 @@
 """Vocabulary of the story corpus: what there is in the small world, and the words that fit each thing.
 
-Every table is ordered from common to rare; the generator prefers the front, so word frequencies fall off as in real text.
+Every table is ordered from common to rare; the generator prefers the front, so word frequencies fall off as in real
+text.
 """
 
 
@@ -13,13 +14,15 @@ def _phrases(text: str) -> list[str]:
 
 
 BOYS = _words("""
-    Tom Ben Sam Jack Leo Max Hugo Oscar Felix Peter Daniel Noah Adam Simon Victor Walter Martin Henry Oliver Arthur George
-    Edgar Ivan Pablo Karim Omar Yusuf Kenji Anton Emil Jonas Lars Magnus Rafael Mateo Diego Tariq Bruno Silas Caleb Elias
-    Gideon Jasper Linus Otto Quentin Rupert Stefan Tobias Ulric Wilfred Xavier Zoltan Ambrose Barnaby Cyril Dmitri""")
+    Tom Ben Sam Jack Leo Max Hugo Oscar Felix Peter Daniel Noah Adam Simon Victor Walter Martin Henry Oliver Arthur
+    George Edgar Ivan Pablo Karim Omar Yusuf Kenji Anton Emil Jonas Lars Magnus Rafael Mateo Diego Tariq Bruno Silas
+    Caleb Elias Gideon Jasper Linus Otto Quentin Rupert Stefan Tobias Ulric Wilfred Xavier Zoltan Ambrose Barnaby
+    Cyril Dmitri""")
 GIRLS = _words("""
-    Anna Mara Lily Rosa Nina Emma Clara Ella Ruth Sara Julia Martha Alice Nora Ida Grace Helen Maria Sofia Lucy Eva Irene
-    Olga Vera Greta Hanna Ingrid Petra Amina Fatima Leila Yuki Mei Priya Carmen Elena Paula Bianca Dora Edith Flora Gwen
-    Hazel Iris Judith Katrin Louisa Miriam Nadia Odette Phoebe Renata Selma Tilda Ursula Viola Winifred Yvonne Zelda""")
+    Anna Mara Lily Rosa Nina Emma Clara Ella Ruth Sara Julia Martha Alice Nora Ida Grace Helen Maria Sofia Lucy Eva
+    Irene Olga Vera Greta Hanna Ingrid Petra Amina Fatima Leila Yuki Mei Priya Carmen Elena Paula Bianca Dora Edith
+    Flora Gwen Hazel Iris Judith Katrin Louisa Miriam Nadia Odette Phoebe Renata Selma Tilda Ursula Viola Winifred
+    Yvonne Zelda""")
 
 # job -> (workplace, a tool of the trade, what the job is about)
 JOBS: dict[str, tuple[str, str, str]] = {
@@ -67,7 +70,9 @@ CONTAINERS: dict[str, str] = {
 # kind of thing -> (nouns, fitting adjectives, what one does with it: "to ...")
 THINGS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "tool": (
-        _words("hammer rope ladder shovel lantern knife bucket saw axe hook wrench spade chisel pump crowbar rake pulley"),
+        _words("""
+            hammer rope ladder shovel lantern knife bucket saw axe hook wrench spade chisel pump crowbar rake
+            pulley"""),
         _words("heavy old rusty long strong sharp iron borrowed sturdy bent greasy wooden reliable"),
         _phrases("""mend the roof, repair the fence, dig a ditch, fix the gate, build a shed, clear the path,
             drain the cellar""")),
@@ -82,8 +87,10 @@ THINGS: dict[str, tuple[list[str], list[str], list[str]]] = {
         _phrases("""play in the yard, cheer up a friend, win the game, pass the time, surprise the class,
             amuse the baby""")),
     "book": (
-        _words("book letter map notebook picture diary recipe songbook dictionary postcard atlas poem newspaper scroll"),
-        _words("old thick thin secret dusty famous yellowed rare unfinished curious handwritten leather-bound precious"),
+        _words("""
+            book letter map notebook picture diary recipe songbook dictionary postcard atlas poem newspaper scroll"""),
+        _words("""
+            old thick thin secret dusty famous yellowed rare unfinished curious handwritten leather-bound precious"""),
         _phrases("""learn about the sea, find the way, answer a question, spend an evening by the fire, prove the story,
             copy a page""")),
     "music": (
@@ -102,15 +109,17 @@ THINGS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "device": (
         _words("lamp clock radio camera bicycle telescope umbrella scale wheelbarrow typewriter magnet mousetrap"),
         _words("broken useful electric clever noisy modern antique handy heavy curious dusty reliable peculiar"),
-        _phrases("""measure the field, light the cellar, tell the time, ride to town, study the moon, weigh the flour""")),
+        _phrases("""
+            measure the field, light the cellar, tell the time, ride to town, study the moon, weigh the flour""")),
 }
 
 FOODS = _words("""
-    apple egg pear cookie potato carrot orange onion plum cherry tomato cake bun pie lemon fish mushroom nut peach pancake
-    turnip fig sausage muffin biscuit cabbage melon pumpkin dumpling walnut radish apricot olive pretzel cucumber""")
+    apple egg pear cookie potato carrot orange onion plum cherry tomato cake bun pie lemon fish mushroom nut peach
+    pancake turnip fig sausage muffin biscuit cabbage melon pumpkin dumpling walnut radish apricot olive pretzel
+    cucumber""")
 COUNTED = _words("""
-    coin stone shell button flower feather candle card stamp bead nail brick ribbon leaf pencil acorn star sticker ticket
-    marble chestnut plank rope spoon tile seed bottle bell lantern basket""")
+    coin stone shell button flower feather candle card stamp bead nail brick ribbon leaf pencil acorn star sticker
+    ticket marble chestnut plank rope spoon tile seed bottle bell lantern basket""")
 
 # animal -> (sound it makes, what it likes)
 ANIMALS: dict[str, tuple[str, str]] = {
@@ -128,21 +137,44 @@ ANIMALS: dict[str, tuple[str, str]] = {
 TRAITS: dict[str, tuple[str, str, str]] = {
     "kind": ("kindly", "helped everybody", "selfish"), "brave": ("bravely", "feared nothing", "timid"),
     "clever": ("cleverly", "solved every riddle", "foolish"), "lazy": ("lazily", "slept until noon", "busy"),
-    "honest": ("honestly", "never told a lie", "sly"), "curious": ("curiously", "asked a hundred questions", "bored"),
-    "patient": ("patiently", "waited without a word", "hasty"), "proud": ("proudly", "never asked for help", "humble"),
-    "shy": ("shyly", "spoke very little", "bold"), "greedy": ("greedily", "wanted everything twice", "modest"),
-    "careful": ("carefully", "checked every knot", "careless"), "cheerful": ("cheerfully", "sang all day", "gloomy"),
-    "stubborn": ("stubbornly", "never changed a plan", "flexible"), "strict": ("sternly", "kept every rule", "gentle"),
-    "forgetful": ("absently", "forgot the simplest things", "alert"), "wise": ("wisely", "listened before speaking", "rash"),
-    "generous": ("generously", "gave things away", "stingy"), "jealous": ("jealously", "envied the neighbors", "content"),
-    "clumsy": ("clumsily", "dropped plates", "nimble"), "polite": ("politely", "thanked everyone twice", "rude"),
-    "quiet": ("quietly", "walked without a sound", "noisy"), "restless": ("restlessly", "could not sit still", "calm"),
+    "honest": ("honestly", "never told a lie", "sly"),
+    "curious": ("curiously", "asked a hundred questions", "bored"),
+    "patient": ("patiently", "waited without a word", "hasty"),
+    "proud": ("proudly", "never asked for help", "humble"), "shy": ("shyly", "spoke very little", "bold"),
+    "greedy": ("greedily", "wanted everything twice", "modest"),
+    "careful": ("carefully", "checked every knot", "careless"),
+    "cheerful": ("cheerfully", "sang all day", "gloomy"),
+    "stubborn": ("stubbornly", "never changed a plan", "flexible"),
+    "strict": ("sternly", "kept every rule", "gentle"),
+    "forgetful": ("absently", "forgot the simplest things", "alert"),
+    "wise": ("wisely", "listened before speaking", "rash"),
+    "generous": ("generously", "gave things away", "stingy"),
+    "jealous": ("jealously", "envied the neighbors", "content"), "clumsy": ("clumsily", "dropped plates", "nimble"),
+    "polite": ("politely", "thanked everyone twice", "rude"),
+    "quiet": ("quietly", "walked without a sound", "noisy"),
+    "restless": ("restlessly", "could not sit still", "calm"),
 }
 
 FEELINGS = _words("""
-    happy sad angry tired glad worried proud surprised hungry lonely afraid excited nervous calm ashamed curious relieved
-    confused grateful bored cheerful disappointed upset hopeful puzzled delighted annoyed frightened thoughtful embarrassed
-    impatient astonished miserable content furious anxious""")
+    happy sad angry tired glad worried proud surprised hungry lonely afraid excited nervous calm ashamed curious
+    relieved confused grateful bored cheerful disappointed upset hopeful puzzled delighted annoyed frightened
+    thoughtful embarrassed impatient astonished miserable content furious anxious""")
+OCCASIONS = _phrases("""
+    the festival, grandmother, the school, the sick neighbor, the wedding, the mayor, the harvest dance""")
+TRACES = _phrases("""
+    blue paint, white flour, red clay, black soot, green grass, yellow sawdust, gray ash, sweet honey, dark ink,
+    brown mud""")
+SMELLS = _phrases("""
+    smoke, rain, bread, hay, salt, tar, leather, wet dogs, cinnamon, soap, roses, old paper, fresh paint, coffee, mint,
+    garlic, candle wax, pine needles, vinegar, lavender, mud, oil, chalk, sour milk, moss, burnt sugar, wool, dust""")
+STEALABLE = _phrases("""
+    cake, pie, sausage, cheese, jar of jam, basket of plums, loaf of bread, silver spoon, best hat, garden gnome""")
+# what is done in a contest, and the unit that counts
+GAMES = [
+    ("throwing stones", "step"), ("telling riddles", "point"), ("picking cherries", "basket"),
+    ("catching fish", "fish"), ("spelling hard words", "word"), ("jumping", "foot"), ("shooting arrows", "point"),
+    ("baking pies", "pie"), ("stacking bricks", "brick"),
+]
 REASONS: dict[str, list[str]] = {
     "happy": _phrases("""the sun was shining, the holidays had begun, a friend was coming to visit,
         supper smelled wonderful"""),
@@ -157,8 +189,9 @@ REASONS: dict[str, list[str]] = {
 }
 # weather -> (what it made people do, what became of the ground)
 WEATHER: dict[str, tuple[str, str]] = {
-    "sunny": ("sat outside", "dry"), "rainy": ("ran for shelter", "muddy"), "windy": ("held on to their hats", "dusty"),
-    "cold": ("stayed by the stove", "frozen"), "foggy": ("walked slowly", "damp"), "hot": ("looked for shade", "cracked"),
+    "sunny": ("sat outside", "dry"), "rainy": ("ran for shelter", "muddy"),
+    "windy": ("held on to their hats", "dusty"), "cold": ("stayed by the stove", "frozen"),
+    "foggy": ("walked slowly", "damp"), "hot": ("looked for shade", "cracked"),
     "snowy": ("cleared the doorsteps", "white"), "stormy": ("closed the shutters", "flooded"),
     "cloudy": ("looked at the sky", "soft"), "frosty": ("rubbed their hands", "slippery"),
     "mild": ("opened the windows", "green"), "humid": ("fanned themselves", "steaming"),
@@ -169,23 +202,25 @@ TIMES = _phrases("""
     at the end of summer, on the first day of school, during the holidays, on the eve of the festival, on Thursday,
     on Sunday, on Wednesday""")
 LATER = _phrases("""
-    then, soon, later, after a while, the next day, an hour later, at last, that evening, before long, by noon, in the end,
-    a few minutes later, toward evening, two days later, presently, eventually, the following morning""")
+    then, soon, later, after a while, the next day, an hour later, at last, that evening, before long, by noon,
+    in the end, a few minutes later, toward evening, two days later, presently, eventually, the following morning""")
 MANNERS = _phrases("""
     slowly, quickly, carefully, quietly, happily, at once, with a smile, with a sigh, gently, in a hurry, eagerly,
-    without a word, nervously, gladly, silently, calmly, with trembling hands, firmly, reluctantly, as fast as possible,
-    solemnly, with great care, hesitantly""")
+    without a word, nervously, gladly, silently, calmly, with trembling hands, firmly, reluctantly,
+    as fast as possible, solemnly, with great care, hesitantly""")
 GOALS = _phrases("""
     learn to swim, see the sea, build a boat, win the race, find an old friend, buy a horse, learn to read,
-    bake the best cake in town, paint the church, catch a big fish, open a small shop, climb the mountain, write a song,
-    travel by train, grow a giant pumpkin, repair the old mill, become a doctor, sing in the choir, tame a falcon,
-    sail around the island, discover a comet, play chess with the mayor, invent a machine, plant a hundred trees""")
+    bake the best cake in town, paint the church, catch a big fish, open a small shop, climb the mountain,
+    write a song, travel by train, grow a giant pumpkin, repair the old mill, become a doctor, sing in the choir,
+    tame a falcon, sail around the island, discover a comet, play chess with the mayor, invent a machine,
+    plant a hundred trees""")
 # obstacle on the way -> how it is overcome
 OBSTACLES: dict[str, str] = {
     "a fallen tree": "climb over it", "a deep stream": "build a small raft", "a locked gate": "look for the key",
     "a steep hill": "rest twice on the way up", "an angry goose": "throw it some bread",
-    "thick fog": "follow the stone wall", "a broken bridge": "go around by the ford", "a hungry wolf": "light a torch",
-    "a sleeping guard": "tiptoe past", "a herd of cows": "wait until they have passed", "a high fence": "crawl underneath",
+    "thick fog": "follow the stone wall", "a broken bridge": "go around by the ford",
+    "a hungry wolf": "light a torch", "a sleeping guard": "tiptoe past",
+    "a herd of cows": "wait until they have passed", "a high fence": "crawl underneath",
     "heavy snow": "borrow a sled", "a swarm of bees": "take the longer road", "a dark tunnel": "sing loudly",
     "slippery ice": "tie straw around our boots", "a wide swamp": "step from stone to stone",
     "a toll keeper": "pay one coin", "a sudden hailstorm": "hide under a bridge",
@@ -215,12 +250,12 @@ MORALS: dict[str, str] = {
 IRREGULAR_PAST: dict[str, str] = {
     "go": "went", "have": "had", "do": "did", "say": "said", "see": "saw", "take": "took", "give": "gave",
     "find": "found", "come": "came", "think": "thought", "know": "knew", "tell": "told", "run": "ran", "sit": "sat",
-    "stand": "stood", "hold": "held", "bring": "brought", "leave": "left", "feel": "felt", "keep": "kept", "put": "put",
-    "lose": "lost", "buy": "bought", "sell": "sold", "hear": "heard", "begin": "began", "write": "wrote", "read": "read",
-    "pay": "paid", "make": "made", "meet": "met", "forget": "forgot", "hide": "hid", "eat": "ate", "fall": "fell",
-    "catch": "caught", "win": "won", "send": "sent", "get": "got", "lie": "lay", "sing": "sang", "can": "could",
-    "will": "would", "mean": "meant", "lend": "lent", "cost": "cost", "let": "let", "sleep": "slept", "teach": "taught",
-    "cut": "cut", "become": "became", "understand": "understood",
+    "stand": "stood", "hold": "held", "bring": "brought", "leave": "left", "feel": "felt", "keep": "kept",
+    "put": "put", "wear": "wore", "lose": "lost", "buy": "bought", "sell": "sold", "hear": "heard", "begin": "began",
+    "write": "wrote", "read": "read", "pay": "paid", "make": "made", "meet": "met", "forget": "forgot",
+    "hide": "hid", "eat": "ate", "fall": "fell", "catch": "caught", "win": "won", "send": "sent", "get": "got",
+    "lie": "lay", "sing": "sang", "can": "could", "will": "would", "mean": "meant", "lend": "lent", "cost": "cost",
+    "let": "let", "sleep": "slept", "teach": "taught", "cut": "cut", "become": "became", "understand": "understood",
 }
 IRREGULAR_PLURAL = {
     "leaf": "leaves", "fish": "fish", "potato": "potatoes", "tomato": "tomatoes", "radish": "radishes",

@@ -2,7 +2,7 @@
 
 from bitport import ops  # noqa: F401  (declares the ops)
 from bitport.api import dequantize_, explain, quantize_
-from bitport.ops import use_kernel
+from bitport.ops import decompositions, use_kernel
 from bitport.schemes import PRESETS, Plan, Recipe, Rule, Scheme, preset
 from bitport.tensor import QTensor, quantize_tensor
 
@@ -13,6 +13,7 @@ __all__ = [
     "Recipe",
     "Rule",
     "Scheme",
+    "decompositions",
     "dequantize_",
     "explain",
     "preset",

@@ -1,3 +1,4 @@
+from itertools import pairwise
 from statistics import NormalDist
 
 import pytest
@@ -24,7 +25,7 @@ def test_nf4_entries_are_float32() -> None:
 
 
 def test_nearest_entry_by_exhaustive_distance_in_float64() -> None:
-    middle = torch.tensor([(a + b) / 2 for a, b in zip(NF4, NF4[1:], strict=False)], dtype=torch.float64).float()
+    middle = torch.tensor([(a + b) / 2 for a, b in pairwise(NF4)], dtype=torch.float64).float()
     up, down = (middle.nextafter(torch.tensor(end)) for end in (2.0, -2.0))
     x = torch.cat([torch.linspace(-1.5, 1.5, 20001), torch.tensor(NF4), middle, up, down])
     distance = (x.double()[:, None] - torch.tensor(NF4, dtype=torch.float64)).abs()

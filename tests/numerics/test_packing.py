@@ -26,7 +26,7 @@ def test_against_the_definition(bits: int, k: int) -> None:
 def test_the_diagrams() -> None:
     assert pack_bits(torch.tensor([0x1, 0x2, 0x3, 0x4], dtype=torch.uint8), 4).tolist() == [0x21, 0x43]
     three = pack_bits(torch.tensor([1, 2, 3, 4, 5, 6, 7, 0], dtype=torch.uint8), 3)
-    assert three.tolist() == [0b11_010_001, 0b1_101_100_0, 0b000_111_11]
+    assert three.tolist() == [0b11_010_001, 0b0_101_100_0, 0b000_111_11]
 
 
 @pytest.mark.parametrize("bits", [3, 4])

@@ -4,9 +4,9 @@ from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, ROUND_HALF_EVEN, ROU
 import pytest
 import torch
 
-from bitport.numerics import round_to_int
+from bitport.numerics import Rounding, round_to_int
 
-DECIMAL = {
+DECIMAL: dict[Rounding, str] = {
     "half_even": ROUND_HALF_EVEN,
     "half_away": ROUND_HALF_UP,
     "toward_zero": ROUND_DOWN,
@@ -16,11 +16,12 @@ DECIMAL = {
 
 
 @pytest.mark.parametrize("mode", DECIMAL)
-def test_against_decimal_arithmetic(mode: str) -> None:
+def test_against_decimal_arithmetic(mode: Rounding) -> None:
     below_half = math.nextafter(0.5, 0)
     points = [0.5, 1.5, 2.5, 126.5, 0.25, 0.75, 1.0, 1e-40, 8388607.5, 16777216.0, below_half]
     x = torch.tensor([*points, *(-p for p in points)])
-    x = torch.cat([x, x.nextafter(torch.tensor(0.0)), torch.randn(2000, generator=torch.Generator().manual_seed(0)) * 50])
+    noise = torch.randn(2000, generator=torch.Generator().manual_seed(0)) * 50
+    x = torch.cat([x, x.nextafter(torch.tensor(0.0)), noise])
     expected = [float(Decimal(v).to_integral_value(DECIMAL[mode])) for v in x.tolist()]
     assert round_to_int(x, mode).tolist() == expected
 

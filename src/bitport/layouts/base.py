@@ -32,12 +32,21 @@ class Matrix(NamedTuple):
         return -(-self.n // self.block_n), -(-self.k // self.block_k)
 
 
+class Packed(NamedTuple):
+    data_dtype: torch.dtype
+    data_shape: tuple[int, ...]
+    scale_shape: tuple[int, ...]
+
+
 class Layout(Protocol):
     name: str
     devices: tuple[str, ...]
     """Device types on which a tensor that fits is put into this layout when it arrives; () for on request only."""
     data_ndim: int
     """Number of dimensions of ``data`` for one matrix; further leading ones are batch (experts)."""
+
+    def expects(self, matrix: Matrix) -> Packed:
+        """What ``data`` and ``scale`` of one packed matrix look like; checked before any kernel touches them."""
 
     def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
         """Why these parts cannot be held, or None."""

@@ -7,7 +7,7 @@ them as [K/g, N] with an int8 zero, which the kernel makes of them.
 
 import torch
 
-from bitport.layouts.base import Matrix, register_layout
+from bitport.layouts.base import Matrix, Packed, register_layout
 from bitport.numerics import Quantized
 
 
@@ -15,6 +15,9 @@ class PlainInt32:
     name = "plain_int32"
     devices: tuple[str, ...] = ("xpu",)
     data_ndim = 2
+
+    def expects(self, matrix: Matrix) -> Packed:
+        return Packed(torch.int32, (matrix.n, matrix.k // 8), matrix.grid)
 
     def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
         if matrix.dtype != "int4":

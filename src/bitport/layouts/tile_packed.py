@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bitport.layouts.base import Matrix, register_layout
+from bitport.layouts.base import Matrix, Packed, register_layout
 from bitport.numerics import Quantized, pack_bits, unpack_bits
 
 GROUPS = (32, 64, 128, 256)
@@ -32,6 +32,10 @@ class TilePacked:
     def __init__(self, inner: int) -> None:
         self.inner = inner
         self.name = f"tile_packed_{inner}"
+
+    def expects(self, matrix: Matrix) -> Packed:
+        tiles, outer = -(-matrix.n // 8), matrix.k // (16 * self.inner)
+        return Packed(torch.int32, (tiles, outer, 32, self.inner // 2), (matrix.k // matrix.block_k, 8 * tiles, 2))
 
     def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
         if matrix.dtype != "int4":

@@ -32,7 +32,7 @@ def to_blocks(x: Tensor, block: Block, fill: float = 0) -> Tensor:
 
 def from_blocks(x: Tensor, n: int, k: int) -> Tensor:
     *leading, row_blocks, rows, column_blocks, columns = x.shape
-    return x.reshape(*leading, row_blocks * rows, column_blocks * columns)[..., :n, :k]
+    return x.reshape(*leading, row_blocks * rows, column_blocks * columns)[..., :n, :k].contiguous()
 
 
 def spread(scale: Tensor) -> Tensor:

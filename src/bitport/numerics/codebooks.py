@@ -54,10 +54,12 @@ def encode_codebook(x: Tensor, table: tuple[float, ...]) -> Tensor:
     thresholds = _MIDPOINTS[table] if table in _MIDPOINTS else midpoints(table)
     codes = torch.zeros_like(x, dtype=torch.uint8)
     for threshold in thresholds:
-        codes += x > threshold
+        codes = codes + (x > threshold)
     zero_code = min(range(len(table)), key=lambda index: abs(table[index]))
     return torch.where(x.isnan(), zero_code, codes)
 
 
 def decode_codebook(codes: Tensor, table: tuple[float, ...]) -> Tensor:
-    return torch.tensor(table, dtype=torch.float32, device=codes.device)[codes.int()]
+    """The table is put together from fills: a tensor literal would be mutated while it is traced, which export refuses."""
+    entries = [torch.full((1,), entry, dtype=torch.float32, device=codes.device) for entry in table]
+    return torch.cat(entries)[codes.int()]

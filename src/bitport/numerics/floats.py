@@ -49,7 +49,7 @@ def encode(
     value; without it infinity where the type has one, NaN where it has only that, else the largest all the same.
     NaN becomes NaN; in a type without NaN (fp6, fp4) the code 0, and the caller marks the block in its scale.
     e8m0 has no sign and no zero: negative values become NaN, zero becomes 2^-127 with `saturate` and NaN without,
-    values below 2^-127 become 2^-127.
+    values below 2^-127 become 2^-127. It has no mantissa, so of two neighbours none is even: halfway goes up.
     """
     number = _float_number(number)
     check_rounding(rounding)
@@ -83,34 +83,28 @@ def _encode_by_thresholds(x: Tensor, number: NumberType) -> Tensor:
     values = [number.float_value(code) for code in range(number.max_code + 1)]
     for code, (low, high) in enumerate(itertools.pairwise(values)):
         middle = (low + high) / 2
-        codes += magnitude >= middle if code % 2 else magnitude > middle
+        codes = codes + (magnitude >= middle if code % 2 else magnitude > middle)
     codes = codes | (x.signbit().to(torch.uint8) << (number.bits - 1))
     return torch.where(x.isnan(), number.nan_code, codes)
 
 
-def _encode_e8m0(
-    x: Tensor, number: NumberType, rounding: Rounding, saturate: bool, generator: RandomSource
-) -> Tensor:
-    """A float32 bit pattern over 2^23 is its e8m0 code plus a fraction. Below 2^-126, where float32 is subnormal, the
-    pattern of 2^-127 is half a code: (pattern - that) * 2 continues the scale down to code 0."""
-    bits = x.view(torch.int32)
-    position = torch.where(bits < 0x800000, (bits - 0x400000).clamp(min=0) * 2, bits).clamp(min=0)
-    code = _round_position(position, rounding, generator)
+def e8m0_position(magnitude: Tensor) -> Tensor:
+    """int32: the place of a float32 >= 0 on the scale of e8m0 codes, in units of 2^-23: its upper bits are the code of
+    the power of two not above it. For normal float32 that is the bit pattern itself; below 2^-126 the pattern of 2^-127
+    is half a code, and doubling the distance from it continues the scale down to code 0."""
+    bits = magnitude.view(torch.int32)
+    return torch.where(bits < 0x800000, (bits - 0x400000).clamp(min=0) * 2, bits)
+
+
+def _encode_e8m0(x: Tensor, number: NumberType, rounding: Rounding, saturate: bool, generator: RandomSource) -> Tensor:
+    position = e8m0_position(x.abs())
+    fraction, shift = position & 0x7FFFFF, torch.full_like(position, 23)
+    if rounding == "half_even":
+        rounding = "half_away"
+    code = (position >> 23) + shift_round(fraction, shift, torch.zeros_like(x, dtype=torch.bool), rounding, generator)
     code = code.clamp(max=number.max_code if saturate else number.nan_code)
-    zero_code = 0 if saturate else number.nan_code
-    code = torch.where((bits & 0x7FFFFFFF) == 0, zero_code, code)
-    bad = x.isnan() | (x < 0)
-    return torch.where(bad, number.nan_code, code).to(torch.uint8)
-
-
-def _round_position(position: Tensor, rounding: Rounding, generator: RandomSource) -> Tensor:
-    """position / 2^23 rounded, for positions up to 255 * 2^23; shift_round takes 30 bits, so all but the last bit of
-    the whole part stays out of it."""
-    whole, fraction = position >> 23, position & 0x7FFFFF
-    odd = whole & 1
-    shift = torch.full_like(position, 23)
-    negative = torch.zeros_like(position, dtype=torch.bool)
-    return whole - odd + shift_round(fraction + (odd << 23), shift, negative, rounding, generator)
+    code = torch.where(x == 0, 0 if saturate else number.nan_code, code)
+    return torch.where(x.isnan() | (x < 0), number.nan_code, code).to(torch.uint8)
 
 
 def decode(codes: Tensor, number: NumberType | str) -> Tensor:

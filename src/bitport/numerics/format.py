@@ -1,20 +1,18 @@
 """Format: which numbers a matrix is kept in, how many elements share a scale, and what that scale is.
 
-    int       value = (code - zero) * scale          zero = the type's midpoint where the format has no zero point
-    others    value = decode(code) * scale           scale = block scale [* global scale]
+int       value = (code - zero) * scale          zero = the type's midpoint where the format has no zero point
+others    value = decode(code) * scale           scale = block scale [* global scale]
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 
 from bitport.numerics.packing import packed_size
 from bitport.numerics.types import NumberType, number_type
 
-Zero = Literal["none", "int", "float"]
-ScaleRule = Literal["floor", "ceil", "even", "rceil"]
-
+ZEROS = ("none", "int", "float")
+SCALE_RULES = ("floor", "ceil", "even", "rceil")
 SCALE_DTYPES: dict[str, torch.dtype | None] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -43,16 +41,16 @@ class Format:
 
     dtype: str
     block: tuple[int, int] = (1, 0)
-    zero: Zero = "none"
+    zero: str = "none"
     scale: str = "float32"
-    scale_rule: ScaleRule = "floor"
+    scale_rule: str = "floor"
     global_scale: bool = False
 
     def __post_init__(self) -> None:
         number = number_type(self.dtype)
-        _choose("zero", self.zero, get_args(Zero))
+        _choose("zero", self.zero, ZEROS)
         _choose("scale", self.scale, tuple(SCALE_DTYPES))
-        _choose("scale_rule", self.scale_rule, get_args(ScaleRule))
+        _choose("scale_rule", self.scale_rule, SCALE_RULES)
         if number.kind == "float" and not number.signed:
             raise ValueError(f"Format.dtype={self.dtype!r} is a type for scales; use scale='e8m0' with another dtype")
         block = self.block

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bitport.numerics.blocks import block_amax, to_blocks
-from bitport.numerics.floats import as_float32, decode, encode
+from bitport.numerics.floats import as_float32, decode, e8m0_position, encode
 from bitport.numerics.format import Format
 from bitport.numerics.rounding import round_to_int
 from bitport.numerics.types import number_type
@@ -37,6 +37,8 @@ _SMALLEST_GLOBAL = 2.0**-140
 
 def choose_qparams(x: Tensor, fmt: Format, scale2: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(scale, zero, scale2) for x [..., N, K] in the dtypes they are stored in; a scale2 that is given is used."""
+    if scale2 is not None and not fmt.global_scale:
+        raise ValueError(f"{fmt} has no scale2")
     if fmt.zero != "none":
         scale, zero = _affine(x, fmt)
         return scale, zero, None
@@ -93,9 +95,10 @@ def _affine(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
 def _global_scale(amax: Tensor, fmt: Format) -> Tensor:
     """float32 [..., 1, 1] over the finite blocks: one bad block must not change the others."""
     largest = E4M3.max * fmt.number.max
+    highest = _FLOAT32_MAX / max(largest, E4M3.max) * (1 - 2.0**-20)  # finite: the product of the scales, of all three
     finite = torch.where(amax.isfinite(), amax, 0)
     amax = torch.cat([finite.flatten(-2), finite.new_zeros(*finite.shape[:-2], 1)], -1).amax(-1)[..., None, None]
-    scale2 = _divide(amax, largest).clamp(_SMALLEST_GLOBAL, _FLOAT32_MAX / largest * (1 - 2.0**-20))
+    scale2 = _divide(amax, largest).clamp(_SMALLEST_GLOBAL, highest)
     return torch.where(amax == 0, 1.0, scale2)
 
 
@@ -104,18 +107,15 @@ def power_of_two_scale(amax: Tensor, fmt: Format) -> Tensor:
     The last step is a cast and not a view of bytes, because inductor has no buffers of that dtype on the CPU.
 
     With amax = 1.f * 2^e and max(type) = 1.g * 2^emax: ceil moves up if f > 0, rceil if f > g, even if 1.f rounds to 2.
-    A subnormal amax matters only where emax = 0 (then g = 0): 2^-127 has the bit pattern 0x400000.
     """
     number = fmt.number
-    bits = amax.view(torch.int32)
-    exponent, fraction = bits >> 23, bits & 0x7FFFFF
-    if fmt.scale_rule == "floor":
-        up = torch.zeros_like(fraction)
-    elif fmt.scale_rule == "even":
-        up = (fraction + (1 << (22 - number.mantissa_bits))) >> 23
-    else:
+    position = e8m0_position(amax)
+    exponent, fraction = position >> 23, position & 0x7FFFFF
+    if fmt.scale_rule == "even":
+        exponent = exponent + ((fraction + (1 << (22 - number.mantissa_bits))) >> 23)
+    elif fmt.scale_rule != "floor":
         largest = int((number.max / 2.0**number.emax - 1) * 2**23) if fmt.scale_rule == "rceil" else 0
-        up = (fraction > torch.where(exponent == 0, 0x400000, largest)).to(torch.int32)
-    code = (exponent + up - number.emax).clamp(0, 254 - number.emax).to(torch.uint8)
+        exponent = exponent + (fraction > largest)
+    code = (exponent - number.emax).clamp(0, 254 - number.emax).to(torch.uint8)
     code = torch.where(amax.isfinite(), code, E8M0.nan_code)
     return decode(code, E8M0).to(torch.float8_e8m0fnu)

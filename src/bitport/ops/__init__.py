@@ -1,8 +1,9 @@
 """What can be computed: the op table, the choice among kernels, and the torch functions a QTensor answers with them."""
 
 from bitport.ops import convert, embedding, functional, grouped, int4pack_mm, linear, quantized_matmul  # noqa: F401
+from bitport.ops.decompose import decompositions
 from bitport.ops.select import IMPLS, Decision, Impl, call, decide, register_kernel, use_kernel
 from bitport.ops.table import OPS, Op, Sample
 from bitport.ops.weight import Weight
 
-__all__ = ["IMPLS", "OPS", "Decision", "Impl", "Op", "Sample", "Weight", "call", "decide", "register_kernel", "use_kernel"]
+__all__ = ["IMPLS", "OPS", "Decision", "Impl", "Op", "Sample", "Weight", "call", "decide", "decompositions", "register_kernel", "use_kernel"]

@@ -17,7 +17,7 @@ from bitport.ops import samples
 from bitport.ops.linear import FLOATS, check_activation
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
-from bitport.ops.weight import SCHEMA, Weight
+from bitport.ops.weight import SCHEMA, Weight, check_weight
 
 
 def to_list(parts: Quantized) -> list[Tensor]:
@@ -34,7 +34,7 @@ def from_list(tensors: list[Tensor]) -> Quantized:
 
 
 def _check_dequantize(*args: Any) -> None:
-    Weight(*args[:10]).check()
+    check_weight(*args[:10])
     if not args[10].is_floating_point:
         raise ArgumentError(f"dequantize gives a float tensor, not {args[10]}")
 
@@ -113,7 +113,7 @@ def _samples_quantize_input(device: torch.device, dtype: torch.dtype) -> Iterato
 
 
 def _check_repack(*args: Any) -> None:
-    Weight(*args[:10]).check()
+    check_weight(*args[:10])
     layouts.layout(args[10])
 
 

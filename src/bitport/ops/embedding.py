@@ -12,7 +12,7 @@ from bitport.numerics import Quantized, dequantize
 from bitport.ops import samples
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
-from bitport.ops.weight import SCHEMA, Weight
+from bitport.ops.weight import SCHEMA, Weight, check_weight
 
 
 def _check(ids: Tensor, *rest: object) -> None:
@@ -23,7 +23,7 @@ def _check(ids: Tensor, *rest: object) -> None:
         raise ArgumentError(f"ids are on {ids.device}, the table on {weight.data.device}; move both to one device")
     if weight.batch:
         raise ArgumentError(f"embedding takes one table, not a batch of {[*weight.batch]}")
-    weight.check()
+    check_weight(*weight)
 
 
 def _generic(ids: Tensor, *rest: object) -> Tensor:

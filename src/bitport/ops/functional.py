@@ -2,62 +2,92 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import TransformType
 
 from bitport.errors import ArgumentError
+from bitport.numerics import fake_quantize
 from bitport.ops import select
+from bitport.ops.linear import check_linear
 from bitport.ops.table import OPS
 from bitport.ops.weight import Weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
 
 aten = torch.ops.aten
+_dispatch_modes, _functorch = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 
 
 def operand(q: QTensor) -> Weight:
     return Weight(q.qdata, q.scale, q.zero, q.scale2, *q.matrix, q.bits_layout)
 
 
-def run(op: str, *args: Any) -> Any:
-    """Call an op: through torch where it may be traced or differentiated, past autograd's Python otherwise (4 us)."""
-    if select.FORCED and not torch.compiler.is_compiling():
-        return select.call(op, *args, kernel=select.FORCED.get(op, select.FORCED.get("*")))
-    return _overload(op)(*args)
+def run(op: str, x: Tensor, *args: Any) -> Any:
+    """Call an op for a QTensor, with the kernel that is forced, if one is."""
+    if torch.compiler.is_compiling():
+        return getattr(torch.ops.bitport, op).default(x, *args)
+    if select.FORCED:
+        return select.call(op, x, *args, kernel=select.forced(op))
+    return OPS[op].overload(x, *args)
 
 
-@functools.cache
-def _overload(op: str) -> Any:
-    return OPS[op].overload
-
-
-def linear(x: Tensor, weight: QTensor, bias: Tensor | None = None) -> Tensor:
+def linear(input: Tensor, weight: QTensor, bias: Tensor | None = None) -> Tensor:
     """F.linear with a quantized weight: the input is prepared as the weight asks, then one op."""
-    if isinstance(x, QTensor) or not isinstance(weight, QTensor):
+    if isinstance(input, QTensor) or not isinstance(weight, QTensor):
         raise ArgumentError("F.linear takes a quantized tensor as its weight only; dequantize() the input")
     if weight.transposed:
         raise ArgumentError("this QTensor is a transposed view [K, N]; F.linear wants [N, K]: pass weight.t()")
-    return product(x, weight, bias)
+    return product(input, weight, bias)
 
 
 def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
-    """x [.., K] times the matrix [N, K] behind q."""
+    """x [.., K] times the matrix [N, K] behind q, plus bias.
+
+    Where nothing is traced or differentiated and the device has no kernel of its own, PyTorch's dispatcher would only
+    call the chooser back, with every argument boxed twice and a weight checked that was checked when it was made: then
+    the chooser is called at once, which saves half of the overhead.
+    """
+    if _functorch() is not None and _differentiates():
+        return _product_of_floats(x, q, bias)
     x = prepare(x, q)
-    if act := q.scheme.act:
-        if q.scheme.static and q.act_scale is None:
-            raise ArgumentError(f"{q.scheme} has a static input scale, but none was calibrated: quantize_(.., calibrate=batches)")
-        return run("dyn_linear", x, *operand(q), act, q.act_scale, bias)
-    return run("linear", x, *operand(q), bias)
+    act = q.scheme.act
+    if act and q.scheme.static and q.act_scale is None:
+        raise ArgumentError(f"{q.scheme} has a static input scale, but none was calibrated: quantize_(.., calibrate=batches)")
+    op, rest = ("dyn_linear", (act, q.act_scale, bias)) if act else ("linear", (bias,))
+    if not torch.compiler.is_compiling() and _is_plain(x, bias) and select.is_chooser(op, x.device.type):
+        check_linear(x, q.qdata, q.matrix.n, q.matrix.k, bias)
+        return select.CHOOSERS[op](x, *operand(q), *rest)
+    return run(op, x, *operand(q), *rest)
+
+
+def _differentiates() -> bool:
+    """Whether torch.func.grad, jvp or one of their kin is at work, which know no gradient of our ops."""
+    kinds = (TransformType.Grad, TransformType.Jvp)
+    return any(level.key() in kinds for level in torch._C._functorch.get_interpreter_stack() or ())
+
+
+def _product_of_floats(x: Tensor, q: QTensor, bias: Tensor | None) -> Tensor:
+    if q.scheme.act:
+        raise ArgumentError(f"torch.func cannot differentiate {q.scheme}, which rounds its input; use autograd (backward())")
+    return F.linear(x, q.dequantize(x.dtype), bias)
+
+
+def _is_plain(x: Tensor, bias: Tensor | None) -> bool:
+    """An ordinary tensor, seen by no dispatch mode or function transform, of which no gradient is wanted."""
+    if type(x) is not Tensor or _dispatch_modes() or _functorch() is not None:
+        return False
+    return not torch.is_grad_enabled() or not (x.requires_grad or (bias is not None and bias.requires_grad))
 
 
 def prepare(x: Tensor, q: QTensor) -> Tensor:
     """Autocast, then the pre-scale (AWQ, SmoothQuant), then the order of columns (act-order)."""
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    kind = x.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        x = x.to(torch.get_autocast_dtype(kind))
     if q.pre_scale is not None:
         x = x * q.pre_scale.to(x.dtype)
     if q.perm is not None:
@@ -66,7 +96,7 @@ def prepare(x: Tensor, q: QTensor) -> Tensor:
 
 
 def embedding(
-    ids: Tensor,
+    input: Tensor,
     weight: QTensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
@@ -76,7 +106,16 @@ def embedding(
 ) -> Tensor:
     if max_norm is not None:
         raise ArgumentError("max_norm rewrites the table on every lookup; a quantized one cannot be rewritten")
-    return run("embedding", ids, *operand(weight), _dtype(weight))
+    if weight.transposed:
+        raise ArgumentError("this QTensor is a transposed view [K, N]; F.embedding wants a table [N, K]: pass weight.t()")
+    return in_value_order(run("embedding", input, *operand(weight), _dtype(weight)), weight)
+
+
+def in_value_order(rows: Tensor, q: QTensor) -> Tensor:
+    """Rows of codes as rows of the value: what :func:`prepare` does to an input, undone in the table."""
+    if q.perm is not None:
+        rows = torch.empty_like(rows).index_copy(-1, q.perm.long(), rows)
+    return rows if q.pre_scale is None else rows * q.pre_scale.to(rows.dtype)
 
 
 def _dtype(q: QTensor) -> torch.dtype:
@@ -87,28 +126,51 @@ def _dtype(q: QTensor) -> torch.dtype:
 def _convolution(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A convolution with a quantized weight: dequantized to the input's dtype, then torch's own."""
 
-    def conv(x: Tensor, weight: QTensor, *args: Any, **kwargs: Any) -> Tensor:
-        return fn(x, weight.dequantize(x.dtype), *args, **kwargs)
+    def conv(input: Tensor, weight: QTensor, *args: Any, **kwargs: Any) -> Tensor:
+        return fn(input, weight.dequantize(input.dtype), *args, **kwargs)
 
     return conv
 
 
-def matmul(x: Tensor, q: Tensor) -> Tensor:
+def matmul(input: Tensor, other: Tensor) -> Tensor:
     """x [.., K] @ q where q is the transposed view [K, N] of a weight, or [E, K, N] of experts."""
+    x, q = input, other
     if isinstance(x, QTensor) or not isinstance(q, QTensor):
         raise ArgumentError("a quantized tensor can be the right factor of a product only; dequantize() it")
-    if q.transposed and not q.batched:
+    if not q.transposed:
+        return x @ q.dequantize(x.dtype)
+    if not q.batched:
         return product(x, q)
-    return x @ q.dequantize(x.dtype)
+    if not q.scheme.act:
+        return x @ q.dequantize(x.dtype)
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise ArgumentError(f"a batched product with {q.scheme}, which rounds its input, has no gradient; use F.grouped_mm")
+    rounded = fake_quantize(x, q.scheme.act, q.act_scale)
+    return (rounded @ q.dequantize(torch.float32)).to(x.dtype)
 
 
-def addmm(bias: Tensor, x: Tensor, q: QTensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    y = matmul(x, q)
-    return y * alpha + bias * beta if (alpha, beta) != (1, 1) else y + bias
+def _with_rank(name: str, rank: int) -> Callable[..., Tensor]:
+    def product_of_rank(input: Tensor, mat2: Tensor) -> Tensor:
+        if input.dim() != rank or mat2.dim() != rank:
+            raise ArgumentError(f"{name} takes two {rank}-D tensors, not {[*input.shape]} and {[*mat2.shape]}")
+        return matmul(input, mat2)
+
+    return product_of_rank
 
 
-def grouped_mm(x: Tensor, q: QTensor, *, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None) -> Tensor:
+mm, bmm = _with_rank("mm", 2), _with_rank("bmm", 3)
+
+
+def addmm(input: Tensor, mat1: Tensor, mat2: QTensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    y = mm(mat1, mat2)
+    return y * alpha + input * beta if (alpha, beta) != (1, 1) else y + input
+
+
+def grouped_mm(
+    mat_a: Tensor, mat_b: QTensor, *, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None
+) -> Tensor:
     """F.grouped_mm(x [T, K], q [E, K, N], offs): the transposed view of expert weights [E, N, K]."""
+    x, q = mat_a, mat_b
     if offs is None or bias is not None or not isinstance(q, QTensor) or isinstance(x, QTensor):
         raise ArgumentError("a quantized grouped product takes (x, experts, offs=...), experts quantized and no bias")
     if not q.transposed:
@@ -131,12 +193,12 @@ FUNCTIONS.update(
         torch.conv1d: _convolution(F.conv1d),
         torch.conv2d: _convolution(F.conv2d),
         torch.matmul: matmul,
-        torch.mm: matmul,
-        torch.bmm: matmul,
+        torch.mm: mm,
+        torch.bmm: bmm,
         Tensor.matmul: matmul,
         Tensor.__matmul__: matmul,
-        Tensor.mm: matmul,
-        Tensor.bmm: matmul,
+        Tensor.mm: mm,
+        Tensor.bmm: bmm,
         torch.addmm: addmm,
         F.grouped_mm: grouped_mm,
         torch._grouped_mm: grouped_mm,
@@ -150,8 +212,8 @@ def _aten(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 ATEN.update(
     {
-        aten.mm.default: _aten(matmul),
-        aten.bmm.default: _aten(matmul),
+        aten.mm.default: _aten(mm),
+        aten.bmm.default: _aten(bmm),
         aten.addmm.default: _aten(addmm),
         aten.linear.default: _aten(linear),
         aten.embedding.default: _aten(lambda weight, ids, *rest: embedding(ids, weight)),

@@ -15,15 +15,16 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.numerics import fake_quantize
 from bitport.ops import samples
-from bitport.ops.linear import check_activation, check_input
+from bitport.ops.linear import check_activation, check_linear
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
-from bitport.ops.weight import SCHEMA, Weight
+from bitport.ops.weight import SCHEMA, Weight, check_weight
 
 
 def _check(x: Tensor, ends: Tensor, *rest: Any) -> None:
     weight = Weight(*rest[:10])
-    check_input(x, weight, None)
+    check_linear(x, weight.data, weight.n, weight.k, None)
+    check_weight(*weight)
     if x.dim() != 2:
         raise ArgumentError(f"grouped x must be [rows, {weight.k}], not {[*x.shape]}")
     if len(weight.batch) != 1:

@@ -9,43 +9,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.numerics import ACTIVATIONS, fake_quantize
 from bitport.ops import samples
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
-from bitport.ops.weight import SCHEMA, Weight
+from bitport.ops.weight import SCHEMA, Weight, check_weight
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_input(x: Tensor, weight: Weight, bias: Tensor | None) -> None:
+def check_linear(x: Tensor, data: Tensor, n: int, k: int, bias: Tensor | None) -> None:
+    """ArgumentError unless x and bias fit a weight of n x k where data is."""
     if x.dtype not in FLOATS:
         raise ArgumentError(f"x must be float32, bfloat16 or float16, not {x.dtype}")
-    if x.dim() == 0 or x.shape[-1] != weight.k:
-        raise ArgumentError(f"x must have shape [..., {weight.k}] for a weight of {weight.n}x{weight.k}, not {[*x.shape]}")
-    if x.device != weight.data.device:
-        raise ArgumentError(f"x is on {x.device}, the weight on {weight.data.device}; move both to one device")
+    shape, device = x.shape, x.device
+    if not shape or shape[-1] != k:
+        raise ArgumentError(f"x must have shape [..., {k}] for a weight of {n}x{k}, not {[*shape]}")
+    if device != data.device:
+        raise ArgumentError(f"x is on {device}, the weight on {data.device}; move both to one device")
     if bias is not None:
-        if bias.shape != (weight.n,):
-            raise ArgumentError(f"bias must have shape [{weight.n}], not {[*bias.shape]}")
-        if bias.device != x.device:
-            raise ArgumentError(f"bias is on {bias.device}, x on {x.device}; move both to one device")
-    weight.check()
+        if bias.shape != (n,):
+            raise ArgumentError(f"bias must have shape [{n}], not {[*bias.shape]}")
+        if bias.device != device:
+            raise ArgumentError(f"bias is on {bias.device}, x on {device}; move both to one device")
 
 
-def _single(weight: Weight) -> None:
-    if weight.batch:
-        raise ArgumentError(f"linear takes one weight, not a batch of {[*weight.batch]}; use grouped_linear")
+def _check_single(data: Tensor, layout: str) -> None:
+    if data.dim() != layouts.layout(layout).data_ndim:
+        raise ArgumentError(f"linear takes one weight; data {[*data.shape]} is no single matrix: use grouped_linear")
 
 
 # -- linear: the input is used as it is ------------------------------------------------------------------------------
 
 
-def _check(x: Tensor, *rest: Any) -> None:
-    *weight, bias = rest
-    check_input(x, Weight(*weight), bias)
-    _single(Weight(*weight))
+def _check(x: Tensor, data: Tensor, *rest: Any) -> None:
+    check_linear(x, data, rest[4], rest[5], rest[9])
+    check_weight(data, *rest[:9])
+    _check_single(data, rest[8])
 
 
 def _generic(x: Tensor, *rest: Any) -> Tensor:
@@ -102,11 +104,11 @@ def check_activation(x: Tensor, act: str, act_scale: Tensor | None) -> None:
             raise ArgumentError(f"act_scale must be one number on {x.device}, not {act_scale.device} {[*act_scale.shape]}")
 
 
-def _check_dyn(x: Tensor, *rest: Any) -> None:
-    *weight, act, act_scale, bias = rest
-    check_input(x, Weight(*weight), bias)
-    _single(Weight(*weight))
-    check_activation(x, act, act_scale)
+def _check_dyn(x: Tensor, data: Tensor, *rest: Any) -> None:
+    check_linear(x, data, rest[4], rest[5], rest[11])
+    check_weight(data, *rest[:9])
+    _check_single(data, rest[8])
+    check_activation(x, rest[9], rest[10])
 
 
 def _generic_dyn(x: Tensor, *rest: Any) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,6 +68,10 @@ FORCED: dict[str, str] = _parse(os.environ.get("BITPORT_KERNEL", ""))
 """op (or "*") -> kernel name."""
 
 
+def forced(op: str) -> str | None:
+    return FORCED.get(op, FORCED.get("*"))
+
+
 @contextlib.contextmanager
 def use_kernel(setting: str) -> Iterator[None]:
     """Force kernels within a block: ``with use_kernel("generic")`` or ``with use_kernel("linear=generic")``."""
@@ -79,14 +84,16 @@ def use_kernel(setting: str) -> Iterator[None]:
         FORCED.update(before)
 
 
-def chooser(op: Op) -> Callable[..., Any]:
-    """The torch kernel of ``op`` for every device that has none of its own: looks at the first argument's device."""
+CHOOSERS: dict[str, Callable[..., Any]] = {}
+"""op -> the function that picks and runs a kernel for arguments that were checked."""
+
+
+def _chooser(op: Op) -> Callable[..., Any]:
     known: dict[str, list[Impl]] = {}
 
-    def run(*args: Any) -> Any:
-        op.check(*args)
-        if FORCED:
-            return call(op.name, *args, kernel=FORCED.get(op.name, FORCED.get("*", GENERIC)))
+    def choose(*args: Any) -> Any:
+        if FORCED and (kernel := forced(op.name)):
+            return call(op.name, *args, kernel=kernel)
         device = args[0].device.type
         impls = known.get(device)
         if impls is None:
@@ -97,12 +104,35 @@ def chooser(op: Op) -> Callable[..., Any]:
                 return impl.run(*args)
         return op.generic(*args)
 
-    return run
+    return choose
 
 
 def declare(op: Op) -> None:
-    """Add ``op`` to the table and register it with torch."""
-    table.declare(op, chooser(op))
+    """Add ``op`` to the table and register its chooser with torch, for every device that has no kernel of its own."""
+    choose = CHOOSERS[op.name] = _chooser(op)
+
+    def run(*args: Any) -> Any:
+        op.check(*args)
+        return choose(*args)
+
+    table.declare(op, run)
+
+
+def is_chooser(op: str, device: str) -> bool:
+    """Whether calling ``op`` on ``device`` comes back to its chooser: no kernel is registered there from outside.
+
+    Asking PyTorch takes 3 us, so the answer is kept until a module, a library or a Python kernel has come in since:
+    nothing else can register one.
+    """
+    seen = len(sys.modules) + len(torch.ops.loaded_libraries) + len(_python_kernels)
+    if _seen.get((op, device), (0, False))[0] != seen:
+        plugins.load()
+        _seen[op, device] = (seen, not own_kernel(op, torch.device(device)))
+    return _seen[op, device][1]
+
+
+_seen: dict[tuple[str, str], tuple[int, bool]] = {}
+_python_kernels = torch.library._impls
 
 
 def call(op: str, *args: Any, kernel: str | None = None) -> Any:
@@ -130,15 +160,14 @@ def own_kernel(op: str, device: torch.device) -> bool:
 
 
 def decide(op: str, *args: Any) -> Decision:
-    """What :func:`chooser` would do with ``args``, and why not something faster."""
+    """Which kernel would run ``op`` with ``args``, and why nothing before it."""
     plugins.load()
     device = args[0].device
-    forced = FORCED.get(op, FORCED.get("*"))
-    if forced is not None:
-        return Decision(f"{forced} (forced)", ())
+    if kernel := forced(op):
+        return Decision(f"{kernel} (forced)", ())
     if own_kernel(op, device):
         return Decision(f"{device.type}'s own (dispatcher)", ())
-    refused = []
+    refused: list[tuple[str, str]] = []
     for impl in IMPLS.get((op, device.type), []):
         reason = impl.supports(*args)
         if reason is None:

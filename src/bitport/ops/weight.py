@@ -11,11 +11,14 @@ from torch import Tensor
 from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
-from bitport.numerics import Format, Quantized, dequantize, number_type
+from bitport.numerics import NUMBER_TYPES, Format, Quantized, dequantize
 
 SCHEMA = (
     "Tensor data, Tensor scale, Tensor? zero, Tensor? scale2, str dtype, int n, int k, int block_n, int block_k, str layout"
 )
+
+
+SCALES = (torch.bfloat16, torch.float32, torch.float16, torch.float8_e8m0fnu, torch.float8_e4m3fn)
 
 
 class Weight(NamedTuple):
@@ -57,36 +60,54 @@ class Weight(NamedTuple):
         zero = "none" if parts.zero is None else "float" if parts.zero.is_floating_point() else "int"
         return _format(self.dtype, self.block_n, self.block_k, zero, parts.scale.dtype, parts.scale2 is not None)
 
-    def check(self) -> None:
-        """ArgumentError unless the parts fit the description: sizes that come from a file are not trusted."""
-        bits, storage = _bits_and_storage(self.dtype)
-        if self.n < 0 or self.k < 0 or self.block_n < 1 or self.block_k < 1:
-            raise ArgumentError(f"weight: sizes must be positive, not n={self.n}, k={self.k}, block={self[7:9]}")
-        device = self.data.device
-        for name, part in zip(("scale", "zero", "scale2"), self[1:4], strict=True):
-            if part is not None and part.device != device:
-                raise ArgumentError(f"weight: {name} is on {part.device}, data on {device}; move both to one device")
-        if self.layout != "plain":
-            return  # a layout checks what it unpacks
-        columns = self.k if storage != torch.uint8 else (self.k * bits + 7) // 8
-        batch = self.batch
-        if self.data.dtype != storage or self.data.shape[-2:] != (self.n, columns):
+
+def check_weight(
+    data: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    scale2: Tensor | None,
+    dtype: str,
+    n: int,
+    k: int,
+    block_n: int,
+    block_k: int,
+    layout: str,
+) -> None:
+    """ArgumentError unless the parts fit the description: sizes that come from a file are not trusted.
+
+    Runs on every call, so it is written flat.
+    """
+    expected = _expected(layout, dtype, n, k, block_n, block_k)
+    shape, device = data.shape, data.device
+    ndim = len(expected.data_shape)
+    batch = shape[: len(shape) - ndim]
+    if data.dtype != expected.data_dtype or shape[len(batch) :] != expected.data_shape:
+        raise ArgumentError(
+            f"weight: {dtype} {n}x{k} in layout {layout} needs data {expected.data_dtype} "
+            f"{['...', *expected.data_shape]}, not {data.dtype} {[*shape]}"
+        )
+    if scale.shape != (*batch, *expected.scale_shape) or scale.dtype not in SCALES or scale.device != device:
+        raise ArgumentError(
+            f"weight: blocks of {block_n}x{block_k} need a float scale {[*batch, *expected.scale_shape]} on {device}, "
+            f"not {scale.dtype} {[*scale.shape]} on {scale.device}"
+        )
+    if zero is not None:
+        grid = (*batch, -(-n // block_n), -(-k // block_k))
+        if zero.shape != grid or (zero.dtype != torch.uint8 and zero.dtype not in SCALES) or zero.device != device:
             raise ArgumentError(
-                f"weight: {self.dtype} {self.n}x{self.k} needs data {storage} [..., {self.n}, {columns}], "
-                f"not {self.data.dtype} {list(self.data.shape)}"
+                f"weight: zero must be uint8 or float {[*grid]} on {device}, not {zero.dtype} {[*zero.shape]} on {zero.device}"
             )
-        grid = self.matrix.grid
-        for name, part in (("scale", self.scale), ("zero", self.zero)):
-            if part is not None and part.shape != (*batch, *grid):
-                raise ArgumentError(
-                    f"weight: blocks of {self.block_n}x{self.block_k} need {name} {[*batch, *grid]}, not {list(part.shape)}"
-                )
+    if scale2 is not None and (scale2.shape != (*batch, 1, 1) or scale2.device != device):
+        raise ArgumentError(f"weight: scale2 must be {[*batch, 1, 1]} on {device}, not {[*scale2.shape]} on {scale2.device}")
 
 
 @functools.cache
-def _bits_and_storage(dtype: str) -> tuple[int, torch.dtype]:
-    kind = number_type(dtype)
-    return kind.bits, kind.storage
+def _expected(layout: str, dtype: str, n: int, k: int, block_n: int, block_k: int) -> layouts.Packed:
+    if n < 0 or k < 0 or block_n < 1 or block_k < 1:
+        raise ArgumentError(f"weight: sizes must be positive, not n={n}, k={k}, blocks of {block_n}x{block_k}")
+    if dtype not in NUMBER_TYPES:
+        raise ArgumentError(f"weight: unknown number type {dtype!r}; known: {', '.join(NUMBER_TYPES)}")
+    return layouts.layout(layout).expects(Matrix(dtype, n, k, block_n, block_k))
 
 
 @functools.cache

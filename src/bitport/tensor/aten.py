@@ -243,7 +243,14 @@ def _bytes(part: Tensor) -> Tensor:
     return part.contiguous().view(torch.uint8)
 
 
-@_implements(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
+@_implements(aten.empty_like.default)
+def _empty_like(func: Any, q: QTensor, dtype: Any = None, device: Any = None, **kwargs: Any) -> QTensor:
+    """A tensor of the same scheme, whose numbers are still to be loaded: what Module.to_empty() asks for."""
+    empty = q.to_layout("plain").map_parts(lambda part: func(part, device=device), dtype=dtype or q.dtype)
+    return empty.to_device_layout()
+
+
+@_implements(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
 def _like(func: Any, q: QTensor, *args: Any, **kwargs: Any) -> Tensor:
     """A float tensor of the same shape: there is no such thing as an arbitrary quantized one."""
     return func(torch.empty(q.shape, dtype=q.dtype, device="meta"), *args, **{"device": q.qdata.device, **kwargs})

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.layouts import Matrix
-from bitport.numerics import Format, Quantized, number_type
+from bitport.layouts import Matrix, layout
+from bitport.numerics import Format, Quantized
 from bitport.numerics.format import SCALE_DTYPES
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -18,7 +18,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 class PartSpec(NamedTuple):
     dtypes: tuple[torch.dtype, ...]
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
 
 
 def matrix_of(fmt: Format, n: int, k: int) -> Matrix:
@@ -36,11 +36,10 @@ def rows_and_columns(shape: tuple[int, ...], batched: bool, transposed: bool) ->
 
 
 def part_specs(fmt: Format, matrix: Matrix) -> dict[str, PartSpec]:
-    kind = number_type(fmt.dtype)
-    columns = matrix.k if kind.storage != torch.uint8 else -(-matrix.k * kind.bits // 8)
+    plain = layout("plain").expects(matrix)
     named = SCALE_DTYPES[fmt.scale]
     scales = FLOATS if named is None else (named,)
-    specs = {"data": PartSpec((kind.storage,), (matrix.n, columns)), "scale": PartSpec(scales, matrix.grid)}
+    specs = {"data": PartSpec((plain.data_dtype,), plain.data_shape), "scale": PartSpec(scales, plain.scale_shape)}
     if fmt.zero != "none":
         specs["zero"] = PartSpec((torch.uint8,) if fmt.zero == "int" else scales, matrix.grid)
     if fmt.global_scale:
@@ -67,14 +66,22 @@ def check_parts(parts: Quantized, fmt: Format, matrix: Matrix, batch: tuple[int,
 
 
 def check_extra(
-    k: int, perm: Tensor | None = None, pre_scale: Tensor | None = None, act_scale: Tensor | None = None
+    k: int,
+    device: torch.device,
+    perm: Tensor | None = None,
+    pre_scale: Tensor | None = None,
+    act_scale: Tensor | None = None,
 ) -> None:
-    for name, part in (("perm", perm), ("pre_scale", pre_scale)):
-        if part is not None and tuple(part.shape) != (k,):
+    for name, part in (("perm", perm), ("pre_scale", pre_scale), ("act_scale", act_scale)):
+        if part is not None and part.device != device:
+            raise ArgumentError(f"{name} is on {part.device}, data on {device}; move both to one device")
+        if part is not None and name != "act_scale" and tuple(part.shape) != (k,):
             raise ArgumentError(f"{name} must have shape [{k}], not {list(part.shape)}")
-    if perm is not None:
+    if pre_scale is not None and pre_scale.dtype not in FLOATS:
+        raise ArgumentError(f"pre_scale must be one of {', '.join(map(str, FLOATS))}, not {pre_scale.dtype}")
+    if perm is not None and device.type != "meta":
         every = torch.arange(k, dtype=torch.int64, device=perm.device)
         if perm.dtype not in (torch.int32, torch.int64) or not torch.equal(perm.sort().values.to(torch.int64), every):
             raise ArgumentError(f"perm must hold each of 0..{k - 1} once")
-    if act_scale is not None and act_scale.numel() != 1:
-        raise ArgumentError(f"act_scale must hold one number, not shape {list(act_scale.shape)}")
+    if act_scale is not None and (act_scale.numel() != 1 or act_scale.dtype != torch.float32):
+        raise ArgumentError(f"act_scale must be one float32 number, not {act_scale.dtype} {list(act_scale.shape)}")

@@ -148,6 +148,12 @@ class QTensor(Tensor):
             parts, scheme, shape=size, dtype=dtype, matrix=matrix, bits_layout=bits_layout, transposed=transposed, **extra
         )
 
+    def _stable_hash_for_caching(self) -> str:
+        """Key of torch.compile's cache: everything a traced graph depends on, and no data."""
+        names, context = self.__tensor_flatten__()
+        parts = [(name, getattr(self, name).dtype, tuple(getattr(self, name).shape)) for name in names]
+        return f"bitport.QTensor {parts} {context}"
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         handler = FUNCTIONS.get(func)
@@ -159,9 +165,11 @@ class QTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         handler = ATEN.get(func)
-        if handler is None:
-            _unsupported(func)
-        return handler(func, *args, **(kwargs or {}))
+        if handler is not None:
+            return handler(func, *args, **(kwargs or {}))
+        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+            return func.decompose(*args, **(kwargs or {}))  # inference_mode hands over composite ops whole
+        _unsupported(func)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         with torch._C.DisableTorchFunctionSubclass():
@@ -210,6 +218,20 @@ def _unsupported(func: Any) -> NoReturn:
     )
 
 
+def _set_data(self: Tensor, value: Tensor) -> None:
+    """``param.data = q``: the parts too, which torch's own setter would leave as they were."""
+    if not (isinstance(self, QTensor) and isinstance(value, QTensor)):
+        raise ArgumentError("the .data of a quantized tensor can only be another one; assign a new nn.Parameter instead")
+    with torch._C.DisableTorchFunctionSubclass():
+        SET_DATA(self, value)
+    for name in (*PARTS, "scheme", "bits_layout", "matrix", "transposed"):
+        setattr(self, name, getattr(value, name))
+
+
+SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+FUNCTIONS[SET_DATA] = _set_data
+
+
 def from_parts(
     parts: Quantized,
     scheme: Scheme,
@@ -228,7 +250,7 @@ def from_parts(
     matrix = matrix_of(scheme.weight, n, k)
     plain = layouts.repack(matrix, parts, bits_layout, "plain")
     check_parts(plain, scheme.weight, matrix, batch=tuple(shape[:-2]) if batched else ())
-    check_extra(k, **extra)
+    check_extra(k, parts.data.device, **extra)
     return QTensor(
         parts, scheme, shape=tuple(shape), dtype=dtype, matrix=matrix, bits_layout=bits_layout, transposed=transposed, **extra
     )

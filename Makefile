@@ -1,0 +1,89 @@
+# One virtual environment, made from python3 alone. Every target below works in a fresh clone.
+#
+#   make demo                        quantize a small language model and compare
+#   make test                        the test suite
+#   make TORCH=torch demo            another build of torch: any requirement that pip understands,
+#   make TORCH="--index-url https://download.pytorch.org/whl/cu130 torch" demo    with its index too
+#   make PYTHON=python3.12 VENV=/tmp/bitport-env test
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+.PHONY: help demo test test-slow test-gpu test-xla test-peers ci lint format types bench accuracy support clean
+
+help:
+	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
+
+demo: $(VENV)/.hf
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test
+	$(PYTEST)
+
+test-slow: $(VENV)/.test
+	$(PYTEST) -m slow
+
+test-gpu: $(VENV)/.test
+	$(PYTEST) -m gpu
+
+test-xla: $(VENV)/.test
+	$(PYTEST) -m xla
+
+test-peers: $(VENV)/.test
+	$(PYTEST) -m peers
+
+ci:
+	.ci/run
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+bench: $(VENV)/.hf
+	$(BIN)/python -m bench.overhead --json
+
+accuracy: $(VENV)/.hf
+	$(BIN)/python -m bench.accuracy
+
+# The matrix of what was checked where: this machine's CPU is measured, other devices keep their last run.
+support: $(VENV)/.hf
+	$(BIN)/python -m bitport.conformance --device cpu --json docs/support/cpu.json
+	$(BIN)/python -m tools.support
+
+clean:
+	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	@echo "$(VENV) stays; remove it by hand for a fresh one"
+
+# Torch comes first and by itself, so that the choice of its build is not left to the resolver.
+$(VENV)/.torch:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	touch $@
+
+$(VENV)/.hf: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[hf]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[test]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[dev]'
+	touch $@

@@ -1,0 +1,105 @@
+"""Interleaved timing, and the record that a run leaves.
+
+Absolute times drift with the machine, so candidates take turns: one repetition times each of them once, and what is
+reported is the median over repetitions of each, and ratios of times that lie next to each other.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def interleaved(
+    candidates: dict[str, Callable[[], Any]], *, repetitions: int = 21, seconds: float = 0.004
+) -> dict[str, list[float]]:
+    """Seconds per call of each candidate, one entry per repetition; a repetition calls each for about ``seconds``."""
+    calls = {name: _calls_in(run, seconds) for name, run in candidates.items()}
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(repetitions):
+        for name, run in candidates.items():
+            times[name].append(_time(run, calls[name]))
+    return times
+
+
+def medians(times: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def ratio(times: dict[str, list[float]], name: str, base: str) -> float:
+    """Median over repetitions of name's time over base's time in the same repetition."""
+    return statistics.median(mine / theirs for mine, theirs in zip(times[name], times[base], strict=True))
+
+
+def _calls_in(run: Callable[[], Any], seconds: float) -> int:
+    run()
+    calls = 1
+    while (took := _time(run, calls)) < seconds / 4 / calls and calls < 1 << 20:
+        calls *= 2
+    return max(1, int(seconds / max(took, 1e-9)))
+
+
+def _time(run: Callable[[], Any], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on; nothing that names the machine."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def record(suite: str, rows: list[dict[str, Any]]) -> Path:
+    """Append the rows, each with machine, commit and date, to ``results/<suite>.jsonl``."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{suite}.jsonl"
+    common = {"date": datetime.date.today().isoformat(), "commit": _commit(), "machine": machine()}
+    with path.open("a") as file:
+        for row in rows:
+            file.write(json.dumps({**row, **common}) + "\n")
+    return path
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit measured, with "+" where the working tree differs from it; "" outside a git checkout."""
+    root = Path(__file__).parent
+    try:
+        head = _git(root, "rev-parse", "--short", "HEAD")
+        return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout.strip()

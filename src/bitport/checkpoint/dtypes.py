@@ -1,0 +1,58 @@
+"""How a tensor lies in a shard: which dtypes a checkpoint can hold, and the safetensors tag each is stored under.
+
+Only tags that every supported safetensors release reads are used. What has none of its own is stored as something that
+has: one-byte dtypes (e8m0 scales) as U8 of the same shape, complex numbers as their [..., 2] real and imaginary parts.
+The manifest has the true dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+
+TAGS: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e8m0fnu: "U8",
+    torch.float8_e4m3fnuz: "U8",
+    torch.float8_e5m2fnuz: "U8",
+    torch.complex64: "F32",
+    torch.complex128: "F64",
+}
+
+DTYPES: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in TAGS}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    if dtype not in TAGS:
+        raise ArgumentError(f"a checkpoint cannot hold {dtype}; it holds {', '.join(DTYPES)}")
+    return str(dtype).removeprefix("torch.")
+
+
+def stored_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape, 2) if dtype.is_complex else shape
+
+
+def to_bytes(tensor: Tensor) -> memoryview:
+    """The little-endian bytes of ``tensor`` in row-major order; a view where it lies so in CPU memory already."""
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return memoryview(dense.reshape(-1).view(torch.uint8).numpy())
+
+
+def from_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """What safetensors read, as the tensor of ``dtype`` that was saved."""
+    if dtype.is_complex:
+        return torch.view_as_complex(tensor)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)

@@ -1,0 +1,140 @@
+"""load(): a checkpoint into a model, tensor by tensor, each straight to its device and into that device's layout."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bitport import plugins
+from bitport.checkpoint.manifest import Entry, Manifest, read_manifest, shortened
+from bitport.checkpoint.shards import Shards
+from bitport.checkpoint.slots import Slot, identity, slots
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.numerics import Quantized
+from bitport.ops.device import check_device
+from bitport.report.progress import progress as with_progress
+from bitport.tensor import EXTRA, from_parts
+
+
+def load(
+    model: nn.Module | Callable[[], nn.Module],
+    directory: str | Path,
+    *,
+    device: torch.device | str | None = None,
+    strict: bool = True,
+    verify: bool = False,
+    progress: bool | None = None,
+) -> nn.Module:
+    """Put the checkpoint in ``directory`` into ``model`` and return it. Its parameters are replaced by new ones; float
+    tensors have the dtype of the file.
+
+    ``model``: a module, possibly built on the meta device, or a function without arguments that builds one; it is
+    called with meta as the default device, so that nothing is allocated twice.
+    ``device``: where every tensor goes; None: where the model has it, and the CPU for what is on meta.
+    ``strict``: every parameter and persistent buffer must be in the checkpoint, and nothing else; False: warn.
+    ``verify``: compare all data with the checksums of the manifest (reads at the speed of crc32, about 1 GB/s).
+
+    Names, shapes and the headers of all shards are checked before the model is touched.
+    """
+    plugins.load()
+    path = Path(directory)
+    manifest = read_manifest(path)
+    built = model if isinstance(model, nn.Module) else _build(model)
+    filled = _match(built, path, manifest, strict)
+    for scheme, where in {(entry.scheme, _device(filled[entry.name], device)) for entry in manifest.tensors.values() if entry.name in filled}:
+        if scheme is not None:
+            check_device(scheme, where)
+    with Shards(path, manifest, verify=verify) as shards:
+        chosen = [entry for entry in manifest.tensors.values() if entry.name in filled]
+        for entry in with_progress(chosen, len(chosen), "loading", progress):
+            targets = filled[entry.name]
+            tensor = targets[0].parameter(_read(shards, path, entry, _device(targets, device)))
+            for slot in targets:
+                slot.put(tensor)
+    return built
+
+
+def _build(factory: Callable[[], nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        model = factory()
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"load needs a module or a function that returns one, not {type(model).__name__}")
+    return model
+
+
+def _match(model: nn.Module, path: Path, manifest: Manifest, strict: bool) -> dict[str, list[Slot]]:
+    """The slots that each tensor of the checkpoint fills. CheckpointError where the two do not fit."""
+    by_name = {slot.name: slot for slot in slots(model)}
+    stored = {**{name: name for name in manifest.tensors}, **manifest.tied}
+    filled: dict[str, list[Slot]] = {}
+    source_of: dict[object, str] = {}
+    for name, source in stored.items():
+        if name in by_name:
+            filled.setdefault(source, []).append(by_name[name])
+            source_of.setdefault(identity(by_name[name].tensor), source)
+    for name, slot in by_name.items():
+        if name not in stored and identity(slot.tensor) in source_of:  # tied by the model itself
+            filled[source_of[identity(slot.tensor)]].append(slot)
+    covered = {slot.name for targets in filled.values() for slot in targets}
+    missing = [name for name, slot in by_name.items() if name not in covered and slot.buffer != "derived"]
+    unexpected = [name for name, source in stored.items() if name not in by_name and manifest.tensors[source].buffer != "derived"]
+    empty = [name for name, slot in by_name.items() if name not in covered and slot.tensor.device.type == "meta"]
+    wrong = [
+        f"{slot.name}: checkpoint {list(manifest.tensors[source].shape)}, model {list(slot.tensor.shape)}"
+        for source, targets in filled.items()
+        for slot in targets
+        if tuple(slot.tensor.shape) != manifest.tensors[source].shape
+    ]
+    problems = {
+        "shapes differ": wrong,
+        "quantized in the checkpoint, a buffer in the model": [
+            slot.name for source, targets in filled.items() for slot in targets if slot.buffer and manifest.tensors[source].scheme
+        ],
+        "on the meta device and not in the checkpoint (build the model on a real device to have them)": empty,
+    }
+    differences = {"missing in the checkpoint": missing, "unknown to the model": unexpected}
+    _raise_or_warn(f"{path} does not fit {type(model).__name__}", problems, differences, strict)
+    return filled
+
+
+def _raise_or_warn(
+    what: str, problems: dict[str, list[str]], differences: dict[str, list[str]], strict: bool
+) -> None:
+    fatal = {**problems, **differences} if strict else problems
+    if any(fatal.values()):
+        raise CheckpointError(f"{what}. {_listed({**problems, **differences})}")
+    if any(differences.values()):
+        warnings.warn(f"{what}; loaded as far as it does. {_listed(differences)}", stacklevel=4)
+
+
+def _listed(found: dict[str, list[str]]) -> str:
+    return "; ".join(f"{len(names)} {what}: {shortened(names)}" for what, names in found.items() if names)
+
+
+def _device(targets: list[Slot], device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    own = targets[0].tensor.device
+    return torch.device("cpu") if own.type == "meta" else own
+
+
+def _read(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Tensor:
+    parts = {name: shards.read(entry, name, device) for name in entry.parts}
+    if entry.scheme is None:
+        return parts[""]
+    try:
+        q = from_parts(
+            Quantized(parts["qdata"], parts["scale"], parts.get("zero"), parts.get("scale2")),
+            entry.scheme,
+            shape=entry.shape,
+            dtype=entry.dtype,
+            transposed=entry.transposed,
+            **{name: parts[name] for name in EXTRA if name in parts},
+        )
+    except ArgumentError as error:
+        raise CheckpointError(f"{path / entry.shard}: {entry.name} is not a valid {entry.scheme}: {error}") from error
+    return q.to_device_layout()

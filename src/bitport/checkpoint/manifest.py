@@ -1,0 +1,161 @@
+"""The manifest: one JSON file that says what every tensor of a checkpoint is and in which shard its parts lie.
+
+::
+
+    {"format": "bitport", "version": 1, "bitport": "0.1.0", "crc32": of all the rest, as canonical JSON
+     "schemes": {"0": Scheme.to_dict(), ...},
+     "shards":  {"model-1f2e3d4c-00001.safetensors": bytes of the file, ...},
+     "tied":    {"lm_head.weight": "model.embed_tokens.weight", ...},
+     "tensors": {name: {"shard", "dtype", "shape", "parts": {part: {"dtype", "shape", "crc32"}},
+                        and of a quantized one "scheme", "transposed"; of a buffer "buffer": "persistent" | "derived"}}}
+
+The parts of a quantized tensor are those of QTensor (qdata, scale, ...) in the plain layout, under ``name.part`` in the
+shard. Any other tensor has the single part "", under its own name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import math
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitport.checkpoint.dtypes import name_of
+from bitport.errors import CheckpointError
+from bitport.schemes import Scheme
+
+NAME = "bitport.json"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    crc32: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One tensor. ``buffer``: "" for a parameter, "persistent", or "derived" for a buffer that no state_dict has."""
+
+    name: str
+    shard: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: dict[str, Part]
+    scheme: Scheme | None = None
+    transposed: bool = False
+    buffer: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts.values())
+
+    def key(self, part: str) -> str:
+        """The name of ``part`` in the shard."""
+        return f"{self.name}.{part}" if part else self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    tensors: dict[str, Entry]
+    """By name, in the model's order."""
+    tied: dict[str, str]
+    """Further names of a tensor: alias -> name in ``tensors``."""
+    shards: dict[str, int]
+    """File name -> its size in bytes."""
+    bitport: str
+    """The version of the library that wrote it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.nbytes for entry in self.tensors.values())
+
+    @property
+    def schemes(self) -> dict[Scheme | None, list[Entry]]:
+        """The tensors of each scheme; None: those that are not quantized."""
+        found: dict[Scheme | None, list[Entry]] = {}
+        for entry in self.tensors.values():
+            found.setdefault(entry.scheme, []).append(entry)
+        return found
+
+    def to_json(self) -> str:
+        schemes = list(dict.fromkeys(entry.scheme for entry in self.tensors.values() if entry.scheme))
+        ids = {scheme: str(at) for at, scheme in enumerate(schemes)}
+        content = {
+            "format": "bitport",
+            "version": VERSION,
+            "bitport": self.bitport,
+            "schemes": {ids[scheme]: scheme.to_dict() for scheme in schemes},
+            "shards": self.shards,
+            "tied": self.tied,
+            "tensors": {name: _described(entry, ids) for name, entry in self.tensors.items()},
+        }
+        return json.dumps({**content, "crc32": checksum(content)}, indent=1)
+
+
+def _described(entry: Entry, ids: dict[Scheme, str]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "shard": entry.shard,
+        "dtype": name_of(entry.dtype),
+        "shape": list(entry.shape),
+        "parts": {
+            name: {"dtype": name_of(part.dtype), "shape": list(part.shape), "crc32": part.crc32}
+            for name, part in entry.parts.items()
+        },
+    }
+    if entry.scheme:
+        described |= {"scheme": ids[entry.scheme], "transposed": entry.transposed}
+    if entry.buffer:
+        described["buffer"] = entry.buffer
+    return described
+
+
+def checksum(content: dict[str, Any]) -> int:
+    """crc32 of a manifest without its own crc32: an edited or damaged one is noticed whatever was hit."""
+    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+def read_manifest(directory: str | Path) -> Manifest:
+    """What the checkpoint in ``directory`` holds; CheckpointError if that cannot be told for certain."""
+    from bitport.checkpoint.parse import parse_manifest
+    from bitport.checkpoint.shards import inside
+
+    path = Path(directory)
+    if not (path / NAME).is_file():
+        raise CheckpointError(
+            f"{path} is no bitport checkpoint: it has no {NAME}. A directory of plain safetensors files becomes one by "
+            f"`bitport quantize` (bitport.checkpoint.quantize_files)"
+        )
+    source = inside(path, NAME)
+    try:
+        data = source.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error}") from error
+    return parse_manifest(data, source)
+
+
+def library_version() -> str:
+    """The installed version, or "source" where bitport runs from a source tree that is not installed."""
+    try:
+        return importlib.metadata.version("bitport")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"
+
+
+def shortened(names: Iterable[str], limit: int = 10) -> str:
+    """Some of ``names``, for a message."""
+    every = list(names)
+    return ", ".join(every[:limit]) + (f" and {len(every) - limit} more" if len(every) > limit else "")

@@ -1,0 +1,41 @@
+"""What a tensor in a file is, told from its name and shape alone: the file says nothing of modules."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from bitport.schemes import Target
+
+KINDS: tuple[tuple[str, str, int, str], ...] = (
+    ("router or gate of experts", r"(.*\.)?(router|gate)\.weight", 2, ""),
+    ("embedding", r"(.*\.)?((\w+_)?embed(ding)?s?(_(?!out\b|proj|hidden)\w+)?|wte|wpe|shared|relative_attention_bias)\.weight", 2, "embedding"),
+    ("packed projections of attention", r"(.*\.)?in_proj_weight", 2, "attention"),
+    ("linear", r".*\.weight", 2, "linear"),
+    ("stacked experts", r".*experts.*", 3, "experts"),
+    ("convolution", r".*\.weight", 3, "conv"),
+    ("convolution", r".*\.weight", 4, "conv"),
+)
+"""(what it is, regular expression on the whole name, number of dimensions, kind of target); the first that fits decides.
+Kind "": no target, it stays as it is. A router is small and decides much; in models it is no nn.Linear either."""
+
+TRANSPOSED = {
+    model: r".*\.(c_attn|c_proj|c_fc|q_attn)\.weight" for model in ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
+}
+"""By model_type of config.json: weights that the file holds as [K, N] (the Conv1D of transformers), which a quantized
+matrix [N, K] is not; they stay as they are."""
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def target_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, model_type: str = "") -> Target | None:
+    """The target that ``name`` is, or None for one that is never quantized."""
+    module, _, param = name.rpartition(".")
+    if dtype not in FLOATS or re.fullmatch(TRANSPOSED.get(model_type, r"(?!)"), name):
+        return None
+    for _, pattern, dims, kind in KINDS:
+        if len(shape) == dims and re.fullmatch(pattern, name):
+            stacked = kind != "experts" or min(shape[1:]) > 1
+            return Target(module, param, kind, shape, name) if kind and stacked else None
+    return None

@@ -1,0 +1,168 @@
+"""Reading a manifest that may be damaged or hostile: every value is checked before anything is done with it."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from bitport.checkpoint.dtypes import DTYPES
+from bitport.checkpoint.manifest import VERSION, Entry, Manifest, Part, checksum
+from bitport.errors import CheckpointError, SchemeError
+from bitport.schemes import Scheme
+from bitport.tensor import PARTS
+
+SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
+LARGEST = 2**48
+"""No dimension, no block and no file is larger; products of a few stay far inside what torch can count."""
+BUFFERS = ("persistent", "derived")
+
+
+def parse_manifest(data: bytes, source: Path) -> Manifest:
+    return _Parser(source).manifest(data)
+
+
+class _Parser:
+    """Each method checks one kind of value; ``where`` says which value it is."""
+
+    def __init__(self, source: Path) -> None:
+        self.source = source
+
+    def fail(self, problem: str) -> NoReturn:
+        raise CheckpointError(f"{self.source}: {problem}. Fetch or save the checkpoint again")
+
+    def manifest(self, data: bytes) -> Manifest:
+        root = self.object(self.json(data), "the manifest")
+        if root.get("format") != "bitport":
+            self.fail(f"'format' is {reprlib.repr(root.get('format'))}, not 'bitport'")
+        version = self.count(root.get("version"), "'version'")
+        if version != VERSION:
+            raise CheckpointError(
+                f"{self.source} has version {version}; this bitport reads version {VERSION}: upgrade bitport"
+            )
+        keys = ("format", "version", "bitport", "schemes", "shards", "tied", "tensors", "crc32")
+        self.keys(root, "the manifest", keys)
+        if root.pop("crc32") != checksum(root):
+            self.fail("its checksum is not that of its content: it was damaged or edited")
+        schemes = {key: self.scheme(value, key) for key, value in self.object(root["schemes"], "'schemes'").items()}
+        shards = {self.shard_name(key): self.count(value, key) for key, value in self.object(root["shards"], "'shards'").items()}
+        tensors = {
+            name: self.entry(name, value, schemes, shards)
+            for name, value in self.object(root["tensors"], "'tensors'").items()
+        }
+        self.unique(tensors)
+        tied = self.tied(self.object(root["tied"], "'tied'"), tensors)
+        return Manifest(tensors, tied, shards, self.string(root["bitport"], "'bitport'"))
+
+    def json(self, data: bytes) -> Any:
+        try:
+            return json.loads(data, object_pairs_hook=self.pairs)
+        except (ValueError, RecursionError) as error:
+            self.fail(f"it is not JSON ({error})")
+
+    def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            self.fail("a key appears twice in one object")
+        return found
+
+    def entry(self, name: str, value: Any, schemes: dict[str, Scheme], shards: dict[str, int]) -> Entry:
+        where = f"tensor {reprlib.repr(name)}"
+        fields = self.object(value, where)
+        self.keys(fields, where, ("shard", "dtype", "shape", "parts"), ("scheme", "transposed", "buffer"))
+        scheme = fields.get("scheme")
+        transposed = fields.get("transposed", False)
+        if scheme is not None and (not isinstance(scheme, str) or scheme not in schemes):
+            self.fail(f"{where}: there is no scheme {reprlib.repr(scheme)}")
+        if not isinstance(transposed, bool):
+            self.fail(f"{where}: 'transposed' must be true or false, not {reprlib.repr(transposed)}")
+        shard = self.string(fields["shard"], f"{where}: 'shard'")
+        if shard not in shards:
+            self.fail(f"{where}: shard {reprlib.repr(shard)} is not among 'shards'")
+        described = self.object(fields["parts"], f"{where}: 'parts'")
+        parts = {key: self.part(part, f"{where}, part {reprlib.repr(key)}") for key, part in described.items()}
+        if scheme is None and list(parts) != [""]:
+            self.fail(f"{where}: a tensor without a scheme has the one part '', not {reprlib.repr(list(parts))}")
+        if scheme is not None and (not set(parts) <= set(PARTS) or not {"qdata", "scale"} <= set(parts)):
+            self.fail(f"{where}: its parts are {reprlib.repr(list(parts))}; known are {', '.join(PARTS)}, the first two needed")
+        dtype, shape = self.dtype(fields["dtype"], where), self.shape(fields["shape"], where)
+        if scheme is None and (parts[""].dtype, parts[""].shape) != (dtype, shape):
+            self.fail(f"{where}: its dtype and shape are not those of its part")
+        buffer = fields.get("buffer", "")
+        if "buffer" in fields and buffer not in BUFFERS:
+            self.fail(f"{where}: 'buffer' must be one of {', '.join(BUFFERS)}, not {reprlib.repr(buffer)}")
+        return Entry(name, shard, dtype, shape, parts, None if scheme is None else schemes[scheme], transposed, buffer)
+
+    def part(self, value: Any, where: str) -> Part:
+        fields = self.object(value, where)
+        self.keys(fields, where, ("dtype", "shape", "crc32"))
+        crc = self.count(fields["crc32"], f"{where}: 'crc32'")
+        return Part(self.dtype(fields["dtype"], where), self.shape(fields["shape"], where), crc)
+
+    def scheme(self, value: Any, key: str) -> Scheme:
+        where = f"scheme {reprlib.repr(key)}"
+        try:
+            scheme = Scheme.from_dict(value)
+        except SchemeError as error:
+            raise CheckpointError(f"{self.source}: {where}: {error}") from error
+        if max(scheme.weight.block) > LARGEST:
+            self.fail(f"{where}: its block {reprlib.repr(scheme.weight.block)} is larger than any tensor")
+        return scheme
+
+    def tied(self, tied: dict[str, Any], tensors: dict[str, Entry]) -> dict[str, str]:
+        for alias, name in tied.items():
+            if self.string(name, "'tied'") not in tensors or alias in tensors:
+                self.fail(
+                    f"{reprlib.repr(alias)} is tied to {reprlib.repr(name)}: the first must be a new name, "
+                    f"the second that of a tensor"
+                )
+        return tied
+
+    def unique(self, tensors: dict[str, Entry]) -> None:
+        seen: set[tuple[str, str]] = set()
+        for entry in tensors.values():
+            for part in entry.parts:
+                key = (entry.shard, entry.key(part))
+                if key in seen:
+                    self.fail(f"two tensors use {reprlib.repr(key[1])} of {key[0]}")
+                seen.add(key)
+
+    def shard_name(self, name: str) -> str:
+        if not SHARD_NAME.fullmatch(name) or ".." in name:
+            self.fail(f"{reprlib.repr(name)} cannot be the name of a shard: a plain file name, *.safetensors, is")
+        return name
+
+    def dtype(self, value: Any, where: str) -> torch.dtype:
+        if not isinstance(value, str) or value not in DTYPES:
+            self.fail(f"{where}: dtype {reprlib.repr(value)} is unknown; known are {', '.join(DTYPES)}")
+        return DTYPES[value]
+
+    def shape(self, value: Any, where: str) -> tuple[int, ...]:
+        if not isinstance(value, list) or len(value) > 16:
+            self.fail(f"{where}: 'shape' must be a list of at most 16 sizes, not {reprlib.repr(value)}")
+        return tuple(self.count(size, f"{where}: 'shape'") for size in value)
+
+    def count(self, value: Any, where: str) -> int:
+        if type(value) is not int or not 0 <= value <= LARGEST:
+            self.fail(f"{where} must be a whole number from 0 to 2^48, not {reprlib.repr(value)}")
+        return value
+
+    def string(self, value: Any, where: str) -> str:
+        if not isinstance(value, str):
+            self.fail(f"{where} must be a string, not {reprlib.repr(value)}")
+        return value
+
+    def object(self, value: Any, where: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self.fail(f"{where} must be an object, not {reprlib.repr(value)}")
+        return value
+
+    def keys(self, fields: dict[str, Any], where: str, needed: Sequence[str], optional: Sequence[str] = ()) -> None:
+        missing, unknown = set(needed) - set(fields), set(fields) - {*needed, *optional}
+        if missing or unknown:
+            self.fail(f"{where}: missing keys {sorted(missing)}, unknown keys {reprlib.repr(sorted(unknown))}")

@@ -1,0 +1,78 @@
+"""Writing one safetensors shard tensor by tensor, each as it comes.
+
+::
+
+    8 bytes       ROOM bytes                                  the data, without gaps
+    length n      {"name": {"dtype", "shape", "data_offsets"}, ...} and spaces    ...
+
+The header stands first but is known last. Room is left for it and it is written on finish(), filled up with spaces, as
+the format allows; a shard that holds little is moved up behind a header of its exact size. Until finish() the file
+begins with zeros and no reader takes it for a shard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+
+from torch import Tensor
+
+from bitport.checkpoint.dtypes import TAGS, stored_shape, to_bytes
+from bitport.checkpoint.manifest import Part
+
+ROOM = 64 * 1024
+COMPACT = 16 * 1024 * 1024
+"""Bytes of data up to which a finished shard is moved up."""
+
+
+class ShardFile:
+    def __init__(self, path: Path, needed: int = 0) -> None:
+        """``needed``: bytes of header that the first tensor asks for."""
+        self.path = path
+        self.room = max(ROOM, 8 + needed)
+        self.entries: list[str] = []
+        self.header_size, self.data_size = 2, 0
+        self.file = open(path, "x+b")  # noqa: SIM115  (closed by finish or abandon)
+        self.file.write(bytes(8 + self.room))
+
+    def holds(self, header: int) -> bool:
+        """Whether ``header`` more bytes of header fit."""
+        return self.header_size + header <= self.room
+
+    def write(self, key: str, tensor: Tensor) -> Part:
+        data = to_bytes(tensor)
+        shape = tuple(tensor.shape)
+        entry = header_entry(key, tensor, self.data_size, self.data_size + len(data))
+        self.file.write(data)
+        self.entries.append(entry)
+        self.header_size += len(entry) + 1
+        self.data_size += len(data)
+        return Part(tensor.dtype, shape, zlib.crc32(data))
+
+    def finish(self) -> int:
+        """Write the header and bring everything to the disk; the size of the file."""
+        header = ("{" + ",".join(self.entries) + "}").encode()
+        if self.data_size <= COMPACT:
+            self.file.seek(8 + self.room)
+            data = self.file.read()
+            self.room = -(-len(header) // 8) * 8
+            self.file.seek(8 + self.room)
+            self.file.write(data)
+            self.file.truncate()
+        self.file.seek(0)
+        self.file.write(self.room.to_bytes(8, "little") + header.ljust(self.room))
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        return 8 + self.room + self.data_size
+
+    def abandon(self) -> None:
+        self.file.close()
+
+
+def header_entry(key: str, tensor: Tensor, start: int, end: int) -> str:
+    shape = list(stored_shape(tensor.dtype, tuple(tensor.shape)))
+    described = {"dtype": TAGS[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
+    return f"{json.dumps(key)}:{json.dumps(described, separators=(',', ':'))}"

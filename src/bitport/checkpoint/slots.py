@@ -1,0 +1,67 @@
+"""The places of a model that hold a tensor: its parameters and buffers, under every name they have."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from bitport.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """``buffer``: "" for a parameter, else "persistent" or "derived" (a buffer that no state_dict has)."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    buffer: str
+
+    @property
+    def tensor(self) -> Tensor:
+        return getattr(self.module, self.attribute)
+
+    def put(self, tensor: Tensor) -> None:
+        """Through setattr, so that modules which keep lists of their weights (nn.LSTM) see the change."""
+        setattr(self.module, self.attribute, tensor)
+
+    def parameter(self, tensor: Tensor) -> Tensor:
+        """``tensor`` as what stands in this slot: a parameter that is trained as the one before was, or a buffer."""
+        if self.buffer:
+            return tensor
+        trains = self.tensor.requires_grad and type(tensor) is Tensor and tensor.dtype.is_floating_point
+        return nn.Parameter(tensor, requires_grad=trains)
+
+
+def slots(model: nn.Module) -> Iterator[Slot]:
+    """Every slot in the model's order; tied tensors and shared modules under each of their names."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise ArgumentError(f"{prefix or 'the model'} has extra state (get_extra_state); a checkpoint holds tensors only")
+        for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is None:
+                continue
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            if is_lazy(tensor):
+                raise ArgumentError(f"{name} has no shape yet: run the model once, so that its lazy modules get theirs")
+            yield Slot(name, module, attribute, _kind(module, attribute))
+
+
+def identity(tensor: Tensor) -> object:
+    """Equal for tensors that are one: the same object, or the same view of the same memory."""
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or not tensor.untyped_storage().nbytes():
+        return id(tensor)
+    if tensor.device.type == "meta":
+        return id(tensor)
+    where = (tensor.device, tensor.data_ptr(), tensor.dtype)
+    return (*where, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
+
+
+def _kind(module: nn.Module, attribute: str) -> str:
+    if attribute in module._parameters:
+        return ""
+    return "derived" if attribute in module._non_persistent_buffers_set else "persistent"

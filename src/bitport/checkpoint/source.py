@@ -1,0 +1,143 @@
+"""The safetensors files of others, as a stream of named tensors: one file, or a Hugging Face directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bitport.checkpoint.manifest import NAME, shortened
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.schemes import Target
+from bitport.checkpoint.names import target_of
+
+INDEX = "model.safetensors.index.json"
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
+"""What the names of files end with that hold weights or list them; all others are carried over."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A tensor as its file's header describes it."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Source:
+    """``path``: a .safetensors file, or a directory of them with whatever else a model needs."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.is_directory = self.path.is_dir()
+        if not self.path.exists():
+            raise CheckpointError(f"{self.path} does not exist")
+        self.config = self._json(self.path / "config.json") if (self.path / "config.json").is_file() else {}
+        if "quantization_config" in self.config:
+            method = self.config["quantization_config"]
+            method = method.get("quant_method") if isinstance(method, dict) else None
+            raise CheckpointError(f"{self.path} is quantized already ({method}); give the original model")
+        self.tensors = {held.name: held for file in self._files() for held in _held(file)}
+        self.tied = self._tied()
+
+    @property
+    def model_type(self) -> str:
+        found = self.config.get("model_type", "")
+        return found if isinstance(found, str) else ""
+
+    def targets(self) -> list[Target]:
+        """What a recipe may quantize, tied heads too, in the order of the files."""
+        found = {name: target_of(name, held.shape, held.dtype, self.model_type) for name, held in self.tensors.items()}
+        targets = [target for target in found.values() if target is not None]
+        for alias, name in self.tied.items():
+            held = self.tensors[name]
+            head = target_of(alias, held.shape, held.dtype, self.model_type)
+            if head is not None:
+                targets = [target for target in targets if target.name != alias]
+                targets.append(dataclasses.replace(head, storage=name))
+        return targets
+
+    def read(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor that is no alias of another, one at a time, mapped from its file."""
+        for file in dict.fromkeys(held.file for held in self.tensors.values()):
+            with safe_open(str(file), "pt") as opened:
+                for held in self.tensors.values():
+                    if held.file == file and held.name not in self.tied:
+                        yield held.name, opened.get_tensor(held.name)
+
+    def others(self) -> Iterator[Path]:
+        """Files that are carried over, relative to the directory: configuration, tokenizer, licence."""
+        if self.is_directory:
+            for path in sorted(self.path.rglob("*")):
+                relative = path.relative_to(self.path)
+                hidden = any(part.startswith(".") for part in relative.parts)
+                if path.is_file() and not hidden and not path.name.endswith(WEIGHTS):
+                    yield relative
+
+    def _files(self) -> list[Path]:
+        if not self.is_directory:
+            if self.path.suffix != ".safetensors":
+                raise CheckpointError(f"{self.path} is not a .safetensors file. {_about_pickles([self.path])}")
+            return [self.path]
+        if (self.path / NAME).exists():
+            raise CheckpointError(f"{self.path} is a bitport checkpoint already; give the original model")
+        if (self.path / INDEX).is_file():
+            return self._indexed()
+        files = sorted(self.path.glob("*.safetensors"))
+        if (self.path / "model.safetensors") in files:
+            return [self.path / "model.safetensors"]
+        if len(files) == 1:
+            return files
+        if files:
+            raise CheckpointError(f"{self.path} has {len(files)} .safetensors files and no {INDEX}; give one of them")
+        pickles = [path for path in sorted(self.path.iterdir()) if path.suffix in PICKLES]
+        raise CheckpointError(f"{self.path} has no .safetensors file. {_about_pickles(pickles)}")
+
+    def _indexed(self) -> list[Path]:
+        index = self._json(self.path / INDEX)
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise CheckpointError(f"{self.path / INDEX} has no 'weight_map' of names to files; fetch it again")
+        files = [self.path / file for file in sorted(set(weight_map.values()))]
+        for file in files:
+            if file.parent != self.path or not file.is_file():
+                raise CheckpointError(f"{self.path / INDEX} names {file.name!r}, which is not in {self.path}; fetch it")
+        held = {held.name for file in files for held in _held(file)}
+        if lost := sorted(set(weight_map) - held):
+            raise CheckpointError(f"{len(lost)} tensors of {self.path / INDEX} are in no file: {shortened(lost)}")
+        return files
+
+    def _json(self, path: Path) -> dict[str, Any]:
+        try:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{path} holds {type(found).__name__}, not an object")
+        return found
+
+    def _tied(self) -> dict[str, str]:
+        """The head that shares the token embedding: {its name: the embedding's}. Only where config.json says so, and
+        where the file either lacks the head or holds the same numbers twice."""
+        text = self.config.get("text_config")
+        says = self.config.get("tie_word_embeddings", text.get("tie_word_embeddings") if isinstance(text, dict) else None)
+        heads = [name for name in self.tensors if name.rpartition(".")[0].endswith("lm_head") and name.endswith(".weight")]
+        if says is not True or len(heads) > 1:
+            return {}
+        tokens = [name for name in self.tensors if re_tokens(name)]
+        if len(tokens) != 1:
+            raise CheckpointError(
+                f"{self.path}: config.json ties the head to the token embedding, but the embeddings are "
+                f"{shortened(tokens) or 'none'}: which one is meant cannot be told"
+            )
+        head = heads[0] if heads else "lm_head.weight"
+        return {head: tokens[0]} if not heads or self._same(head, tokens[0]) else {}

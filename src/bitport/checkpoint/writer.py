@@ -1,0 +1,176 @@
+"""Writing a checkpoint as a stream of tensors, so that it is there entirely or not at all.
+
+The shards get names that no earlier save used. When all are on the disk, the new manifest takes the place of the old in
+one step (os.replace), and only then the shards that it does not name are removed. Wherever that ends early, the
+directory holds the old checkpoint, whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from bitport.checkpoint.dtypes import name_of
+from bitport.checkpoint.manifest import NAME, Entry, Manifest, library_version
+from bitport.checkpoint.shard_file import ShardFile, header_entry
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.tensor import QTensor
+from bitport.tensor.parts import rows_and_columns
+
+SHARD_SIZE = 4 * 10**9
+OURS = re.compile(r"model-[0-9a-f]{8}-\d{5,}\.safetensors")
+
+
+class Writer:
+    """``with Writer(directory) as writer: writer.add(name, tensor)``; the end of the block makes it the checkpoint, an
+    error inside leaves the directory as it was. A shard ends before a tensor that would make it larger than
+    ``shard_size`` bytes."""
+
+    def __init__(self, directory: str | Path, *, shard_size: int = SHARD_SIZE) -> None:
+        if shard_size < 1:
+            raise ArgumentError(f"shard_size must be at least 1 byte, not {shard_size}")
+        self.directory, self.shard_size = Path(directory), shard_size
+        self.id = secrets.token_hex(4)
+        self.entries: dict[str, Entry] = {}
+        self.tied: dict[str, str] = {}
+        self.shards: dict[str, int] = {}
+        self.current: ShardFile | None = None
+        with self._reported():
+            self.directory.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def add(self, name: str, tensor: Tensor, *, buffer: str = "") -> None:
+        """Write ``tensor`` now. ``buffer``: see :class:`Entry`."""
+        if name in self.entries or name in self.tied:
+            raise ArgumentError(f"{name} was added already")
+        parts = _parts(name, tensor)
+        with self._reported():
+            shard = self._shard_for({_key(name, part): value for part, value in parts.items()})
+            written = {part: shard.write(_key(name, part), value) for part, value in parts.items()}
+        described = (tensor.dtype, tuple(tensor.shape), written)
+        if isinstance(tensor, QTensor):
+            entry = Entry(name, shard.path.name, *described, tensor.scheme, tensor.transposed, buffer)
+        else:
+            entry = Entry(name, shard.path.name, *described, buffer=buffer)
+        self.entries[name] = entry
+
+    def tie(self, alias: str, name: str) -> None:
+        """Make ``alias`` another name of the tensor ``name``."""
+        if name not in self.entries or alias in self.entries or alias in self.tied:
+            raise ArgumentError(f"{alias!r} cannot be tied to {name!r}: the first must be new, the second be there")
+        self.tied[alias] = name
+
+    @property
+    def manifest(self) -> Manifest:
+        """What was written so far."""
+        return Manifest(self.entries, self.tied, self.shards, library_version())
+
+    def close(self) -> Manifest:
+        """Finish the last shard and make all of it the checkpoint of the directory."""
+        with self._reported():
+            self._finish_shard()
+            manifest = self.manifest
+            for name, size in self.shards.items():
+                if os.path.getsize(self.directory / name) != size:
+                    raise CheckpointError(f"{self.directory / name} was changed while the checkpoint was written")
+            _write(self.directory / f".{NAME}-{self.id}", manifest.to_json().encode())
+            _sync_directory(self.directory)
+            os.replace(self.directory / f".{NAME}-{self.id}", self.directory / NAME)
+            _sync_directory(self.directory)
+        for path in self.directory.iterdir():
+            if OURS.fullmatch(path.name) and path.name not in self.shards:
+                path.unlink(missing_ok=True)
+        return manifest
+
+    def abandon(self) -> None:
+        """Remove what was written; the checkpoint that was there stays."""
+        if self.current is not None:
+            self.current.abandon()
+        for path in (*self.directory.glob(f"model-{self.id}-*.safetensors"), self.directory / f".{NAME}-{self.id}"):
+            path.unlink(missing_ok=True)
+
+    def _shard_for(self, tensors: dict[str, Tensor]) -> ShardFile:
+        header = sum(len(header_entry(key, value, 10**15, 10**15)) + 1 for key, value in tensors.items())
+        nbytes = sum(value.nbytes for value in tensors.values())
+        current = self.current
+        if current and not (current.holds(header) and current.data_size + nbytes <= self.shard_size):
+            self._finish_shard()
+        if self.current is None:
+            name = f"model-{self.id}-{len(self.shards) + 1:05}.safetensors"
+            self.current = ShardFile(self.directory / name, header)
+        return self.current
+
+    def _finish_shard(self) -> None:
+        if self.current is not None:
+            self.shards[self.current.path.name] = self.current.finish()
+            self.current = None
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """OSError -> what it means for the checkpoint."""
+        try:
+            yield
+        except OSError as error:
+            self.abandon()
+            raise CheckpointError(
+                f"writing the checkpoint {self.directory} failed: {error}. What was there before is untouched; "
+                f"make room or choose another directory, and save again"
+            ) from error
+
+
+def _key(name: str, part: str) -> str:
+    return f"{name}.{part}" if part else name
+
+
+def _parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """The tensors to store for ``tensor``, by part."""
+    if tensor.device.type == "meta":
+        raise ArgumentError(f"{name} is on the meta device: it has no data to save")
+    if isinstance(tensor, QTensor):
+        if rows_and_columns(tuple(tensor.shape), tensor.batched, tensor.transposed) != tensor.matrix[1:3]:
+            raise ArgumentError(f"{name} is an expanded view of a quantized tensor: save the tensor itself")
+        plain = tensor.to_layout("plain")
+        return {part: getattr(plain, part) for part in plain.__tensor_flatten__()[0]}
+    if is_traceable_wrapper_subclass(tensor) or tensor.layout != torch.strided:
+        kind = f"{type(tensor).__name__} ({tensor.layout})"
+        raise ArgumentError(f"{name} is a {kind}; a checkpoint holds dense tensors: gather or convert it first")
+    try:
+        name_of(tensor.dtype)
+    except ArgumentError as error:
+        raise ArgumentError(f"{name}: {error}") from error
+    return {"": tensor}
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make renames last through a power cut, where the system lets a directory be opened (not on Windows)."""
+    if os.name != "posix":
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,83 @@
+"""What the verbs share: how a verb is declared, how arguments are read, how results are printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitport.errors import ArgumentError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def add_verb(
+    verbs: Any, name: str, run: Callable[[argparse.Namespace], int], description: str, *examples: str
+) -> argparse.ArgumentParser:
+    """A verb with its help, its examples, and the options that every verb has."""
+    verb: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=description.split(". ")[0].rstrip("."),
+        description=description,
+        epilog="examples:\n" + "\n".join(f"  bitport {name} {example}".rstrip() for example in examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_argument("--json", action="store_true", help="print the result as JSON")
+    verb.add_argument("--debug", action="store_true", help="show where an error comes from")
+    verb.set_defaults(run=run)
+    return verb
+
+
+def add_device(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--device", type=device, help="a torch device, such as cuda:0 or xpu (default: cpu)")
+    verb.add_argument("--dtype", choices=DTYPES, help="dtype to compute in (default: that of the files)")
+
+
+def device(text: str) -> torch.device:
+    try:
+        return torch.device(text)
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no torch device: {str(error).splitlines()[0]}") from error
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them: 1,64,1024."""
+    return tuple(count(item) for item in text.split(","))
+
+
+def dtype_of(args: argparse.Namespace) -> torch.dtype | None:
+    return DTYPES[args.dtype] if args.dtype else None
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"cannot read {path} as UTF-8 text: {error}") from error
+
+
+def show(args: argparse.Namespace, data: Any, text: str) -> None:
+    """``data`` as JSON where --json is given, else ``text``."""
+    print(json.dumps(finite(data), indent=2, allow_nan=False) if args.json else text)
+
+
+def finite(data: Any) -> Any:
+    """``data`` with None for infinity and NaN, which JSON does not have."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

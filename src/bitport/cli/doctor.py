@@ -1,0 +1,103 @@
+"""``bitport doctor``: what this installation has, what is missing, and what that costs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from bitport.cli import system
+from bitport.cli.common import add_verb, show
+from bitport.cli.versions import version
+from bitport.report.text import table
+
+
+@dataclasses.dataclass(frozen=True)
+class Extra:
+    package: str
+    install: str
+    lost: str
+    """What does not work without it."""
+
+
+EXTRAS = (
+    Extra("transformers", "pip install 'bitport[hf]'", "bitport eval, generate and explain; load_model"),
+    Extra("tokenizers", "pip install 'bitport[hf]'", "reading text for bitport eval and generate"),
+    Extra("triton", "pip install triton", "Triton kernels on GPUs; torch's own and the generic kernels remain"),
+    Extra("ml_dtypes", "pip install 'bitport[test]'", "the test suite"),
+    Extra("pytest", "pip install 'bitport[test]'", "the test suite"),
+)
+
+VARIABLES = {
+    "BITPORT_KERNEL": "forces kernels by name, e.g. generic or linear=generic",
+    "BITPORT_DISABLE": "leaves backends out, e.g. cpu,cuda",
+}
+
+
+def add_parser(verbs: Any) -> None:
+    add_verb(
+        verbs,
+        "doctor",
+        run,
+        "Say what this installation can do. Devices, backends, kernels, layouts, and optional packages with the command "
+        "that brings each. The exit code is 1 only if a backend is broken.",
+        "",
+        "--json",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    data = examine()
+    show(args, data, _text(data))
+    return 1 if data["backends"]["problem"] else 0
+
+
+def examine() -> dict[str, Any]:
+    backends = system.backends()
+    devices = system.devices()
+    return {
+        "versions": {"python": system.PYTHON, **{name: version(name) for name in ("bitport", "torch", "safetensors", "numpy")}},
+        "cpu": system.cpu(),
+        "devices": devices,
+        "backends": backends,
+        "kernels": system.kernels([device["type"] for device in devices]),
+        "layouts": system.layouts(),
+        "packages": [{**dataclasses.asdict(extra), "version": version(extra.package)} for extra in EXTRAS],
+        "environment": system.environment(VARIABLES),
+    }
+
+
+def _text(data: dict[str, Any]) -> str:
+    cpu, backends = data["cpu"], data["backends"]
+    types = [device["type"] for device in data["devices"]]
+    sections = [
+        ("versions", [f"{name} {found or 'not installed'}" for name, found in data["versions"].items()]),
+        ("devices", [f"{device['device']}: {device['name']}" for device in data["devices"]]),
+        ("CPU features", [f"{name}: {'yes' if has else 'no'}, {use}" for name, (has, use) in cpu["features"].items()]),
+        ("backends", [", ".join(backends["loaded"]) or "none", *([backends["problem"]] if backends["problem"] else [])]),
+        ("kernels, the first that takes a call runs it", _kernels(data["kernels"], types)),
+        ("layouts", [f"{row['name']}: {_layout_use(row['devices'])}" for row in data["layouts"]]),
+        ("optional packages", [_package(row) for row in data["packages"]]),
+        ("environment", [f"{row['name']}={row['value']} ({row['meaning']})" for row in data["environment"]]),
+    ]
+    return "\n\n".join("\n".join([title, *(f"  {line}" for line in lines or ["none"])]) for title, lines in sections)
+
+
+def _kernels(rows: list[dict[str, Any]], types: list[str]) -> list[str]:
+    by_op: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        by_op.setdefault(row["op"], {})[row["device"]] = row["kernels"]
+    shown = table(("op", *types), [(op, *(", ".join(found[kind]) for kind in types)) for op, found in by_op.items()])
+    slow = [kind for kind in types if all(len(found[kind]) == 1 for found in by_op.values())]
+    notes = [f"{kind} has no kernels of its own: every op is right there, but not fast" for kind in slow]
+    return [*shown.splitlines(), *notes]
+
+
+def _layout_use(devices: list[str]) -> str:
+    return f"preferred on {', '.join(devices)}" if devices else "on request"
+
+
+def _package(row: dict[str, Any]) -> str:
+    if row["version"]:
+        return f"{row['package']} {row['version']}"
+    return f"{row['package']} is missing: {row['install']}   without it: no {row['lost']}"

@@ -1,0 +1,33 @@
+"""``bitport explain``: which kernel computes each layer of a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from bitport.api import explain
+from bitport.cli.common import add_device, add_verb, counts, dtype_of, show
+from bitport.integrations.huggingface import load_model
+
+
+def add_parser(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "explain",
+        run,
+        "Show which kernel computes each layer. For every number of input rows: the kernel that will run on the device, "
+        "and why each faster one was refused.",
+        "llama-int4",
+        "llama-int4 --device cuda --rows 1,16,4096",
+    )
+    verb.add_argument("directory", type=Path, help="a Hugging Face directory, quantized by bitport")
+    verb.add_argument("--rows", type=counts, default=(1, 64, 1024), help="numbers of input rows (default: 1,64,1024)")
+    add_device(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    found = explain(load_model(args.directory, args.device, dtype_of(args)), args.rows)
+    show(args, json.loads(found.to_json()), str(found))
+    return 0

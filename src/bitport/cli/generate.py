@@ -1,0 +1,60 @@
+"""``bitport generate``: text from a model."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitport.cli.common import add_device, add_verb, count, dtype_of, show
+from bitport.errors import ArgumentError
+from bitport.integrations.huggingface import load_model, load_tokenizer
+
+
+def add_parser(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "generate",
+        run,
+        "Let a model go on with a text. The most likely token is taken each time, or, with a temperature, one is drawn.",
+        'llama-int4 --prompt "Once upon a time"',
+        'llama-int4 --prompt "Once upon a time" --temperature 0.8 --seed 1',
+    )
+    verb.add_argument("directory", type=Path, help="a Hugging Face directory, quantized by bitport or not")
+    verb.add_argument("--prompt", required=True, help="the text to go on with")
+    verb.add_argument("--max-new-tokens", type=count, default=64, help="tokens to write at most (default: 64)")
+    verb.add_argument("--temperature", type=float, default=0.0, help="0 (default): the most likely token each time")
+    verb.add_argument("--seed", type=int, default=0, help="of the draws, with a temperature (default: 0)")
+    add_device(verb)
+
+
+@torch.no_grad()
+def run(args: argparse.Namespace) -> int:
+    if not 0 <= args.temperature < float("inf"):
+        raise ArgumentError(f"--temperature {args.temperature}: give 0 or a positive number")
+    model = load_model(args.directory, args.device, dtype_of(args))
+    tokenizer = load_tokenizer(args.directory)
+    inputs = tokenizer(args.prompt, return_tensors="pt").to(model.device)
+    length = inputs.input_ids.shape[1]
+    if not length:
+        raise ArgumentError("the prompt has no tokens; give a text to go on with")
+    draw = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
+    start = time.perf_counter()
+    with torch.random.fork_rng():
+        torch.manual_seed(args.seed)
+        result = model.generate(
+            input_ids=inputs.input_ids,
+            attention_mask=inputs.attention_mask,
+            max_new_tokens=args.max_new_tokens,
+            pad_token_id=0,
+            **draw,
+        )
+    ids = result[0].tolist()
+    seconds = time.perf_counter() - start
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    data = {"prompt": args.prompt, "text": text, "new_tokens": len(ids) - length, "seconds": seconds}
+    show(args, data, text)
+    return 0

@@ -1,0 +1,80 @@
+"""``bitport inspect``: what a checkpoint holds."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from bitport.checkpoint import read_manifest
+from bitport.checkpoint.manifest import NAME as MANIFEST
+from bitport.cli.common import add_verb, show
+from bitport.cli.safetensors_files import Stored, stored_tensors
+from bitport.report.text import size, table
+
+
+def add_parser(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "inspect",
+        run,
+        "Show what a checkpoint holds. Schemes, sizes, bits per weight and tied names of a bitport directory, of a "
+        "Hugging Face directory or of a safetensors file; no weight is read.",
+        "llama-int4",
+        "llama-int4 --tensors",
+        "model.safetensors --json",
+    )
+    verb.add_argument("path", type=Path, help="a directory or a safetensors file")
+    verb.add_argument("--tensors", action="store_true", help="list every tensor")
+
+
+def run(args: argparse.Namespace) -> int:
+    data = examine(args.path)
+    shown = data if args.tensors else {key: value for key, value in data.items() if key != "tensors"}
+    show(args, shown, _text(shown))
+    return 0
+
+
+def examine(path: Path) -> dict[str, Any]:
+    if (path / MANIFEST).is_file():
+        manifest = read_manifest(path)
+        tensors = [
+            Stored(e.name, str(e.scheme) if e.scheme else str(e.dtype).removeprefix("torch."), e.shape, e.nbytes, e.shard)
+            for e in manifest.tensors.values()
+        ]
+        quantized = [str(scheme) for scheme in manifest.schemes if scheme]
+        data = {"format": "bitport", "written_by": f"bitport {manifest.bitport}", "schemes": quantized, "tied": manifest.tied}
+    else:
+        tensors = stored_tensors(path)
+        data = {"format": "safetensors", "schemes": [], "tied": {}}
+    kinds = dict.fromkeys(tensor.kind for tensor in tensors)
+    return {
+        "path": str(path),
+        **data,
+        "kinds": [{"kind": kind, **_sum([t for t in tensors if t.kind == kind])} for kind in kinds],
+        "total": _sum(tensors),
+        "files": sorted({tensor.file for tensor in tensors}),
+        "tensors": [dataclasses.asdict(tensor) for tensor in tensors],
+    }
+
+
+def _sum(tensors: list[Stored]) -> dict[str, Any]:
+    weights, nbytes = sum(math.prod(t.shape) for t in tensors), sum(t.nbytes for t in tensors)
+    return {"tensors": len(tensors), "weights": weights, "bytes": nbytes, "bits_per_weight": 8 * nbytes / max(weights, 1)}
+
+
+def _text(data: dict[str, Any]) -> str:
+    rows = [*data["kinds"], {"kind": "total", **data["total"]}]
+    cells = [(r["kind"], r["tensors"], f"{r['weights']:,}", size(r["bytes"]), f"{r['bits_per_weight']:.3f}") for r in rows]
+    by = f", written by {data['written_by']}" if "written_by" in data else ""
+    lines = [
+        f"{data['path']}: {data['format']}{by}, {len(data['files'])} file{'s' * (len(data['files']) != 1)}",
+        table(("numbers", "tensors", "weights", "size", "bits/weight"), cells),
+        *(f"tied: {alias} = {name}" for alias, name in data["tied"].items()),
+    ]
+    if "tensors" in data:
+        listed = [(t["name"], t["kind"], "x".join(map(str, t["shape"])), size(t["nbytes"])) for t in data["tensors"]]
+        lines += ["", table(("tensor", "numbers", "shape", "size"), listed)]
+    return "\n".join(lines)

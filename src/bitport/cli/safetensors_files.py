@@ -1,0 +1,45 @@
+"""The tensors of plain safetensors files, from their headers alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from bitport.errors import ArgumentError, CheckpointError
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    name: str
+    kind: str
+    """A scheme, or the dtype of a tensor that is not quantized."""
+    shape: tuple[int, ...]
+    nbytes: int
+    file: str
+
+
+def stored_tensors(path: Path) -> list[Stored]:
+    """Of one file, or of all safetensors files of a directory."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise ArgumentError(f"{path} holds no safetensors file and no bitport.json: there is nothing to inspect")
+    return [tensor for file in files for tensor in _of_file(file)]
+
+
+def _of_file(path: Path) -> list[Stored]:
+    try:
+        with safe_open(str(path), "pt") as file:
+            views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return [_stored(name, view.get_dtype(), tuple(view.get_shape()), path.name) for name, view in views.items()]
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def _stored(name: str, tag: str, shape: tuple[int, ...], file: str) -> Stored:
+    """``tag``: BF16, F8_E4M3, BOOL ...: the first number in it is the bits of an element."""
+    bits = re.search(r"\d+", tag)
+    return Stored(name, tag, shape, math.prod(shape) * int(bits.group() if bits else 8) // 8, file)

@@ -1,0 +1,52 @@
+"""Size and speed of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitport.api import explain
+from bitport.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    nbytes: int
+    """All parameters, tied ones once, scales and zero points included."""
+    weights: int
+    """Their number of elements."""
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.nbytes / max(self.weights, 1)
+
+
+def size_of(model: nn.Module) -> Size:
+    params = list(model.parameters())
+    return Size(sum(param.nbytes for param in params), sum(param.numel() for param in params))
+
+
+def kernels_of(model: nn.Module, rows: int = 1) -> tuple[str, ...]:
+    """The kernels that compute the quantized layers for that many rows; none for a float model."""
+    layers = explain(model, (rows,)).layers
+    return tuple(dict.fromkeys(layer.decisions[rows].kernel for layer in layers))
+
+
+@torch.no_grad()
+def generation_speed(model: Any, prompt: Tensor, new_tokens: int) -> float:
+    """Tokens per second of greedy generation of ``new_tokens`` after ``prompt`` [1, length], its reading included.
+
+    ``model`` generates as a transformers model does. One short run goes before, so that nothing is timed twice.
+    """
+    if new_tokens < 1:
+        raise ArgumentError(f"new_tokens={new_tokens}: at least one token must be generated")
+    options = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
+    model.generate(prompt, max_new_tokens=2, min_new_tokens=2, **options)
+    start = time.perf_counter()
+    result = model.generate(prompt, max_new_tokens=new_tokens, min_new_tokens=new_tokens, **options)
+    result.tolist()  # waits for the device
+    return new_tokens / (time.perf_counter() - start)

@@ -1,0 +1,1 @@
+"""Thin shims to other libraries; each is imported only by those who use it."""

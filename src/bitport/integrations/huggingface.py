@@ -1,0 +1,132 @@
+"""Hugging Face directories: causal language models and tokenizers, quantized by bitport or not.
+
+A bitport directory holds ``bitport.json``, its shards, and the ``config.json`` and tokenizer of the model it came from.
+The model is built from config.json without memory for its weights, and the checkpoint puts the weights in.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bitport import checkpoint
+from bitport.checkpoint.manifest import NAME as MANIFEST
+from bitport.errors import ArgumentError, BitportError
+from bitport.tensor import QTensor
+
+INSTALL = "pip install 'bitport[hf]'"
+
+
+class EmptyOnMeta(TorchFunctionMode):
+    """Within this context ``torch.empty`` gives meta tensors: weights, which modules make empty before they fill them,
+    take no memory, while what a module computes, such as the frequencies of a rotary embedding that no checkpoint
+    holds, is real."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.empty:
+            return func(*args, **{**(kwargs or {}), "device": "meta"})
+        return func(*args, **(kwargs or {}))
+
+
+def load_model(
+    directory: str | Path, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> Any:
+    """The causal language model in ``directory``, in evaluation mode, on ``device`` (default: CPU).
+
+    ``dtype`` is that of the float parameters and of what is computed (default: as in the files); the numbers of
+    quantized weights never change.
+    """
+    root = _directory(directory)
+    transformers = _transformers()
+    if (root / MANIFEST).is_file():
+        model = empty_model(root)
+        checkpoint.load(model, root, device=device)
+    else:
+        model = _wrapped(root, transformers.AutoModelForCausalLM.from_pretrained, root, dtype="auto", local_files_only=True)
+    if device is not None:
+        model = model.to(device)
+    if dtype is not None:
+        cast_parameters(model, dtype)
+    return model.eval()
+
+
+def empty_model(directory: str | Path) -> Any:
+    """The model that config.json describes: its weights on meta, its computed buffers real."""
+    root = _directory(directory)
+    transformers = _transformers()
+    config = _wrapped(root, transformers.AutoConfig.from_pretrained, root, local_files_only=True)
+    with EmptyOnMeta():
+        model = _wrapped(root, transformers.AutoModelForCausalLM.from_config, config)
+    if (root / "generation_config.json").is_file():
+        model.generation_config = _wrapped(root, transformers.GenerationConfig.from_pretrained, root)
+    return model
+
+
+def load_tokenizer(directory: str | Path) -> Any:
+    root = _directory(directory)
+    return _wrapped(root, _transformers().AutoTokenizer.from_pretrained, root, local_files_only=True)
+
+
+def save_model(model: Any, directory: str | Path, tokenizer: Any = None) -> None:
+    """A directory that :func:`load_model` reads: the quantized ``model``, its configuration, and the tokenizer."""
+    root = Path(directory)
+    checkpoint.save(model, root)
+    model.config.save_pretrained(root)
+    if model.can_generate():
+        model.generation_config.save_pretrained(root)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(root)
+
+
+def logits_of(model: Any) -> Callable[[Tensor], Tensor]:
+    """token ids [batch, length] -> logits [batch, length, vocabulary] on the device of ``model``."""
+    return lambda ids: model(input_ids=ids.to(model.device), use_cache=False).logits.to(ids.device)
+
+
+def token_ids(tokenizer: Any, text: str) -> Tensor:
+    """The ids of ``text``, with the special tokens that the tokenizer itself puts around a text."""
+    return torch.tensor(tokenizer(text, verbose=False).input_ids, dtype=torch.int64)
+
+
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the float parameters of ``model`` in place and let the quantized ones give ``dtype``. Buffers stay: rotary
+    frequencies are to be float32. Tied parameters stay tied."""
+    if not dtype.is_floating_point:
+        raise ArgumentError(f"a model computes in a float dtype, not in {dtype}")
+    done: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in list(module.named_parameters(recurse=False)):
+            if id(param) not in done and (isinstance(param, QTensor) or param.is_floating_point()):
+                done[id(param)] = nn.Parameter(param.detach().to(dtype), requires_grad=False)
+            setattr(module, name, done.get(id(param), param))
+
+
+def _directory(directory: str | Path) -> Path:
+    root = Path(directory)
+    if not root.is_dir():
+        raise ArgumentError(f"{root} is not a directory; give one that holds config.json and weights")
+    if not (root / "config.json").is_file():
+        raise ArgumentError(f"{root} has no config.json; a Hugging Face model directory is needed")
+    return root
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ModuleNotFoundError as error:
+        raise BitportError(f"Hugging Face models need transformers, which is not installed: {INSTALL}") from error
+
+
+def _wrapped(root: Path, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``call``, with what transformers raises for a directory that it cannot read turned into one clear error."""
+    try:
+        return call(*args, **kwargs)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        raise BitportError(f"transformers cannot read {root}: {error}") from error

@@ -1,0 +1,115 @@
+"""QuantizedLinear: a linear layer built from (in, out), for those who have ready-made quantized weights.
+
+A model that is quantized with ``quantize_`` needs no such module: its nn.Linear stays, with a QTensor as weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from bitport.errors import ArgumentError
+from bitport.nn.targets import find_targets
+from bitport.numerics import Quantized, number_type, to_storage
+from bitport.schemes import Recipe, Scheme, preset
+from bitport.tensor import QTensor, from_parts, quantize_tensor
+
+
+class QuantizedLinear(nn.Module):
+    """y = x W^T + bias with W in ``scheme``: zeros until a weight is loaded."""
+
+    weight: QTensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        scheme: str | Scheme = "int8",
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.scheme = preset(scheme) if isinstance(scheme, str) else scheme
+        zeros = torch.zeros(out_features, in_features, device=device, dtype=dtype)
+        self._set(quantize_tensor(zeros, self.scheme))
+        self.bias = nn.Parameter(zeros.new_zeros(out_features), requires_grad=False) if bias else None
+
+    def _set(self, weight: QTensor) -> None:
+        self.weight = nn.Parameter(weight, requires_grad=False)  # type: ignore[assignment]
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, scheme: str | Scheme) -> QuantizedLinear:
+        """The layer with its weight rounded to ``scheme`` (kept as it is, if it is a QTensor of that scheme)."""
+        weight = linear.weight
+        new = cls.__new__(cls)
+        nn.Module.__init__(new)
+        new.in_features, new.out_features, new.bias = linear.in_features, linear.out_features, linear.bias
+        new.scheme = preset(scheme) if isinstance(scheme, str) else scheme
+        if isinstance(weight, QTensor) and weight.scheme != new.scheme:
+            raise ArgumentError(f"the layer is {weight.scheme} already, not {new.scheme}; dequantize_ it first")
+        new._set(weight if isinstance(weight, QTensor) else quantize_tensor(weight.detach(), new.scheme))
+        return new
+
+    def load_quantized_weight(self, weight: Tensor, scaler: Tensor, zero_point: Tensor | None = None) -> None:
+        """Take signed integer codes, one in an int8, as the PyTorch/XLA quantization page has them::
+
+            per channel   weight [N, K]          scaler [N]         zero_point [N]
+            per block b   weight [K/b, b, N]     scaler [K/b, N]    zero_point [K/b, N]
+
+        value = weight * scaler - zero_point. The layer's scheme must have these blocks and a "float" zero for a
+        zero_point (a preset's suffix ``-fzero``), "none" without.
+        """
+        fmt, number = self.scheme.weight, number_type(self.scheme.weight.dtype)
+        n, k = self.out_features, self.in_features
+        block = k if fmt.block == (1, 0) else fmt.block[1]
+        if number.kind != "int" or fmt.block[0] != 1 or k % block:
+            raise ArgumentError(f"{self.scheme} is not an integer scheme per channel or per group dividing {k}")
+        if (zero_point is None) != (fmt.zero == "none") or fmt.zero == "int":
+            raise ArgumentError(
+                f"{self.scheme} has zero point kind {fmt.zero!r}: load a zero_point with '-fzero', none with '-sym'"
+            )
+        per_channel = weight.dim() == 2
+        shapes = ((n, k), (n,)) if per_channel else ((k // block, block, n), (k // block, n))
+        for name, part, shape in (("weight", weight, shapes[0]), ("scaler", scaler, shapes[1]), ("zero_point", zero_point, shapes[1])):
+            if part is not None and tuple(part.shape) != shape:
+                raise ArgumentError(f"{name} must have shape {[*shape]}, not {[*part.shape]}")
+        if per_channel and block != k:
+            raise ArgumentError(f"{self.scheme} has blocks of {block}; give the weight as [{k // block}, {block}, {n}]")
+        signed = weight if per_channel else weight.flatten(0, 1).t()
+        codes = signed.to(torch.int16) + int(number.midpoint)
+        if weight.dtype != torch.int8 or bool(((codes < 0) | (codes > number.qmax)).any()):
+            low = -int(number.midpoint)
+            raise ArgumentError(f"weight must be int8 with values {low}..{low + number.qmax} for {number.name}")
+        scale = (scaler[:, None] if per_channel else scaler.t()).contiguous()
+        zero = None
+        if zero_point is not None:
+            shift = (zero_point[:, None] if per_channel else zero_point.t()).float() / scale.float()
+            zero = (number.midpoint + shift).to(scale.dtype)
+        parts = Quantized(to_storage(codes.to(torch.uint8), number), scale, zero)
+        scheme = dataclasses.replace(self.scheme, weight=dataclasses.replace(fmt, scale="input"))
+        self._set(from_parts(parts, scheme, shape=(n, k), dtype=self.weight.dtype).to_device_layout())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}, bias={self.bias is not None}"
+
+
+def swap_linears_(model: nn.Module, recipe: str | Scheme | Recipe) -> list[str]:
+    """Replace each nn.Linear that ``recipe`` chooses by a QuantizedLinear, in place; the names of those replaced."""
+    targets = find_targets(model)
+    plan = Recipe.of(recipe).resolve(targets)
+    swapped = []
+    for target in targets:
+        scheme, module = plan[target.name].scheme, model.get_submodule(target.module)
+        if scheme is not None and type(module) is nn.Linear:
+            parent, _, child = target.module.rpartition(".")
+            setattr(model.get_submodule(parent), child, QuantizedLinear.from_linear(module, scheme))
+            swapped.append(target.module)
+    return swapped
