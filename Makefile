@@ -61,8 +61,8 @@ accuracy: $(VENV)/.hf
 
 # The matrix of what was checked where: this machine's CPU is measured, other devices keep their last run.
 support: $(VENV)/.hf
-	$(BIN)/python -m bitport.conformance --device cpu --json docs/support/cpu.json
-	$(BIN)/python -m tools.support
+	$(BIN)/python -m bitport.conformance --device cpu --json docs/support.json
+	$(BIN)/python -m bitport.conformance --table docs/support.json > docs/support.md
 
 clean:
 	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from bitport import ops  # noqa: F401  (declares the ops)
 from bitport.api import dequantize_, explain, quantize_
+from bitport.checkpoint import load, save
 from bitport.ops import decompositions, use_kernel
 from bitport.schemes import PRESETS, Plan, Recipe, Rule, Scheme, preset
 from bitport.tensor import QTensor, quantize_tensor
@@ -16,8 +17,12 @@ __all__ = [
     "decompositions",
     "dequantize_",
     "explain",
+    "load",
     "preset",
     "quantize_",
     "quantize_tensor",
+    "save",
     "use_kernel",
 ]
+
+__version__ = "0.1.0.dev0"

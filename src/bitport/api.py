@@ -108,11 +108,13 @@ def _check_devices(
     model: nn.Module, targets: dict[str, Target], chosen: list[Choice], device: torch.device | str | None
 ) -> None:
     """Before anything is changed: can each weight's own device hold and compute its scheme?"""
-    for scheme, where in {
-        (choice.scheme, torch.device(device) if device is not None else _weight(model, targets[choice.name]).device)
-        for choice in chosen
-    }:
-        check_device(scheme, where)
+    pairs = set()
+    for choice in chosen:
+        where = torch.device(device) if device is not None else _weight(model, targets[choice.name]).device
+        pairs.add((choice.scheme, where))
+    for scheme, where in pairs:
+        if scheme is not None:
+            check_device(scheme, where)
 
 
 def _weight(model: nn.Module, target: Target) -> Tensor:

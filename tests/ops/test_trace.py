@@ -35,8 +35,16 @@ def test_opcheck(op: Op, sample: Sample) -> None:
     args = sample.args
     if op.backward is not None:
         args = (args[0].clone().requires_grad_(), *args[1:])
-    results = torch.library.opcheck(op.overload, args)
+    results = torch.library.opcheck(op.overload, args, test_utils=CHECKS if comparable(args) else CHECKS[1:])
     assert set(results.values()) == {"SUCCESS"}
+
+
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+def comparable(args: tuple[Any, ...]) -> bool:
+    """torch's test_schema compares the inputs before and after with allclose, which no float8 has."""
+    return not any(isinstance(arg, Tensor) and arg.is_floating_point() and arg.dtype.itemsize == 1 for arg in args)
 
 
 @pytest.mark.parametrize("name", OPS)

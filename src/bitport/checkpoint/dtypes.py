@@ -48,7 +48,7 @@ def stored_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, ...]:
 def to_bytes(tensor: Tensor) -> memoryview:
     """The little-endian bytes of ``tensor`` in row-major order; a view where it lies so in CPU memory already."""
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return memoryview(dense.reshape(-1).view(torch.uint8).numpy())
+    return dense.reshape(-1).view(torch.uint8).numpy().data
 
 
 def from_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:

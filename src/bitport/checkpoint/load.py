@@ -17,7 +17,7 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.numerics import Quantized
 from bitport.ops.device import check_device
 from bitport.report.progress import progress as with_progress
-from bitport.tensor import EXTRA, from_parts
+from bitport.tensor import from_parts
 
 
 def load(
@@ -45,11 +45,11 @@ def load(
     manifest = read_manifest(path)
     built = model if isinstance(model, nn.Module) else _build(model)
     filled = _match(built, path, manifest, strict)
-    for scheme, where in {(entry.scheme, _device(filled[entry.name], device)) for entry in manifest.tensors.values() if entry.name in filled}:
+    chosen = [entry for entry in manifest.tensors.values() if entry.name in filled]
+    for scheme, where in {(entry.scheme, _device(filled[entry.name], device)) for entry in chosen}:
         if scheme is not None:
             check_device(scheme, where)
     with Shards(path, manifest, verify=verify) as shards:
-        chosen = [entry for entry in manifest.tensors.values() if entry.name in filled]
         for entry in with_progress(chosen, len(chosen), "loading", progress):
             targets = filled[entry.name]
             tensor = targets[0].parameter(_read(shards, path, entry, _device(targets, device)))
@@ -80,30 +80,34 @@ def _match(model: nn.Module, path: Path, manifest: Manifest, strict: bool) -> di
         if name not in stored and identity(slot.tensor) in source_of:  # tied by the model itself
             filled[source_of[identity(slot.tensor)]].append(slot)
     covered = {slot.name for targets in filled.values() for slot in targets}
-    missing = [name for name, slot in by_name.items() if name not in covered and slot.buffer != "derived"]
-    unexpected = [name for name, source in stored.items() if name not in by_name and manifest.tensors[source].buffer != "derived"]
-    empty = [name for name, slot in by_name.items() if name not in covered and slot.tensor.device.type == "meta"]
-    wrong = [
-        f"{slot.name}: checkpoint {list(manifest.tensors[source].shape)}, model {list(slot.tensor.shape)}"
-        for source, targets in filled.items()
-        for slot in targets
-        if tuple(slot.tensor.shape) != manifest.tensors[source].shape
-    ]
+    uncovered = [slot for slot in by_name.values() if slot.name not in covered]
+    pairs = [(slot, manifest.tensors[source]) for source, targets in filled.items() for slot in targets]
     problems = {
-        "shapes differ": wrong,
-        "quantized in the checkpoint, a buffer in the model": [
-            slot.name for source, targets in filled.items() for slot in targets if slot.buffer and manifest.tensors[source].scheme
+        "of another shape": [
+            f"{slot.name} (checkpoint {list(entry.shape)}, model {list(slot.tensor.shape)})"
+            for slot, entry in pairs
+            if tuple(slot.tensor.shape) != entry.shape
         ],
-        "on the meta device and not in the checkpoint (build the model on a real device to have them)": empty,
+        "quantized in the checkpoint but a buffer in the model": [
+            slot.name for slot, entry in pairs if slot.buffer and entry.scheme
+        ],
+        "on the meta device and not in the checkpoint (build the model on a real device to have them)": [
+            slot.name for slot in uncovered if slot.tensor.device.type == "meta"
+        ],
     }
-    differences = {"missing in the checkpoint": missing, "unknown to the model": unexpected}
+    differences = {
+        "missing in the checkpoint": [slot.name for slot in uncovered if slot.buffer != "derived"],
+        "unknown to the model": [
+            name
+            for name, source in stored.items()
+            if name not in by_name and manifest.tensors[source].buffer != "derived"
+        ],
+    }
     _raise_or_warn(f"{path} does not fit {type(model).__name__}", problems, differences, strict)
     return filled
 
 
-def _raise_or_warn(
-    what: str, problems: dict[str, list[str]], differences: dict[str, list[str]], strict: bool
-) -> None:
+def _raise_or_warn(what: str, problems: dict[str, list[str]], differences: dict[str, list[str]], strict: bool) -> None:
     fatal = {**problems, **differences} if strict else problems
     if any(fatal.values()):
         raise CheckpointError(f"{what}. {_listed({**problems, **differences})}")
@@ -133,7 +137,9 @@ def _read(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Ten
             shape=entry.shape,
             dtype=entry.dtype,
             transposed=entry.transposed,
-            **{name: parts[name] for name in EXTRA if name in parts},
+            perm=parts.get("perm"),
+            pre_scale=parts.get("pre_scale"),
+            act_scale=parts.get("act_scale"),
         )
     except ArgumentError as error:
         raise CheckpointError(f"{path / entry.shard}: {entry.name} is not a valid {entry.scheme}: {error}") from error

@@ -103,7 +103,21 @@ class Manifest:
             "tied": self.tied,
             "tensors": {name: _described(entry, ids) for name, entry in self.tensors.items()},
         }
-        return json.dumps({**content, "crc32": checksum(content)}, indent=1)
+        return _one_line_per_tensor({**content, "crc32": checksum(content)})
+
+
+def _one_line_per_tensor(content: dict[str, Any]) -> str:
+    lines = []
+    for key, value in content.items():
+        text = json.dumps(value)
+        if isinstance(value, dict):
+            text = (
+                "{\n"
+                + ",\n".join(f"  {json.dumps(name)}: {json.dumps(inner)}" for name, inner in value.items())
+                + "\n }"
+            )
+        lines.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _described(entry: Entry, ids: dict[Scheme, str]) -> dict[str, Any]:

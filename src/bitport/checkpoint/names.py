@@ -8,20 +8,24 @@ import torch
 
 from bitport.schemes import Target
 
+EMBEDDINGS = r"(\w+_)?embed(ding)?s?(_(?!out\b|proj|hidden)\w+)?|wte|wpe|shared|relative_attention_bias"
+
 KINDS: tuple[tuple[str, str, int, str], ...] = (
     ("router or gate of experts", r"(.*\.)?(router|gate)\.weight", 2, ""),
-    ("embedding", r"(.*\.)?((\w+_)?embed(ding)?s?(_(?!out\b|proj|hidden)\w+)?|wte|wpe|shared|relative_attention_bias)\.weight", 2, "embedding"),
+    ("embedding", rf"(.*\.)?({EMBEDDINGS})\.weight", 2, "embedding"),
     ("packed projections of attention", r"(.*\.)?in_proj_weight", 2, "attention"),
     ("linear", r".*\.weight", 2, "linear"),
     ("stacked experts", r".*experts.*", 3, "experts"),
     ("convolution", r".*\.weight", 3, "conv"),
     ("convolution", r".*\.weight", 4, "conv"),
 )
-"""(what it is, regular expression on the whole name, number of dimensions, kind of target); the first that fits decides.
-Kind "": no target, it stays as it is. A router is small and decides much; in models it is no nn.Linear either."""
+"""(what it is, regular expression on the whole name, number of dimensions, kind of target); the first that fits
+decides. Kind "": no target, it stays as it is. A router is small and decides much; in a model it is seldom an
+nn.Linear either."""
 
 TRANSPOSED = {
-    model: r".*\.(c_attn|c_proj|c_fc|q_attn)\.weight" for model in ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
+    model: r".*\.(c_attn|c_proj|c_fc|q_attn)\.weight"
+    for model in ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 }
 """By model_type of config.json: weights that the file holds as [K, N] (the Conv1D of transformers), which a quantized
 matrix [N, K] is not; they stay as they are."""

@@ -49,12 +49,10 @@ class _Parser:
         self.keys(root, "the manifest", keys)
         if root.pop("crc32") != checksum(root):
             self.fail("its checksum is not that of its content: it was damaged or edited")
-        schemes = {key: self.scheme(value, key) for key, value in self.object(root["schemes"], "'schemes'").items()}
-        shards = {self.shard_name(key): self.count(value, key) for key, value in self.object(root["shards"], "'shards'").items()}
-        tensors = {
-            name: self.entry(name, value, schemes, shards)
-            for name, value in self.object(root["tensors"], "'tensors'").items()
-        }
+        described, files, every = (self.object(root[key], f"'{key}'") for key in ("schemes", "shards", "tensors"))
+        schemes = {key: self.scheme(value, key) for key, value in described.items()}
+        shards = {self.shard_name(key): self.count(value, key) for key, value in files.items()}
+        tensors = {name: self.entry(name, value, schemes, shards) for name, value in every.items()}
         self.unique(tensors)
         tied = self.tied(self.object(root["tied"], "'tied'"), tensors)
         return Manifest(tensors, tied, shards, self.string(root["bitport"], "'bitport'"))
@@ -89,7 +87,8 @@ class _Parser:
         if scheme is None and list(parts) != [""]:
             self.fail(f"{where}: a tensor without a scheme has the one part '', not {reprlib.repr(list(parts))}")
         if scheme is not None and (not set(parts) <= set(PARTS) or not {"qdata", "scale"} <= set(parts)):
-            self.fail(f"{where}: its parts are {reprlib.repr(list(parts))}; known are {', '.join(PARTS)}, the first two needed")
+            known = f"known are {', '.join(PARTS)}, the first two needed"
+            self.fail(f"{where}: its parts are {reprlib.repr(list(parts))}; {known}")
         dtype, shape = self.dtype(fields["dtype"], where), self.shape(fields["shape"], where)
         if scheme is None and (parts[""].dtype, parts[""].shape) != (dtype, shape):
             self.fail(f"{where}: its dtype and shape are not those of its part")

@@ -15,8 +15,8 @@ from bitport.report.progress import progress as with_progress
 def save(
     model: nn.Module, directory: str | Path, *, shard_size: int = SHARD_SIZE, progress: bool | None = None
 ) -> Manifest:
-    """Write every parameter and buffer of ``model``, quantized or not, to ``directory``, in place of the checkpoint that
-    is there. Files that are not bitport's stay. An interrupted save leaves the old checkpoint whole.
+    """Write every parameter and buffer of ``model``, quantized or not, to ``directory``, in place of the checkpoint
+    that is there. Files that are not bitport's stay. An interrupted save leaves the old checkpoint whole.
 
     A tensor on another device, or in a packed layout, is brought to the CPU in its canonical form on its own: besides
     the model one tensor is in memory.

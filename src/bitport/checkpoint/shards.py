@@ -52,7 +52,9 @@ class Shards:
     def __enter__(self) -> Shards:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._close()
 
     def read(self, entry: Entry, part: str, device: torch.device) -> Tensor:
@@ -60,7 +62,8 @@ class Shards:
         try:
             mapped = self._open(entry.shard).get_tensor(entry.key(part))
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-            raise CheckpointError(f"{self.directory / entry.shard}: {entry.key(part)} cannot be read: {error}") from error
+            where = f"{self.directory / entry.shard}: {entry.key(part)}"
+            raise CheckpointError(f"{where} cannot be read: {error}") from error
         if self.verify and zlib.crc32(to_bytes(mapped)) != entry.parts[part].crc32:
             raise CheckpointError(
                 f"{self.directory / entry.shard}: the data of {entry.key(part)} is damaged (its checksum differs). "

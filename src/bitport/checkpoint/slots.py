@@ -41,7 +41,8 @@ def slots(model: nn.Module) -> Iterator[Slot]:
     """Every slot in the model's order; tied tensors and shared modules under each of their names."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            raise ArgumentError(f"{prefix or 'the model'} has extra state (get_extra_state); a checkpoint holds tensors only")
+            what = f"{prefix or 'the model'} ({type(module).__name__})"
+            raise ArgumentError(f"{what} has extra state (get_extra_state); a checkpoint holds tensors only")
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None:
                 continue
@@ -53,9 +54,8 @@ def slots(model: nn.Module) -> Iterator[Slot]:
 
 def identity(tensor: Tensor) -> object:
     """Equal for tensors that are one: the same object, or the same view of the same memory."""
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or not tensor.untyped_storage().nbytes():
-        return id(tensor)
-    if tensor.device.type == "meta":
+    dense = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+    if not dense or tensor.device.type == "meta" or not tensor.untyped_storage().nbytes():
         return id(tensor)
     where = (tensor.device, tensor.data_ptr(), tensor.dtype)
     return (*where, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bitport.checkpoint.dtypes import TAGS
 from bitport.checkpoint.manifest import NAME, shortened
-from bitport.errors import ArgumentError, CheckpointError
-from bitport.schemes import Target
 from bitport.checkpoint.names import target_of
+from bitport.errors import CheckpointError
+from bitport.schemes import Target
 
+DTYPE_OF_TAG = {tag: dtype for dtype, tag in reversed(TAGS.items())}
 INDEX = "model.safetensors.index.json"
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
-"""What the names of files end with that hold weights or list them; all others are carried over."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
+"""What the names of files end with that hold weights or list them; all others are carried over."""
+TOKEN_EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|tok_embeddings|word_embeddings|embed_in|shared)\.weight")
+HEAD = "lm_head.weight"
+GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,17 +133,42 @@ class Source:
 
     def _tied(self) -> dict[str, str]:
         """The head that shares the token embedding: {its name: the embedding's}. Only where config.json says so, and
-        where the file either lacks the head or holds the same numbers twice."""
+        where the file either lacks the head or holds the same numbers twice. (What a model ties by itself needs no
+        mention: load() follows it.)"""
         text = self.config.get("text_config")
-        says = self.config.get("tie_word_embeddings", text.get("tie_word_embeddings") if isinstance(text, dict) else None)
-        heads = [name for name in self.tensors if name.rpartition(".")[0].endswith("lm_head") and name.endswith(".weight")]
-        if says is not True or len(heads) > 1:
+        inner = text.get("tie_word_embeddings") if isinstance(text, dict) else None
+        says = self.config.get("tie_word_embeddings", inner)
+        generates = str(self.config.get("architectures", "")).strip("[]'").endswith(GENERATING)
+        tokens = [name for name in self.tensors if TOKEN_EMBEDDING.fullmatch(name)]
+        if says is not True or not generates or len(tokens) != 1:
             return {}
-        tokens = [name for name in self.tensors if re_tokens(name)]
-        if len(tokens) != 1:
-            raise CheckpointError(
-                f"{self.path}: config.json ties the head to the token embedding, but the embeddings are "
-                f"{shortened(tokens) or 'none'}: which one is meant cannot be told"
-            )
-        head = heads[0] if heads else "lm_head.weight"
-        return {head: tokens[0]} if not heads or self._same(head, tokens[0]) else {}
+        return {HEAD: tokens[0]} if HEAD not in self.tensors or self._equal(HEAD, tokens[0]) else {}
+
+    def _equal(self, *names: str) -> bool:
+        both = []
+        for name in names:
+            with safe_open(str(self.tensors[name].file), "pt") as opened:
+                both.append(opened.get_tensor(name))
+        return both[0].dtype == both[1].dtype and torch.equal(*both)
+
+
+def _held(file: Path) -> list[Held]:
+    """The tensors of ``file`` in the order of their data."""
+    try:
+        with safe_open(str(file), "pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
+            return [
+                Held(name, file, tuple(view.get_shape()), DTYPE_OF_TAG.get(view.get_dtype(), torch.uint8))
+                for name, view in slices.items()
+            ]
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is not a whole safetensors file: {error}. Fetch it again") from error
+
+
+def _about_pickles(paths: list[Path]) -> str:
+    if not any(path.suffix in PICKLES for path in paths):
+        return "Give a Hugging Face directory or a .safetensors file"
+    return (
+        f"{shortened(path.name for path in paths)} is a pickle, which can run any code when it is read: bitport does "
+        f"not. Convert it with safetensors first (transformers: save_pretrained)"
+    )

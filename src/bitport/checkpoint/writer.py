@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +44,7 @@ class Writer:
         self.entries: dict[str, Entry] = {}
         self.tied: dict[str, str] = {}
         self.shards: dict[str, int] = {}
+        self.carried: dict[Path, Path] = {}
         self.current: ShardFile | None = None
         with self._reported():
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -50,7 +52,9 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self.close()
         else:
@@ -77,6 +81,13 @@ class Writer:
             raise ArgumentError(f"{alias!r} cannot be tied to {name!r}: the first must be new, the second be there")
         self.tied[alias] = name
 
+    def carry(self, root: Path, relative: Path) -> None:
+        """Copy the file ``root / relative`` to the same place here; it appears when the checkpoint does."""
+        staged = self.directory / f".carried-{self.id}-{len(self.carried)}"
+        self.carried[staged] = self.directory / relative
+        with self._reported():
+            shutil.copyfile(root / relative, staged)
+
     @property
     def manifest(self) -> Manifest:
         """What was written so far."""
@@ -91,6 +102,9 @@ class Writer:
                 if os.path.getsize(self.directory / name) != size:
                     raise CheckpointError(f"{self.directory / name} was changed while the checkpoint was written")
             _write(self.directory / f".{NAME}-{self.id}", manifest.to_json().encode())
+            for staged, path in self.carried.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(staged, path)
             _sync_directory(self.directory)
             os.replace(self.directory / f".{NAME}-{self.id}", self.directory / NAME)
             _sync_directory(self.directory)
@@ -103,7 +117,8 @@ class Writer:
         """Remove what was written; the checkpoint that was there stays."""
         if self.current is not None:
             self.current.abandon()
-        for path in (*self.directory.glob(f"model-{self.id}-*.safetensors"), self.directory / f".{NAME}-{self.id}"):
+        shards = self.directory.glob(f"model-{self.id}-*.safetensors")
+        for path in (*shards, *self.carried, self.directory / f".{NAME}-{self.id}"):
             path.unlink(missing_ok=True)
 
     def _shard_for(self, tensors: dict[str, Tensor]) -> ShardFile:

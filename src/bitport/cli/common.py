@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def add_verb(
     verb: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=description.split(". ")[0].rstrip("."),
-        description=description,
+        description=textwrap.fill(description, 100),
         epilog="examples:\n" + "\n".join(f"  bitport {name} {example}".rstrip() for example in examples),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,10 +48,9 @@ def device(text: str) -> torch.device:
 
 def count(text: str) -> int:
     """A whole number of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from bitport.cli import system
 from bitport.cli.common import add_verb, show
-from bitport.cli.versions import version
 from bitport.report.text import table
 
 
@@ -21,11 +20,11 @@ class Extra:
 
 
 EXTRAS = (
-    Extra("transformers", "pip install 'bitport[hf]'", "bitport eval, generate and explain; load_model"),
+    Extra("transformers", "pip install 'bitport[hf]'", "bitport eval, generate and explain, no load_model"),
     Extra("tokenizers", "pip install 'bitport[hf]'", "reading text for bitport eval and generate"),
     Extra("triton", "pip install triton", "Triton kernels on GPUs; torch's own and the generic kernels remain"),
-    Extra("ml_dtypes", "pip install 'bitport[test]'", "the test suite"),
-    Extra("pytest", "pip install 'bitport[test]'", "the test suite"),
+    Extra("ml_dtypes", "pip install 'bitport[test]'", "test suite"),
+    Extra("pytest", "pip install 'bitport[test]'", "test suite"),
 )
 
 VARIABLES = {
@@ -39,8 +38,8 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "doctor",
         run,
-        "Say what this installation can do. Devices, backends, kernels, layouts, and optional packages with the command "
-        "that brings each. The exit code is 1 only if a backend is broken.",
+        "Say what this installation can do. Devices, backends, kernels, layouts, and optional packages with the "
+        "command that brings each. The exit code is 1 only if a backend is broken.",
         "",
         "--json",
     )
@@ -56,13 +55,13 @@ def examine() -> dict[str, Any]:
     backends = system.backends()
     devices = system.devices()
     return {
-        "versions": {"python": system.PYTHON, **{name: version(name) for name in ("bitport", "torch", "safetensors", "numpy")}},
+        "versions": system.versions(),
         "cpu": system.cpu(),
         "devices": devices,
         "backends": backends,
         "kernels": system.kernels([device["type"] for device in devices]),
         "layouts": system.layouts(),
-        "packages": [{**dataclasses.asdict(extra), "version": version(extra.package)} for extra in EXTRAS],
+        "packages": [{**dataclasses.asdict(row), "version": system.installed_version(row.package)} for row in EXTRAS],
         "environment": system.environment(VARIABLES),
     }
 
@@ -71,12 +70,12 @@ def _text(data: dict[str, Any]) -> str:
     cpu, backends = data["cpu"], data["backends"]
     types = [device["type"] for device in data["devices"]]
     sections = [
-        ("versions", [f"{name} {found or 'not installed'}" for name, found in data["versions"].items()]),
+        ("versions", [f"{name} {found}" for name, found in data["versions"].items()]),
         ("devices", [f"{device['device']}: {device['name']}" for device in data["devices"]]),
         ("CPU features", [f"{name}: {'yes' if has else 'no'}, {use}" for name, (has, use) in cpu["features"].items()]),
-        ("backends", [", ".join(backends["loaded"]) or "none", *([backends["problem"]] if backends["problem"] else [])]),
+        ("backends", [", ".join(backends["loaded"]) or "none", *filter(None, [backends["problem"]])]),
         ("kernels, the first that takes a call runs it", _kernels(data["kernels"], types)),
-        ("layouts", [f"{row['name']}: {_layout_use(row['devices'])}" for row in data["layouts"]]),
+        ("layouts", [f"{row['name']}: {_layout_use(**row)}" for row in data["layouts"]]),
         ("optional packages", [_package(row) for row in data["packages"]]),
         ("environment", [f"{row['name']}={row['value']} ({row['meaning']})" for row in data["environment"]]),
     ]
@@ -93,7 +92,9 @@ def _kernels(rows: list[dict[str, Any]], types: list[str]) -> list[str]:
     return [*shown.splitlines(), *notes]
 
 
-def _layout_use(devices: list[str]) -> str:
+def _layout_use(name: str, devices: list[str]) -> str:
+    if name == "plain":
+        return "canonical: on disk, between devices, and where no other is preferred"
     return f"preferred on {', '.join(devices)}" if devices else "on request"
 
 

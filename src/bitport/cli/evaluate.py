@@ -39,11 +39,11 @@ def add_parser(verbs: Any) -> None:
         "llama --text wiki.txt",
         "llama llama-int8 llama-int4 --text wiki.txt --max-tokens 16384",
     )
-    verb.add_argument("directories", type=Path, nargs="+", metavar="DIR", help="Hugging Face directories, quantized or not")
+    verb.add_argument("directories", type=Path, nargs="+", metavar="DIR", help="a Hugging Face directory")
     verb.add_argument("--text", type=Path, required=True, help="a text file in UTF-8")
     verb.add_argument("--window", type=count, default=512, help="tokens that the model sees at once (default: 512)")
     verb.add_argument(
-        "--stride", type=count, help="tokens between the starts of windows; smaller gives more context (default: window)"
+        "--stride", type=count, help="tokens between starts of windows; a smaller one gives context (default: window)"
     )
     verb.add_argument("--max-tokens", type=count, help="take only the first N tokens of the text (default: all)")
     verb.add_argument("--batch", type=count, default=1, help="windows to run at once (default: 1)")

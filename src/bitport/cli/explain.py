@@ -17,8 +17,8 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "explain",
         run,
-        "Show which kernel computes each layer. For every number of input rows: the kernel that will run on the device, "
-        "and why each faster one was refused.",
+        "Show which kernel computes each layer. For every number of input rows: the kernel that will run on the "
+        "device, and why each faster one was refused.",
         "llama-int4",
         "llama-int4 --device cuda --rows 1,16,4096",
     )

@@ -19,7 +19,7 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "generate",
         run,
-        "Let a model go on with a text. The most likely token is taken each time, or, with a temperature, one is drawn.",
+        "Let a model go on with a text. The most likely token is taken each time, or one is drawn (--temperature).",
         'llama-int4 --prompt "Once upon a time"',
         'llama-int4 --prompt "Once upon a time" --temperature 0.8 --seed 1',
     )

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from bitport.checkpoint import read_manifest
+from bitport.checkpoint import Entry, read_manifest
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.cli.common import add_verb, show
 from bitport.cli.safetensors_files import Stored, stored_tensors
@@ -38,17 +38,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(path: Path) -> dict[str, Any]:
+    data: dict[str, Any]
     if (path / MANIFEST).is_file():
         manifest = read_manifest(path)
-        tensors = [
-            Stored(e.name, str(e.scheme) if e.scheme else str(e.dtype).removeprefix("torch."), e.shape, e.nbytes, e.shard)
-            for e in manifest.tensors.values()
-        ]
-        quantized = [str(scheme) for scheme in manifest.schemes if scheme]
-        data = {"format": "bitport", "written_by": f"bitport {manifest.bitport}", "schemes": quantized, "tied": manifest.tied}
+        tensors = [Stored(e.name, _kind(e), e.shape, e.nbytes, e.shard) for e in manifest.tensors.values()]
+        schemes = [str(scheme) for scheme in manifest.schemes if scheme]
+        data = {"format": "bitport", "version": manifest.bitport, "schemes": schemes, "tied": manifest.tied}
     else:
         tensors = stored_tensors(path)
-        data = {"format": "safetensors", "schemes": [], "tied": {}}
+        data = {"format": "safetensors", "version": None, "schemes": [], "tied": {}}
     kinds = dict.fromkeys(tensor.kind for tensor in tensors)
     return {
         "path": str(path),
@@ -60,15 +58,23 @@ def examine(path: Path) -> dict[str, Any]:
     }
 
 
+def _kind(entry: Entry) -> str:
+    return str(entry.scheme) if entry.scheme else str(entry.dtype).removeprefix("torch.")
+
+
 def _sum(tensors: list[Stored]) -> dict[str, Any]:
     weights, nbytes = sum(math.prod(t.shape) for t in tensors), sum(t.nbytes for t in tensors)
-    return {"tensors": len(tensors), "weights": weights, "bytes": nbytes, "bits_per_weight": 8 * nbytes / max(weights, 1)}
+    bits = 8 * nbytes / max(weights, 1)
+    return {"tensors": len(tensors), "weights": weights, "bytes": nbytes, "bits_per_weight": bits}
 
 
 def _text(data: dict[str, Any]) -> str:
     rows = [*data["kinds"], {"kind": "total", **data["total"]}]
-    cells = [(r["kind"], r["tensors"], f"{r['weights']:,}", size(r["bytes"]), f"{r['bits_per_weight']:.3f}") for r in rows]
-    by = f", written by {data['written_by']}" if "written_by" in data else ""
+    cells = [
+        (row["kind"], row["tensors"], f"{row['weights']:,}", size(row["bytes"]), f"{row['bits_per_weight']:.3f}")
+        for row in rows
+    ]
+    by = f", written by bitport {data['version']}" if data["version"] else ""
     lines = [
         f"{data['path']}: {data['format']}{by}, {len(data['files'])} file{'s' * (len(data['files']) != 1)}",
         table(("numbers", "tensors", "weights", "size", "bits/weight"), cells),

@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from bitport.checkpoint.manifest import library_version
 from bitport.cli import doctor, evaluate, explain, generate, inspect, quantize
-from bitport.cli.versions import version
 from bitport.errors import BitportError
 
 VERBS = (quantize, inspect, explain, evaluate, generate, doctor)
@@ -19,7 +19,7 @@ VERBS = (quantize, inspect, explain, evaluate, generate, doctor)
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="bitport", description="Low-bit models, right and fast on every accelerator.")
-    top.add_argument("--version", action="version", version=f"bitport {version('bitport')}")
+    top.add_argument("--version", action="version", version=f"bitport {library_version()}")
     verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in VERBS:
         verb.add_parser(verbs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 from pathlib import Path
@@ -10,11 +11,10 @@ from typing import Any
 import torch
 
 from bitport import plugins
+from bitport.checkpoint.manifest import library_version
 from bitport.layouts import LAYOUTS
 from bitport.ops import IMPLS, OPS
 from bitport.ops.select import GENERIC, own_kernel
-
-PYTHON = platform.python_version()
 
 CPU_FEATURES = {
     "x86_64": {
@@ -36,6 +36,18 @@ CPU_FEATURES = {
 """By machine: the flags of /proc/cpuinfo that kernels look for, and what each is for."""
 
 
+def versions() -> dict[str, str | None]:
+    others = {name: installed_version(name) for name in ("torch", "safetensors", "numpy")}
+    return {"bitport": library_version(), "python": platform.python_version(), **others}
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def cpu() -> dict[str, Any]:
     """``features`` is empty where /proc/cpuinfo does not exist."""
     flags, model = _cpuinfo()
@@ -54,11 +66,12 @@ def _cpuinfo() -> tuple[set[str], str]:
     path = Path("/proc/cpuinfo")
     if not path.is_file():
         return set(), platform.processor()
-    pairs = dict(
-        tuple(part.strip() for part in line.split(":", 1)) for line in reversed(path.read_text().splitlines()) if ":" in line
-    )
-    flags = pairs.get("flags", pairs.get("Features", ""))
-    return set(flags.split()), pairs.get("model name", platform.processor())
+    first: dict[str, str] = {}
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(":")
+        first.setdefault(name.strip(), value.strip())
+    flags = first.get("flags", first.get("Features", ""))
+    return set(flags.split()), first.get("model name", platform.processor())
 
 
 def devices() -> list[dict[str, Any]]:

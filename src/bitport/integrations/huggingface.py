@@ -49,7 +49,8 @@ def load_model(
         model = empty_model(root)
         checkpoint.load(model, root, device=device)
     else:
-        model = _wrapped(root, transformers.AutoModelForCausalLM.from_pretrained, root, dtype="auto", local_files_only=True)
+        build = transformers.AutoModelForCausalLM.from_pretrained
+        model = _wrapped(root, build, root, dtype="auto", local_files_only=True)
     if device is not None:
         model = model.to(device)
     if dtype is not None:

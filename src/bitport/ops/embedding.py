@@ -51,7 +51,7 @@ def _rows(part: Tensor, at: Tensor) -> Tensor:
 
 
 def _fake(ids: Tensor, *rest: object) -> Tensor:
-    return torch.empty((*ids.shape, rest[6]), dtype=rest[10], device=ids.device)  # type: ignore[arg-type,call-overload]
+    return torch.empty((*ids.shape, rest[6]), dtype=rest[10], device=ids.device)  # type: ignore[call-overload]
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
@@ -69,7 +69,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
 
 EMBEDDING = Op(
     "embedding",
-    f"(Tensor ids, {SCHEMA}, ScalarType dtype) -> Tensor",
+    f"(Tensor ids, {SCHEMA}, ScalarType out_dtype) -> Tensor",
     check=_check,
     generic=_generic,
     fake=_fake,

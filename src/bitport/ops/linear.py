@@ -30,8 +30,8 @@ def check_linear(x: Tensor, data: Tensor, n: int, k: int, bias: Tensor | None) -
     if device != data.device:
         raise ArgumentError(f"x is on {device}, the weight on {data.device}; move both to one device")
     if bias is not None:
-        if bias.shape != (n,):
-            raise ArgumentError(f"bias must have shape [{n}], not {[*bias.shape]}")
+        if bias.shape != (n,) or not bias.is_floating_point():
+            raise ArgumentError(f"bias must be float [{n}], not {bias.dtype} {[*bias.shape]}")
         if bias.device != device:
             raise ArgumentError(f"bias is on {bias.device}, x on {device}; move both to one device")
 
@@ -100,8 +100,9 @@ def check_activation(x: Tensor, act: str, act_scale: Tensor | None) -> None:
     if act_scale is not None:
         if ACTIVATIONS[act].block != (0, 0):
             raise ArgumentError(f"act_scale is for a per-tensor activation, not for {act!r}")
-        if act_scale.numel() != 1 or act_scale.device != x.device:
-            raise ArgumentError(f"act_scale must be one number on {x.device}, not {act_scale.device} {[*act_scale.shape]}")
+        if act_scale.numel() != 1 or act_scale.dtype != torch.float32 or act_scale.device != x.device:
+            given = f"{act_scale.dtype} {[*act_scale.shape]} on {act_scale.device}"
+            raise ArgumentError(f"act_scale must be one float32 number on {x.device}, not {given}")
 
 
 def _check_dyn(x: Tensor, data: Tensor, *rest: Any) -> None:
@@ -122,6 +123,12 @@ def _generic_dyn(x: Tensor, *rest: Any) -> Tensor:
     return y.to(x.dtype)
 
 
+def _rows_apart(x: Tensor, *rest: Any) -> bool:
+    *_, act, act_scale, _bias = rest
+    fmt = ACTIVATIONS[act]
+    return act_scale is not None or (fmt.block[0] == 1 and not fmt.global_scale)
+
+
 def _samples_dyn(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for sample in samples.weights(device, dtype, weight_only=False):
         for name, x in samples.inputs(device, dtype, sample.weight.k):
@@ -140,6 +147,7 @@ DYN_LINEAR = Op(
     samples=_samples_dyn,
     backward=_backward,
     bias_at=13,
+    rows_apart=_rows_apart,
 )
 
 declare(LINEAR)

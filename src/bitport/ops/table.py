@@ -47,6 +47,8 @@ class Op:
     """(grad, *args) -> gradient of the first argument; rounding of the input passes the gradient straight through."""
     bias_at: int | None = None
     """Position of the bias, whose gradient is the sum over rows."""
+    rows_apart: Callable[..., bool] = lambda *args: True
+    """(*args) -> whether each row's result depends on that row alone; not so where one scale is measured over all."""
     decomposition: Callable[..., Any] | None = None
     """A form that traces, where the generic kernel looks at data; the generic kernel otherwise."""
 
@@ -106,6 +108,8 @@ def _batched(op: Op) -> Callable[..., Any]:
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
         if any(dim is not None for dim in in_dims[1:]):
             raise NotImplementedError(f"bitport::{op.name} can be vmapped over its first argument only")
+        if not op.rows_apart(x, *rest):
+            return torch.stack([op.overload(each, *rest) for each in x.unbind(in_dims[0])]), 0
         return op.overload(x.movedim(in_dims[0], 0), *rest), 0
 
     return vmap

@@ -97,8 +97,16 @@ def check_weight(
             raise ArgumentError(
                 f"weight: zero must be uint8 or float {[*grid]} on {device}, not {zero.dtype} {[*zero.shape]} on {zero.device}"
             )
-    if scale2 is not None and (scale2.shape != (*batch, 1, 1) or scale2.device != device):
-        raise ArgumentError(f"weight: scale2 must be {[*batch, 1, 1]} on {device}, not {[*scale2.shape]} on {scale2.device}")
+        if NUMBER_TYPES[dtype].kind != "int" or scale.dtype.itemsize == 1:
+            raise ArgumentError(f"weight: a zero goes with an integer type and a 16- or 32-bit scale, not {dtype}, {scale.dtype}")
+    if scale2 is not None:
+        if scale2.shape != (*batch, 1, 1) or scale2.dtype != torch.float32 or scale2.device != device:
+            raise ArgumentError(
+                f"weight: scale2 must be float32 {[*batch, 1, 1]} on {device}, "
+                f"not {scale2.dtype} {[*scale2.shape]} on {scale2.device}"
+            )
+        if scale.dtype != torch.float8_e4m3fn:
+            raise ArgumentError(f"weight: scale2 goes with float8_e4m3fn scales, not {scale.dtype}")
 
 
 @functools.cache

@@ -28,6 +28,10 @@ def _float(dtype: str, block: tuple[int, int], act: str, scale: str = "float32",
     return Scheme(weight=Format(dtype=dtype, block=block, scale=scale, global_scale=global_scale), act=act)
 
 
+def _mx(dtype: str, act: str, rule: str) -> Scheme:
+    return Scheme(weight=Format(dtype=dtype, block=(1, 32), scale="e8m0", scale_rule=rule), act=act)
+
+
 PRESETS: dict[str, Scheme] = {
     **{f"int{bits}": _int(bits, (1, 128), "int") for bits in range(2, 8)},
     "int8": _int(8, CHANNEL, "none"),
@@ -40,9 +44,9 @@ PRESETS: dict[str, Scheme] = {
     "fp8-block": _float("float8_e4m3", BLOCK128, "fp8-128"),
     "fp8-wo": _float("float8_e4m3", CHANNEL, ""),
     "fp8-e5m2-wo": _float("float8_e5m2", CHANNEL, ""),
-    "mxfp8": _float("float8_e4m3", (1, 32), "mxfp8", scale="e8m0"),
-    "mxfp6": _float("float6_e2m3", (1, 32), "mxfp8", scale="e8m0"),
-    "mxfp4": _float("float4_e2m1", (1, 32), "mxfp4", scale="e8m0"),
+    "mxfp8": _mx("float8_e4m3", "mxfp8", "rceil"),
+    "mxfp6": _mx("float6_e2m3", "mxfp8", "even"),
+    "mxfp4": _mx("float4_e2m1", "mxfp4", "even"),
     "nvfp4": _float("float4_e2m1", (1, 16), "nvfp4", scale="e4m3", global_scale=True),
     "nf4": _float("nf4", (1, 64), "", scale="input"),
 }

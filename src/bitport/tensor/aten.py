@@ -148,8 +148,10 @@ def _slice(
 
 
 def _take_batch(q: QTensor, take: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> QTensor:
-    apply = [None if part is None else take(part) for part in q.parts]
-    return q.replace(Quantized(*apply), shape=shape)
+    data, scale, *rest = (None if part is None else take(part) for part in q.parts)
+    assert data is not None
+    assert scale is not None
+    return q.replace(Quantized(data, scale, *rest), shape=shape)
 
 
 def _slice_rows(q: QTensor, start: int, end: int, shape: tuple[int, ...]) -> QTensor:

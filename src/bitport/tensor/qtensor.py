@@ -66,7 +66,7 @@ class QTensor(Tensor):
         pre_scale: Tensor | None = None,
         act_scale: Tensor | None = None,
     ) -> QTensor:
-        self = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self = Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=parts.data.device, requires_grad=False
         )
         self.qdata, self.scale, self.zero, self.scale2 = parts
@@ -92,7 +92,7 @@ class QTensor(Tensor):
         """The parts in the canonical layout."""
         return layouts.repack(self.matrix, self.parts, self.bits_layout, "plain")
 
-    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:  # type: ignore[override]
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The float tensor this one stands for, of its shape, in ``dtype`` (default: its own)."""
         with torch._C.DisableTorchFunctionSubclass():
             shape, own = tuple(self.shape), self.dtype
@@ -119,9 +119,9 @@ class QTensor(Tensor):
 
     def map_parts(self, fn: Callable[[Tensor], Tensor], **changes: Any) -> QTensor:
         """Every part through ``fn``, the layout kept."""
-        apply = _optional(fn)
-        extra = {name: apply(getattr(self, name)) for name in EXTRA}
-        return self.replace(Quantized(*map(apply, self.parts)), **extra, **changes)
+        every = {name: None if (part := getattr(self, name)) is None else fn(part) for name in PARTS}
+        parts = Quantized(*(every.pop(name) for name in PARTS[:4]))  # type: ignore[arg-type]
+        return self.replace(parts, **every, **changes)
 
     def to_layout(self, name: str) -> QTensor:
         """The same value in the layout called ``name``; LayoutError if that layout cannot hold it."""
@@ -163,7 +163,9 @@ class QTensor(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         handler = ATEN.get(func)
         if handler is not None:
             return handler(func, *args, **(kwargs or {}))
@@ -171,7 +173,7 @@ class QTensor(Tensor):
             return func.decompose(*args, **(kwargs or {}))  # inference_mode hands over composite ops whole
         _unsupported(func)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():
             shape, dtype, device = tuple(self.shape), self.dtype, self.device
         return f"QTensor({self.scheme}, shape={shape}, dtype={dtype}, device='{device}', layout={self.bits_layout!r})"
@@ -194,7 +196,7 @@ class QTensor(Tensor):
         tensors = {name: getattr(source, name) for name in names}
         return rebuild, (tensors, self.scheme.to_json(), source.bits_layout, *described, self.transposed, parameter)
 
-    def share_memory_(self) -> QTensor:  # type: ignore[override]
+    def share_memory_(self) -> QTensor:
         self.map_parts(Tensor.share_memory_)
         return self
 
@@ -205,10 +207,6 @@ class QTensor(Tensor):
     def nbytes(self) -> int:  # type: ignore[override]
         """Bytes that the parts take."""
         return sum(getattr(self, name).nbytes for name in self.__tensor_flatten__()[0])
-
-
-def _optional(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor | None], Tensor | None]:
-    return lambda part: None if part is None else fn(part)
 
 
 def _unsupported(func: Any) -> NoReturn:
@@ -265,7 +263,7 @@ def quantize_tensor(value: Tensor, scheme: Scheme, *, kind: str = "linear", **ex
         raise ArgumentError(f"only a float tensor can be quantized, not {value.dtype}")
     rows = value.flatten(1) if kind == "conv" else value
     parts = quantize(rows.detach(), scheme.weight)
-    return from_parts(parts, scheme, shape=tuple(value.shape), dtype=value.dtype, **extra).to_device_layout()
+    return from_parts(parts, scheme, shape=tuple(value.shape), dtype=value.dtype, **extra).to_device_layout()  # type: ignore[arg-type]
 
 
 def rebuild(
@@ -281,7 +279,13 @@ def rebuild(
     parts = Quantized(tensors["qdata"], tensors["scale"], tensors.get("zero"), tensors.get("scale2"))
     extra = {name: tensors.get(name) for name in EXTRA}
     result = from_parts(
-        parts, Scheme.from_json(scheme), shape=shape, dtype=dtype, transposed=transposed, bits_layout=bits_layout, **extra
+        parts,
+        Scheme.from_json(scheme),
+        shape=shape,
+        dtype=dtype,
+        transposed=transposed,
+        bits_layout=bits_layout,
+        **extra,
     )
     if bits_layout == "plain" and not result.is_shared():
         result = result.to_device_layout()

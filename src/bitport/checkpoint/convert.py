@@ -1,0 +1,97 @@
+"""quantize_files(): a model's safetensors files into a bitport checkpoint, without the model.
+
+What comes out is, bit for bit, what quantize_ and save make of the model itself; in memory is one tensor at a time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Source
+from bitport.checkpoint.writer import SHARD_SIZE, Writer
+from bitport.errors import ArgumentError
+from bitport.numerics import sqnr
+from bitport.report import LayerReport, Report
+from bitport.report.progress import progress as with_progress
+from bitport.schemes import Choice, Plan, Recipe, Scheme, Target
+from bitport.tensor import QTensor, quantize_tensor
+
+
+def plan_files(source: str | Path, recipe: str | Scheme | Recipe | Any) -> Plan:
+    """What :func:`quantize_files` would do; reads only the headers of the files."""
+    return _planned(Source(source), recipe)
+
+
+def quantize_files(
+    source: str | Path,
+    target: str | Path,
+    recipe: str | Scheme | Recipe | Any,
+    *,
+    dtype: torch.dtype | None = None,
+    shard_size: int = SHARD_SIZE,
+    measure: bool = True,
+    progress: bool | None = None,
+) -> Report:
+    """Quantize ``source``, a Hugging Face directory or a .safetensors file, into the checkpoint directory ``target``.
+
+    ``recipe``: as in quantize_; the weights it is applied to are found by their names and shapes
+    (:mod:`bitport.checkpoint.names`). ``dtype``: cast all float tensors to it first. ``measure``: work out the error of
+    each weight for the report. Configuration, tokenizer and all other files that hold no weights are carried over.
+    """
+    files, directory = Source(source), Path(target)
+    if files.is_directory and directory.resolve().is_relative_to(files.path.resolve()):
+        raise ArgumentError(f"{directory} lies in the source {files.path}; choose another directory for the checkpoint")
+    targets = {found.name: found for found in files.targets()}
+    choices = {choice.name: choice for choice in _planned(files, recipe).choices}
+    layers: dict[str, LayerReport] = {}
+    before = after = 0
+    with Writer(directory, shard_size=shard_size) as writer:
+        for name, stored in with_progress(files.read(), len(files.tensors) - len(files.tied), "quantizing", progress):
+            value = stored.to(dtype) if dtype is not None and stored.is_floating_point() else stored
+            scheme = choices[name].scheme if name in choices else None
+            result = _quantized(value, targets[name], scheme) if scheme else value
+            writer.add(name, result)
+            before, after = before + stored.nbytes, after + result.nbytes
+            if name in choices:
+                error = (
+                    float(sqnr(value, result.dequantize(torch.float32)))
+                    if measure and isinstance(result, QTensor)
+                    else None
+                )
+                layers[name] = _reported(choices[name], stored.nbytes, result.nbytes, error)
+        for alias, name in files.tied.items():
+            writer.tie(alias, name)
+            if alias in choices:
+                same = layers[name]
+                layers[alias] = _reported(choices[alias], same.bytes_before, same.bytes_after, same.sqnr)
+        for path in files.others():
+            writer.carry(files.path, path)
+    return Report(tuple(layers[name] for name in choices), before, after)
+
+
+def _planned(files: Source, recipe: str | Scheme | Recipe | Any) -> Plan:
+    plan = Recipe.of(recipe).resolve(files.targets())
+    if static := [choice.name for choice in plan.quantized if choice.scheme and choice.scheme.static]:
+        raise ArgumentError(
+            f"{len(static)} weights ({static[0]}, ...) have a static input scale, which has to be measured by running "
+            f"the model: load it and use quantize_(model, recipe, calibrate=batches), or choose a dynamic scheme"
+        )
+    return plan
+
+
+def _reported(choice: Choice, before: int, after: int, error: float | None) -> LayerReport:
+    scheme = None if choice.scheme is None else str(choice.scheme)
+    return LayerReport(choice.name, scheme, choice.reason, before, after, error)
+
+
+def _quantized(value: Tensor, target: Target, scheme: Scheme) -> QTensor:
+    if not bool(torch.isfinite(value).all()):
+        raise ArgumentError(f"{target.name} holds NaN or infinity; a scale cannot be chosen from it")
+    try:
+        return quantize_tensor(value, scheme, kind=target.kind)
+    except ValueError as error:
+        raise ArgumentError(f"{target.name}: {error}") from error

@@ -1,0 +1,4 @@
+from bitport.conformance.command import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,86 @@
+"""``python -m bitport.conformance``: run the suite on a device, keep the result, make the support matrix."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitport.checkpoint.manifest import library_version
+from bitport.conformance.matrix import support_table
+from bitport.conformance.suite import Row, run
+from bitport.errors import BitportError
+from bitport.ops import OPS
+from bitport.report.text import table
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0: every sample passed; 1: some did not, or an argument was wrong."""
+    options = _parser().parse_args(argv)
+    if options.table is not None:
+        print(support_table(json.loads(options.table.read_text())), end="")
+        return 0
+    try:
+        rows = run(options.device, options.ops)
+    except (BitportError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(_summary(rows))
+    for row in rows:
+        for failure in row.failures:
+            print(f"FAILED {row.op} {row.dtype} {failure}", file=sys.stderr)
+    if options.json is not None:
+        keep(options.json, options.device, rows)
+    return 0 if all(row.passed for row in rows) else 1
+
+
+def keep(path: Path, device: str, rows: list[Row]) -> None:
+    """Put the run on ``device`` into the file at ``path``, next to the runs on other devices."""
+    runs = json.loads(path.read_text()) if path.exists() else {}
+    runs[torch.device(device).type] = {
+        "bitport": library_version(),
+        "torch": torch.__version__,
+        "rows": [_jsonable(dataclasses.asdict(row)) for row in rows],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(runs, indent=1, sort_keys=True) + "\n")
+
+
+def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: None stands for an exact result. Margins and levels to a tenth of a dB."""
+    for key in ("sqnr", "margin"):
+        row[key] = None if row[key] == math.inf else "failed" if row[key] == -math.inf else round(row[key], 1)
+    return row
+
+
+def _summary(rows: list[Row]) -> str:
+    """One line per op and dtype."""
+    lines: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        lines.setdefault((row.op, row.dtype), []).append(row)
+    body = []
+    for (op, dtype), group in lines.items():
+        samples, failed = sum(row.samples for row in group), sum(len(row.failures) for row in group)
+        margin = min(row.margin for row in group)
+        kernels = ", ".join(dict.fromkeys(kernel for row in group for kernel in row.kernels))
+        body.append((op, dtype, samples, failed, "exact" if margin == math.inf else f"{margin:+.1f} dB", kernels))
+    return table(("op", "dtype", "samples", "failed", "least margin", "kernels"), body)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bitport.conformance",
+        description="Try every op of bitport on a device and compare with float64.",
+        epilog="example: python -m bitport.conformance --device xpu --json docs/support.json",
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, xpu, or any device an installed package adds")
+    parser.add_argument("--ops", nargs="+", choices=list(OPS), metavar="OP", help="only these ops")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the result in FILE, next to other devices' runs")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the support matrix of the runs in FILE, run nothing")
+    return parser

@@ -1,0 +1,105 @@
+"""The support matrix: scheme x device x dtype, made from the results of conformance runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitport.ops import OPS
+
+DEVICES = ("cpu", "cuda", "xpu", "xla")
+"""Listed in any case; a device without a run says so."""
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "float8 weight, float8 activation, tensor and row": ("fp8", "fp8-row"),
+    "int4 weight (and 2 to 7 bits)": ("int4", "int2", "int3", "int5", "int6", "int7"),
+    "int8 weight": ("int8",),
+    "int8 weight, int8 activation, dynamic and static": ("int8-dyn", "int8-static"),
+    "mxfp8": ("mxfp8",),
+    "mxfp4, nvfp4, mxfp6": ("mxfp4", "nvfp4", "mxfp6"),
+    "float8 128x128 blocks, 1x128 activation": ("fp8-block",),
+    "int4 weight, int8 or float8 activation": ("int4-int8", "int4-fp8"),
+    "float8 weight only": ("fp8-wo", "fp8-e5m2-wo"),
+    "4-bit normal floats": ("nf4",),
+}
+"""What people ask for, and the presets that are it."""
+
+VARIANTS_OF = {
+    "quantized_matmul": "the op of the PyTorch/XLA page, every row of its table and what it says No to",
+    "int4pack_mm": "the tinygemm contract",
+}
+
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+INTRODUCTION = """\
+# Support matrix
+
+Made by `make support` from `docs/support.json`; do not edit. Each cell is the worst signal-to-noise ratio in dB of all
+results against a float64 product of the same quantized numbers, and in brackets by how much it exceeds its budget. The
+budget is derived from the rounding of the dtype (`bitport.ops.samples`), so it is the same on every device. **exact**: all bits
+agree; **-**: the op does not take that dtype. *not run*: nobody has run the suite on that device yet; on a device without kernels of its own the generic kernel
+computes the same, with standard torch operations.
+
+To add a device: `python -m bitport.conformance --device NAME --json docs/support.json`, then `make support`.
+"""
+
+
+def support_table(runs: dict[str, Any]) -> str:
+    """Markdown, from what conformance runs left: device type -> {"bitport", "torch", "rows"}."""
+    devices = [*DEVICES, *sorted(set(runs) - set(DEVICES))]
+    parts = [INTRODUCTION, _runs(devices, runs), "## Schemes\n", _header("asked for", "scheme")]
+    for family, schemes in FAMILIES.items():
+        lines = [line for scheme in schemes for line in _lines(scheme, runs, scheme_of=True)]
+        parts += [f"| {family if at == 0 else ''} {line}" for at, line in enumerate(lines)]
+    for op, title in VARIANTS_OF.items():
+        parts += [f"\n## {op}: {title}\n", _header("variant")]
+        subjects = dict.fromkeys(row["subject"] for run in runs.values() for row in run["rows"] if row["op"] == op)
+        parts += [line for each in subjects for line in _lines(each, runs, scheme_of=False)]
+    return "\n".join(parts) + "\n"
+
+
+def _runs(devices: list[str], runs: dict[str, Any]) -> str:
+    lines = ["| device | bitport | torch | samples | failed |", "|---|---|---|---|---|"]
+    for device in devices:
+        if run := runs.get(device):
+            samples = sum(row["samples"] for row in run["rows"])
+            failed = sum(len(row["failures"]) for row in run["rows"])
+            lines.append(f"| {device} | {run['bitport']} | {run['torch']} | {samples} | {failed} |")
+        else:
+            lines.append(f"| {device} | | | *not run* | |")
+    return "\n".join(lines) + "\n"
+
+
+def _header(*first: str) -> str:
+    names = (*first, "device", *DTYPES.values(), "ops", "kernels")
+    return f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
+
+
+def _lines(subject: str, runs: dict[str, Any], *, scheme_of: bool) -> list[str]:
+    """One line per device that was run. ``scheme_of`` tells schemes, under which several ops are gathered, from variants
+    of one op."""
+    lines = []
+    for device, run in runs.items():
+        rows = [row for row in run["rows"] if row["subject"] == subject and scheme_of == (row["op"] in WEIGHT_OPS)]
+        if rows:
+            cells = [_cell([row for row in rows if row["dtype"] == dtype]) for dtype in DTYPES]
+            ops = ", ".join(dict.fromkeys(row["op"] for row in rows))
+            kernels = ", ".join(dict.fromkeys(kernel for row in rows for kernel in row["kernels"]))
+            lines.append(f"| {subject} | {device} | {' | '.join(cells)} | {ops} | {kernels} |")
+    return lines
+
+
+WEIGHT_OPS = tuple(name for name, op in OPS.items() if "Tensor data, Tensor scale" in op.schema and name != "repack")
+"""Ops that take a quantized weight and compute with it."""
+
+
+def _cell(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "-"
+    if failed := sum(len(row["failures"]) for row in rows):
+        return f"**{failed} failed**"
+    rated = [row for row in rows if row["sqnr"] is not None]
+    if not rated:
+        return "**exact**"
+    worst = min(rated, key=lambda row: row["margin"])
+    return f"{worst['sqnr']:.0f} (+{worst['margin']:.0f})"
+

@@ -1,0 +1,106 @@
+"""Every op's samples on one device, judged by float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport import plugins
+from bitport.errors import ArgumentError, BitportError
+from bitport.numerics import sqnr
+from bitport.ops import OPS, Op, Sample, decide
+from bitport.ops.samples import VARIANTS
+from bitport.schemes import PRESETS
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The samples of one op, subject and dtype. The subject is a scheme, where the op takes a quantized weight, or the
+    variant of the op that the sample names."""
+
+    op: str
+    subject: str
+    dtype: str
+    samples: int
+    failures: tuple[str, ...]
+    """What went wrong, one line per failed sample."""
+    sqnr: float
+    """Least over the samples in dB; infinite where every result was exact."""
+    margin: float
+    """Least of SQNR - budget in dB."""
+    kernels: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    kernel: str
+    sqnr: float
+    margin: float
+    failure: str | None
+
+
+def run(device: torch.device | str, ops: Iterable[str] | None = None) -> list[Row]:
+    """Try ``ops`` (names; default: all) on ``device``. Kernels of bitport and of installed backends take part."""
+    plugins.load()
+    device = torch.device(device)
+    names = list(OPS if ops is None else ops)
+    if unknown := set(names) - set(OPS):
+        raise ArgumentError(f"unknown ops {sorted(unknown)}; known: {', '.join(OPS)}")
+    return [row for name in names for dtype in DTYPES for row in _rows(OPS[name], device, dtype)]
+
+
+def subject(name: str) -> str:
+    """The scheme a sample's name begins with; where it begins with none, the name without the number of rows."""
+    schemes = (scheme for scheme in (*PRESETS, *VARIANTS) if name == scheme or name.startswith(scheme + "-"))
+    return max(schemes, key=len, default=re.sub("-(row|rows|empty)$", "", name))
+
+
+def _rows(op: Op, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+    groups: dict[str, list[_Outcome]] = {}
+    for sample in op.samples(device, dtype):
+        groups.setdefault(subject(sample.name), []).append(_try(op, sample))
+    for name, outcomes in groups.items():
+        yield Row(
+            op.name,
+            name,
+            str(dtype).removeprefix("torch."),
+            len(outcomes),
+            tuple(outcome.failure for outcome in outcomes if outcome.failure),
+            min(outcome.sqnr for outcome in outcomes),
+            min(outcome.margin for outcome in outcomes),
+            tuple(dict.fromkeys(outcome.kernel for outcome in outcomes)),
+        )
+
+
+def _try(op: Op, sample: Sample) -> _Outcome:
+    kernel = decide(op.name, *sample.args).kernel
+    try:
+        got = op.overload(*sample.args)
+    except (BitportError, RuntimeError, TypeError) as error:
+        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: {type(error).__name__}: {line}")
+    expected, result = sample.expected(), _comparable(got, sample)
+    if result.numel() != expected.numel():
+        return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: {result.numel()} numbers, not {expected.numel()}")
+    level = float(sqnr(expected.reshape(result.shape), result)) if result.numel() else math.inf
+    margin = math.inf if level == math.inf else level - sample.budget
+    failure = None if margin >= 0 else f"{sample.name}: {level:.1f} dB, at least {sample.budget:.1f} wanted"
+    return _Outcome(kernel, level, margin, failure)
+
+
+def _comparable(got: Any, sample: Sample) -> Tensor:
+    """The result on the CPU. Of several parts the first, the codes; where bits must agree, as bytes."""
+    first = (got[0] if isinstance(got, (list, tuple)) else got).cpu()
+    return first.view(torch.uint8) if sample.budget == math.inf else first

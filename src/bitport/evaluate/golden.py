@@ -1,0 +1,113 @@
+"""The accuracy table of the documentation: ``python -m bitport.evaluate.golden MODEL_DIR docs/accuracy``.
+
+It writes ``docs/accuracy.json``, against which tests compare, and the same as a table in ``docs/accuracy.md``. Weights
+are quantized from the model's files as ``quantize_`` does it, in the dtype of the files; then the model computes in
+float32, so that a figure is a property of the scheme and not of a kernel's rounding. What float32 itself contributes
+is measured against float64 and recorded as the row's ``noise``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.evaluate.compare import BASELINE, measure, noise, quantized
+from bitport.evaluate.measure import size_of
+from bitport.integrations.huggingface import cast_parameters, load_model, load_tokenizer, logits_of, token_ids
+from bitport.schemes import PRESETS
+
+WINDOW = 512
+TOKENS = 8192
+NOISE_TOKENS = 2048
+CALIBRATION_TOKENS = 4096
+
+INTRODUCTION = """# Accuracy
+
+Perplexity of `{model}` under each scheme, on the first {tokens} tokens of its `eval.txt` in windows of {window} tokens
+(definition: `bitport.evaluate.perplexity`). Lower is better; the change is against the model as it is, in bf16. Bits
+per weight count every parameter with its scales, also those that stay in bf16: the embedding, which is the output
+head too, and the norms. The model is small: the same scheme costs a large one less.
+
+Weights are rounded to the nearest number of the scheme, without any calibration but for int8-static. Everything else
+is computed in float32. `make accuracy` writes this page.
+"""
+
+SCHEMES = (BASELINE, *PRESETS, "int4-g32", "int4-sym")
+
+
+@dataclasses.dataclass(frozen=True)
+class Golden:
+    scheme: str
+    bits_per_weight: float
+    perplexity: float
+    change_percent: float
+    noise: float
+    """Bound on what float32 arithmetic adds to or takes from log(perplexity)."""
+
+
+class Yardstick:
+    """A model directory with the texts ``eval.txt`` and ``calibration.txt``."""
+
+    def __init__(self, directory: Path) -> None:
+        tokenizer = load_tokenizer(directory)
+        self.base = load_model(directory)
+        self.tokens = token_ids(tokenizer, (directory / "eval.txt").read_text(encoding="utf-8"))[:TOKENS]
+        text = (directory / "calibration.txt").read_text(encoding="utf-8")
+        self.calibration = token_ids(tokenizer, text)[:CALIBRATION_TOKENS]
+
+    def rows(self, schemes: Iterable[str], *, with_noise: bool = True) -> Iterator[Golden]:
+        """``schemes`` starts with the baseline."""
+        base_nll = None
+        for scheme in schemes:
+            model = quantized(self.base, scheme, calibrator(self.calibration))
+            bits = size_of(model).bits_per_weight
+            cast_parameters(model, torch.float32)
+            row, nll = measure(model, scheme, self.tokens, WINDOW, base_nll)
+            base_nll = nll if base_nll is None else base_nll
+            extra = noise(model, self.tokens[:NOISE_TOKENS], WINDOW) if with_noise else 0.0
+            yield Golden(scheme, bits, row.perplexity, row.change_percent, extra)
+
+
+def calibrator(tokens: Tensor) -> Callable[[Any], None]:
+    def calibrate(model: Any) -> None:
+        for ids in tokens.split(WINDOW):
+            logits_of(model)(ids[None])
+
+    return calibrate
+
+
+def as_markdown(data: dict[str, Any]) -> str:
+    header = ("scheme", "bits/weight", "perplexity", "change")
+    cells = [
+        (row["scheme"], f"{row['bits_per_weight']:.2f}", f"{row['perplexity']:.4f}", f"{row['change_percent']:+.2f} %")
+        for row in data["rows"]
+    ]
+    lines = ["| " + " | ".join(row) + " |" for row in (header, ("---",) * len(header), *cells)]
+    return INTRODUCTION.format(**data) + "\n" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a Hugging Face directory with eval.txt and calibration.txt")
+    parser.add_argument("output", type=Path, help="where to write, without .json and .md")
+    args = parser.parse_args()
+    yardstick = Yardstick(args.model)
+    rows = []
+    for row in yardstick.rows(SCHEMES):
+        print(f"{row.scheme}: {row.perplexity:.4f} ({row.change_percent:+.2f} %)", file=sys.stderr)
+        rows.append(dataclasses.asdict(row))
+    data = {"model": args.model.as_posix(), "tokens": len(yardstick.tokens), "window": WINDOW, "rows": rows}
+    args.output.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    args.output.with_suffix(".md").write_text(as_markdown(data), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
