@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -71,7 +72,8 @@ def dispatch(repetitions: int = 41) -> list[dict[str, Any]]:
         with one_thread(), dense_kernel(op, plain.weight.detach()):
             for mode, context in MODES.items():
                 with context():
-                    times = interleaved({"linear": lambda: plain(x), "quantized": lambda q=quantized: q(x)}, repetitions=repetitions)
+                    candidates = {"linear": lambda: plain(x), "quantized": lambda q=quantized: q(x)}
+                    times = interleaved(candidates, repetitions=repetitions)
                 rows.append(_row("dispatch", kind, mode, times))
     return rows
 
@@ -83,7 +85,7 @@ def schemes(repetitions: int = 11) -> list[dict[str, Any]]:
     names = [name for name, scheme in bitport.PRESETS.items() if not scheme.static]
     candidates: dict[str, Callable[[], Any]] = {"linear": lambda: plain(x)}
     for name in names:
-        candidates[name] = lambda q=layer(name): q(x)  # type: ignore[misc]
+        candidates[name] = functools.partial(layer(name), x)
     with one_thread(), torch.no_grad():
         times = interleaved(candidates, repetitions=repetitions)
     return [_row("scheme", name, "no_grad", {"linear": times["linear"], "quantized": times[name]}) for name in names]

@@ -98,7 +98,7 @@ def _quantized(
         raise ArgumentError(f"{choice.name} holds NaN or infinity; a scale cannot be chosen from it")
     scale = act_scale.to(moved.device) if act_scale is not None else None
     try:
-        q = quantize_tensor(moved, choice.scheme, kind=target.kind, act_scale=scale)
+        q = quantize_tensor(moved, choice.scheme, kind=target.kind, transposed=target.transposed, act_scale=scale)
     except ValueError as error:
         raise ArgumentError(f"{choice.name}: {error}") from error
     return nn.Parameter(q, requires_grad=False)  # type: ignore[return-value]

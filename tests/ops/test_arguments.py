@@ -33,7 +33,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "x-columns": ({"x": torch.ones(3, K - 1)}, rf"\[..., {K}\].*not \[3, {K - 1}\]"),
     "x-device": ({"x": torch.ones(3, K, device="meta")}, "x is on meta, the weight on cpu"),
     "bias-shape": ({"bias": torch.ones(N + 1)}, rf"bias must be float \[{N}\], not torch.float32 \[{N + 1}\]"),
-    "bias-2d": ({"bias": torch.ones(1, N)}, rf"not torch.float32 \\[1, {N}\\]"),
+    "bias-2d": ({"bias": torch.ones(1, N)}, rf"not torch.float32 \[1, {N}\]"),
     "bias-device": ({"bias": torch.ones(N, device="meta")}, "bias is on meta, x on cpu"),
     "bias-int": ({"bias": torch.ones(N, dtype=torch.int64)}, rf"bias must be float \[{N}\], not torch.int64"),
     "dtype-unknown": ({"dtype": "int9"}, "int9.*int8"),

@@ -141,7 +141,6 @@ def test_vmap_over_the_input(name: str, dim: int) -> None:
     torch.testing.assert_close(mapped, wanted)
 
 
-@pytest.mark.xfail(strict=True, reason="leading dimensions are one tensor for a per-tensor or global input scale")
 @pytest.mark.parametrize("scheme", ["fp8", "nvfp4"])
 def test_vmap_rounds_each_input_by_itself(scheme: str) -> None:
     weight = quantize_tensor(torch.randn(24, 64), preset(scheme))

@@ -103,7 +103,7 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
   return at::detail::empty_strided_generic(sizes, strides, &memory, kKeys, c10::dtype_or_default(dtype));
 }
 
-const Tensor& resize(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat>) {
+const Tensor& resize_to(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat>) {
   auto* impl = self.unsafeGetTensorImpl();
   const size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, self.itemsize(), self.storage_offset());
   if (self.storage().nbytes() < bytes) resize_storage(self.storage(), bytes);
@@ -117,7 +117,7 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
 }
 
 Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
-  if (to.sizes() != from.sizes()) resize(to, from.sizes(), std::nullopt);
+  if (to.sizes() != from.sizes()) resize_to(to, from.sizes(), std::nullopt);
   return copy_from(from, to, false);
 }
 
@@ -130,7 +130,7 @@ Tensor& set_storage(Tensor& self, c10::Storage source) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
-  m.impl("resize_", resize);
+  m.impl("resize_", resize_to);
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", item);

@@ -2,7 +2,7 @@
 
 Only tags that every supported safetensors release reads are used. What has none of its own is stored as something that
 has: one-byte dtypes (e8m0 scales) as U8 of the same shape, complex numbers as their [..., 2] real and imaginary parts.
-The manifest has the true dtype.
+The bytes are the same either way, and the manifest has the true dtype.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 
-TAGS: dict[torch.dtype, str] = {
+OWN_TAG: dict[torch.dtype, str] = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -21,17 +21,30 @@ TAGS: dict[torch.dtype, str] = {
     torch.int32: "I32",
     torch.int16: "I16",
     torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
+}
+LENT_TAG: dict[torch.dtype, str] = {
     torch.float8_e8m0fnu: "U8",
     torch.float8_e4m3fnuz: "U8",
     torch.float8_e5m2fnuz: "U8",
     torch.complex64: "F32",
     torch.complex128: "F64",
 }
-
+TAGS = OWN_TAG | LENT_TAG
+READABLE: dict[str, torch.dtype] = {
+    **{tag: dtype for dtype, tag in OWN_TAG.items()},
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "C64": torch.complex64,
+}
+"""What the files of others may hold."""
 DTYPES: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in TAGS}
 
 
@@ -51,8 +64,6 @@ def to_bytes(tensor: Tensor) -> memoryview:
     return dense.reshape(-1).view(torch.uint8).numpy().data
 
 
-def from_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """What safetensors read, as the tensor of ``dtype`` that was saved."""
-    if dtype.is_complex:
-        return torch.view_as_complex(tensor)
-    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+def from_bytes(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of :func:`to_bytes`, without a copy: ``data`` is flat uint8."""
+    return data.view(dtype).reshape(shape)

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bitport.checkpoint.dtypes import TAGS
 from bitport.checkpoint.manifest import NAME, shortened
 from bitport.checkpoint.names import target_of
+from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import CheckpointError
 from bitport.schemes import Target
 
-DTYPE_OF_TAG = {tag: dtype for dtype, tag in reversed(TAGS.items())}
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
@@ -73,12 +71,12 @@ class Source:
         return targets
 
     def read(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor that is no alias of another, one at a time, mapped from its file."""
+        """Every tensor that is no alias of another, one at a time."""
         for file in dict.fromkeys(held.file for held in self.tensors.values()):
-            with safe_open(str(file), "pt") as opened:
+            with SafetensorsReader(file) as reader:
                 for held in self.tensors.values():
                     if held.file == file and held.name not in self.tied:
-                        yield held.name, opened.get_tensor(held.name)
+                        yield held.name, reader.read(held.name)
 
     def others(self) -> Iterator[Path]:
         """Files that are carried over, relative to the directory: configuration, tokenizer, licence."""
@@ -147,22 +145,15 @@ class Source:
     def _equal(self, *names: str) -> bool:
         both = []
         for name in names:
-            with safe_open(str(self.tensors[name].file), "pt") as opened:
-                both.append(opened.get_tensor(name))
+            with SafetensorsReader(self.tensors[name].file) as reader:
+                both.append(reader.read(name))
         return both[0].dtype == both[1].dtype and torch.equal(*both)
 
 
 def _held(file: Path) -> list[Held]:
     """The tensors of ``file`` in the order of their data."""
-    try:
-        with safe_open(str(file), "pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
-            return [
-                Held(name, file, tuple(view.get_shape()), DTYPE_OF_TAG.get(view.get_dtype(), torch.uint8))
-                for name, view in slices.items()
-            ]
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is not a whole safetensors file: {error}. Fetch it again") from error
+    with SafetensorsReader(file) as reader:
+        return [Held(name, file, span.shape, span.dtype) for name, span in reader.tensors.items()]
 
 
 def _about_pickles(paths: list[Path]) -> str:

@@ -22,13 +22,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.manifest import NAME, Entry, Manifest, library_version
-from bitport.checkpoint.shard_file import ShardFile, header_entry
+from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.tensor import QTensor
 from bitport.tensor.parts import rows_and_columns
 
 SHARD_SIZE = 4 * 10**9
-OURS = re.compile(r"model-[0-9a-f]{8}-\d{5,}\.safetensors")
+OURS = re.compile(r"model-[0-9a-f]{8}-\d{5,}\.safetensors|\.bitport-[0-9a-f]{8}-.*")
+"""Names that only a Writer gives: shards, and files that have not got their names yet."""
 
 
 class Writer:
@@ -45,7 +46,7 @@ class Writer:
         self.tied: dict[str, str] = {}
         self.shards: dict[str, int] = {}
         self.carried: dict[Path, Path] = {}
-        self.current: ShardFile | None = None
+        self.current: SafetensorsWriter | None = None
         with self._reported():
             self.directory.mkdir(parents=True, exist_ok=True)
 
@@ -83,7 +84,7 @@ class Writer:
 
     def carry(self, root: Path, relative: Path) -> None:
         """Copy the file ``root / relative`` to the same place here; it appears when the checkpoint does."""
-        staged = self.directory / f".carried-{self.id}-{len(self.carried)}"
+        staged = self._staged(len(self.carried))
         self.carried[staged] = self.directory / relative
         with self._reported():
             shutil.copyfile(root / relative, staged)
@@ -97,45 +98,55 @@ class Writer:
         """Finish the last shard and make all of it the checkpoint of the directory."""
         with self._reported():
             self._finish_shard()
-            manifest = self.manifest
             for name, size in self.shards.items():
                 if os.path.getsize(self.directory / name) != size:
-                    raise CheckpointError(f"{self.directory / name} was changed while the checkpoint was written")
-            _write(self.directory / f".{NAME}-{self.id}", manifest.to_json().encode())
-            for staged, path in self.carried.items():
+                    raise OSError(f"{name} was changed by somebody else meanwhile")
+            staged = self._staged("manifest")
+            _write(staged, self.manifest.to_json().encode())
+            for copy, path in self.carried.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(staged, path)
+                os.replace(copy, path)
             _sync_directory(self.directory)
-            os.replace(self.directory / f".{NAME}-{self.id}", self.directory / NAME)
+            os.replace(staged, self.directory / NAME)
             _sync_directory(self.directory)
-        for path in self.directory.iterdir():
-            if OURS.fullmatch(path.name) and path.name not in self.shards:
-                path.unlink(missing_ok=True)
-        return manifest
+            for path in self.directory.iterdir():
+                if OURS.fullmatch(path.name) and path.name not in self.shards:
+                    path.unlink(missing_ok=True)
+        return self.manifest
 
     def abandon(self) -> None:
         """Remove what was written; the checkpoint that was there stays."""
         if self.current is not None:
             self.current.abandon()
-        shards = self.directory.glob(f"model-{self.id}-*.safetensors")
-        for path in (*shards, *self.carried, self.directory / f".{NAME}-{self.id}"):
-            path.unlink(missing_ok=True)
+            self.current = None
+        if self.directory.is_dir() and not self._committed():
+            for path in self.directory.iterdir():
+                if OURS.fullmatch(path.name) and f"-{self.id}-" in path.name:
+                    path.unlink(missing_ok=True)
 
-    def _shard_for(self, tensors: dict[str, Tensor]) -> ShardFile:
-        header = sum(len(header_entry(key, value, 10**15, 10**15)) + 1 for key, value in tensors.items())
+    def _shard_for(self, tensors: dict[str, Tensor]) -> SafetensorsWriter:
+        header = sum(header_bytes(key, value) for key, value in tensors.items())
         nbytes = sum(value.nbytes for value in tensors.values())
         current = self.current
         if current and not (current.holds(header) and current.data_size + nbytes <= self.shard_size):
             self._finish_shard()
         if self.current is None:
             name = f"model-{self.id}-{len(self.shards) + 1:05}.safetensors"
-            self.current = ShardFile(self.directory / name, header)
+            self.current = SafetensorsWriter(self.directory / name, header)
         return self.current
 
     def _finish_shard(self) -> None:
         if self.current is not None:
             self.shards[self.current.path.name] = self.current.finish()
             self.current = None
+
+    def _committed(self) -> bool:
+        """Whether the checkpoint on the disk is this one; asked of the disk, which an interrupt leaves consistent."""
+        manifest = self.directory / NAME
+        return manifest.is_file() and f"-{self.id}-" in manifest.read_text(encoding="utf-8", errors="replace")
+
+    def _staged(self, what: object) -> Path:
+        return self.directory / f".bitport-{self.id}-{what}"
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
@@ -144,9 +155,10 @@ class Writer:
             yield
         except OSError as error:
             self.abandon()
+            there = "The new one is complete" if self._committed() else "What was there before is untouched"
             raise CheckpointError(
-                f"writing the checkpoint {self.directory} failed: {error}. What was there before is untouched; "
-                f"make room or choose another directory, and save again"
+                f"writing the checkpoint {self.directory} failed: {error}. {there}; make room or choose another "
+                f"directory, and save again"
             ) from error
 
 

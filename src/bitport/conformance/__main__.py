@@ -1,3 +1,5 @@
+"""``python -m bitport.conformance``."""
+
 from bitport.conformance.command import main
 
 if __name__ == "__main__":

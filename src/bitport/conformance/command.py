@@ -81,6 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, xpu, or any device an installed package adds")
     parser.add_argument("--ops", nargs="+", choices=list(OPS), metavar="OP", help="only these ops")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the result in FILE, next to other devices' runs")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="print the support matrix of the runs in FILE, run nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the result in FILE, beside other devices'")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the matrix of the runs in FILE; run nothing")
     return parser

@@ -35,9 +35,9 @@ INTRODUCTION = """\
 
 Made by `make support` from `docs/support.json`; do not edit. Each cell is the worst signal-to-noise ratio in dB of all
 results against a float64 product of the same quantized numbers, and in brackets by how much it exceeds its budget. The
-budget is derived from the rounding of the dtype (`bitport.ops.samples`), so it is the same on every device. **exact**: all bits
-agree; **-**: the op does not take that dtype. *not run*: nobody has run the suite on that device yet; on a device without kernels of its own the generic kernel
-computes the same, with standard torch operations.
+budget is derived from the rounding of the dtype (`bitport.ops.samples`), so it is the same on every device.
+**exact**: all bits agree. **-**: the op does not take that dtype. *not run*: nobody has run the suite on that device yet;
+without kernels of its own a device computes the same by the generic kernel, with standard torch operations.
 
 To add a device: `python -m bitport.conformance --device NAME --json docs/support.json`, then `make support`.
 """
@@ -75,8 +75,8 @@ def _header(*first: str) -> str:
 
 
 def _lines(subject: str, runs: dict[str, Any], *, scheme_of: bool) -> list[str]:
-    """One line per device that was run. ``scheme_of`` tells schemes, under which several ops are gathered, from variants
-    of one op."""
+    """One line per device that was run. ``scheme_of`` tells schemes, under which several ops are gathered, from
+    variants of one op."""
     lines = []
     for device, run in runs.items():
         rows = [row for row in run["rows"] if row["subject"] == subject and scheme_of == (row["op"] in WEIGHT_OPS)]
@@ -102,4 +102,3 @@ def _cell(rows: list[dict[str, Any]]) -> str:
         return "**exact**"
     worst = min(rated, key=lambda row: row["margin"])
     return f"{worst['sqnr']:.0f} (+{worst['margin']:.0f})"
-

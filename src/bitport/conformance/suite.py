@@ -93,11 +93,12 @@ def _try(op: Op, sample: Sample) -> _Outcome:
         return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: {type(error).__name__}: {line}")
     expected, result = sample.expected(), _comparable(got, sample)
     if result.numel() != expected.numel():
-        return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: {result.numel()} numbers, not {expected.numel()}")
+        failure = f"{sample.name}: {result.numel()} numbers, not {expected.numel()}"
+        return _Outcome(kernel, -math.inf, -math.inf, failure)
     level = float(sqnr(expected.reshape(result.shape), result)) if result.numel() else math.inf
     margin = math.inf if level == math.inf else level - sample.budget
-    failure = None if margin >= 0 else f"{sample.name}: {level:.1f} dB, at least {sample.budget:.1f} wanted"
-    return _Outcome(kernel, level, margin, failure)
+    wrong = None if margin >= 0 else f"{sample.name}: {level:.1f} dB, at least {sample.budget:.1f} wanted"
+    return _Outcome(kernel, level, margin, wrong)
 
 
 def _comparable(got: Any, sample: Sample) -> Tensor:

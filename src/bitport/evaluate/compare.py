@@ -13,7 +13,7 @@ from torch import Tensor
 from bitport.api import quantize_
 from bitport.evaluate.measure import kernels_of, size_of
 from bitport.evaluate.perplexity import token_losses
-from bitport.integrations.huggingface import cast_parameters, logits_of
+from bitport.integrations.huggingface import logits_of
 from bitport.schemes import preset
 
 BASELINE = "bf16"
@@ -54,16 +54,6 @@ def measure(model: Any, scheme: str, tokens: Tensor, window: int, base_nll: floa
         ", ".join(kernels_of(model)) or "torch",
     )
     return row, nll
-
-
-def noise(model: Any, tokens: Tensor, window: int) -> float:
-    """How far float32 arithmetic moves log(perplexity) at most: the root mean square, over tokens, of the loss in
-    float32 minus the loss in float64. (The mean of differences is never larger than their root mean square.)"""
-    losses = []
-    for dtype in (torch.float32, torch.float64):
-        cast_parameters(model, dtype)
-        losses.append(token_losses(logits_of(model), tokens, window=window, batch=4).double())
-    return float((losses[0] - losses[1]).square().mean().sqrt())
 
 
 def compare(

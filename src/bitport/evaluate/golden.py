@@ -2,8 +2,8 @@
 
 It writes ``docs/accuracy.json``, against which tests compare, and the same as a table in ``docs/accuracy.md``. Weights
 are quantized from the model's files as ``quantize_`` does it, in the dtype of the files; then the model computes in
-float32, so that a figure is a property of the scheme and not of a kernel's rounding. What float32 itself contributes
-is measured against float64 and recorded as the row's ``noise``.
+float32, so that a figure is a property of the scheme and not of a kernel's rounding. What a kernel can contribute all
+the same is measured and recorded as the row's ``noise``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.evaluate.compare import BASELINE, measure, noise, quantized
+from bitport.evaluate.compare import BASELINE, measure, quantized
 from bitport.evaluate.measure import size_of
+from bitport.evaluate.noise import noise
 from bitport.integrations.huggingface import cast_parameters, load_model, load_tokenizer, logits_of, token_ids
 from bitport.schemes import PRESETS
 
@@ -50,7 +51,7 @@ class Golden:
     perplexity: float
     change_percent: float
     noise: float
-    """Bound on what float32 arithmetic adds to or takes from log(perplexity)."""
+    """Bound on what a kernel within its error budget adds to or takes from log(perplexity)."""
 
 
 class Yardstick:

@@ -13,27 +13,36 @@ WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.Conv2d, "weight", "conv"),
     (nn.MultiheadAttention, "in_proj_weight", "attention"),
 )
-"""(module type, parameter, kind). Besides these, a 3-D parameter [experts, N, K] of any other module is "experts"."""
+"""(module type, parameter, kind)."""
+
+EXPERT_NAMES = ("expert", "moe")
+"""A 3-D parameter [experts, N, K] whose own name, or whose module's name or class, has one of these in it is "experts";
+[experts, K, N] where the module says ``is_transposed``, as transformers does."""
 
 
 def find_targets(model: nn.Module) -> list[Target]:
-    """Every weight a recipe may name, in the model's order; tied ones under each of their names."""
+    """Every weight a recipe may name, in the model's order; tied ones under each of their names.
+
+    A matrix of a module that is not known here is listed as "other": it is quantized only by a rule that names that
+    kind, but never passed over in silence.
+    """
     targets = []
     for module_name, module in model.named_modules(remove_duplicate=False):
-        for param_name, kind in _weights_of(module):
-            param = getattr(module, param_name)
-            targets.append(Target(module_name, param_name, kind, tuple(param.shape), str(id(param))))
+        for name, param in module.named_parameters(recurse=False):
+            if param.dim() > 1 and param.is_floating_point():
+                kind, transposed = _kind(module_name, module, name, param)
+                targets.append(Target(module_name, name, kind, tuple(param.shape), str(id(param)), transposed))
     return targets
 
 
-def _weights_of(module: nn.Module) -> list[tuple[str, str]]:
-    for module_type, param, kind in WEIGHTS:
-        if isinstance(module, module_type):
-            return [(param, kind)] if isinstance(getattr(module, param), Tensor) else []
-    if isinstance(module, nn.modules.conv._ConvNd):
-        return []
-    return [(name, "experts") for name, param in module.named_parameters(recurse=False) if _is_experts(param)]
-
-
-def _is_experts(param: Tensor) -> bool:
-    return param.dim() == 3 and param.is_floating_point() and min(param.shape[1:]) > 1
+def _kind(module_name: str, module: nn.Module, name: str, param: Tensor) -> tuple[str, bool]:
+    """The kind of a parameter, and whether it lies as [.., K, N]."""
+    for module_type, known, kind in WEIGHTS:
+        if isinstance(module, module_type) and name == known:
+            return kind, False
+    label = f"{module_name} {type(module).__name__} {name}".lower()
+    if param.dim() == 3 and any(word in label for word in EXPERT_NAMES):
+        return "experts", bool(getattr(module, "is_transposed", False))
+    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+        return "linear", True  # GPT-2's linear layer in transformers: addmm(bias, x, weight [K, N])
+    return "other", False

@@ -134,9 +134,11 @@ def _convolution(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     """x [.., K] @ q where q is the transposed view [K, N] of a weight, or [E, K, N] of experts."""
+    if isinstance(input, QTensor) and not isinstance(other, QTensor) and other.dim() > 1:
+        return matmul(other.mT, input.mT).mT
     x, q = input, other
     if isinstance(x, QTensor) or not isinstance(q, QTensor):
-        raise ArgumentError("a quantized tensor can be the right factor of a product only; dequantize() it")
+        raise ArgumentError("a product takes one quantized factor, and a matrix beside it; dequantize() the other")
     if not q.transposed:
         return x @ q.dequantize(x.dtype)
     if not q.batched:

@@ -15,7 +15,7 @@ from bitport.schemes.presets import preset
 from bitport.schemes.scheme import Scheme
 
 VERSION = 1
-KINDS = ("linear", "experts", "attention", "embedding", "conv")
+KINDS = ("linear", "experts", "attention", "embedding", "conv", "other")
 DEFAULT_KINDS = ("linear", "experts", "attention")
 
 
@@ -23,7 +23,7 @@ DEFAULT_KINDS = ("linear", "experts", "attention")
 class Target:
     """One weight a recipe may quantize: the parameter ``param`` of the module ``module``.
 
-    ``kind`` is one of :data:`KINDS`. Targets that share one parameter (a head tied to its embedding) carry the same
+    ``kind`` is one of :data:`KINDS`; ``transposed`` tells that the weight lies as [.., K, N]. Targets that share one parameter (a head tied to its embedding) carry the same
     ``storage`` label.
     """
 
@@ -32,6 +32,7 @@ class Target:
     kind: str
     shape: tuple[int, ...]
     storage: str
+    transposed: bool = False
 
     @property
     def name(self) -> str:
@@ -41,7 +42,8 @@ class Target:
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """Weights of modules whose name fits ``match`` (a glob; a regular expression after "re:") get ``scheme``
-    ("skip": stay as they are). ``kinds`` narrows the rule to kinds of module; None takes every kind."""
+    ("skip": stay as they are). ``kinds`` narrows the rule to kinds of module; None takes every kind but "other" (the
+    matrix of a module that bitport does not know, whose forward may not take a quantized one)."""
 
     match: str
     scheme: Scheme | str
@@ -61,7 +63,7 @@ class Rule:
                 raise RecipeError(f"rule {self.match!r} is no regular expression: {error}") from error
 
     def fits(self, target: Target) -> bool:
-        if self.kinds is not None and target.kind not in self.kinds:
+        if target.kind not in (self.kinds or KINDS[:-1]):
             return False
         names = {target.module, target.name}
         if self.match.startswith("re:"):
@@ -114,7 +116,8 @@ class Recipe:
                 if target.kind == "conv" and rule.scheme.act:
                     return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
                 return Choice(target.name, rule.scheme, f"rule {rule.match!r}")
-        return Choice(target.name, None, f"no rule fits this {target.kind} weight")
+        what = "weight of a module of unknown type" if target.kind == "other" else f"{target.kind} weight"
+        return Choice(target.name, None, f"no rule fits this {what}")
 
     def to_json(self) -> str:
         rules = [

@@ -254,16 +254,27 @@ def from_parts(
     )
 
 
-def quantize_tensor(value: Tensor, scheme: Scheme, *, kind: str = "linear", **extra: Tensor | None) -> QTensor:
+def quantize_tensor(
+    value: Tensor, scheme: Scheme, *, kind: str = "linear", transposed: bool = False, **extra: Tensor | None
+) -> QTensor:
     """``value`` rounded to the nearest numbers of ``scheme``, in the layout of its device.
 
-    A convolution's weight ([out, in, *kernel], ``kind="conv"``) is quantized as the matrix [out, in * kernel].
+    A convolution's weight ([out, in, *kernel], ``kind="conv"``) is quantized as the matrix [out, in * kernel]; a
+    ``transposed`` one lies as [.., K, N].
     """
     if not value.is_floating_point():
         raise ArgumentError(f"only a float tensor can be quantized, not {value.dtype}")
-    rows = value.flatten(1) if kind == "conv" else value
+    rows = value.flatten(1) if kind == "conv" else value.transpose(-1, -2) if transposed else value
     parts = quantize(rows.detach(), scheme.weight)
-    return from_parts(parts, scheme, shape=tuple(value.shape), dtype=value.dtype, **extra).to_device_layout()  # type: ignore[arg-type]
+    made = from_parts(
+        parts,
+        scheme,
+        shape=tuple(value.shape),
+        dtype=value.dtype,
+        transposed=transposed,
+        **extra,  # type: ignore[arg-type]
+    )
+    return made.to_device_layout()
 
 
 def rebuild(

@@ -7,11 +7,10 @@ PyTorch calls :func:`register_device` when it is imported (entry point group ``t
 from __future__ import annotations
 
 import importlib.util
-from contextlib import AbstractContextManager, contextmanager
-from collections.abc import Iterator
-from types import ModuleType
 
 import torch
+
+from bitport_simdev import device
 
 
 def register_device() -> None:
@@ -21,5 +20,29 @@ def register_device() -> None:
         raise ImportError("bitport_simdev was installed without its compiled part; install it again with a C++ compiler")
     torch.ops.load_library(found.origin)
     torch.utils.rename_privateuse1_backend("sim")
-    torch._register_device_module("sim", _device_module())
+    torch._register_device_module("sim", device)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+
+
+def allow_fallback(on: bool) -> None:
+    """Whether ops without a kernel here go to the CPU (at first they do) or fail."""
+    torch.ops.simdev.allow_fallback(on)
+
+
+def fallbacks() -> dict[str, int]:
+    """How often each op went to the CPU since :func:`reset`."""
+    return dict(torch.ops.simdev.fallbacks())
+
+
+def kernel_calls() -> int:
+    """How many products this device's own kernel has computed since :func:`reset`."""
+    return int(torch.ops.simdev.kernel_calls())
+
+
+def handed_back() -> int:
+    """How many products that kernel has given to bitport's generic one since :func:`reset`."""
+    return int(torch.ops.simdev.handed_back())
+
+
+def reset() -> None:
+    torch.ops.simdev.reset()

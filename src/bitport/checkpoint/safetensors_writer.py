@@ -1,17 +1,18 @@
-"""Writing one safetensors shard tensor by tensor, each as it comes.
+"""Writing a safetensors file tensor by tensor, each as it comes.
 
 ::
 
-    8 bytes       ROOM bytes                                  the data, without gaps
-    length n      {"name": {"dtype", "shape", "data_offsets"}, ...} and spaces    ...
+    8 bytes      ``room`` bytes                                              the data, without gaps
+    room         {"name": {"dtype", "shape", "data_offsets"}, ...} spaces    ...
 
-The header stands first but is known last. Room is left for it and it is written on finish(), filled up with spaces, as
-the format allows; a shard that holds little is moved up behind a header of its exact size. Until finish() the file
-begins with zeros and no reader takes it for a shard.
+The header stands first but is known last. Room is left for it and it is written by finish(), filled up with spaces, as
+the format allows; where there is little data, that is moved up behind a header of the exact size. Until finish() the
+file begins with zeros, and no reader takes it for whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -23,15 +24,15 @@ from bitport.checkpoint.dtypes import TAGS, stored_shape, to_bytes
 from bitport.checkpoint.manifest import Part
 
 ROOM = 64 * 1024
-COMPACT = 16 * 1024 * 1024
-"""Bytes of data up to which a finished shard is moved up."""
+MOVABLE = 16 * 1024 * 1024
+"""Bytes of data up to which they are moved up at the end."""
 
 
-class ShardFile:
+class SafetensorsWriter:
     def __init__(self, path: Path, needed: int = 0) -> None:
-        """``needed``: bytes of header that the first tensor asks for."""
+        """``needed``: bytes of header that the first tensors ask for."""
         self.path = path
-        self.room = max(ROOM, 8 + needed)
+        self.room = max(ROOM, -(-(needed + 2) // 8) * 8)
         self.entries: list[str] = []
         self.header_size, self.data_size = 2, 0
         self.file = open(path, "x+b")  # noqa: SIM115  (closed by finish or abandon)
@@ -43,18 +44,17 @@ class ShardFile:
 
     def write(self, key: str, tensor: Tensor) -> Part:
         data = to_bytes(tensor)
-        shape = tuple(tensor.shape)
-        entry = header_entry(key, tensor, self.data_size, self.data_size + len(data))
+        entry = _entry(key, tensor, self.data_size, self.data_size + len(data))
         self.file.write(data)
         self.entries.append(entry)
         self.header_size += len(entry) + 1
         self.data_size += len(data)
-        return Part(tensor.dtype, shape, zlib.crc32(data))
+        return Part(tensor.dtype, tuple(tensor.shape), zlib.crc32(data))
 
     def finish(self) -> int:
         """Write the header and bring everything to the disk; the size of the file."""
         header = ("{" + ",".join(self.entries) + "}").encode()
-        if self.data_size <= COMPACT:
+        if self.data_size <= MOVABLE:
             self.file.seek(8 + self.room)
             data = self.file.read()
             self.room = -(-len(header) // 8) * 8
@@ -69,10 +69,16 @@ class ShardFile:
         return 8 + self.room + self.data_size
 
     def abandon(self) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):  # what is still to be flushed is thrown away with the file
+            self.file.close()
 
 
-def header_entry(key: str, tensor: Tensor, start: int, end: int) -> str:
+def header_bytes(key: str, tensor: Tensor) -> int:
+    """At most so many bytes of header does ``tensor`` take."""
+    return len(_entry(key, tensor, 10**15, 10**15)) + 1
+
+
+def _entry(key: str, tensor: Tensor, start: int, end: int) -> str:
     shape = list(stored_shape(tensor.dtype, tuple(tensor.shape)))
     described = {"dtype": TAGS[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
     return f"{json.dumps(key)}:{json.dumps(described, separators=(',', ':'))}"

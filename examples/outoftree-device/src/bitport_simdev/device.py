@@ -1,0 +1,49 @@
+"""``torch.sim``: what PyTorch asks of a device's Python module."""
+
+from __future__ import annotations
+
+import torch
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def device_count() -> int:
+    return torch.accelerator.device_count()
+
+
+def current_device() -> int:
+    return torch.accelerator.current_device_index()
+
+
+def set_device(index: int) -> None:
+    torch.accelerator.set_device_index(index)
+
+
+def synchronize(device: torch.device | int | None = None) -> None:
+    """Every call has finished when it returns."""
+
+
+def manual_seed_all(seed: int) -> None:
+    """Random numbers are made on the CPU."""
+
+
+def get_rng_state(device: torch.device | int | None = None) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def set_rng_state(state: torch.Tensor, device: torch.device | int | None = None) -> None:
+    torch.set_rng_state(state)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.float16, torch.bfloat16]

@@ -1,0 +1,112 @@
+"""Reading a safetensors file tensor by tensor, without mapping it into memory.
+
+A mapped file that is cut while it is read kills the process, its pages count as memory of the process next to the
+tensors made of them, and its tensors may lie at odd addresses. Here every tensor is read into memory of its own.
+Nothing that the header says is believed before it was compared with the size of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import reprlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.dtypes import READABLE, from_bytes
+from bitport.errors import CheckpointError
+
+
+class Span(NamedTuple):
+    """A tensor as the header describes it; ``start``, ``end``: bytes from the beginning of the file."""
+
+    tag: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return READABLE[self.tag]
+
+
+class SafetensorsReader:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.file = open(path, "rb")  # noqa: SIM115  (closed by close)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be opened: {error}") from error
+        try:
+            self.size = os.fstat(self.file.fileno()).st_size
+            self.tensors = dict(self._spans())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> SafetensorsReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.file.close()
+
+    def read(self, name: str) -> Tensor:
+        span = self.tensors[name]
+        return from_bytes(self.read_bytes(name), span.dtype, span.shape)
+
+    def read_bytes(self, name: str) -> Tensor:
+        """The flat uint8 tensor of the bytes of ``name``."""
+        span = self.tensors[name]
+        data = torch.empty(span.end - span.start, dtype=torch.uint8, device="cpu")
+        try:
+            self.file.seek(span.start)
+            got = self.file.readinto(data.numpy().data) if data.numel() else 0
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {name} cannot be read: {error}") from error
+        if got != data.numel():
+            self._fail(f"it ends inside {name}")
+        return data
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise CheckpointError(f"{self.path} is not a whole safetensors file: {problem}. Fetch or save it again")
+
+    def _spans(self) -> Iterator[tuple[str, Span]]:
+        """The tensors in the order of their data."""
+        length = int.from_bytes(self.file.read(8), "little")
+        if not 2 <= length <= self.size - 8:
+            self._fail(f"its header of {length} bytes does not fit into its {self.size} bytes")
+        try:
+            header = json.loads(self.file.read(length))
+        except (ValueError, RecursionError) as error:
+            self._fail(f"its header is not JSON ({error})")
+        if not isinstance(header, dict):
+            self._fail("its header is not an object")
+        header.pop("__metadata__", None)
+        spans = [(name, self._span(name, entry, 8 + length)) for name, entry in header.items()]
+        yield from sorted(spans, key=lambda named: named[1].start)
+
+    def _span(self, name: str, entry: Any, offset: int) -> Span:
+        try:
+            tag, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            counts = [*shape, start, end]
+            if not (isinstance(shape, list) and all(type(count) is int and 0 <= count < 2**48 for count in counts)):
+                raise TypeError("sizes must be whole numbers below 2^48")
+        except (TypeError, KeyError, ValueError) as error:
+            self._fail(f"{reprlib.repr(name)} is described by {reprlib.repr(entry)} ({error})")
+        if not isinstance(tag, str) or tag not in READABLE:
+            raise CheckpointError(
+                f"{self.path}: {reprlib.repr(name)} has the dtype {reprlib.repr(tag)}; known are {', '.join(READABLE)}"
+            )
+        if end - start != math.prod(shape) * READABLE[tag].itemsize or end > self.size - offset:
+            self._fail(
+                f"{reprlib.repr(name)}, {tag} {reprlib.repr(shape)}, cannot be bytes {start} to {end} of its data"
+            )
+        return Span(tag, tuple(shape), offset + start, offset + end)

@@ -1,0 +1,52 @@
+"""quantize_ on the architectures people have: every linear layer and expert is found, and computes what its values say."""
+
+import copy
+
+import pytest
+import torch
+
+import bitport as bp
+from bitport.numerics import sqnr
+
+transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
+
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+BERT = {key: SMALL[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+QWEN_MOE = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GPT_OSS = {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+ARCHITECTURES = {
+    "llama": ("LlamaConfig", SMALL, {}, 15),
+    "gemma-tied-head": ("GemmaConfig", SMALL, {}, 14),
+    "mixtral": ("MixtralConfig", {**SMALL, "num_local_experts": 4}, {}, 13),
+    "qwen3-moe-eager": ("Qwen3MoeConfig", QWEN_MOE, {"experts_implementation": "eager"}, 13),
+    "qwen3-moe-grouped": ("Qwen3MoeConfig", QWEN_MOE, {"experts_implementation": "grouped_mm"}, 13),
+    "qwen3-moe-batched": ("Qwen3MoeConfig", QWEN_MOE, {"experts_implementation": "batched_mm"}, 13),
+    "gpt-oss-transposed-experts": ("GptOssConfig", GPT_OSS, {}, 13),
+    "gpt2-transposed-linear": ("GPT2Config", {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4}, {}, 8),
+    "bert": ("BertConfig", BERT, {}, 13),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("scheme", ["int8", "int4-g32"])
+def test_quantized_model_computes_its_dequantized_values(name: str, scheme: str) -> None:
+    config, fields, options, count = ARCHITECTURES[name]
+    kind = transformers.AutoModel if name == "bert" else transformers.AutoModelForCausalLM
+    torch.manual_seed(0)
+    model = kind.from_config(getattr(transformers, config)(**fields), **options).float().eval()
+    report = bp.quantize_(model, scheme)
+    assert len(report.quantized) == count, str(report)
+    ids = torch.arange(22).reshape(2, 11)
+    dense = bp.dequantize_(copy.deepcopy(model))
+    with torch.no_grad():
+        quantized, expected = model(input_ids=ids)[0], dense(input_ids=ids)[0]
+    assert sqnr(expected, quantized) > 100  # float32 all the way: only the order of sums may differ

@@ -1,0 +1,98 @@
+"""Imports point downward only; backends hang below the ops and nobody imports them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from .tree import imported, modules, part
+
+ORDER = (
+    ("errors", "plugins"),
+    ("numerics",),
+    ("schemes", "layouts"),
+    ("tensor",),
+    ("ops",),
+    ("nn", "report", "calibrate", "algorithms", "train", "interop", "export"),
+    ("checkpoint",),
+    ("api",),
+    ("__init__",),
+    ("integrations", "conformance"),
+    ("evaluate",),
+    ("cli",),
+    ("__main__",),
+)
+"""From the bottom up. A part may import what stands in a lower row, and itself."""
+
+BACKENDS_MAY = {"errors", "numerics", "schemes", "layouts", "ops", "backends"}
+
+LEVEL = {name: level for level, row in enumerate(ORDER) for name in row}
+
+HEAVY = ("triton", "transformers", "tokenizers", "huggingface_hub", "rich", "scipy", "torch._inductor", "torch._dynamo")
+
+
+def targets(path: str) -> list[tuple[str, int]]:
+    """The parts of bitport that a module imports. What the package itself offers (bitport.QTensor) is "__init__"."""
+    parts = {part(each) for each in modules()}
+    found = []
+    for name, line in imported(path, modules()[path]):
+        if name == "bitport" or name.startswith("bitport."):
+            below = [*name.split("."), ""][1]
+            found.append((below if below in parts else "__init__", line))
+    return found
+
+
+@pytest.mark.parametrize("path", modules())
+def test_imports_point_downward(path: str) -> None:
+    own = part(path)
+    if own == "backends":
+        wrong = [f"line {line}: {other}" for other, line in targets(path) if other not in BACKENDS_MAY]
+        assert not wrong, f"a backend imports only {sorted(BACKENDS_MAY)}"
+        return
+    assert own in LEVEL, f"give the new part {own!r} its row in ORDER"
+    wrong = [
+        f"line {line}: {other}"
+        for other, line in targets(path)
+        if other == "backends" or (other != own and LEVEL[other] >= LEVEL[own])
+    ]
+    assert not wrong, f"{own} may import only what stands below it in ORDER"
+
+
+def test_every_part_is_in_the_order() -> None:
+    parts = {part(path) for path in modules()} - {"backends"}
+    assert parts <= set(LEVEL)
+
+
+@pytest.fixture(scope="module")
+def fresh_import() -> dict[str, object]:
+    """What ``import bitport`` adds to a process that has torch: modules, and seconds of processor time (best of 3, so
+    that a busy machine does not count)."""
+    script = (
+        "import sys, time, json, torch, numpy, safetensors.torch; before = set(sys.modules); "
+        "start = time.process_time(); import bitport; took = time.process_time() - start; "
+        "print(json.dumps([took, sorted(set(sys.modules) - before), torch.accelerator.is_available() and "
+        "torch.accelerator.current_accelerator().type == 'cuda' and torch.cuda.is_initialized()]))"
+    )
+    runs = [
+        json.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    return {"seconds": min(run[0] for run in runs), "modules": runs[0][1], "initialized": runs[0][2]}
+
+
+def test_importing_bitport_brings_in_nothing_heavy(fresh_import: dict[str, object]) -> None:
+    new = fresh_import["modules"]
+    assert isinstance(new, list)
+    assert "bitport.ops" in new
+    unwanted = (*HEAVY, "bitport.backends.", "bitport.cli", "bitport.integrations")
+    assert [name for name in new if name.startswith(unwanted)] == []
+    assert not fresh_import["initialized"], "import bitport woke the accelerator"
+
+
+def test_importing_bitport_is_quick(fresh_import: dict[str, object]) -> None:
+    seconds = fresh_import["seconds"]
+    assert isinstance(seconds, float)
+    assert seconds < 0.3

@@ -1,0 +1,234 @@
+"""The choice among a device's kernels: priority, refusals, force, and that decide() tells what runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bitport.errors import KernelError
+from bitport.ops import IMPLS, OPS, Impl, call, decide, register_kernel, use_kernel
+from bitport.ops.functional import operand
+from bitport.ops.select import FORCED
+from bitport.schemes import preset
+from bitport.tensor import quantize_tensor
+
+pytestmark = pytest.mark.usefixtures("own_tables")
+HIGH = 1_000_000
+
+
+@pytest.fixture
+def add(own_tables: None) -> Callable[..., None]:
+    """Register a kernel of linear on the CPU that gives a constant, so that a result tells who made it."""
+
+    def register(name: str, gives: float, priority: int = HIGH, refuses: str | None = None, op: str = "linear") -> None:
+        def run(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+            return x.new_full((*x.shape[:-1], rest[5]), gives)
+
+        register_kernel(Impl(op, name, "cpu", run, lambda *args: refuses, priority))
+
+    return register
+
+
+def arguments(scheme: str = "int4-g32") -> tuple[Any, ...]:
+    weight = quantize_tensor(torch.randn(8, 64), preset(scheme))
+    return (torch.randn(3, 64), *operand(weight), None)
+
+
+def who(args: tuple[Any, ...]) -> float:
+    return OPS["linear"].overload(*args).unique().item()
+
+
+def test_the_highest_priority_runs(add: Callable[..., None]) -> None:
+    args = arguments()
+    add("low", 1.0, HIGH)
+    add("high", 3.0, HIGH + 2)
+    add("middle", 2.0, HIGH + 1)
+    assert who(args) == 3.0
+    assert [impl.name for impl in IMPLS["linear", "cpu"]][:3] == ["high", "middle", "low"]
+
+
+def test_of_equal_priority_the_first_registered_runs(add: Callable[..., None]) -> None:
+    add("first", 1.0)
+    add("second", 2.0)
+    assert who(arguments()) == 1.0
+
+
+def test_a_refusal_passes_the_call_on(add: Callable[..., None]) -> None:
+    args = arguments()
+    add("picky", 1.0, HIGH + 1, refuses="M must be 7, not 3")
+    add("easy", 2.0, HIGH)
+    assert who(args) == 2.0
+    decision = decide("linear", *args)
+    assert decision.kernel == "easy"
+    assert decision.refused == (("picky", "M must be 7, not 3"),)
+
+
+def test_when_all_refuse_the_generic_kernel_runs(add: Callable[..., None]) -> None:
+    args = arguments()
+    for known in list(IMPLS.get(("linear", "cpu"), [])):
+        IMPLS["linear", "cpu"].remove(known)
+    add("one", 1.0, refuses="a")
+    add("two", 1.0, refuses="b")
+    assert torch.equal(OPS["linear"].overload(*args), OPS["linear"].generic(*args))
+    assert decide("linear", *args).kernel == "generic"
+    assert decide("linear", *args).refused == (("one", "a"), ("two", "b"))
+
+
+def test_a_kernel_registered_after_a_call_is_seen(add: Callable[..., None]) -> None:
+    args = arguments()
+    OPS["linear"].overload(*args)
+    add("late", 4.0)
+    assert who(args) == 4.0
+
+
+def test_the_generic_overload_is_never_replaced(add: Callable[..., None]) -> None:
+    args = arguments()
+    add("other", 4.0)
+    assert torch.equal(torch.ops.bitport.linear.generic(*args), OPS["linear"].generic(*args))
+
+
+def test_a_name_is_taken_once_per_op_and_device(add: Callable[..., None]) -> None:
+    add("mine", 1.0)
+    with pytest.raises(KernelError, match="'mine' already; choose another name"):
+        add("mine", 2.0)
+    add("mine", 2.0, op="dyn_linear")
+    with pytest.raises(KernelError, match="'generic' already"):
+        add("generic", 1.0)
+
+
+def test_forced_by_name(add: Callable[..., None]) -> None:
+    args = arguments()
+    add("high", 3.0, HIGH + 2)
+    add("low", 1.0, HIGH)
+    with use_kernel("linear=low"):
+        assert who(args) == 1.0
+        assert decide("linear", *args).kernel == "low (forced)"
+    assert who(args) == 3.0
+
+
+def test_forced_for_f_linear_too(add: Callable[..., None]) -> None:
+    weight = quantize_tensor(torch.randn(8, 64), preset("int4-g32"))
+    add("high", 3.0)
+    x = torch.randn(2, 64)
+    assert F.linear(x, weight).unique().item() == 3.0
+    with use_kernel("generic"):
+        torch.testing.assert_close(F.linear(x, weight), x @ weight.dequantize().T)
+
+
+def test_forced_within_forced(add: Callable[..., None]) -> None:
+    args = arguments()
+    add("a", 1.0)
+    add("b", 2.0)
+    with use_kernel("generic"):
+        with use_kernel("linear=b"):
+            assert who(args) == 2.0
+        assert torch.equal(OPS["linear"].overload(*args), OPS["linear"].generic(*args))
+    assert who(args) == 1.0
+    assert FORCED == {}
+
+
+def test_a_forced_kernel_is_released_after_an_error(add: Callable[..., None]) -> None:
+    with pytest.raises(ZeroDivisionError), use_kernel("generic"):
+        _ = 1 / 0
+    assert FORCED == {}
+
+
+def test_one_setting_for_several_ops(add: Callable[..., None]) -> None:
+    add("mine", 5.0)
+    with use_kernel("linear=mine, dyn_linear=generic"):
+        assert FORCED == {"linear": "mine", "dyn_linear": "generic"}
+        assert who(arguments()) == 5.0
+
+
+def test_a_forced_kernel_that_refuses_is_an_error(add: Callable[..., None]) -> None:
+    add("picky", 1.0, refuses="K must be even")
+    with use_kernel("linear=picky"), pytest.raises(KernelError, match=r"'picky' was forced for linear on cpu.*K must be even"):
+        OPS["linear"].overload(*arguments())
+
+
+def test_a_forced_kernel_that_does_not_exist_is_an_error(add: Callable[..., None]) -> None:
+    add("mine", 1.0)
+    with use_kernel("linear=nope"), pytest.raises(KernelError, match=r"'nope' was forced for linear.*mine.*generic"):
+        OPS["linear"].overload(*arguments())
+
+
+def test_an_op_that_is_not_forced_chooses_as_ever(add: Callable[..., None]) -> None:
+    """Forcing one op says nothing about the others."""
+    add("mine", 5.0)
+    with use_kernel("dyn_linear=generic"):
+        assert who(arguments()) == 5.0
+        assert decide("linear", *arguments()).kernel == "mine"
+
+
+def test_call_by_name(add: Callable[..., None]) -> None:
+    args = arguments()
+    add("mine", 5.0)
+    assert call("linear", *args, kernel="mine").unique().item() == 5.0
+    assert torch.equal(call("linear", *args, kernel="generic"), OPS["linear"].generic(*args))
+    assert call("linear", *args).unique().item() == 5.0
+
+
+def test_a_forced_call_is_checked_too(add: Callable[..., None]) -> None:
+    from bitport.errors import ArgumentError
+
+    x, *rest = arguments()
+    with pytest.raises(ArgumentError, match="x must have shape"), use_kernel("generic"):
+        OPS["linear"].overload(x[:, :-1], *rest)
+
+
+def test_a_forced_call_is_differentiated(add: Callable[..., None]) -> None:
+    weight = quantize_tensor(torch.randn(8, 64), preset("int4-g32"))
+    x = torch.randn(2, 64, requires_grad=True)
+    with use_kernel("generic"):
+        F.linear(x, weight).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, weight.dequantize().sum(0).expand(2, -1), rtol=1e-5, atol=1e-5)
+
+
+def test_decide_agrees_with_what_runs_for_every_scheme() -> None:
+    """Each kernel that decide() names gives the op's result bit for bit."""
+    for scheme in ("int4-g32", "int8", "int3-channel-sym", "nf4", "fp8-wo", "mxfp4-wo"):
+        args = arguments(scheme)
+        named = decide("linear", *args).kernel
+        assert torch.equal(call("linear", *args, kernel=named), OPS["linear"].overload(*args)), (scheme, named)
+
+
+def in_process(setting: str, code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "BITPORT_KERNEL": setting, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+
+
+RUN = """
+import torch, torch.nn.functional as F
+from bitport import quantize_tensor, preset
+from bitport.ops import decide
+from bitport.ops.functional import operand
+w, x = quantize_tensor(torch.randn(8, 64), preset("int4-g32")), torch.randn(2, 64)
+print(decide("linear", x, *operand(w), None).kernel, F.linear(x, w).shape)
+"""
+
+
+def test_forced_by_the_environment() -> None:
+    done = in_process("generic", RUN)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "generic (forced) torch.Size([2, 8])"
+
+
+def test_an_unknown_kernel_in_the_environment_is_an_error() -> None:
+    done = in_process("linear=warp", RUN)
+    assert done.returncode != 0
+    assert "KernelError: kernel 'warp' was forced for linear" in done.stderr
+
+
+@pytest.mark.parametrize("setting", ["linaer=generic", "linear=", "="])
+def test_a_misspelt_setting_is_an_error(setting: str) -> None:
+    """An op that does not exist would force nothing, in silence."""
+    with pytest.raises(KernelError, match="linear"), use_kernel(setting):
+        pass
