@@ -57,7 +57,7 @@ bench: $(VENV)/.hf
 	$(BIN)/python -m bench.overhead --json
 
 accuracy: $(VENV)/.hf
-	$(BIN)/python -m bench.accuracy
+	$(BIN)/python -m bitport.evaluate.golden models/tinylm docs/accuracy
 
 # The matrix of what was checked where: this machine's CPU is measured, other devices keep their last run.
 support: $(VENV)/.hf

@@ -22,15 +22,23 @@ import torch
 RESULTS = Path(__file__).parent / "results"
 
 
+Clock = Callable[[], float]
+
+
 def interleaved(
-    candidates: dict[str, Callable[[], Any]], *, repetitions: int = 21, seconds: float = 0.004
+    candidates: dict[str, Callable[[], Any]],
+    *,
+    repetitions: int = 21,
+    seconds: float = 0.004,
+    clock: Clock = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each candidate, one entry per repetition; a repetition calls each for about ``seconds``."""
-    calls = {name: _calls_in(run, seconds) for name, run in candidates.items()}
+    """Seconds per call of each candidate, one entry per repetition; a repetition calls each for about ``seconds``.
+    What runs on one thread may be timed with ``time.thread_time``, which leaves out what other processes take."""
+    calls = {name: _calls_in(run, seconds, clock) for name, run in candidates.items()}
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(repetitions):
         for name, run in candidates.items():
-            times[name].append(_time(run, calls[name]))
+            times[name].append(_time(run, calls[name], clock))
     return times
 
 
@@ -43,19 +51,19 @@ def ratio(times: dict[str, list[float]], name: str, base: str) -> float:
     return statistics.median(mine / theirs for mine, theirs in zip(times[name], times[base], strict=True))
 
 
-def _calls_in(run: Callable[[], Any], seconds: float) -> int:
+def _calls_in(run: Callable[[], Any], seconds: float, clock: Clock) -> int:
     run()
     calls = 1
-    while (took := _time(run, calls)) < seconds / 4 / calls and calls < 1 << 20:
+    while (took := _time(run, calls, clock)) < seconds / 4 / calls and calls < 1 << 20:
         calls *= 2
     return max(1, int(seconds / max(took, 1e-9)))
 
 
-def _time(run: Callable[[], Any], calls: int) -> float:
-    start = time.perf_counter()
+def _time(run: Callable[[], Any], calls: int, clock: Clock) -> float:
+    start = clock()
     for _ in range(calls):
         run()
-    return (time.perf_counter() - start) / calls
+    return (clock() - start) / calls
 
 
 def machine() -> dict[str, Any]:

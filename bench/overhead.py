@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,7 +63,7 @@ def layer(scheme: str | None = None) -> nn.Linear:
     return module
 
 
-def dispatch(repetitions: int = 41) -> list[dict[str, Any]]:
+def dispatch(repetitions: int = 101) -> list[dict[str, Any]]:
     """One row per kind of op and mode: microseconds of both, and their ratio."""
     rows = []
     x = torch.randn(1, SIZE, dtype=torch.bfloat16)
@@ -73,12 +74,12 @@ def dispatch(repetitions: int = 41) -> list[dict[str, Any]]:
             for mode, context in MODES.items():
                 with context():
                     candidates = {"linear": lambda: plain(x), "quantized": lambda q=quantized: q(x)}
-                    times = interleaved(candidates, repetitions=repetitions)
+                    times = interleaved(candidates, repetitions=repetitions, seconds=0.001, clock=time.thread_time)
                 rows.append(_row("dispatch", kind, mode, times))
     return rows
 
 
-def schemes(repetitions: int = 11) -> list[dict[str, Any]]:
+def schemes(repetitions: int = 21) -> list[dict[str, Any]]:
     """The same for every preset with the kernel that the CPU chooses."""
     x = torch.randn(1, SIZE, dtype=torch.bfloat16)
     plain = layer()
@@ -87,7 +88,7 @@ def schemes(repetitions: int = 11) -> list[dict[str, Any]]:
     for name in names:
         candidates[name] = functools.partial(layer(name), x)
     with one_thread(), torch.no_grad():
-        times = interleaved(candidates, repetitions=repetitions)
+        times = interleaved(candidates, repetitions=repetitions, seconds=0.001, clock=time.thread_time)
     return [_row("scheme", name, "no_grad", {"linear": times["linear"], "quantized": times[name]}) for name in names]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bitport import layouts
+from bitport import layouts, plugins
 from bitport.ops import IMPLS
 from bitport.ops.select import FORCED
 
@@ -23,6 +23,7 @@ def _seed() -> None:
 def own_tables() -> Iterator[None]:
     """Kernels, layouts and forced kernels as they were, whatever the test registers. The lists are kept, since the
     selectors hold on to them."""
+    plugins.load()
     kernels = {key: list(impls) for key, impls in IMPLS.items()}
     known, forced = dict(layouts.LAYOUTS), dict(FORCED)
     yield

@@ -1,6 +1,8 @@
 """Trains the model on one CPU core: python -m examples.tinylm.train (--minutes M | --steps N) [--resume]
 
-Every batch is new text from the endless corpus, so nothing is seen twice and nothing can be memorised.
+Every batch is new text from the endless corpus, so nothing is seen twice and nothing can be memorised. In the middle
+of the training some rows are exercises in copying instead. They make the model learn to look up what followed a word
+when it last occurred; from stories alone, that takes several times as long.
 """
 
 import argparse
@@ -20,11 +22,13 @@ from torch import Tensor
 from .corpus import MODELS, TRAIN_SEED, nth_story
 from .evaluate import WINDOW, perplexity, read_tokens
 from .model import Config, TinyLM, load, save
+from .spread import spread
 
 BATCH = 8
 PEAK_RATE, FINAL_RATE, WARMUP_STEPS = 2e-3, 1e-5, 100
 STORIES_PER_DOCUMENT = 8  # the end token stands only between documents, so plain text without it is familiar too
-EVALUATE_EVERY, CHECKPOINT_EVERY, LOG_EVERY = 250, 500, 50
+COPY_ROWS, COPY_SPAN, COPY_PERIODS = 4, (0.5, 0.7), (24, 160)  # rows per batch, part of the training, tokens
+EVALUATE_EVERY, CHECKPOINT_EVERY, LOG_EVERY = 250, 250, 50
 
 
 def batches(tokenizer: Tokenizer, skip: int) -> Iterator[Tensor]:
@@ -42,6 +46,15 @@ def batches(tokenizer: Tokenizer, skip: int) -> Iterator[Tensor]:
                 yield torch.tensor(pending[: size + 1]).unfold(0, WINDOW + 1, WINDOW)
             made += 1
             del pending[:size]
+
+
+def copy_exercise(row: Tensor) -> tuple[Tensor, Tensor]:
+    """Some tokens of a row in random order, repeated to its end; what cannot be copied is no target (-100)."""
+    period = int(torch.randint(*COPY_PERIODS, (1,)))
+    repeated = row[torch.randperm(period)].repeat(len(row) // period + 1)[: len(row)]
+    targets = repeated[1:].clone()
+    targets[:period] = -100
+    return repeated[:-1], targets
 
 
 def rate(step: int, progress: float) -> float:
@@ -79,10 +92,11 @@ def main() -> None:
     validation = read_tokens(args.out)
 
     @torch.compile
-    def loss_of(rows: Tensor) -> Tensor:
+    def losses(inputs: Tensor, targets: Tensor) -> Tensor:
+        """Per token, zero where there is no target."""
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model(rows[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+            logits = model(inputs)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").view_as(targets)
 
     def record(**values: float) -> None:
         rounded = {name: round(value, 5) for name, value in values.items()}
@@ -92,7 +106,7 @@ def main() -> None:
         log.flush()
 
     started = time.monotonic() - spent
-    mean_loss = torch.zeros(())
+    mean_loss, copy_loss = torch.zeros(()), torch.zeros(())
     for rows in batches(Tokenizer.from_file(str(args.out / "tokenizer.json")), skip=step):
         spent = time.monotonic() - started
         progress = spent / (60 * args.minutes) if args.minutes else step / args.steps
@@ -100,22 +114,31 @@ def main() -> None:
             break
         for group in optimizer.param_groups:
             group["lr"] = rate(step, progress)
-        loss = loss_of(rows)
-        loss.backward()
+        inputs, targets = rows[:, :-1].clone(), rows[:, 1:].clone()
+        exercises = COPY_ROWS if COPY_SPAN[0] <= progress < COPY_SPAN[1] else 0
+        for row in range(exercises):
+            inputs[row], targets[row] = copy_exercise(rows[row])
+        token_losses = losses(inputs, targets)
+        token_losses.mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        mean_loss += loss.detach() / LOG_EVERY
+        mean_loss += token_losses[exercises:].detach().mean() / LOG_EVERY
+        if exercises:
+            copy_loss += token_losses[:exercises].detach().sum() / (targets[:exercises] >= 0).sum() / LOG_EVERY
         step += 1
         if step % LOG_EVERY == 0:
-            record(seconds=spent, loss=mean_loss.item(), rate=rate(step, progress))
+            copying = {"copy_loss": copy_loss.item()} if exercises else {}
+            record(seconds=spent, loss=mean_loss.item(), rate=rate(step, progress), **copying)
             mean_loss.zero_()
+            copy_loss.zero_()
         if step % EVALUATE_EVERY == 0:
             with torch.autocast("cpu", torch.bfloat16):
                 record(seconds=spent, validation_perplexity=perplexity(model, validation[: 32 * WINDOW]))
         if step % CHECKPOINT_EVERY == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "spent": spent}
             torch.save(state, args.checkpoint)
+    spread(model)
     save(model, args.out)
     stored = load(args.out)
     record(seconds=spent, final_perplexity=perplexity(stored, validation),

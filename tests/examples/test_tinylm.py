@@ -1,5 +1,6 @@
 """The yardstick model: its corpus is reproducible, its files fit together, and its recorded figures are true."""
 
+import copy
 import hashlib
 import itertools
 import json
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from examples.tinylm import corpus, evaluate, model, report, train  # noqa: E402
+from examples.tinylm import corpus, evaluate, model, report, spread, train  # noqa: E402
 from examples.tinylm.grammar import Person, Story, number, polish  # noqa: E402
 
 FOLDER = REPOSITORY / "models" / "tinylm"
@@ -128,6 +129,18 @@ def test_model_needs_its_context(tinylm: model.TinyLM) -> None:
     )
     assert math.exp(long_loss) < unigram / 10
     assert long_loss < short_loss - 0.05
+
+
+def test_spreading_channels_changes_no_bit_of_the_logits(tinylm: model.TinyLM) -> None:
+    even = copy.deepcopy(tinylm)
+    spread.spread(even, undo=True)
+    tokens = evaluate.read_tokens(FOLDER)[None, :100]
+    weight, even_weight = (m.model.layers[0].mlp.down_proj.weight.abs() for m in (tinylm, even))
+    assert not torch.equal(weight, even_weight)
+    with torch.no_grad():
+        assert torch.equal(tinylm(tokens), even(tokens))
+    # what undoing leaves is more even: the sizes of a row's channels vary less
+    assert even_weight.mean(0).log().std() < 0.5 * weight.mean(0).log().std()
 
 
 def test_batches_go_on_where_they_stopped() -> None:

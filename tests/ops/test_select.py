@@ -227,6 +227,12 @@ def test_an_unknown_kernel_in_the_environment_is_an_error() -> None:
     assert "KernelError: kernel 'warp' was forced for linear" in done.stderr
 
 
+def test_an_unknown_op_in_the_environment_is_an_error() -> None:
+    done = in_process("linaer=generic", "import bitport")
+    assert done.returncode != 0
+    assert "KernelError: cannot force a kernel of linaer: the ops are" in done.stderr
+
+
 @pytest.mark.parametrize("setting", ["linaer=generic", "linear=", "="])
 def test_a_misspelt_setting_is_an_error(setting: str) -> None:
     """An op that does not exist would force nothing, in silence."""

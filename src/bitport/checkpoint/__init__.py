@@ -2,7 +2,8 @@
 
 from bitport.checkpoint.convert import plan_files, quantize_files
 from bitport.checkpoint.load import load
-from bitport.checkpoint.manifest import Entry, Manifest, Part, read_manifest
+from bitport.checkpoint.manifest import Entry, Manifest, Part
+from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.save import save
 from bitport.checkpoint.writer import Writer
 

@@ -92,6 +92,6 @@ def _quantized(value: Tensor, target: Target, scheme: Scheme) -> QTensor:
     if not bool(torch.isfinite(value).all()):
         raise ArgumentError(f"{target.name} holds NaN or infinity; a scale cannot be chosen from it")
     try:
-        return quantize_tensor(value, scheme, kind=target.kind)
+        return quantize_tensor(value, scheme, kind=target.kind, transposed=target.transposed)
     except ValueError as error:
         raise ArgumentError(f"{target.name}: {error}") from error

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bitport import plugins
-from bitport.checkpoint.manifest import Entry, Manifest, read_manifest, shortened
+from bitport.checkpoint.manifest import Entry, Manifest, shortened
+from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.slots import Slot, identity, slots
 from bitport.errors import ArgumentError, CheckpointError

@@ -21,13 +21,11 @@ import json
 import math
 import zlib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from bitport.checkpoint.dtypes import name_of
-from bitport.errors import CheckpointError
 from bitport.schemes import Scheme
 
 NAME = "bitport.json"
@@ -140,25 +138,6 @@ def _described(entry: Entry, ids: dict[Scheme, str]) -> dict[str, Any]:
 def checksum(content: dict[str, Any]) -> int:
     """crc32 of a manifest without its own crc32: an edited or damaged one is noticed whatever was hit."""
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
-
-
-def read_manifest(directory: str | Path) -> Manifest:
-    """What the checkpoint in ``directory`` holds; CheckpointError if that cannot be told for certain."""
-    from bitport.checkpoint.parse import parse_manifest
-    from bitport.checkpoint.shards import inside
-
-    path = Path(directory)
-    if not (path / NAME).is_file():
-        raise CheckpointError(
-            f"{path} is no bitport checkpoint: it has no {NAME}. A directory of plain safetensors files becomes one by "
-            f"`bitport quantize` (bitport.checkpoint.quantize_files)"
-        )
-    source = inside(path, NAME)
-    try:
-        data = source.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{source} cannot be read: {error}") from error
-    return parse_manifest(data, source)
 
 
 def library_version() -> str:

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 import torch
 
 from bitport.checkpoint.dtypes import DTYPES
-from bitport.checkpoint.manifest import VERSION, Entry, Manifest, Part, checksum
+from bitport.checkpoint.manifest import NAME, VERSION, Entry, Manifest, Part, checksum
+from bitport.checkpoint.shards import inside
 from bitport.errors import CheckpointError, SchemeError
 from bitport.schemes import Scheme
 from bitport.tensor import PARTS
@@ -24,7 +25,19 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 BUFFERS = ("persistent", "derived")
 
 
-def parse_manifest(data: bytes, source: Path) -> Manifest:
+def read_manifest(directory: str | Path) -> Manifest:
+    """What the checkpoint in ``directory`` holds; CheckpointError if that cannot be told for certain."""
+    path = Path(directory)
+    if not (path / NAME).is_file():
+        raise CheckpointError(
+            f"{path} is no bitport checkpoint: it has no {NAME}. A directory of plain safetensors files becomes one by "
+            f"`bitport quantize` (bitport.checkpoint.quantize_files)"
+        )
+    source = inside(path, NAME)
+    try:
+        data = source.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error}") from error
     return _Parser(source).manifest(data)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bitport.cli.common import add_device, add_verb, count, dtype_of, read_text, show
+from bitport.errors import ArgumentError
 from bitport.evaluate import perplexity
 from bitport.evaluate.measure import size_of
 from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
@@ -75,6 +76,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(directory: Path, text: str, args: argparse.Namespace, base: float | None) -> Evaluation:
     model = load_model(directory, args.device, dtype_of(args))
+    positions = getattr(model.config, "max_position_embeddings", args.window)
+    if args.window > positions:
+        raise ArgumentError(
+            f"{directory} knows {positions} positions; --window {args.window} is more, give at most that"
+        )
     tokens = token_ids(load_tokenizer(directory), text)[: args.max_tokens]
     start = time.perf_counter()
     result = perplexity(logits_of(model), tokens, window=args.window, stride=args.stride, batch=args.batch)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import math
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bitport.checkpoint import plan_files, quantize_files
+from bitport.api import quantize_
+from bitport.checkpoint import quantize_files, save
 from bitport.checkpoint.manifest import NAME as MANIFEST
+from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.source import Source
 from bitport.cli.common import DTYPES, add_verb, dtype_of, read_text, show
-from bitport.errors import ArgumentError, RecipeError
+from bitport.cli.foretell import foretold
+from bitport.errors import ArgumentError, BitportError, RecipeError
+from bitport.integrations.huggingface import cast_parameters, empty_model, load_model
 from bitport.report import LayerReport, Report
 from bitport.report.text import size, table
-from bitport.schemes import Recipe, Rule, Scheme, Target
+from bitport.schemes import Recipe, Rule
 from bitport.schemes.recipe import DEFAULT_KINDS
 
 
@@ -49,6 +53,9 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument("--dtype", choices=DTYPES, help="cast float tensors to this dtype first (default: keep)")
     verb.add_argument("--overwrite", action="store_true", help="replace the checkpoint in the output directory")
     verb.add_argument("--dry-run", action="store_true", help="print what would be done, and write nothing")
+    verb.add_argument(
+        "--in-memory", action="store_true", help="load the model with transformers and quantize that, not its files"
+    )
     verb.add_argument("--verbose", action="store_true", help="one line per tensor")
 
 
@@ -61,48 +68,58 @@ def rule(text: str) -> tuple[str, str]:
 
 def run(args: argparse.Namespace) -> int:
     recipe, dtype = recipe_of(args), dtype_of(args)
-    if args.dry_run:
-        report = predicted(args.source, recipe, dtype)
-    else:
+    if not args.dry_run:
         _check_output(args)
-        report = quantize_files(args.source, args.output, recipe, dtype=dtype)
-    verb = "would be written" if args.dry_run else f"written to {args.output}"
+    if args.in_memory:
+        report = in_memory(args, recipe, dtype)
+    else:
+        for note in naming_notes(args.source):
+            print(f"note: {note}", file=sys.stderr)
+        report = (
+            foretold(args.source, recipe, dtype)
+            if args.dry_run
+            else quantize_files(args.source, args.output, recipe, dtype=dtype)
+        )
+    end = "dry run: nothing was written" if args.dry_run else f"written to {args.output}"
     output = None if args.output is None else str(args.output)
     data = {"dry_run": args.dry_run, "output": output, **json.loads(report.to_json())}
-    show(args, data, f"{report if args.verbose else summary(report)}\n{verb}")
+    show(args, data, f"{report if args.verbose else summary(report)}\n{end}")
     return 0
 
 
-def predicted(source: Path, recipe: Recipe, dtype: torch.dtype | None) -> Report:
-    """The report of quantize_files without its errors, from the headers of the files alone."""
-    plan = plan_files(source, recipe)
-    files = Source(source)
-    targets = {target.name: target for target in files.targets()}
-    layers: dict[str, LayerReport] = {}
-    before = after = 0
-    for name, held in files.tensors.items():
-        if name in files.tied:
-            continue
-        count = math.prod(held.shape)
-        cast = dtype if dtype is not None and held.dtype.is_floating_point else held.dtype
-        nbytes, kept = count * held.dtype.itemsize, count * cast.itemsize
-        if name in targets:
-            choice = plan[name]
-            if choice.scheme is not None:
-                kept = _quantized_bytes(targets[name], choice.scheme, cast)
-            scheme = None if choice.scheme is None else str(choice.scheme)
-            layers[name] = LayerReport(name, scheme, choice.reason, nbytes, kept)
-        before, after = before + nbytes, after + kept
-    for alias, name in files.tied.items():
-        if alias in targets:
-            layers[alias] = dataclasses.replace(layers[name], name=alias, reason=plan[alias].reason)
-    return Report(tuple(layers[choice.name] for choice in plan.choices), before, after)
+def in_memory(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None) -> Report:
+    """Quantizes the model as transformers loads it: for those whose files name or cut their weights otherwise."""
+    files = Source(args.source)
+    if args.dry_run:
+        model = empty_model(args.source)
+        if dtype is not None:
+            cast_parameters(model, dtype)
+        return quantize_(model, recipe, measure=False)
+    model = load_model(args.source, dtype=dtype)
+    report = quantize_(model, recipe)
+    save(model, args.output)
+    for path in files.others():
+        (args.output / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(files.path / path, args.output / path)
+    return report
 
 
-def _quantized_bytes(target: Target, scheme: Scheme, dtype: torch.dtype) -> int:
-    batch = math.prod(target.shape[:-2]) if target.kind == "experts" else 1
-    rows, columns = target.shape[-2:] if target.kind == "experts" else (target.shape[0], math.prod(target.shape[1:]))
-    return batch * scheme.weight.nbytes(rows, columns, dtype)
+def naming_notes(source: Path) -> list[str]:
+    """Whether a Hugging Face model of these files will find its weights under the names that the files use."""
+    if not (source / "config.json").is_file():
+        return []
+    try:
+        model = empty_model(source)
+    except BitportError as error:
+        return [f"the names of the weights were not compared with the model's: {error}"]
+    known = model.state_dict().keys()
+    unknown = [name for name in Source(source).tensors if name not in known]
+    if not unknown:
+        return []
+    return [
+        f"{type(model).__name__} of transformers has no {shortened(unknown, 3)}: it keeps them in another form, and "
+        f"load_model will not find them in this checkpoint. --in-memory quantizes the model in the form it has"
+    ]
 
 
 def summary(report: Report) -> str:

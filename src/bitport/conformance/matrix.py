@@ -36,8 +36,8 @@ INTRODUCTION = """\
 Made by `make support` from `docs/support.json`; do not edit. Each cell is the worst signal-to-noise ratio in dB of all
 results against a float64 product of the same quantized numbers, and in brackets by how much it exceeds its budget. The
 budget is derived from the rounding of the dtype (`bitport.ops.samples`), so it is the same on every device.
-**exact**: all bits agree. **-**: the op does not take that dtype. *not run*: nobody has run the suite on that device yet;
-without kernels of its own a device computes the same by the generic kernel, with standard torch operations.
+**exact**: all bits agree. **-**: the op does not take that dtype. *not run*: nobody has run the suite on that device
+yet; without kernels of its own a device computes the same by the generic kernel, with standard torch operations.
 
 To add a device: `python -m bitport.conformance --device NAME --json docs/support.json`, then `make support`.
 """

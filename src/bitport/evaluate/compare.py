@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bitport.api import quantize_
 from bitport.evaluate.measure import kernels_of, size_of
-from bitport.evaluate.perplexity import token_losses
+from bitport.evaluate.perplexity import perplexity
 from bitport.integrations.huggingface import logits_of
 from bitport.schemes import preset
 
@@ -40,29 +40,29 @@ def quantized(base: Any, scheme: str, calibrate: Callable[[Any], Any]) -> Any:
     return model
 
 
-def measure(model: Any, scheme: str, tokens: Tensor, window: int, base_nll: float | None) -> tuple[Row, float]:
-    """The row of ``model`` and its mean negative log likelihood; ``base_nll`` is that of the unquantized model."""
-    nll = float(token_losses(logits_of(model), tokens, window=window, batch=4).double().mean())
-    measured = size_of(model)
-    change = torch.tensor(nll - (nll if base_nll is None else base_nll)).double().expm1()
-    row = Row(
-        scheme,
-        measured.nbytes,
-        measured.bits_per_weight,
-        float(torch.tensor(nll).double().exp()),
-        100 * float(change),
-        ", ".join(kernels_of(model)) or "torch",
-    )
-    return row, nll
+def change_percent(nll: float, base: float) -> float:
+    """Of a perplexity against another, from their mean negative log likelihoods."""
+    return 100 * math.expm1(nll - base)
 
 
 def compare(
     base: Any, schemes: Iterable[str], tokens: Tensor, window: int, calibrate: Callable[[Any], Any]
-) -> Iterable[tuple[Any, Row]]:
+) -> Iterator[tuple[Any, Row]]:
     """Each scheme's model and row, one at a time; the unquantized model is the first."""
     base_nll = None
     for scheme in (BASELINE, *schemes):
         model = quantized(base, scheme, calibrate)
-        row, nll = measure(model, scheme, tokens, window, base_nll)
-        base_nll = nll if base_nll is None else base_nll
-        yield model, row
+        result = perplexity(logits_of(model), tokens, window=window, batch=4)
+        base_nll = result.nll if base_nll is None else base_nll
+        measured = size_of(model)
+        yield (
+            model,
+            Row(
+                scheme,
+                measured.nbytes,
+                measured.bits_per_weight,
+                result.value,
+                change_percent(result.nll, base_nll),
+                ", ".join(kernels_of(model)) or "torch",
+            ),
+        )

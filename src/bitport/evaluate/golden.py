@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.evaluate.compare import BASELINE, measure, quantized
+from bitport.evaluate.compare import BASELINE, change_percent, quantized
 from bitport.evaluate.measure import size_of
 from bitport.evaluate.noise import noise
+from bitport.evaluate.perplexity import token_losses
 from bitport.integrations.huggingface import cast_parameters, load_model, load_tokenizer, logits_of, token_ids
 from bitport.schemes import PRESETS
 
 WINDOW = 512
 TOKENS = 8192
-NOISE_TOKENS = 2048
 CALIBRATION_TOKENS = 4096
 
 INTRODUCTION = """# Accuracy
@@ -41,7 +42,7 @@ Weights are rounded to the nearest number of the scheme, without any calibration
 is computed in float32. `make accuracy` writes this page.
 """
 
-SCHEMES = (BASELINE, *PRESETS, "int4-g32", "int4-sym")
+SCHEMES = (BASELINE, *PRESETS, "int2-g32", "int3-g32", "int4-g32", "int4-sym")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +67,16 @@ class Yardstick:
 
     def rows(self, schemes: Iterable[str], *, with_noise: bool = True) -> Iterator[Golden]:
         """``schemes`` starts with the baseline."""
-        base_nll = None
+        base = None
         for scheme in schemes:
             model = quantized(self.base, scheme, calibrator(self.calibration))
             bits = size_of(model).bits_per_weight
             cast_parameters(model, torch.float32)
-            row, nll = measure(model, scheme, self.tokens, WINDOW, base_nll)
-            base_nll = nll if base_nll is None else base_nll
-            extra = noise(model, self.tokens[:NOISE_TOKENS], WINDOW) if with_noise else 0.0
-            yield Golden(scheme, bits, row.perplexity, row.change_percent, extra)
+            losses = token_losses(logits_of(model), self.tokens, window=WINDOW, batch=4)
+            nll = float(losses.double().mean())
+            base = nll if base is None else base
+            extra = noise(model, self.tokens, WINDOW, losses) if with_noise else 0.0
+            yield Golden(scheme, bits, math.exp(nll), change_percent(nll, base), extra)
 
 
 def calibrator(tokens: Tensor) -> Callable[[Any], None]:

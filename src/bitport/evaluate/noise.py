@@ -7,6 +7,7 @@ Roundings of inputs, which turn a small difference into a step, are in it: the l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,22 +18,26 @@ from bitport.integrations.huggingface import logits_of
 from bitport.ops.samples import product_budget
 
 
-def noise(model: Any, tokens: Tensor, window: int) -> float:
-    """Bound on the change of log(perplexity) of ``model``, in float32: the root mean square of the changes of the
-    token losses, which the mean of those changes never exceeds."""
-    exact = token_losses(logits_of(model), tokens, window=window, batch=4).double()
+def noise(model: Any, tokens: Tensor, window: int, exact: Tensor) -> float:
+    """Bound on the change of log(perplexity) of ``model``, which computes in float32 and has the token losses
+    ``exact``: the root mean square, over windows, of the change of a window's mean loss. The mean of the changes never
+    exceeds it."""
     generator = torch.Generator(model.device).manual_seed(0)
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    hooks = [layer.register_forward_hook(lambda layer, _, out: _moved(out, layer.in_features, generator)) for layer in layers]
+    hooks = [layer.register_forward_hook(_moving(layer.in_features, generator)) for layer in layers]
     try:
-        moved = token_losses(logits_of(model), tokens, window=window, batch=4).double()
+        moved = token_losses(logits_of(model), tokens, window=window, batch=4)
     finally:
         for hook in hooks:
             hook.remove()
-    return float((exact - moved).square().mean().sqrt())
+    changes = torch.stack([change.mean() for change in (moved.double() - exact.double()).split(window - 1)])
+    return float(changes.square().mean().sqrt())
 
 
-def _moved(out: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    relative = 10 ** (-product_budget(torch.float32, k, out.numel()) / 20)
-    sizes = out.square().mean().sqrt()
-    return out + relative * sizes * torch.randn(out.shape, generator=generator, device=out.device, dtype=out.dtype)
+def _moving(k: int, generator: torch.Generator) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+    def hook(layer: nn.Module, inputs: Any, out: Tensor) -> Tensor:
+        relative = 10 ** (-product_budget(torch.float32, k, out.numel()) / 20)
+        direction = torch.randn(out.shape, generator=generator, device=out.device, dtype=out.dtype)
+        return out + relative * out.square().mean().sqrt() * direction
+
+    return hook

@@ -1,8 +1,8 @@
-"""int4 for XPU: the canonical bytes seen as int32 [N, K/8], no copy.
+"""int4 for XPU: the canonical bytes seen as int32 [N, K/8], no copy, and the scale transposed, [K/g, N].
 
-On a little-endian machine nibble i of word j is column 8j + i, which is what
-``aten::_weight_int4pack_mm_with_scales_and_zeros`` reads. Scale and zero stay canonical ([N, K/g]); that op wants
-them as [K/g, N] with an int8 zero, which the kernel makes of them.
+On a little-endian machine nibble i of word j is column 8j + i: this is what
+``aten::_weight_int4pack_mm_with_scales_and_zeros`` reads. Zero stays canonical ([N, K/g], or none); that op wants
+it as int8 [K/g, N], which the kernel makes of it.
 """
 
 import torch
@@ -17,7 +17,7 @@ class PlainInt32:
     data_ndim = 2
 
     def expects(self, matrix: Matrix) -> Packed:
-        return Packed(torch.int32, (matrix.n, matrix.k // 8), matrix.grid)
+        return Packed(torch.int32, (matrix.n, matrix.k // 8), matrix.grid[::-1])
 
     def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
         if matrix.dtype != "int4":
@@ -27,16 +27,20 @@ class PlainInt32:
         return None
 
     def pack(self, matrix: Matrix, parts: Quantized) -> Quantized:
-        return parts._replace(data=_aligned(parts.data).view(torch.int32))
+        return parts._replace(data=_aligned(parts.data).view(torch.int32), scale=_transposed(parts.scale))
 
     def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized:
-        return parts._replace(data=parts.data.view(torch.uint8))
+        return parts._replace(data=parts.data.view(torch.uint8), scale=_transposed(parts.scale))
 
 
 def _aligned(data: torch.Tensor) -> torch.Tensor:
     """A view that starts inside a word (a slice of rows read from a file) cannot be seen as int32 without a copy."""
     aligned = data.is_contiguous() and data.storage_offset() % 4 == 0
     return data if aligned else data.contiguous().clone()
+
+
+def _transposed(scale: torch.Tensor) -> torch.Tensor:
+    return scale.transpose(-1, -2).contiguous()
 
 
 register_layout(PlainInt32())

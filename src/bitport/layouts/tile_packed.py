@@ -54,7 +54,7 @@ class TilePacked:
 
     def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized:
         codes = unpack_tiles(parts.data)[..., : matrix.n, :]
-        scale = parts.scale[..., : matrix.n, 0].transpose(-1, -2).contiguous()
+        scale = parts.scale[..., : matrix.n, 0].transpose(-1, -2).clone(memory_format=torch.contiguous_format)
         return parts._replace(data=pack_bits(codes, 4), scale=scale)
 
 

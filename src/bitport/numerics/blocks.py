@@ -12,8 +12,9 @@ Block = tuple[int, int]
 
 
 def _split(size: int, block: int) -> tuple[int, int, int]:
-    """(blocks, elements of one, elements missing in the last) of an axis."""
-    if block == 0:
+    """(blocks, elements of one, elements missing in the last) of an axis. A block that is longer than the axis is the
+    axis: nothing is filled up to it."""
+    if block == 0 or block > size > 0:
         length = max(size, 1)
         return 1, length, length - size
     return -(-size // block), block, -size % block

@@ -2,8 +2,10 @@
 
 from bitport.ops import convert, embedding, functional, grouped, int4pack_mm, linear, quantized_matmul  # noqa: F401
 from bitport.ops.decompose import decompositions
-from bitport.ops.select import IMPLS, Decision, Impl, call, decide, register_kernel, use_kernel
+from bitport.ops.select import FORCED, IMPLS, Decision, Impl, call, check_forced, decide, register_kernel, use_kernel
 from bitport.ops.table import OPS, Op, Sample
 from bitport.ops.weight import Weight
+
+check_forced(FORCED)  # BITPORT_KERNEL, now that the ops are known
 
 __all__ = ["IMPLS", "OPS", "Decision", "Impl", "Op", "Sample", "Weight", "call", "decide", "decompositions", "register_kernel", "use_kernel"]

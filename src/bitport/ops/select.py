@@ -60,8 +60,16 @@ def register_kernel(impl: Impl) -> None:
 
 def _parse(setting: str) -> dict[str, str]:
     """"name" forces every op ("*"), "op=name,op=name" single ones."""
-    pairs = (item.strip().rpartition("=") for item in setting.split(",") if item.strip())
+    pairs = [item.strip().rpartition("=") for item in setting.split(",") if item.strip()]
+    if not all(name.strip() for _, _, name in pairs):
+        raise KernelError(f"kernel setting {setting!r}: write a kernel's name for every op, or op=name,op=name, e.g. linear=generic")
     return {op.strip() or "*": name.strip() for op, _, name in pairs}
+
+
+def check_forced(wanted: dict[str, str]) -> None:
+    """KernelError for an op that does not exist: it would force nothing, in silence."""
+    if unknown := sorted(set(wanted) - {"*", *OPS}):
+        raise KernelError(f"cannot force a kernel of {', '.join(unknown)}: the ops are {', '.join(OPS)}")
 
 
 FORCED: dict[str, str] = _parse(os.environ.get("BITPORT_KERNEL", ""))
@@ -75,8 +83,9 @@ def forced(op: str) -> str | None:
 @contextlib.contextmanager
 def use_kernel(setting: str) -> Iterator[None]:
     """Force kernels within a block: ``with use_kernel("generic")`` or ``with use_kernel("linear=generic")``."""
-    before = dict(FORCED)
-    FORCED.update(_parse(setting))
+    before, wanted = dict(FORCED), _parse(setting)
+    check_forced(wanted)
+    FORCED.update(wanted)
     try:
         yield
     finally:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
+from bitport.errors import RecipeError
 from bitport.schemes.scheme import Scheme
 
 
@@ -37,7 +39,7 @@ class Plan:
 
     def diff(self, other: Plan) -> list[str]:
         """One line per weight that the two plans treat differently: ``name: this -> other``."""
-        here, there = ({c.name: str(c.scheme or "skip") for c in plan.choices} for plan in (self, other))
+        here, there = ({c.name: _described(c.scheme) for c in plan.choices} for plan in (self, other))
         names = [*here, *(name for name in there if name not in here)]
         pairs = ((name, here.get(name, "absent"), there.get(name, "absent")) for name in names)
         return [f"{name}: {mine} -> {theirs}" for name, mine, theirs in pairs if mine != theirs]
@@ -52,7 +54,23 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        rows = json.loads(text)
-        return cls(
-            tuple(Choice(r["name"], r["scheme"] and Scheme.from_dict(r["scheme"]), r["reason"]) for r in rows)
-        )
+        try:
+            return cls(tuple(map(_choice_from, _list_of(json.loads(text)))))
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise RecipeError(f"not a plan: {error!r}") from error
+
+
+def _described(scheme: Scheme | None) -> str:
+    if scheme is None:
+        return "skip"
+    return str(scheme) if str(scheme) != "custom" else scheme.to_json()
+
+
+def _list_of(data: Any) -> list[Any]:
+    if not isinstance(data, list):
+        raise RecipeError(f"a plan is a list of choices, not {type(data).__name__}")
+    return data
+
+
+def _choice_from(row: dict[str, Any]) -> Choice:
+    return Choice(row["name"], None if row["scheme"] is None else Scheme.from_dict(row["scheme"]), row["reason"])

@@ -61,7 +61,12 @@ def preset(name: str) -> Scheme:
     if base is None:
         raise SchemeError(f"unknown scheme {name!r}; presets: {', '.join(PRESETS)}; suffixes: see bitport.schemes.presets")
     scheme = PRESETS[base]
+    said: set[str] = set()
     for suffix in name[len(base) + 1 :].split("-") if name != base else ():
+        field = "zero" if suffix in ZERO_SUFFIX else "input" if suffix == "wo" else "block"
+        if field in said:
+            raise SchemeError(f"scheme {name!r}: its {field} is given twice")
+        said.add(field)
         scheme = _with_suffix(scheme, suffix, name)
     return scheme
 

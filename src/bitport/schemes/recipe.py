@@ -50,6 +50,12 @@ class Rule:
     kinds: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.match, str):
+            raise RecipeError(f"a rule's match is a pattern of module names, not {self.match!r}")
+        if not isinstance(self.scheme, (str, Scheme)):
+            raise RecipeError(f"rule {self.match!r}: its scheme is a preset name, a Scheme or 'skip', not {self.scheme!r}")
+        if isinstance(self.kinds, str):
+            raise RecipeError(f"rule {self.match!r}: kinds is a tuple of names, not {self.kinds!r}")
         if isinstance(self.scheme, str) and self.scheme != "skip":
             object.__setattr__(self, "scheme", preset(self.scheme))
         if self.kinds is not None:
@@ -93,7 +99,7 @@ class Recipe:
         if isinstance(spec, dict):
             return cls(tuple(Rule(match, scheme) for match, scheme in spec.items()))
         if isinstance(spec, Iterable):
-            return cls(tuple(rule if isinstance(rule, Rule) else Rule(*rule) for rule in spec))
+            return cls(tuple(rule if isinstance(rule, Rule) else _rule_of(rule) for rule in spec))
         raise RecipeError(f"cannot read a recipe from {type(spec).__name__}; give a preset name, a Scheme or a Recipe")
 
     def resolve(self, targets: Sequence[Target]) -> Plan:
@@ -135,11 +141,17 @@ class Recipe:
         """Reads :meth:`to_json`; a rule's scheme may also be a preset name, so that people can write the file."""
         try:
             data = json.loads(text)
-            if not isinstance(data, dict) or data.get("version") != VERSION:
-                raise RecipeError(f"a recipe file is an object with version {VERSION} and rules")
+            if not isinstance(data, dict) or data.get("version") != VERSION or set(data) - {"version", "rules"}:
+                raise RecipeError(f"a recipe file is an object with version {VERSION} and rules, and nothing else")
             return cls(tuple(_rule_from(rule) for rule in data["rules"]))
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise RecipeError(f"not a recipe: {error!r}") from error
+
+
+def _rule_of(pair: Any) -> Rule:
+    if not isinstance(pair, (tuple, list)) or len(pair) not in (2, 3):
+        raise RecipeError(f"a rule is (pattern, scheme) or (pattern, scheme, kinds), not {pair!r}")
+    return Rule(*pair)
 
 
 def _rule_from(data: dict[str, Any]) -> Rule:

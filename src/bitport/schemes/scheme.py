@@ -54,7 +54,7 @@ class Scheme:
     def from_dict(cls, data: Any) -> Scheme:
         """The scheme that ``data`` describes. Unknown keys are refused: a field that is ignored changes the numbers."""
         fields = _checked(data, "scheme", {"version", "weight", "act", "static"}, {"version", "weight"})
-        if fields["version"] != VERSION:
+        if fields["version"] != VERSION or isinstance(fields["version"], bool):
             raise SchemeError(
                 f"scheme version {fields['version']!r}; this bitport reads version {VERSION}: upgrade bitport"
             )
@@ -64,6 +64,10 @@ class Scheme:
         if not (isinstance(block, (list, tuple)) and len(block) == 2 and all(type(b) is int for b in block)):
             raise SchemeError(f"scheme weight block must be two integers, not {block!r}")
         weight["block"] = tuple(block)
+        for name, value in ({**weight, **fields}).items():
+            kind = bool if name in ("static", "global_scale") else str
+            if name not in ("version", "weight", "block") and not isinstance(value, kind):
+                raise SchemeError(f"scheme: {name} must be a {kind.__name__}, not {value!r}")
         try:
             return cls(weight=Format(**weight), act=fields.get("act", ""), static=fields.get("static", False))
         except (TypeError, ValueError) as error:

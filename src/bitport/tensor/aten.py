@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,12 +73,25 @@ def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False
         raise ArgumentError(f"cannot copy {source!r} into {target!r}: scheme and shape must be equal")
     moved = source.to_layout("plain").map_parts(lambda part: part.to(target.qdata.device))
     moved = moved.to_layout(target.bits_layout)
-    for name in moved.__tensor_flatten__()[0]:
-        mine = getattr(target, name)
-        if mine is None:
-            raise ArgumentError(f"cannot copy {source!r}: it has a {name}, the target has none")
-        mine.copy_(getattr(moved, name))
+    here, there = (_dtypes(q) for q in (target, moved))
+    if here != there:
+        raise ArgumentError(
+            f"cannot copy into {target!r}: its parts are {here}, the source's {there}; "
+            f"assign the source instead: load_state_dict(..., assign=True)"
+        )
+    for name in here:
+        getattr(target, name).copy_(getattr(moved, name))
     return target
+
+
+def _dtypes(q: QTensor) -> dict[str, str]:
+    return {name: str(getattr(q, name).dtype) for name in q.__tensor_flatten__()[0]}
+
+
+def _dim(q: QTensor, dim: int) -> int:
+    if not -q.dim() <= dim < q.dim():
+        raise IndexError(f"a QTensor of shape {list(q.shape)} has no dimension {dim}")
+    return dim % q.dim()
 
 
 @_implements(aten.t.default)
@@ -89,7 +103,7 @@ def _t(func: Any, q: QTensor) -> QTensor:
 def _transpose(func: Any, q: QTensor, dim0: int, dim1: int) -> QTensor:
     shape = list(q.shape)
     ndim = len(shape)
-    if {dim0 % ndim, dim1 % ndim} != {ndim - 2, ndim - 1} or _is_conv(q):
+    if {_dim(q, dim0), _dim(q, dim1)} != {ndim - 2, ndim - 1} or _is_conv(q):
         raise ArgumentError(f"a QTensor can only be transposed in its last two dimensions, not {dim0}, {dim1} of {shape}")
     shape[-1], shape[-2] = shape[-2], shape[-1]
     return q.replace(shape=tuple(shape), transposed=not q.transposed)
@@ -98,7 +112,7 @@ def _transpose(func: Any, q: QTensor, dim0: int, dim1: int) -> QTensor:
 @_implements(aten.permute.default)
 def _permute(func: Any, q: QTensor, dims: Sequence[int]) -> QTensor:
     ndim = q.dim()
-    order = [dim % ndim for dim in dims]
+    order = [_dim(q, dim) for dim in dims]
     if order == list(range(ndim)):
         return q.map_parts(aten.alias.default)
     if order != [*range(ndim - 2), ndim - 1, ndim - 2]:
@@ -136,7 +150,7 @@ def _slice(
         raise ArgumentError(f"a QTensor is sliced with step 1, not {step}")
     if (start, end) == (0, size):
         return q.map_parts(aten.alias.default)
-    dim = dim % q.dim()
+    dim = _dim(q, dim)
     shape = list(q.shape)
     shape[dim] = end - start
     if dim < q.dim() - 2 and not _is_conv(q):
@@ -194,7 +208,7 @@ def _sliced(q: QTensor, cut: list[Any], n: int, k: int, shape: tuple[int, ...], 
 
 @_implements(aten.select.int)
 def _select(func: Any, q: QTensor, dim: int, index: int) -> QTensor:
-    dim = dim % q.dim()
+    dim = _dim(q, dim)
     if dim >= q.dim() - 2 or _is_conv(q):
         raise ArgumentError(f"only a batch (expert) can be selected from a QTensor, not dim {dim} of {list(q.shape)}")
     shape = [size for at, size in enumerate(q.shape) if at != dim]
@@ -218,12 +232,16 @@ def _unbind(func: Any, q: QTensor, dim: int = 0) -> list[QTensor]:
 @_implements(aten.split.Tensor)
 def _split(func: Any, q: QTensor, size: int, dim: int = 0) -> list[QTensor]:
     total = q.shape[dim]
+    if size < 1:
+        raise ArgumentError(f"a QTensor is split into pieces of at least 1, not {size}")
     return [_slice(aten.slice.Tensor, q, dim, at, min(at + size, total)) for at in range(0, total, size)]
 
 
 @_implements(aten.split_with_sizes.default)
 def _split_with_sizes(func: Any, q: QTensor, sizes: Sequence[int], dim: int = 0) -> list[QTensor]:
-    ends = torch.tensor(sizes).cumsum(0).tolist()
+    ends = list(itertools.accumulate(sizes))
+    if min(sizes, default=0) < 0 or sum(sizes) != q.shape[dim]:
+        raise ArgumentError(f"dim {dim} of {list(q.shape)} cannot be split into {list(sizes)}: the sizes must sum up to it")
     return [_slice(aten.slice.Tensor, q, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
@@ -242,7 +260,7 @@ def _equal(func: Any, a: Tensor, b: Tensor) -> bool:
 
 
 def _bytes(part: Tensor) -> Tensor:
-    return part.contiguous().view(torch.uint8)
+    return part.reshape(-1).view(torch.uint8)
 
 
 @_implements(aten.empty_like.default)

@@ -65,6 +65,18 @@ def check_parts(parts: Quantized, fmt: Format, matrix: Matrix, batch: tuple[int,
             raise ArgumentError(f"part {name!r} is on {part.device}, data on {parts.data.device}; move both to one device")
 
 
+def check_packed(parts: Quantized, matrix: Matrix, name: str, batch: tuple[int, ...]) -> None:
+    """ArgumentError unless data and scale look as the layout ``name`` packs this matrix: before they are unpacked."""
+    wanted = layout(name).expects(matrix)
+    specs = ((parts.data, (wanted.data_dtype,), wanted.data_shape), (parts.scale, FLOATS, wanted.scale_shape))
+    for part, dtypes, shape in specs:
+        if part.dtype not in dtypes or tuple(part.shape) != (*batch, *shape):
+            raise ArgumentError(
+                f"{matrix.dtype} {matrix.n}x{matrix.k} in layout {name} wants {' or '.join(map(str, dtypes))} "
+                f"{[*batch, *shape]}, not {part.dtype} {list(part.shape)}"
+            )
+
+
 def check_extra(
     k: int,
     device: torch.device,

@@ -25,8 +25,9 @@ from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
 from bitport.numerics import Quantized, dequantize, quantize
+from bitport.numerics.format import SCALE_DTYPES
 from bitport.schemes import Scheme
-from bitport.tensor.parts import check_extra, check_parts, matrix_of, rows_and_columns
+from bitport.tensor.parts import FLOATS, check_extra, check_packed, check_parts, matrix_of, rows_and_columns
 
 EXTRA = ("perm", "pre_scale", "act_scale")
 PARTS = ("qdata", "scale", "zero", "scale2", *EXTRA)
@@ -193,7 +194,7 @@ class QTensor(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             described = (tuple(self.shape), self.dtype)
         parameter = isinstance(self, torch.nn.Parameter)
-        tensors = {name: getattr(source, name) for name in names}
+        tensors = {name: _as_bytes(getattr(source, name)) for name in names}
         return rebuild, (tensors, self.scheme.to_json(), source.bits_layout, *described, self.transposed, parameter)
 
     def share_memory_(self) -> QTensor:
@@ -207,6 +208,15 @@ class QTensor(Tensor):
     def nbytes(self) -> int:  # type: ignore[override]
         """Bytes that the parts take."""
         return sum(getattr(self, name).nbytes for name in self.__tensor_flatten__()[0])
+
+
+def _as_bytes(part: Tensor) -> Tensor:
+    """pickle fails on 8-bit floats; :func:`rebuild` knows their dtypes from the scheme."""
+    return part.view(torch.uint8) if part.is_floating_point() and part.dtype.itemsize == 1 else part
+
+
+def _from_bytes(part: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return part.view(dtype) if dtype is not None and dtype.itemsize == 1 and part.dtype == torch.uint8 else part
 
 
 def _unsupported(func: Any) -> NoReturn:
@@ -246,8 +256,10 @@ def from_parts(
     batched = parts.data.ndim > layouts.layout(bits_layout).data_ndim
     n, k = rows_and_columns(shape, batched, transposed)
     matrix = matrix_of(scheme.weight, n, k)
-    plain = layouts.repack(matrix, parts, bits_layout, "plain")
-    check_parts(plain, scheme.weight, matrix, batch=tuple(shape[:-2]) if batched else ())
+    batch = tuple(shape[:-2]) if batched else ()
+    if bits_layout != "plain":
+        check_packed(parts, matrix, bits_layout, batch)
+    check_parts(layouts.repack(matrix, parts, bits_layout, "plain"), scheme.weight, matrix, batch)
     check_extra(k, parts.data.device, **extra)
     return QTensor(
         parts, scheme, shape=tuple(shape), dtype=dtype, matrix=matrix, bits_layout=bits_layout, transposed=transposed, **extra
@@ -264,6 +276,11 @@ def quantize_tensor(
     """
     if not value.is_floating_point():
         raise ArgumentError(f"only a float tensor can be quantized, not {value.dtype}")
+    if value.dim() < 2 or value.dtype not in FLOATS:
+        raise ArgumentError(
+            f"only a matrix [..., N, K] of float32, bfloat16 or float16 can be quantized, not {value.dtype} "
+            f"{list(value.shape)}; cast float64 with .float() first"
+        )
     rows = value.flatten(1) if kind == "conv" else value.transpose(-1, -2) if transposed else value
     parts = quantize(rows.detach(), scheme.weight)
     made = from_parts(
@@ -287,11 +304,16 @@ def rebuild(
     parameter: bool,
 ) -> QTensor:
     """Reads what ``QTensor.__reduce_ex__`` wrote; the only function of bitport that torch.load may call."""
-    parts = Quantized(tensors["qdata"], tensors["scale"], tensors.get("zero"), tensors.get("scale2"))
+    if missing := {"qdata", "scale"} - set(tensors):
+        raise ArgumentError(f"a saved quantized tensor lacks {', '.join(sorted(missing))}")
+    described = Scheme.from_json(scheme)
+    data = _from_bytes(tensors["qdata"], described.weight.number.storage)
+    scale = _from_bytes(tensors["scale"], SCALE_DTYPES[described.weight.scale])
+    parts = Quantized(data, scale, tensors.get("zero"), tensors.get("scale2"))
     extra = {name: tensors.get(name) for name in EXTRA}
     result = from_parts(
         parts,
-        Scheme.from_json(scheme),
+        described,
         shape=shape,
         dtype=dtype,
         transposed=transposed,

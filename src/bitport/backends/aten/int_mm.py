@@ -1,0 +1,48 @@
+"""dyn_linear by ``aten::_int_mm``: int8 x int8 with exact int32 sums, the scales applied in float32.
+
+    y[m, n] = sum over k of (xq[m, k] * wq[n, k]) * x_scale[m] * scale[n] + bias[n]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitport.backends.aten import finish
+from bitport.layouts.signed_int8 import to_signed
+from bitport.numerics import quantize_rows
+
+ACTIVATIONS = ("int8", "int8-tensor")
+LARGEST_K = (2**31 - 1) // (255 * 128)
+"""Longest sum of products of an unsigned and a signed byte that cannot overflow int32."""
+
+
+def refuses(layout: str, *args: Any) -> str | None:
+    """Why a weight in any layout but ``layout``, or the like, cannot be taken."""
+    _, _, _, zero, scale2, dtype, n, k, block_n, block_k, its_layout, act, _, _ = args
+    if dtype != "int8" or zero is not None or scale2 is not None:
+        return "the weight must be int8 without zero point"
+    if act not in ACTIVATIONS:
+        return f"the input must be rounded as {' or '.join(ACTIVATIONS)}, not {act}"
+    if block_k < k or 1 < block_n < n:
+        return f"scales must be one per row or one for all, not per {block_n}x{block_k} block"
+    if its_layout != layout:
+        return f"the weight must be in layout {layout}, not {its_layout}"
+    if not 0 < k <= LARGEST_K:
+        return f"K must be 1 to {LARGEST_K}, or int32 sums could overflow; it is {k}"
+    return None
+
+
+def run(least_rows: int, *args: Any) -> Tensor:
+    """With fewer than ``least_rows`` rows, rows of zeros make up for them."""
+    x, data, scale, *_, act, act_scale, bias = args
+    q = quantize_rows(x, act, act_scale)
+    codes = to_signed(q.data)
+    m = codes.shape[0]
+    if m < least_rows:
+        codes = F.pad(codes, (0, 0, 0, least_rows - m))
+    sums = torch._int_mm(codes, data.t())[:m]
+    return finish(sums.float().mul_(q.scale).mul_(scale.float().reshape(1, -1)), x, bias)

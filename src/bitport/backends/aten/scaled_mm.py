@@ -1,0 +1,40 @@
+"""dyn_linear by ``aten::_scaled_mm``: float8 x float8 with one scale per row on both sides, or one for all on both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.numerics import quantize_rows
+
+BLOCKS = {"fp8": "row", "fp8-tensor": "tensor"}
+
+
+def refuses(dtypes: tuple[torch.dtype, ...], *args: Any) -> str | None:
+    x, _, _, _, scale2, dtype, n, k, block_n, block_k, layout, act, _, _ = args
+    if dtype != "float8_e4m3" or scale2 is not None:
+        return f"the weight must be float8_e4m3, not {dtype}"
+    if act not in BLOCKS:
+        return f"the input must be rounded as {' or '.join(BLOCKS)}, not {act}"
+    whole = block_k >= k and (block_n == 1 if act == "fp8" else block_n >= n)
+    if not whole:
+        return f"{act} needs one weight scale per {BLOCKS[act]}, not per {block_n}x{block_k} block"
+    if layout != "plain":
+        return f"the weight must be in layout plain, not {layout}"
+    if n % 16 or k % 16:
+        return f"N and K must be multiples of 16, not {n} and {k}"
+    if x.dtype not in dtypes:
+        return f"x must be {' or '.join(map(str, dtypes))}, not {x.dtype}"
+    if x.numel() == 0:
+        return "x has no rows"
+    return None
+
+
+def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
+    *_, act, act_scale, bias = rest
+    q = quantize_rows(x, act, act_scale)
+    bias = None if bias is None else bias.to(x.dtype)
+    y = torch._scaled_mm(q.data, data.t(), q.scale, scale.float().t(), bias=bias, out_dtype=x.dtype)
+    return y.reshape(*x.shape[:-1], y.shape[-1])

@@ -1,0 +1,32 @@
+"""linear by ``aten::_weight_int8pack_mm`` for a few rows; with more the generic kernel, which fills the matrix units,
+is faster, as it is at any number of rows in float16 and float32. PyTorch's kernel reads whole vectors along K, past the end
+where they do not fit, and checks nothing. The codes become signed on every call: one pass over a byte per weight, where the generic kernel makes
+floats of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.backends.aten import int8pack_mm
+from bitport.layouts.signed_int8 import to_signed
+
+MOST_ROWS = 32
+VECTOR = 32
+
+
+def refuses(*args: Any) -> str | None:
+    x, k = args[0], args[7]
+    if x.numel() > MOST_ROWS * k:
+        return f"it is faster up to {MOST_ROWS} rows; x has {x.numel() // k}"
+    if x.dtype != torch.bfloat16:
+        return f"x must be bfloat16, not {x.dtype}"
+    if k % VECTOR:
+        return f"K must be a multiple of {VECTOR}, not {k}"
+    return int8pack_mm.refuses("plain", *args)
+
+
+def run(x: Tensor, data: Tensor, *rest: Any) -> Tensor:
+    return int8pack_mm.run(x, to_signed(data), *rest)

@@ -1,0 +1,29 @@
+"""linear by ``aten::_weight_int4pack_mm``, the tinygemm kernel: bf16 x int4 in tile-packed layouts, groups of 32 to 256.
+
+The layouts refuse what the kernel does (group, K, dtype of the scale), and N is filled up to a multiple of 8 there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.backends.aten import finish, rows
+from bitport.backends.cuda import capability
+
+
+def refuses(*args: Any) -> str | None:
+    x, dtype, layout = args[0], args[5], args[10]
+    if not layout.startswith("tile_packed_"):
+        return f"the weight must be tile packed int4, not {dtype} in layout {layout}"
+    if x.dtype != torch.bfloat16:
+        return f"x must be bfloat16, not {x.dtype}"
+    if x.numel() == 0:
+        return "x has no rows"
+    return capability.below(x.device, 8, 0)
+
+
+def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
+    n, group = rest[3], rest[6]
+    return finish(torch._weight_int4pack_mm(rows(x), data, group, scale)[:, :n], x, rest[-1])

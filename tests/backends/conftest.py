@@ -1,0 +1,71 @@
+"""Devices that are not there, built once: the example's simulated one, installed by pip, and guards for fake ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+EXAMPLE = ROOT / "examples" / "outoftree-device"
+
+
+@pytest.fixture(scope="session")
+def compiler() -> str:
+    found = shutil.which(os.environ.get("CXX", "c++"))
+    if found is None:
+        pytest.skip("no C++ compiler: install one, or name it in CXX")
+    return found
+
+
+@pytest.fixture(scope="session")
+def sim_site(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of installed packages that holds the example; it is built from a copy, which pip may litter."""
+    source, site = tmp_path_factory.mktemp("source") / "outoftree-device", tmp_path_factory.mktemp("site")
+    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so"))
+    options = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", str(site)]
+    _run([sys.executable, "-m", "pip", "install", *options, str(source)], {"CXX": compiler})
+    return site
+
+
+@pytest.fixture(scope="session")
+def guard(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("guards")
+
+    def build(device: str) -> Path:
+        library = folder / f"{device}.so"
+        include = [f"-I{path}" for path in cpp_extension.include_paths()]
+        linked = [f"-L{Path(torch.__file__).parent / 'lib'}", "-lc10"]
+        flags = ["-std=c++20", "-O0", "-shared", "-fPIC", f"-DKIND={device.upper()}"]
+        _run([compiler, *flags, *include, str(HERE / "guard.cpp"), "-o", str(library), *linked], {})
+        return library
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def elsewhere() -> Callable[..., None]:
+    """Run a file of tests in a process of its own: a device is registered with PyTorch for good."""
+
+    def run(file: str, site: Path | None = None, **variables: str) -> None:
+        paths = [str(ROOT / "src"), *([str(site)] if site else []), os.environ.get("PYTHONPATH", "")]
+        options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", f"--rootdir={ROOT}"]
+        _run(
+            [sys.executable, "-m", "pytest", *options, str(HERE / file)],
+            {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1", **variables},
+        )
+
+    return run
+
+
+def _run(command: list[str], variables: dict[str, str]) -> None:
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-20000:]}\n{done.stderr[-5000:]}"

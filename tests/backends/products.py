@@ -1,0 +1,47 @@
+"""Products to try kernels with: a weight in the layout a kernel wants, every kind of input, and the float64 result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from bitport import layouts
+from bitport.numerics import Quantized, fake_quantize, quantize
+from bitport.ops import Sample, Weight, samples
+from bitport.ops.reference import value_of
+from bitport.schemes import preset
+
+CPU = torch.device("cpu")
+
+
+def products(scheme_name: str, dtype: torch.dtype, layout: str, n: int, k: int, m: int | None = None) -> Iterator[Sample]:
+    """One sample per kind of input (or one with ``m`` rows), with bias."""
+    scheme = preset(scheme_name)
+    parts = quantize(samples.values(CPU, dtype, n, k), scheme.weight)
+    plain = Weight(*parts, scheme.weight.dtype, n, k, *scheme.weight.block_shape(n, k), "plain")
+    value = value_of(parts, *plain.matrix)
+    packed = layouts.repack(plain.matrix, Quantized(*plain[:4]), "plain", layout)
+    weight = plain._replace(**packed._asdict(), layout=layout)
+    bias = samples.bias(CPU, dtype, n)
+    every = samples.inputs(CPU, dtype, k) if m is None else [(f"{m}-rows", samples.rows(CPU, dtype, m, k))]
+    for name, x in every:
+        scale = samples.act_scale(x, scheme)
+        used = fake_quantize(x, scheme.act, scale) if scheme.act else x
+        rest = (scheme.act, scale, bias) if scheme.act else (bias,)
+
+        def expected(used: torch.Tensor = used) -> torch.Tensor:
+            return F.linear(used.double(), value, bias.double())
+
+        budget = samples.product_budget(dtype, k, used.numel() // k * n)
+        yield Sample(f"{scheme_name}-{name}", (x, *weight, *rest), expected, budget)
+
+
+def shortfall(sample: Sample, got: torch.Tensor) -> float:
+    """dB by which a result misses its budget; negative where it is better."""
+    expected = sample.expected()
+    assert got.shape == expected.shape
+    assert got.is_contiguous()
+    noise = (got.double() - expected).square().sum()
+    return float(sample.budget + 10 * (noise / expected.square().sum()).log10()) if noise else -float("inf")

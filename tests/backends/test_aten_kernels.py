@@ -1,0 +1,210 @@
+"""PyTorch's own ops as kernels, numerically: on the CPU where they exist there, emulated from their contract where not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.backends.aten import int8pack_mm, int_mm, scaled_mm
+from bitport.backends.cpu import int8pack_mm as cpu_int8pack_mm
+from bitport.backends.cpu import int_mm as cpu_int_mm
+from bitport.backends.cuda import capability
+from bitport.backends.cuda import int4pack_mm as cuda_int4pack_mm
+from bitport.backends.xpu import int4pack_mm as xpu_int4pack_mm
+from bitport.ops import OPS, Sample
+from bitport.ops.samples import product_budget
+from tests.backends.products import CPU, products, shortfall
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+HALVES = (BF16, FP16)
+FLOATS = (*HALVES, FP32)
+
+
+def xpu_int4_emulator(x: Tensor, data: Tensor, group: int, scale: Tensor, zero: Tensor) -> Tensor:
+    """The contract of aten::_weight_int4pack_mm_with_scales_and_zeros, its checks included."""
+    n, k = data.shape[0], data.shape[1] * 8
+    assert x.dim() == 2 and x.is_contiguous() and x.dtype in HALVES and x.shape[1] == k
+    assert data.dtype == torch.int32 and data.is_contiguous() and group % 32 == 0 and k % group == 0
+    assert scale.shape == zero.shape == (k // group, n) and scale.is_contiguous() and zero.is_contiguous()
+    assert scale.dtype == x.dtype and zero.dtype == torch.int8
+    codes = torch.stack([data >> 4 * nibble & 0xF for nibble in range(8)], -1).reshape(n, k)
+    steps = codes - zero.t().repeat_interleave(group, 1)
+    return x @ (steps * scale.t().float().repeat_interleave(group, 1)).to(x.dtype).t()
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no CPU has: the int4 products of XPU and CUDA."""
+    monkeypatch.setattr(torch.ops.aten, "_weight_int4pack_mm_with_scales_and_zeros", xpu_int4_emulator)
+    monkeypatch.setattr(torch, "_weight_int4pack_mm", OPS["int4pack_mm"].generic)
+    monkeypatch.setattr(capability, "of", lambda device: (9, 0))
+
+
+Kernel = tuple[Callable[..., Tensor], Callable[..., "str | None"]]
+KERNELS: dict[str, tuple[Kernel, str, tuple[str, ...], tuple[torch.dtype, ...]]] = {
+    "xpu-int4pack": (
+        (xpu_int4pack_mm.run, xpu_int4pack_mm.refuses),
+        "plain_int32",
+        ("int4", "int4-sym", "int4-g32", "int4-g64-sym", "int4-g256", "int4-channel"),
+        HALVES,
+    ),
+    "xpu-int8pack": ((int8pack_mm.run, partial(int8pack_mm.refuses, "signed_int8")), "signed_int8", ("int8",), FLOATS),
+    "xpu-int_mm": (
+        (partial(int_mm.run, 0), partial(int_mm.refuses, "signed_int8")),
+        "signed_int8",
+        ("int8-dyn", "int8-static", "int8-dyn-tensor"),
+        FLOATS,
+    ),
+    "xpu-scaled_mm": ((scaled_mm.run, partial(scaled_mm.refuses, HALVES)), "plain", ("fp8", "fp8-row"), HALVES),
+    "cuda-int4pack": (
+        (cuda_int4pack_mm.run, cuda_int4pack_mm.refuses),
+        "tile_packed_8",
+        ("int4", "int4-sym", "int4-g32-fzero", "int4-g64"),
+        (BF16,),
+    ),
+    "cuda-int_mm": (
+        (partial(int_mm.run, 17), partial(int_mm.refuses, "signed_int8")),
+        "signed_int8",
+        ("int8-dyn", "int8-static"),
+        FLOATS,
+    ),
+    "cpu-int_mm": ((cpu_int_mm.run, cpu_int_mm.refuses), "plain", ("int8-dyn", "int8-static", "int8-dyn-tensor"), FLOATS),
+    "cpu-int8pack": ((cpu_int8pack_mm.run, cpu_int8pack_mm.refuses), "plain", ("int8",), (BF16,)),
+}
+CASES = [
+    pytest.param(kernel, scheme, dtype, layout, id=f"{name}-{scheme}-{str(dtype)[6:]}")
+    for name, (kernel, layout, schemes, dtypes) in KERNELS.items()
+    for scheme in schemes
+    for dtype in dtypes
+]
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(("kernel", "scheme", "dtype", "layout"), CASES)
+def test_within_budget(kernel: Kernel, scheme: str, dtype: torch.dtype, layout: str) -> None:
+    run, refuses = kernel
+    refused, missed = {}, {}
+    for sample in products(scheme, dtype, layout, n=48, k=256):
+        if reason := refuses(*sample.args):
+            refused[sample.name] = reason
+        elif (gap := shortfall(sample, run(*sample.args))) > 0:
+            missed[sample.name] = gap
+    assert missed == {}
+    assert refused in ({}, {f"{scheme}-empty": "x has no rows"})
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("name", [name for name in KERNELS if name.endswith("int_mm")])
+def test_samples_that_int_mm_takes(name: str, dtype: torch.dtype) -> None:
+    (run, refuses), layout, _, _ = KERNELS[name]
+    taken: list[str] = []
+    for sample in OPS["dyn_linear"].samples(CPU, dtype):
+        packed = repacked(sample, layout)
+        if packed is not None and refuses(*packed.args) is None:
+            assert shortfall(packed, run(*packed.args)) <= 0, sample.name
+            taken.append(sample.name)
+    assert len(taken) == 14  # seven inputs of int8-dyn and int8-static
+
+
+def repacked(sample: Sample, layout: str) -> Sample | None:
+    from bitport import layouts
+    from bitport.numerics import Quantized
+    from bitport.ops import Weight
+
+    weight = Weight(*sample.args[1:11])
+    parts = Quantized(*weight[:4])
+    if layouts.layout(layout).refuses(weight.matrix, parts):
+        return None
+    packed = weight._replace(**layouts.repack(weight.matrix, parts, "plain", layout)._asdict(), layout=layout)
+    return Sample(sample.name, (sample.args[0], *packed, *sample.args[11:]), sample.expected, sample.budget)
+
+
+@pytest.mark.parametrize("m", [1, 16, 17, 40])
+@pytest.mark.parametrize("name", ["cpu-int_mm", "cuda-int_mm", "xpu-int_mm"])
+def test_sums_are_exact(name: str, m: int) -> None:
+    """With scales that are powers of two nothing is rounded at all: the largest sums that 1056 products can make."""
+    (run, refuses), layout, _, _ = KERNELS[name]
+    n, k = 24, 1056
+    weight = torch.randint(0, 2, (n, k)) * 255  # -128 and 127
+    weight[0], weight[1] = 0, 255
+    x = torch.where(torch.rand(m, k) < 0.5, -127.0, 127.0)
+    x[0] = -127.0
+    data = weight.to(torch.uint8) if layout == "plain" else (weight - 128).to(torch.int8)
+    one = torch.ones(1, 1)
+    args: tuple[Any, ...] = (
+        *(x, data, torch.full((n, 1), 0.5), None, None, "int8", n, k, 1, k, layout),
+        *("int8-tensor", one, None),
+    )
+    assert refuses(*args) is None
+    assert torch.equal(run(*args).double(), x.double() @ (weight - 128).double().t() / 2)
+
+
+@pytest.mark.parametrize("n", [1, 7, 17])
+@pytest.mark.usefixtures("emulated")
+def test_rows_that_fill_no_tile(n: int) -> None:
+    """N is filled up in the tile-packed layout, and what was added is cut off."""
+    for sample in products("int4", BF16, "tile_packed_8", n=n, k=128):
+        if sample.name != "int4-empty":
+            assert shortfall(sample, cuda_int4pack_mm.run(*sample.args)) <= 0, sample.name
+
+
+REFUSALS: dict[str, tuple[str, str, torch.dtype, dict[int, Any], str]] = {
+    # kernel, scheme, dtype of x, arguments that differ (by position) -> part of the reason
+    "xpu-int4-fp32": ("xpu-int4pack", "int4-g32", FP32, {}, "x must be bfloat16 or float16, not torch.float32"),
+    "xpu-int4-group-48": ("xpu-int4pack", "int4-g32", BF16, {9: 48}, "group of 32, 64, .. that divides K=256"),
+    "xpu-int4-group-96": ("xpu-int4pack", "int4-g32", BF16, {9: 96}, "not per 1x96 block"),
+    "xpu-int4-two-rows": ("xpu-int4pack", "int4-g32", BF16, {8: 2}, "not per 2x32 block"),
+    "xpu-int4-float-zero": ("xpu-int4pack", "int4-g32-fzero", BF16, {}, "zero point must be an integer"),
+    "xpu-int4-scale-dtype": ("xpu-int4pack", "int4-g32", BF16, {2: torch.ones(8, 48)}, "of one dtype, not torch.float32"),
+    "xpu-int4-plain": ("xpu-int4pack", "int4-g32", BF16, {10: "plain"}, "must be in layout plain_int32, not plain"),
+    "xpu-int8-scale-dtype": ("xpu-int8pack", "int8", BF16, {2: torch.ones(48, 1)}, "of one dtype, not torch.float32"),
+    "xpu-int8-plain": ("xpu-int8pack", "int8", BF16, {10: "plain"}, "must be in layout signed_int8, not plain"),
+    "xpu-int8-zero": ("xpu-int8pack", "int8", BF16, {3: torch.zeros(48, 1, dtype=torch.uint8)}, "without zero point"),
+    "xpu-int_mm-act": ("xpu-int_mm", "int8-dyn", BF16, {11: "int8-asym"}, "rounded as int8 or int8-tensor, not int8-asym"),
+    "xpu-int_mm-groups": ("xpu-int_mm", "int8-dyn", BF16, {9: 128}, "one per row or one for all, not per 1x128 block"),
+    "xpu-int_mm-long": ("xpu-int_mm", "int8-dyn", BF16, {7: 70000, 9: 70000}, "or int32 sums could overflow; it is 70000"),
+    "xpu-scaled_mm-fp32": ("xpu-scaled_mm", "fp8-row", FP32, {}, "not torch.float32"),
+    "xpu-scaled_mm-odd-n": ("xpu-scaled_mm", "fp8-row", BF16, {6: 50}, "multiples of 16, not 50 and 256"),
+    "xpu-scaled_mm-mixed": ("xpu-scaled_mm", "fp8", BF16, {11: "fp8"}, "fp8 needs one weight scale per row"),
+    "xpu-scaled_mm-act": ("xpu-scaled_mm", "fp8-row", BF16, {11: "mxfp8"}, "rounded as fp8 or fp8-tensor, not mxfp8"),
+    "xpu-scaled_mm-int8": ("xpu-scaled_mm", "fp8-row", BF16, {5: "int8"}, "must be float8_e4m3, not int8"),
+    "cuda-int4-fp16": ("cuda-int4pack", "int4-g64", FP16, {}, "x must be bfloat16, not torch.float16"),
+    "cuda-int4-plain": ("cuda-int4pack", "int4-g64", BF16, {10: "plain"}, "must be tile packed int4, not int4 in layout plain"),
+    "cpu-int8-many-rows": ("cpu-int8pack", "int8", BF16, {0: torch.ones(33, 256, dtype=BF16)}, "up to 32 rows; x has 33"),
+    "cpu-int8-fp32": ("cpu-int8pack", "int8", FP32, {}, "x must be bfloat16, not torch.float32"),
+    "cpu-int8-ragged": ("cpu-int8pack", "int8", BF16, {7: 250}, "K must be a multiple of 32, not 250"),
+}
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case: str) -> None:
+    name, scheme, dtype, changes, reason = REFUSALS[case]
+    (_, refuses), layout, _, _ = KERNELS[name]
+    made = BF16 if layout.startswith("tile") else dtype
+    sample = next(iter(products(scheme, made, layout, n=48, k=256, m=5)))
+    args = [changes.get(at, arg) for at, arg in enumerate(sample.args)]
+    if 0 not in changes:
+        args[0] = args[0].to(dtype)
+    assert reason in str(refuses(*args))
+
+
+def test_processors_without_vnni_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = next(iter(products("int8-dyn", BF16, "plain", n=48, k=256, m=5)))
+    monkeypatch.setattr(cpu_int_mm, "VNNI", False)
+    assert cpu_int_mm.refuses(*sample.args) == "this processor has no VNNI"
+
+
+def test_budgets_can_fail() -> None:
+    """A product with a weight that is off by one code in one group does not pass."""
+    sample = next(iter(products("int8-dyn", FP32, "plain", n=48, k=256, m=5)))
+    args = list(sample.args)
+    args[1] = args[1].clone()
+    args[1][0, 0] ^= 1
+    assert sample.budget == product_budget(FP32, 256, 5 * 48)
+    assert shortfall(sample, cpu_int_mm.run(*args)) > 30

@@ -1,0 +1,17 @@
+"""The tests in on_sim.py and on_fake_device.py, each in a process that has the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def test_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]) -> None:
+    elsewhere("on_sim.py", sim_site)
+
+
+@pytest.mark.parametrize("device", ["xpu", "cuda"])
+def test_on_a_fake_device(device: str, guard: Callable[[str], Path], elsewhere: Callable[..., None]) -> None:
+    elsewhere("on_fake_device.py", FAKE_DEVICE=device, FAKE_DEVICE_GUARD=str(guard(device)))

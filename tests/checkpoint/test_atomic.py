@@ -1,0 +1,93 @@
+"""A save that is killed at any point leaves a whole checkpoint: the old one, or, from one step on, the new one.
+
+The child process is killed (os._exit: nothing is cleaned up) before the first, second, ... of the calls through which a
+save touches the disk; the parent then loads what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bitport as bp
+from bitport.checkpoint import read_manifest
+
+KILLED = """
+import builtins, json, os, sys, torch
+from pathlib import Path
+from torch import nn
+import bitport as bp
+torch.set_num_threads(1)
+directory, calls, left = Path(sys.argv[1]), [], 0
+
+def counted(owner, name):
+    original = getattr(owner, name)
+    def call(*args, **kwargs):
+        global left
+        if left is not None:
+            if left == 0:
+                os._exit(9)
+            left -= 1
+        return original(*args, **kwargs)
+    setattr(owner, name, call)
+
+def model(value):
+    made = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4))
+    for parameter in made.parameters():
+        nn.init.constant_(parameter, value)
+    bp.quantize_(made, "int8", measure=False)
+    return made
+
+old, new = model(1.0), model(2.0)
+left = None
+touching = [(builtins, "open"), (os, "open"), (os, "fsync"), (os, "replace"), (Path, "unlink"), (Path, "mkdir")]
+for owner, name in touching:
+    counted(owner, name)
+seen = []
+for step in range(1000):
+    place = directory / str(step)
+    bp.save(old, place, shard_size=1)
+    child = os.fork()
+    if child == 0:
+        left = step
+        bp.save(new, place, shard_size=1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    loaded = bp.load(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4)), place, verify=True)
+    first = round(loaded[0].weight.dequantize()[0, 0].item(), 3)
+    seen.append((code, loaded[0].bias[0].item(), loaded[1].bias[0].item(), first))
+    if code != 9:
+        break
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_every_step(tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    seen = json.loads(run.stdout)
+    codes, values = [code for code, *_ in seen], [value for _, *value in seen]
+    assert codes == [9] * (len(seen) - 1) + [0]
+    assert len(seen) > 20  # four shards, each opened and synced, the manifest, the directory, the removal of the old
+    assert all(value in ([1.0] * 3, [2.0] * 3) for value in values)
+    assert values == sorted(values), "old up to one step, new from there on"
+    assert values[0] == [1.0] * 3
+    assert values[-2] == [2.0] * 3
+
+
+def test_next_save_clears_what_a_killed_one_left(tmp_path: Path) -> None:
+    bp.save(nn.Linear(2, 2), tmp_path)
+    writer = bp.checkpoint.Writer(tmp_path)
+    writer.add("never finished", torch.ones(5))
+    assert len(list(tmp_path.iterdir())) == 3
+    bp.save(nn.Linear(2, 2), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"bitport.json", *read_manifest(tmp_path).shards}
+    writer.abandon()

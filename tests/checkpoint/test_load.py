@@ -1,0 +1,149 @@
+"""Which models a checkpoint goes into, and what is said where it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bitport as bp
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.tensor import QTensor
+
+from .models import Everything, assert_same, edit, raw, tensors_of
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    bp.quantize_(model, {"0": "int4-g32", "*": "skip"})
+    bp.save(model, tmp_path)
+    return tmp_path
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+
+
+REFUSED = {
+    "missing": (lambda: nn.Sequential(*small(), nn.Linear(8, 2)), "2 missing in the checkpoint: 2.weight, 2.bias"),
+    "unknown": (lambda: nn.Sequential(nn.Linear(64, 32)), "2 unknown to the model: 1.weight, 1.bias"),
+    "shape": (
+        lambda: nn.Sequential(nn.Linear(64, 16), nn.Linear(16, 8)),
+        r"3 of another shape: 0.weight \(checkpoint \[32, 64\], model \[16, 64\]\), 0.bias",
+    ),
+    "many": (
+        lambda: nn.Sequential(*(nn.Linear(64, 32, bias=False) for _ in range(30))),
+        "and 18 more",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_model_that_does_not_fit(name: str, saved: Path) -> None:
+    build, message = REFUSED[name]
+    model = build()
+    before = {name: raw(tensor) for name, tensor in tensors_of(model).items()}
+    with pytest.raises(CheckpointError, match=message):
+        bp.load(model, saved)
+    assert {name: raw(tensor) for name, tensor in tensors_of(model).items()} == before
+
+
+def test_not_strict_warns_and_loads_the_rest(saved: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+    own = model[2].weight
+    with pytest.warns(UserWarning, match=r"2 missing in the checkpoint: 2.weight.*2 unknown to the model: 1.weight"):
+        bp.load(model, saved, strict=False)
+    assert isinstance(model[0].weight, QTensor)
+    assert model[2].weight is own
+
+
+def test_not_strict_still_refuses_other_shapes(saved: Path) -> None:
+    with pytest.raises(CheckpointError, match="of another shape"):
+        bp.load(nn.Sequential(nn.Linear(64, 16)), saved, strict=False)
+
+
+def test_nothing_stays_on_meta(saved: Path) -> None:
+    class More(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(*small())
+            self.register_buffer("angles", torch.arange(4.0), persistent=False)
+
+    with pytest.raises(CheckpointError, match=r"1 on the meta device and not in the checkpoint .*: angles"):
+        bp.load(More, saved)
+    loaded = bp.load(More(), saved)
+    assert torch.equal(loaded.angles, torch.arange(4.0))
+
+
+def test_buffers_that_no_state_dict_has_may_be_unknown(tmp_path: Path) -> None:
+    """They can be worked out again, and what a model keeps of that kind changes with its code."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("cache", torch.ones(3), persistent=False)
+    bp.save(model, tmp_path)
+    assert torch.equal(bp.load(nn.Linear(2, 2), tmp_path).weight, model.weight)
+
+
+def test_meta_model_becomes_real(tmp_path: Path) -> None:
+    model = Everything()
+    bp.quantize_(model, "int8")
+    bp.save(model, tmp_path)
+    with torch.device("meta"):
+        empty = Everything()
+    bp.load(empty, tmp_path)
+    assert {tensor.device.type for tensor in tensors_of(empty).values()} == {"cpu"}
+    assert_same(model, empty)
+
+
+def test_weights_that_the_model_ties(saved: Path) -> None:
+    """The files of others hold a tied weight once and leave the rest to the model."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.b.weight = self.a.weight
+
+    model = Tied()
+    bp.save(model, saved)
+    edit(saved, lambda manifest: manifest["tied"].clear())
+    loaded = bp.load(Tied, saved)
+    assert loaded.a.weight is loaded.b.weight
+    assert torch.equal(loaded.a.weight, model.a.weight)
+
+
+def test_quantized_weight_for_a_buffer(saved: Path) -> None:
+    class Buffered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.zeros(32, 64))
+            self.bias = nn.Parameter(torch.zeros(32))
+
+    with pytest.raises(CheckpointError, match=r"1 quantized in the checkpoint but a buffer in the model: 0.weight"):
+        bp.load(nn.Sequential(Buffered(), nn.Linear(32, 8)), saved)
+
+
+def test_factory_must_make_a_module(saved: Path) -> None:
+    with pytest.raises(ArgumentError, match="returns one, not dict"):
+        bp.load(dict, saved)  # type: ignore[arg-type]
+
+
+def test_device(saved: Path) -> None:
+    loaded = bp.load(small, saved, device="cpu")
+    assert loaded[0].weight.qdata.device.type == "cpu"
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match=r"it has no bitport\.json.*bitport quantize"):
+            bp.load(small, path)
+
+
+def test_progress_is_drawn_when_asked_for(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bp.load(small, saved, progress=True)
+    bp.save(small(), saved, progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "loading [" in shown.err
+    assert "saving [" in shown.err

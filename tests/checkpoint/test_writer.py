@@ -1,0 +1,145 @@
+"""Writer and the files it writes: names, headers, what else lies in the directory, what fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+import bitport as bp
+from bitport.checkpoint import Writer, read_manifest
+from bitport.checkpoint import safetensors_writer as module
+from bitport.checkpoint.safetensors_reader import SafetensorsReader
+from bitport.errors import ArgumentError, CheckpointError
+
+from .models import assert_same
+
+
+@pytest.mark.parametrize("movable", [0, 10**6], ids=["room stays", "moved up"])
+def test_headers(movable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of 5000 bytes fill the room of 65536 after 12; one of 70000 gets a file with more room. Every file is read
+    by safetensors itself."""
+    monkeypatch.setattr(module, "MOVABLE", movable)
+    made = {f"{'é' * 800}{at}": torch.full((at,), at, dtype=torch.int16) for at in range(30)}
+    made["x" * 70000] = torch.ones(3)
+    with Writer(tmp_path) as writer:
+        for name, tensor in made.items():
+            writer.add(name, tensor)
+    manifest = read_manifest(tmp_path)
+    assert len(manifest.shards) == 4
+    for shard in manifest.shards:
+        with safe_open(str(tmp_path / shard), "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                assert torch.equal(file.get_tensor(name), made.pop(name))
+        with SafetensorsReader(tmp_path / shard) as reader:
+            first = min(span.start for span in reader.tensors.values())
+            assert first % 8 == 0
+            assert (first == 8 + module.ROOM) == (movable == 0) or first > 8 + module.ROOM
+    assert not made
+
+
+def test_new_save_replaces_only_what_is_its_own(tmp_path: Path) -> None:
+    others = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "notes/model.txt"]
+    (tmp_path / "notes").mkdir()
+    for name in others:
+        (tmp_path / name).write_text("kept")
+    bp.save(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), tmp_path, shard_size=1)
+    first = set(read_manifest(tmp_path).shards)
+    (tmp_path / "model-0123abcd-00001.safetensors").write_text("left by a killed save")
+    (tmp_path / ".bitport-0123abcd-manifest").write_text("left by a killed save")
+    bp.save(nn.Linear(4, 4), tmp_path)
+    second = set(read_manifest(tmp_path).shards)
+    assert not first & second
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {*others, "bitport.json", *second}
+
+
+def test_error_in_the_block_leaves_the_old(tmp_path: Path) -> None:
+    old = nn.Linear(4, 4)
+    bp.save(old, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def interrupted() -> None:
+        with Writer(tmp_path, shard_size=1) as writer:
+            writer.add("a", torch.ones(100))
+            writer.add("b", torch.ones(100))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_names_are_used_once(tmp_path: Path) -> None:
+    with Writer(tmp_path) as writer:
+        writer.add("a", torch.ones(1))
+        writer.tie("b", "a")
+        for name in ("a", "b"):
+            with pytest.raises(ArgumentError, match="already"):
+                writer.add(name, torch.ones(1))
+        for alias, name in (("a", "a"), ("b", "a"), ("c", "b"), ("c", "nowhere")):
+            with pytest.raises(ArgumentError, match="cannot be tied"):
+                writer.tie(alias, name)
+
+
+def test_shard_size_must_be_positive(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="at least 1 byte, not 0"):
+        bp.save(nn.Linear(1, 1), tmp_path, shard_size=0)
+
+
+def test_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match="failed"):
+            bp.save(nn.Linear(1, 1), directory)
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = nn.Linear(4, 4)
+    bp.save(old, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        CheckpointError, match=r"No space left on device.*What was there before is untouched; make room"
+    ):
+        bp.save(nn.Linear(8, 8), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert_same(old, bp.load(nn.Linear(4, 4), tmp_path))
+
+
+LIMITED = """
+import resource, signal, sys, torch
+from torch import nn
+import bitport as bp
+from bitport.errors import CheckpointError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+try:
+    bp.save(nn.Linear(1000, 1000), sys.argv[1])
+except CheckpointError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of file sizes are POSIX")
+def test_write_that_the_system_refuses(tmp_path: Path) -> None:
+    """A real refusal inside a write, and not of the first byte: the process may write files of 1 MB only."""
+    old = nn.Linear(4, 4)
+    bp.save(old, tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    run = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "File too large" in run.stdout
+    assert "untouched" in run.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert_same(old, bp.load(nn.Linear(4, 4), tmp_path))

@@ -1,0 +1,101 @@
+"""The frame of the command line: help, examples, exit codes, streams."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bitport.cli import main as cli
+from bitport.errors import ArgumentError
+
+from .conftest import Run
+
+VERBS = next(a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+EXAMPLES = [
+    line.strip() for verb in VERBS.values() for line in (verb.epilog or "").splitlines() if line.startswith("  bitport")
+]
+
+
+def test_the_verbs_are_these() -> None:
+    assert list(VERBS) == ["quantize", "inspect", "explain", "eval", "generate", "doctor"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([verb, "--help"])
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert "examples:" in shown
+    assert "--json" in shown
+    assert not [action.dest for action in VERBS[verb]._actions if not action.help]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_in_the_help_are_right(example: str) -> None:
+    cli.parser().parse_args(shlex.split(example)[1:])
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert re.fullmatch(r"bitport \S+\n", capsys.readouterr().out)
+
+
+WRONG = {
+    "no verb": [],
+    "unknown verb": ["quantise"],
+    "missing argument": ["eval", "llama"],
+    "zero window": ["eval", "llama", "--text", "t", "--window", "0"],
+    "words for rows": ["explain", "llama", "--rows", "1,many"],
+    "no such device": ["explain", "llama", "--device", "warp drive"],
+    "half a rule": ["quantize", "llama", "--rule", "int4"],
+    "unknown dtype": ["quantize", "llama", "--scheme", "int4", "--dtype", "int3"],
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_usage_is_2(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(WRONG[case])
+    printed = capsys.readouterr()
+    assert (stopped.value.code, printed.out) == (2, "")
+    assert "usage: bitport" in printed.err
+
+
+def test_an_error_is_one_message_without_traceback(run: Run, tmp_path: Path) -> None:
+    ran = run("inspect", tmp_path)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("bitport: error: ")
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError):
+        cli.main(["inspect", str(tmp_path), "--debug"])
+
+
+def test_interrupt_is_130(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bitport.cli.inspect.examine", interrupted)
+    assert run("inspect", tmp_path).code == 130
+
+
+def test_as_a_module_with_a_reader_that_leaves() -> None:
+    """``python -m bitport doctor | head -0``"""
+    words = [sys.executable, "-m", "bitport", "doctor"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (0, b"")

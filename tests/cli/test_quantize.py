@@ -1,0 +1,189 @@
+"""``bitport quantize`` and ``bitport inspect`` on the files of a small model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import bitport as bp
+from bitport.checkpoint import read_manifest
+from bitport.integrations.huggingface import load_model
+
+from ..integrations.models import logits, transformers
+from .conftest import Run
+
+
+def test_the_result_is_that_of_quantize(run: Run, llama: Path, tmp_path: Path) -> None:
+    ran = run("quantize", llama, "--scheme", "int4-g32", "-o", tmp_path / "out", "--json")
+    assert ran.code == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype="auto").eval()
+    report = bp.quantize_(model, "int4-g32")
+    assert torch.equal(logits(load_model(tmp_path / "out")), logits(model))
+    told = {layer["name"]: layer for layer in ran.data["layers"]}
+    assert {name for name, layer in told.items() if layer["scheme"]} == {layer.name for layer in report.quantized}
+    assert (ran.data["bytes_before"], ran.data["bytes_after"]) == (report.bytes_before, report.bytes_after)
+    assert (ran.data["output"], ran.data["dry_run"]) == (str(tmp_path / "out"), False)
+
+
+RECIPES: dict[str, list[str]] = {
+    "groups": ["--scheme", "int3-g32"],
+    "blocks": ["--scheme", "fp8-block"],
+    "two scales": ["--scheme", "nvfp4"],
+    "rules": ["--rule", "*.mlp.*=skip", "--rule", "*embed_tokens=int8", "--rule", "lm_head=int8", "--scheme", "int4"],
+    "cast": ["--scheme", "int4", "--dtype", "float32"],
+    "one rule": ["--rule", "re:.*q_proj=int8-dyn"],
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_dry_run_foretells_the_report(run: Run, llama: Path, tmp_path: Path, recipe: str) -> None:
+    words = ["quantize", llama, *RECIPES[recipe], "-o", tmp_path / "out", "--json"]
+    foretold = run(*words, "--dry-run").data
+    assert not (tmp_path / "out").exists()
+    done = run(*words).data
+    for layer in done["layers"]:
+        layer["sqnr"] = None
+    assert {**foretold, "dry_run": False} == done
+    assert done["bytes_after"] == read_manifest(tmp_path / "out").nbytes
+
+
+def test_the_first_rule_that_fits_decides(run: Run, llama: Path) -> None:
+    words = ("--rule", "*.q_proj=int8", "--rule", "*.layers.0.*=skip", "--scheme", "int4", "--dry-run", "--json")
+    told = {layer["name"]: layer["scheme"] for layer in run("quantize", llama, *words).data["layers"]}
+    assert told["model.layers.0.self_attn.q_proj.weight"] == "int8"
+    assert told["model.layers.0.self_attn.k_proj.weight"] is None
+    assert told["model.layers.1.self_attn.k_proj.weight"] == "int4"
+
+
+def test_recipe_file_and_rules_before_it(run: Run, llama: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(bp.Recipe.of({"*.mlp.*": "int4-g32", "*_proj": "int8"}).to_json())
+    words = ("--recipe", recipe, "--rule", "*.down_proj=skip", "--dry-run", "--json")
+    told = {layer["name"]: layer["scheme"] for layer in run("quantize", llama, *words).data["layers"]}
+    assert told["model.layers.1.mlp.up_proj.weight"] == "int4-g32"
+    assert told["model.layers.1.mlp.down_proj.weight"] is None
+    assert told["model.layers.1.self_attn.o_proj.weight"] == "int8"
+
+
+def test_text_is_a_summary_or_every_tensor(run: Run, llama: Path) -> None:
+    short = run("quantize", llama, "--scheme", "int4", "--dry-run").out
+    full = run("quantize", llama, "--scheme", "int4", "--dry-run", "--verbose").out
+    assert "int4    14" in short
+    assert "no rule fits this embedding weight" in short
+    assert "q_proj" not in short
+    assert full.count("_proj.weight") == 14
+    assert short.endswith("dry run: nothing was written\n")
+
+
+def test_a_checkpoint_is_replaced_only_on_demand(run: Run, llama: Path, tmp_path: Path) -> None:
+    assert run("quantize", llama, "--scheme", "int4", "-o", tmp_path).code == 0
+    before = (tmp_path / "bitport.json").read_bytes()
+    refused = run("quantize", llama, "--scheme", "int8", "-o", tmp_path)
+    assert refused.code == 1
+    assert "--overwrite" in refused.err
+    assert (tmp_path / "bitport.json").read_bytes() == before
+    assert run("quantize", llama, "--scheme", "int8", "-o", tmp_path, "--overwrite").code == 0
+    assert run("inspect", tmp_path, "--json").data["schemes"] == ["int8"]
+
+
+PROBLEMS: dict[str, tuple[list[str], str]] = {
+    "no recipe": (["--dry-run"], "--scheme int4"),
+    "two recipes": (["--scheme", "int4", "--recipe", "r.json", "--dry-run"], "not both"),
+    "no output": (["--scheme", "int4"], "-o DIR"),
+    "unknown scheme": (["--scheme", "int9", "--dry-run"], "unknown scheme 'int9'"),
+    "unknown scheme in a rule": (["--rule", "*=int9", "--dry-run"], "unknown scheme 'int9'"),
+    "rule that fits nothing": (["--rule", "*.nowhere=int4", "--dry-run"], "fits no weight"),
+    "needs calibration": (["--scheme", "int8-static", "--dry-run"], "static input scale"),
+    "missing recipe file": (["--recipe", "nowhere.json", "--dry-run"], "cannot read nowhere.json"),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_problems_are_told(run: Run, llama: Path, problem: str) -> None:
+    words, message = PROBLEMS[problem]
+    ran = run("quantize", llama, *words)
+    assert ran.code == 1
+    assert message in ran.err
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its files hold every expert by itself, its model all of them stacked."""
+    directory = tmp_path_factory.mktemp("cli") / "mixtral"
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_local_experts=2,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    (directory / "LICENSE").write_text("free")
+    return directory
+
+
+def test_other_names_in_the_model_are_told(run: Run, mixtral: Path, llama: Path) -> None:
+    assert "--in-memory" in run("quantize", mixtral, "--scheme", "int8", "--dry-run").err
+    assert "note" not in run("quantize", llama, "--scheme", "int8", "--dry-run").err
+
+
+def test_in_memory_quantizes_the_form_of_the_model(run: Run, mixtral: Path, tmp_path: Path) -> None:
+    words = ["quantize", mixtral, "--scheme", "int4-g32", "--in-memory", "-o", tmp_path / "out", "--json"]
+    foretold = run(*words, "--dry-run")
+    assert not (tmp_path / "out").exists()
+    done = run(*words)
+    assert (done.code, foretold.data["bytes_after"]) == (0, done.data["bytes_after"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(mixtral, dtype="auto").eval()
+    bp.quantize_(model, "int4-g32")
+    assert torch.equal(logits(load_model(tmp_path / "out")), logits(model))
+    assert (tmp_path / "out" / "LICENSE").read_text() == "free"
+
+
+def test_inspect_counts_what_is_there(run: Run, llama: Path, tmp_path: Path) -> None:
+    run("quantize", llama, "--scheme", "int4", "--rule", "*.down_proj=int8", "-o", tmp_path)
+    data = run("inspect", tmp_path, "--json", "--tensors").data
+    model = load_model(tmp_path)
+    quantized = [param for param in model.parameters() if isinstance(param, bp.QTensor)]
+    assert data["total"]["bytes"] == sum(param.nbytes for param in model.parameters())
+    assert data["total"]["weights"] == sum(param.numel() for param in model.parameters())
+    counts = {kind["kind"]: kind["tensors"] for kind in data["kinds"]}
+    assert counts["int4"] == sum(str(param.scheme) == "int4" for param in quantized)
+    assert counts["int8"] == 2
+    assert data["tied"] == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert sum(kind["bytes"] for kind in data["kinds"]) == sum(t["nbytes"] for t in data["tensors"])
+    shown = run("inspect", tmp_path, "--tensors").out
+    assert "tied: lm_head.weight = model.embed_tokens.weight" in shown
+    assert "model.layers.1.mlp.down_proj.weight" in shown
+
+
+def test_inspect_reads_plain_directories_and_files(run: Run, llama: Path) -> None:
+    whole = run("inspect", llama, "--json").data
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype="auto")
+    assert whole["format"] == "safetensors"
+    assert len(whole["files"]) > 1
+    assert whole["total"]["bytes"] == sum(param.nbytes for param in model.parameters())
+    assert "tensors" not in whole
+    parts = [run("inspect", llama / name, "--json").data["total"]["bytes"] for name in whole["files"]]
+    assert sum(parts) == whole["total"]["bytes"]
+
+
+def test_inspect_tells_of_damage(run: Run, llama: Path, tmp_path: Path) -> None:
+    run("quantize", llama, "--scheme", "int4", "-o", tmp_path)
+    manifest = json.loads((tmp_path / "bitport.json").read_text())
+    manifest["version"] = 99
+    (tmp_path / "bitport.json").write_text(json.dumps(manifest))
+    assert run("inspect", tmp_path).code == 1
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(b"\xff" * 9)
+    ran = run("inspect", cut)
+    assert ran.code == 1
+    assert "not a whole safetensors file" in ran.err

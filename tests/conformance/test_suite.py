@@ -1,0 +1,100 @@
+"""The suite tells a right kernel from a wrong one, and says which ran."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.conformance import run
+from bitport.conformance.suite import subject
+from bitport.errors import ArgumentError
+from bitport.ops import OPS, Impl, Sample, register_kernel
+
+pytestmark = pytest.mark.usefixtures("own_tables")
+
+
+def of_everything(name: str, scale: float = 1.0) -> Impl:
+    """A kernel for embedding that is the generic one, its result times ``scale``."""
+
+    def kernel(*args: object) -> Tensor:
+        return OPS["embedding"].generic(*args) * scale
+
+    return Impl("embedding", name, "cpu", kernel, lambda *args: None, priority=1 << 20)
+
+
+def test_the_cpu_passes_with_its_own_kernels() -> None:
+    rows = run("cpu", ["embedding", "quantized_matmul"])
+    assert {row.dtype for row in rows} == {"float32", "bfloat16", "float16"}
+    assert {row.op for row in rows} == {"embedding", "quantized_matmul"}
+    assert all(row.passed and row.margin >= 0 and row.samples > 0 for row in rows)
+
+
+def test_the_kernel_that_ran_is_named() -> None:
+    register_kernel(of_everything("mine"))
+    assert {row.kernels for row in run("cpu", ["embedding"])} == {("mine",)}
+
+
+def test_a_kernel_slightly_off_fails_where_that_is_more_than_rounding() -> None:
+    """A result off by 2^-10 has an SQNR of 60.2 dB: under the budgets of float32 and float16, over that of bfloat16
+    (48.2 dB), whose own rounding adds to it."""
+    register_kernel(of_everything("off", scale=1 + 2**-10))
+    rows = [row for row in run("cpu", ["embedding"]) if row.sqnr != math.inf]
+    assert {row.dtype for row in rows if row.failures} == {"float32", "float16"}
+    worst = min(row.sqnr for row in rows if row.dtype == "float32")
+    assert worst == pytest.approx(60.2, abs=0.1)
+
+
+def test_a_kernel_that_raises_is_a_failure_with_its_message() -> None:
+    def broken(*args: object) -> Tensor:
+        raise RuntimeError("no such instruction")
+
+    register_kernel(Impl("embedding", "broken", "cpu", broken, lambda *args: None, priority=1 << 20))
+    rows = run("cpu", ["embedding"])
+    assert not any(row.passed for row in rows)
+    assert all("RuntimeError: no such instruction" in failure for row in rows for failure in row.failures)
+
+
+def test_a_result_of_the_wrong_size_is_a_failure() -> None:
+    def short(*args: object) -> Tensor:
+        return OPS["embedding"].generic(*args)[..., :-1]
+
+    register_kernel(Impl("embedding", "short", "cpu", short, lambda *args: None, priority=1 << 20))
+    full = [row for row in run("cpu", ["embedding"]) if row.dtype == "float32"]
+    assert all(any("numbers, not" in failure for failure in row.failures) for row in full)
+
+
+def test_unknown_ops_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="unknown ops"):
+        run("cpu", ["convolution_of_everything"])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("int8-row", "int8"),
+        ("int8-asym-row", "int8-asym"),
+        ("int4-g32-sym-every-other", "int4-g32-sym"),
+        ("mxfp8", "mxfp8"),
+        ("inner2-g32-rows", "inner2-g32"),
+        ("channel-sym-w8a16", "channel-sym-w8a16"),
+    ],
+)
+def test_subject(name: str, expected: str) -> None:
+    assert subject(name) == expected
+
+
+def test_samples_are_made_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+
+    def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
+        asked.append(device)
+        return iter(())
+
+    monkeypatch.setitem(OPS, "dequantize", dataclasses.replace(OPS["dequantize"], samples=samples))
+    assert run("cpu:0", ["dequantize"]) == []
+    assert asked == [torch.device("cpu:0")] * 3

@@ -1,0 +1,65 @@
+"""docs/support.md is what the command makes of docs/support.json, and leaves no preset out."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from bitport.conformance import Row, support_table
+from bitport.conformance.command import keep, main
+from bitport.conformance.matrix import FAMILIES
+from bitport.schemes import PRESETS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def row(**changes: object) -> Row:
+    fields = {"op": "linear", "subject": "int4", "dtype": "bfloat16", "samples": 7, "failures": (), "sqnr": 52.34}
+    return Row(**{**fields, "margin": 6.04, "kernels": ("generic",), **changes})  # type: ignore[arg-type]
+
+
+def table_of(path: Path) -> str:
+    return support_table(json.loads(path.read_text()))
+
+
+def test_the_document_is_made_from_the_results() -> None:
+    assert (DOCS / "support.md").read_text() == table_of(DOCS / "support.json"), "run make support"
+
+
+def test_every_preset_has_a_row_on_the_cpu() -> None:
+    text = (DOCS / "support.md").read_text()
+    assert [name for name in PRESETS if f"| {name} | cpu |" not in text] == []
+
+
+def test_every_preset_is_in_one_family() -> None:
+    assert sorted(name for names in FAMILIES.values() for name in names) == sorted(PRESETS)
+
+
+def test_the_recorded_runs_passed() -> None:
+    runs = json.loads((DOCS / "support.json").read_text())
+    assert [(device, each["subject"]) for device, run in runs.items() for each in run["rows"] if each["failures"]] == []
+
+
+def test_a_run_is_kept_beside_others(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "runs.json"
+    keep(path, "cpu", [row()])
+    keep(path, "xpu:1", [row(sqnr=math.inf, margin=math.inf), row(dtype="float16", failures=("int4-row: 3 dB",))])
+    text = table_of(path)
+    assert "| int4 | cpu | - | 52 (+6) | - | linear | generic |" in text
+    assert "| int4 | xpu | - | **exact** | **1 failed** | linear | generic |" in text
+    assert "| cuda | | | *not run* | |" in text
+
+
+def test_the_command_runs_one_op(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--ops", "int4pack_mm", "--json", str(tmp_path / "runs.json")]) == 0
+    assert "int4pack_mm" in capsys.readouterr().out
+    assert main(["--table", str(tmp_path / "runs.json")]) == 0
+    assert "| inner2-g32 | cpu |" in capsys.readouterr().out
+
+
+def test_a_device_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "no-such-device"]) == 1
+    assert "error:" in capsys.readouterr().err

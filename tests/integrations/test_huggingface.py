@@ -1,0 +1,184 @@
+"""Hugging Face directories in and out: what is loaded computes exactly what the quantized model computed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bitport as bp
+from bitport import checkpoint
+from bitport.errors import BitportError
+from bitport.integrations import huggingface as hf
+
+from .models import config, logits, make_directory, transformers
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_directory(tmp_path_factory.mktemp("hf") / "llama", tie_word_embeddings=request.param)
+
+
+def pretrained(directory: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int8-dyn", "mxfp4"])
+def test_files_and_model_are_quantized_alike(directory: Path, tmp_path: Path, scheme: str) -> None:
+    model = pretrained(directory)
+    before = logits(model)
+    bp.quantize_(model, scheme)
+    checkpoint.quantize_files(directory, tmp_path, scheme)
+    loaded = hf.load_model(tmp_path)
+    assert not loaded.training
+    assert torch.equal(logits(loaded), logits(model))
+    assert not torch.equal(logits(loaded), before)
+    assert loaded.generation_config.repetition_penalty == 1.25
+
+
+def test_float_directory_is_loaded_as_transformers_does(directory: Path) -> None:
+    model, judge = hf.load_model(directory), pretrained(directory)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert torch.equal(logits(model), logits(judge))
+
+
+def test_save_model_makes_a_whole_directory(directory: Path, tmp_path: Path) -> None:
+    model = pretrained(directory)
+    bp.quantize_(model, {"*.mlp.*": "int4-g32", "model.embed_tokens": "int8", "*": "int8"})
+    hf.save_model(model, tmp_path, hf.load_tokenizer(directory))
+    loaded = hf.load_model(tmp_path)
+    assert torch.equal(logits(loaded), logits(model))
+    assert hf.load_tokenizer(tmp_path).decode(hf.token_ids(hf.load_tokenizer(tmp_path), "a b")) == "a b"
+    assert loaded.generation_config.repetition_penalty == 1.25
+
+
+def test_tied_head_stays_one_parameter(directory: Path, tmp_path: Path) -> None:
+    tied = transformers.AutoConfig.from_pretrained(directory).tie_word_embeddings
+    checkpoint.quantize_files(directory, tmp_path, {"*embed_tokens": "int8", "*": "int8"})
+    loaded = hf.load_model(tmp_path)
+    assert isinstance(loaded.lm_head.weight, bp.QTensor)
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
+
+
+def test_dtype_is_what_is_computed_in_and_numbers_stay(directory: Path, tmp_path: Path) -> None:
+    checkpoint.quantize_files(directory, tmp_path, "int4")
+    plain, cast = hf.load_model(tmp_path), hf.load_model(tmp_path, dtype=torch.float32)
+    assert logits(cast).dtype == torch.float32
+    assert cast.lm_head.weight.dtype == torch.float32
+    for (name, before), after in zip(plain.named_parameters(), cast.parameters(), strict=True):
+        if isinstance(before, bp.QTensor):
+            assert torch.equal(before.qdata, after.qdata), name
+            assert torch.equal(before.scale, after.scale), name
+    down = hf.load_model(tmp_path, dtype=torch.float16)
+    assert {buffer.dtype for buffer in down.buffers()} == {torch.float32}
+    with pytest.raises(BitportError, match="computes in a float dtype"):
+        hf.load_model(tmp_path, dtype=torch.int8)
+
+
+ROTARY: dict[str, Callable[[], Any]] = {
+    "llama": config,
+    "llama3-scaled": lambda: config(
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    ),
+    "gemma3-embedding-scale": lambda: transformers.Gemma3TextConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ROTARY)
+def test_empty_model_has_real_buffers_and_no_matrices(kind: str, tmp_path: Path) -> None:
+    ROTARY[kind]().save_pretrained(tmp_path)
+    empty = hf.empty_model(tmp_path)
+    judge = transformers.AutoModelForCausalLM.from_config(ROTARY[kind]())
+    assert {p.device.type for p in empty.parameters() if p.dim() > 1} == {"meta"}
+    buffers = dict(empty.named_buffers())
+    assert buffers
+    assert all(torch.equal(buffers[name], value) for name, value in judge.named_buffers())
+
+
+def test_the_empty_context_is_of_its_thread() -> None:
+    found: list[str] = []
+    with hf.EmptyOnMeta():
+        other = threading.Thread(target=lambda: found.append(torch.empty(1).device.type))
+        other.start()
+        other.join()
+        assert torch.empty(2, 3, dtype=torch.float16).device.type == "meta"
+        assert torch.ones(1).device.type == "cpu"
+    assert [*found, torch.empty(1).device.type] == ["cpu", "cpu"]
+
+
+def _no_directory(path: Path) -> None:
+    hf.load_model(path / "none")
+
+
+def _no_config(path: Path) -> None:
+    hf.load_model(path)
+
+
+def _bad_config(path: Path) -> None:
+    (path / "config.json").write_text("{")
+    hf.load_model(path)
+
+
+def _unknown_model(path: Path) -> None:
+    (path / "config.json").write_text('{"model_type": "nothing-known"}')
+    hf.load_model(path)
+
+
+def _no_weights(path: Path) -> None:
+    config().save_pretrained(path)
+    hf.load_model(path)
+
+
+def _cut_weights(path: Path) -> None:
+    config().save_pretrained(path)
+    (path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    hf.load_model(path)
+
+
+def _no_tokenizer(path: Path) -> None:
+    config().save_pretrained(path)
+    hf.load_tokenizer(path)
+
+
+PROBLEMS = {
+    "no directory": (_no_directory, "is not a directory"),
+    "no config": (_no_config, r"has no config\.json"),
+    "config is no JSON": (_bad_config, "transformers cannot read"),
+    "unknown model": (_unknown_model, "nothing-known"),
+    "no weights": (_no_weights, "transformers cannot read"),
+    "cut weights": (_cut_weights, "transformers cannot read"),
+    "no tokenizer": (_no_tokenizer, "transformers cannot read"),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_what_cannot_be_read_gives_one_clear_error(problem: str, tmp_path: Path) -> None:
+    act, message = PROBLEMS[problem]
+    with pytest.raises(BitportError, match=message):
+        act(tmp_path)
+
+
+def test_missing_transformers_is_named_with_its_command(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(BitportError, match=r"pip install 'bitport\[hf\]'"):
+        hf.load_model(directory)

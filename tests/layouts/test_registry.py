@@ -1,0 +1,91 @@
+"""Which layout a device prefers, what a layout refuses and why, and the table of layouts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bitport.errors import LayoutError
+from bitport.layouts import LAYOUTS, Matrix, layout, preferred, register_layout, repack
+from bitport.layouts.plain import Plain
+from bitport.layouts.plain_int32 import PlainInt32
+from bitport.numerics import Quantized
+
+
+def parts(scale: torch.dtype = torch.bfloat16) -> Quantized:
+    return Quantized(torch.zeros(8, 64, dtype=torch.uint8), torch.ones(8, 4, dtype=scale))
+
+
+GOOD = Matrix("int4", 8, 128, 1, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "matrix", "scale", "reason"),
+    [
+        pytest.param("tile_packed_2", GOOD._replace(dtype="int8"), torch.bfloat16, "it holds int4, not int8", id="tile-int8"),
+        pytest.param("tile_packed_2", GOOD._replace(dtype="nf4"), torch.bfloat16, "it holds int4, not nf4", id="tile-nf4"),
+        pytest.param("tile_packed_2", GOOD._replace(block_k=16), torch.bfloat16, r"group of \(32, 64, 128, 256\), not per 1x16", id="tile-group"),
+        pytest.param("tile_packed_2", GOOD._replace(block_n=8), torch.bfloat16, "not per 8x32 block", id="tile-rows"),
+        pytest.param("tile_packed_2", GOOD._replace(k=96, block_k=64), torch.bfloat16, "K=96 must be a multiple of the group 64", id="tile-short-group"),
+        pytest.param("tile_packed_8", GOOD._replace(k=192), torch.bfloat16, "K=192 must be a multiple of the group 32 and of 128", id="tile-inner"),
+        pytest.param("tile_packed_2", GOOD, torch.float16, "scales must be bfloat16, not torch.float16", id="tile-scale"),
+        pytest.param("plain_int32", GOOD._replace(dtype="int3"), torch.bfloat16, "it holds int4, not int3", id="int32-int3"),
+        pytest.param("plain_int32", GOOD._replace(k=124), torch.bfloat16, "multiple of 8 .*, not 124", id="int32-k"),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_what_is_allowed(name: str, matrix: Matrix, scale: torch.dtype, reason: str) -> None:
+    with pytest.raises(LayoutError, match=f"layout '{name}' cannot hold this {matrix.dtype} {matrix.n}x{matrix.k} matrix: .*{reason}"):
+        repack(matrix, parts(scale), "plain", name)
+
+
+def test_an_unknown_layout_names_those_known() -> None:
+    with pytest.raises(LayoutError, match=f"unknown layout 'nope'; known: {', '.join(LAYOUTS)}"):
+        layout("nope")
+    with pytest.raises(LayoutError, match="unknown layout 'nope'"):
+        repack(GOOD, parts(), "nope", "plain")
+
+
+def test_what_each_device_prefers() -> None:
+    assert preferred(torch.device("cuda"), GOOD, parts()).startswith("tile_packed_")
+    assert preferred(torch.device("xpu"), GOOD, parts()) == "plain_int32"
+    assert preferred(torch.device("meta"), GOOD, parts()) == "plain"
+    assert preferred(torch.device("mps"), GOOD, parts()) == "plain"
+
+
+def test_the_next_best_where_the_best_refuses() -> None:
+    wide, narrow = GOOD._replace(k=128), GOOD._replace(k=64)
+    assert preferred(torch.device("cuda"), wide, parts()) == "tile_packed_8"
+    assert preferred(torch.device("cuda"), narrow, parts()) == "tile_packed_4"
+    assert preferred(torch.device("cuda"), narrow._replace(k=32), parts()) == "tile_packed_2"
+    assert preferred(torch.device("cuda"), GOOD._replace(dtype="int8"), parts()) == "plain"
+
+
+class Mine(Plain):
+    name = "mine"
+    devices = ("cpu",)
+
+
+@pytest.mark.usefixtures("own_tables")
+def test_a_layout_from_outside_is_used_on_its_device() -> None:
+    before = preferred(torch.device("cpu"), GOOD, parts())
+    register_layout(Mine())
+    assert before != "mine"
+    assert preferred(torch.device("cpu"), GOOD, parts()) == "mine"
+    assert repack(GOOD, parts(), "plain", "mine").data.shape == (8, 64)
+
+
+@pytest.mark.usefixtures("own_tables")
+def test_a_name_is_taken_by_one_class() -> None:
+    class Other(PlainInt32):
+        name = "plain"
+
+    with pytest.raises(LayoutError, match="'plain' exists already; choose another name"):
+        register_layout(Other())
+    register_layout(Plain())  # a module that is imported twice registers twice
+    assert type(LAYOUTS["plain"]) is Plain
+
+
+def test_the_canonical_layout_holds_everything_and_changes_nothing() -> None:
+    mine = parts()
+    assert repack(GOOD, mine, "plain", "plain") is mine
+    assert layout("plain").devices == ()

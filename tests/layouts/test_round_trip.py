@@ -1,0 +1,149 @@
+"""unpack(pack(x)) == x, bit for bit, for every layout, random shapes, zeros, scales and batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bitport.layouts import LAYOUTS, Matrix, layout, repack
+from bitport.numerics import NUMBER_TYPES, Quantized, packed_size
+
+WEIGHTS = [name for name, number in NUMBER_TYPES.items() if name != "float8_e8m0"]
+
+
+@st.composite
+def held(draw: st.DrawFn, name: str) -> tuple[Matrix, Quantized]:
+    """Parts with random bits that the layout called ``name`` can hold."""
+    batch = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
+    n = draw(st.integers(0, 20))
+    if name.startswith("tile_packed"):
+        inner = int(name.rsplit("_", 1)[1])
+        block_n, block_k = 1, draw(st.sampled_from([32, 64, 128, 256]))
+        unit = max(block_k, 16 * inner)
+        dtype, k = "int4", unit * draw(st.integers(1, 3))
+        scale_dtype = torch.bfloat16
+    else:
+        dtype = "int4" if name == "plain_int32" else draw(st.sampled_from(WEIGHTS))
+        k = draw(st.integers(1, 6)) * 8 if name == "plain_int32" else draw(st.integers(0, 40))
+        block_n, block_k = draw(st.integers(1, 5)), draw(st.integers(1, 48))
+        scale_dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    matrix = Matrix(dtype, n, k, block_n, block_k)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    number = NUMBER_TYPES[dtype]
+    bits = torch.randint(0, 256, (*batch, n, packed_size(k, number.bits)), generator=generator, dtype=torch.uint8)
+    if tail := k * number.bits % 8:
+        bits[..., -1] &= (1 << tail) - 1  # the bits behind the last code are zero by definition
+    scale = torch.randn(*batch, *matrix.grid, generator=generator).to(scale_dtype)
+    zero = {
+        "none": None,
+        "int": torch.randint(0, 1 << number.bits, scale.shape, generator=generator, dtype=torch.uint8),
+        "float": torch.randn(scale.shape, generator=generator).to(scale_dtype),
+    }[draw(st.sampled_from(["none", "int", "float"]))]
+    data = bits if number.storage == torch.uint8 else bits.view(number.storage)
+    return matrix, Quantized(data, scale, zero)
+
+
+def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (a, b)))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(data=st.data())
+def test_unpack_undoes_pack(name: str, data: st.DataObject) -> None:
+    matrix, parts = data.draw(held(name))
+    this = layout(name)
+    assert this.refuses(matrix, parts) is None
+    packed = this.pack(matrix, parts)
+    expected = this.expects(matrix)
+    batch = parts.data.shape[:-2]
+    assert packed.data.dtype == expected.data_dtype
+    assert packed.data.shape == (*batch, *expected.data_shape)
+    assert packed.scale.shape == (*batch, *expected.scale_shape)
+    assert packed.data.dim() == this.data_ndim + len(batch)
+    for mine, back in zip(parts, this.unpack(matrix, packed), strict=True):
+        assert same_bits(mine, back)
+
+
+@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("source", LAYOUTS)
+def test_from_any_layout_to_any_other(source: str, target: str) -> None:
+    matrix = Matrix("int4", 13, 256, 1, 128)
+    parts = Quantized(
+        torch.randint(0, 256, (2, 13, 128), dtype=torch.uint8),
+        torch.randn(2, 13, 2).bfloat16(),
+        torch.randint(0, 16, (2, 13, 2), dtype=torch.uint8),
+    )
+    there = repack(matrix, repack(matrix, parts, "plain", source), source, target)
+    for mine, back in zip(parts, repack(matrix, there, target, "plain"), strict=True):
+        assert same_bits(mine, back)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_packing_works_without_data(name: str) -> None:
+    """On meta tensors: sizes of a checkpoint can be planned before it is read."""
+    matrix = Matrix("int4", 13, 256, 1, 128)
+    parts = Quantized(torch.empty(13, 128, dtype=torch.uint8, device="meta"), torch.empty(13, 2, dtype=torch.bfloat16, device="meta"))
+    packed = layout(name).pack(matrix, parts)
+    back = layout(name).unpack(matrix, packed)
+    assert (back.data.shape, back.scale.shape) == ((13, 128), (13, 2))
+    assert packed.data.device.type == "meta"
+
+
+def test_rows_that_fill_up_a_tile_are_zeros() -> None:
+    matrix = Matrix("int4", 11, 64, 1, 32)
+    parts = Quantized(torch.full((11, 32), 0xFF, dtype=torch.uint8), torch.ones(11, 2).bfloat16())
+    packed = layout("tile_packed_4").pack(matrix, parts)
+    assert packed.data.shape == (2, 1, 32, 2)
+    rows = packed.data[1].reshape(8, 4, 2)  # lanes 4r .. 4r+3 hold row r
+    assert bool((rows[:3] == -1).all())
+    assert not rows[3:].any()
+    assert not packed.scale[:, 11:].any()
+
+
+def test_scales_and_zeros_of_tiles() -> None:
+    """value = (code - 8) * s + z, with z = (8 - zero) * s rounded to bfloat16; the exact zero stays beside it."""
+    matrix = Matrix("int4", 8, 64, 1, 32)
+    scale = torch.rand(8, 2).bfloat16()
+    zero = torch.randint(0, 16, (8, 2), dtype=torch.uint8)
+    parts = Quantized(torch.zeros(8, 32, dtype=torch.uint8), scale, zero)
+    packed = layout("tile_packed_2").pack(matrix, parts)
+    for group in range(2):
+        for row in range(8):
+            s, z = packed.scale[group, row].tolist()
+            assert s == scale[row, group].item()
+            assert z == torch.tensor((8.0 - int(zero[row, group])) * s).bfloat16().item()
+    assert packed.zero is zero
+
+
+def test_int32_words_share_the_bytes() -> None:
+    matrix = Matrix("int4", 4, 32, 1, 32)
+    data = torch.randint(0, 256, (4, 16), dtype=torch.uint8)
+    packed = layout("plain_int32").pack(matrix, Quantized(data, torch.ones(4, 1)))
+    assert packed.data.data_ptr() == data.data_ptr()
+    word = int(packed.data[1, 1]) & 0xFFFFFFFF
+    assert [word >> 4 * i & 0xF for i in range(8)] == [int(b) >> s & 0xF for b in data[1, 4:8] for s in (0, 4)]
+    data[0, 0] ^= 0xFF
+    assert int(packed.data[0, 0]) & 0xFF == int(data[0, 0])
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_words_at_an_odd_address_are_copied(offset: int) -> None:
+    matrix = Matrix("int4", 4, 32, 1, 32)
+    stored = torch.randint(0, 256, (64 + offset,), dtype=torch.uint8)
+    data = stored[offset:].reshape(4, 16)
+    packed = layout("plain_int32").pack(matrix, Quantized(data, torch.ones(4, 1)))
+    assert packed.data.data_ptr() % 4 == 0
+    assert torch.equal(packed.data.view(torch.uint8), data)
+
+
+def test_words_of_a_slice_of_columns_are_copied() -> None:
+    matrix = Matrix("int4", 4, 16, 1, 16)
+    data = torch.randint(0, 256, (4, 16), dtype=torch.uint8)[:, 8:]
+    packed = layout("plain_int32").pack(matrix, Quantized(data, torch.ones(4, 1)))
+    assert torch.equal(packed.data.view(torch.uint8), data)

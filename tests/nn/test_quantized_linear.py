@@ -1,0 +1,91 @@
+"""QuantizedLinear: built from (in, out), loaded with ready-made codes, swapped into a model."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from bitport.errors import ArgumentError
+from bitport.nn import QuantizedLinear, swap_linears_
+from bitport.tensor import QTensor
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_fresh_layer_gives_zeros(bias: bool) -> None:
+    layer = QuantizedLinear(32, 16, "int4-g32", bias=bias, dtype=torch.bfloat16)
+    y = layer(torch.randn(3, 32).bfloat16())
+    assert y.shape == (3, 16)
+    assert y.dtype == torch.bfloat16
+    assert not y.any()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block", [0, 8])
+@pytest.mark.parametrize("asym", [False, True])
+def test_loaded_codes(bits: int, block: int, asym: bool) -> None:
+    """value = weight * scaler - zero_point, in the shapes of the PyTorch/XLA page."""
+    n, k = 16, 32
+    scheme = f"int{bits}-" + (f"g{block}" if block else "channel") + ("-fzero" if asym else "-sym")
+    low = -(1 << (bits - 1))
+    grid = (k // block, n) if block else (n,)
+    codes = torch.randint(low, -low, (k // block, block, n) if block else (n, k)).to(torch.int8)
+    scaler, zero = torch.rand(grid) + 0.5, torch.randn(grid) if asym else None
+    layer = QuantizedLinear(k, n, scheme)
+    layer.load_quantized_weight(codes, scaler, zero)
+    x = torch.randn(3, k)
+    wanted = torch.ops.bitport.quantized_matmul(x, codes, scaler, zero, block or -1)
+    torch.testing.assert_close(layer(x), wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "change", "message"),
+    [
+        pytest.param("fp8-row", {}, "not an integer scheme", id="float-scheme"),
+        pytest.param("int8-g3", {}, "dividing 32", id="group-not-dividing"),
+        pytest.param("int8-asym", {}, "zero point kind 'int'", id="whole-zero"),
+        pytest.param("int8", {"zero_point": torch.zeros(16)}, "zero point kind 'none'", id="zero-not-wanted"),
+        pytest.param("int8-fzero", {}, "zero point kind 'float'", id="zero-missing"),
+        pytest.param("int8", {"weight": torch.zeros(16, 31, dtype=torch.int8)}, r"weight must have shape \[16, 32\], not \[16, 31\]", id="weight-shape"),
+        pytest.param("int8", {"scaler": torch.zeros(15)}, r"scaler must have shape \[16\]", id="scaler-shape"),
+        pytest.param("int4-channel-sym", {"weight": torch.full((16, 32), 8, dtype=torch.int8)}, r"values -8\.\.7 for int4", id="code-too-large"),
+        pytest.param("int8", {"weight": torch.zeros(16, 32, dtype=torch.int32)}, "must be int8", id="weight-dtype"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_loaded(scheme: str, change: dict[str, torch.Tensor], message: str) -> None:
+    given = {"weight": torch.zeros(16, 32, dtype=torch.int8), "scaler": torch.ones(16), **change}
+    with pytest.raises(ArgumentError, match=message):
+        QuantizedLinear(32, 16, scheme).load_quantized_weight(**given)
+
+
+def test_from_a_layer() -> None:
+    layer = nn.Linear(32, 16)
+    quantized = QuantizedLinear.from_linear(layer, "int4-g32")
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(quantized(x), x @ quantized.weight.dequantize().T + layer.bias)
+    assert quantized.bias is layer.bias
+    again = QuantizedLinear.from_linear(nn.Linear(32, 16), "int8")
+    layer.weight = again.weight
+    with pytest.raises(ArgumentError, match="is int8 already, not int4-g32"):
+        QuantizedLinear.from_linear(layer, "int4-g32")
+
+
+def test_swapped_into_a_model() -> None:
+    model = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Sequential(nn.Linear(16, 8)), nn.LayerNorm(8))
+    assert swap_linears_(model, {"2.*": "int8"}) == ["2.0"]
+    assert type(model[0]) is nn.Linear
+    assert isinstance(model[2][0], QuantizedLinear)
+    assert model(torch.randn(3, 32)).shape == (3, 8)
+
+
+def test_state_dict() -> None:
+    torch.manual_seed(1)
+    first, second = (QuantizedLinear.from_linear(nn.Linear(32, 16), "int4-g32") for _ in range(2))
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert isinstance(second.weight, QTensor)
+    assert torch.equal(first.weight, second.weight)

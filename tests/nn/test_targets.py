@@ -1,0 +1,89 @@
+"""Which weights of a model are found, under which name and kind: nothing with a matrix is passed over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bitport.nn import find_targets
+
+
+class Experts(nn.Module):
+    def __init__(self, transposed: bool = False) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.randn(3, 16, 8))
+        self.is_transposed = transposed
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.mlp = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
+        self.experts = Experts()
+        self.conv1 = nn.Conv1d(8, 4, 3)
+        self.conv2 = nn.Conv2d(8, 4, 3)
+        self.conv3 = nn.Conv3d(8, 4, 3)
+        self.up = nn.ConvTranspose1d(8, 4, 3)
+        self.bilinear = nn.Bilinear(4, 4, 2)
+        self.table = nn.Parameter(torch.randn(4, 8))
+        self.counts = nn.Parameter(torch.ones(2, 2, dtype=torch.int64), requires_grad=False)
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def test_every_matrix_has_its_kind() -> None:
+    assert {target.name: target.kind for target in find_targets(Model())} == {
+        "table": "other",
+        "embed.weight": "embedding",
+        "attention.in_proj_weight": "attention",
+        "attention.out_proj.weight": "linear",
+        "mlp.0.weight": "linear",
+        "mlp.2.weight": "linear",
+        "experts.gate_up": "experts",
+        "conv1.weight": "conv",
+        "conv2.weight": "conv",
+        "conv3.weight": "other",
+        "up.weight": "other",
+        "bilinear.weight": "other",
+        "head.weight": "linear",
+    }
+
+
+def test_tied_weights_share_their_storage_label() -> None:
+    labels = {target.name: target.storage for target in find_targets(Model())}
+    assert labels["embed.weight"] == labels["head.weight"]
+    assert len(set(labels.values())) == len(labels) - 1
+
+
+def test_a_module_used_twice_has_two_names() -> None:
+    shared = nn.Linear(8, 8)
+    found = find_targets(nn.ModuleDict({"a": shared, "b": shared}))
+    assert [target.name for target in found] == ["a.weight", "b.weight"]
+    assert found[0].storage == found[1].storage
+
+
+def test_one_parameter_twice_in_a_module_has_two_names() -> None:
+    module = nn.Module()
+    module.first = module.second = nn.Parameter(torch.randn(4, 4))
+    assert [target.name for target in find_targets(module)] == ["first", "second"]
+
+
+def test_the_model_itself_may_be_the_layer() -> None:
+    (only,) = find_targets(nn.Linear(8, 4))
+    assert (only.module, only.name, only.shape) == ("", "weight", (4, 8))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_experts_that_lie_transposed(transposed: bool) -> None:
+    (only,) = find_targets(Experts(transposed))
+    assert (only.kind, only.transposed) == ("experts", transposed)
+
+
+def test_subclasses_are_what_they_derive_from() -> None:
+    class Mine(nn.Linear):
+        pass
+
+    assert find_targets(Mine(8, 4))[0].kind == "linear"

@@ -1,0 +1,79 @@
+"""The gradient of an eager call, which goes past PyTorch's registered one: the same numbers, and x is not kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitport.ops import OPS
+from bitport.ops.functional import operand
+from bitport.schemes import preset
+from bitport.tensor import QTensor, quantize_tensor
+
+N, K = 24, 96
+
+
+def weight(scheme: str) -> QTensor:
+    return quantize_tensor(torch.randn(N, K, generator=torch.Generator().manual_seed(1)), preset(scheme))
+
+
+def leaves() -> tuple[Tensor, Tensor]:
+    at = torch.Generator().manual_seed(2)
+    return torch.randn(2, 3, K, generator=at, requires_grad=True), torch.randn(N, generator=at, requires_grad=True)
+
+
+def registered(x: Tensor, q: QTensor, bias: Tensor) -> Tensor:
+    """The same call at the dispatcher, whose gradient torch.library holds."""
+    if q.scheme.act:
+        return OPS["dyn_linear"].overload(x, *operand(q), q.scheme.act, None, bias)
+    return OPS["linear"].overload(x, *operand(q), bias)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4-g32", "int8-dyn", "mxfp8", "nf4"])
+def test_gradients_are_those_of_the_op(scheme: str) -> None:
+    q, (x, bias) = weight(scheme), leaves()
+    grad = torch.randn(2, 3, N)
+    eager = torch.autograd.grad(F.linear(x, q, bias), (x, bias), grad)
+    for mine, theirs in zip(eager, torch.autograd.grad(registered(x, q, bias), (x, bias), grad), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
+def test_gradients_against_float64(scheme: str) -> None:
+    """Rounding of the input passes the gradient through, so both schemes have that of the dense weight: a float32 sum
+    of N products, each off by at most N * 2^-24 of the sum of magnitudes."""
+    q, (x, bias) = weight(scheme), leaves()
+    grad = torch.randn(2, 3, N)
+    grad_x, grad_bias = torch.autograd.grad(F.linear(x, q, bias), (x, bias), grad)
+    dense = q.dequantize().double()
+    bound = N * 2.0**-24 * (grad.double().abs() @ dense.abs())
+    assert bool(((grad_x.double() - grad.double() @ dense).abs() <= bound).all())
+    torch.testing.assert_close(grad_bias.double(), grad.double().sum((0, 1)), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("wanted", ["x", "bias"])
+def test_only_what_is_wanted_gets_a_gradient(wanted: str) -> None:
+    q, (x, bias) = weight("int8"), leaves()
+    (bias if wanted == "x" else x).requires_grad_(False)
+    F.linear(x, q, bias).sum().backward()
+    assert (x.grad is not None, bias.grad is not None) == (wanted == "x", wanted == "bias")
+
+
+def test_second_derivative() -> None:
+    """y = W x: the gradient of |y|^2 is 2 W^T W x, whose sum has the gradient 2 W^T W 1."""
+    q, (x, _) = weight("int8"), leaves()
+    first = torch.autograd.grad(F.linear(x, q).square().sum(), x, create_graph=True)[0]
+    second = torch.autograd.grad(first.sum(), x)[0]
+    dense = q.dequantize().double()
+    expected = (2 * dense.T @ dense).sum(0).expand(2, 3, K)
+    torch.testing.assert_close(second.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_input_is_not_kept() -> None:
+    saved: list[Tensor] = []
+    q, (x, bias) = weight("int8"), leaves()
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: saved.append(kept) or kept, lambda kept: kept):
+        F.linear(x, q, bias)
+    assert saved == []

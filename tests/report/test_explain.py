@@ -1,0 +1,100 @@
+"""explain(): for every quantized weight the op, and per number of rows the kernel and the refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bitport
+from bitport.ops import Impl, decide, register_kernel
+from bitport.ops.functional import operand
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 64)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.act = nn.Linear(64, 32)
+        self.conv = nn.Conv1d(64, 8, 3)
+        self.experts = nn.Parameter(torch.randn(3, 16, 64))
+        self.dyn_experts = nn.Parameter(torch.randn(3, 16, 64))
+        self.float = nn.Linear(64, 4)
+
+
+RULES = [("float", "skip"), ("embed", "int8"), ("act", "int8-dyn"), ("conv", "int4-g32"), ("dyn_experts", "fp8-row"), ("*", "int4-g32")]
+OPS_OF = {
+    "embed.weight": "embedding",
+    "layers.0.weight": "linear",
+    "layers.1.weight": "linear",
+    "layers.2.weight": "linear",
+    "act.weight": "dyn_linear",
+    "conv.weight": "dequantize",
+    "experts": "grouped_linear",
+    "dyn_experts": "dyn_grouped_linear",
+}
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    made = Model()
+    bitport.quantize_(made, RULES)
+    return made
+
+
+def test_every_quantized_weight_with_its_op(model: nn.Module) -> None:
+    explanation = bitport.explain(model, rows=(1, 7))
+    assert {layer.name: layer.op for layer in explanation.layers} == OPS_OF
+    for layer in explanation.layers:
+        assert set(layer.decisions) == {1, 7}
+        assert layer.device == "cpu"
+        assert layer.layout
+
+
+def test_it_names_the_kernel_that_runs(model: nn.Module) -> None:
+    weight = model.layers[0].weight
+    explained = {layer.name: layer for layer in bitport.explain(model, rows=(7,)).layers}["layers.0.weight"]
+    assert explained.decisions[7] == decide("linear", torch.randn(7, 64), *operand(weight), None)
+
+
+@pytest.mark.usefixtures("own_tables")
+def test_refusals_per_number_of_rows(model: nn.Module) -> None:
+    def few(x: torch.Tensor, *rest: Any) -> str | None:
+        return None if x.shape[0] <= 4 else f"at most 4 rows, not {x.shape[0]}"
+
+    register_kernel(Impl("linear", "few", "cpu", lambda x, *rest: x, few, 1_000_000))
+    explanation = bitport.explain(model, rows=(1, 64))
+    layer = next(layer for layer in explanation.layers if layer.name == "layers.1.weight")
+    assert layer.decisions[1].kernel == "few"
+    assert ("few", "at most 4 rows, not 64") in layer.decisions[64].refused
+    assert "few refused: at most 4 rows, not 64" in str(explanation)
+
+
+def test_text_groups_layers_that_are_alike(model: nn.Module) -> None:
+    text = str(bitport.explain(model, rows=(1,)))
+    assert "layers.0.weight .. layers.2.weight (3)" in text
+    assert text.splitlines()[0].split() == ["weights", "scheme", "layout", "device", "op", "1", "rows"]
+
+
+def test_json(model: nn.Module) -> None:
+    explanation = bitport.explain(model, rows=(1, 7))
+    data = json.loads(explanation.to_json())
+    assert [layer["name"] for layer in data["layers"]] == [layer.name for layer in explanation.layers]
+    assert set(data["layers"][0]["decisions"]) == {"1", "7"}
+
+
+def test_a_float_model() -> None:
+    assert str(bitport.explain(nn.Linear(4, 4))) == "no quantized weight in this model"
+
+
+def test_a_model_without_data(model: nn.Module) -> None:
+    assert len(bitport.explain(model.to("meta")).layers) == len(OPS_OF)
+
+
+def test_nothing_is_computed(model: nn.Module) -> None:
+    """A million rows are explained without being made."""
+    assert bitport.explain(model, rows=(1 << 30,)).layers

@@ -1,0 +1,120 @@
+"""Names: the table of presets, the grammar of suffixes, and name_of as its inverse."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from bitport.errors import SchemeError
+from bitport.numerics import Format
+from bitport.schemes import PRESETS, Scheme, preset
+from bitport.schemes.presets import name_of
+
+BLOCKS = {"": None, "-tensor": (0, 0), "-channel": (1, 0), "-g32": (1, 32), "-g100": (1, 100), "-b8x16": (8, 16), "-b1x7": (1, 7)}
+ZEROS = {"": None, "-sym": "none", "-asym": "int", "-fzero": "float"}
+INPUTS = ("", "-wo")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_its_own_name(name: str) -> None:
+    assert preset(name) is PRESETS[name]
+    assert PRESETS[name].name == str(PRESETS[name]) == name
+
+
+def test_every_scheme_of_the_mission_has_a_name() -> None:
+    """(weight, input) of each row of the XPU plan and of the XLA page."""
+    have = {(s.weight.dtype, s.act, s.static) for s in PRESETS.values()}
+    assert {
+        ("float8_e4m3", "fp8-tensor", False),
+        ("float8_e4m3", "fp8", False),
+        ("float8_e4m3", "fp8-128", False),
+        ("int4", "", False),
+        ("int8", "", False),
+        ("int8", "int8", False),
+        ("int8", "int8-tensor", True),
+        ("float8_e4m3", "mxfp8", False),
+        ("float4_e2m1", "mxfp4", False),
+        ("float4_e2m1", "nvfp4", False),
+        ("int4", "int8", False),
+        ("int4", "fp8", False),
+    } <= have
+
+
+@pytest.mark.parametrize("base", PRESETS)
+def test_suffixes_mean_what_they_say_and_names_come_back(base: str) -> None:
+    understood = 0
+    for (block, shape), (zero, kind), wo in itertools.product(BLOCKS.items(), ZEROS.items(), INPUTS):
+        name = base + block + zero + wo
+        try:
+            scheme = preset(name)
+        except SchemeError:
+            continue
+        understood += 1
+        if shape is not None:
+            assert scheme.weight.block == shape
+        if kind is not None:
+            assert scheme.weight.zero == kind
+        if wo:
+            assert (scheme.act, scheme.static) == ("", False)
+        assert preset(name_of(scheme)) == scheme
+    number = PRESETS[base].weight.number
+    zeros = 4 if number.kind == "int" else 2  # no suffix and -sym fit every type
+    assert understood == len(BLOCKS) * zeros * len(INPUTS)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("-g32", "-sym", "-wo"))), ids="".join)
+def test_the_order_of_suffixes_does_not_matter(order: tuple[str, ...]) -> None:
+    assert preset("int4-int8" + "".join(order)) == preset("int4-g32-sym")
+
+
+def test_the_longest_preset_that_fits_is_meant() -> None:
+    assert preset("int8-dyn-g32").act == "int8"
+    assert preset("fp8-row-tensor").weight.block == (0, 0)
+    assert preset("fp8-tensor").act == "fp8-tensor"
+    assert preset("fp8-wo") is PRESETS["fp8-wo"]
+    assert preset("fp8-row-wo") == PRESETS["fp8-wo"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("", "unknown scheme ''; presets: .*int4", id="empty"),
+        pytest.param("int9", "unknown scheme 'int9'", id="no-such-type"),
+        pytest.param("INT4", "unknown scheme 'INT4'", id="capitals"),
+        pytest.param("int4g32", "unknown scheme 'int4g32'", id="no-dash"),
+        pytest.param("int4-", "unknown suffix ''; allowed: g<N>", id="dash-at-the-end"),
+        pytest.param("int4--sym", "unknown suffix ''", id="two-dashes"),
+        pytest.param("int4-g0", "unknown suffix 'g0'", id="group-of-none"),
+        pytest.param("int4-g-32", "unknown suffix 'g'", id="group-negative"),
+        pytest.param("int4-g032", "unknown suffix 'g032'", id="group-with-a-zero"),
+        pytest.param("int4-b8", "unknown suffix 'b8'", id="block-of-one-number"),
+        pytest.param("int4-b0x8", "unknown suffix 'b0x8'", id="block-of-no-rows"),
+        pytest.param("int4-nope", r"unknown suffix 'nope'; allowed: .*channel.*sym.*wo", id="no-such-suffix"),
+        pytest.param("nf4-asym", "nf4-asym.*only integer types have a zero point", id="zero-of-a-table"),
+        pytest.param("mxfp4-fzero", "only integer types have a zero point", id="zero-of-a-float"),
+        pytest.param(" int4", "unknown scheme", id="space"),
+    ],
+)
+def test_what_is_no_name(name: str, message: str) -> None:
+    with pytest.raises(SchemeError, match=message):
+        preset(name)
+
+
+@pytest.mark.parametrize("name", ["int4-g32-g64", "int4-sym-asym", "int8-wo-wo", "int4-channel-g32"])
+def test_a_suffix_is_not_said_twice(name: str) -> None:
+    with pytest.raises(SchemeError, match="twice|more than once"):
+        preset(name)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        pytest.param(Scheme(weight=Format(dtype="int4", block=(1, 32), scale="float16")), id="scale-of-no-preset"),
+        pytest.param(Scheme(weight=Format(dtype="int1")), id="type-of-no-preset"),
+        pytest.param(Scheme(weight=Format(dtype="int4", block=(1, 32), zero="int", scale="input"), act="mxfp4"), id="input-of-no-preset"),
+        pytest.param(Scheme(weight=Format(dtype="int4", block=(0, 8), scale="input")), id="block-of-no-suffix"),
+    ],
+)
+def test_what_has_no_name_is_custom(scheme: Scheme) -> None:
+    assert scheme.name == "custom"

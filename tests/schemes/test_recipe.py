@@ -1,0 +1,238 @@
+"""Recipes: which rule decides for a weight, what ties, and what is refused; plans and their difference."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bitport.errors import RecipeError, SchemeError
+from bitport.schemes import KINDS, Choice, Plan, Recipe, Rule, Target, preset
+
+
+def target(name: str, kind: str = "linear", storage: str | None = None, shape: tuple[int, ...] = (8, 8)) -> Target:
+    return Target(name, "weight", kind, shape, storage or name)
+
+
+MODEL = [
+    target("embed", "embedding", "tied"),
+    target("layers.0.attn.q"),
+    target("layers.0.attn.o"),
+    target("layers.0.mlp.up"),
+    target("layers.0.mlp.experts", "experts", shape=(4, 8, 8)),
+    target("layers.1.attn.q"),
+    target("conv", "conv"),
+    target("mystery", "other"),
+    target("head", "linear", "tied"),
+]
+
+
+def chosen(recipe: Any, targets: list[Target] | None = None) -> dict[str, str]:
+    plan = Recipe.of(recipe).resolve(MODEL if targets is None else targets)
+    return {choice.name.removesuffix(".weight"): str(choice.scheme) for choice in plan.quantized}
+
+
+UNTIED = [t for t in MODEL if t.storage != "tied"]
+
+
+def test_a_name_alone_is_for_linear_experts_and_attention() -> None:
+    assert set(chosen("int4", UNTIED)) == {t.module for t in UNTIED if t.kind in ("linear", "experts")}
+    assert set(chosen("int4", [target(kind, kind) for kind in KINDS])) == {"linear", "experts", "attention"}
+
+
+def test_the_first_rule_that_fits_decides() -> None:
+    got = chosen([("layers.0.attn.*", "int8"), ("layers.*", "int4"), ("*.q", "nf4")][:2], UNTIED)
+    assert got["layers.0.attn.q"] == got["layers.0.attn.o"] == "int8"
+    assert got["layers.0.mlp.up"] == got["layers.1.attn.q"] == "int4"
+
+
+@pytest.mark.parametrize(
+    ("match", "fits"),
+    [
+        pytest.param("layers.1.*", {"layers.1.attn.q"}, id="glob"),
+        pytest.param("*.q", {"layers.0.attn.q", "layers.1.attn.q"}, id="glob-end"),
+        pytest.param("layers.?.attn.q", {"layers.0.attn.q", "layers.1.attn.q"}, id="glob-one"),
+        pytest.param("layers.[1-9].*", {"layers.1.attn.q"}, id="glob-range"),
+        pytest.param("layers.0.mlp.up.weight", {"layers.0.mlp.up"}, id="parameter-name"),
+        pytest.param(r"re:layers\.\d+\.attn\.[qo]", {"layers.0.attn.q", "layers.0.attn.o", "layers.1.attn.q"}, id="regex"),
+        pytest.param(r"re:.*attn.*", {"layers.0.attn.q", "layers.0.attn.o", "layers.1.attn.q"}, id="regex-part"),
+    ],
+)
+def test_patterns(match: str, fits: set[str]) -> None:
+    assert set(chosen({match: "int8"}, UNTIED)) == fits
+
+
+def test_a_regex_must_fit_the_whole_name() -> None:
+    with pytest.raises(RecipeError, match="fits no weight"):
+        chosen({"re:attn": "int8"}, UNTIED)
+
+
+def test_patterns_mind_capitals() -> None:
+    with pytest.raises(RecipeError, match="fits no weight"):
+        chosen({"Layers.*": "int8"}, UNTIED)
+
+
+def test_skip_leaves_a_weight_with_a_reason() -> None:
+    plan = Recipe.of([("*.o", "skip"), ("layers.*", "int8")]).resolve(UNTIED)
+    assert plan["layers.0.attn.o.weight"] == Choice("layers.0.attn.o.weight", None, "rule '*.o' says skip")
+    assert {choice.name for choice in plan.skipped} == {"layers.0.attn.o.weight", "conv.weight", "mystery.weight"}
+    assert "no rule fits this conv weight" in plan["conv.weight"].reason
+    assert "unknown type" in plan["mystery.weight"].reason
+
+
+def test_kinds_narrow_a_rule() -> None:
+    assert set(chosen(Rule("*", "int8", ("experts",)), UNTIED)) == {"layers.0.mlp.experts"}
+    assert "mystery" not in chosen({"*": "int8"})
+    assert set(chosen(Rule("*", "int8", ("other",)))) == {"mystery"}
+
+
+def test_convolutions_are_weight_only() -> None:
+    plan = Recipe.of({"*": "int8-dyn"}).resolve(UNTIED)
+    assert plan["conv.weight"].scheme is None
+    assert "convolutions are weight-only; int8-dyn rounds its input" in plan["conv.weight"].reason
+    assert chosen({"conv": "int8-dyn-wo"}, UNTIED) == {"conv": preset("int8-dyn-wo").name}
+
+
+# -- tied weights ----------------------------------------------------------------------------------------------------
+
+
+def test_both_names_of_a_tied_weight() -> None:
+    assert chosen({"embed": "int8", "head": "int8"}) == {"embed": "int8", "head": "int8"}
+
+
+@pytest.mark.parametrize("name", ["embed", "head"])
+def test_one_name_of_a_tied_weight_leaves_both(name: str) -> None:
+    other = {"embed": "head", "head": "embed"}[name]
+    plan = Recipe.of({name: "int8", "layers.*": "int4"}).resolve(MODEL)
+    assert plan[f"{name}.weight"].scheme is None
+    assert plan[f"{name}.weight"].reason == f"tied to {other}.weight, which stays as it is; a rule for that one quantizes both"
+
+
+def test_two_schemes_for_a_tied_weight_are_a_conflict() -> None:
+    with pytest.raises(RecipeError, match=r"embed.weight and head.weight are one tied weight.*embed.weight: int8, head.weight: int4"):
+        chosen({"embed": "int8", "head": "int4"})
+
+
+# -- refused ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_that_fits_nothing_is_an_error() -> None:
+    with pytest.raises(RecipeError, match=r"rule 'layer.*' \(kinds: any\) fits no weight; the model has embed \(embedding\), .* and 1 more"):
+        chosen([("layer.*", "int8"), ("*", "int4")])
+    with pytest.raises(RecipeError, match=r"kinds: attention\) fits no weight"):
+        chosen(Rule("*", "int8", ("attention",)))
+
+
+def test_a_model_without_weights_is_an_error() -> None:
+    with pytest.raises(RecipeError, match="nothing to quantize"):
+        chosen("int8", [])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        pytest.param(lambda: Rule("*", "int99"), SchemeError, "unknown scheme 'int99'", id="scheme"),
+        pytest.param(lambda: Rule("re:(", "int8"), RecipeError, "no regular expression", id="regex"),
+        pytest.param(lambda: Rule("*", "int8", ("liner",)), RecipeError, r"unknown kinds \['liner'\]; known: linear", id="kinds"),
+        pytest.param(lambda: Rule("*", "int8", "linear"), RecipeError, "kinds", id="kinds-as-text"),
+        pytest.param(lambda: Recipe(()), RecipeError, "at least one rule", id="empty"),
+        pytest.param(lambda: Recipe.of([]), RecipeError, "at least one rule", id="empty-list"),
+        pytest.param(lambda: Recipe.of(3), RecipeError, "cannot read a recipe from int", id="number"),
+        pytest.param(lambda: Recipe.of(None), RecipeError, "cannot read a recipe from NoneType", id="nothing"),
+        pytest.param(lambda: Recipe.of([("a",)]), RecipeError, "rule", id="half-a-pair"),
+        pytest.param(lambda: Recipe.of([3]), RecipeError, "rule", id="no-pair"),
+        pytest.param(lambda: Recipe.of({"a": 3}), RecipeError, "scheme", id="scheme-as-a-number"),
+        pytest.param(lambda: Recipe.of({3: "int8"}), RecipeError, "match|name", id="name-as-a-number"),
+    ],
+)
+def test_what_is_no_recipe(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------
+
+RECIPE = Recipe.of([Rule("*.o", "skip"), Rule(r"re:.*\.q", "int4-g32", ("linear",)), ("*", preset("int8"))])
+
+
+def test_json_both_ways() -> None:
+    assert Recipe.from_json(RECIPE.to_json()) == RECIPE
+
+
+def test_json_written_by_hand() -> None:
+    text = '{"version": 1, "rules": [{"match": "head", "scheme": "skip"}, {"match": "*", "scheme": "int4-g32", "kinds": ["linear"]}]}'
+    assert Recipe.from_json(text) == Recipe.of([("head", "skip"), Rule("*", "int4-g32", ("linear",))])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("[]", id="list"),
+        pytest.param("{}", id="no-version"),
+        pytest.param('{"version": 2, "rules": []}', id="newer-version"),
+        pytest.param('{"version": 1}', id="no-rules"),
+        pytest.param('{"version": 1, "rules": []}', id="no-rule"),
+        pytest.param('{"version": 1, "rules": {}}', id="rules-as-an-object"),
+        pytest.param('{"version": 1, "rules": 3}', id="rules-as-a-number"),
+        pytest.param('{"version": 1, "rules": [3]}', id="rule-as-a-number"),
+        pytest.param('{"version": 1, "rules": [{}]}', id="rule-of-nothing"),
+        pytest.param('{"version": 1, "rules": [{"match": "*"}]}', id="no-scheme"),
+        pytest.param('{"version": 1, "rules": [{"match": 3, "scheme": "int8"}]}', id="match-as-a-number"),
+        pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int99"}]}', id="no-such-scheme"),
+        pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": 3}]}', id="scheme-as-a-number"),
+        pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kind": "linear"}]}', id="unknown-key"),
+        pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": ["liner"]}]}', id="unknown-kind"),
+        pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": 3}]}', id="kinds-as-a-number"),
+        pytest.param('{"version": 1, "more": 1, "rules": [{"match": "*", "scheme": "int8"}]}', id="unknown-key-outside"),
+    ],
+)
+def test_what_is_no_recipe_file(text: str) -> None:
+    with pytest.raises((RecipeError, SchemeError)):
+        Recipe.from_json(text)
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_plan_json_both_ways() -> None:
+    plan = RECIPE.resolve(UNTIED)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert len(json.loads(plan.to_json())) == len(UNTIED)
+
+
+def test_plan_by_name() -> None:
+    plan = RECIPE.resolve(UNTIED)
+    assert plan["conv.weight"].scheme == preset("int8")
+    with pytest.raises(KeyError, match="nope"):
+        plan["nope"]
+
+
+def test_the_difference_of_two_plans() -> None:
+    first = Recipe.of({"*": "int8"}).resolve(UNTIED)
+    second = Recipe.of([("*.o", "skip"), ("*.up", "int4"), ("*", "int8")]).resolve([*UNTIED[:-1], target("extra")])
+    assert first.diff(first) == []
+    assert first.diff(second) == [
+        "layers.0.attn.o.weight: int8 -> skip",
+        "layers.0.mlp.up.weight: int8 -> int4",
+        "mystery.weight: skip -> absent",
+        "extra.weight: absent -> int8",
+    ]
+
+
+def test_two_schemes_without_a_name_differ() -> None:
+    """'custom' twice is not the same scheme."""
+    import dataclasses
+
+    one = dataclasses.replace(preset("int4-g32"), weight=dataclasses.replace(preset("int4-g32").weight, scale="float16"))
+    two = dataclasses.replace(one, weight=dataclasses.replace(one.weight, block=(1, 64)))
+    assert one.name == two.name == "custom"
+    plans = [Plan((Choice("a.weight", scheme, ""),)) for scheme in (one, two)]
+    assert len(plans[0].diff(plans[1])) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[3]", '[{"name": "a"}]', '[{"name": "a", "scheme": {}, "reason": ""}]'])
+def test_what_is_no_plan_file(text: str) -> None:
+    with pytest.raises((RecipeError, SchemeError)):
+        Plan.from_json(text)

@@ -1,0 +1,268 @@
+"""Every product that PyTorch can form with a weight, against the product with the dequantized matrix in float64.
+
+The input is rounded as the scheme says; the judge rounds with the op quantize_input and reads the value back with the
+independent reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.numerics import ACTIVATIONS, sqnr
+from bitport.ops import OPS
+from bitport.ops.convert import from_list
+from bitport.ops.reference import value_of
+from bitport.ops.samples import product_budget
+from bitport.schemes import PRESETS
+from bitport.tensor import QTensor
+
+Make = Callable[..., QTensor]
+
+
+def rounded(x: Tensor, q: QTensor) -> Tensor:
+    """The input as the product sees it, in float64."""
+    if not q.scheme.act:
+        return x.double()
+    m, k = x.numel() // x.shape[-1], x.shape[-1]
+    fmt = ACTIVATIONS[q.scheme.act]
+    parts = from_list(OPS["quantize_input"].overload(x, q.scheme.act, q.act_scale))
+    return value_of(parts, fmt.dtype, m, k, *fmt.block_shape(m, k)).reshape(x.shape)
+
+
+def exact(q: QTensor) -> Tensor:
+    return value_of(q.plain(), *q.matrix)
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": lambda x, w: F.linear(x, w),
+    "linear-keywords": lambda x, w: F.linear(input=x, weight=w, bias=None),
+    "matmul-t": lambda x, w: x @ w.t(),
+    "matmul-T": lambda x, w: torch.matmul(x, w.T),
+    "matmul-keywords": lambda x, w: torch.matmul(input=x, other=w.mT),
+    "method": lambda x, w: x.matmul(w.t()),
+    "mm": lambda x, w: torch.mm(x, w.t()),
+    "addmm": lambda x, w: torch.addmm(torch.zeros(64), x, w.t()),
+    "inner": lambda x, w: torch.inner(x, w),
+    "linear-in-inference-mode": lambda x, w: _in_inference_mode(x, w),
+}
+
+
+def _in_inference_mode(x: Tensor, w: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return F.linear(x, w)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("scheme", PRESETS)
+def test_every_product_of_every_scheme(make: Make, scheme: str, product: str) -> None:
+    q = make(scheme, 64, 96, act_scale=torch.tensor([[0.03]]) if PRESETS[scheme].static else None)
+    x = torch.randn(5, 96)
+    y = PRODUCTS[product](x, q)
+    wanted = rounded(x, q) @ exact(q).T
+    assert float(sqnr(wanted, y)) >= product_budget(torch.float32, 96, 5 * 64)
+
+
+def test_bias_and_factors(make: Make) -> None:
+    q, x, bias = make("int4-g32"), torch.randn(5, 96), torch.randn(64)
+    wanted = x.double() @ exact(q).T
+    torch.testing.assert_close(F.linear(x, q, bias).double(), wanted + bias, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.addmm(bias, x, q.t()).double(), wanted + bias, rtol=1e-5, atol=1e-5)
+    scaled = torch.addmm(bias, x, q.t(), beta=0.5, alpha=2.0)
+    torch.testing.assert_close(scaled.double(), 2 * wanted + 0.5 * bias, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(96,), (1, 96), (2, 3, 96), (2, 1, 3, 96), (0, 96), (2, 0, 96)], ids=str)
+def test_every_rank_of_input(make: Make, shape: tuple[int, ...]) -> None:
+    q, x = make("int4-g32"), torch.randn(shape)
+    for y in (F.linear(x, q), x @ q.t()):
+        assert y.shape == (*shape[:-1], 64)
+        torch.testing.assert_close(y, x @ q.dequantize().t(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_other_side_of_the_matrix(make: Make) -> None:
+    """x [M, N] @ q [N, K] sums over rows, which no kernel packs for: computed from the float value."""
+    q, x = make("int4-g32"), torch.randn(3, 64)
+    torch.testing.assert_close(x @ q, x @ q.dequantize())
+
+
+def test_experts(make: Make) -> None:
+    q, x = make("int4-g32", 3, 64, 96), torch.randn(3, 5, 96)
+    wanted = x.double() @ exact(q).transpose(1, 2)
+    for y in (torch.bmm(x, q.transpose(1, 2)), x @ q.mT, torch.stack([F.linear(x[e], q[e]) for e in range(3)])):
+        torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "fp8-row", "mxfp4"])
+def test_grouped(make: Make, scheme: str) -> None:
+    q, x = make(scheme, 3, 64, 96), torch.randn(8, 96)
+    ends = torch.tensor([2, 2, 7], dtype=torch.int32)
+    y = F.grouped_mm(x, q.transpose(1, 2), offs=ends)
+    weight, rows = exact(q), rounded(x, q)
+    wanted = torch.cat([rows[:2] @ weight[0].T, rows[2:7] @ weight[2].T])
+    assert float(sqnr(wanted, y[:7])) >= product_budget(torch.float32, 96, 7 * 64)
+    assert not y[7:].any()
+
+
+def test_experts_round_their_input_in_bmm_too(make: Make) -> None:
+    q, x = make("int8-dyn", 2, 64, 96), torch.randn(2, 5, 96)
+    ends = torch.tensor([5, 10], dtype=torch.int32)
+    grouped = F.grouped_mm(x.reshape(10, 96), q.mT, offs=ends).reshape(2, 5, 64)
+    torch.testing.assert_close(torch.bmm(x, q.mT), grouped, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4-g32", "nf4"])
+def test_embedding(make: Make, scheme: str) -> None:
+    q, ids = make(scheme), torch.tensor([[3, 0], [63, 3]])
+    assert torch.equal(F.embedding(ids, q), q.dequantize()[ids])
+    assert F.embedding(ids, q.half()).dtype == torch.float16
+    assert torch.equal(F.embedding(ids, q, padding_idx=0), q.dequantize()[ids])
+    with pytest.raises(ArgumentError, match="max_norm"):
+        F.embedding(ids, q, max_norm=1.0)
+    with pytest.raises(ArgumentError, match=r"transposed view \[K, N\]"):
+        F.embedding(ids, q.t())
+
+
+def test_convolutions(make: Make) -> None:
+    q, x = make("int8", 8, 4, 3, 3, kind="conv"), torch.randn(2, 4, 9, 9)
+    dense = q.dequantize()
+    assert torch.equal(F.conv2d(x, q, stride=2, padding=1), F.conv2d(x, dense, stride=2, padding=1))
+    assert torch.equal(F.conv2d(input=torch.randn(1, 8, 5, 5).zero_(), weight=q, groups=2), torch.zeros(1, 8, 3, 3))
+    one, y = make("int4-g32", 8, 4, 3, kind="conv"), torch.randn(2, 4, 9)
+    assert torch.equal(F.conv1d(y, one, dilation=2), F.conv1d(y, one.dequantize(), dilation=2))
+
+
+# -- what stands between the input and the codes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [("perm",), ("pre_scale",), ("perm", "pre_scale")], ids="-".join)
+def test_perm_and_pre_scale_are_invisible_in_the_value(make: Make, parts: tuple[str, ...]) -> None:
+    """dequantize() is the matrix in the original order and size, and every product is the product with it."""
+    extra = {"perm": torch.randperm(96), "pre_scale": torch.rand(96) + 0.5}
+    q = make("int4-g32", **{name: extra[name] for name in parts})
+    codes = exact(q)
+    value = codes.clone()
+    if "perm" in parts:
+        value[:, extra["perm"]] = codes
+    if "pre_scale" in parts:
+        value = value * extra["pre_scale"].double()
+    torch.testing.assert_close(q.dequantize().double(), value, rtol=1e-6, atol=1e-7)
+    x, ids = torch.randn(5, 96), torch.tensor([3, 60])
+    for y in (F.linear(x, q), x @ q.t(), torch.addmm(torch.zeros(64), x, q.T)):
+        torch.testing.assert_close(y.double(), x.double() @ value.T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(F.embedding(ids, q).double(), value[ids], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(torch.randn(2, 64).zero_() @ q, torch.zeros(2, 96))
+
+
+def test_a_pre_scale_comes_before_the_rounding_of_the_input(make: Make) -> None:
+    """SmoothQuant: what is rounded to int8 is x times the scale."""
+    scale = torch.logspace(-2, 2, 96)
+    q = make("int8-dyn", pre_scale=scale)
+    x = torch.randn(5, 96) / scale
+    wanted = rounded(x * scale, q) @ exact(q).T
+    assert float(sqnr(wanted, F.linear(x, q))) >= product_budget(torch.float32, 96, 5 * 64)
+
+
+def test_a_static_scale_must_be_there(make: Make) -> None:
+    with pytest.raises(ArgumentError, match="none was calibrated: quantize_"):
+        F.linear(torch.randn(3, 96), make("int8-static"))
+
+
+# -- autocast, autograd and functional transforms --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_autocast(make: Make, dtype: torch.dtype) -> None:
+    q, x, bias = make("int4-g32"), torch.randn(5, 96), torch.randn(64)
+    with torch.autocast("cpu", dtype=dtype):
+        y, z = F.linear(x, q, bias), x @ q.t()
+    assert y.dtype == z.dtype == dtype
+    assert torch.equal(y, F.linear(x.to(dtype), q, bias))
+    assert F.linear(x, q).dtype == torch.float32
+
+
+def test_gradients_pass_through_a_chain(make: Make) -> None:
+    first, second, x = make("int4-g32", 64, 96), make("int8-dyn", 32, 64), torch.randn(5, 96, requires_grad=True)
+    F.linear(F.relu(F.linear(x, first)), second).sum().backward()
+    inside = (x.double() @ exact(first).T > 0).double()
+    wanted = (inside * exact(second).sum(0)) @ exact(first)
+    torch.testing.assert_close(x.grad.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_checkpointing(make: Make) -> None:
+    q, x = make("int4-g32"), torch.randn(5, 96, requires_grad=True)
+    y = torch.utils.checkpoint.checkpoint(lambda z: F.linear(z, q), x, use_reentrant=False)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, q.dequantize().sum(0).expand(5, -1), rtol=1e-5, atol=1e-5)
+
+
+def test_functional_transforms(make: Make) -> None:
+    """torch.func gives the right derivative; a zero tangent would be a silent error."""
+    q, x, v = make("int4-g32"), torch.randn(96), torch.randn(96)
+    dense = q.dequantize()
+    torch.testing.assert_close(torch.func.grad(lambda z: F.linear(z, q).sum())(x), dense.sum(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.func.jacrev(lambda z: F.linear(z, q))(x), dense, rtol=1e-5, atol=1e-5)
+    _, tangent = torch.func.jvp(lambda z: F.linear(z, q), (x,), (v,))
+    torch.testing.assert_close(tangent, dense @ v, rtol=1e-5, atol=1e-5)
+
+
+def test_functional_transforms_of_a_rounded_input_are_refused(make: Make) -> None:
+    q, x = make("int8-dyn"), torch.randn(96)
+    with pytest.raises(ArgumentError, match="torch.func cannot differentiate int8-dyn.*use autograd"):
+        torch.func.jvp(lambda z: F.linear(z, q), (x,), (x,))
+    with pytest.raises(ArgumentError, match="torch.func cannot differentiate"):
+        torch.func.grad(lambda z: F.linear(z, q).sum())(x)
+
+
+def test_vmap(make: Make) -> None:
+    q, x = make("int4-g32"), torch.randn(4, 5, 96)
+    torch.testing.assert_close(torch.vmap(lambda z: F.linear(z, q))(x), F.linear(x, q))
+
+
+# -- refused ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("product", "message"),
+    [
+        pytest.param(lambda q: F.linear(torch.randn(3, 64), q.t()), "pass weight.t", id="linear-of-a-transposed"),
+        pytest.param(lambda q: F.linear(q, torch.randn(64, 96)), "as its weight only", id="linear-of-a-quantized-input"),
+        pytest.param(lambda q: torch.mm(torch.randn(2, 3, 96), q.t()), r"mm takes two 2-D tensors, not \[2, 3, 96\]", id="mm-3d"),
+        pytest.param(lambda q: torch.bmm(torch.randn(3, 96), q.t()), "bmm takes two 3-D tensors", id="bmm-2d"),
+        pytest.param(lambda q: F.linear(torch.randn(3, 95), q), r"\[..., 96\].*not \[3, 95\]", id="columns"),
+        pytest.param(lambda q: F.linear(torch.randn(3, 96, device="meta"), q), "x is on meta, the weight on cpu", id="device"),
+        pytest.param(lambda q: F.grouped_mm(torch.randn(3, 96), q.t()), "offs", id="grouped-without-ends"),
+    ],
+)
+def test_refused_products(make: Make, product: Callable[[QTensor], Tensor], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        product(make("int4-g32"))
+
+
+UNKNOWN: dict[str, Callable[[QTensor], object]] = {
+    "add": lambda q: q + 1,
+    "add_": lambda q: q.add_(1),
+    "mul": lambda q: 2 * q,
+    "sum": lambda q: q.sum(),
+    "abs": lambda q: q.abs(),
+    "norm": lambda q: q.norm(),
+    "eq": lambda q: q == q,
+    "cat": lambda q: torch.cat([q, q]),
+    "stack": lambda q: torch.stack([q, q]),
+    "zero_": lambda q: q.zero_(),
+    "normal_": lambda q: torch.nn.init.normal_(q),
+    "unsqueeze": lambda q: q.unsqueeze(0),
+    "view-dtype": lambda q: q.view(torch.int8),
+    "mv": lambda q: q.mv(torch.randn(96)),
+}
+
+
+@pytest.mark.parametrize("op", UNKNOWN)
+def test_what_it_does_not_stand_for(make: Make, op: str) -> None:
+    with pytest.raises(NotImplementedError, match=r"aten\.\w+.* is not defined on a QTensor.*\.dequantize\(\)"):
+        UNKNOWN[op](make("int4-g32"))

@@ -1,0 +1,178 @@
+"""Slices, selections and transpositions: equal to those of the dequantized matrix, or refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.tensor import QTensor
+
+Make = Callable[..., QTensor]
+Cut = Callable[[Tensor], Tensor]
+
+CUTS: dict[str, tuple[str, tuple[int, ...], Cut]] = {
+    "rows": ("int4-g32", (64, 96), lambda w: w[3:17]),
+    "rows-negative": ("int4-g32", (64, 96), lambda w: w[-5:-1]),
+    "rows-past-the-end": ("int4-g32", (64, 96), lambda w: w[60:100]),
+    "rows-none": ("int4-g32", (64, 96), lambda w: w[5:5]),
+    "rows-all": ("int4-g32", (64, 96), lambda w: w[:]),
+    "rows-of-channels": ("int8", (64, 96), lambda w: w[1:2]),
+    "rows-of-one-scale": ("fp8", (64, 96), lambda w: w[7:9]),
+    "rows-of-blocks": ("int4-b8x16-sym", (64, 96), lambda w: w[8:24]),
+    "rows-short-last-block": ("fp8-block", (160, 200), lambda w: w[128:]),
+    "rows-of-a-global-scale": ("nvfp4", (64, 96), lambda w: w[3:17]),
+    "rows-twice": ("int4-g32", (64, 96), lambda w: w[8:40][4:9]),
+    "columns": ("int4-g32", (64, 96), lambda w: w[:, 32:64]),
+    "columns-short-last-group": ("int4-g32", (64, 80), lambda w: w[:, 64:]),
+    "columns-of-channels": ("int8", (64, 96), lambda w: w[:, 3:5]),
+    "columns-of-one-scale": ("fp8", (64, 96), lambda w: w[:, 1:95]),
+    "columns-at-bytes": ("int3-channel-sym", (64, 96), lambda w: w[:, 8:24]),
+    "columns-of-blocks": ("fp8-block", (160, 200), lambda w: w[:, 128:]),
+    "columns-of-e8m0": ("mxfp4", (64, 96), lambda w: w[:, 32:96]),
+    "columns-of-a-global-scale": ("nvfp4", (64, 96), lambda w: w[:, 16:48]),
+    "rows-and-columns": ("int4-g32", (64, 96), lambda w: w[4:8, 32:]),
+    "narrow": ("int4-g32", (64, 96), lambda w: w.narrow(0, 3, 5)),
+    "transposed-rows": ("int4-g32", (64, 96), lambda w: w.t()[32:64]),
+    "transposed-columns": ("int4-g32", (64, 96), lambda w: w.t()[:, 5:9]),
+    "t-t": ("int4-g32", (64, 96), lambda w: w.t().t()),
+    "T": ("int8", (64, 96), lambda w: w.T),
+    "mT": ("int8", (64, 96), lambda w: w.mT),
+    "permute": ("int8", (64, 96), lambda w: w.permute(1, 0)),
+    "permute-nothing": ("int8", (64, 96), lambda w: w.permute(0, 1)),
+    "ellipsis": ("int8", (64, 96), lambda w: w[...]),
+    "reshape-to-itself": ("int8", (64, 96), lambda w: w.reshape(64, 96)),
+    "expert": ("int4-g32", (3, 64, 96), lambda w: w[1]),
+    "expert-last": ("int4-g32", (3, 64, 96), lambda w: w[-1]),
+    "expert-select": ("nvfp4", (3, 64, 96), lambda w: w.select(0, 2)),
+    "experts": ("int4-g32", (3, 64, 96), lambda w: w[1:]),
+    "experts-by-index": ("int4-g32", (3, 64, 96), lambda w: w[torch.tensor([2, 0, 2])]),
+    "experts-by-mask": ("int4-g32", (3, 64, 96), lambda w: w[torch.tensor([True, False, True])]),
+    "experts-by-list": ("fp8-row", (3, 64, 96), lambda w: w[[2, 1]]),
+    "experts-rows": ("int4-g32", (3, 64, 96), lambda w: w[:, 3:9]),
+    "experts-columns": ("int4-g32", (3, 64, 96), lambda w: w[:, :, 32:]),
+    "experts-transposed": ("int4-g32", (3, 64, 96), lambda w: w.transpose(1, 2)),
+    "experts-transposed-one": ("int4-g32", (3, 64, 96), lambda w: w.mT[2]),
+    "experts-permuted": ("int4-g32", (3, 64, 96), lambda w: w.permute(0, 2, 1)),
+    "experts-of-experts": ("int8", (2, 3, 64, 96), lambda w: w[1][2]),
+    "experts-dim-1": ("int8", (2, 3, 64, 96), lambda w: w.select(1, 2)),
+}
+
+
+@pytest.mark.parametrize(("scheme", "shape", "cut"), CUTS.values(), ids=CUTS)
+def test_as_of_the_float_matrix(make: Make, scheme: str, shape: tuple[int, ...], cut: Cut) -> None:
+    q = make(scheme, *shape)
+    piece = cut(q)
+    wanted = cut(q.dequantize())
+    assert isinstance(piece, QTensor)
+    assert piece.shape == wanted.shape
+    assert torch.equal(piece.dequantize(), wanted)
+
+
+SPLITS: dict[str, tuple[str, tuple[int, ...], Callable[[Tensor], tuple[Tensor, ...]]]] = {
+    "chunk": ("int4-g32", (64, 96), lambda w: w.chunk(3)),
+    "chunk-columns": ("int4-g32", (64, 96), lambda w: w.chunk(3, 1)),
+    "split": ("int4-g32", (64, 96), lambda w: w.split(50)),
+    "split-sizes": ("int4-g32", (64, 96), lambda w: w.split([10, 54])),
+    "tensor-split": ("int8", (64, 96), lambda w: w.tensor_split(5)),
+    "hsplit": ("int8", (64, 96), lambda w: w.tensor_split(2, 1)),
+    "unbind": ("int4-g32", (3, 64, 96), lambda w: w.unbind(0)),
+    "iterate": ("int4-g32", (3, 64, 96), lambda w: tuple(w)),
+    "split-experts": ("int4-g32", (3, 64, 96), lambda w: w.split(2)),
+    "negative-dim": ("int4-g32", (3, 64, 96), lambda w: w.chunk(3, -1)),
+}
+
+
+@pytest.mark.parametrize(("scheme", "shape", "split"), SPLITS.values(), ids=SPLITS)
+def test_split(make: Make, scheme: str, shape: tuple[int, ...], split: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    q = make(scheme, *shape)
+    pieces, wanted = split(q), split(q.dequantize())
+    assert len(pieces) == len(wanted)
+    for piece, value in zip(pieces, wanted, strict=True):
+        assert isinstance(piece, QTensor)
+        assert torch.equal(piece.dequantize(), value)
+
+
+REFUSED: dict[str, tuple[str, tuple[int, ...], Cut, str]] = {
+    "inside-a-group": ("int4-g32", (64, 96), lambda w: w[:, 16:], "columns 16:96 .*groups of 32 of int4-g32"),
+    "inside-a-row-block": ("int4-b8x16-sym", (64, 96), lambda w: w[4:], "rows 4:64 .*8-row blocks"),
+    "inside-a-square-block": ("fp8-block", (160, 200), lambda w: w[:, 64:], "groups of 128"),
+    "inside-a-byte": ("int3-channel-sym", (64, 96), lambda w: w[:, 3:], "byte borders of packed int3"),
+    "end-inside-a-byte": ("int4-channel-sym", (64, 96), lambda w: w[:, :5], "byte borders of packed int4"),
+    "with-a-step": ("int8", (64, 96), lambda w: w[::2], "step 1, not 2"),
+    "one-row": ("int8", (64, 96), lambda w: w[3], "not dim 0"),
+    "one-column": ("int8", (64, 96), lambda w: w[:, 3], "not dim 1"),
+    "one-row-of-experts": ("int8", (3, 64, 96), lambda w: w[:, 3], "only a batch"),
+    "rows-by-index": ("int8", (64, 96), lambda w: w[torch.tensor([1, 2])], "along its batch"),
+    "transposed-batch": ("int8", (3, 64, 96), lambda w: w.transpose(0, 1), "last two dimensions"),
+    "permuted-batch": ("int8", (3, 64, 96), lambda w: w.permute(1, 0, 2), "last two dimensions"),
+    "viewed": ("int8", (64, 96), lambda w: w.view(-1), r"keeps its shape \[64, 96\]"),
+    "flattened": ("int8", (3, 64, 96), lambda w: w.flatten(), "keeps its shape"),
+    "expanded": ("int8", (64, 96), lambda w: w.expand(2, 64, 96), "cannot be expanded"),
+}
+
+
+@pytest.mark.parametrize(("scheme", "shape", "cut", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(make: Make, scheme: str, shape: tuple[int, ...], cut: Cut, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        cut(make(scheme, *shape))
+
+
+@pytest.mark.parametrize(
+    ("cut", "error"),
+    [
+        pytest.param(lambda w: w[3], IndexError, id="expert-past-the-end"),
+        pytest.param(lambda w: w.narrow(0, 2, 5), RuntimeError, id="narrow-past-the-end"),
+        pytest.param(lambda w: w.select(5, 0), IndexError, id="no-such-dimension"),
+        pytest.param(lambda w: w.transpose(0, 7), IndexError, id="transpose-no-such-dimension"),
+        pytest.param(lambda w: w.select(3, 0), IndexError, id="dimension-past-the-last"),
+        pytest.param(lambda w: w.split([1, 1]), ArgumentError, id="sizes-too-small"),
+        pytest.param(lambda w: w.split([4, -1]), (ArgumentError, RuntimeError), id="sizes-negative"),
+        pytest.param(lambda w: w.split(0), (ArgumentError, RuntimeError), id="size-zero"),
+        pytest.param(lambda w: w[torch.tensor([3])], IndexError, id="index-past-the-end"),
+    ],
+)
+def test_out_of_bounds(make: Make, cut: Cut, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        cut(make("int4-g32", 3, 64, 96))
+
+
+def test_slices_of_the_canonical_form_are_views(make: Make) -> None:
+    q = make("int4-g32")
+    piece = q[8:16]
+    piece.scale.mul_(2)
+    assert torch.equal(piece.dequantize(), q.dequantize()[8:16])
+
+
+@pytest.mark.parametrize("layout", ["plain_int32", "tile_packed_4"])
+def test_slices_of_a_packed_tensor(make: Make, layout: str) -> None:
+    q = make("int4", 60, 256, dtype=torch.bfloat16)
+    packed = q.to_layout(layout)
+    for cut in (lambda w: w[3:17], lambda w: w[:, 128:], lambda w: w.t()[:128]):
+        assert torch.equal(cut(packed).dequantize(), cut(q).dequantize())
+
+
+def test_slices_keep_what_the_input_is_multiplied_by(make: Make) -> None:
+    q = make("int4-g32", pre_scale=torch.rand(96) + 0.5)
+    assert torch.equal(q[:, 32:].dequantize(), q.dequantize()[:, 32:])
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(F.linear(x, q[:, 32:]), x @ q.dequantize()[:, 32:].T, rtol=1e-5, atol=1e-5)
+
+
+def test_permuted_columns_are_sliced_by_rows_only(make: Make) -> None:
+    q = make("int4-g32", perm=torch.randperm(96))
+    assert torch.equal(q[8:16].dequantize(), q.dequantize()[8:16])
+    with pytest.raises(ArgumentError, match="permuted"):
+        q[:, 32:]
+
+
+def test_convolutions_are_sliced_along_their_outputs_only(make: Make) -> None:
+    q = make("int8", 8, 4, 3, 3, kind="conv")
+    assert torch.equal(q[2:5].dequantize(), q.dequantize()[2:5])
+    for cut in (lambda w: w[:, 1:], lambda w: w[:, :, 1:], lambda w: w.transpose(0, 1), lambda w: w[0]):
+        with pytest.raises(ArgumentError):
+            cut(q)

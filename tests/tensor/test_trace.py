@@ -1,0 +1,96 @@
+"""Modules with quantized weights inside torch.compile and torch.export, for every preset."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bitport
+from bitport.schemes import PRESETS, preset
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 64)
+        self.up = nn.Linear(64, 96)
+        self.down = nn.Linear(96, 64, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        return self.down(torch.relu(self.up(x))) + x @ self.down.weight @ self.down.weight.t()
+
+
+def quantized(scheme: str) -> nn.Module:
+    model = Small()
+    ids = torch.arange(8).reshape(2, 4)
+    recipe = {"embed": "int8", "*": scheme}
+    bitport.quantize_(model, recipe, calibrate=[ids] if preset(scheme).static else None)
+    return model.eval()
+
+
+@pytest.mark.parametrize("scheme", PRESETS)
+def test_compiled_whole(scheme: str) -> None:
+    model, ids = quantized(scheme), torch.arange(6).reshape(2, 3)
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(ids)
+    torch.testing.assert_close(compiled, model(ids), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", PRESETS)
+def test_exported(scheme: str) -> None:
+    model = quantized(scheme)
+    rows = torch.export.Dim("rows", min=2, max=64)
+    program = torch.export.export(model, (torch.arange(6).reshape(2, 3),), dynamic_shapes=({0: rows},))
+    ids = torch.arange(12).reshape(4, 3)
+    torch.testing.assert_close(program.module()(ids), model(ids), rtol=1e-5, atol=1e-5)
+
+
+def test_compiled_training_of_what_is_not_quantized() -> None:
+    """Gradients reach a float layer below quantized ones, compiled as in eager mode."""
+    below = nn.Linear(16, 64)
+    above = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+    bitport.quantize_(above, "int4-g32")
+    x = torch.randn(5, 16)
+    torch.compiler.reset()
+    grads = []
+    for run in (lambda: above(below(x)), torch.compile(lambda: above(below(x)), fullgraph=True, backend="aot_eager")):
+        below.zero_grad()
+        run().square().sum().backward()
+        grads.append(below.weight.grad.clone())
+    torch.testing.assert_close(*grads)
+
+
+def test_a_compiled_model_sees_new_numbers() -> None:
+    """The weight is an input of the graph, not a constant in it."""
+    model, ids = quantized("int4-g32"), torch.arange(6).reshape(2, 3)
+    torch.compiler.reset()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    before = run(ids)
+    model.up.weight.scale.mul_(2)
+    after = run(ids)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, model(ids))
+
+
+def test_a_compiled_model_follows_a_cast() -> None:
+    model, ids = quantized("int4-g32"), torch.arange(6).reshape(2, 3)
+    torch.compiler.reset()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert run(ids).dtype == torch.float32
+    torch.compiler.reset()
+    model.bfloat16()
+    assert run(ids).dtype == torch.bfloat16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "fp8-row"])
+def test_inductor(scheme: str) -> None:
+    model, ids = quantized(scheme), torch.arange(6).reshape(2, 3)
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(model, fullgraph=True)(ids), model(ids), rtol=1e-4, atol=1e-4)
