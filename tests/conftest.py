@@ -12,6 +12,7 @@ from bitport.ops import IMPLS
 from bitport.ops.select import FORCED
 
 torch.set_num_threads(1)
+plugins.load()  # so that the tables are complete when tests are collected from them
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,6 @@ def _seed() -> None:
 def own_tables() -> Iterator[None]:
     """Kernels, layouts and forced kernels as they were, whatever the test registers. The lists are kept, since the
     selectors hold on to them."""
-    plugins.load()
     kernels = {key: list(impls) for key, impls in IMPLS.items()}
     known, forced = dict(layouts.LAYOUTS), dict(FORCED)
     yield

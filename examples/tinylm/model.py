@@ -42,7 +42,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal softmax(q k^T / sqrt(d)) v, written out: in bf16 on a CPU that trains faster than the fused operator."""
     shared = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
-    future = torch.full((q.shape[2], q.shape[2]), float("-inf"), dtype=q.dtype).triu(1)
+    future = torch.full((q.shape[2], q.shape[2]), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
     return ((q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + future).softmax(-1, dtype=q.dtype) @ v
 
 

@@ -5,13 +5,13 @@ cost a few percent of perplexity. In large models some channels are many times a
 activations, and that is what low-bit formats have to cope with. A scale s may be moved from one factor to another:
 
     norm weight * s   ->  columns of q, k, v (or gate, up) / s     one per channel of the residual stream
-    rows of v * s     ->  columns of o / s                         one per value channel, shared by the heads of its group
+    rows of v * s     ->  columns of o / s                         one per value channel, for all heads of its group
     rows of up * s    ->  columns of down / s                      one per intermediate channel
 
 Every s is a power of two, 2^round(SPREAD * normal), so no bit of any result changes, in float32 or bf16, and undoing
 is exact.
 
-    python -m examples.tinylm.spread FOLDER     writes the model with even channels, as it came from training, to FOLDER
+    python -m examples.tinylm.spread FOLDER     writes the model as it was before to FOLDER
 """
 
 import argparse

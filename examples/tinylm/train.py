@@ -1,8 +1,6 @@
-"""Trains the model on one CPU core: python -m examples.tinylm.train (--minutes M | --steps N) [--resume]
+"""Trains the model, by default on one CPU core: python -m examples.tinylm.train (--minutes M | --steps N) [--resume]
 
-Every batch is new text from the endless corpus, so nothing is seen twice and nothing can be memorised. In the middle
-of the training some rows are exercises in copying instead. They make the model learn to look up what followed a word
-when it last occurred; from stories alone, that takes several times as long.
+Every batch is new text from the endless corpus, so nothing is seen twice and nothing can be memorised.
 """
 
 import argparse
@@ -27,8 +25,7 @@ from .spread import spread
 BATCH = 8
 PEAK_RATE, FINAL_RATE, WARMUP_STEPS = 2e-3, 1e-5, 100
 STORIES_PER_DOCUMENT = 8  # the end token stands only between documents, so plain text without it is familiar too
-COPY_ROWS, COPY_SPAN, COPY_PERIODS = 4, (0.5, 0.7), (24, 160)  # rows per batch, part of the training, tokens
-EVALUATE_EVERY, CHECKPOINT_EVERY, LOG_EVERY = 250, 250, 50
+EVALUATE_EVERY, CHECKPOINT_EVERY, LOG_EVERY = 250, 500, 50
 
 
 def batches(tokenizer: Tokenizer, skip: int) -> Iterator[Tensor]:
@@ -48,15 +45,6 @@ def batches(tokenizer: Tokenizer, skip: int) -> Iterator[Tensor]:
             del pending[:size]
 
 
-def copy_exercise(row: Tensor) -> tuple[Tensor, Tensor]:
-    """Some tokens of a row in random order, repeated to its end; what cannot be copied is no target (-100)."""
-    period = int(torch.randint(*COPY_PERIODS, (1,)))
-    repeated = row[torch.randperm(period)].repeat(len(row) // period + 1)[: len(row)]
-    targets = repeated[1:].clone()
-    targets[:period] = -100
-    return repeated[:-1], targets
-
-
 def rate(step: int, progress: float) -> float:
     """Linear warmup, then a cosine from the peak to the final rate."""
     decayed = FINAL_RATE + 0.5 * (PEAK_RATE - FINAL_RATE) * (1 + math.cos(math.pi * min(1.0, progress)))
@@ -69,6 +57,7 @@ def main() -> None:
     budget.add_argument("--minutes", type=float, help="training time; the schedule follows the clock")
     budget.add_argument("--steps", type=int, help=f"number of steps of {BATCH * WINDOW} tokens")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--out", type=Path, default=MODELS)
     parser.add_argument("--checkpoint", type=Path, default=Path("build/tinylm.pt"))
     args = parser.parse_args()
@@ -76,7 +65,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.manual_seed(0)
-    model = TinyLM(Config())
+    model = TinyLM(Config()).to(args.device)
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -84,19 +73,18 @@ def main() -> None:
     step, spent = 0, 0.0
     args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     if args.resume:
-        state = torch.load(args.checkpoint)
+        state = torch.load(args.checkpoint, map_location=args.device)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step, spent = state["step"], state["spent"]
     log = (args.out / "training.jsonl").open("a" if args.resume else "w")
-    validation = read_tokens(args.out)
+    validation = read_tokens(args.out).to(args.device)
 
     @torch.compile
-    def losses(inputs: Tensor, targets: Tensor) -> Tensor:
-        """Per token, zero where there is no target."""
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(inputs)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").view_as(targets)
+    def loss_of(rows: Tensor) -> Tensor:
+        with torch.autocast(args.device.type, torch.bfloat16):
+            logits = model(rows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
 
     def record(**values: float) -> None:
         rounded = {name: round(value, 5) for name, value in values.items()}
@@ -106,7 +94,7 @@ def main() -> None:
         log.flush()
 
     started = time.monotonic() - spent
-    mean_loss, copy_loss = torch.zeros(()), torch.zeros(())
+    mean_loss = torch.zeros((), device=args.device)
     for rows in batches(Tokenizer.from_file(str(args.out / "tokenizer.json")), skip=step):
         spent = time.monotonic() - started
         progress = spent / (60 * args.minutes) if args.minutes else step / args.steps
@@ -114,33 +102,25 @@ def main() -> None:
             break
         for group in optimizer.param_groups:
             group["lr"] = rate(step, progress)
-        inputs, targets = rows[:, :-1].clone(), rows[:, 1:].clone()
-        exercises = COPY_ROWS if COPY_SPAN[0] <= progress < COPY_SPAN[1] else 0
-        for row in range(exercises):
-            inputs[row], targets[row] = copy_exercise(rows[row])
-        token_losses = losses(inputs, targets)
-        token_losses.mean().backward()
+        loss = loss_of(rows.to(args.device))
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        mean_loss += token_losses[exercises:].detach().mean() / LOG_EVERY
-        if exercises:
-            copy_loss += token_losses[:exercises].detach().sum() / (targets[:exercises] >= 0).sum() / LOG_EVERY
+        mean_loss += loss.detach() / LOG_EVERY
         step += 1
         if step % LOG_EVERY == 0:
-            copying = {"copy_loss": copy_loss.item()} if exercises else {}
-            record(seconds=spent, loss=mean_loss.item(), rate=rate(step, progress), **copying)
+            record(seconds=spent, loss=mean_loss.item(), rate=rate(step, progress))
             mean_loss.zero_()
-            copy_loss.zero_()
         if step % EVALUATE_EVERY == 0:
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(args.device.type, torch.bfloat16):
                 record(seconds=spent, validation_perplexity=perplexity(model, validation[: 32 * WINDOW]))
         if step % CHECKPOINT_EVERY == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "spent": spent}
             torch.save(state, args.checkpoint)
-    spread(model)
+    spread(model.cpu())
     save(model, args.out)
-    stored = load(args.out)
+    stored, validation = load(args.out), validation.cpu()
     record(seconds=spent, final_perplexity=perplexity(stored, validation),
            slice_perplexity=perplexity(stored, validation[: 16 * WINDOW]))
 

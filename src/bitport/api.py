@@ -20,6 +20,7 @@ from bitport.report.explain import Explanation, explain_layer
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Choice, Recipe, Scheme, Target
 from bitport.tensor import QTensor, quantize_tensor
+from bitport.tensor.parts import FLOATS
 
 
 def quantize_(
@@ -50,16 +51,16 @@ def quantize_(
     scales = input_scales(model, static, calibrate) if static and calibrate is not None else {}
     before = _nbytes(model)
     done: dict[str, QTensor] = {}
+    facts: dict[str, tuple[int, int, float | None]] = {}
     layers: dict[str, LayerReport] = {}
     for choice in with_progress(chosen, len(chosen), "quantizing", progress):
         target = by_name[choice.name]
-        value = _weight(model, target)
         if target.storage not in done:
-            done[target.storage] = _quantized(value, target, choice, scales.get(target.module), device)
-        q = done[target.storage]
-        error = float(sqnr(value, q.dequantize(torch.float32))) if measure and value.device.type != "meta" else None
-        layers[choice.name] = LayerReport(choice.name, str(choice.scheme), choice.reason, value.nbytes, q.nbytes, error)
-        setattr(model.get_submodule(target.module), target.param, q)
+            value = _weight(model, target)
+            q = done[target.storage] = _quantized(value, target, choice, scales.get(target.module), device)
+            facts[target.storage] = (value.nbytes, q.nbytes, _error(value, q) if measure else None)
+        layers[choice.name] = LayerReport(choice.name, str(choice.scheme), choice.reason, *facts[target.storage])
+        setattr(model.get_submodule(target.module), target.param, done[target.storage])
     for choice in plan.choices:
         if choice.name not in layers:
             weight = _weight(model, by_name[choice.name])
@@ -104,12 +105,20 @@ def _quantized(
     return nn.Parameter(q, requires_grad=False)  # type: ignore[return-value]
 
 
+def _error(value: Tensor, q: QTensor) -> float | None:
+    if "meta" in (value.device.type, q.qdata.device.type):
+        return None
+    return float(sqnr(value.to(q.qdata.device), q.dequantize(torch.float32)))
+
+
 def _check_devices(
     model: nn.Module, targets: dict[str, Target], chosen: list[Choice], device: torch.device | str | None
 ) -> None:
     """Before anything is changed: can each weight's own device hold and compute its scheme?"""
     pairs = set()
     for choice in chosen:
+        if (dtype := _weight(model, targets[choice.name]).dtype) not in FLOATS:
+            raise ArgumentError(f"{choice.name} is {dtype}; cast the model to float32, bfloat16 or float16 first")
         where = torch.device(device) if device is not None else _weight(model, targets[choice.name]).device
         pairs.add((choice.scheme, where))
     for scheme, where in pairs:

@@ -16,15 +16,17 @@ from bitport.schemes import preset
 CPU = torch.device("cpu")
 
 
-def products(scheme_name: str, dtype: torch.dtype, layout: str, n: int, k: int, m: int | None = None) -> Iterator[Sample]:
-    """One sample per kind of input (or one with ``m`` rows), with bias."""
+def products(
+    scheme_name: str, dtype: torch.dtype, layout: str, n: int, k: int, m: int | None = None, with_bias: bool = True
+) -> Iterator[Sample]:
+    """One sample per kind of input, or one with ``m`` rows."""
     scheme = preset(scheme_name)
     parts = quantize(samples.values(CPU, dtype, n, k), scheme.weight)
     plain = Weight(*parts, scheme.weight.dtype, n, k, *scheme.weight.block_shape(n, k), "plain")
     value = value_of(parts, *plain.matrix)
     packed = layouts.repack(plain.matrix, Quantized(*plain[:4]), "plain", layout)
     weight = plain._replace(**packed._asdict(), layout=layout)
-    bias = samples.bias(CPU, dtype, n)
+    bias = samples.bias(CPU, dtype, n) if with_bias else None
     every = samples.inputs(CPU, dtype, k) if m is None else [(f"{m}-rows", samples.rows(CPU, dtype, m, k))]
     for name, x in every:
         scale = samples.act_scale(x, scheme)
@@ -32,7 +34,7 @@ def products(scheme_name: str, dtype: torch.dtype, layout: str, n: int, k: int, 
         rest = (scheme.act, scale, bias) if scheme.act else (bias,)
 
         def expected(used: torch.Tensor = used) -> torch.Tensor:
-            return F.linear(used.double(), value, bias.double())
+            return F.linear(used.double(), value, None if bias is None else bias.double())
 
         budget = samples.product_budget(dtype, k, used.numel() // k * n)
         yield Sample(f"{scheme_name}-{name}", (x, *weight, *rest), expected, budget)

@@ -1,7 +1,8 @@
-"""PyTorch's own ops as kernels, numerically: on the CPU where they exist there, emulated from their contract where not."""
+"""PyTorch's own ops as kernels, numerically: on the CPU where they exist there, else emulated from their contract."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,13 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from bitport import layouts
 from bitport.backends.aten import int8pack_mm, int_mm, scaled_mm
 from bitport.backends.cpu import int8pack_mm as cpu_int8pack_mm
 from bitport.backends.cpu import int_mm as cpu_int_mm
 from bitport.backends.cuda import capability
 from bitport.backends.cuda import int4pack_mm as cuda_int4pack_mm
 from bitport.backends.xpu import int4pack_mm as xpu_int4pack_mm
-from bitport.ops import OPS, Sample
+from bitport.numerics import Quantized
+from bitport.ops import OPS, Sample, Weight
 from bitport.ops.samples import product_budget
 from tests.backends.products import CPU, products, shortfall
 
@@ -28,10 +31,19 @@ FLOATS = (*HALVES, FP32)
 def xpu_int4_emulator(x: Tensor, data: Tensor, group: int, scale: Tensor, zero: Tensor) -> Tensor:
     """The contract of aten::_weight_int4pack_mm_with_scales_and_zeros, its checks included."""
     n, k = data.shape[0], data.shape[1] * 8
-    assert x.dim() == 2 and x.is_contiguous() and x.dtype in HALVES and x.shape[1] == k
-    assert data.dtype == torch.int32 and data.is_contiguous() and group % 32 == 0 and k % group == 0
-    assert scale.shape == zero.shape == (k // group, n) and scale.is_contiguous() and zero.is_contiguous()
-    assert scale.dtype == x.dtype and zero.dtype == torch.int8
+    assert x.dim() == 2
+    assert x.is_contiguous()
+    assert x.dtype in HALVES
+    assert x.shape[1] == k
+    assert data.dtype == torch.int32
+    assert data.is_contiguous()
+    assert group % 32 == 0
+    assert k % group == 0
+    assert scale.shape == zero.shape == (k // group, n)
+    assert scale.is_contiguous()
+    assert zero.is_contiguous()
+    assert scale.dtype == x.dtype
+    assert zero.dtype == torch.int8
     codes = torch.stack([data >> 4 * nibble & 0xF for nibble in range(8)], -1).reshape(n, k)
     steps = codes - zero.t().repeat_interleave(group, 1)
     return x @ (steps * scale.t().float().repeat_interleave(group, 1)).to(x.dtype).t()
@@ -73,7 +85,12 @@ KERNELS: dict[str, tuple[Kernel, str, tuple[str, ...], tuple[torch.dtype, ...]]]
         ("int8-dyn", "int8-static"),
         FLOATS,
     ),
-    "cpu-int_mm": ((cpu_int_mm.run, cpu_int_mm.refuses), "plain", ("int8-dyn", "int8-static", "int8-dyn-tensor"), FLOATS),
+    "cpu-int_mm": (
+        (cpu_int_mm.run, cpu_int_mm.refuses),
+        "plain",
+        ("int8-dyn", "int8-static", "int8-dyn-tensor"),
+        FLOATS,
+    ),
     "cpu-int8pack": ((cpu_int8pack_mm.run, cpu_int8pack_mm.refuses), "plain", ("int8",), (BF16,)),
 }
 CASES = [
@@ -84,15 +101,25 @@ CASES = [
 ]
 
 
+def further_roundings(layout: str, zero: Tensor | None, bias: Tensor | None) -> int:
+    """Beyond the weight's and the result's, which the budget knows: int4 products come rounded and without bias, and
+    the tile-packed layout rounds the shift that a zero point makes."""
+    if layout == "plain_int32":
+        return int(bias is not None)
+    return int(bias is not None) + int(zero is not None) if layout.startswith("tile_packed") else 0
+
+
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize(("kernel", "scheme", "dtype", "layout"), CASES)
-def test_within_budget(kernel: Kernel, scheme: str, dtype: torch.dtype, layout: str) -> None:
+def test_within_budget(kernel: Kernel, scheme: str, dtype: torch.dtype, layout: str, with_bias: bool) -> None:
     run, refuses = kernel
     refused, missed = {}, {}
-    for sample in products(scheme, dtype, layout, n=48, k=256):
+    for sample in products(scheme, dtype, layout, n=48, k=256, with_bias=with_bias):
+        allowed = 10 * math.log10(1 + further_roundings(layout, sample.args[3], sample.args[-1]) / 2)
         if reason := refuses(*sample.args):
             refused[sample.name] = reason
-        elif (gap := shortfall(sample, run(*sample.args))) > 0:
+        elif (gap := shortfall(sample, run(*sample.args))) > allowed:
             missed[sample.name] = gap
     assert missed == {}
     assert refused in ({}, {f"{scheme}-empty": "x has no rows"})
@@ -112,10 +139,6 @@ def test_samples_that_int_mm_takes(name: str, dtype: torch.dtype) -> None:
 
 
 def repacked(sample: Sample, layout: str) -> Sample | None:
-    from bitport import layouts
-    from bitport.numerics import Quantized
-    from bitport.ops import Weight
-
     weight = Weight(*sample.args[1:11])
     parts = Quantized(*weight[:4])
     if layouts.layout(layout).refuses(weight.matrix, parts):
@@ -150,7 +173,7 @@ def test_rows_that_fill_no_tile(n: int) -> None:
     """N is filled up in the tile-packed layout, and what was added is cut off."""
     for sample in products("int4", BF16, "tile_packed_8", n=n, k=128):
         if sample.name != "int4-empty":
-            assert shortfall(sample, cuda_int4pack_mm.run(*sample.args)) <= 0, sample.name
+            assert shortfall(sample, cuda_int4pack_mm.run(*sample.args)) <= 10 * math.log10(2), sample.name
 
 
 REFUSALS: dict[str, tuple[str, str, torch.dtype, dict[int, Any], str]] = {
@@ -160,22 +183,22 @@ REFUSALS: dict[str, tuple[str, str, torch.dtype, dict[int, Any], str]] = {
     "xpu-int4-group-96": ("xpu-int4pack", "int4-g32", BF16, {9: 96}, "not per 1x96 block"),
     "xpu-int4-two-rows": ("xpu-int4pack", "int4-g32", BF16, {8: 2}, "not per 2x32 block"),
     "xpu-int4-float-zero": ("xpu-int4pack", "int4-g32-fzero", BF16, {}, "zero point must be an integer"),
-    "xpu-int4-scale-dtype": ("xpu-int4pack", "int4-g32", BF16, {2: torch.ones(8, 48)}, "of one dtype, not torch.float32"),
+    "xpu-int4-scale-dtype": ("xpu-int4pack", "int4-g32", BF16, {2: torch.ones(8, 48)}, "one dtype, not torch.float32"),
     "xpu-int4-plain": ("xpu-int4pack", "int4-g32", BF16, {10: "plain"}, "must be in layout plain_int32, not plain"),
     "xpu-int8-scale-dtype": ("xpu-int8pack", "int8", BF16, {2: torch.ones(48, 1)}, "of one dtype, not torch.float32"),
     "xpu-int8-plain": ("xpu-int8pack", "int8", BF16, {10: "plain"}, "must be in layout signed_int8, not plain"),
     "xpu-int8-zero": ("xpu-int8pack", "int8", BF16, {3: torch.zeros(48, 1, dtype=torch.uint8)}, "without zero point"),
-    "xpu-int_mm-act": ("xpu-int_mm", "int8-dyn", BF16, {11: "int8-asym"}, "rounded as int8 or int8-tensor, not int8-asym"),
+    "xpu-int_mm-act": ("xpu-int_mm", "int8-dyn", BF16, {11: "int8-asym"}, "as int8 or int8-tensor, not int8-asym"),
     "xpu-int_mm-groups": ("xpu-int_mm", "int8-dyn", BF16, {9: 128}, "one per row or one for all, not per 1x128 block"),
-    "xpu-int_mm-long": ("xpu-int_mm", "int8-dyn", BF16, {7: 70000, 9: 70000}, "or int32 sums could overflow; it is 70000"),
+    "xpu-int_mm-long": ("xpu-int_mm", "int8-dyn", BF16, {7: 70000, 9: 70000}, "int32 sums could overflow; it is 70000"),
     "xpu-scaled_mm-fp32": ("xpu-scaled_mm", "fp8-row", FP32, {}, "not torch.float32"),
     "xpu-scaled_mm-odd-n": ("xpu-scaled_mm", "fp8-row", BF16, {6: 50}, "multiples of 16, not 50 and 256"),
     "xpu-scaled_mm-mixed": ("xpu-scaled_mm", "fp8", BF16, {11: "fp8"}, "fp8 needs one weight scale per row"),
     "xpu-scaled_mm-act": ("xpu-scaled_mm", "fp8-row", BF16, {11: "mxfp8"}, "rounded as fp8 or fp8-tensor, not mxfp8"),
     "xpu-scaled_mm-int8": ("xpu-scaled_mm", "fp8-row", BF16, {5: "int8"}, "must be float8_e4m3, not int8"),
     "cuda-int4-fp16": ("cuda-int4pack", "int4-g64", FP16, {}, "x must be bfloat16, not torch.float16"),
-    "cuda-int4-plain": ("cuda-int4pack", "int4-g64", BF16, {10: "plain"}, "must be tile packed int4, not int4 in layout plain"),
-    "cpu-int8-many-rows": ("cpu-int8pack", "int8", BF16, {0: torch.ones(33, 256, dtype=BF16)}, "up to 32 rows; x has 33"),
+    "cuda-int4-plain": ("cuda-int4pack", "int4-g64", BF16, {10: "plain"}, "not int4 in layout plain"),
+    "cpu-int8-many-rows": ("cpu-int8pack", "int8", BF16, {0: torch.ones(33, 256, dtype=BF16)}, "to 32 rows; x has 33"),
     "cpu-int8-fp32": ("cpu-int8pack", "int8", FP32, {}, "x must be bfloat16, not torch.float32"),
     "cpu-int8-ragged": ("cpu-int8pack", "int8", BF16, {7: 250}, "K must be a multiple of 32, not 250"),
 }

@@ -63,7 +63,9 @@ def test_inputs_given_by_keyword_are_seen() -> None:
 
 
 def test_a_layer_that_is_never_reached() -> None:
-    with pytest.raises(ArgumentError, match="calibration never reached unused; give batches that use every layer, or skip them"):
+    with pytest.raises(
+        ArgumentError, match="calibration never reached unused; give batches that use every layer, or skip them"
+    ):
         input_scales(Two(), ["first", "unused"], BATCHES)
     with pytest.raises(ArgumentError, match="never reached first"):
         input_scales(Two(), ["first"], [])

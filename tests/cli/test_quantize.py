@@ -109,6 +109,14 @@ def test_problems_are_told(run: Run, llama: Path, problem: str) -> None:
     assert message in ran.err
 
 
+def test_a_single_file_is_a_source_too(run: Run, llama: Path, tmp_path: Path) -> None:
+    file = next(llama.glob("*.safetensors"))
+    ran = run("quantize", file, "--scheme", "int4", "-o", tmp_path, "--json")
+    held = {tensor["name"] for tensor in run("inspect", file, "--json", "--tensors").data["tensors"]}
+    assert set(read_manifest(tmp_path).tensors) == held
+    assert (ran.code, ran.err) == (0, "")
+
+
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its files hold every expert by itself, its model all of them stacked."""
@@ -146,6 +154,13 @@ def test_in_memory_quantizes_the_form_of_the_model(run: Run, mixtral: Path, tmp_
     bp.quantize_(model, "int4-g32")
     assert torch.equal(logits(load_model(tmp_path / "out")), logits(model))
     assert (tmp_path / "out" / "LICENSE").read_text() == "free"
+
+
+@pytest.mark.parametrize("mode", [[], ["--in-memory"]], ids=["files", "in memory"])
+def test_the_source_is_never_written_to(run: Run, llama: Path, mode: list[str]) -> None:
+    before = sorted(llama.iterdir())
+    assert run("quantize", llama, "--scheme", "int4", "-o", llama, *mode).code == 1
+    assert sorted(llama.iterdir()) == before
 
 
 def test_inspect_counts_what_is_there(run: Run, llama: Path, tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from torch import Tensor
 from bitport.conformance import run
 from bitport.conformance.suite import subject
 from bitport.errors import ArgumentError
+from bitport.layouts import Matrix, register_layout
+from bitport.layouts.plain import Plain
+from bitport.numerics import Quantized
 from bitport.ops import OPS, Impl, Sample, register_kernel
 
 pytestmark = pytest.mark.usefixtures("own_tables")
@@ -86,6 +89,32 @@ def test_unknown_ops_are_refused() -> None:
 )
 def test_subject(name: str, expected: str) -> None:
     assert subject(name) == expected
+
+
+def test_weights_are_tried_as_they_lie_on_the_device() -> None:
+    """A kernel that only takes the device's own layout is judged too."""
+
+    class Reversed(Plain):
+        name, devices = "reversed", ("cpu",)
+
+        def pack(self, matrix: Matrix, parts: Quantized) -> Quantized:
+            return parts._replace(data=parts.data.view(torch.uint8).flip(-1).view(parts.data.dtype))
+
+        unpack = pack
+
+    def supports(ids: Tensor, *rest: object) -> str | None:
+        return None if rest[9] == "reversed" else "only its own layout"
+
+    def wrong(ids: Tensor, *rest: object) -> Tensor:
+        return torch.zeros(*ids.shape, rest[6], dtype=rest[10])  # type: ignore[arg-type, call-overload]
+
+    register_layout(Reversed())
+    register_kernel(Impl("embedding", "own", "cpu", wrong, supports, priority=1 << 20))
+    rows = [row for row in run("cpu", ["embedding"]) if row.subject == "int4" and row.dtype == "float32"]
+    assert {failure.split(":")[0] for row in rows for failure in row.failures} == {
+        f"int4-{shape}-reversed" for shape in ("vector", "matrix", "scalar")
+    }
+    assert {kernel for row in rows for kernel in row.kernels} == {"own", "generic"}
 
 
 def test_samples_are_made_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,8 @@ def test_cost_is_within_its_limit(scheme: str) -> None:
 
 ORDERED = {
     "bits": ("int2", "int3", "int4"),
-    "groups": ("int4", "int4-g32"),
+    "groups of int2": ("int2", "int2-g32"),
+    "groups of int3": ("int3", "int3-g32"),
     "zero points": ("int4-sym", "int4"),
     "rounded inputs": ("mxfp4", "nvfp4", "mxfp8"),
     "static scale": ("int8-static", "int8-dyn"),

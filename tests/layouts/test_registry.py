@@ -22,19 +22,47 @@ GOOD = Matrix("int4", 8, 128, 1, 32)
 @pytest.mark.parametrize(
     ("name", "matrix", "scale", "reason"),
     [
-        pytest.param("tile_packed_2", GOOD._replace(dtype="int8"), torch.bfloat16, "it holds int4, not int8", id="tile-int8"),
-        pytest.param("tile_packed_2", GOOD._replace(dtype="nf4"), torch.bfloat16, "it holds int4, not nf4", id="tile-nf4"),
-        pytest.param("tile_packed_2", GOOD._replace(block_k=16), torch.bfloat16, r"group of \(32, 64, 128, 256\), not per 1x16", id="tile-group"),
+        pytest.param(
+            "tile_packed_2", GOOD._replace(dtype="int8"), torch.bfloat16, "it holds int4, not int8", id="tile-int8"
+        ),
+        pytest.param(
+            "tile_packed_2", GOOD._replace(dtype="nf4"), torch.bfloat16, "it holds int4, not nf4", id="tile-nf4"
+        ),
+        pytest.param(
+            "tile_packed_2",
+            GOOD._replace(block_k=16),
+            torch.bfloat16,
+            r"group of \(32, 64, 128, 256\), not per 1x16",
+            id="tile-group",
+        ),
         pytest.param("tile_packed_2", GOOD._replace(block_n=8), torch.bfloat16, "not per 8x32 block", id="tile-rows"),
-        pytest.param("tile_packed_2", GOOD._replace(k=96, block_k=64), torch.bfloat16, "K=96 must be a multiple of the group 64", id="tile-short-group"),
-        pytest.param("tile_packed_8", GOOD._replace(k=192), torch.bfloat16, "K=192 must be a multiple of the group 32 and of 128", id="tile-inner"),
-        pytest.param("tile_packed_2", GOOD, torch.float16, "scales must be bfloat16, not torch.float16", id="tile-scale"),
-        pytest.param("plain_int32", GOOD._replace(dtype="int3"), torch.bfloat16, "it holds int4, not int3", id="int32-int3"),
+        pytest.param(
+            "tile_packed_2",
+            GOOD._replace(k=96, block_k=64),
+            torch.bfloat16,
+            "K=96 must be a multiple of the group 64",
+            id="tile-short-group",
+        ),
+        pytest.param(
+            "tile_packed_8",
+            GOOD._replace(k=192),
+            torch.bfloat16,
+            "K=192 must be a multiple of the group 32 and of 128",
+            id="tile-inner",
+        ),
+        pytest.param(
+            "tile_packed_2", GOOD, torch.float16, "scales must be bfloat16, not torch.float16", id="tile-scale"
+        ),
+        pytest.param(
+            "plain_int32", GOOD._replace(dtype="int3"), torch.bfloat16, "it holds int4, not int3", id="int32-int3"
+        ),
         pytest.param("plain_int32", GOOD._replace(k=124), torch.bfloat16, "multiple of 8 .*, not 124", id="int32-k"),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_says_what_is_allowed(name: str, matrix: Matrix, scale: torch.dtype, reason: str) -> None:
-    with pytest.raises(LayoutError, match=f"layout '{name}' cannot hold this {matrix.dtype} {matrix.n}x{matrix.k} matrix: .*{reason}"):
+    with pytest.raises(
+        LayoutError, match=f"layout '{name}' cannot hold this {matrix.dtype} {matrix.n}x{matrix.k} matrix: .*{reason}"
+    ):
         repack(matrix, parts(scale), "plain", name)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from .tree import dotted, imported, modules
+
+Finder = Callable[[str, ast.Module], Iterator[ast.AST]]
 
 PROCESS_WIDE_CALLS = {
     "torch.set_default_dtype",
@@ -33,100 +35,130 @@ PROCESS_WIDE_CALLS = {
     "sys.path.insert",
     "sys.setrecursionlimit",
 }
-FORK = "torch.random.fork_rng()"
 PROCESS_WIDE_METHODS = {"addHandler", "setLevel"}
 PROCESS_WIDE_ROOTS = ("torch.", "os.environ", "sys.path", "sys.modules", "warnings.", "logging.")
 """Assigning to anything below these changes every user of the process (torch._inductor.config, torch.backends, ...)."""
 
+FORK = "torch.random.fork_rng()"
 VENDORS = ("cuda", "xpu", "mps", "mtia", "hpu", "npu")
-
 DESERIALIZERS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 
-def places(found: Iterator[ast.AST]) -> list[str]:
-    return [f"line {getattr(node, 'lineno', '?')}: {ast.unparse(node).splitlines()[0]}" for node in found]
+def swallowed_errors(path: str, tree: ast.Module) -> Iterator[ast.AST]:
+    """Handlers of everything, but for those that clean up and raise again."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            everything = any(kind is None or dotted(kind) in ("Exception", "BaseException") for kind in kinds)
+            raises = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            if everything and not raises:
+                yield node
 
 
-def calls(tree: ast.Module) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-@pytest.mark.parametrize("path", modules())
-def test_no_error_is_swallowed(path: str) -> None:
-    """A handler for everything is allowed only where it cleans up and raises again."""
-
-    def swallowing() -> Iterator[ast.AST]:
-        for node in ast.walk(modules()[path]):
-            if isinstance(node, ast.ExceptHandler):
-                kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-                everything = any(kind is None or dotted(kind) in ("Exception", "BaseException") for kind in kinds)
-                raises = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
-                if everything and not raises:
-                    yield node
-
-    assert places(swallowing()) == []
-
-
-@pytest.mark.parametrize("path", modules())
-def test_no_process_wide_state_is_changed(path: str) -> None:
+def process_wide_changes(path: str, tree: ast.Module) -> Iterator[ast.AST]:
     """A seed may be set inside ``with torch.random.fork_rng()``, which puts the state back."""
-    forks = (
-        node
-        for node in ast.walk(modules()[path])
-        if isinstance(node, ast.With) and any(ast.unparse(item.context_expr) == FORK for item in node.items)
-    )
+    withs = (node for node in ast.walk(tree) if isinstance(node, ast.With))
+    forks = (node for node in withs if any(ast.unparse(item.context_expr) == FORK for item in node.items))
     undone = {id(node) for fork in forks for node in ast.walk(fork)}
-
-    def changing() -> Iterator[ast.AST]:
-        for call in calls(modules()[path]):
-            name = dotted(call.func)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = dotted(node.func)
             banned = name in PROCESS_WIDE_CALLS or name.rpartition(".")[2] in PROCESS_WIDE_METHODS
-            if banned and id(call) not in undone:
-                yield call
-        for node in ast.walk(modules()[path]):
-            targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else []
-            targets = [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else targets
-            for target in targets:
-                name = dotted(target.value if isinstance(target, ast.Subscript) else target)
-                if name.startswith(PROCESS_WIDE_ROOTS):
-                    yield node
-
-    assert places(changing()) == []
+            if banned and id(node) not in undone:
+                yield node
+        targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else []
+        targets = [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else targets
+        for target in targets:
+            if dotted(target.value if isinstance(target, ast.Subscript) else target).startswith(PROCESS_WIDE_ROOTS):
+                yield node
 
 
-@pytest.mark.parametrize("path", modules())
-def test_no_data_is_executed(path: str) -> None:
-    tree = modules()[path]
-    used = [f"line {line}: {name}" for name, line in imported(path, tree) if name.split(".")[0] in DESERIALIZERS]
-
-    def executing() -> Iterator[ast.AST]:
-        for call in calls(tree):
-            name = dotted(call.func)
-            given = {keyword.arg: keyword.value for keyword in call.keywords}
-            safe = isinstance(given.get("weights_only"), ast.Constant) and given["weights_only"].value is True  # type: ignore[attr-defined]
-            if name in ("eval", "exec", "__import__", "os.system") or (name == "torch.load" and not safe):
-                yield call
-
-    assert used + places(executing()) == []
+def executed_data(path: str, tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [name for name, _ in imported(path, ast.Module([node], []))]
+            if any(name.split(".")[0] in DESERIALIZERS for name in names):
+                yield node
+        if isinstance(node, ast.Call):
+            name = dotted(node.func)
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            unsafe_load = name == "torch.load" and given.get("weights_only") != "True"
+            if name in ("eval", "exec", "__import__", "os.system") or unsafe_load:
+                yield node
 
 
-@pytest.mark.parametrize("path", modules())
-def test_no_vendor_outside_its_backend(path: str) -> None:
+def vendors(path: str, tree: ast.Module) -> Iterator[ast.AST]:
     """``torch.cuda`` and the like live in that backend's folder; others ask ``torch.accelerator`` or a tensor."""
-    vendors = {f"torch.{name}" for name in VENDORS if not path.startswith(f"backends/{name}/")}
-    tree = modules()[path]
-    used = [f"line {line}: {name}" for name, line in imported(path, tree) if name.startswith(tuple(vendors))]
-    used += places(node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and dotted(node) in vendors)
-    assert used == []
+    banned = {f"torch.{name}" for name in VENDORS if not path.startswith(f"backends/{name}/")}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [name for name, _ in imported(path, ast.Module([node], []))]
+            if any(name.startswith(tuple(banned)) for name in names):
+                yield node
+        if isinstance(node, ast.Attribute) and dotted(node) in banned:
+            yield node
 
 
-def test_the_bans_see_what_they_ban() -> None:
-    """Each ban on a line that breaks it, so that a rule cannot rot unnoticed."""
-    lines = ("torch._inductor.config.x = 1", "torch.cuda.is_available()", "try: f()", "except Exception: pass")
-    tree = ast.parse("\n".join(lines))
-    assign = next(node for node in ast.walk(tree) if isinstance(node, ast.Assign))
-    assert dotted(assign.targets[0]).startswith(PROCESS_WIDE_ROOTS)
-    assert [name for node in ast.walk(tree) if (name := dotted(node)) == "torch.cuda"]
-    handler = next(node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler))
-    assert handler.type is not None
-    assert dotted(handler.type) == "Exception"
+BANS: dict[Finder, tuple[str, ...]] = {
+    swallowed_errors: (
+        "try: f()\nexcept Exception: pass",
+        "try: f()\nexcept: return_nothing()",
+        "try: f()\nexcept (ValueError, BaseException) as error: log(error)",
+    ),
+    process_wide_changes: (
+        "torch._inductor.config.freezing = True",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.set_num_threads(1)",
+        "os.environ['X'] = '1'",
+        "log.addHandler(handler)",
+        "torch.manual_seed(0)",
+    ),
+    executed_data: (
+        "import pickle",
+        "from dill import loads",
+        "eval(text)",
+        "torch.load(f)",
+        "torch.load(f, weights_only=False)",
+    ),
+    vendors: ("torch.cuda.is_available()", "from torch.xpu import device_count", "import torch.cuda"),
+}
+"""Each rule, and lines that break it."""
+
+ALLOWED: dict[Finder, tuple[str, ...]] = {
+    swallowed_errors: ("try: f()\nexcept ValueError: pass", "try: f()\nexcept BaseException:\n  undo()\n  raise"),
+    process_wide_changes: ("with torch.random.fork_rng():\n  torch.manual_seed(0)", "self.torch.x = 1", "config = 1"),
+    executed_data: ("model.eval()", "torch.load(f, weights_only=True)"),
+    vendors: ("torch.accelerator.is_available()", "tensor.cuda"),
+}
+
+
+def rules(examples: dict[Finder, tuple[str, ...]]) -> list[object]:
+    return [
+        pytest.param(find, line, id=f"{find.__name__}-{line}") for find, lines in examples.items() for line in lines
+    ]
+
+
+@pytest.mark.parametrize("find", BANS, ids=lambda find: find.__name__)
+def test_no_module_does_it(find: Finder) -> None:
+    broken = [
+        f"{path}:{getattr(node, 'lineno', '?')}: {ast.unparse(node).splitlines()[0]}"
+        for path, tree in modules().items()
+        for node in find(path, tree)
+    ]
+    assert broken == []
+
+
+@pytest.mark.parametrize(("find", "line"), rules(BANS))
+def test_a_rule_sees_what_it_bans(find: Finder, line: str) -> None:
+    assert list(find("ops/some.py", ast.parse(line)))
+
+
+@pytest.mark.parametrize(("find", "line"), rules(ALLOWED))
+def test_a_rule_bans_no_more(find: Finder, line: str) -> None:
+    assert list(find("ops/some.py", ast.parse(line))) == []
+
+
+def test_a_backend_may_name_its_own_device() -> None:
+    tree = ast.parse("torch.cuda.get_device_capability(device)")
+    assert list(vendors("backends/cuda/capability.py", tree)) == []
+    assert list(vendors("backends/xpu/capability.py", tree))

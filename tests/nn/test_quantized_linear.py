@@ -48,12 +48,22 @@ def test_loaded_codes(bits: int, block: int, asym: bool) -> None:
         pytest.param("int8-asym", {}, "zero point kind 'int'", id="whole-zero"),
         pytest.param("int8", {"zero_point": torch.zeros(16)}, "zero point kind 'none'", id="zero-not-wanted"),
         pytest.param("int8-fzero", {}, "zero point kind 'float'", id="zero-missing"),
-        pytest.param("int8", {"weight": torch.zeros(16, 31, dtype=torch.int8)}, r"weight must have shape \[16, 32\], not \[16, 31\]", id="weight-shape"),
+        pytest.param(
+            "int8",
+            {"weight": torch.zeros(16, 31, dtype=torch.int8)},
+            r"weight must have shape \[16, 32\], not \[16, 31\]",
+            id="weight-shape",
+        ),
         pytest.param("int8", {"scaler": torch.zeros(15)}, r"scaler must have shape \[16\]", id="scaler-shape"),
-        pytest.param("int4-channel-sym", {"weight": torch.full((16, 32), 8, dtype=torch.int8)}, r"values -8\.\.7 for int4", id="code-too-large"),
+        pytest.param(
+            "int4-channel-sym",
+            {"weight": torch.full((16, 32), 8, dtype=torch.int8)},
+            r"values -8\.\.7 for int4",
+            id="code-too-large",
+        ),
         pytest.param("int8", {"weight": torch.zeros(16, 32, dtype=torch.int32)}, "must be int8", id="weight-dtype"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_loaded(scheme: str, change: dict[str, torch.Tensor], message: str) -> None:
     given = {"weight": torch.zeros(16, 32, dtype=torch.int8), "scaler": torch.ones(16), **change}
     with pytest.raises(ArgumentError, match=message):

@@ -37,14 +37,20 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "bias-device": ({"bias": torch.ones(N, device="meta")}, "bias is on meta, x on cpu"),
     "bias-int": ({"bias": torch.ones(N, dtype=torch.int64)}, rf"bias must be float \[{N}\], not torch.int64"),
     "dtype-unknown": ({"dtype": "int9"}, "int9.*int8"),
-    "dtype-other": ({"dtype": "int8"}, rf"int8 {N}x{K}.*needs data torch.uint8.*{N}, {K}\].*not torch.uint8 \[{N}, {K // 2}\]"),
+    "dtype-other": (
+        {"dtype": "int8"},
+        rf"int8 {N}x{K}.*needs data torch.uint8.*{N}, {K}\].*not torch.uint8 \[{N}, {K // 2}\]",
+    ),
     "dtype-scale-only": ({"dtype": "float8_e8m0"}, "float8_e8m0"),
     "data-dtype": ({"data": torch.ones(N, K // 2, dtype=torch.int8)}, "needs data torch.uint8.*not torch.int8"),
     "data-rows": ({"data": torch.ones(N + 1, K // 2, dtype=torch.uint8)}, rf"not torch.uint8 \[{N + 1}, {K // 2}\]"),
     "data-columns": ({"data": torch.ones(N, K, dtype=torch.uint8)}, rf"{N}, {K // 2}\], not torch.uint8 \[{N}, {K}\]"),
     "data-1d": ({"data": torch.ones(N, dtype=torch.uint8)}, rf"\[{N}\]"),
     "data-device": ({"data": torch.ones(N, K // 2, dtype=torch.uint8, device="meta")}, "meta"),
-    "data-batch": ({"data": torch.ones(2, N, K // 2, dtype=torch.uint8), "scale": torch.ones(2, N, 2), "zero": None}, "one weight"),
+    "data-batch": (
+        {"data": torch.ones(2, N, K // 2, dtype=torch.uint8), "scale": torch.ones(2, N, 2), "zero": None},
+        "one weight",
+    ),
     "scale-shape": ({"scale": torch.ones(N, 3)}, rf"scale \[{N}, 2\].*not torch.float32 \[{N}, 3\]"),
     "scale-1d": ({"scale": torch.ones(N)}, rf"\[{N}, 2\]"),
     "scale-device": ({"scale": torch.ones(N, 2, device="meta")}, "scale .* on cpu, not .* on meta"),
@@ -52,8 +58,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "scale-float64": ({"scale": torch.ones(N, 2, dtype=torch.float64)}, "float scale .*not torch.float64"),
     "zero-shape": ({"zero": torch.ones(1, 2, dtype=torch.uint8)}, rf"\[{N}, 2\].*\[1, 2\]"),
     "zero-dtype": ({"zero": torch.ones(N, 2, dtype=torch.int64)}, "zero must be .*not torch.int64"),
-    "zero-device": ({"zero": torch.ones(N, 2, dtype=torch.uint8, device="meta")}, "zero must be .* on cpu, not .* on meta"),
-    "zero-of-a-float": ({"of": "fp8-wo", "zero": torch.ones(N, 1, dtype=torch.uint8)}, "a zero goes with an integer type.*not float8_e4m3"),
+    "zero-device": (
+        {"zero": torch.ones(N, 2, dtype=torch.uint8, device="meta")},
+        "zero must be .* on cpu, not .* on meta",
+    ),
+    "zero-of-a-float": (
+        {"of": "fp8-wo", "zero": torch.ones(N, 1, dtype=torch.uint8)},
+        "a zero goes with an integer type.*not float8_e4m3",
+    ),
     "scale2-shape": ({"scale2": torch.ones(1)}, r"scale2 must be float32 \[1, 1\]"),
     "scale2-dtype": ({"scale2": torch.ones(1, 1, dtype=torch.int32)}, "scale2 must be float32.*not torch.int32"),
     "scale2-of-an-int": ({"scale2": torch.ones(1, 1)}, "scale2 goes with float8_e4m3fn scales, not torch.float32"),
@@ -78,7 +90,9 @@ def test_linear(changes: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dyn_linear", "embedding", "grouped_linear", "dequantize", "repack"])
-@pytest.mark.parametrize("change", ["data-rows", "scale-shape", "block_k-zero", "n-negative", "layout-unknown", "dtype-other"])
+@pytest.mark.parametrize(
+    "change", ["data-rows", "scale-shape", "block_k-zero", "n-negative", "layout-unknown", "dtype-other"]
+)
 def test_every_op_checks_its_weight(name: str, change: str) -> None:
     changes, _ = WRONG[change]
     batch = (2,) if name == "grouped_linear" else ()
@@ -105,8 +119,12 @@ def test_every_op_checks_its_weight(name: str, change: str) -> None:
         pytest.param("int9", None, "unknown activation 'int9'; known: int8", id="unknown"),
         pytest.param("int8", torch.ones(1, 1), "per-tensor activation, not for 'int8'", id="static-per-token"),
         pytest.param("int8-tensor", torch.ones(2), r"one float32 number.*\[2\]", id="two-scales"),
-        pytest.param("int8-tensor", torch.ones(1, 1, device="meta"), "one float32 number on cpu, not .* on meta", id="device"),
-        pytest.param("int8-tensor", torch.ones(1, 1, dtype=torch.float64), "float32 number.*not torch.float64", id="dtype"),
+        pytest.param(
+            "int8-tensor", torch.ones(1, 1, device="meta"), "one float32 number on cpu, not .* on meta", id="device"
+        ),
+        pytest.param(
+            "int8-tensor", torch.ones(1, 1, dtype=torch.float64), "float32 number.*not torch.float64", id="dtype"
+        ),
     ],
 )
 def test_activations(act: str, scale: Any, message: str) -> None:
@@ -168,7 +186,9 @@ def test_packed_data_of_a_wrong_shape(layout: str) -> None:
         pytest.param(torch.ones(4, 4), "[]", "not a format", id="list"),
         pytest.param(torch.ones(4, 4), '{"dtype": "int4"}', "not a format", id="no-block"),
         pytest.param(torch.ones(4, 4), '{"dtype": "int4", "block": [1, -1]}', "not a format", id="negative-block"),
-        pytest.param(torch.ones(4, 4), '{"dtype": "int4", "block": [1, 0], "more": 1}', "not a format", id="unknown-key"),
+        pytest.param(
+            torch.ones(4, 4), '{"dtype": "int4", "block": [1, 0], "more": 1}', "not a format", id="unknown-key"
+        ),
     ],
 )
 def test_formats(value: torch.Tensor, fmt: str, message: str) -> None:
@@ -177,7 +197,7 @@ def test_formats(value: torch.Tensor, fmt: str, message: str) -> None:
 
 
 def test_dequantize_to_an_integer() -> None:
-    with pytest.raises(ArgumentError, match="not torch.int8"):
+    with pytest.raises(ArgumentError, match=r"not torch\.int8"):
         OPS["dequantize"].overload(*weight(), torch.int8)
 
 

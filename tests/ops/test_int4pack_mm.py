@@ -77,7 +77,9 @@ def test_product(inner: int, group: int) -> None:
 
 
 def test_of_no_rows() -> None:
-    assert op(torch.ones(0, 32).bfloat16(), torch.zeros(1, 1, 32, 1, dtype=torch.int32), 32, torch.ones(1, 8, 2).bfloat16()).shape == (0, 8)
+    assert op(
+        torch.ones(0, 32).bfloat16(), torch.zeros(1, 1, 32, 1, dtype=torch.int32), 32, torch.ones(1, 8, 2).bfloat16()
+    ).shape == (0, 8)
 
 
 def test_gradient_of_self() -> None:
@@ -105,8 +107,12 @@ def test_gradient_of_self() -> None:
         pytest.param({"group": -32}, "not -32", id="group-negative"),
         pytest.param({"group": 128}, "divide k=64, not 128", id="group-not-dividing"),
         pytest.param({"scales_and_zeros": torch.ones(2, 16, 2)}, "not torch.float32", id="pairs-dtype"),
-        pytest.param({"scales_and_zeros": torch.ones(2, 8, 2).bfloat16()}, r"\[2, 16, 2\].*\[2, 8, 2\]", id="pairs-shape"),
-        pytest.param({"self": torch.ones(2, 64, device="meta").bfloat16()}, "mat2 is on cpu, self on meta", id="device"),
+        pytest.param(
+            {"scales_and_zeros": torch.ones(2, 8, 2).bfloat16()}, r"\[2, 16, 2\].*\[2, 8, 2\]", id="pairs-shape"
+        ),
+        pytest.param(
+            {"self": torch.ones(2, 64, device="meta").bfloat16()}, "mat2 is on cpu, self on meta", id="device"
+        ),
     ],
 )
 def test_wrong_arguments(changes: dict[str, object], message: str) -> None:

@@ -90,7 +90,9 @@ def test_a_row_of_zeros_gives_zeros() -> None:
     assert torch.equal(y, torch.tensor([[0.0] * 8, [5.0] * 8]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
+)
 @pytest.mark.parametrize("scale", [torch.float32, torch.bfloat16], ids=["s32", "s16"])
 def test_the_result_has_the_dtype_of_the_input(dtype: torch.dtype, scale: torch.dtype) -> None:
     y = op(torch.randn(3, 5).to(dtype), torch.ones(8, 5, dtype=torch.int8), torch.rand(8).to(scale))
@@ -121,11 +123,17 @@ def test_eager_compiled_and_meta_agree() -> None:
         pytest.param({"block_size": 4}, "block_size 4 must be -1 or divide K=6", id="block-not-dividing"),
         pytest.param({"block_size": 0}, "block_size 0", id="block-zero"),
         pytest.param({"block_size": -2}, "block_size -2", id="block-negative"),
-        pytest.param({"scaler": torch.ones(7)}, r"scaler must be float \[8\], not torch.float32 \[7\]", id="scaler-shape"),
-        pytest.param({"scaler": torch.ones(8, dtype=torch.int32)}, "scaler must be float.*not torch.int32", id="scaler-int"),
+        pytest.param(
+            {"scaler": torch.ones(7)}, r"scaler must be float \[8\], not torch.float32 \[7\]", id="scaler-shape"
+        ),
+        pytest.param(
+            {"scaler": torch.ones(8, dtype=torch.int32)}, "scaler must be float.*not torch.int32", id="scaler-int"
+        ),
         pytest.param({"zero_point": torch.ones(3, 8)}, r"zero_point must be float \[8\]", id="zero-shape"),
         pytest.param({"zero_point": torch.ones(8, dtype=torch.int8)}, "zero_point must be float", id="zero-int"),
-        pytest.param({"x": torch.ones(3, 6, dtype=torch.float64)}, "x must be float32, bfloat16 or float16", id="x-float64"),
+        pytest.param(
+            {"x": torch.ones(3, 6, dtype=torch.float64)}, "x must be float32, bfloat16 or float16", id="x-float64"
+        ),
         pytest.param({"x": torch.ones(())}, "x must be", id="x-scalar"),
         pytest.param({"x": torch.ones(3, 6, device="meta")}, "w is on cpu, x on meta", id="device"),
     ],
@@ -157,7 +165,11 @@ def quantized(w: Tensor, bits: int, block: int, asym: bool) -> tuple[Tensor, Ten
     shift = zero * scale if asym else None
     if not block:
         return codes.reshape(n, k), scale[:, 0], None if shift is None else shift[:, 0]
-    return codes.permute(1, 2, 0).contiguous(), scale.t().contiguous(), None if shift is None else shift.t().contiguous()
+    return (
+        codes.permute(1, 2, 0).contiguous(),
+        scale.t().contiguous(),
+        None if shift is None else shift.t().contiguous(),
+    )
 
 
 @pytest.mark.parametrize("act", [False, True], ids=["a16", "a8"])

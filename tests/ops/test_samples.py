@@ -51,7 +51,9 @@ def test_the_generic_overload_is_the_generic_kernel(op: Op, dtype: torch.dtype) 
     for sample in op.samples(CPU, dtype):
         results = (generic(*sample.args), op.generic(*sample.args))
         for got, wanted in zip(*(r if isinstance(r, list) else [r] for r in results), strict=True):
-            assert torch.equal(got.view(torch.uint8) if got.dim() else got, wanted.view(torch.uint8) if wanted.dim() else wanted)
+            assert torch.equal(
+                got.view(torch.uint8) if got.dim() else got, wanted.view(torch.uint8) if wanted.dim() else wanted
+            )
 
 
 @pytest.mark.parametrize(("op", "dtype"), CASES)

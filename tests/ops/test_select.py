@@ -149,7 +149,10 @@ def test_one_setting_for_several_ops(add: Callable[..., None]) -> None:
 
 def test_a_forced_kernel_that_refuses_is_an_error(add: Callable[..., None]) -> None:
     add("picky", 1.0, refuses="K must be even")
-    with use_kernel("linear=picky"), pytest.raises(KernelError, match=r"'picky' was forced for linear on cpu.*K must be even"):
+    with (
+        use_kernel("linear=picky"),
+        pytest.raises(KernelError, match=r"'picky' was forced for linear on cpu.*K must be even"),
+    ):
         OPS["linear"].overload(*arguments())
 
 

@@ -23,10 +23,17 @@ class Model(nn.Module):
         self.conv = nn.Conv1d(64, 8, 3)
         self.experts = nn.Parameter(torch.randn(3, 16, 64))
         self.dyn_experts = nn.Parameter(torch.randn(3, 16, 64))
-        self.float = nn.Linear(64, 4)
+        self.rest = nn.Linear(64, 4)
 
 
-RULES = [("float", "skip"), ("embed", "int8"), ("act", "int8-dyn"), ("conv", "int4-g32"), ("dyn_experts", "fp8-row"), ("*", "int4-g32")]
+RULES = [
+    ("rest", "skip"),
+    ("embed", "int8"),
+    ("act", "int8-dyn"),
+    ("conv", "int4-g32"),
+    ("dyn_experts", "fp8-row"),
+    ("*", "int4-g32"),
+]
 OPS_OF = {
     "embed.weight": "embedding",
     "layers.0.weight": "linear",

@@ -24,7 +24,9 @@ def test_report() -> None:
     report = Report(ROWS, 2_000_999, 532_249)
     assert report.quantized == ROWS[:1]
     assert report.skipped == ROWS[1:]
-    assert json.loads(report.to_json()) == dataclasses.asdict(report) | {"layers": [dataclasses.asdict(row) for row in ROWS]}
+    assert json.loads(report.to_json()) == dataclasses.asdict(report) | {
+        "layers": [dataclasses.asdict(row) for row in ROWS]
+    }
     assert str(report).splitlines() == [
         "weight    scheme  size                SQNR     why",
         "--------  ------  ------------------  -------  ------------------",
@@ -46,7 +48,14 @@ def test_json_is_json_where_an_error_is_infinite() -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (5 * 10**9, "5.0 GB"), (7 * 10**14, "700.0 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (1_234_567, "1.2 MB"),
+        (5 * 10**9, "5.0 GB"),
+        (7 * 10**14, "700.0 TB"),
+    ],
 )
 def test_sizes(nbytes: int, text: str) -> None:
     assert size(nbytes) == text

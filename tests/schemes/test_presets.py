@@ -11,7 +11,15 @@ from bitport.numerics import Format
 from bitport.schemes import PRESETS, Scheme, preset
 from bitport.schemes.presets import name_of
 
-BLOCKS = {"": None, "-tensor": (0, 0), "-channel": (1, 0), "-g32": (1, 32), "-g100": (1, 100), "-b8x16": (8, 16), "-b1x7": (1, 7)}
+BLOCKS = {
+    "": None,
+    "-tensor": (0, 0),
+    "-channel": (1, 0),
+    "-g32": (1, 32),
+    "-g100": (1, 100),
+    "-b8x16": (8, 16),
+    "-b1x7": (1, 7),
+}
 ZEROS = {"": None, "-sym": "none", "-asym": "int", "-fzero": "float"}
 INPUTS = ("", "-wo")
 
@@ -103,7 +111,7 @@ def test_what_is_no_name(name: str, message: str) -> None:
 
 @pytest.mark.parametrize("name", ["int4-g32-g64", "int4-sym-asym", "int8-wo-wo", "int4-channel-g32"])
 def test_a_suffix_is_not_said_twice(name: str) -> None:
-    with pytest.raises(SchemeError, match="twice|more than once"):
+    with pytest.raises(SchemeError, match="is given twice"):
         preset(name)
 
 
@@ -112,7 +120,10 @@ def test_a_suffix_is_not_said_twice(name: str) -> None:
     [
         pytest.param(Scheme(weight=Format(dtype="int4", block=(1, 32), scale="float16")), id="scale-of-no-preset"),
         pytest.param(Scheme(weight=Format(dtype="int1")), id="type-of-no-preset"),
-        pytest.param(Scheme(weight=Format(dtype="int4", block=(1, 32), zero="int", scale="input"), act="mxfp4"), id="input-of-no-preset"),
+        pytest.param(
+            Scheme(weight=Format(dtype="int4", block=(1, 32), zero="int", scale="input"), act="mxfp4"),
+            id="input-of-no-preset",
+        ),
         pytest.param(Scheme(weight=Format(dtype="int4", block=(0, 8), scale="input")), id="block-of-no-suffix"),
     ],
 )

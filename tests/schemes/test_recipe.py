@@ -55,7 +55,9 @@ def test_the_first_rule_that_fits_decides() -> None:
         pytest.param("layers.?.attn.q", {"layers.0.attn.q", "layers.1.attn.q"}, id="glob-one"),
         pytest.param("layers.[1-9].*", {"layers.1.attn.q"}, id="glob-range"),
         pytest.param("layers.0.mlp.up.weight", {"layers.0.mlp.up"}, id="parameter-name"),
-        pytest.param(r"re:layers\.\d+\.attn\.[qo]", {"layers.0.attn.q", "layers.0.attn.o", "layers.1.attn.q"}, id="regex"),
+        pytest.param(
+            r"re:layers\.\d+\.attn\.[qo]", {"layers.0.attn.q", "layers.0.attn.o", "layers.1.attn.q"}, id="regex"
+        ),
         pytest.param(r"re:.*attn.*", {"layers.0.attn.q", "layers.0.attn.o", "layers.1.attn.q"}, id="regex-part"),
     ],
 )
@@ -106,11 +108,16 @@ def test_one_name_of_a_tied_weight_leaves_both(name: str) -> None:
     other = {"embed": "head", "head": "embed"}[name]
     plan = Recipe.of({name: "int8", "layers.*": "int4"}).resolve(MODEL)
     assert plan[f"{name}.weight"].scheme is None
-    assert plan[f"{name}.weight"].reason == f"tied to {other}.weight, which stays as it is; a rule for that one quantizes both"
+    assert (
+        plan[f"{name}.weight"].reason
+        == f"tied to {other}.weight, which stays as it is; a rule for that one quantizes both"
+    )
 
 
 def test_two_schemes_for_a_tied_weight_are_a_conflict() -> None:
-    with pytest.raises(RecipeError, match=r"embed.weight and head.weight are one tied weight.*embed.weight: int8, head.weight: int4"):
+    with pytest.raises(
+        RecipeError, match=r"embed.weight and head.weight are one tied weight.*embed.weight: int8, head.weight: int4"
+    ):
         chosen({"embed": "int8", "head": "int4"})
 
 
@@ -118,7 +125,10 @@ def test_two_schemes_for_a_tied_weight_are_a_conflict() -> None:
 
 
 def test_a_rule_that_fits_nothing_is_an_error() -> None:
-    with pytest.raises(RecipeError, match=r"rule 'layer.*' \(kinds: any\) fits no weight; the model has embed \(embedding\), .* and 1 more"):
+    with pytest.raises(
+        RecipeError,
+        match=r"rule 'layer.*' \(kinds: any\) fits no weight; the model has embed \(embedding\), .* and 1 more",
+    ):
         chosen([("layer.*", "int8"), ("*", "int4")])
     with pytest.raises(RecipeError, match=r"kinds: attention\) fits no weight"):
         chosen(Rule("*", "int8", ("attention",)))
@@ -134,7 +144,9 @@ def test_a_model_without_weights_is_an_error() -> None:
     [
         pytest.param(lambda: Rule("*", "int99"), SchemeError, "unknown scheme 'int99'", id="scheme"),
         pytest.param(lambda: Rule("re:(", "int8"), RecipeError, "no regular expression", id="regex"),
-        pytest.param(lambda: Rule("*", "int8", ("liner",)), RecipeError, r"unknown kinds \['liner'\]; known: linear", id="kinds"),
+        pytest.param(
+            lambda: Rule("*", "int8", ("liner",)), RecipeError, r"unknown kinds \['liner'\]; known: linear", id="kinds"
+        ),
         pytest.param(lambda: Rule("*", "int8", "linear"), RecipeError, "kinds", id="kinds-as-text"),
         pytest.param(lambda: Recipe(()), RecipeError, "at least one rule", id="empty"),
         pytest.param(lambda: Recipe.of([]), RecipeError, "at least one rule", id="empty-list"),
@@ -161,7 +173,8 @@ def test_json_both_ways() -> None:
 
 
 def test_json_written_by_hand() -> None:
-    text = '{"version": 1, "rules": [{"match": "head", "scheme": "skip"}, {"match": "*", "scheme": "int4-g32", "kinds": ["linear"]}]}'
+    rules = '[{"match": "head", "scheme": "skip"}, {"match": "*", "scheme": "int4-g32", "kinds": ["linear"]}]'
+    text = f'{{"version": 1, "rules": {rules}}}'
     assert Recipe.from_json(text) == Recipe.of([("head", "skip"), Rule("*", "int4-g32", ("linear",))])
 
 
@@ -183,9 +196,13 @@ def test_json_written_by_hand() -> None:
         pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int99"}]}', id="no-such-scheme"),
         pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": 3}]}', id="scheme-as-a-number"),
         pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kind": "linear"}]}', id="unknown-key"),
-        pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": ["liner"]}]}', id="unknown-kind"),
+        pytest.param(
+            '{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": ["liner"]}]}', id="unknown-kind"
+        ),
         pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": 3}]}', id="kinds-as-a-number"),
-        pytest.param('{"version": 1, "more": 1, "rules": [{"match": "*", "scheme": "int8"}]}', id="unknown-key-outside"),
+        pytest.param(
+            '{"version": 1, "more": 1, "rules": [{"match": "*", "scheme": "int8"}]}', id="unknown-key-outside"
+        ),
     ],
 )
 def test_what_is_no_recipe_file(text: str) -> None:
@@ -225,7 +242,9 @@ def test_two_schemes_without_a_name_differ() -> None:
     """'custom' twice is not the same scheme."""
     import dataclasses
 
-    one = dataclasses.replace(preset("int4-g32"), weight=dataclasses.replace(preset("int4-g32").weight, scale="float16"))
+    one = dataclasses.replace(
+        preset("int4-g32"), weight=dataclasses.replace(preset("int4-g32").weight, scale="float16")
+    )
     two = dataclasses.replace(one, weight=dataclasses.replace(one.weight, block=(1, 64)))
     assert one.name == two.name == "custom"
     plans = [Plan((Choice("a.weight", scheme, ""),)) for scheme in (one, two)]

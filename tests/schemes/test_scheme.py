@@ -34,7 +34,9 @@ def test_json_holds_every_field() -> None:
 
 
 def test_what_may_be_left_out_is_the_default() -> None:
-    assert Scheme.from_dict({"version": 1, "weight": {"dtype": "int8", "block": [1, 0]}}) == Scheme(weight=Format(dtype="int8"))
+    assert Scheme.from_dict({"version": 1, "weight": {"dtype": "int8", "block": [1, 0]}}) == Scheme(
+        weight=Format(dtype="int8")
+    )
 
 
 def test_schemes_can_be_keys() -> None:
@@ -86,7 +88,9 @@ def weight(**changes: Any) -> dict[str, Any]:
         pytest.param(changed(act=None), "act", id="input-as-nothing"),
         pytest.param(changed(act=["int8"]), "act", id="input-as-a-list"),
         pytest.param(changed(static=True), "static needs a per-tensor activation", id="static-without-an-input"),
-        pytest.param(changed(act="int8", static=True), r"\(int8-tensor, fp8-tensor\), not 'int8'", id="static-per-token"),
+        pytest.param(
+            changed(act="int8", static=True), r"\(int8-tensor, fp8-tensor\), not 'int8'", id="static-per-token"
+        ),
         pytest.param(changed(static=0), "static must be a bool", id="static-as-a-number"),
     ],
 )
@@ -104,7 +108,12 @@ def test_what_is_no_json(text: str) -> None:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 300) | st.floats() | st.text(max_size=5) | st.sampled_from([*NUMBER_TYPES, *ACTIVATIONS]),
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 300)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from([*NUMBER_TYPES, *ACTIVATIONS]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )

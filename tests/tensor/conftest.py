@@ -16,7 +16,9 @@ Make = Callable[..., QTensor]
 
 @pytest.fixture
 def make() -> Make:
-    def quantized(scheme: str = "int4-g32", *shape: int, dtype: torch.dtype = torch.float32, **extra: object) -> QTensor:
+    def quantized(
+        scheme: str = "int4-g32", *shape: int, dtype: torch.dtype = torch.float32, **extra: object
+    ) -> QTensor:
         value = torch.randn(shape or (64, 96)).to(dtype)
         return quantize_tensor(value, preset(scheme), **extra)  # type: ignore[arg-type]
 

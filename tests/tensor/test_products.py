@@ -49,13 +49,9 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mm": lambda x, w: torch.mm(x, w.t()),
     "addmm": lambda x, w: torch.addmm(torch.zeros(64), x, w.t()),
     "inner": lambda x, w: torch.inner(x, w),
-    "linear-in-inference-mode": lambda x, w: _in_inference_mode(x, w),
+    "linear-in-inference-mode": torch.inference_mode()(lambda x, w: F.linear(x, w)),
+    "matmul-in-inference-mode": torch.inference_mode()(lambda x, w: x @ w.t()),
 }
-
-
-def _in_inference_mode(x: Tensor, w: Tensor) -> Tensor:
-    with torch.inference_mode():
-        return F.linear(x, w)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -66,6 +62,17 @@ def test_every_product_of_every_scheme(make: Make, scheme: str, product: str) ->
     y = PRODUCTS[product](x, q)
     wanted = rounded(x, q) @ exact(q).T
     assert float(sqnr(wanted, y)) >= product_budget(torch.float32, 96, 5 * 64)
+
+
+@torch.inference_mode()
+def test_slices_in_inference_mode(make: Make) -> None:
+    """MultiheadAttention and fused projections cut their weight on every call."""
+    with torch.inference_mode(False):
+        q = make("int4-g32")
+    x = torch.randn(5, 96)
+    for parts in (q.chunk(4), q.split([24, 40]), (q[:10], q[10:])):
+        torch.testing.assert_close(torch.cat([F.linear(x, part) for part in parts], -1), F.linear(x, q))
+    assert torch.equal(q.half().t()[:32].dequantize(), q.half().dequantize().t()[:32])
 
 
 def test_bias_and_factors(make: Make) -> None:
@@ -213,9 +220,9 @@ def test_functional_transforms(make: Make) -> None:
 
 def test_functional_transforms_of_a_rounded_input_are_refused(make: Make) -> None:
     q, x = make("int8-dyn"), torch.randn(96)
-    with pytest.raises(ArgumentError, match="torch.func cannot differentiate int8-dyn.*use autograd"):
+    with pytest.raises(ArgumentError, match=r"torch\.func cannot differentiate int8-dyn.*use autograd"):
         torch.func.jvp(lambda z: F.linear(z, q), (x,), (x,))
-    with pytest.raises(ArgumentError, match="torch.func cannot differentiate"):
+    with pytest.raises(ArgumentError, match=r"torch\.func cannot differentiate"):
         torch.func.grad(lambda z: F.linear(z, q).sum())(x)
 
 
@@ -231,11 +238,17 @@ def test_vmap(make: Make) -> None:
     ("product", "message"),
     [
         pytest.param(lambda q: F.linear(torch.randn(3, 64), q.t()), "pass weight.t", id="linear-of-a-transposed"),
-        pytest.param(lambda q: F.linear(q, torch.randn(64, 96)), "as its weight only", id="linear-of-a-quantized-input"),
-        pytest.param(lambda q: torch.mm(torch.randn(2, 3, 96), q.t()), r"mm takes two 2-D tensors, not \[2, 3, 96\]", id="mm-3d"),
+        pytest.param(
+            lambda q: F.linear(q, torch.randn(64, 96)), "as its weight only", id="linear-of-a-quantized-input"
+        ),
+        pytest.param(
+            lambda q: torch.mm(torch.randn(2, 3, 96), q.t()), r"mm takes two 2-D tensors, not \[2, 3, 96\]", id="mm-3d"
+        ),
         pytest.param(lambda q: torch.bmm(torch.randn(3, 96), q.t()), "bmm takes two 3-D tensors", id="bmm-2d"),
         pytest.param(lambda q: F.linear(torch.randn(3, 95), q), r"\[..., 96\].*not \[3, 95\]", id="columns"),
-        pytest.param(lambda q: F.linear(torch.randn(3, 96, device="meta"), q), "x is on meta, the weight on cpu", id="device"),
+        pytest.param(
+            lambda q: F.linear(torch.randn(3, 96, device="meta"), q), "x is on meta, the weight on cpu", id="device"
+        ),
         pytest.param(lambda q: F.grouped_mm(torch.randn(3, 96), q.t()), "offs", id="grouped-without-ends"),
     ],
 )

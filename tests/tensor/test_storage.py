@@ -131,7 +131,9 @@ def test_only_one_function_may_be_called_by_load(make: Make) -> None:
         pytest.param(lambda q: q.to(torch.empty(1, dtype=torch.float16)), torch.float16, id="to-other"),
     ],
 )
-def test_a_cast_changes_the_dtype_and_no_number(make: Make, cast: Callable[[QTensor], QTensor], dtype: torch.dtype) -> None:
+def test_a_cast_changes_the_dtype_and_no_number(
+    make: Make, cast: Callable[[QTensor], QTensor], dtype: torch.dtype
+) -> None:
     q = make("int4-g32")
     other = cast(q)
     assert other.dtype == other.dequantize().dtype == dtype
@@ -394,7 +396,9 @@ def test_empty_and_tiny_tensors(scheme: str, shape: tuple[int, int]) -> None:
 
 # An empty axis that is one block: Format.scale_shape counts one block, Matrix.grid none. To be decided in the core.
 @pytest.mark.xfail(strict=True, raises=ArgumentError, reason="an empty whole axis has two numbers of blocks")
-@pytest.mark.parametrize(("scheme", "shape"), [("int8", (64, 0)), ("fp8-row", (64, 0)), ("int5-tensor", (0, 96))], ids=str)
+@pytest.mark.parametrize(
+    ("scheme", "shape"), [("int8", (64, 0)), ("fp8-row", (64, 0)), ("int5-tensor", (0, 96))], ids=str
+)
 def test_empty_whole_axes(scheme: str, shape: tuple[int, int]) -> None:
     check_round_trip(scheme, shape)
 

@@ -83,7 +83,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   bool isPinnedPtr(const void*) const override { return false; }
   Device getDeviceFromPtr(void*) const override { return Device(kSim, current); }
-  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override { resize_storage(storage, bytes); }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    resize_storage(storage, bytes);
+  }
 };
 const bool hooked = [] { return at::RegisterPrivateUse1HooksInterface(new Hooks()), true; }();
 
@@ -91,14 +93,14 @@ const bool hooked = [] { return at::RegisterPrivateUse1HooksInterface(new Hooks(
 
 const c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
-Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device> device,
-             std::optional<bool>, std::optional<at::MemoryFormat> format) {
+Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+             std::optional<Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_generic(sizes, &memory, kKeys, c10::dtype_or_default(dtype), format);
 }
 
-Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                     std::optional<Device> device, std::optional<bool>) {
+Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout>, std::optional<Device> device, std::optional<bool>) {
   const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_strided_generic(sizes, strides, &memory, kKeys, c10::dtype_or_default(dtype));
 }
@@ -164,6 +166,7 @@ TORCH_LIBRARY(simdev, m) {
     fallbacks.clear();
     sim::kernel_calls = sim::handed_back = 0;
   });
+  m.def("device_count() -> int", [] { return static_cast<int64_t>(kDevices); });
   m.def("kernel_calls() -> int", [] { return sim::kernel_calls; });
   m.def("handed_back() -> int", [] { return sim::handed_back; });
   m.def("fallbacks() -> Dict(str, int)", [] {

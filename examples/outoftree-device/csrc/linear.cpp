@@ -33,25 +33,30 @@ struct Weight {
   int64_t groups() const { return (k + block_k - 1) / block_k; }
 };
 
+bool is_float(const Tensor& t) {
+  const auto dtype = t.scalar_type();
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
 bool is(const Tensor& t, c10::Device device, at::IntArrayRef sizes) {
   return t.device() == device && t.sizes() == sizes && t.is_contiguous();
 }
 
 // Nothing below reads memory that was not checked here: sizes may come from a file.
 bool takes(const Tensor& x, const Weight& w, const MaybeTensor& bias) {
-  if (w.layout != "sim_rows8" || !w.bits() || w.block_n != 1 || w.block_k < 1 || w.n < 0 || w.k < 1 || w.scale2) return false;
+  if (w.layout != "sim_rows8" || !w.bits() || w.block_n != 1 || w.block_k < 1 || w.n < 0 || w.k < 1) return false;
   const auto device = x.device();
-  if (device.type() != c10::kPrivateUse1 || !at::isFloatingType(x.scalar_type()) || x.dim() < 1 || x.size(-1) != w.k) return false;
+  if (device.type() != c10::kPrivateUse1 || !is_float(x) || x.dim() < 1 || x.size(-1) != w.k || w.scale2) return false;
   if (w.data.scalar_type() != at::kByte || !is(w.data, device, {w.blocks(), w.k, w.bits()})) return false;
-  if (!at::isFloatingType(w.scale.scalar_type()) || !is(w.scale, device, {w.groups(), w.blocks() * kRows})) return false;
+  if (!is_float(w.scale) || !is(w.scale, device, {w.groups(), w.blocks() * kRows})) return false;
   if (w.zero && (w.zero->scalar_type() != at::kByte || !is(*w.zero, device, {w.n, w.groups()}))) return false;
-  return !bias || is(*bias, device, {w.n});
+  return !bias || (is_float(*bias) && is(*bias, device, {w.n}));
 }
 
 Tensor generic(const Tensor& x, const Weight& w, const MaybeTensor& bias) {
   ++sim::handed_back;
-  using Linear = Tensor(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, std::string_view,
-                        int64_t, int64_t, int64_t, int64_t, std::string_view, const MaybeTensor&);
+  using Linear = Tensor(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&,
+                        std::string_view, int64_t, int64_t, int64_t, int64_t, std::string_view, const MaybeTensor&);
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("bitport::linear", "generic").typed<Linear>();
   return op.call(x, w.data, w.scale, w.zero, w.scale2, w.dtype, w.n, w.k, w.block_n, w.block_k, w.layout, bias);
 }
@@ -81,9 +86,9 @@ void product(const float* x, const uint8_t* data, const float* scale, const uint
   }
 }
 
-Tensor linear(const Tensor& x, const Tensor& data, const Tensor& scale, const MaybeTensor& zero, const MaybeTensor& scale2,
-              std::string_view dtype, int64_t n, int64_t k, int64_t block_n, int64_t block_k, std::string_view layout,
-              const MaybeTensor& bias) {
+Tensor linear(const Tensor& x, const Tensor& data, const Tensor& scale, const MaybeTensor& zero,
+              const MaybeTensor& scale2, std::string_view dtype, int64_t n, int64_t k, int64_t block_n, int64_t block_k,
+              std::string_view layout, const MaybeTensor& bias) {
   const Weight w{data, scale, zero, scale2, dtype, n, k, block_n, block_k, layout};
   if (!takes(x, w, bias)) return generic(x, w, bias);
   ++sim::kernel_calls;
@@ -92,7 +97,8 @@ Tensor linear(const Tensor& x, const Tensor& data, const Tensor& scale, const Ma
   const Tensor y = at::empty(sizes, x.options());
   const Tensor rows = sim::host(x).to(at::kFloat).contiguous();
   const Tensor scales = sim::host(scale).to(at::kFloat);
-  const Tensor sums = bias ? sim::host(*bias).to(at::kFloat).expand(sizes).contiguous() : at::zeros(sizes, rows.options());
+  const Tensor sums = at::zeros(sizes, rows.options());
+  if (bias) sums.copy_(sim::host(*bias).expand(sizes));
   const uint8_t* zeros = zero ? zero->const_data_ptr<uint8_t>() : nullptr;
   const auto run = w.bits() == 4 ? product<4> : product<8>;
   for (int64_t m = 0; m < rows.numel() / k; ++m) {

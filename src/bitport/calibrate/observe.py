@@ -21,13 +21,16 @@ def input_scales(
     peaks: dict[str, Tensor] = {}
 
     def watch(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            seen = args[0].detach().abs().amax().float()
+        def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            x = (args or tuple(named.values()))[0].detach()
+            if x.numel() == 0:
+                return
+            seen = x.abs().amax().float()
             peaks[name] = torch.maximum(peaks[name], seen) if name in peaks else seen
 
         return hook
 
-    hooks = [model.get_submodule(name).register_forward_pre_hook(watch(name)) for name in dict.fromkeys(names)]
+    hooks = [model.get_submodule(name).register_forward_pre_hook(watch(name), with_kwargs=True) for name in dict.fromkeys(names)]
     try:
         with torch.no_grad():
             if callable(calibrate):

@@ -37,7 +37,7 @@ def load(
     called with meta as the default device, so that nothing is allocated twice.
     ``device``: where every tensor goes; None: where the model has it, and the CPU for what is on meta.
     ``strict``: every parameter and persistent buffer must be in the checkpoint, and nothing else; False: warn.
-    ``verify``: compare all data with the checksums of the manifest (reads at the speed of crc32, about 1 GB/s).
+    ``verify``: compare all data with the checksums of the manifest (at the speed of crc32, about 2 GB/s).
 
     Names, shapes and the headers of all shards are checked before the model is touched.
     """

@@ -154,5 +154,7 @@ def _check_output(args: argparse.Namespace) -> None:
         raise ArgumentError("say where to write: -o DIR, or --dry-run to write nothing")
     if args.output.exists() and not args.output.is_dir():
         raise ArgumentError(f"{args.output} is a file; give a directory")
+    if args.output.resolve() == args.source.resolve():
+        raise ArgumentError(f"{args.output} is the source; choose another directory for the checkpoint")
     if (args.output / MANIFEST).exists() and not args.overwrite:
         raise ArgumentError(f"{args.output} holds a checkpoint already; --overwrite replaces it")

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport import plugins
+from bitport import layouts, plugins
 from bitport.errors import ArgumentError, BitportError
-from bitport.numerics import sqnr
-from bitport.ops import OPS, Op, Sample, decide
+from bitport.numerics import Quantized, sqnr
+from bitport.ops import OPS, Op, Sample, Weight, decide
 from bitport.ops.samples import VARIANTS
 from bitport.schemes import PRESETS
 
@@ -70,7 +70,8 @@ def subject(name: str) -> str:
 def _rows(op: Op, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
     groups: dict[str, list[_Outcome]] = {}
     for sample in op.samples(device, dtype):
-        groups.setdefault(subject(sample.name), []).append(_try(op, sample))
+        for each in (sample, *_as_it_lies(op, sample, device)):
+            groups.setdefault(subject(each.name), []).append(_try(op, each))
     for name, outcomes in groups.items():
         yield Row(
             op.name,
@@ -82,6 +83,22 @@ def _rows(op: Op, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
             min(outcome.margin for outcome in outcomes),
             tuple(dict.fromkeys(outcome.kernel for outcome in outcomes)),
         )
+
+
+def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Iterator[Sample]:
+    """The sample with its weight in the layout that it would have on ``device``, where that is not the plain one: the
+    only one that many kernels take."""
+    arguments = [argument.split()[-1] for argument in op.schema.partition(")")[0].split(",")]
+    if arguments.count("layout") == 0 or sample.args[arguments.index("layout")] != "plain":
+        return
+    at = arguments.index("data")
+    weight = Weight(*sample.args[at : at + 10])
+    parts = Quantized(*weight[:4])
+    layout = layouts.preferred(device, weight.matrix, parts)
+    if layout != "plain":
+        packed = layouts.repack(weight.matrix, parts, "plain", layout)
+        args = (*sample.args[:at], *packed, *weight[4:9], layout, *sample.args[at + 10 :])
+        yield dataclasses.replace(sample, name=f"{sample.name}-{layout}", args=args)
 
 
 def _try(op: Op, sample: Sample) -> _Outcome:

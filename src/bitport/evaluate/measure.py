@@ -38,7 +38,8 @@ def kernels_of(model: nn.Module, rows: int = 1) -> tuple[str, ...]:
 
 @torch.no_grad()
 def generation_speed(model: Any, prompt: Tensor, new_tokens: int) -> float:
-    """Tokens per second of greedy generation of ``new_tokens`` after ``prompt`` [1, length], its reading included.
+    """Tokens per second of greedy generation of ``new_tokens`` after ``prompt`` [1, length], its reading included; the
+    prompt lies on the device of ``model``.
 
     ``model`` generates as a transformers model does. One short run goes before, so that nothing is timed twice.
     """

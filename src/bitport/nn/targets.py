@@ -28,7 +28,7 @@ def find_targets(model: nn.Module) -> list[Target]:
     """
     targets = []
     for module_name, module in model.named_modules(remove_duplicate=False):
-        for name, param in module.named_parameters(recurse=False):
+        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
             if param.dim() > 1 and param.is_floating_point():
                 kind, transposed = _kind(module_name, module, name, param)
                 targets.append(Target(module_name, name, kind, tuple(param.shape), str(id(param)), transposed))

@@ -47,9 +47,9 @@ def linear(input: Tensor, weight: QTensor, bias: Tensor | None = None) -> Tensor
 def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
     """x [.., K] times the matrix [N, K] behind q, plus bias.
 
-    Where nothing is traced and the device has no kernel of its own, PyTorch's dispatcher would only
-    call the chooser back, with every argument boxed twice and a weight checked that was checked when it was made: then
-    the chooser is called at once, which saves half of the overhead.
+    Where nothing is traced and the device has no kernel of its own, PyTorch's dispatcher would only call the chooser
+    back, with every argument boxed twice and a weight checked that was checked when it was made: then the chooser is
+    called at once, which saves half of the overhead.
     """
     if _functorch() is not None and _differentiates():
         return _product_of_floats(x, q, bias)
@@ -79,8 +79,8 @@ def _product_of_floats(x: Tensor, q: QTensor, bias: Tensor | None) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """The gradient that the op has at PyTorch's dispatcher, for a tenth of the cost (5 us, not 50). Of x nothing is kept:
-    the gradient of a product with a constant does not depend on it."""
+    """The gradient that the op has at PyTorch's dispatcher, for a tenth of the cost (5 us, not 50). Of x nothing is
+    kept: the gradient of a product with a constant does not depend on it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, op: str, weight: Weight, act: tuple[Any, ...]) -> Tensor:

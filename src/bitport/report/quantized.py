@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 from bitport.report.text import size, table
 
@@ -36,7 +37,11 @@ class Report:
         return tuple(layer for layer in self.layers if layer.scheme is None)
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+        """JSON has no infinity: the sqnr of a weight that its scheme holds exactly is null, as that of one not measured."""
+        data = dataclasses.asdict(self)
+        for layer in data["layers"]:
+            layer["sqnr"] = layer["sqnr"] if layer["sqnr"] is not None and math.isfinite(layer["sqnr"]) else None
+        return json.dumps(data, allow_nan=False)
 
     def __str__(self) -> str:
         rows = [

@@ -169,6 +169,9 @@ class QTensor(Tensor):
     ) -> Any:
         handler = ATEN.get(func)
         if handler is not None:
+            if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
+                with torch.inference_mode(False):  # torch wants the view of a normal tensor to be one
+                    return handler(func, *args, **(kwargs or {}))
             return handler(func, *args, **(kwargs or {}))
         if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
             return func.decompose(*args, **(kwargs or {}))  # inference_mode hands over composite ops whole

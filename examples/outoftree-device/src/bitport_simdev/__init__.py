@@ -17,7 +17,7 @@ def register_device() -> None:
     """Load the compiled part and give PyTorch's spare device its name, ``torch.sim`` and ``Tensor.sim()``."""
     found = importlib.util.find_spec("bitport_simdev._sim")
     if found is None or found.origin is None:
-        raise ImportError("bitport_simdev was installed without its compiled part; install it again with a C++ compiler")
+        raise ImportError("bitport_simdev lacks its compiled part; install it again, with a C++ compiler")
     torch.ops.load_library(found.origin)
     torch.utils.rename_privateuse1_backend("sim")
     torch._register_device_module("sim", device)

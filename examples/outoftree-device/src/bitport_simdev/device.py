@@ -18,7 +18,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    return torch.accelerator.device_count()
+    return int(torch.ops.simdev.device_count())
 
 
 def current_device() -> int:
@@ -27,6 +27,21 @@ def current_device() -> int:
 
 def set_device(index: int) -> None:
     torch.accelerator.set_device_index(index)
+
+
+class device:
+    """Makes a device the current one for a while."""
+
+    def __init__(self, wanted: torch.device | int) -> None:
+        self.index = wanted if isinstance(wanted, int) else wanted.index
+
+    def __enter__(self) -> None:
+        self.before = current_device()
+        if self.index is not None:
+            set_device(self.index)
+
+    def __exit__(self, *raised: object) -> None:
+        set_device(self.before)
 
 
 def synchronize(device: torch.device | int | None = None) -> None:

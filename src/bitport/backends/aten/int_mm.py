@@ -1,6 +1,6 @@
 """dyn_linear by ``aten::_int_mm``: int8 x int8 with exact int32 sums, the scales applied in float32.
 
-    y[m, n] = sum over k of (xq[m, k] * wq[n, k]) * x_scale[m] * scale[n] + bias[n]
+y[m, n] = sum over k of (xq[m, k] * wq[n, k]) * x_scale[m] * scale[n] + bias[n]
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""linear by ``aten::_weight_int8pack_mm`` for a few rows; with more the generic kernel, which fills the matrix units,
-is faster, as it is at any number of rows in float16 and float32. PyTorch's kernel reads whole vectors along K, past the end
-where they do not fit, and checks nothing. The codes become signed on every call: one pass over a byte per weight, where the generic kernel makes
-floats of them."""
+"""linear by ``aten::_weight_int8pack_mm`` for a few rows of bfloat16: with more rows, or in another dtype, the generic
+kernel is faster. PyTorch's kernel reads whole vectors along K and checks nothing: where they do not fit it reads past
+the end. The codes become signed on every call, which is one pass over a byte per weight."""
 
 from __future__ import annotations
 

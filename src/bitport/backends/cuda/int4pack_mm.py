@@ -1,6 +1,7 @@
-"""linear by ``aten::_weight_int4pack_mm``, the tinygemm kernel: bf16 x int4 in tile-packed layouts, groups of 32 to 256.
+"""linear by ``aten::_weight_int4pack_mm``, the tinygemm kernel: bf16 x int4 in tile-packed layouts.
 
-The layouts refuse what the kernel does (group, K, dtype of the scale), and N is filled up to a multiple of 8 there."""
+The layouts refuse what the kernel does (group, K, dtype of the scale), and N is filled up to a multiple of 8 there. A
+zero point is part of what they hold as a shift in bfloat16, so with one a weight is rounded twice."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from bitport.backends.cuda import capability
 def refuses(*args: Any) -> str | None:
     x, dtype, layout = args[0], args[5], args[10]
     if not layout.startswith("tile_packed_"):
-        return f"the weight must be tile packed int4, not {dtype} in layout {layout}"
+        wanted = "tile packed int4 (bfloat16 scales per group of 32 to 256)"
+        return f"the weight must be {wanted}, not {dtype} in layout {layout}"
     if x.dtype != torch.bfloat16:
         return f"x must be bfloat16, not {x.dtype}"
     if x.numel() == 0:

@@ -1,0 +1,80 @@
+"""How much memory saving, loading and converting take, measured in a process of their own.
+
+32 float32 weights of 2 MB are 64 MB. Beside what they return, save() needs nothing (the bytes are written from where
+they lie), load() one weight, and quantize_files what quantizing and measuring makes of one weight: float32 steps and
+codes, and the float64 values of the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PEAKS = """
+import json, sys, torch
+from pathlib import Path
+from torch import nn
+import bitport as bp
+from bitport.checkpoint import quantize_files
+torch.set_num_threads(1)
+directory = Path(sys.argv[1])
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(512, 1024))
+
+def build():
+    return nn.Sequential(*(Layer() for _ in range(32)))
+
+def status(field):
+    (line,) = [line for line in open("/proc/self/status") if line.startswith(field)]
+    return int(line.split()[1]) / 1024
+
+def peak(work):
+    Path("/proc/self/clear_refs").write_text("5")  # sets the peak back
+    before = status("VmRSS")
+    result = work()
+    return status("VmHWM") - before
+
+def convert(target):
+    (source,) = (directory / "model").glob("*.safetensors")
+    return quantize_files(source, directory / target, {"*.weight": "int8"}, progress=False)
+
+small = nn.Sequential(nn.Linear(32, 32))
+bp.quantize_(small, "int8")
+bp.save(small, directory / "small")
+bp.load(lambda: nn.Sequential(nn.Linear(32, 32)), directory / "small")
+model = build()
+print(json.dumps({
+    "save": peak(lambda: bp.save(model, directory / "model")),
+    "load into it": peak(lambda: bp.load(model, directory / "model")),
+    "load": peak(lambda: bp.load(build, directory / "model")),
+    "convert": peak(lambda: convert("files")),
+    "load quantized": peak(lambda: bp.load(build, directory / "files")),
+}))
+"""
+
+WEIGHT, MODEL, NOISE = 2, 64, 8  # MB
+BUDGETS = {
+    "save": NOISE,
+    "load into it": WEIGHT + NOISE,
+    "load": MODEL + WEIGHT + NOISE,
+    "convert": 16 * WEIGHT + NOISE,
+    "load quantized": MODEL / 4 + WEIGHT + NOISE,
+}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="measures memory by /proc")
+def test_peaks(tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", PEAKS, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    peaks = json.loads(run.stdout)
+    print({name: round(peak, 1) for name, peak in peaks.items()})
+    assert {name: peak for name, peak in peaks.items() if peak > BUDGETS[name]} == {}
+    assert peaks["load"] > 0.9 * MODEL, "the measurement sees what is allocated"

@@ -1,0 +1,78 @@
+"""Kinds told from names, for names that published models use."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bitport.checkpoint.names import target_of
+
+MATRIX, STACK = (64, 32), (4, 64, 32)
+NAMES = (
+    ("model.embed_tokens.weight", MATRIX, "embedding"),
+    ("model.language_model.embed_tokens.weight", MATRIX, "embedding"),
+    ("model.embed_tokens_per_layer.weight", MATRIX, "embedding"),
+    ("transformer.wte.weight", MATRIX, "embedding"),
+    ("wpe.weight", MATRIX, "embedding"),
+    ("shared.weight", MATRIX, "embedding"),
+    ("tok_embeddings.weight", MATRIX, "embedding"),
+    ("bert.embeddings.word_embeddings.weight", MATRIX, "embedding"),
+    ("bert.embeddings.token_type_embeddings.weight", MATRIX, "embedding"),
+    ("gpt_neox.embed_in.weight", MATRIX, "embedding"),
+    ("model.encoder.embed_positions.weight", MATRIX, "embedding"),
+    ("vision_model.embeddings.position_embedding.weight", MATRIX, "embedding"),
+    ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", MATRIX, "embedding"),
+    ("embed_out.weight", MATRIX, "linear"),
+    ("model.per_layer_embed_projection.weight", MATRIX, "linear"),
+    ("albert.encoder.embedding_hidden_mapping_in.weight", MATRIX, "linear"),
+    ("time_embedding.linear_1.weight", MATRIX, "linear"),
+    ("lm_head.weight", MATRIX, "linear"),
+    ("weight", MATRIX, "linear"),
+    ("model.layers.0.mlp.gate_proj.weight", MATRIX, "linear"),
+    ("model.layers.0.mlp.experts.3.gate_proj.weight", MATRIX, "linear"),
+    ("model.layers.0.mlp.shared_expert.down_proj.weight", MATRIX, "linear"),
+    ("model.layers.0.mlp.shared_experts.up_proj.weight", MATRIX, "linear"),
+    ("model.layers.0.mlp.gate.weight", MATRIX, "other"),
+    ("model.layers.0.mlp.router.weight", MATRIX, "other"),
+    ("model.layers.0.mlp.experts.gate_up_proj_bias", MATRIX, "other"),
+    ("text_model.encoder.0.self_attn.in_proj_weight", MATRIX, "attention"),
+    ("model.layers.0.mlp.experts.gate_up_proj", STACK, "experts"),
+    ("block_sparse_moe.w1", STACK, "experts"),
+    ("encoder.conv1.weight", STACK, "conv"),
+    ("vision.patch_embed.proj.weight", (8, 3, 4, 4), "conv"),
+    ("vision.patch_embed.proj.weight", (8, 3, 2, 4, 4), "other"),
+    ("vision.pos_embed", (1, 64, 32), "other"),
+    ("model.norm.weight", (64,), None),
+    ("model.layers.0.self_attn.q_proj.bias", (64,), None),
+)
+
+
+@pytest.mark.parametrize(("name", "shape", "kind"), NAMES, ids=[f"{name}-{len(shape)}d" for name, shape, _ in NAMES])
+def test_kind(name: str, shape: tuple[int, ...], kind: str | None) -> None:
+    target = target_of(name, shape, torch.bfloat16)
+    assert (target and target.kind) == kind
+    if target:
+        assert target.name == name
+        assert not target.transposed
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float8_e4m3fn], ids=str)
+def test_only_floats_are_quantized(dtype: torch.dtype) -> None:
+    assert target_of("q_proj.weight", MATRIX, dtype) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "model_type", "transposed"),
+    [
+        ("h.0.attn.c_attn.weight", MATRIX, "gpt2", True),
+        ("h.0.mlp.c_proj.weight", MATRIX, "gpt_bigcode", False),
+        ("lm_head.weight", MATRIX, "gpt2", False),
+        ("model.layers.0.mlp.experts.down_proj", STACK, "gpt_oss", True),
+        ("model.layers.0.mlp.experts.down_proj", STACK, "qwen3_moe", False),
+        ("model.layers.0.self_attn.q_proj.weight", MATRIX, "gpt_oss", False),
+    ],
+)
+def test_transposed(name: str, shape: tuple[int, ...], model_type: str, transposed: bool) -> None:
+    target = target_of(name, shape, torch.float32, model_type)
+    assert target is not None
+    assert target.transposed == transposed

@@ -1,0 +1,79 @@
+"""What the documents say about formats, numbers and commands is what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import bitport
+from bitport.cli import main as cli
+from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
+from bitport.schemes import KINDS, Recipe
+from bitport.tensor.qtensor import PARTS
+
+from .tree import ROOT, files
+
+DOCS = ROOT / "docs"
+
+
+def table_keys(text: str, heading: str) -> set[str]:
+    """What stands in backquotes in the first column of the table after ``heading``."""
+    rows = text.split(heading)[1].split("\n\n")
+    table = next(block for block in rows if block.lstrip().startswith("|"))
+    return {key for line in table.strip().splitlines()[2:] for key in re.findall(r"`([^`]+)`", line.split("|")[1])}
+
+
+def test_every_number_type_is_described_as_it_is() -> None:
+    rows = {line.split("|")[1].strip(): line for line in (DOCS / "numerics.md").read_text().splitlines() if "|" in line}
+    for name, number in NUMBER_TYPES.items():
+        if number.kind == "float" and number.signed:
+            cells = [cell.strip() for cell in rows[name].split("|")[1:-1]]
+            smallest = 2.0 ** int(cells[4][2:]) if cells[4].startswith("2^") else float(cells[4])
+            assert (int(cells[1]), float(cells[3]), smallest) == (number.bits, number.max, number.smallest)
+            assert f"bias {number.bias}" in cells[2]
+        elif number.kind != "int":
+            assert name in rows
+
+
+def test_every_activation_is_described() -> None:
+    text = (DOCS / "numerics.md").read_text()
+    table = text.split("| activation |")[1].split("\n\n")[0]
+    named = {name.strip() for line in table.splitlines()[2:] for name in line.split("|")[1].split(",")}
+    assert named == set(ACTIVATIONS)
+
+
+def test_the_manifest_is_as_described(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8))
+    bitport.quantize_(model, "int4-g32", measure=False)
+    bitport.save(model, tmp_path)
+    manifest = json.loads((tmp_path / "bitport.json").read_text())
+    text = (DOCS / "formats.md").read_text()
+    assert set(manifest) == table_keys(text, "The manifest is one JSON object:")
+    found = {key for entry in manifest["tensors"].values() for key in entry}
+    assert found == table_keys(text, "An entry:")
+    assert set(PARTS) == table_keys(text, "always in the plain layout")
+
+
+def test_the_recipe_that_is_shown_is_one() -> None:
+    text = (DOCS / "formats.md").read_text()
+    shown = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert [len(Recipe.from_json(each).rules) for each in shown] == [3]
+    assert all(f"`{kind}`" in text for kind in KINDS)
+
+
+def test_decisions_are_numbered_and_listed() -> None:
+    pages = sorted(path.name for path in (DOCS / "adr").glob("*.md"))
+    assert [int(name[:4]) for name in pages] == list(range(1, len(pages) + 1))
+    index = (DOCS / "README.md").read_text()
+    assert [name for name in pages if f"adr/{name})" not in index] == []
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in files(".md")])
+def test_verbs_in_texts_exist(path: Path) -> None:
+    blocks = re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+    used = {verb for block in blocks for verb in re.findall(r"^(?:\$ )?bitport ([a-z]+)", block, re.MULTILINE)}
+    assert used <= set(re.findall(r"^    (\w+)  ", cli.parser().format_help(), re.MULTILINE))

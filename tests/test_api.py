@@ -1,0 +1,354 @@
+"""The verbs on whole models: quantize_, dequantize_, explain."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bitport
+from bitport.errors import ArgumentError, DeviceError, RecipeError, SchemeError
+from bitport.numerics import sqnr
+from bitport.ops import OPS
+from bitport.schemes import PRESETS, preset
+
+
+class Everything(nn.Module):
+    """One of each thing that can be quantized, and a tied head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 64)
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.up = nn.Linear(64, 96)
+        self.conv = nn.Conv1d(64, 32, 3, padding=1)
+        self.image = nn.Conv2d(1, 8, 3)
+        self.experts = nn.Parameter(torch.randn(3, 48, 64) * 0.1)
+        self.head = nn.Linear(64, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> list[Tensor]:
+        x = self.embed(ids)
+        y = self.attention(x, x, x, need_weights=False)[0]
+        ends = torch.tensor([1, 3, y[0].shape[0]], dtype=torch.int32, device=ids.device)
+        experts = F.grouped_mm(y[0], self.experts.transpose(1, 2), offs=ends)
+        return [self.head(y), self.up(y), self.conv(y.transpose(1, 2)), experts, self.image(y[:, None])]
+
+
+ALL = {"embed": "int8", "head": "int8", "*": "int8"}
+IDS = torch.arange(14).reshape(2, 7)
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: param.detach().clone() for name, param in model.named_parameters()}
+
+
+def test_every_kind_of_layer_is_quantized_and_runs() -> None:
+    model = Everything()
+    before = model(IDS)
+    report = bitport.quantize_(model, ALL)
+    assert {layer.name for layer in report.quantized} == {
+        "experts",
+        "embed.weight",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+        "up.weight",
+        "conv.weight",
+        "image.weight",
+        "head.weight",
+    }
+    for now, then in zip(model(IDS), before, strict=True):
+        assert float(sqnr(then, now)) > 30  # 8 bits, 6.02 dB each, less crest factor and a chain of four layers
+
+
+@pytest.mark.parametrize("scheme", [name for name in PRESETS if not PRESETS[name].static])
+def test_every_preset_on_every_kind(scheme: str) -> None:
+    model = Everything()
+    report = bitport.quantize_(model, {"*": scheme})
+    left = {layer.name: layer.reason for layer in report.skipped}
+    assert set(left) == ({"conv.weight", "image.weight"} if preset(scheme).act else set())
+    assert all("convolutions are weight-only" in reason for reason in left.values())
+    for y in model(IDS):
+        assert y.isfinite().all()
+
+
+def test_by_name_alone_what_feeds_a_product_is_quantized() -> None:
+    model = Everything()
+    report = bitport.quantize_(model, "int8")
+    assert {layer.name for layer in report.quantized} == {
+        "experts",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+        "up.weight",
+    }
+    assert {layer.name: layer.reason for layer in report.skipped} == {
+        "embed.weight": "no rule fits this embedding weight",
+        "conv.weight": "no rule fits this conv weight",
+        "image.weight": "no rule fits this conv weight",
+        "head.weight": "tied to embed.weight, which stays as it is; a rule for that one quantizes both",
+    }
+
+
+# -- tied weights ----------------------------------------------------------------------------------------------------
+
+
+def test_tied_weights_stay_one_parameter_and_the_model_shrinks() -> None:
+    model = Everything()
+    report = bitport.quantize_(model, ALL)
+    assert model.embed.weight is model.head.weight
+    assert isinstance(model.head.weight, bitport.QTensor)
+    assert report.bytes_after == sum(param.nbytes for param in model.parameters())
+    floats = sum(param.nbytes for param in model.parameters() if not isinstance(param, bitport.QTensor))
+    assert report.bytes_after - floats < 0.27 * (report.bytes_before - floats)
+    restored = bitport.dequantize_(model)
+    assert restored is model
+    assert model.embed.weight is model.head.weight
+
+
+def test_a_module_used_twice() -> None:
+    shared = nn.Linear(64, 64)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    report = bitport.quantize_(model, "int4-g32")
+    assert model[0] is model[2]
+    assert [layer.name for layer in report.quantized] == ["0.weight", "2.weight"]
+    assert report.bytes_after == model[0].weight.nbytes + model[0].bias.nbytes
+
+
+def test_one_parameter_under_two_names_of_a_module() -> None:
+    model = nn.Module()
+    model.expert_a = model.expert_b = nn.Parameter(torch.randn(2, 32, 32))
+    bitport.quantize_(model, "int8")
+    assert isinstance(model.expert_a, bitport.QTensor)
+    assert model.expert_a is model.expert_b
+
+
+# -- the report ------------------------------------------------------------------------------------------------------
+
+
+def test_report() -> None:
+    model = nn.Sequential(nn.Linear(64, 32, bias=False), nn.Linear(32, 8))
+    before = weights(model)
+    report = bitport.quantize_(model, [("1", "skip"), ("*", "int4-g32")])
+    first, second = report.layers
+    assert (first.name, first.scheme, first.reason) == ("0.weight", "int4-g32", "rule '*'")
+    assert (first.bytes_before, first.bytes_after) == (64 * 32 * 4, 32 * 32 + 32 * 2 * (4 + 1))
+    assert first.sqnr == pytest.approx(float(sqnr(before["0.weight"], model[0].weight.dequantize())))
+    assert second == dataclasses.replace(second, scheme=None, reason="rule '1' says skip", sqnr=None)
+    assert report.bytes_before - report.bytes_after == first.bytes_before - first.bytes_after
+    assert json.loads(report.to_json())["layers"][0]["name"] == "0.weight"
+
+
+def test_measuring_can_be_left_out() -> None:
+    report = bitport.quantize_(nn.Linear(64, 32), "int8", measure=False)
+    assert report.layers[0].sqnr is None
+
+
+def test_a_second_time_says_so_and_changes_nothing() -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    bitport.quantize_(model, {"0": "int4-g32"})
+    before = model[0].weight.clone()
+    report = bitport.quantize_(model, "int8")
+    assert [(layer.name, layer.scheme) for layer in report.layers] == [("0.weight", None), ("1.weight", "int8")]
+    assert report.layers[0].reason == "is int4-g32 already"
+    assert torch.equal(model[0].weight, before)
+
+
+# -- sizes and places ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["int4", "mxfp4", "nvfp4", "fp8-block", "int4-b8x16-sym", "nf4"])
+@pytest.mark.parametrize("size", [(33, 100), (7, 31), (1, 1)], ids=str)
+def test_sizes_that_no_group_divides(scheme: str, size: tuple[int, int]) -> None:
+    n, k = size
+    model = nn.Linear(k, n)
+    report = bitport.quantize_(model, scheme)
+    assert [layer.scheme for layer in report.layers] == [scheme]
+    dense = model.weight.dequantize()
+    assert dense.shape == (n, k)
+    if not preset(scheme).act:
+        x = torch.randn(3, k)
+        torch.testing.assert_close(model(x), F.linear(x, dense, model.bias), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_without_data() -> None:
+    with torch.device("meta"):
+        model = Everything()
+    report = bitport.quantize_(model, ALL)
+    assert all(param.device.type == "meta" for param in model.parameters())
+    assert {layer.sqnr for layer in report.layers} == {None}
+    real = Everything()
+    assert bitport.quantize_(real, ALL).bytes_after == report.bytes_after
+    assert [y.shape for y in model(IDS.to("meta"))[:3]] == [y.shape for y in real(IDS)[:3]]
+
+
+def test_weights_are_quantized_on_the_device_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(64, 32))
+    report = bitport.quantize_(model, "int8", device="meta")
+    assert model[0].weight.device.type == model[0].weight.qdata.device.type == "meta"
+    assert report.quantized
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_every_float_dtype(dtype: torch.dtype) -> None:
+    model = nn.Linear(64, 32).to(dtype)
+    x = torch.randn(3, 64).to(dtype)
+    before = model(x)
+    bitport.quantize_(model, "int8")
+    assert model.weight.dtype == model(x).dtype == dtype
+    assert float(sqnr(before, model(x))) > 35
+
+
+def test_the_numbers_do_not_depend_on_what_else_is_in_the_model() -> None:
+    layer = nn.Linear(64, 32)
+    alone, inside = copy.deepcopy(layer), nn.Sequential(nn.Linear(8, 64), copy.deepcopy(layer))
+    bitport.quantize_(alone, "int4-g32")
+    bitport.quantize_(inside, "int4-g32")
+    assert torch.equal(alone.weight, inside[1].weight)
+
+
+# -- calibration -----------------------------------------------------------------------------------------------------
+
+
+def test_static_scales() -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+    x = torch.randn(16, 64)
+    inner = model[1](model[0](x))
+    before = model(x)
+    bitport.quantize_(model, "int8-static", calibrate=[x[:8], x[8:]])
+    torch.testing.assert_close(model[0].weight.act_scale, (x.abs().amax() / 127).reshape(1, 1))
+    torch.testing.assert_close(model[2].weight.act_scale, (inner.abs().amax() / 127).reshape(1, 1).detach())
+    assert float(sqnr(before, model(x))) > 25
+
+
+@pytest.mark.parametrize(
+    ("calibrate", "message"),
+    [
+        pytest.param(None, "2 layers have a static input scale; give calibrate=batches", id="none"),
+        pytest.param([], "calibration never reached 0, 1", id="empty"),
+        pytest.param([torch.full((1, 64), float("inf"))], "NaN or infinity at the input of 0", id="infinite"),
+    ],
+)
+def test_static_scales_that_cannot_be_measured(calibrate: Any, message: str) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    with pytest.raises(ArgumentError, match=message):
+        bitport.quantize_(model, "int8-static", calibrate=calibrate)
+    assert not isinstance(model[0].weight, bitport.QTensor)
+
+
+# -- errors leave the model as it was --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refusing_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that has no 8-bit floats."""
+    from bitport.ops import device
+
+    real = device._refusal
+
+    def refusal(scheme: bitport.Scheme, where: torch.device) -> str | None:
+        return "no float8 here" if scheme.weight.dtype.startswith("float8") else real(scheme, where)
+
+    monkeypatch.setattr(device, "_refusal", refusal)
+
+
+FAILURES: dict[str, tuple[Callable[[nn.Module], Any], type[Exception], str]] = {
+    "unknown-scheme": (lambda m: bitport.quantize_(m, "int99"), SchemeError, "unknown scheme 'int99'"),
+    "rule-that-fits-nothing": (
+        lambda m: bitport.quantize_(m, [("up", "int8"), ("nope", "int4")]),
+        RecipeError,
+        "rule 'nope'",
+    ),
+    "tied-in-conflict": (
+        lambda m: bitport.quantize_(m, {"embed": "int8", "head": "int4", "*": "int8"}),
+        RecipeError,
+        "one tied weight",
+    ),
+    "no-recipe": (lambda m: bitport.quantize_(m, None), RecipeError, "cannot read a recipe"),
+    "not-calibrated": (
+        lambda m: bitport.quantize_(m, {"up": "int8-static", "*": "int8"}),
+        ArgumentError,
+        "give calibrate=batches",
+    ),
+    "device": (
+        lambda m: bitport.quantize_(m, {"up": "int8", "*": "fp8-wo"}),
+        DeviceError,
+        "cpu cannot hold fp8-wo: no float8 here",
+    ),
+    "float64": (lambda m: bitport.quantize_(m.double(), "int8"), ArgumentError, "is torch.float64; cast the model"),
+}
+
+
+@pytest.mark.usefixtures("refusing_device")
+@pytest.mark.parametrize("failure", FAILURES)
+def test_an_error_before_the_first_weight_changes_nothing(failure: str) -> None:
+    call, error, message = FAILURES[failure]
+    model = Everything()
+    before = weights(model)
+    with pytest.raises(error, match=message):
+        call(model)
+    after = dict(model.named_parameters())
+    assert set(after) == set(before)
+    for name, param in after.items():
+        assert type(param) is nn.Parameter
+        assert torch.equal(param.float(), before[name])
+    assert model.embed.weight is model.head.weight
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_bad_weights_are_named(bad: float) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    model[1].weight.data[3, 3] = bad
+    with pytest.raises(ArgumentError, match=r"1\.weight holds NaN or infinity"):
+        bitport.quantize_(model, "int8")
+
+
+# -- back again ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16], ids=["own", "float16"])
+def test_dequantize(dtype: torch.dtype | None) -> None:
+    model = Everything()
+    bitport.quantize_(model, ALL)
+    values = {name: p.dequantize(dtype) for name, p in model.named_parameters() if isinstance(p, bitport.QTensor)}
+    bitport.dequantize_(model, dtype)
+    for name, param in model.named_parameters():
+        assert type(param) is nn.Parameter
+        if name in values:
+            assert torch.equal(param, values[name])
+            assert param.dtype == (dtype or torch.float32)
+    assert model.embed.weight is model.head.weight
+
+
+def test_what_a_scheme_holds_exactly_survives_the_round_trip() -> None:
+    """Dequantized and quantized again: the same bits."""
+    model = nn.Linear(64, 32)
+    bitport.quantize_(model, "int8")
+    first = model.weight.clone()
+    bitport.dequantize_(model)
+    assert bitport.quantize_(model, "int8").layers[0].sqnr > 100
+    assert torch.equal(model.weight.qdata, first.qdata)
+
+
+def test_a_model_that_is_used_keeps_its_hooks_and_mode() -> None:
+    model = nn.Sequential(nn.Linear(64, 32)).eval()
+    seen = []
+    model[0].register_forward_hook(lambda *a: seen.append(1))
+    bitport.quantize_(model, "int8")
+    model(torch.randn(1, 64))
+    assert seen == [1]
+    assert not model.training
+
+
+def test_the_public_names() -> None:
+    """Everything in __all__ exists, and the ops are at torch.ops.bitport."""
+    for name in bitport.__all__:
+        assert getattr(bitport, name) is not None
+    for op in OPS:
+        assert hasattr(torch.ops.bitport, op)
