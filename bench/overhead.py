@@ -113,7 +113,8 @@ def main() -> None:
     keys = ("what", "name", "mode", "linear_us", "quantized_us", "ratio")
     print(table(keys, [tuple(str(row[key]) for key in keys) for row in rows]))
     if options.json:
-        print(f"appended to {record('overhead', rows)}")
+        with one_thread():
+            print(f"appended to {record('overhead', rows).name}")
 
 
 if __name__ == "__main__":

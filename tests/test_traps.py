@@ -314,7 +314,8 @@ def state():
         "handlers": [[str(h) for h in logging.getLogger(n).handlers] for n in (None, "torch", "bitport")],
         "level": logging.root.level, "warnings": len(warnings.filters),
         "signal": str(signal.getsignal(signal.SIGINT)), "environment": sorted(os.environ.items()),
-        "path": list(sys.path), "excepthook": str(sys.excepthook), "swap": torch.__future__.get_swap_module_params_on_conversion(),
+        "path": list(sys.path), "excepthook": str(sys.excepthook),
+        "swap": torch.__future__.get_swap_module_params_on_conversion(),
     }
 """
 

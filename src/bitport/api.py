@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 
 from bitport import plugins
 from bitport.calibrate.observe import input_scales
@@ -95,7 +96,7 @@ def _quantized(
 ) -> QTensor:
     assert choice.scheme is not None
     moved = value if device is None else value.to(device)
-    if moved.device.type != "meta" and not bool(torch.isfinite(moved).all()):
+    if _has_data(moved) and not bool(torch.isfinite(moved).all()):
         raise ArgumentError(f"{choice.name} holds NaN or infinity; a scale cannot be chosen from it")
     scale = act_scale.to(moved.device) if act_scale is not None else None
     try:
@@ -105,8 +106,13 @@ def _quantized(
     return nn.Parameter(q, requires_grad=False)  # type: ignore[return-value]
 
 
+def _has_data(*tensors: Tensor) -> bool:
+    """Neither on the meta device nor under FakeTensorMode."""
+    return all(tensor.device.type != "meta" for tensor in tensors) and detect_fake_mode(tensors) is None
+
+
 def _error(value: Tensor, q: QTensor) -> float | None:
-    if "meta" in (value.device.type, q.qdata.device.type):
+    if not _has_data(value, q.qdata):
         return None
     return float(sqnr(value.to(q.qdata.device), q.dequantize(torch.float32)))
 

@@ -53,8 +53,8 @@ EXPECTED: dict[str, tuple[str, str, dict[str, str]]] = {
     "fp8-block": ("plain", "generic", {"int_mm": NOT_INT8, "scaled_mm": "rounded as fp8 or fp8-tensor, not fp8-128"}),
     "int4-int8": (INT4, "generic", {"int_mm": NOT_INT8, "scaled_mm": NOT_FP8}),
     "int4-fp8": (INT4, "generic", {"int_mm": NOT_INT8, "scaled_mm": NOT_FP8}),
-    "int3": ("plain", "generic", {"int4pack_mm": "int4, not int3"}),
-    "nf4": ("plain", "generic", {"int4pack_mm": "int4, not nf4"}),
+    "int3": ("plain", "generic", {"int4pack_mm": "not int3"}),
+    "nf4": ("plain", "generic", {"int4pack_mm": "not nf4"}),
 }
 
 
@@ -208,6 +208,13 @@ def test_older_devices(
     decided = decision(layer(scheme), rows())
     assert decided.kernel == "generic"
     assert reason in dict(decided.refused)[kernel]
+
+
+def test_quantized_without_data() -> None:
+    model = nn.Sequential(nn.Linear(K, N, dtype=torch.bfloat16, device=DEVICE), nn.ReLU())
+    report = bp.quantize_(model, "int4")
+    assert (report.layers[0].scheme, report.layers[0].sqnr) == ("int4", None)
+    assert (model[0].weight.bits_layout, model(rows()).shape) == (INT4, (5, N))
 
 
 def test_explained() -> None:

@@ -147,3 +147,17 @@ def test_progress_is_drawn_when_asked_for(saved: Path, capsys: pytest.CaptureFix
     assert shown.out == ""
     assert "loading [" in shown.err
     assert "saving [" in shown.err
+
+
+def test_mapped_tensors_are_views_and_private(tmp_path: Path) -> None:
+    """With mmap a load allocates nothing; writing to a parameter changes neither the file nor the next load."""
+    model = nn.Sequential(nn.Linear(64, 64, bias=False))
+    bp.save(model, tmp_path)
+    mapped = bp.load(lambda: nn.Sequential(nn.Linear(64, 64, bias=False)), tmp_path)
+    (shard,) = tmp_path.glob("*.safetensors")
+    assert mapped[0].weight.untyped_storage().nbytes() == shard.stat().st_size
+    with torch.no_grad():
+        mapped[0].weight.zero_()
+    again = bp.load(lambda: nn.Sequential(nn.Linear(64, 64, bias=False)), tmp_path, verify=True, mmap=False)
+    assert torch.equal(again[0].weight, model[0].weight)
+    assert again[0].weight.untyped_storage().nbytes() == again[0].weight.nbytes

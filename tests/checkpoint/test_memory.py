@@ -1,7 +1,7 @@
 """How much memory saving, loading and converting take, measured in a process of their own.
 
 32 float32 weights of 2 MB are 64 MB. Beside what they return, save() needs nothing (the bytes are written from where
-they lie), load() one weight, and quantize_files what quantizing and measuring makes of one weight: float32 steps and
+they lie), load() one weight, or, where it maps the file, nothing at all, and quantize_files what quantizing and measuring makes of one weight: float32 steps and
 codes, and the float64 values of the error.
 """
 
@@ -53,10 +53,11 @@ bp.load(lambda: nn.Sequential(nn.Linear(32, 32)), directory / "small")
 model = build()
 print(json.dumps({
     "save": peak(lambda: bp.save(model, directory / "model")),
-    "load into it": peak(lambda: bp.load(model, directory / "model")),
-    "load": peak(lambda: bp.load(build, directory / "model")),
+    "load into it": peak(lambda: bp.load(model, directory / "model", mmap=False)),
+    "load": peak(lambda: bp.load(build, directory / "model", mmap=False)),
+    "map": peak(lambda: bp.load(build, directory / "model")),
     "convert": peak(lambda: convert("files")),
-    "load quantized": peak(lambda: bp.load(build, directory / "files")),
+    "load quantized": peak(lambda: bp.load(build, directory / "files", mmap=False)),
 }))
 """
 
@@ -65,6 +66,7 @@ BUDGETS = {
     "save": NOISE,
     "load into it": WEIGHT + NOISE,
     "load": MODEL + WEIGHT + NOISE,
+    "map": NOISE,
     "convert": 16 * WEIGHT + NOISE,
     "load quantized": MODEL / 4 + WEIGHT + NOISE,
 }

@@ -71,6 +71,20 @@ def test_a_result_of_the_wrong_size_is_a_failure() -> None:
     assert all(any("numbers, not" in failure for failure in row.failures) for row in full)
 
 
+def test_a_kernel_that_writes_into_its_arguments_is_a_failure() -> None:
+    def greedy(x: Tensor, *rest: object) -> Tensor:
+        result = OPS["linear"].generic(x, *rest)
+        bias = rest[-1]
+        assert isinstance(bias, Tensor)
+        bias += 1
+        return result
+
+    register_kernel(Impl("linear", "greedy", "cpu", greedy, lambda *args: None, priority=1 << 20))
+    failures = [failure for row in run("cpu", ["linear"]) for failure in row.failures]
+    assert failures
+    assert all("wrote into its arguments [11]" in failure for failure in failures)
+
+
 def test_unknown_ops_are_refused() -> None:
     with pytest.raises(ArgumentError, match="unknown ops"):
         run("cpu", ["convolution_of_everything"])

@@ -28,6 +28,7 @@ def load(
     device: torch.device | str | None = None,
     strict: bool = True,
     verify: bool = False,
+    mmap: bool = True,
     progress: bool | None = None,
 ) -> nn.Module:
     """Put the checkpoint in ``directory`` into ``model`` and return it. Its parameters are replaced by new ones; float
@@ -38,6 +39,8 @@ def load(
     ``device``: where every tensor goes; None: where the model has it, and the CPU for what is on meta.
     ``strict``: every parameter and persistent buffer must be in the checkpoint, and nothing else; False: warn.
     ``verify``: compare all data with the checksums of the manifest (at the speed of crc32, about 2 GB/s).
+    ``mmap``: what stays on the CPU as it lies in the file is a view of the mapped file: nothing is read before it is
+    used. False: read everything now, for files that may be overwritten in place while the model lives.
 
     Names, shapes and the headers of all shards are checked before the model is touched.
     """
@@ -50,7 +53,7 @@ def load(
     for scheme, where in {(entry.scheme, _device(filled[entry.name], device)) for entry in chosen}:
         if scheme is not None:
             check_device(scheme, where)
-    with Shards(path, manifest, verify=verify) as shards:
+    with Shards(path, manifest, verify=verify, mmap=mmap) as shards:
         for entry in with_progress(chosen, len(chosen), "loading", progress):
             targets = filled[entry.name]
             tensor = targets[0].parameter(_read(shards, path, entry, _device(targets, device)))

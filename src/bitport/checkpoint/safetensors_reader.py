@@ -1,7 +1,7 @@
-"""Reading a safetensors file tensor by tensor, without mapping it into memory.
+"""Reading a safetensors file tensor by tensor: each into memory of its own, or as a view of the mapped file.
 
-A mapped file that is cut while it is read kills the process, its pages count as memory of the process next to the
-tensors made of them, and its tensors may lie at odd addresses. Here every tensor is read into memory of its own.
+A view costs nothing until it is touched, and its pages are shared between processes; but a mapped file that is cut while
+it is in use kills the process, and a tensor at an odd address cannot be viewed as its dtype and is copied after all.
 Nothing that the header says is believed before it was compared with the size of the file.
 """
 
@@ -35,9 +35,14 @@ class Span(NamedTuple):
         return READABLE[self.tag]
 
 
+ALIGNED = 16
+"""Bytes: the largest element there is (complex128)."""
+
+
 class SafetensorsReader:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mapped: bool = False) -> None:
         self.path = path
+        self.mapped: Tensor | None = None
         try:
             self.file = open(path, "rb")  # noqa: SIM115  (closed by close)
         except OSError as error:
@@ -45,6 +50,8 @@ class SafetensorsReader:
         try:
             self.size = os.fstat(self.file.fileno()).st_size
             self.tensors = dict(self._spans())
+            if mapped:  # privately: what is written to a tensor stays in memory
+                self.mapped = torch.from_file(str(path), shared=False, size=self.size, dtype=torch.uint8)
         except BaseException:
             self.close()
             raise
@@ -65,6 +72,9 @@ class SafetensorsReader:
     def read_bytes(self, name: str) -> Tensor:
         """The flat uint8 tensor of the bytes of ``name``."""
         span = self.tensors[name]
+        if self.mapped is not None:
+            data = self.mapped[span.start : span.end]
+            return data if span.start % ALIGNED == 0 else data.clone()
         data = torch.empty(span.end - span.start, dtype=torch.uint8, device="cpu")
         try:
             self.file.seek(span.start)

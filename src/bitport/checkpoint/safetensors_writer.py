@@ -23,6 +23,8 @@ from torch import Tensor
 from bitport.checkpoint.dtypes import TAGS, stored_shape, to_bytes
 from bitport.checkpoint.manifest import Part
 
+ALIGNMENT = 64
+"""The data begin at a multiple of so many bytes, so that a mapped tensor lies as a kernel wants it."""
 ROOM = 64 * 1024
 MOVABLE = 16 * 1024 * 1024
 """Bytes of data up to which they are moved up at the end."""
@@ -32,7 +34,7 @@ class SafetensorsWriter:
     def __init__(self, path: Path, needed: int = 0) -> None:
         """``needed``: bytes of header that the first tensors ask for."""
         self.path = path
-        self.room = max(ROOM, -(-(needed + 2) // 8) * 8)
+        self.room = _room(max(ROOM, needed + 2))
         self.entries: list[str] = []
         self.header_size, self.data_size = 2, 0
         self.file = open(path, "x+b")  # noqa: SIM115  (closed by finish or abandon)
@@ -57,7 +59,7 @@ class SafetensorsWriter:
         if self.data_size <= MOVABLE:
             self.file.seek(8 + self.room)
             data = self.file.read()
-            self.room = -(-len(header) // 8) * 8
+            self.room = _room(len(header))
             self.file.seek(8 + self.room)
             self.file.write(data)
             self.file.truncate()
@@ -71,6 +73,10 @@ class SafetensorsWriter:
     def abandon(self) -> None:
         with contextlib.suppress(OSError):  # what is still to be flushed is thrown away with the file
             self.file.close()
+
+
+def _room(header: int) -> int:
+    return -(-(8 + header) // ALIGNMENT) * ALIGNMENT - 8
 
 
 def header_bytes(key: str, tensor: Tensor) -> int:

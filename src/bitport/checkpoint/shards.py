@@ -36,10 +36,11 @@ def inside(directory: Path, name: str) -> Path:
 
 
 class Shards:
-    """The open shards of ``directory``, one at a time. ``verify``: compare every part's bytes with its checksum."""
+    """The open shards of ``directory``, one at a time. ``verify``: compare every part's bytes with its checksum.
+    ``mmap``: hand out views of the mapped file."""
 
-    def __init__(self, directory: Path, manifest: Manifest, *, verify: bool = False) -> None:
-        self.directory, self.verify, self.sizes = directory, verify, manifest.shards
+    def __init__(self, directory: Path, manifest: Manifest, *, verify: bool = False, mmap: bool = False) -> None:
+        self.directory, self.verify, self.mmap, self.sizes = directory, verify, mmap, manifest.shards
         self.entries: dict[str, list[Entry]] = {name: [] for name in manifest.shards}
         for entry in manifest.tensors.values():
             self.entries[entry.shard].append(entry)
@@ -67,7 +68,7 @@ class Shards:
     def _open(self, name: str) -> SafetensorsReader:
         if self.reader is None or name != self.name:
             self.__exit__()
-            self.reader, self.name = SafetensorsReader(inside(self.directory, name)), name
+            self.reader, self.name = SafetensorsReader(inside(self.directory, name), mapped=self.mmap), name
             self._check(self.reader, self.sizes[name], self.entries[name])
         return self.reader
 

@@ -103,11 +103,14 @@ def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Iterator[Sample
 
 def _try(op: Op, sample: Sample) -> _Outcome:
     kernel = decide(op.name, *sample.args).kernel
+    before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in sample.args]
     try:
         got = op.overload(*sample.args)
     except (BitportError, RuntimeError, TypeError) as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: {type(error).__name__}: {line}")
+    if written := [at for at, arg in enumerate(sample.args) if isinstance(arg, Tensor) and not _same(arg, before[at])]:
+        return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: wrote into its arguments {written}")
     expected, result = sample.expected(), _comparable(got, sample)
     if result.numel() != expected.numel():
         failure = f"{sample.name}: {result.numel()} numbers, not {expected.numel()}"
@@ -116,6 +119,13 @@ def _try(op: Op, sample: Sample) -> _Outcome:
     margin = math.inf if level == math.inf else level - sample.budget
     wrong = None if margin >= 0 else f"{sample.name}: {level:.1f} dB, at least {sample.budget:.1f} wanted"
     return _Outcome(kernel, level, margin, wrong)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Equal bits; torch compares no 8-bit floats."""
+    if one.element_size() == 1:
+        one, other = one.view(torch.uint8), other.view(torch.uint8)
+    return torch.equal(one.cpu(), other.cpu())
 
 
 def _comparable(got: Any, sample: Sample) -> Tensor:
