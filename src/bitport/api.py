@@ -37,7 +37,7 @@ def quantize_(
 
     ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), or a Recipe.
     ``calibrate``: batches to run through the model, or a function that runs it; needed by schemes with a static input scale.
-    ``device``: quantize there, layer by layer, and leave the weights there.
+    ``device``: quantize there, layer by layer, and leave the model there.
     ``measure``: work out the error of each weight for the report.
     """
     plugins.load()
@@ -62,6 +62,8 @@ def quantize_(
             facts[target.storage] = (value.nbytes, q.nbytes, _error(value, q) if measure else None)
         layers[choice.name] = LayerReport(choice.name, str(choice.scheme), choice.reason, *facts[target.storage])
         setattr(model.get_submodule(target.module), target.param, done[target.storage])
+    if device is not None:
+        model.to(device)  # what is not quantized; the quantized weights are there
     for choice in plan.choices:
         if choice.name not in layers:
             weight = _weight(model, by_name[choice.name])

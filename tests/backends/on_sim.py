@@ -80,15 +80,18 @@ def test_its_kernel_computes(scheme: str, dtype: torch.dtype, fallback: bool) ->
     for n, k in ((24, 72), (13, 256)):
         here = products(scheme, dtype, "sim_rows8", n, k)
         samples = [Sample(s.name, moved(s.args), s.expected, s.budget) for s in here]
+        before = [moved(sample.args, torch.device("cpu")) for sample in samples]
         sim.reset()
         sim.allow_fallback(fallback)
         got = [torch.ops.bitport.linear(*sample.args) for sample in samples]
         assert (sim.kernel_calls(), sim.handed_back(), sim.fallbacks()) == (len(samples), 0, {})
         sim.allow_fallback(True)
-        for sample, y in zip(samples, got, strict=True):
+        for sample, y, args in zip(samples, got, before, strict=True):
             assert y.device == SIM
             assert y.dtype == dtype
             assert shortfall(sample, y.cpu()) <= 0, sample.name
+            for old, now in zip(args, sample.args, strict=True):
+                assert not isinstance(old, Tensor) or torch.equal(old, now.cpu()), f"{sample.name}: written to"
 
 
 def test_an_op_without_a_kernel_fails_where_the_fallback_is_off() -> None:

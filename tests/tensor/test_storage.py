@@ -394,13 +394,18 @@ def test_empty_and_tiny_tensors(scheme: str, shape: tuple[int, int]) -> None:
     check_round_trip(scheme, shape)
 
 
-# An empty axis that is one block: Format.scale_shape counts one block, Matrix.grid none. To be decided in the core.
-@pytest.mark.xfail(strict=True, raises=ArgumentError, reason="an empty whole axis has two numbers of blocks")
 @pytest.mark.parametrize(
     ("scheme", "shape"), [("int8", (64, 0)), ("fp8-row", (64, 0)), ("int5-tensor", (0, 96))], ids=str
 )
-def test_empty_whole_axes(scheme: str, shape: tuple[int, int]) -> None:
-    check_round_trip(scheme, shape)
+def test_one_scale_over_nothing_is_refused(scheme: str, shape: tuple[int, int]) -> None:
+    with pytest.raises(ArgumentError, match="empty matrix"):
+        quantize_tensor(torch.randn(shape), bitport.preset(scheme))
+
+
+def test_quantize_leaves_an_empty_layer_and_says_so() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 0))
+    report = bitport.quantize_(model, "int8")
+    assert [layer.reason for layer in report.skipped] == ["it is empty"]
 
 
 def check_round_trip(scheme: str, shape: tuple[int, int]) -> None:

@@ -119,6 +119,8 @@ class Recipe:
             if rule.fits(target):
                 if isinstance(rule.scheme, str):
                     return Choice(target.name, None, f"rule {rule.match!r} says skip")
+                if 0 in target.shape:
+                    return Choice(target.name, None, "it is empty")
                 if target.kind == "conv" and rule.scheme.act:
                     return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
                 return Choice(target.name, rule.scheme, f"rule {rule.match!r}")

@@ -285,6 +285,8 @@ def quantize_tensor(
             f"{list(value.shape)}; cast float64 with .float() first"
         )
     rows = value.flatten(1) if kind == "conv" else value.transpose(-1, -2) if transposed else value
+    if any(size == 0 and block == 0 for size, block in zip(rows.shape[-2:], scheme.weight.block, strict=True)):
+        raise ArgumentError(f"an empty matrix {list(rows.shape)} has no range to choose the one scale of {scheme} from")
     parts = quantize(rows.detach(), scheme.weight)
     made = from_parts(
         parts,
