@@ -42,13 +42,29 @@ def aside(s: Story) -> None:
     clothing = s.rng.choice(words.THINGS["clothing"][1]), s.rng.choice(words.THINGS["clothing"][0])
     s.say(
         s.rng.choice(ASIDES),
-        P=person, x=animal, o=other, xs=plural(animal), sound=words.ANIMALS[animal][0], likes=words.ANIMALS[other][1],
-        c=s.rng.choice(words.COLORS), c2=s.rng.choice(words.COLORS), m=s.rng.choice(words.MANNERS),
-        f=plural(s.rng.choice(words.FOODS)), g=s.rng.choice(words.SMELLS), h=s.rng.choice(words.SMELLS),
-        trait=s.rng.choice(list(words.TRAITS)), j=s.rng.choice(list(words.JOBS)), feel=s.rng.choice(words.FEELINGS),
-        job=s.rng.choice(list(words.JOBS.values()))[2], goods=some_goods(s), more=some_goods(s),
-        list=listing(s, s.rng.randint(1, 3)), wear=" ".join(clothing), goal=s.rng.choice(words.GOALS),
-        y=ing(s.rng.choice(words.ACTIVITIES)), z=ing(s.rng.choice(words.GOALS)),
+        P=person,
+        x=animal,
+        o=other,
+        xs=plural(animal),
+        sound=words.ANIMALS[animal][0],
+        likes=words.ANIMALS[other][1],
+        c=s.rng.choice(words.COLORS),
+        c2=s.rng.choice(words.COLORS),
+        m=s.rng.choice(words.MANNERS),
+        f=plural(s.rng.choice(words.FOODS)),
+        g=s.rng.choice(words.SMELLS),
+        h=s.rng.choice(words.SMELLS),
+        trait=s.rng.choice(list(words.TRAITS)),
+        j=s.rng.choice(list(words.JOBS)),
+        feel=s.rng.choice(words.FEELINGS),
+        job=s.rng.choice(list(words.JOBS.values()))[2],
+        goods=some_goods(s),
+        more=some_goods(s),
+        list=listing(s, s.rng.randint(1, 3)),
+        wear=" ".join(clothing),
+        goal=s.rng.choice(words.GOALS),
+        y=ing(s.rng.choice(words.ACTIVITIES)),
+        z=ing(s.rng.choice(words.GOALS)),
         ground=s.rng.choice(list(words.WEATHER.values()))[1],
     )
 
@@ -58,21 +74,30 @@ def inventory(s: Story, a: Person, b: Person, c: Person) -> None:
     boxes = s.rng.sample(list(words.CONTAINERS), s.rng.randint(2, 3))
     s.say(
         "{[A] and [B] <clean+> up|[A] <show> [B.obj] around|[B] <look> for something to eat} [p.at].",
-        A=a, B=b, p=place,
+        A=a,
+        B=b,
+        p=place,
     )
     for box in boxes:
         content = listing(s, s.rng.randint(2, 4))
         where = f"{words.CONTAINERS[box]} the {box}"
         s.say(
             "{[where] [A] <find> [x]|[where] there <be+> [x]|[B] <look> [where] and <see> [x]}.",
-            A=a, B=b, where=where, x=content,
+            A=a,
+            B=b,
+            where=where,
+            x=content,
         )
         s.facts.append((f"what was {where}?", content))
     if s.chance(0.5):
         taken = some_thing(s)
         s.quote(c, "{May I have|Is there not|Where did you put|Who needs} [x]?", x=taken)
-        s.quote(a, "{I have never seen such a thing|Look [where]|Take what you like|Ask [B!]}", B=b,
-                where=f"{words.CONTAINERS[boxes[0]]} the {boxes[0]}")
+        s.quote(
+            a,
+            "{I have never seen such a thing|Look [where]|Take what you like|Ask [B!]}",
+            B=b,
+            where=f"{words.CONTAINERS[boxes[0]]} the {boxes[0]}",
+        )
 
 
 def timetable(s: Story, a: Person, b: Person, c: Person) -> None:
@@ -83,12 +108,17 @@ def timetable(s: Story, a: Person, b: Person, c: Person) -> None:
     s.say(
         "{[A] <write> a plan for the week|[B] <make> a plan|There <be> much to do}{|, "
         "and nobody <want> to forget anything}.",
-        A=a, B=b,
+        A=a,
+        B=b,
     )
     for day, task, hour, person in zip(days, tasks, hours, people, strict=True):
         s.say(
             "On [d] at [h], {[P] <have> to [t]|it <be> [P.pos] turn to [t]|[P] <promise> to [t]}{| [w]}.",
-            d=DAYS[day], h=hour, P=person, t=task, w=f"with {some_thing(s)}",
+            d=DAYS[day],
+            h=hour,
+            P=person,
+            t=task,
+            w=f"with {some_thing(s)}",
         )
         s.facts.append((f"who had to {task}?", f"{person.name} had to, on {DAYS[day]}"))
     ask = s.rng.randrange(3)
@@ -107,13 +137,19 @@ def auction(s: Story, a: Person, b: Person, c: Person) -> None:
     s.say("[A] {<want> to sell|<offer>} [t.a]{| with [x]}.", A=a, t=thing, x=some_goods(s))
     for person, n in offers:
         s.quote(
-            person, "{I will give you|I offer|You can have|My price is} [n]{| and [x]}", n=count(n, noun),
+            person,
+            "{I will give you|I offer|You can have|My price is} [n]{| and [x]}",
+            n=count(n, noun),
             x=some_thing(s),
         )
     s.say(
         "{[n] <be+> more than [m], so|Because [n] <be+> more than [m],|Without thinking long,} "
         "[A] <sell> [t] to [C.obj].",
-        n=number(high), m=number(low), A=a, C=c, t=thing,
+        n=number(high),
+        m=number(low),
+        A=a,
+        C=c,
+        t=thing,
     )
     s.facts.append((f"who bought the {thing.noun}?", f"{c.name} bought it for {count(high, noun)}"))
 

@@ -22,13 +22,21 @@ def introduce(s: Story, person: Person) -> None:
         s.say(
             "{I am called [P!]|My name is [P!]}{|, and I am [t]|, and people say that I am [t]|"
             " and I live by the [p]}.",
-            P=person, t=person.trait, p=s.pick(("river", "sea", "mill", "church", "old bridge", "forest")),
+            P=person,
+            t=person.trait,
+            p=s.pick(("river", "sea", "mill", "church", "old bridge", "forest")),
         )
         return
     if person.job and s.chance(0.7):
         place, tool, topic = words.JOBS[person.job]
-        s.say("[P!] {<be> a(n) [j]|<work> as a(n) [j] [p]}{| and <know> everything about [x]| and <own> a(n) [o]}.",
-              P=person, j=person.job, p=f"at the {place}", x=topic, o=f"{s.pick(words.COLORS)} {tool}")
+        s.say(
+            "[P!] {<be> a(n) [j]|<work> as a(n) [j] [p]}{| and <know> everything about [x]| and <own> a(n) [o]}.",
+            P=person,
+            j=person.job,
+            p=f"at the {place}",
+            x=topic,
+            o=f"{s.pick(words.COLORS)} {tool}",
+        )
         person.known = True
     _, known, opposite = words.TRAITS[person.trait]
     if s.chance(0.6):
@@ -45,7 +53,11 @@ def opening(s: Story) -> None:
     s.say(
         "{[time], |[time], |On a(n) [w] day, |}[A] {<meet> [B.obj]|<visit> [B.obj]|<wait> for [B.obj]|"
         "and [B] <sit+> together} {[p.at]|[p.at]|}.",
-        time=s.pick(words.TIMES), w=weather, A=a, B=b, p=home,
+        time=s.pick(words.TIMES),
+        w=weather,
+        A=a,
+        B=b,
+        p=home,
     )
     for person in (a, b):
         introduce(s, person)
@@ -54,13 +66,19 @@ def opening(s: Story) -> None:
         reason = s.pick(words.REASONS[feel])
         s.say(
             "[A] <be> [f], because [r]{|, and also because [A] <have> to [x]}.",
-            A=a, f=feel, r=reason, x=s.pick(words.ACTIVITIES),
+            A=a,
+            f=feel,
+            r=reason,
+            x=s.pick(words.ACTIVITIES),
         )
         s.facts.append((f"why was {a.name} {feel}?", f"because {reason}"))
     if s.chance(0.5):
         s.say(
             "{[later], |}[C] {<come> by|<join> them|<arrive>}{| [m]| with a(n) [x]}.",
-            C=c, m=s.pick(words.MANNERS), x=s.pick(list(words.ANIMALS)), later=s.pick(words.LATER),
+            C=c,
+            m=s.pick(words.MANNERS),
+            x=s.pick(list(words.ANIMALS)),
+            later=s.pick(words.LATER),
         )
         introduce(s, c)
 
@@ -74,23 +92,31 @@ def ending(s: Story) -> None:
         s.say(
             "{[later], [B] <tell> [K.obj] {about it|the whole story}|When [B] <come> home, [K] <ask> about "
             "everything|[K] <want> to know all about it}.",
-            B=asker, K=child, later=s.pick(words.LATER),
+            B=asker,
+            K=child,
+            later=s.pick(words.LATER),
         )
         for question, answer in s.rng.sample(s.facts, min(len(s.facts), s.rng.randint(1, 3))):
             s.quote(child, "{|And |So }" + question)
             s.say(
                 '"[x]{|, I think|, if I remember well}{,"|,"} <say> [B.name].' if s.chance(0.6) else '"[x]."',
-                x=answer, B=asker,
+                x=answer,
+                B=asker,
             )
     s.say(
         "{At night|In the evening|After all this|On the way home}, [A] {<be> [f]|<think> about [B.obj]|"
         "<sleep> well|<write> it all down in a notebook|<dream> of the [n]}.",
-        A=a, B=b, f=s.pick(words.FEELINGS), n=s.places[-1].noun,
+        A=a,
+        B=b,
+        f=s.pick(words.FEELINGS),
+        n=s.places[-1].noun,
     )
     if s.chance(0.3):
         s.say(
             "{And [A] <understand> that [m].|As the old people say, [m].|[B] only <say> that [m].}",
-            A=a, B=b, m=words.MORALS[s.pick((a, b)).trait],
+            A=a,
+            B=b,
+            m=words.MORALS[s.pick((a, b)).trait],
         )
 
 

@@ -25,9 +25,18 @@ class Config:
 
 
 HUGGING_FACE = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "attention_bias": False,
-    "mlp_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0,
-    "initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "initializer_range": 0.02,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
 }
 
 

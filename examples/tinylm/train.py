@@ -121,8 +121,11 @@ def main() -> None:
     spread(model.cpu())
     save(model, args.out)
     stored, validation = load(args.out), validation.cpu()
-    record(seconds=spent, final_perplexity=perplexity(stored, validation),
-           slice_perplexity=perplexity(stored, validation[: 16 * WINDOW]))
+    record(
+        seconds=spent,
+        final_perplexity=perplexity(stored, validation),
+        slice_perplexity=perplexity(stored, validation[: 16 * WINDOW]),
+    )
 
 
 if __name__ == "__main__":

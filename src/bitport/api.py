@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch._guards import detect_fake_mode
 
 from bitport import plugins
 from bitport.calibrate.observe import input_scales
-from bitport.errors import ArgumentError, RecipeError
+from bitport.errors import ArgumentError
 from bitport.nn.targets import find_targets
 from bitport.numerics import sqnr
 from bitport.ops.device import check_device
@@ -36,7 +35,7 @@ def quantize_(
     """Quantize the weights of ``model`` in place: ``quantize_(model, "int4")``.
 
     ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), or a Recipe.
-    ``calibrate``: batches to run through the model, or a function that runs it; needed by schemes with a static input scale.
+    ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale.
     ``device``: quantize there, layer by layer, and leave the model there.
     ``measure``: work out the error of each weight for the report.
     """
@@ -90,7 +89,9 @@ def explain(model: nn.Module, rows: tuple[int, ...] = (1, 64, 1024)) -> Explanat
     plugins.load()
     named = [(name, param) for name, param in model.named_parameters() if isinstance(param, QTensor)]
     kinds = {target.name: target.kind for target in find_targets(model)}
-    return Explanation(tuple(explain_layer(name, kinds.get(name, "linear"), param, rows) for name, param in named), rows)
+    return Explanation(
+        tuple(explain_layer(name, kinds.get(name, "linear"), param, rows) for name, param in named), rows
+    )
 
 
 def _quantized(

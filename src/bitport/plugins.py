@@ -1,8 +1,8 @@
 """Loading backends: those of bitport itself and those of installed packages.
 
-A backend is a module whose import registers kernels and layouts. It is loaded when a device is first asked about, never
-by ``import bitport``. Packages offer theirs by the entry point group ``bitport.backends``; a broken one fails loudly, and
-``BITPORT_DISABLE=name,name`` leaves backends out.
+A backend is a module whose import registers kernels and layouts. It is loaded when a device is first asked about,
+never by ``import bitport``. Packages offer theirs by the entry point group ``bitport.backends``; a broken one fails
+loudly, and ``BITPORT_DISABLE=name,name`` leaves backends out.
 """
 
 from __future__ import annotations

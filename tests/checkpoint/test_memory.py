@@ -1,8 +1,8 @@
 """How much memory saving, loading and converting take, measured in a process of their own.
 
 32 float32 weights of 2 MB are 64 MB. Beside what they return, save() needs nothing (the bytes are written from where
-they lie), load() one weight, or, where it maps the file, nothing at all, and quantize_files what quantizing and measuring makes of one weight: float32 steps and
-codes, and the float64 values of the error.
+they lie), load() one weight, or, where it maps the file, nothing at all, and quantize_files what quantizing and
+measuring makes of one weight: float32 steps and codes, and the float64 values of the error.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ def test_sums_in_the_stories_are_right() -> None:
     text = corpus.take(corpus.TRAIN_SEED, 1_000_000)
     told = re.findall(
         r" had (\S+) \w+(?: in a bag| in a basket|, all counted twice)\. "
-        r"(?:[^.]* )?gave (\S+) \w+ to [^,]+, so [^.]* had (\S+) left", text,
+        r"(?:[^.]* )?gave (\S+) \w+ to [^,]+, so [^.]* had (\S+) left",
+        text,
     )
     assert len(told) >= 20
     assert all(value[start] - value[given] == value[rest] for start, given, rest in told)

@@ -1,4 +1,4 @@
-"""quantize_ on the architectures people have: every linear layer and expert is found, and computes what its values say."""
+"""quantize_ on the architectures people have: every linear layer and expert is found and computes its own values."""
 
 import copy
 
@@ -19,7 +19,7 @@ SMALL = {
     "num_key_value_heads": 2,
     "head_dim": 16,
 }
-BERT = {key: SMALL[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+BERT = {key: size for key, size in SMALL.items() if key not in ("num_key_value_heads", "head_dim")}
 QWEN_MOE = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GPT_OSS = {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}
 

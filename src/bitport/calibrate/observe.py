@@ -30,7 +30,10 @@ def input_scales(
 
         return hook
 
-    hooks = [model.get_submodule(name).register_forward_pre_hook(watch(name), with_kwargs=True) for name in dict.fromkeys(names)]
+    hooks = [
+        model.get_submodule(name).register_forward_pre_hook(watch(name), with_kwargs=True)
+        for name in dict.fromkeys(names)
+    ]
     try:
         with torch.no_grad():
             if callable(calibrate):
@@ -42,7 +45,9 @@ def input_scales(
         for hook in hooks:
             hook.remove()
     if unseen := [name for name in names if name not in peaks]:
-        raise ArgumentError(f"calibration never reached {', '.join(unseen)}; give batches that use every layer, or skip them")
+        raise ArgumentError(
+            f"calibration never reached {', '.join(unseen)}; give batches that use every layer, or skip them"
+        )
     if bad := [name for name, peak in peaks.items() if not bool(torch.isfinite(peak))]:
         raise ArgumentError(f"calibration gave NaN or infinity at the input of {', '.join(bad)}")
     return {name: (torch.where(peak > 0, peak, 1.0) / 127).reshape(1, 1) for name, peak in peaks.items()}

@@ -1,7 +1,8 @@
 """Reading a safetensors file tensor by tensor: each into memory of its own, or as a view of the mapped file.
 
-A view costs nothing until it is touched, and its pages are shared between processes; but a mapped file that is cut while
-it is in use kills the process, and a tensor at an odd address cannot be viewed as its dtype and is copied after all.
+A view costs nothing until it is touched, and its pages are shared between processes; but a mapped file that is cut
+while it is in use kills the process, and a tensor at an odd address cannot be viewed as its dtype and is copied after
+all.
 Nothing that the header says is believed before it was compared with the size of the file.
 """
 

@@ -75,7 +75,11 @@ class QuantizedLinear(nn.Module):
             )
         per_channel = weight.dim() == 2
         shapes = ((n, k), (n,)) if per_channel else ((k // block, block, n), (k // block, n))
-        for name, part, shape in (("weight", weight, shapes[0]), ("scaler", scaler, shapes[1]), ("zero_point", zero_point, shapes[1])):
+        for name, part, shape in (
+            ("weight", weight, shapes[0]),
+            ("scaler", scaler, shapes[1]),
+            ("zero_point", zero_point, shapes[1]),
+        ):
             if part is not None and tuple(part.shape) != shape:
                 raise ArgumentError(f"{name} must have shape {[*shape]}, not {[*part.shape]}")
         if per_channel and block != k:
@@ -98,7 +102,8 @@ class QuantizedLinear(nn.Module):
         return nn.functional.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}, bias={self.bias is not None}"
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, scheme={self.scheme}, bias={self.bias is not None}"
 
 
 def swap_linears_(model: nn.Module, recipe: str | Scheme | Recipe) -> list[str]:

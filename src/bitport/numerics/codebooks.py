@@ -60,6 +60,6 @@ def encode_codebook(x: Tensor, table: tuple[float, ...]) -> Tensor:
 
 
 def decode_codebook(codes: Tensor, table: tuple[float, ...]) -> Tensor:
-    """The table is put together from fills: a tensor literal would be mutated while it is traced, which export refuses."""
+    """The table is put together from fills: a tensor literal is mutated while it is traced, which export refuses."""
     entries = [torch.full((1,), entry, dtype=torch.float32, device=codes.device) for entry in table]
     return torch.cat(entries)[codes.int()]

@@ -8,4 +8,17 @@ from bitport.ops.weight import Weight
 
 check_forced(FORCED)  # BITPORT_KERNEL, now that the ops are known
 
-__all__ = ["IMPLS", "OPS", "Decision", "Impl", "Op", "Sample", "Weight", "call", "decide", "decompositions", "register_kernel", "use_kernel"]
+__all__ = [
+    "IMPLS",
+    "OPS",
+    "Decision",
+    "Impl",
+    "Op",
+    "Sample",
+    "Weight",
+    "call",
+    "decide",
+    "decompositions",
+    "register_kernel",
+    "use_kernel",
+]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bitport import layouts
 from bitport.errors import ArgumentError
-from bitport.numerics import ACTIVATIONS, Format, Quantized, dequantize, quantize, quantize_rows
+from bitport.numerics import ACTIVATIONS, Format, Quantized, quantize, quantize_rows
 from bitport.ops import samples
 from bitport.ops.linear import FLOATS, check_activation
 from bitport.ops.select import declare
@@ -106,7 +106,9 @@ def _quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tenso
 def _samples_quantize_input(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for act in ACTIVATIONS:
         x = samples.rows(device, dtype, 5, 96)
-        yield Sample(act, (x, act, None), lambda x=x, a=act: quantize_rows(x, a).data.view(torch.uint8).double(), float("inf"))  # type: ignore[misc]
+        yield Sample(
+            act, (x, act, None), lambda x=x, a=act: quantize_rows(x, a).data.view(torch.uint8).double(), float("inf")
+        )  # type: ignore[misc]
 
 
 # -- repack ----------------------------------------------------------------------------------------------------------
@@ -134,7 +136,9 @@ def _samples_repack(device: torch.device, dtype: torch.dtype) -> Iterator[Sample
             if target.refuses(sample.weight.matrix, Quantized(*sample.weight[:4])) is None:
                 packed = target.pack(sample.weight.matrix, Quantized(*sample.weight[:4]))
                 args = (*sample.weight, name)
-                yield Sample(f"{sample.name}-{name}", args, lambda p=packed: p.data.view(torch.uint8).double(), float("inf"))  # type: ignore[misc]
+                yield Sample(
+                    f"{sample.name}-{name}", args, lambda p=packed: p.data.view(torch.uint8).double(), float("inf")
+                )  # type: ignore[misc]
 
 
 declare(

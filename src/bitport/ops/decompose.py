@@ -1,6 +1,6 @@
 """Decompositions: each op spelled out in aten ops, for runtimes that do not know bitport's.
 
-    torch.export.export(model, args).run_decompositions(bitport.decompositions())
+torch.export.export(model, args).run_decompositions(bitport.decompositions())
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
             def expected(ids: Tensor = ids, value: Tensor = sample.value) -> Tensor:
                 return value[ids.cpu()]
 
-            yield Sample(f"{sample.name}-{name}", (ids, *sample.weight, dtype), expected, samples.rounding_budget(dtype))
+            yield Sample(
+                f"{sample.name}-{name}", (ids, *sample.weight, dtype), expected, samples.rounding_budget(dtype)
+            )
 
 
 EMBEDDING = Op(

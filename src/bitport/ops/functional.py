@@ -56,7 +56,9 @@ def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
     x = prepare(x, q)
     act = q.scheme.act
     if act and q.scheme.static and q.act_scale is None:
-        raise ArgumentError(f"{q.scheme} has a static input scale, but none was calibrated: quantize_(.., calibrate=batches)")
+        raise ArgumentError(
+            f"{q.scheme} has a static input scale, but none was calibrated: quantize_(.., calibrate=batches)"
+        )
     op, rest = ("dyn_linear", (act, q.act_scale, bias)) if act else ("linear", (bias,))
     if not torch.compiler.is_compiling() and _is_plain(x) and select.is_chooser(op, x.device.type):
         check_linear(x, q.qdata, q.matrix.n, q.matrix.k, bias)
@@ -74,7 +76,9 @@ def _differentiates() -> bool:
 
 def _product_of_floats(x: Tensor, q: QTensor, bias: Tensor | None) -> Tensor:
     if q.scheme.act:
-        raise ArgumentError(f"torch.func cannot differentiate {q.scheme}, which rounds its input; use autograd (backward())")
+        raise ArgumentError(
+            f"torch.func cannot differentiate {q.scheme}, which rounds its input; use autograd (backward())"
+        )
     return F.linear(x, q.dequantize(x.dtype), bias)
 
 
@@ -128,7 +132,9 @@ def embedding(
     if max_norm is not None:
         raise ArgumentError("max_norm rewrites the table on every lookup; a quantized one cannot be rewritten")
     if weight.transposed:
-        raise ArgumentError("this QTensor is a transposed view [K, N]; F.embedding wants a table [N, K]: pass weight.t()")
+        raise ArgumentError(
+            "this QTensor is a transposed view [K, N]; F.embedding wants a table [N, K]: pass weight.t()"
+        )
     return in_value_order(run("embedding", input, *operand(weight), _dtype(weight)), weight)
 
 
@@ -167,7 +173,9 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     if not q.scheme.act:
         return x @ q.dequantize(x.dtype)
     if torch.is_grad_enabled() and x.requires_grad:
-        raise ArgumentError(f"a batched product with {q.scheme}, which rounds its input, has no gradient; use F.grouped_mm")
+        raise ArgumentError(
+            f"a batched product with {q.scheme}, which rounds its input, has no gradient; use F.grouped_mm"
+        )
     rounded = fake_quantize(x, q.scheme.act, q.act_scale)
     return (rounded @ q.dequantize(torch.float32)).to(x.dtype)
 

@@ -28,7 +28,9 @@ def _check(x: Tensor, ends: Tensor, *rest: Any) -> None:
     if x.dim() != 2:
         raise ArgumentError(f"grouped x must be [rows, {weight.k}], not {[*x.shape]}")
     if len(weight.batch) != 1:
-        raise ArgumentError(f"a grouped product needs one weight per expert [E, N, K], not a batch of {[*weight.batch]}")
+        raise ArgumentError(
+            f"a grouped product needs one weight per expert [E, N, K], not a batch of {[*weight.batch]}"
+        )
     if ends.dtype != torch.int32 or ends.shape != weight.batch or ends.device != x.device:
         raise ArgumentError(
             f"ends must be int32 {[*weight.batch]} on {x.device}, not {ends.dtype} {[*ends.shape]} on {ends.device}"

@@ -22,7 +22,9 @@ def _check(x: Tensor, mat2: Tensor, group: int, scales_and_zeros: Tensor) -> Non
     if x.dtype != torch.bfloat16 or x.dim() != 2:
         raise ArgumentError(f"self must be bfloat16 [m, k], not {x.dtype} {[*x.shape]}")
     if mat2.dtype != torch.int32 or mat2.dim() != 4 or mat2.shape[2] != 32 or mat2.shape[3] not in (1, 2, 4):
-        raise ArgumentError(f"mat2 must be int32 [n/8, k/(inner*16), 32, inner/2], inner 2, 4 or 8, not {mat2.dtype} {[*mat2.shape]}")
+        raise ArgumentError(
+            f"mat2 must be int32 [n/8, k/(inner*16), 32, inner/2], inner 2, 4 or 8, not {mat2.dtype} {[*mat2.shape]}"
+        )
     k, n = 32 * mat2.shape[1] * mat2.shape[3], 8 * mat2.shape[0]
     if x.shape[1] != k:
         raise ArgumentError(f"self has k={x.shape[1]}, mat2 {[*mat2.shape]} holds k={k}")
@@ -30,7 +32,8 @@ def _check(x: Tensor, mat2: Tensor, group: int, scales_and_zeros: Tensor) -> Non
         raise ArgumentError(f"group must be one of {GROUPS} and divide k={k}, not {group}")
     if scales_and_zeros.dtype != torch.bfloat16 or tuple(scales_and_zeros.shape) != (k // group, n, 2):
         raise ArgumentError(
-            f"scales_and_zeros must be bfloat16 {[k // group, n, 2]}, not {scales_and_zeros.dtype} {[*scales_and_zeros.shape]}"
+            f"scales_and_zeros must be bfloat16 {[k // group, n, 2]}, "
+            f"not {scales_and_zeros.dtype} {[*scales_and_zeros.shape]}"
         )
     for name, other in (("mat2", mat2), ("scales_and_zeros", scales_and_zeros)):
         if other.device != x.device:

@@ -5,10 +5,10 @@
     block_size -1   w int8 [N, K]         scaler [N]         zero_point [N]
     block_size b    w int8 [K/b, b, N]    scaler [K/b, N]    zero_point [K/b, N]
 
-    y[.., n] = sum over blocks c of  scaler[c, n] * sum_s x[.., c, s] * w[c, s, n]  -  zero_point[c, n] * sum_s x[.., c, s]
+    y[.., n] = sum over c of  scaler[c, n] * sum_s x[.., c, s] * w[c, s, n]  -  zero_point[c, n] * sum_s x[.., c, s]
 
-so ``zero_point`` is in units of the result: it is (zero in codes) * scaler, a float. ``quantize_activation`` rounds each
-row of x to int8 first (symmetric, scale = amax / 127); both sums above then run over the rounded row.
+so ``zero_point`` is in units of the result: it is (zero in codes) * scaler, a float. ``quantize_activation`` rounds
+each row of x to int8 first (symmetric, scale = amax / 127); both sums above then run over the rounded row.
 ``int4_weight`` says that the codes lie in -8..7, so that a device may pack them.
 
 Where the original refuses (blocks with quantize_activation) this op computes; its result has x's dtype.
@@ -110,12 +110,18 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         codes = codes.to(device)
         x = samples.rows(device, dtype, 3, k)
 
-        def expected(x: Tensor = x, w: Tensor = codes, s: Tensor = scaler, z: Tensor | None = zero, d: bool = dynamic) -> Tensor:
+        def expected(
+            x: Tensor = x, w: Tensor = codes, s: Tensor = scaler, z: Tensor | None = zero, d: bool = dynamic
+        ) -> Tensor:
             rows = fake_quantize(x, "int8") if d else x
             return rows.cpu().double() @ _dense(w.cpu(), s.cpu(), None if z is None else z.cpu(), torch.float64)
 
         name = "-".join(
-            ("blockwise" if blockwise else "channel", "asym" if asym else "sym", f"w{4 if int4 else 8}a{8 if dynamic else 16}")
+            (
+                "blockwise" if blockwise else "channel",
+                "asym" if asym else "sym",
+                f"w{4 if int4 else 8}a{8 if dynamic else 16}",
+            )
         )
         args = (x, codes, scaler, zero, block if blockwise else -1, int4, dynamic)
         yield Sample(name, args, expected, samples.product_budget(dtype, k, 3 * n))

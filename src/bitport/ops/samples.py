@@ -1,9 +1,9 @@
 """Inputs to try ops with, and what their results may be off by. Tests, conformance and docs read them from here.
 
-Budgets are derived. Rounding to p bits of significand (bf16: 8, fp16: 11, fp32: 24) is off by at most 2^-p of the value,
-so one rounding has an SQNR of at least 6.02 p dB. A product has exact factors and three sources of error, random and
-independent: the weight rounded to the result's dtype, the result rounded to it (each 2^-p / sqrt(3) * 0.72, root mean
-square over a binade), and a float32 sum of K terms, whose roundings walk: K times that of p = 24.
+Budgets are derived. Rounding to p bits of significand (bf16: 8, fp16: 11, fp32: 24) is off by at most 2^-p of the
+value, so one rounding has an SQNR of at least 6.02 p dB. A product has exact factors and three sources of error, random
+and independent: the weight rounded to the result's dtype, the result rounded to it (each 2^-p / sqrt(3) * 0.72, root
+mean square over a binade), and a float32 sum of K terms, whose roundings walk: K times that of p = 24.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VARIANTS = ("int4-g32-sym", "int4-g32-fzero", "int3-channel-sym", "int5-tensor",
 """Presets with suffixes, so that every granularity and kind of zero is among the samples."""
 
 SHAPES = {"int3": (24, 40), "int5": (20, 72), "mxfp8": (24, 96), "nvfp4": (17, 80), "fp8-block": (160, 200)}
-"""[N, K] per first letters of the scheme where the ordinary (24, 72), whose K is no multiple of a group, will not do."""
+"""[N, K] per first letters of the scheme where the ordinary (24, 72), whose K is no multiple of a group, won't do."""
 
 
 class WeightSample(NamedTuple):

@@ -1,8 +1,9 @@
 """Choosing among the kernels of one device.
 
 Between devices PyTorch's dispatcher chooses. Within a device the first kernel, by priority, whose ``supports`` says
-None runs; the generic kernel is always last. A kernel can be forced, by name: with :func:`use_kernel`, or for the whole
-process by the environment variable ``BITPORT_KERNEL`` (read at import), e.g. ``generic`` or ``linear=generic,dyn_linear=int_mm``.
+None runs; the generic kernel is always last. A kernel can be forced, by name: with :func:`use_kernel`, or for the
+whole process by the environment variable ``BITPORT_KERNEL`` (read at import), e.g. ``generic`` or
+``linear=generic,dyn_linear=int_mm``.
 A forced kernel that cannot run is an error, never a fallback.
 """
 
@@ -59,10 +60,12 @@ def register_kernel(impl: Impl) -> None:
 
 
 def _parse(setting: str) -> dict[str, str]:
-    """"name" forces every op ("*"), "op=name,op=name" single ones."""
+    """ "name" forces every op ("*"), "op=name,op=name" single ones."""
     pairs = [item.strip().rpartition("=") for item in setting.split(",") if item.strip()]
     if not all(name.strip() for _, _, name in pairs):
-        raise KernelError(f"kernel setting {setting!r}: write a kernel's name for every op, or op=name,op=name, e.g. linear=generic")
+        raise KernelError(
+            f"kernel setting {setting!r}: write a kernel's name for every op, or op=name,op=name, e.g. linear=generic"
+        )
     return {op.strip() or "*": name.strip() for op, _, name in pairs}
 
 

@@ -10,7 +10,6 @@ Declaring an op registers it with torch in the ``bitport`` namespace:
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,7 +51,7 @@ class Op:
     decomposition: Callable[..., Any] | None = None
     """A form that traces, where the generic kernel looks at data; the generic kernel otherwise."""
 
-    @functools.cached_property
+    @property
     def overload(self) -> Any:
         return getattr(torch.ops.bitport, self.name).default
 

@@ -14,7 +14,8 @@ from bitport.layouts import Matrix
 from bitport.numerics import NUMBER_TYPES, Format, Quantized, dequantize
 
 SCHEMA = (
-    "Tensor data, Tensor scale, Tensor? zero, Tensor? scale2, str dtype, int n, int k, int block_n, int block_k, str layout"
+    "Tensor data, Tensor scale, Tensor? zero, Tensor? scale2, "
+    "str dtype, int n, int k, int block_n, int block_k, str layout"
 )
 
 
@@ -95,10 +96,13 @@ def check_weight(
         grid = (*batch, -(-n // block_n), -(-k // block_k))
         if zero.shape != grid or (zero.dtype != torch.uint8 and zero.dtype not in SCALES) or zero.device != device:
             raise ArgumentError(
-                f"weight: zero must be uint8 or float {[*grid]} on {device}, not {zero.dtype} {[*zero.shape]} on {zero.device}"
+                f"weight: zero must be uint8 or float {[*grid]} on {device}, "
+                f"not {zero.dtype} {[*zero.shape]} on {zero.device}"
             )
         if NUMBER_TYPES[dtype].kind != "int" or scale.dtype.itemsize == 1:
-            raise ArgumentError(f"weight: a zero goes with an integer type and a 16- or 32-bit scale, not {dtype}, {scale.dtype}")
+            raise ArgumentError(
+                f"weight: a zero goes with an integer type and a 16- or 32-bit scale, not {dtype}, {scale.dtype}"
+            )
     if scale2 is not None:
         if scale2.shape != (*batch, 1, 1) or scale2.dtype != torch.float32 or scale2.device != device:
             raise ArgumentError(
@@ -121,4 +125,6 @@ def _expected(layout: str, dtype: str, n: int, k: int, block_n: int, block_k: in
 @functools.cache
 def _format(dtype: str, block_n: int, block_k: int, zero: str, scale: torch.dtype, second: bool) -> Format:
     names = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
-    return Format(dtype=dtype, block=(block_n, block_k), zero=zero, scale=names.get(scale, "input"), global_scale=second)
+    return Format(
+        dtype=dtype, block=(block_n, block_k), zero=zero, scale=names.get(scale, "input"), global_scale=second
+    )

@@ -37,7 +37,7 @@ class Report:
         return tuple(layer for layer in self.layers if layer.scheme is None)
 
     def to_json(self) -> str:
-        """JSON has no infinity: the sqnr of a weight that its scheme holds exactly is null, as that of one not measured."""
+        """JSON has no infinity: the sqnr of a weight that its scheme holds exactly is null, as of one not measured."""
         data = dataclasses.asdict(self)
         for layer in data["layers"]:
             layer["sqnr"] = layer["sqnr"] if layer["sqnr"] is not None and math.isfinite(layer["sqnr"]) else None
@@ -48,7 +48,9 @@ class Report:
             (
                 layer.name,
                 layer.scheme or "-",
-                f"{size(layer.bytes_before)} -> {size(layer.bytes_after)}" if layer.scheme else size(layer.bytes_before),
+                f"{size(layer.bytes_before)} -> {size(layer.bytes_after)}"
+                if layer.scheme
+                else size(layer.bytes_before),
                 "" if layer.sqnr is None else f"{layer.sqnr:.1f} dB",
                 layer.reason,
             )

@@ -46,10 +46,7 @@ class Plan:
 
     def to_json(self) -> str:
         return json.dumps(
-            [
-                {"name": c.name, "scheme": c.scheme and c.scheme.to_dict(), "reason": c.reason}
-                for c in self.choices
-            ]
+            [{"name": c.name, "scheme": c.scheme and c.scheme.to_dict(), "reason": c.reason} for c in self.choices]
         )
 
     @classmethod

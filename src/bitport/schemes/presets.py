@@ -20,7 +20,9 @@ from bitport.schemes.scheme import Scheme
 TENSOR, CHANNEL, BLOCK128 = (0, 0), (1, 0), (128, 128)
 
 
-def _int(bits: int, block: tuple[int, int], zero: str, act: str = "", scale: str = "input", static: bool = False) -> Scheme:
+def _int(
+    bits: int, block: tuple[int, int], zero: str, act: str = "", scale: str = "input", static: bool = False
+) -> Scheme:
     return Scheme(weight=Format(dtype=f"int{bits}", block=block, zero=zero, scale=scale), act=act, static=static)
 
 
@@ -59,7 +61,9 @@ def preset(name: str) -> Scheme:
     """The scheme called ``name``; raises :class:`SchemeError` with the known names for any other."""
     base = max((p for p in PRESETS if name == p or name.startswith(p + "-")), key=len, default=None)
     if base is None:
-        raise SchemeError(f"unknown scheme {name!r}; presets: {', '.join(PRESETS)}; suffixes: see bitport.schemes.presets")
+        raise SchemeError(
+            f"unknown scheme {name!r}; presets: {', '.join(PRESETS)}; suffixes: see bitport.schemes.presets"
+        )
     scheme = PRESETS[base]
     said: set[str] = set()
     for suffix in name[len(base) + 1 :].split("-") if name != base else ():

@@ -23,8 +23,8 @@ DEFAULT_KINDS = ("linear", "experts", "attention")
 class Target:
     """One weight a recipe may quantize: the parameter ``param`` of the module ``module``.
 
-    ``kind`` is one of :data:`KINDS`; ``transposed`` tells that the weight lies as [.., K, N]. Targets that share one parameter (a head tied to its embedding) carry the same
-    ``storage`` label.
+    ``kind`` is one of :data:`KINDS`; ``transposed`` tells that the weight lies as [.., K, N]. Targets that share one
+    parameter (a head tied to its embedding) carry the same ``storage`` label.
     """
 
     module: str
@@ -53,7 +53,9 @@ class Rule:
         if not isinstance(self.match, str):
             raise RecipeError(f"a rule's match is a pattern of module names, not {self.match!r}")
         if not isinstance(self.scheme, (str, Scheme)):
-            raise RecipeError(f"rule {self.match!r}: its scheme is a preset name, a Scheme or 'skip', not {self.scheme!r}")
+            raise RecipeError(
+                f"rule {self.match!r}: its scheme is a preset name, a Scheme or 'skip', not {self.scheme!r}"
+            )
         if isinstance(self.kinds, str):
             raise RecipeError(f"rule {self.match!r}: kinds is a tuple of names, not {self.kinds!r}")
         if isinstance(self.scheme, str) and self.scheme != "skip":

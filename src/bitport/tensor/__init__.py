@@ -4,4 +4,14 @@ from bitport.tensor import aten  # noqa: F401  (fills QTensor's table)
 from bitport.tensor.parts import check_parts, matrix_of
 from bitport.tensor.qtensor import ATEN, EXTRA, FUNCTIONS, PARTS, QTensor, from_parts, quantize_tensor
 
-__all__ = ["ATEN", "EXTRA", "FUNCTIONS", "PARTS", "QTensor", "check_parts", "from_parts", "matrix_of", "quantize_tensor"]
+__all__ = [
+    "ATEN",
+    "EXTRA",
+    "FUNCTIONS",
+    "PARTS",
+    "QTensor",
+    "check_parts",
+    "from_parts",
+    "matrix_of",
+    "quantize_tensor",
+]

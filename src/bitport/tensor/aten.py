@@ -65,7 +65,7 @@ def _to_copy(
 def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if not isinstance(target, QTensor):
         raise ArgumentError(
-            "a quantized tensor cannot be copied into a float one: use load_state_dict(..., assign=True), or dequantize()"
+            "a quantized tensor cannot be copied into a float one: load_state_dict(.., assign=True), or dequantize() it"
         )
     if not isinstance(source, QTensor):
         raise ArgumentError("a float tensor cannot be copied into a quantized one: quantize it first")
@@ -104,7 +104,9 @@ def _transpose(func: Any, q: QTensor, dim0: int, dim1: int) -> QTensor:
     shape = list(q.shape)
     ndim = len(shape)
     if {_dim(q, dim0), _dim(q, dim1)} != {ndim - 2, ndim - 1} or _is_conv(q):
-        raise ArgumentError(f"a QTensor can only be transposed in its last two dimensions, not {dim0}, {dim1} of {shape}")
+        raise ArgumentError(
+            f"a QTensor can only be transposed in its last two dimensions, not {dim0}, {dim1} of {shape}"
+        )
     shape[-1], shape[-2] = shape[-2], shape[-1]
     return q.replace(shape=tuple(shape), transposed=not q.transposed)
 
@@ -123,7 +125,9 @@ def _permute(func: Any, q: QTensor, dims: Sequence[int]) -> QTensor:
 @_implements(aten.expand.default)
 def _expand(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
     """The view [K, N] repeated over a batch without being copied: what torch.matmul makes of a batched product."""
-    shape = [have if want == -1 else want for have, want in zip([-1] * (len(size) - q.dim()) + [*q.shape], size, strict=True)]
+    shape = [
+        have if want == -1 else want for have, want in zip([-1] * (len(size) - q.dim()) + [*q.shape], size, strict=True)
+    ]
     if shape == [*q.shape]:
         return q.map_parts(aten.alias.default)
     if not q.transposed or q.batched or shape[-2:] != [*q.shape[-2:]]:
@@ -175,7 +179,11 @@ def _slice_rows(q: QTensor, start: int, end: int, shape: tuple[int, ...]) -> QTe
     if not whole and (start % step or (end % step and end != matrix.n)):
         raise ArgumentError(f"rows {start}:{end} do not lie at the borders of the {step}-row blocks of {q.scheme}")
     scales = (0, 1) if whole else (start // step, -(-end // step))
-    cut = [_cut(plain.data, -2, start, end), *(_cut(part, -2, *scales) for part in (plain.scale, plain.zero)), plain.scale2]
+    cut = [
+        _cut(plain.data, -2, start, end),
+        *(_cut(part, -2, *scales) for part in (plain.scale, plain.zero)),
+        plain.scale2,
+    ]
     return _sliced(q, cut, end - start, matrix.k, shape)
 
 
@@ -192,7 +200,11 @@ def _slice_columns(q: QTensor, start: int, end: int, shape: tuple[int, ...]) -> 
         raise ArgumentError(f"columns {start}:{end} do not lie at byte borders of packed {kind.name}")
     columns = (start * kind.bits // 8, -(-end * kind.bits // 8)) if packed else (start, end)
     scales = (0, 1) if whole else (start // step, -(-end // step))
-    cut = [_cut(plain.data, -1, *columns), *(_cut(part, -1, *scales) for part in (plain.scale, plain.zero)), plain.scale2]
+    cut = [
+        _cut(plain.data, -1, *columns),
+        *(_cut(part, -1, *scales) for part in (plain.scale, plain.zero)),
+        plain.scale2,
+    ]
     return _sliced(q, cut, matrix.n, end - start, shape, pre_scale=_cut(q.pre_scale, -1, start, end))
 
 
@@ -241,7 +253,9 @@ def _split(func: Any, q: QTensor, size: int, dim: int = 0) -> list[QTensor]:
 def _split_with_sizes(func: Any, q: QTensor, sizes: Sequence[int], dim: int = 0) -> list[QTensor]:
     ends = list(itertools.accumulate(sizes))
     if min(sizes, default=0) < 0 or sum(sizes) != q.shape[dim]:
-        raise ArgumentError(f"dim {dim} of {list(q.shape)} cannot be split into {list(sizes)}: the sizes must sum up to it")
+        raise ArgumentError(
+            f"dim {dim} of {list(q.shape)} cannot be split into {list(sizes)}: the sizes must sum up to it"
+        )
     return [_slice(aten.slice.Tensor, q, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 

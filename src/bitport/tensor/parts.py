@@ -62,7 +62,9 @@ def check_parts(parts: Quantized, fmt: Format, matrix: Matrix, batch: tuple[int,
                 f"expected {' or '.join(map(str, spec.dtypes))} {[*batch, *spec.shape]}"
             )
         if part.device != parts.data.device:
-            raise ArgumentError(f"part {name!r} is on {part.device}, data on {parts.data.device}; move both to one device")
+            raise ArgumentError(
+                f"part {name!r} is on {part.device}, data on {parts.data.device}; move both to one device"
+            )
 
 
 def check_packed(parts: Quantized, matrix: Matrix, name: str, batch: tuple[int, ...]) -> None:

@@ -67,9 +67,7 @@ class QTensor(Tensor):
         pre_scale: Tensor | None = None,
         act_scale: Tensor | None = None,
     ) -> QTensor:
-        self = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=dtype, device=parts.data.device, requires_grad=False
-        )
+        self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=parts.data.device, requires_grad=False)
         self.qdata, self.scale, self.zero, self.scale2 = parts
         self.perm, self.pre_scale, self.act_scale = perm, pre_scale, act_scale
         self.scheme, self.bits_layout, self.matrix, self.transposed = scheme, bits_layout, matrix, transposed
@@ -146,7 +144,14 @@ class QTensor(Tensor):
         parts = Quantized(inner["qdata"], inner["scale"], inner.get("zero"), inner.get("scale2"))
         extra = {name: inner.get(name) for name in EXTRA}
         return cls(
-            parts, scheme, shape=size, dtype=dtype, matrix=matrix, bits_layout=bits_layout, transposed=transposed, **extra
+            parts,
+            scheme,
+            shape=size,
+            dtype=dtype,
+            matrix=matrix,
+            bits_layout=bits_layout,
+            transposed=transposed,
+            **extra,
         )
 
     def _stable_hash_for_caching(self) -> str:
@@ -232,7 +237,9 @@ def _unsupported(func: Any) -> NoReturn:
 def _set_data(self: Tensor, value: Tensor) -> None:
     """``param.data = q``: the parts too, which torch's own setter would leave as they were."""
     if not (isinstance(self, QTensor) and isinstance(value, QTensor)):
-        raise ArgumentError("the .data of a quantized tensor can only be another one; assign a new nn.Parameter instead")
+        raise ArgumentError(
+            "the .data of a quantized tensor can only be another one; assign a new nn.Parameter instead"
+        )
     with torch._C.DisableTorchFunctionSubclass():
         SET_DATA(self, value)
     for name in (*PARTS, "scheme", "bits_layout", "matrix", "transposed"):
@@ -265,7 +272,14 @@ def from_parts(
     check_parts(layouts.repack(matrix, parts, bits_layout, "plain"), scheme.weight, matrix, batch)
     check_extra(k, parts.data.device, **extra)
     return QTensor(
-        parts, scheme, shape=tuple(shape), dtype=dtype, matrix=matrix, bits_layout=bits_layout, transposed=transposed, **extra
+        parts,
+        scheme,
+        shape=tuple(shape),
+        dtype=dtype,
+        matrix=matrix,
+        bits_layout=bits_layout,
+        transposed=transposed,
+        **extra,
     )
 
 
