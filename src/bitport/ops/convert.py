@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,15 @@ def from_list(tensors: list[Tensor]) -> Quantized:
     return Quantized(data, scale, *(None if part.numel() == 0 and part.dim() == 1 else part for part in rest))
 
 
+def _same(value: Tensor) -> Tensor:
+    return value
+
+
+def _bytes(data: Tensor) -> Tensor:
+    """Codes are compared bit by bit."""
+    return data.cpu().view(torch.uint8).double()
+
+
 # -- dequantize ------------------------------------------------------------------------------------------------------
 
 
@@ -52,7 +62,9 @@ def _samples_dequantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sa
     for experts in (0, 2):
         for sample in samples.weights(device, dtype, weight_only=True, experts=experts):
             args = (*sample.weight, dtype)
-            yield Sample(f"{sample.name}-e{experts}", args, lambda v=sample.value: v, samples.rounding_budget(dtype))  # type: ignore[misc]
+            yield Sample(
+                f"{sample.name}-e{experts}", args, partial(_same, sample.value), samples.rounding_budget(dtype)
+            )
 
 
 # -- quantize --------------------------------------------------------------------------------------------------------
@@ -86,7 +98,7 @@ def _quantize(value: Tensor, fmt: str) -> list[Tensor]:
 def _samples_quantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for sample in samples.weights(device, dtype, weight_only=True):
         args = (samples.values(device, dtype, sample.weight.n, sample.weight.k), format_json(sample.scheme.weight))
-        yield Sample(sample.name, args, lambda w=sample.weight: w.data.view(torch.uint8).double(), float("inf"))  # type: ignore[misc]
+        yield Sample(sample.name, args, partial(_bytes, sample.weight.data), float("inf"))
 
 
 # -- quantize_input --------------------------------------------------------------------------------------------------
@@ -106,9 +118,7 @@ def _quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tenso
 def _samples_quantize_input(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for act in ACTIVATIONS:
         x = samples.rows(device, dtype, 5, 96)
-        yield Sample(
-            act, (x, act, None), lambda x=x, a=act: quantize_rows(x, a).data.view(torch.uint8).double(), float("inf")
-        )  # type: ignore[misc]
+        yield Sample(act, (x, act, None), partial(_bytes, quantize_rows(x, act).data), float("inf"))
 
 
 # -- repack ----------------------------------------------------------------------------------------------------------
@@ -136,9 +146,7 @@ def _samples_repack(device: torch.device, dtype: torch.dtype) -> Iterator[Sample
             if target.refuses(sample.weight.matrix, Quantized(*sample.weight[:4])) is None:
                 packed = target.pack(sample.weight.matrix, Quantized(*sample.weight[:4]))
                 args = (*sample.weight, name)
-                yield Sample(
-                    f"{sample.name}-{name}", args, lambda p=packed: p.data.view(torch.uint8).double(), float("inf")
-                )  # type: ignore[misc]
+                yield Sample(f"{sample.name}-{name}", args, partial(_bytes, packed.data), float("inf"))
 
 
 declare(
