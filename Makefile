@@ -2,8 +2,8 @@
 #
 #   make demo                        quantize a small language model and compare
 #   make test                        the test suite
-#   make TORCH=torch demo            another build of torch: any requirement that pip understands,
-#   make TORCH="--index-url https://download.pytorch.org/whl/cu130 torch" demo    with its index too
+#   make TORCH=torch demo            another build of torch: any requirement that pip understands, also with the
+#                                    options of its index before it (TORCH="--index-url URL torch")
 #   make PYTHON=python3.12 VENV=/tmp/bitport-env test
 
 PYTHON ?= python3
