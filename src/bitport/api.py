@@ -7,19 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._guards import detect_fake_mode
 
 from bitport import plugins
 from bitport.calibrate.observe import input_scales
 from bitport.errors import ArgumentError
+from bitport.nn.quantize import error_of, quantize_target
 from bitport.nn.targets import find_targets
-from bitport.numerics import sqnr
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
 from bitport.report.explain import Explanation, explain_layer
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Choice, Recipe, Scheme, Target
-from bitport.tensor import QTensor, quantize_tensor
+from bitport.tensor import QTensor
 from bitport.tensor.parts import FLOATS
 
 
@@ -57,8 +56,11 @@ def quantize_(
         target = by_name[choice.name]
         if target.storage not in done:
             value = _weight(model, target)
-            q = done[target.storage] = _quantized(value, target, choice, scales.get(target.module), device)
-            facts[target.storage] = (value.nbytes, q.nbytes, _error(value, q) if measure else None)
+            moved = value if device is None else value.to(device)
+            assert choice.scheme is not None
+            q = quantize_target(moved, target, choice.scheme, scales.get(target.module))
+            done[target.storage] = nn.Parameter(q, requires_grad=False)  # type: ignore[assignment]
+            facts[target.storage] = (value.nbytes, q.nbytes, error_of(moved, q) if measure else None)
         layers[choice.name] = LayerReport(choice.name, str(choice.scheme), choice.reason, *facts[target.storage])
         setattr(model.get_submodule(target.module), target.param, done[target.storage])
     if device is not None:
@@ -92,32 +94,6 @@ def explain(model: nn.Module, rows: tuple[int, ...] = (1, 64, 1024)) -> Explanat
     return Explanation(
         tuple(explain_layer(name, kinds.get(name, "linear"), param, rows) for name, param in named), rows
     )
-
-
-def _quantized(
-    value: Tensor, target: Target, choice: Choice, act_scale: Tensor | None, device: torch.device | str | None
-) -> QTensor:
-    assert choice.scheme is not None
-    moved = value if device is None else value.to(device)
-    if _has_data(moved) and not bool(torch.isfinite(moved).all()):
-        raise ArgumentError(f"{choice.name} holds NaN or infinity; a scale cannot be chosen from it")
-    scale = act_scale.to(moved.device) if act_scale is not None else None
-    try:
-        q = quantize_tensor(moved, choice.scheme, kind=target.kind, transposed=target.transposed, act_scale=scale)
-    except ValueError as error:
-        raise ArgumentError(f"{choice.name}: {error}") from error
-    return nn.Parameter(q, requires_grad=False)  # type: ignore[return-value]
-
-
-def _has_data(*tensors: Tensor) -> bool:
-    """Neither on the meta device nor under FakeTensorMode."""
-    return all(tensor.device.type != "meta" for tensor in tensors) and detect_fake_mode(tensors) is None
-
-
-def _error(value: Tensor, q: QTensor) -> float | None:
-    if not _has_data(value, q.qdata):
-        return None
-    return float(sqnr(value.to(q.qdata.device), q.dequantize(torch.float32)))
 
 
 def _check_devices(

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE, Writer
 from bitport.errors import ArgumentError
-from bitport.numerics import sqnr
+from bitport.nn.quantize import error_of, quantize_target
 from bitport.report import LayerReport, Report
 from bitport.report.progress import progress as with_progress
-from bitport.schemes import Choice, Plan, Recipe, Scheme, Target
-from bitport.tensor import QTensor, quantize_tensor
+from bitport.schemes import Choice, Plan, Recipe, Scheme
+from bitport.tensor import QTensor
 
 
 def plan_files(source: str | Path, recipe: str | Scheme | Recipe | Any) -> Plan:
@@ -53,15 +52,11 @@ def quantize_files(
         for name, stored in with_progress(files.read(), len(files.tensors) - len(files.tied), "quantizing", progress):
             value = stored.to(dtype) if dtype is not None and stored.is_floating_point() else stored
             scheme = choices[name].scheme if name in choices else None
-            result = _quantized(value, targets[name], scheme) if scheme else value
+            result = quantize_target(value, targets[name], scheme) if scheme else value
             writer.add(name, result)
             before, after = before + stored.nbytes, after + result.nbytes
             if name in choices:
-                error = (
-                    float(sqnr(value, result.dequantize(torch.float32)))
-                    if measure and isinstance(result, QTensor)
-                    else None
-                )
+                error = error_of(value, result) if measure and isinstance(result, QTensor) else None
                 layers[name] = _reported(choices[name], stored.nbytes, result.nbytes, error)
         for alias, name in files.tied.items():
             writer.tie(alias, name)
@@ -86,12 +81,3 @@ def _planned(files: Source, recipe: str | Scheme | Recipe | Any) -> Plan:
 def _reported(choice: Choice, before: int, after: int, error: float | None) -> LayerReport:
     scheme = None if choice.scheme is None else str(choice.scheme)
     return LayerReport(choice.name, scheme, choice.reason, before, after, error)
-
-
-def _quantized(value: Tensor, target: Target, scheme: Scheme) -> QTensor:
-    if not bool(torch.isfinite(value).all()):
-        raise ArgumentError(f"{target.name} holds NaN or infinity; a scale cannot be chosen from it")
-    try:
-        return quantize_tensor(value, scheme, kind=target.kind, transposed=target.transposed)
-    except ValueError as error:
-        raise ArgumentError(f"{target.name}: {error}") from error
