@@ -17,14 +17,14 @@ VECTOR = 32
 
 
 def refuses(*args: Any) -> str | None:
+    if reason := int8pack_mm.refuses("plain", *args):
+        return reason
     x, k = args[0], args[7]
     if x.numel() > MOST_ROWS * k:
         return f"it is faster up to {MOST_ROWS} rows; x has {x.numel() // k}"
     if x.dtype != torch.bfloat16:
         return f"x must be bfloat16, not {x.dtype}"
-    if k % VECTOR:
-        return f"K must be a multiple of {VECTOR}, not {k}"
-    return int8pack_mm.refuses("plain", *args)
+    return f"K must be a multiple of {VECTOR}, not {k}" if k % VECTOR else None
 
 
 def run(x: Tensor, data: Tensor, *rest: Any) -> Tensor:
