@@ -281,6 +281,11 @@ FAILURES: dict[str, tuple[Callable[[nn.Module], Any], type[Exception], str]] = {
         DeviceError,
         "cpu cannot hold fp8-wo: no float8 here",
     ),
+    "device-that-torch-lacks": (
+        lambda m: bitport.quantize_(m, "int8", device="privateuseone"),
+        DeviceError,
+        "no device privateuseone here: No module named",
+    ),
     "float64": (lambda m: bitport.quantize_(m.double(), "int8"), ArgumentError, "is torch.float64; cast the model"),
 }
 

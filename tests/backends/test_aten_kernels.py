@@ -167,6 +167,13 @@ def test_sums_are_exact(name: str, m: int) -> None:
     assert torch.equal(run(*args).double(), x.double() @ (weight - 128).double().t() / 2)
 
 
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_layer_of_few_inputs(k: int) -> None:
+    """aten::_int_mm of one column reads past its end: the kernel leaves that to the generic one."""
+    for sample in products("int8-dyn", FP32, "plain", n=48, k=k, m=5):
+        assert shortfall(sample, OPS["dyn_linear"].overload(*sample.args)) <= 0
+
+
 @pytest.mark.parametrize("n", [1, 7, 17])
 @pytest.mark.usefixtures("emulated")
 def test_rows_that_fill_no_tile(n: int) -> None:
@@ -190,7 +197,8 @@ REFUSALS: dict[str, tuple[str, str, torch.dtype, dict[int, Any], str]] = {
     "xpu-int8-zero": ("xpu-int8pack", "int8", BF16, {3: torch.zeros(48, 1, dtype=torch.uint8)}, "without zero point"),
     "xpu-int_mm-act": ("xpu-int_mm", "int8-dyn", BF16, {11: "int8-asym"}, "as int8 or int8-tensor, not int8-asym"),
     "xpu-int_mm-groups": ("xpu-int_mm", "int8-dyn", BF16, {9: 128}, "one per row or one for all, not per 1x128 block"),
-    "xpu-int_mm-long": ("xpu-int_mm", "int8-dyn", BF16, {7: 70000, 9: 70000}, "int32 sums could overflow; it is 70000"),
+    "xpu-int_mm-long": ("xpu-int_mm", "int8-dyn", BF16, {7: 70000, 9: 70000}, "of more sums overflow; it is 70000"),
+    "cpu-int_mm-column": ("cpu-int_mm", "int8-dyn", FP32, {7: 1, 9: 1}, "K must be 2 to 65793: of one column"),
     "xpu-scaled_mm-fp32": ("xpu-scaled_mm", "fp8-row", FP32, {}, "not torch.float32"),
     "xpu-scaled_mm-odd-n": ("xpu-scaled_mm", "fp8-row", BF16, {6: 50}, "multiples of 16, not 50 and 256"),
     "xpu-scaled_mm-mixed": ("xpu-scaled_mm", "fp8", BF16, {11: "fp8"}, "fp8 needs one weight scale per row"),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bitport as bp
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, DeviceError
 from bitport.tensor import QTensor
 
 from .models import Everything, assert_same, edit, raw, tensors_of
@@ -49,6 +49,11 @@ def test_model_that_does_not_fit(name: str, saved: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         bp.load(model, saved)
     assert {name: raw(tensor) for name, tensor in tensors_of(model).items()} == before
+
+
+def test_a_device_that_is_not_there(saved: Path) -> None:
+    with pytest.raises(DeviceError, match="no device privateuseone here"):
+        bp.load(small, saved, device="privateuseone")
 
 
 def test_not_strict_warns_and_loads_the_rest(saved: Path) -> None:

@@ -31,6 +31,13 @@ def test_explain(run: Run, int4: Path) -> None:
     assert run("explain", int4, "--rows", "1,9").out == f"{judge}\n"
 
 
+@pytest.mark.parametrize("kind", ["int4", "llama"])
+def test_a_device_that_is_not_there(run: Run, kind: str, request: pytest.FixtureRequest) -> None:
+    ran = run("explain", request.getfixturevalue(kind), "--device", "privateuseone")
+    assert (ran.code, ran.out) == (1, "")
+    assert "bitport: error: no device privateuseone here" in ran.err
+
+
 def test_explain_of_a_float_model(run: Run, llama: Path) -> None:
     assert run("explain", llama).out == "no quantized weight in this model\n"
 

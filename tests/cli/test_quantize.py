@@ -202,3 +202,23 @@ def test_inspect_tells_of_damage(run: Run, llama: Path, tmp_path: Path) -> None:
     ran = run("inspect", cut)
     assert ran.code == 1
     assert "not a whole safetensors file" in ran.err
+
+
+def test_inspect_verifies_the_data(run: Run, llama: Path, tmp_path: Path) -> None:
+    run("quantize", llama, "--scheme", "int8", "-o", tmp_path / "q")
+    assert run("inspect", tmp_path / "q", "--verify").code == 0
+    shard = next((tmp_path / "q").glob("*.safetensors"))
+    damaged = bytearray(shard.read_bytes())
+    damaged[-1] ^= 1
+    shard.write_bytes(damaged)
+    assert run("inspect", tmp_path / "q").code == 0
+    ran = run("inspect", tmp_path / "q", "--verify")
+    assert ran.code == 1
+    assert "is damaged" in ran.err
+    assert "holds no checksums" in run("inspect", llama, "--verify").err
+
+
+def test_inspect_of_nothing(run: Run, tmp_path: Path) -> None:
+    ran = run("inspect", tmp_path / "nope")
+    assert ran.code == 1
+    assert ran.err.rstrip().endswith("nope does not exist")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bitport.conformance import run
 from bitport.conformance.suite import subject
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, DeviceError
 from bitport.layouts import Matrix, register_layout
 from bitport.layouts.plain import Plain
 from bitport.numerics import Quantized
@@ -141,3 +141,8 @@ def test_samples_are_made_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(OPS, "dequantize", dataclasses.replace(OPS["dequantize"], samples=samples))
     assert run("cpu:0", ["dequantize"]) == []
     assert asked == [torch.device("cpu:0")] * 3
+
+
+def test_a_device_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(DeviceError, match="no device privateuseone here"):
+        run("privateuseone")

@@ -54,6 +54,19 @@ def test_the_highest_priority_runs(add: Callable[..., None]) -> None:
     assert [impl.name for impl in IMPLS["linear", "cpu"]][:3] == ["high", "middle", "low"]
 
 
+def test_a_kernel_that_comes_as_another_goes_is_seen() -> None:
+    """F.linear keeps in mind who has a kernel at the dispatcher; counting registrations would miss this one."""
+    x, weight = torch.randn(3, 64), quantize_tensor(torch.randn(8, 64), preset("int8-dyn"))
+    for op, expected in (("linear", None), ("dyn_linear", 7.0)):
+        library = torch.library.Library("bitport", "IMPL")
+        try:
+            library.impl(op, lambda x, *rest: x.new_full((*x.shape[:-1], rest[5]), 7.0), "CPU")
+            got = F.linear(x, weight)
+        finally:
+            library._destroy()
+        assert (expected is None) == (got.unique().numel() > 1)
+
+
 def test_of_equal_priority_the_first_registered_runs(add: Callable[..., None]) -> None:
     add("first", 1.0)
     add("second", 2.0)
@@ -160,6 +173,10 @@ def test_a_forced_kernel_that_does_not_exist_is_an_error(add: Callable[..., None
     add("mine", 1.0)
     with use_kernel("linear=nope"), pytest.raises(KernelError, match=r"'nope' was forced for linear.*mine.*generic"):
         OPS["linear"].overload(*arguments())
+    with use_kernel("linear=nope"):
+        decision = decide("linear", *arguments())
+    assert decision.kernel == "error: nope (forced)"
+    assert "only: mine" in decision.refused[0][1]
 
 
 def test_an_op_that_is_not_forced_chooses_as_ever(add: Callable[..., None]) -> None:

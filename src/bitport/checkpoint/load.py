@@ -16,7 +16,7 @@ from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.slots import Slot, identity, slots
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.numerics import Quantized
-from bitport.ops.device import check_device
+from bitport.ops.device import check_device, check_present
 from bitport.report.progress import progress as with_progress
 from bitport.tensor import from_parts
 
@@ -45,6 +45,8 @@ def load(
     Names, shapes and the headers of all shards are checked before the model is touched.
     """
     plugins.load()
+    if device is not None:
+        check_present(device)
     path = Path(directory)
     manifest = read_manifest(path)
     built = model if isinstance(model, nn.Module) else _build(model)

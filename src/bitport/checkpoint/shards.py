@@ -35,6 +35,14 @@ def inside(directory: Path, name: str) -> Path:
     return target
 
 
+def check_data(directory: Path, manifest: Manifest) -> None:
+    """CheckpointError unless every byte of every tensor has the checksum that the manifest says."""
+    with Shards(directory, manifest, verify=True, mmap=True) as shards:
+        for entry in manifest.tensors.values():
+            for part in entry.parts:
+                shards.read(entry, part, torch.device("cpu"))
+
+
 class Shards:
     """The open shards of ``directory``, one at a time. ``verify``: compare every part's bytes with its checksum.
     ``mmap``: hand out views of the mapped file."""

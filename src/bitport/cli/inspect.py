@@ -10,8 +10,10 @@ from typing import Any
 
 from bitport.checkpoint import Entry, read_manifest
 from bitport.checkpoint.manifest import NAME as MANIFEST
+from bitport.checkpoint.shards import check_data
 from bitport.cli.common import add_verb, show
 from bitport.cli.safetensors_files import Stored, stored_tensors
+from bitport.errors import ArgumentError
 from bitport.report.text import size, table
 
 
@@ -21,17 +23,23 @@ def add_parser(verbs: Any) -> None:
         "inspect",
         run,
         "Show what a checkpoint holds. Schemes, sizes, bits per weight and tied names of a bitport directory, of a "
-        "Hugging Face directory or of a safetensors file; no weight is read.",
+        "Hugging Face directory or of a safetensors file; no weight is read without --verify.",
         "llama-int4",
         "llama-int4 --tensors",
+        "llama-int4 --verify",
         "model.safetensors --json",
     )
     verb.add_argument("path", type=Path, help="a directory or a safetensors file")
     verb.add_argument("--tensors", action="store_true", help="list every tensor")
+    verb.add_argument("--verify", action="store_true", help="read all data and compare it with its checksums")
 
 
 def run(args: argparse.Namespace) -> int:
     data = examine(args.path)
+    if args.verify:
+        if data["format"] != "bitport":
+            raise ArgumentError(f"{args.path} holds no checksums: only a bitport checkpoint can be verified")
+        check_data(args.path, read_manifest(args.path))
     shown = data if args.tensors else {key: value for key, value in data.items() if key != "tensors"}
     show(args, shown, _text(shown))
     return 0

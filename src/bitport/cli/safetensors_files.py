@@ -24,6 +24,8 @@ class Stored:
 
 def stored_tensors(path: Path) -> list[Stored]:
     """Of one file, or of all safetensors files of a directory."""
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist")
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
         raise ArgumentError(f"{path} holds no safetensors file and no bitport.json: there is nothing to inspect")

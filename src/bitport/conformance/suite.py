@@ -15,6 +15,7 @@ from bitport import layouts, plugins
 from bitport.errors import ArgumentError, BitportError
 from bitport.numerics import Quantized, sqnr
 from bitport.ops import OPS, Op, Sample, Weight, decide
+from bitport.ops.device import check_present
 from bitport.ops.samples import VARIANTS
 from bitport.schemes import PRESETS
 
@@ -55,6 +56,7 @@ def run(device: torch.device | str, ops: Iterable[str] | None = None) -> list[Ro
     """Try ``ops`` (names; default: all) on ``device``. Kernels of bitport and of installed backends take part."""
     plugins.load()
     device = torch.device(device)
+    check_present(device)
     names = list(OPS if ops is None else ops)
     if unknown := set(names) - set(OPS):
         raise ArgumentError(f"unknown ops {sorted(unknown)}; known: {', '.join(OPS)}")

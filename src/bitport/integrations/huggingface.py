@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from bitport import checkpoint
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.errors import ArgumentError, BitportError
+from bitport.ops.device import check_present
 from bitport.tensor import QTensor
 
 INSTALL = "pip install 'bitport[hf]'"
@@ -45,6 +46,8 @@ def load_model(
     """
     root = _directory(directory)
     transformers = _transformers()
+    if device is not None:
+        check_present(device)
     if (root / MANIFEST).is_file():
         model = empty_model(root)
         checkpoint.load(model, root, device=device)

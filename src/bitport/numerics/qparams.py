@@ -16,7 +16,8 @@ Defined ends, so that no block is an accident:
     scale below its dtype    the dtype's smallest positive value
     scale above its dtype    the dtype's largest value: the block clips
     x near its dtype's end   the scale is lowered by one unit in the last place (e8m0: halved) where the largest code
-                             times the scale would be infinite
+                             times the scale would be infinite (e8m0: in float32; a block that ends just below
+                             float16's 65504 may be infinite in float16)
 """
 
 import torch

@@ -15,8 +15,18 @@ def check_device(scheme: Scheme, device: torch.device) -> None:
     """DeviceError unless ``device`` itself can quantize to ``scheme``, read it back and round an input as it says."""
     if device.type == "meta" or torch._guards.detect_fake_mode() is not None:
         return  # nothing is computed there
+    check_present(device)
     if reason := _refusal(scheme, device):
         raise DeviceError(f"{device} cannot hold {scheme}: {reason}. Quantize on the CPU, or choose another scheme")
+
+
+def check_present(device: torch.device | str) -> None:
+    """DeviceError unless this machine has ``device``: torch has three ways to say that it was built without it."""
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"no device {device} here: {reason}. `bitport doctor` lists those there are") from error
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -136,14 +137,21 @@ def is_chooser(op: str, device: str) -> bool:
     Asking PyTorch takes 3 us, so the answer is kept until a module, a library or a Python kernel has come in since:
     nothing else can register one.
     """
-    seen = len(sys.modules) + len(torch.ops.loaded_libraries) + len(_python_kernels)
-    if _seen.get((op, device), (0, False))[0] != seen:
+    count = len(sys.modules) + len(torch.ops.loaded_libraries) + len(_python_kernels)
+    seen = (count, _python_name(op, device) in _python_kernels)  # one may have gone as another came
+    if _seen.get((op, device), (None, False))[0] != seen:
         plugins.load()
         _seen[op, device] = (seen, not own_kernel(op, torch.device(device)))
     return _seen[op, device][1]
 
 
-_seen: dict[tuple[str, str], tuple[int, bool]] = {}
+@functools.cache
+def _python_name(op: str, device: str) -> str:
+    """What torch.library calls a Python kernel of ``op`` on ``device``."""
+    return f"bitport/{op}/{torch._C._dispatch_key_for_device(device)}"
+
+
+_seen: dict[tuple[str, str], tuple[tuple[int, bool] | None, bool]] = {}
 _python_kernels = torch.library._impls
 
 
@@ -152,15 +160,20 @@ def call(op: str, *args: Any, kernel: str | None = None) -> Any:
     if kernel is None:
         return OPS[op].overload(*args)
     plugins.load()
+    return _named(kernel, op, *args)(*args)
+
+
+def _named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:
+    """The kernel called ``kernel``; KernelError if there is none, or if it refuses these arguments."""
     if kernel == GENERIC:
-        return OPS[op].generic(*args)
+        return OPS[op].generic
     device = args[0].device.type
     known = IMPLS.get((op, device), [])
     for impl in known:
         if impl.name == kernel:
             if reason := impl.supports(*args):
                 raise KernelError(f"kernel {kernel!r} was forced for {op} on {device}, but refuses this call: {reason}")
-            return impl.run(*args)
+            return impl.run
     names = ", ".join([*(impl.name for impl in known), GENERIC])
     raise KernelError(f"kernel {kernel!r} was forced for {op}, but {device} has only: {names}")
 
@@ -176,6 +189,10 @@ def decide(op: str, *args: Any) -> Decision:
     plugins.load()
     device = args[0].device
     if kernel := forced(op):
+        try:
+            _named(kernel, op, *args)
+        except KernelError as error:
+            return Decision(f"error: {kernel} (forced)", ((kernel, str(error)),))
         return Decision(f"{kernel} (forced)", ())
     if own_kernel(op, device):
         return Decision(f"{device.type}'s own (dispatcher)", ())

@@ -31,8 +31,8 @@ def refuses(layout: str, *args: Any) -> str | None:
         return f"scales must be one per row or one for all, not per {block_n}x{block_k} block"
     if its_layout != layout:
         return f"the weight must be in layout {layout}, not {its_layout}"
-    if not 0 < k <= LARGEST_K:
-        return f"K must be 1 to {LARGEST_K}, or int32 sums could overflow; it is {k}"
+    if not 1 < k <= LARGEST_K:
+        return f"K must be 2 to {LARGEST_K}: of one column PyTorch reads past the end, of more sums overflow; it is {k}"
     return None
 
 
