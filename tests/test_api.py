@@ -250,12 +250,14 @@ def refusing_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that has no 8-bit floats."""
     from bitport.ops import device
 
-    real = device._refusal
+    real = device._try
 
-    def refusal(scheme: bitport.Scheme, where: torch.device) -> str | None:
-        return "no float8 here" if scheme.weight.dtype.startswith("float8") else real(scheme, where)
+    def attempt(scheme: bitport.Scheme, where: torch.device) -> None:
+        if scheme.weight.dtype.startswith("float8"):
+            raise RuntimeError("no float8 here")
+        real(scheme, where)
 
-    monkeypatch.setattr(device, "_refusal", refusal)
+    monkeypatch.setattr(device, "_try", attempt)
 
 
 FAILURES: dict[str, tuple[Callable[[nn.Module], Any], type[Exception], str]] = {
@@ -357,3 +359,22 @@ def test_the_public_names() -> None:
         assert getattr(bitport, name) is not None
     for op in OPS:
         assert hasattr(torch.ops.bitport, op)
+
+
+def test_a_nan_in_a_later_layer_changes_nothing() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    with torch.no_grad():
+        model[1].weight[3, 4] = float("nan")
+    with pytest.raises(ArgumentError, match=r"1\.weight holds NaN"):
+        bitport.quantize_(model, "int8")
+    assert not isinstance(model[0].weight, bitport.QTensor)
+
+
+def test_a_table_indexed_by_a_tensor_is_looked_up() -> None:
+    """Some position embeddings write weight[ids] for F.embedding."""
+    table = nn.Embedding(50, 32)
+    bitport.quantize_(nn.ModuleDict({"table": table}), {"table": "int8"})
+    ids = torch.tensor([[3, 7], [0, 49]])
+    assert torch.equal(table.weight[ids], table(ids))
+    with pytest.raises(ArgumentError):
+        table.weight.t()[ids]

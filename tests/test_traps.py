@@ -401,7 +401,10 @@ def test_what_cannot_run_is_refused_when_quantizing(monkeypatch: pytest.MonkeyPa
     from bitport.errors import DeviceError
     from bitport.ops import device
 
-    monkeypatch.setattr(device, "_refusal", lambda scheme, where: "aten::_to_copy is not implemented for float8")
+    def attempt(scheme: bitport.Scheme, where: torch.device) -> None:
+        raise NotImplementedError("aten::_to_copy is not implemented for float8")
+
+    monkeypatch.setattr(device, "_try", attempt)
     model = nn.Linear(96, 64)
     with pytest.raises(DeviceError, match=r"cpu cannot hold mxfp8: .*Quantize on the CPU, or choose another scheme"):
         bitport.quantize_(model, "mxfp8")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bitport import plugins
 from bitport.calibrate.observe import input_scales
 from bitport.errors import ArgumentError
-from bitport.nn.quantize import error_of, quantize_target
+from bitport.nn.quantize import check_finite, error_of, quantize_target
 from bitport.nn.targets import find_targets
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
@@ -43,7 +43,7 @@ def quantize_(
     plan = Recipe.of(recipe).resolve(targets)
     by_name = dict(zip((target.name for target in targets), targets, strict=True))
     chosen = [choice for choice in plan.quantized if not isinstance(_weight(model, by_name[choice.name]), QTensor)]
-    _check_devices(model, by_name, chosen, device)
+    _check(model, by_name, chosen, device)
     static = [by_name[choice.name].module for choice in chosen if choice.scheme and choice.scheme.static]
     if static and calibrate is None:
         raise ArgumentError(f"{len(static)} layers have a static input scale; give calibrate=batches to measure it")
@@ -96,15 +96,19 @@ def explain(model: nn.Module, rows: tuple[int, ...] = (1, 64, 1024)) -> Explanat
     )
 
 
-def _check_devices(
+def _check(
     model: nn.Module, targets: dict[str, Target], chosen: list[Choice], device: torch.device | str | None
 ) -> None:
-    """Before anything is changed: can each weight's own device hold and compute its scheme?"""
+    """Before anything is changed: does each weight hold numbers, and can its device hold and compute its scheme?"""
     pairs = set()
     for choice in chosen:
-        if (dtype := _weight(model, targets[choice.name]).dtype) not in FLOATS:
-            raise ArgumentError(f"{choice.name} is {dtype}; cast the model to float32, bfloat16 or float16 first")
-        where = torch.device(device) if device is not None else _weight(model, targets[choice.name]).device
+        weight = _weight(model, targets[choice.name])
+        if weight.dtype not in FLOATS:
+            raise ArgumentError(
+                f"{choice.name} is {weight.dtype}; cast the model to float32, bfloat16 or float16 first"
+            )
+        check_finite(weight, targets[choice.name])
+        where = torch.device(device) if device is not None else weight.device
         pairs.add((choice.scheme, where))
     for scheme, where in pairs:
         if scheme is not None:

@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[str, tuple[int, ...], Cut, str]] = {
     "one-row": ("int8", (64, 96), lambda w: w[3], "not dim 0"),
     "one-column": ("int8", (64, 96), lambda w: w[:, 3], "not dim 1"),
     "one-row-of-experts": ("int8", (3, 64, 96), lambda w: w[:, 3], "only a batch"),
-    "rows-by-index": ("int8", (64, 96), lambda w: w[torch.tensor([1, 2])], "along its batch"),
+    "columns-by-index": ("int8", (64, 96), lambda w: w[:, torch.tensor([1, 2])], "along its batch"),
     "transposed-batch": ("int8", (3, 64, 96), lambda w: w.transpose(0, 1), "last two dimensions"),
     "permuted-batch": ("int8", (3, 64, 96), lambda w: w.permute(1, 0, 2), "last two dimensions"),
     "viewed": ("int8", (64, 96), lambda w: w.view(-1), r"keeps its shape \[64, 96\]"),

@@ -13,7 +13,7 @@ import torch
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE, Writer
 from bitport.errors import ArgumentError
-from bitport.nn.quantize import error_of, quantize_target
+from bitport.nn.quantize import check_finite, error_of, quantize_target
 from bitport.report import LayerReport, Report
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Choice, Plan, Recipe, Scheme
@@ -52,6 +52,8 @@ def quantize_files(
         for name, stored in with_progress(files.read(), len(files.tensors) - len(files.tied), "quantizing", progress):
             value = stored.to(dtype) if dtype is not None and stored.is_floating_point() else stored
             scheme = choices[name].scheme if name in choices else None
+            if scheme:
+                check_finite(value, targets[name])
             result = quantize_target(value, targets[name], scheme) if scheme else value
             writer.add(name, result)
             before, after = before + stored.nbytes, after + result.nbytes

@@ -37,12 +37,16 @@ class EmptyOnMeta(TorchFunctionMode):
 
 
 def load_model(
-    directory: str | Path, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    directory: str | Path,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    verify: bool = False,
 ) -> Any:
     """The causal language model in ``directory``, in evaluation mode, on ``device`` (default: CPU).
 
     ``dtype`` is that of the float parameters and of what is computed (default: as in the files); the numbers of
-    quantized weights never change.
+    quantized weights never change. ``verify``: as for :func:`bitport.load`.
     """
     root = _directory(directory)
     transformers = _transformers()
@@ -50,7 +54,7 @@ def load_model(
         check_present(device)
     if (root / MANIFEST).is_file():
         model = empty_model(root)
-        checkpoint.load(model, root, device=device)
+        checkpoint.load(model, root, device=device, verify=verify)
     else:
         build = transformers.AutoModelForCausalLM.from_pretrained
         model = _wrapped(root, build, root, dtype="auto", local_files_only=True)

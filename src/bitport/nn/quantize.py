@@ -12,10 +12,13 @@ from bitport.schemes import Scheme, Target
 from bitport.tensor import QTensor, quantize_tensor
 
 
-def quantize_target(value: Tensor, target: Target, scheme: Scheme, act_scale: Tensor | None = None) -> QTensor:
-    """The weight that ``target`` describes in ``scheme``; errors name it."""
+def check_finite(value: Tensor, target: Target) -> None:
     if _has_data(value) and not bool(torch.isfinite(value).all()):
         raise ArgumentError(f"{target.name} holds NaN or infinity; a scale cannot be chosen from it")
+
+
+def quantize_target(value: Tensor, target: Target, scheme: Scheme, act_scale: Tensor | None = None) -> QTensor:
+    """The weight that ``target`` describes in ``scheme``; errors name it."""
     scale = None if act_scale is None else act_scale.to(value.device)
     try:
         return quantize_tensor(value, scheme, kind=target.kind, transposed=target.transposed, act_scale=scale)

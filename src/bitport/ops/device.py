@@ -16,8 +16,12 @@ def check_device(scheme: Scheme, device: torch.device) -> None:
     if device.type == "meta" or torch._guards.detect_fake_mode() is not None:
         return  # nothing is computed there
     check_present(device)
-    if reason := _refusal(scheme, device):
-        raise DeviceError(f"{device} cannot hold {scheme}: {reason}. Quantize on the CPU, or choose another scheme")
+    try:
+        _try(scheme, device)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        hint = "Quantize on the CPU, or choose another scheme"
+        raise DeviceError(f"{device} cannot hold {scheme}: {reason}. {hint}") from error
 
 
 def check_present(device: torch.device | str) -> None:
@@ -30,14 +34,11 @@ def check_present(device: torch.device | str) -> None:
 
 
 @functools.cache
-def _refusal(scheme: Scheme, device: torch.device) -> str | None:
-    try:
-        value = torch.ones(2, 32, device=device, dtype=torch.float32)
-        parts = quantize(value, scheme.weight)
-        dequantize(parts, scheme.weight, 2, 32)
-        if scheme.act:
-            scale = torch.ones(1, 1, device=device) if scheme.static else None
-            fake_quantize(value, scheme.act, scale)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        return str(error).splitlines()[0]
-    return None
+def _try(scheme: Scheme, device: torch.device) -> None:
+    """Success is remembered, an error (which may be a full memory) is not."""
+    value = torch.ones(2, 32, device=device, dtype=torch.float32)
+    parts = quantize(value, scheme.weight)
+    dequantize(parts, scheme.weight, 2, 32)
+    if scheme.act:
+        scale = torch.ones(1, 1, device=device) if scheme.static else None
+        fake_quantize(value, scheme.act, scale)

@@ -138,6 +138,14 @@ def embedding(
     return in_value_order(run("embedding", input, *operand(weight), _dtype(weight)), weight)
 
 
+def getitem(q: QTensor, index: Any) -> Tensor:
+    """table[ids] is a lookup, as F.embedding is; anything else slices or selects."""
+    if isinstance(index, Tensor) and index.dtype in (torch.int32, torch.int64) and index.dim() > 0 and q.dim() == 2:
+        return embedding(index, q)
+    with torch._C.DisableTorchFunctionSubclass():
+        return Tensor.__getitem__(q, index)
+
+
 def in_value_order(rows: Tensor, q: QTensor) -> Tensor:
     """Rows of codes as rows of the value: what :func:`prepare` does to an input, undone in the table."""
     if q.perm is not None:
@@ -219,6 +227,7 @@ FUNCTIONS.update(
     {
         F.linear: linear,
         F.embedding: embedding,
+        Tensor.__getitem__: getitem,
         F.conv1d: _convolution(F.conv1d),
         F.conv2d: _convolution(F.conv2d),
         torch.conv1d: _convolution(F.conv1d),

@@ -26,7 +26,7 @@ from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
 from bitport.numerics import Quantized, dequantize, quantize
 from bitport.numerics.format import SCALE_DTYPES
-from bitport.schemes import Scheme
+from bitport.schemes import Scheme, preset
 from bitport.tensor.parts import FLOATS, check_extra, check_packed, check_parts, matrix_of, rows_and_columns
 
 EXTRA = ("perm", "pre_scale", "act_scale")
@@ -284,9 +284,9 @@ def from_parts(
 
 
 def quantize_tensor(
-    value: Tensor, scheme: Scheme, *, kind: str = "linear", transposed: bool = False, **extra: Tensor | None
+    value: Tensor, scheme: Scheme | str, *, kind: str = "linear", transposed: bool = False, **extra: Tensor | None
 ) -> QTensor:
-    """``value`` rounded to the nearest numbers of ``scheme``, in the layout of its device.
+    """``value`` rounded to the nearest numbers of ``scheme`` (or the preset of that name), in the layout of its device.
 
     A convolution's weight ([out, in, *kernel], ``kind="conv"``) is quantized as the matrix [out, in * kernel]; a
     ``transposed`` one lies as [.., K, N].
@@ -298,6 +298,7 @@ def quantize_tensor(
             f"only a matrix [..., N, K] of float32, bfloat16 or float16 can be quantized, not {value.dtype} "
             f"{list(value.shape)}; cast float64 with .float() first"
         )
+    scheme = preset(scheme) if isinstance(scheme, str) else scheme
     rows = value.flatten(1) if kind == "conv" else value.transpose(-1, -2) if transposed else value
     if any(size == 0 and block == 0 for size, block in zip(rows.shape[-2:], scheme.weight.block, strict=True)):
         raise ArgumentError(f"an empty matrix {list(rows.shape)} has no range to choose the one scale of {scheme} from")
