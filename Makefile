@@ -16,6 +16,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
+# What an installation compiles: changing it installs anew.
+NATIVE := setup.py $(wildcard native/kernels/*.cpp native/kernels/*.h)
+
 .PHONY: help demo test test-slow test-gpu test-xla test-peers ci lint format types bench accuracy support clean
 
 help:
@@ -55,6 +58,7 @@ types: $(VENV)/.dev
 
 bench: $(VENV)/.hf
 	$(BIN)/python -m bench.overhead --json
+	$(BIN)/python -m bench.linear --json
 
 accuracy: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.golden models/tinylm docs/accuracy
@@ -76,14 +80,14 @@ $(VENV)/.torch:
 	$(PIP) $(TORCH)
 	touch $@
 
-$(VENV)/.hf: $(VENV)/.torch pyproject.toml
+$(VENV)/.hf: $(VENV)/.torch pyproject.toml $(NATIVE)
 	$(PIP) -e '.[hf]'
 	touch $@
 
-$(VENV)/.test: $(VENV)/.torch pyproject.toml
+$(VENV)/.test: $(VENV)/.torch pyproject.toml $(NATIVE)
 	$(PIP) -e '.[test]'
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml $(NATIVE)
 	$(PIP) -e '.[dev]'
 	touch $@

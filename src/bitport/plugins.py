@@ -10,11 +10,14 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+from collections.abc import Callable
+from typing import Any
 
 GROUP = "bitport.backends"
 IN_TREE = ("cpu", "cuda", "xpu")
 
 _loaded: list[str] = []
+_describe: dict[str, Callable[[], list[str]]] = {}
 _started = False
 
 
@@ -31,10 +34,19 @@ def load() -> tuple[str, ...]:
         disabled = {name.strip() for name in os.environ.get("BITPORT_DISABLE", "").split(",")}
         for name in IN_TREE:
             if name not in disabled:
-                importlib.import_module(f"bitport.backends.{name}")
-                _loaded.append(name)
+                _add(name, importlib.import_module(f"bitport.backends.{name}"))
         for name, entry in installed().items():
             if name not in disabled:
-                entry.load()
-                _loaded.append(name)
+                _add(name, entry.load())
     return tuple(_loaded)
+
+
+def _add(name: str, module: Any) -> None:
+    _loaded.append(name)
+    if hasattr(module, "describe"):
+        _describe[name] = module.describe
+
+
+def describe() -> dict[str, list[str]]:
+    """What loaded backends say of themselves for ``bitport doctor``, by their function ``describe``."""
+    return {name: _describe[name]() for name in load() if name in _describe}

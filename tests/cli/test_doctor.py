@@ -31,6 +31,7 @@ def test_json_holds_what_is_loaded(run: Run) -> None:
     assert data["backends"] == {
         "loaded": list(plugins.load()),
         "installed": sorted(plugins.installed()),
+        "notes": plugins.describe(),
         "problem": None,
     }
 

@@ -89,15 +89,18 @@ def test_deepcopy_keeps_what_is_tied_tied(make: Make) -> None:
         assert other[0].weight is other[1].weight
 
 
-@pytest.mark.parametrize("layout", ["plain_int32", "tile_packed_2", "tile_packed_8"])
+@pytest.mark.parametrize("layout", ["plain_int32", "tile_packed_2", "tile_packed_8", "cpu_tiles4"])
 def test_a_packed_tensor_is_written_in_the_canonical_form(make: Make, layout: str) -> None:
-    q = make("int4", 60, 256, dtype=torch.bfloat16)
+    q = make("int4", 60, 256, dtype=torch.bfloat16).to_layout("plain")
     packed = q.to_layout(layout)
     file = io.BytesIO()
     torch.save(packed, file)
+    written = packed.__reduce_ex__(2)[1]
+    assert written[2] == "plain"
+    assert torch.equal(written[0]["qdata"], q.qdata)
     for other in (pickle.loads(pickle.dumps(packed)), saved_and_loaded(packed)):
-        assert other.bits_layout == "plain"
-        assert torch.equal(other.qdata, q.qdata)
+        assert other.bits_layout == q.to_device_layout().bits_layout
+        assert torch.equal(other.to_layout("plain").qdata, q.qdata)
     assert torch.equal(packed, q)
     assert torch.equal(q.clone().copy_(packed), q)
     assert torch.equal(packed.clone().copy_(q), q)
@@ -189,7 +192,7 @@ def test_sizes(make: Make) -> None:
 
 
 def test_what_it_prints(make: Make) -> None:
-    q = make("int4-g32", dtype=torch.bfloat16)
+    q = make("int4-g32", dtype=torch.bfloat16).to_layout("plain")
     text = "QTensor(int4-g32, shape=(64, 96), dtype=torch.bfloat16, device='cpu', layout='plain')"
     assert repr(q) == str(q) == f"{q}" == text
 
@@ -229,13 +232,22 @@ def test_a_state_dict_of_another_kind_is_refused() -> None:
 
 def test_copy_into_a_narrowed_part(make: Make) -> None:
     """How vLLM fills a fused weight: param.narrow(...).copy_(shard)."""
-    fused, q, k = make("int4-g32", 96, 64), make("int4-g32", 64, 64), make("int4-g32", 32, 64)
+    fused, q, k = make("int4-g32", 96, 64).to_layout("plain"), make("int4-g32", 64, 64), make("int4-g32", 32, 64)
     fused.narrow(0, 0, 64).copy_(q)
     fused.narrow(0, 64, 32).copy_(k)
     assert torch.equal(fused.dequantize(), torch.cat([q.dequantize(), k.dequantize()]))
     experts = make("int4-g32", 3, 64, 64)
     experts[1].copy_(q)
     assert torch.equal(experts.dequantize()[1], q.dequantize())
+
+
+def test_a_write_that_would_be_lost_is_refused(make: Make) -> None:
+    packed = make("int4-g32", 96, 64).to_layout("cpu_tiles4")
+    with pytest.raises(ArgumentError, match="copy of a part of a packed tensor"):
+        packed.narrow(0, 0, 64).copy_(make("int4-g32", 64, 64))
+    copied = packed[:64].clone()
+    copied.copy_(packed[32:])
+    assert torch.equal(copied, packed[32:])
 
 
 def test_copy_takes_no_less_and_no_more(make: Make, full: QTensor) -> None:
@@ -268,7 +280,7 @@ def test_equal_compares_bits(make: Make) -> None:
     assert not torch.equal(q, q.half())
     assert not torch.equal(q[:32], q[32:])
     broken = q.clone()
-    broken.qdata[3, 3] ^= 1
+    broken.qdata[1, 1] ^= 1
     assert not torch.equal(q, broken)
     with pytest.raises(ArgumentError, match="compare dequantize"):
         torch.equal(q, q.dequantize())
@@ -365,7 +377,7 @@ def test_a_file_without_a_part(make: Make, name: str) -> None:
 
 
 def test_parts_given_by_hand_are_checked(make: Make) -> None:
-    q = make()
+    q = make().to_layout("plain")
     good = from_parts(q.parts, q.scheme, shape=(64, 96), dtype=torch.float32)
     assert torch.equal(good, q)
     with pytest.raises(ArgumentError, match=r"part 'data' is torch.uint8 \[64, 48\], expected torch.uint8 \[64, 64\]"):

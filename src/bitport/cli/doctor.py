@@ -29,6 +29,7 @@ EXTRAS = (
 
 VARIABLES = {
     "BITPORT_KERNEL": "forces kernels by name, e.g. generic or linear=generic",
+    "BITPORT_CPU_ISA": "forces a variant of the native CPU kernels: scalar, avx2, avx512_bf16 or amx_bf16",
     "BITPORT_DISABLE": "leaves backends out, e.g. cpu,cuda",
 }
 
@@ -73,13 +74,18 @@ def _text(data: dict[str, Any]) -> str:
         ("versions", [f"{name} {found}" for name, found in data["versions"].items()]),
         ("devices", [f"{device['device']}: {device['name']}" for device in data["devices"]]),
         ("CPU features", [f"{name}: {'yes' if has else 'no'}, {use}" for name, (has, use) in cpu["features"].items()]),
-        ("backends", [", ".join(backends["loaded"]) or "none", *filter(None, [backends["problem"]])]),
+        ("backends", _backends(**backends)),
         ("kernels, the first that takes a call runs it", _kernels(data["kernels"], types)),
         ("layouts", [f"{row['name']}: {_layout_use(**row)}" for row in data["layouts"]]),
         ("optional packages", [_package(row) for row in data["packages"]]),
         ("environment", [f"{row['name']}={row['value']} ({row['meaning']})" for row in data["environment"]]),
     ]
     return "\n\n".join("\n".join([title, *(f"  {line}" for line in lines or ["none"])]) for title, lines in sections)
+
+
+def _backends(loaded: list[str], installed: list[str], notes: dict[str, list[str]], problem: str | None) -> list[str]:
+    said = [f"{name}: {line}" for name, lines in notes.items() for line in lines]
+    return [", ".join(loaded) or "none", *said, *([problem] if problem else [])]
 
 
 def _kernels(rows: list[dict[str, Any]], types: list[str]) -> list[str]:

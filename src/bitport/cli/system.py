@@ -87,13 +87,18 @@ def devices() -> list[dict[str, Any]]:
 
 
 def backends() -> dict[str, Any]:
-    """``problem``: why a backend could not be loaded, or None."""
+    """``problem``: why a backend could not be loaded, or None; ``notes``: what each says of itself."""
     problem = None
     try:
         plugins.load()
     except (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
         problem = f"broken: {type(error).__name__}: {error}; BITPORT_DISABLE=<name> leaves a backend out"
-    return {"loaded": list(plugins.load()), "installed": sorted(plugins.installed()), "problem": problem}
+    return {
+        "loaded": list(plugins.load()),
+        "installed": sorted(plugins.installed()),
+        "notes": plugins.describe(),
+        "problem": problem,
+    }
 
 
 def kernels(types: list[str]) -> list[dict[str, Any]]:

@@ -36,6 +36,8 @@ class Packed(NamedTuple):
     data_dtype: torch.dtype
     data_shape: tuple[int, ...]
     scale_shape: tuple[int, ...]
+    zero_shape: tuple[int, ...] | None = None
+    """None: canonical, as ``Matrix.grid``."""
 
 
 class Layout(Protocol):
@@ -46,7 +48,7 @@ class Layout(Protocol):
     """Number of dimensions of ``data`` for one matrix; further leading ones are batch (experts)."""
 
     def expects(self, matrix: Matrix) -> Packed:
-        """What ``data`` and ``scale`` of one packed matrix look like; checked before any kernel touches them."""
+        """What the parts of one packed matrix look like; checked before any kernel touches them."""
 
     def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
         """Why these parts cannot be held, or None."""

@@ -23,11 +23,30 @@ from bitport.schemes import PRESETS, Scheme, preset
 
 SIGNIFICAND = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
 
-VARIANTS = ("int4-g32-sym", "int4-g32-fzero", "int3-channel-sym", "int5-tensor", "int8-asym", "int4-b8x16-sym")
+VARIANTS = (
+    "int4-g32",
+    "int4-g32-sym",
+    "int4-g32-fzero",
+    "int3-channel-sym",
+    "int5-tensor",
+    "int8-asym",
+    "int4-b8x16-sym",
+)
 """Presets with suffixes, so that every granularity and kind of zero is among the samples."""
 
-SHAPES = {"int3": (24, 40), "int5": (20, 72), "mxfp8": (24, 96), "nvfp4": (17, 80), "fp8-block": (160, 200)}
-"""[N, K] per first letters of the scheme where the ordinary (24, 72), whose K is no multiple of a group, won't do."""
+SHAPES = {
+    "int3": (24, 40),
+    "int5": (20, 72),
+    "mxfp8": (24, 96),
+    "nvfp4": (17, 80),
+    "fp8-block": (160, 200),
+    "int4-g32-sym": (24, 72),
+    "int4-b8x16": (24, 72),
+    "int4": (40, 128),
+    "nf4": (40, 128),
+}
+"""[N, K] per first letters of the scheme where the ordinary (24, 72), whose K is no multiple of a group, won't do;
+the first that fits counts."""
 
 
 class WeightSample(NamedTuple):

@@ -25,7 +25,7 @@ SCALES = (torch.bfloat16, torch.float32, torch.float16, torch.float8_e8m0fnu, to
 class Weight(NamedTuple):
     """value[n, k] = (decode(data)[n, k] - zero) * scale * scale2, one scale per block_n x block_k block.
 
-    ``dtype`` names the number type of the codes, ``layout`` says how ``data`` and ``scale`` are packed; a leading
+    ``dtype`` names the number type of the codes, ``layout`` says how the parts are packed; a leading
     dimension of the parts counts experts. ``zero`` is in units of codes; None is the middle of the integer range.
     """
 
@@ -93,7 +93,7 @@ def check_weight(
             f"not {scale.dtype} {[*scale.shape]} on {scale.device}"
         )
     if zero is not None:
-        grid = (*batch, -(-n // block_n), -(-k // block_k))
+        grid = (*batch, *(expected.zero_shape or (-(-n // block_n), -(-k // block_k))))
         if zero.shape != grid or (zero.dtype != torch.uint8 and zero.dtype not in SCALES) or zero.device != device:
             raise ArgumentError(
                 f"weight: zero must be uint8 or float {[*grid]} on {device}, "

@@ -69,6 +69,11 @@ def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False
         )
     if not isinstance(source, QTensor):
         raise ArgumentError("a float tensor cannot be copied into a quantized one: quantize it first")
+    if target.piece_of_packed:
+        raise ArgumentError(
+            f"{target!r} is a copy of a part of a packed tensor, which a write into it would not reach: "
+            f"cut the plain one, whole.to_layout('plain')"
+        )
     if (source.scheme, source.matrix, source.transposed) != (target.scheme, target.matrix, target.transposed):
         raise ArgumentError(f"cannot copy {source!r} into {target!r}: scheme and shape must be equal")
     moved = source.to_layout("plain").map_parts(lambda part: part.to(target.qdata.device))
@@ -215,7 +220,11 @@ def _cut(part: Tensor | None, dim: int, start: int, end: int) -> Tensor | None:
 def _sliced(q: QTensor, cut: list[Any], n: int, k: int, shape: tuple[int, ...], **extra: Any) -> QTensor:
     matrix = matrix_of(q.scheme.weight, n, k)
     result = q.replace(Quantized(*cut), matrix=matrix, shape=shape, bits_layout="plain", **extra)
-    return result if q.bits_layout == "plain" else result.to_device_layout()
+    if q.bits_layout == "plain":
+        return result
+    piece = result.to_device_layout()
+    piece.piece_of_packed = True
+    return piece
 
 
 @_implements(aten.select.int)

@@ -68,9 +68,11 @@ def check_parts(parts: Quantized, fmt: Format, matrix: Matrix, batch: tuple[int,
 
 
 def check_packed(parts: Quantized, matrix: Matrix, name: str, batch: tuple[int, ...]) -> None:
-    """ArgumentError unless data and scale look as the layout ``name`` packs this matrix: before they are unpacked."""
+    """ArgumentError unless the parts look as the layout ``name`` packs this matrix: before they are unpacked."""
     wanted = layout(name).expects(matrix)
-    specs = ((parts.data, (wanted.data_dtype,), wanted.data_shape), (parts.scale, FLOATS, wanted.scale_shape))
+    specs = [(parts.data, (wanted.data_dtype,), wanted.data_shape), (parts.scale, FLOATS, wanted.scale_shape)]
+    if parts.zero is not None and wanted.zero_shape is not None:
+        specs.append((parts.zero, (torch.uint8, *FLOATS), wanted.zero_shape))
     for part, dtypes, shape in specs:
         if part.dtype not in dtypes or tuple(part.shape) != (*batch, *shape):
             raise ArgumentError(

@@ -51,6 +51,8 @@ class QTensor(Tensor):
     bits_layout: str
     matrix: Matrix
     transposed: bool
+    piece_of_packed: bool = False
+    """Cut out of a packed tensor, so it shares no memory with it: writing into it would change nothing there."""
 
     @staticmethod
     def __new__(

@@ -1,0 +1,65 @@
+// Which instruction sets this machine has, and whether its system lets us use the tile registers.
+#include "engine.h"
+#if BITPORT_X86
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <cpuid.h>
+#endif
+
+namespace {
+
+#if BITPORT_X86
+// Linux hands out the 8 KiB of tile state (feature 18) only to a process that asked. Threads started before inherit it.
+bool tiles_permitted() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// cpuid leaf 7: edx bit 22 amx-bf16, bit 24 amx-tile. Read by hand: older compilers do not know these names.
+bool has_tiles() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+}
+
+int32_t detect() {
+  __builtin_cpu_init();   // its answers include whether the system saves the registers
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+    return BITPORT_SCALAR;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
+      !__builtin_cpu_supports("avx512bf16"))
+    return BITPORT_AVX2;
+  return has_tiles() && tiles_permitted() ? BITPORT_AMX_BF16 : BITPORT_AVX512_BF16;
+}
+#else
+int32_t detect() { return BITPORT_SCALAR; }
+#endif
+
+}  // namespace
+
+int32_t bitport_best_isa(void) {
+  static const int32_t best = detect();
+  return best;
+}
+
+int32_t bitport_has_isa(int32_t isa) { return isa >= BITPORT_SCALAR && isa <= bitport_best_isa(); }
+
+const char* bitport_isa_name(int32_t isa) {
+  static const char* const names[] = {"scalar", "avx2", "avx512_bf16", "amx_bf16"};
+  return isa >= 0 && isa < 4 ? names[isa] : "unknown";
+}
+
+namespace bitport {
+
+const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m) {
+#if BITPORT_X86
+  const bool bf16 = x_type == BITPORT_BF16;
+  if (isa == BITPORT_AMX_BF16 && bf16) return amx_engine;
+  if (isa >= BITPORT_AVX512_BF16) return bf16 && m <= kVectorRows ? avx512_bf16_engine : avx512_engine;
+  if (isa == BITPORT_AVX2) return avx2_engine;
+#endif
+  (void)isa, (void)x_type, (void)m;
+  return scalar_engine;
+}
+
+}  // namespace bitport

@@ -1,0 +1,53 @@
+// Conversions of one number at a time, and what each type of a scale, a zero or a bias means.
+#pragma once
+#include <cstring>
+#include "bitport_kernels.h"
+
+namespace bitport {
+
+static inline float float_of_bits(uint32_t bits) { float f; std::memcpy(&f, &bits, 4); return f; }
+static inline uint32_t bits_of_float(float f) { uint32_t bits; std::memcpy(&bits, &f, 4); return bits; }
+
+static inline float float_of_bf16(uint16_t h) { return float_of_bits(uint32_t(h) << 16); }
+
+static inline uint16_t bf16_of_float(float f) {
+  const uint32_t bits = bits_of_float(f);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t(bits >> 16 | 0x40);   // a NaN stays one
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// The exponent is moved by a product with a power of two, which also makes subnormal halves right.
+static inline float float_of_f16(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, rest = uint32_t(h & 0x7fff) << 13;
+  if (rest >= 0x0f800000u) return float_of_bits(sign | rest | 0x7f800000u);     // infinity and NaN
+  return float_of_bits(sign | bits_of_float(float_of_bits(rest) * 0x1p112f));
+}
+
+static inline uint16_t f16_of_float(float f) {
+  const uint32_t bits = bits_of_float(f), size = bits & 0x7fffffffu;
+  const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
+  if (size > 0x7f800000u) return sign | 0x7e00;
+  if (size >= 0x477ff000u) return sign | 0x7c00;                                 // 65520 and more round to infinity
+  if (size < 0x38800000u)                                                        // subnormal: 0.5 has an ulp of 2^-24
+    return sign | uint16_t(bits_of_float(float_of_bits(size) + 0.5f) - 0x3f000000u);
+  return sign | uint16_t((size - 0x38000000u + 0xfff + (size >> 13 & 1)) >> 13);
+}
+
+static inline float load_number(const void* p, int32_t type, int64_t i) {
+  switch (type) {
+    case BITPORT_F32: return static_cast<const float*>(p)[i];
+    case BITPORT_BF16: return float_of_bf16(static_cast<const uint16_t*>(p)[i]);
+    case BITPORT_F16: return float_of_f16(static_cast<const uint16_t*>(p)[i]);
+    default: return static_cast<const uint8_t*>(p)[i];
+  }
+}
+
+static inline void store_number(float f, void* p, int32_t type, int64_t i) {
+  switch (type) {
+    case BITPORT_F32: static_cast<float*>(p)[i] = f; break;
+    case BITPORT_BF16: static_cast<uint16_t*>(p)[i] = bf16_of_float(f); break;
+    default: static_cast<uint16_t*>(p)[i] = f16_of_float(f);
+  }
+}
+
+}  // namespace bitport

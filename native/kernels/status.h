@@ -1,0 +1,9 @@
+// Return codes of the library.
+#pragma once
+#include <cstdint>
+
+namespace bitport {
+
+enum Status : int32_t { kOk, kNullPointer, kBadShape, kBadGroup, kBadType, kNoIsa, kNoMemory };
+
+}  // namespace bitport

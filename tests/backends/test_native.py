@@ -1,0 +1,165 @@
+"""The native CPU kernels, every variant that this processor runs, against float64; and life without them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bitport as bp
+from bitport.backends import cpu
+from bitport.backends.cpu import native
+from bitport.backends.cpu.native import ISAS, Library
+from bitport.errors import KernelError
+from bitport.numerics import sqnr
+from bitport.ops import OPS, Impl, decide, use_kernel
+from bitport.ops.select import IMPLS
+from bitport.tensor import QTensor
+from tests.backends.products import products, shortfall
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+LIBRARY = cpu.LIBRARY
+AVAILABLE = LIBRARY.available if isinstance(LIBRARY, Library) else ()
+
+compiled = pytest.mark.skipif(not AVAILABLE, reason="the native kernels were not compiled: pip install --no-deps -e .")
+SCHEMES = ("int4", "int4-sym", "int4-g32", "int4-g64-fzero", "int4-channel-sym", "nf4")
+DTYPES = pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=["bf16", "fp16", "fp32"])
+
+
+@pytest.fixture(params=[pytest.param(name, marks=compiled) for name in ISAS])
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param not in AVAILABLE:
+        pytest.skip(f"this processor runs {', '.join(AVAILABLE)}")
+    assert isinstance(LIBRARY, Library)
+    monkeypatch.setattr(LIBRARY, "isa", ISAS[request.param])
+    assert LIBRARY.isa_name == request.param
+    return request.param
+
+
+def kernel(op: str) -> Impl:
+    return next(impl for impl in IMPLS[op, "cpu"] if impl.name == "native")
+
+
+@DTYPES
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_kind_of_input(isa: str, scheme: str, dtype: torch.dtype) -> None:
+    for sample in products(scheme, dtype, "cpu_tiles4", n=48, k=256):
+        assert kernel("linear").supports(*sample.args) is None
+        assert shortfall(sample, OPS["linear"].overload(*sample.args)) <= 0, sample.name
+
+
+@DTYPES
+@pytest.mark.parametrize("m", [1, 2, 5, 16, 17, 31, 33, 100])
+def test_rows_that_fill_no_tile(isa: str, m: int, dtype: torch.dtype) -> None:
+    for n, k in ((1, 128), (33, 384), (250, 128)):
+        for sample in products("int4", dtype, "cpu_tiles4", n=n, k=k, m=m):
+            assert shortfall(sample, OPS["linear"].overload(*sample.args)) <= 0, (n, k)
+
+
+@DTYPES
+@pytest.mark.parametrize("scheme", ["int4-int8", "int4-fp8"])
+def test_rounded_inputs(isa: str, scheme: str, dtype: torch.dtype) -> None:
+    for sample in products(scheme, dtype, "cpu_tiles4", n=48, k=256):
+        assert kernel("dyn_linear").supports(*sample.args) is None
+        assert shortfall(sample, OPS["dyn_linear"].overload(*sample.args)) <= 0, sample.name
+
+
+def test_threads_change_nothing(isa: str) -> None:
+    """Rows of the weight are shared among threads, sums are not."""
+    sample = next(iter(products("int4", BF16, "cpu_tiles4", n=250, k=384, m=40)))
+    alone = OPS["linear"].overload(*sample.args)
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(OPS["linear"].overload(*sample.args), alone)
+    finally:
+        torch.set_num_threads(1)
+
+
+@compiled
+def test_weights_take_the_layout_and_explain_names_the_kernel() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(96, 64, dtype=BF16))
+    bp.quantize_(model, "int4-g32", measure=False)
+    assert isinstance(model[0].weight, QTensor)
+    assert model[0].weight.bits_layout == "cpu_tiles4"
+    (layer,) = bp.explain(model, rows=(1, 64)).layers
+    assert {decision.kernel for decision in layer.decisions.values()} == {"native"}
+
+
+@compiled
+def test_a_tied_head_and_embedding_share_one_table() -> None:
+    """Looking up gathers rows from the tiles, also across their borders; the product reads the same bits."""
+    q = bp.quantize_tensor(torch.randn(70, 96), bp.preset("int4-g32"))
+    ids = torch.tensor([[0, 15, 16, 31], [32, 63, 69, 32]])
+    assert torch.equal(F.embedding(ids, q), q.dequantize()[ids])
+    args = (ids, *q.parts, *q.matrix, q.bits_layout, FP32)
+    assert decide("embedding", *args).kernel == "tiles4_rows"
+
+
+@compiled
+def test_experts_are_multiplied_one_by_one() -> None:
+    experts = bp.quantize_tensor(torch.randn(3, 40, 64), bp.preset("int4-g32"))
+    x, ends = torch.randn(7, 64), torch.tensor([2, 2, 6], dtype=torch.int32)
+    y = F.grouped_mm(x, experts.transpose(-1, -2), offs=ends)
+    with use_kernel("generic"):
+        expected = F.grouped_mm(x, experts.transpose(-1, -2), offs=ends)
+    assert float(sqnr(expected, y)) > 120
+    assert not y[6:].any()
+
+
+@compiled
+def test_refusals() -> None:
+    args = list(next(iter(products("int4-g32", BF16, "plain", n=48, k=256, m=5))).args)
+    supports = kernel("linear").supports
+    assert supports(*args) == "the weight must be in layout cpu_tiles4, not plain"
+    args[10] = "cpu_tiles4"
+    args[5] = "int8"
+    assert "not int8" in str(supports(*args))
+    args[5], args[9] = "int4", 48
+    assert "not per 1x48 block" in str(supports(*args))
+    args[9], args[2] = 32, args[2].to(torch.float8_e4m3fn)
+    assert "not torch.float8_e4m3fn" in str(supports(*args))
+
+
+@compiled
+def test_variants_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KernelError, match="BITPORT_CPU_ISA=sse9: this processor runs scalar"):
+        Library(native.PATH, "sse9")
+    monkeypatch.setenv("BITPORT_CPU_ISA", "scalar")
+    loaded = native.load()
+    assert isinstance(loaded, Library)
+    assert loaded.isa_name == "scalar"
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["missing", "broken"])
+def test_without_the_library(tmp_path: Path, broken: bool) -> None:
+    """The layout stays readable, weights stay plain, and doctor says what is lost."""
+    path = tmp_path / "libbitport_kernels.so"
+    if broken:
+        path.write_bytes(b"not a library")
+    script = f"""
+import importlib.util, pathlib, sys, torch
+import bitport as bp
+from bitport import plugins
+source = pathlib.Path(bp.__file__).parent / "backends" / "cpu" / "native.py"
+real = importlib.util.spec_from_file_location("bitport.backends.cpu.native", {str(tmp_path / "native.py")!r})
+pathlib.Path({str(tmp_path / "native.py")!r}).write_text(source.read_text())
+module = importlib.util.module_from_spec(real)
+sys.modules["bitport.backends.cpu.native"] = module
+real.loader.exec_module(module)
+q = bp.quantize_tensor(torch.randn(64, 96), bp.preset("int4-g32"))
+assert q.bits_layout == "plain", q
+packed = q.to_layout("cpu_tiles4")
+assert torch.equal(packed, q)
+x = torch.randn(3, 96)
+assert torch.equal(torch.nn.functional.linear(x, packed), torch.nn.functional.linear(x, q))
+print(plugins.describe()["cpu"])
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ))
+    assert ran.returncode == 0, ran.stderr
+    assert "no native kernels: " + ("libbitport_kernels.so does not load" if broken else "they were not") in ran.stdout
+    assert "pip install" in ran.stdout
