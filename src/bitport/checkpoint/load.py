@@ -27,7 +27,7 @@ def load(
     *,
     device: torch.device | str | None = None,
     strict: bool = True,
-    verify: bool = False,
+    verify: bool = True,
     mmap: bool = True,
     progress: bool | None = None,
 ) -> nn.Module:
@@ -38,7 +38,8 @@ def load(
     called with meta as the default device, so that nothing is allocated twice.
     ``device``: where every tensor goes; None: where the model has it, and the CPU for what is on meta.
     ``strict``: every parameter and persistent buffer must be in the checkpoint, and nothing else; False: warn.
-    ``verify``: compare all data with the checksums of the manifest (at the speed of crc32, about 2 GB/s).
+    ``verify``: compare all data with the checksums of the manifest (at the speed of crc32, about 2 GB/s). False: trust
+    the disk, and with ``mmap`` read nothing before it is used.
     ``mmap``: what stays on the CPU as it lies in the file is a view of the mapped file: nothing is read before it is
     used. False: read everything now, for files that may be overwritten in place while the model lives.
 

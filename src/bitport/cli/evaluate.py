@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(directory: Path, text: str, args: argparse.Namespace, base: float | None) -> Evaluation:
-    model = load_model(directory, args.device, dtype_of(args), verify=True)
+    model = load_model(directory, args.device, dtype_of(args))
     positions = getattr(model.config, "max_position_embeddings", args.window)
     if args.window > positions:
         raise ArgumentError(

@@ -35,7 +35,7 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.temperature < float("inf"):
         raise ArgumentError(f"--temperature {args.temperature}: give 0 or a positive number")
-    model = load_model(args.directory, args.device, dtype_of(args), verify=True)
+    model = load_model(args.directory, args.device, dtype_of(args))
     tokenizer = load_tokenizer(args.directory)
     inputs = tokenizer(args.prompt, return_tensors="pt").to(model.device)
     length = inputs.input_ids.shape[1]

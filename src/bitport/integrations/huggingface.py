@@ -41,7 +41,7 @@ def load_model(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     *,
-    verify: bool = False,
+    verify: bool = True,
 ) -> Any:
     """The causal language model in ``directory``, in evaluation mode, on ``device`` (default: CPU).
 
