@@ -30,9 +30,6 @@ struct BitportTiles4 {
   int32_t scale_type, zero_type;
 };
 
-// Runs fn(begin, end, ctx) over [0, count) in pieces of at least grain, possibly on several threads.
-typedef void (*BitportRange)(int64_t begin, int64_t end, void* ctx);
-
 // y [m, n] = x [m, k] W^T + bias, x and y of x_type with rows contiguous, bias of x_type or null. threads: how many to
 // use at most (1: the calling thread alone). isa < 0: the best this machine has. Returns 0, or a code of bitport_error.
 BITPORT_API int32_t bitport_tiles4_linear(const BitportTiles4* w, const void* x, int32_t x_type, int64_t m,
