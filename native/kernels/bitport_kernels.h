@@ -9,35 +9,67 @@
 #define BITPORT_API extern "C" __attribute__((visibility("default")))
 #endif
 
-enum BitportType : int32_t { BITPORT_F32 = 0, BITPORT_BF16 = 1, BITPORT_F16 = 2, BITPORT_U8 = 3 };
+enum BitportType : int32_t {
+  BITPORT_F32 = 0, BITPORT_BF16 = 1, BITPORT_F16 = 2, BITPORT_U8 = 3, BITPORT_E8M0 = 4, BITPORT_E4M3 = 5
+};
 
-enum BitportIsa : int32_t { BITPORT_SCALAR = 0, BITPORT_AVX2 = 1, BITPORT_AVX512_BF16 = 2, BITPORT_AMX_BF16 = 3 };
+enum BitportIsa : int32_t {
+  BITPORT_SCALAR = 0, BITPORT_AVX2 = 1, BITPORT_AVX512_VNNI = 2, BITPORT_AVX512_BF16 = 3, BITPORT_AMX = 4
+};
 
-// A 4-bit weight [n, k] in tiles of 32 rows by 32 columns; n is filled up to 32 with code 0 and scale 0, k % 32 == 0.
+// How x is rounded before the product. Per row: int8 in -127 .. 127, or uint8 with a zero point. Per tensor: int8 by one
+// scale, given or measured.
+enum BitportAct : int32_t {
+  BITPORT_AS_IS = 0, BITPORT_INT8_ROW = 1, BITPORT_INT8_ROW_ASYM = 2, BITPORT_INT8_TENSOR = 3
+};
+
+// A weight [n, k] of 1 to 8 bits in tiles of 32 rows by 32 columns; both are filled up to 32, columns with code 0, rows
+// with code 0 and scale 0.
 //
-//   codes  [n/32][k/32][2][8][32] bytes: half h holds rows 16h .. 16h+15; byte j of line p holds, for row 16h + j/2,
-//          column 4p + (j & 1) in the low nibble and column 4p + 2 + (j & 1) in the high one: two lines of a tile of
-//          column pairs, as AMX wants them, come out of one line by a mask and a shift.
-//   scale  [n/32][k/group][32], group % 32 == 0 and divides k; dtype scale_type (F32, BF16, F16)
-//   zero   [n/32][k/group][32] of zero_type (U8, or a float type), or null; value = table[code] * scale, less
-//          (zero - 8) * scale where there is a zero. table[16] float: what a code means (for integers code - 8).
-struct BitportTiles4 {
+// A tile has 16 lines of 64 codes: line 8h + p holds rows 16h .. 16h+15 and columns 4p .. 4p+3, and its code number
+//   q = 32 (c / 2) + 2 r + c % 2      belongs to row 16h + r, column 4p + c:
+// two lines of column pairs as AMX wants bfloat16. The bits of a code are cut, from the lowest, into digits of 8, 4, 2
+// and 1 bits, those that add up to `bits`; each digit has a plane of its own, 16 lines of 8 * digit bytes. With D = 64 *
+// digit / 8 bytes in a line, byte j holds the digits of codes j, j + D, j + 2D .., lowest bits first; of single bits,
+// bit q of the 64-bit line belongs to code q.
+//
+//   codes  [n/32][k/32][planes, the widest digit first], 128 * bits bytes a tile
+//   scale  [n/32][groups][32] of scale_type (all but U8), groups = k / group, rounded up; group is a multiple of 16, or
+//          at least k (then there is one)
+//   zero   like scale, of zero_type (U8, F32, BF16, F16), or null
+//   table  what a code means, 2^bits floats: code - 2^(bits-1) for integers; sign and magnitude for other 8-bit types
+//   value  (table[code] - (zero + table[0])) * scale * scale2; without a zero, table[code] * scale * scale2
+struct BitportTiles {
   const uint8_t* codes;
   const void* scale;
   const void* zero;
+  const float* scale2;   // one number, or null
   const float* table;
   int64_t n, k, group;
-  int32_t scale_type, zero_type;
+  int32_t bits, integer, scale_type, zero_type;
 };
 
-// y [m, n] = x [m, k] W^T + bias, x and y of x_type with rows contiguous, bias of x_type or null. threads: how many to
-// use at most (1: the calling thread alone). isa < 0: the best this machine has. Returns 0, or a code of bitport_error.
-BITPORT_API int32_t bitport_tiles4_linear(const BitportTiles4* w, const void* x, int32_t x_type, int64_t m,
-                                          const void* bias, void* y, int32_t threads, int32_t isa);
+// y [m, n] = round(x) W^T + bias. x and y of x_type (F32, BF16, F16), rows contiguous; bias of x_type or null. act_scale:
+// one number for BITPORT_INT8_TENSOR, or null to measure it. threads: how many to use at most (1: the calling thread
+// alone). isa < 0: the best this machine has. Returns 0, or a code of bitport_error.
+BITPORT_API int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t act,
+                                   const float* act_scale, const void* bias, void* y, int32_t threads, int32_t isa);
 
-// codes dense along k (two in a byte, the even one low), [n, k/2] -> tiles, and back. Threaded alike.
-BITPORT_API int32_t bitport_tiles4_pack(const uint8_t* dense, int64_t n, int64_t k, uint8_t* tiles, int32_t threads);
-BITPORT_API int32_t bitport_tiles4_unpack(const uint8_t* tiles, int64_t n, int64_t k, uint8_t* dense, int32_t threads);
+// y [count, k] of y_type: the rows of the weight that ids names. An id outside 0 .. n-1 is an error.
+BITPORT_API int32_t bitport_rows(const BitportTiles* w, const int64_t* ids, int64_t count, void* y, int32_t y_type,
+                                 int32_t threads);
+
+// Codes dense along k, lowest bits first, [n, ceil(k * bits / 8)] bytes -> tiles, and back.
+BITPORT_API int32_t bitport_pack(const uint8_t* dense, int32_t bits, int64_t n, int64_t k, uint8_t* tiles,
+                                 int32_t threads);
+BITPORT_API int32_t bitport_unpack(const uint8_t* tiles, int32_t bits, int64_t n, int64_t k, uint8_t* dense,
+                                   int32_t threads);
+
+// How work reaches other threads: calls body(begin, end, context) on parts of [begin, end) and returns when all are
+// done. The default is a pool of OpenMP, where it was compiled with it.
+typedef void (*BitportBody)(int64_t begin, int64_t end, void* context);
+typedef int32_t (*BitportPool)(int64_t begin, int64_t end, int64_t grain, BitportBody body, void* context);
+BITPORT_API void bitport_use_pool(BitportPool pool);
 
 BITPORT_API int32_t bitport_best_isa(void);           // asks for AMX permission once; refused means the next variant
 BITPORT_API int32_t bitport_has_isa(int32_t isa);     // 1 if this machine can run it
