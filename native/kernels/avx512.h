@@ -1,10 +1,15 @@
-// What the files for 512-bit vectors share.
+// What the files for 512-bit vectors share: numbers, and the codes of a line (the layout is drawn in bitport_kernels.h).
 #pragma once
 #include <immintrin.h>
 #include "number.h"
+#include "tiles.h"
 
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")))
+#define AVX512_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"
+#define AVX512 __attribute__((target(AVX512_TARGET)))
 #define AVX512_INLINE AVX512 __attribute__((always_inline)) static inline
+#define AVX512_MEMBER AVX512 __attribute__((always_inline)) inline
+#define AVX512_BF16 __attribute__((target(AVX512_TARGET ",avx512bf16")))
+#define AVX512_BF16_INLINE AVX512_BF16 __attribute__((always_inline)) static inline
 
 namespace bitport {
 
@@ -18,19 +23,201 @@ AVX512_INLINE __m512 load16(const void* p, int32_t type, int64_t i) {
     case BITPORT_F16:
       return _mm512_cvtph_ps(
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(p) + i)));
-    default: {
-      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint8_t*>(p) + i));
-      return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+    default: break;
+  }
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint8_t*>(p) + i));
+  if (type == BITPORT_E8M0) {
+    const __m512i codes = _mm512_cvtepu8_epi32(bytes);
+    __m512i bits = _mm512_slli_epi32(codes, 23);   // of a float with this exponent; the ends are special
+    bits = _mm512_mask_mov_epi32(bits, _mm512_testn_epi32_mask(codes, codes), _mm512_set1_epi32(0x00400000));
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(
+        bits, _mm512_cmpeq_epi32_mask(codes, _mm512_set1_epi32(255)), _mm512_set1_epi32(0x7fc00000)));
+  }
+  if (type == BITPORT_E4M3) {   // a half with the same fields, but for the bias of the exponent: 15 and not 7
+    const __m256i codes = _mm256_cvtepu8_epi16(bytes), size = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x80)), 8);
+    const __m256i half = _mm256_mask_mov_epi16(_mm256_slli_epi16(size, 7),
+                                               _mm256_cmpeq_epi16_mask(size, _mm256_set1_epi16(0x7f)),
+                                               _mm256_set1_epi16(0x7e00));
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, sign)), _mm512_set1_ps(256.0f));
+  }
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+}
+
+// What turns what the table says into weights, for 16 rows: (value - shift) * scale.
+struct Affine { __m512 scale, shift; };
+
+// at: place of the 16 rows in the arrays of scales and zeros
+AVX512_INLINE Affine affine(const BitportTiles& w, int64_t at) {
+  __m512 scale = load16(w.scale, w.scale_type, at);
+  if (w.scale2) scale = _mm512_mul_ps(scale, _mm512_set1_ps(*w.scale2));
+  return {scale, w.zero ? _mm512_sub_ps(load16(w.zero, w.zero_type, at), _mm512_set1_ps(middle(w)))
+                        : _mm512_setzero_ps()};
+}
+
+// The 64 codes of a line, a byte each, in the order of the layout.
+template <int Bits>
+AVX512_INLINE __m512i read_codes(const uint8_t* tile, int64_t line) {
+  __m512i codes = _mm512_setzero_si512();
+  if constexpr ((Bits & 8) != 0) codes = _mm512_loadu_si512(tile + line * 64);
+  if constexpr ((Bits & 4) != 0) {
+    const __m512i twice = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 32)));
+    const __m512i shifts = _mm512_set_epi64(4, 4, 4, 4, 0, 0, 0, 0);
+    codes = _mm512_and_si512(_mm512_srlv_epi64(twice, shifts), _mm512_set1_epi8(15));
+    tile += 16 * 32;
+  }
+  if constexpr ((Bits & 2) != 0) {
+    const __m512i times = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile + line * 16)));
+    const __m512i shifts = _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0);
+    const __m512i two = _mm512_and_si512(_mm512_srlv_epi64(times, shifts), _mm512_set1_epi8(3));
+    codes = _mm512_or_si512(codes, _mm512_slli_epi64(two, Bits & 4));
+    tile += 16 * 16;
+  }
+  if constexpr ((Bits & 1) != 0) {
+    uint64_t ones;
+    __builtin_memcpy(&ones, tile + line * 8, 8);
+    const __m512i set = _mm512_or_si512(codes, _mm512_set1_epi8(char(1 << (Bits & 6))));
+    codes = _mm512_mask_mov_epi8(codes, ones, set);
+  }
+  return codes;
+}
+
+// What the codes of a line mean, unscaled: values[c] column 4p + c of 16 rows in float32; pairs[0] columns 4p and 4p + 1
+// of 16 rows in bfloat16, side by side, pairs[1] the next two. Exact for every table of bfloat16 numbers; the pairs of
+// another table (nf4) are rounded.
+struct Values { __m512 c[4]; };
+struct Pairs { __m512i c[2]; };
+
+// 16 entries of a table of `count`, from entry `at`; a shorter one is repeated.
+AVX512_INLINE __m512 entries(const float* table, int64_t count, int64_t at) {
+  if (count >= 16) return _mm512_loadu_ps(table + at % count);
+  const __m512i index = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  return _mm512_i32gather_ps(_mm512_and_si512(index, _mm512_set1_epi32(int(count) - 1)), table, 4);
+}
+
+// To bfloat16, to nearest even, in the upper half of each lane; a NaN is the caller's.
+AVX512_INLINE __m512i rounded(__m512 v) {
+  const __m512i bits = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+}
+
+// The same with a NaN that stays one, as 16 words.
+AVX512_INLINE __m256i bf16_of(__m512 v) {
+  const __m512i quiet = _mm512_or_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x400000));
+  const __m512i kept = _mm512_mask_mov_epi32(rounded(v), _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
+}
+
+// 32 entries as words
+AVX512_INLINE __m512i words_of(const float* table, int64_t count, int64_t at) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(bf16_of(entries(table, count, at))),
+                            bf16_of(entries(table, count, at + 16)), 1);
+}
+
+template <int Bits, bool Integer>
+struct Codes {
+  static constexpr bool kSigned = !Integer && Bits > 6;   // the table of a sign and 7 bits of magnitude: 4 vectors
+  static constexpr int kVectors = kSigned ? 4 : Bits == 6 ? 2 : Bits < 6 ? 1 : 0;
+  __m512 table;
+  __m512i words[kVectors ? kVectors : 1];
+
+  AVX512_MEMBER explicit Codes(const BitportTiles& w) {
+    constexpr int64_t kCount = int64_t(1) << Bits;
+    table = entries(w.table, kCount, 0);
+    for (int v = 0; v < kVectors; ++v) words[v] = words_of(w.table, kCount, v * 32);
+    if (!kVectors) words[0] = _mm512_setzero_si512();
+  }
+
+  AVX512_MEMBER __m512i look_up(__m256i bytes) const {
+    const __m512i codes = _mm512_cvtepu8_epi16(bytes);
+    if constexpr (Bits < 6) return _mm512_permutexvar_epi16(codes, words[0]);
+    if constexpr (Bits == 6) return _mm512_permutex2var_epi16(words[0], codes, words[1]);
+    if constexpr (kSigned) {
+      const __m512i small = _mm512_permutex2var_epi16(words[0], codes, words[1]);
+      const __m512i large = _mm512_permutex2var_epi16(words[2], codes, words[3]);
+      const __m512i size =
+          _mm512_mask_mov_epi16(small, _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x40)), large);
+      const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(codes, 8), _mm512_set1_epi16(short(0x8000)));
+      return _mm512_or_si512(size, sign);
+    }
+    return codes;
+  }
+
+  AVX512_MEMBER Pairs pairs(const uint8_t* tile, int64_t line) const {
+    if constexpr (Bits == 4) {   // vpermw looks at five bits of an index and finds the table twice
+      const __m512i bytes =
+          _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 32)));
+      return {{_mm512_permutexvar_epi16(bytes, words[0]),
+               _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 4), words[0])}};
+    } else if constexpr (Integer && Bits > 6) {
+      const Values v = values(tile, line);   // whole numbers of 8 bits: the upper half of a float holds them
+      return {{join(v.c[0], v.c[1]), join(v.c[2], v.c[3])}};
+    } else {
+      const __m512i codes = read_codes<Bits>(tile, line);
+      return {{look_up(_mm512_castsi512_si256(codes)), look_up(_mm512_extracti64x4_epi64(codes, 1))}};
     }
   }
+
+  AVX512_MEMBER Values values(const uint8_t* tile, int64_t line) const {
+    if constexpr (Bits == 4) {   // two bytes of a row, as one lane, are its columns 0, 2, 1, 3 from the low nibble up
+      const __m512i lanes =
+          _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 32)));
+      return {{_mm512_permutexvar_ps(lanes, table), _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 8), table),
+               _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 4), table),
+               _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 12), table)}};
+    } else if constexpr (Bits < 4 || Integer) {
+      const __m512i codes = read_codes<Bits>(tile, line);
+      const __m512i a = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(codes));
+      const __m512i b = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(codes, 1));
+      return {{meaning(a), meaning(_mm512_srli_epi32(a, 8)), meaning(b), meaning(_mm512_srli_epi32(b, 8))}};
+    } else {
+      const Pairs p = pairs(tile, line);
+      return {{even(p.c[0]), odd(p.c[0]), even(p.c[1]), odd(p.c[1])}};
+    }
+  }
+
+ private:
+  // of the code in the lowest byte of a lane
+  AVX512_MEMBER __m512 meaning(__m512i lanes) const {
+    if constexpr (Bits <= 4) return _mm512_permutexvar_ps(lanes, table);
+    const __m512i codes = _mm512_and_si512(lanes, _mm512_set1_epi32(255));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(codes, _mm512_set1_epi32(1 << (Bits - 1))));
+  }
+  AVX512_MEMBER static __m512 even(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+  AVX512_MEMBER static __m512 odd(__m512i pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000))));
+  }
+  AVX512_MEMBER static __m512i join(__m512 even, __m512 odd) {
+    constexpr int kSelect = 0xca;   // first ? second : third
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi32(int(0xffff0000)), _mm512_castps_si512(odd),
+                                     _mm512_srli_epi32(_mm512_castps_si512(even), 16), kSelect);
+  }
+};
+
+AVX512_INLINE void prefetch_ahead(const uint8_t* codes, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(codes) + 4096 + i, _MM_HINT_T0);
 }
 
-// What turns 16 rows of table values into weights: (value - zero) * scale, where zero is less its 8.
-struct Affine { __m512 scale, zero; };
+void avx512_widen(const void* from, int32_t type, int64_t count, float* to);
+void avx512_store(const float* sum, int64_t count, const float* bias, void* y, int32_t type);
 
-AVX512_INLINE Affine affine(const BitportTiles4& w, int64_t at) {
-  return {load16(w.scale, w.scale_type, at),
-          w.zero ? _mm512_sub_ps(load16(w.zero, w.zero_type, at), _mm512_set1_ps(8.0f)) : _mm512_setzero_ps()};
-}
+// Makes the call with Format = Codes<bits, integer> of w. Floats have 4, 6 or 8 bits.
+#define BITPORT_WITH_CODES(w, call)                                      \
+  switch ((w).bits) {                                                    \
+    case 1: { using Format = Codes<1, true>; call; } break;              \
+    case 2: { using Format = Codes<2, true>; call; } break;              \
+    case 3: { using Format = Codes<3, true>; call; } break;              \
+    case 4: { using Format = Codes<4, true>; call; } break;              \
+    case 5: { using Format = Codes<5, true>; call; } break;              \
+    case 6:                                                              \
+      if ((w).integer) { using Format = Codes<6, true>; call; }          \
+      else { using Format = Codes<6, false>; call; }                     \
+      break;                                                             \
+    case 7: { using Format = Codes<7, true>; call; } break;              \
+    default:                                                             \
+      if ((w).integer) { using Format = Codes<8, true>; call; }          \
+      else { using Format = Codes<8, false>; call; }                     \
+  }
 
 }  // namespace bitport

@@ -1,6 +1,7 @@
 // Which instruction sets this machine has, and whether its system lets us use the tile registers.
 #include "engine.h"
 #if BITPORT_X86
+#include "avx512_bf16.h"
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <cpuid.h>
@@ -15,10 +16,10 @@ bool tiles_permitted() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// cpuid leaf 7: edx bit 22 amx-bf16, bit 24 amx-tile. Read by hand: older compilers do not know these names.
+// cpuid leaf 7: edx bit 22 amx-bf16, bit 24 amx-tile, bit 25 amx-int8. Read by hand: older compilers do not know these names.
 bool has_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 3) == 3;
 }
 
 int32_t detect() {
@@ -27,9 +28,10 @@ int32_t detect() {
     return BITPORT_SCALAR;
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
-      !__builtin_cpu_supports("avx512bf16"))
+      !__builtin_cpu_supports("avx512vnni"))
     return BITPORT_AVX2;
-  return has_tiles() && tiles_permitted() ? BITPORT_AMX_BF16 : BITPORT_AVX512_BF16;
+  if (!__builtin_cpu_supports("avx512bf16")) return BITPORT_AVX512_VNNI;
+  return has_tiles() && tiles_permitted() ? BITPORT_AMX : BITPORT_AVX512_BF16;
 }
 #else
 int32_t detect() { return BITPORT_SCALAR; }
@@ -45,8 +47,8 @@ int32_t bitport_best_isa(void) {
 int32_t bitport_has_isa(int32_t isa) { return isa >= BITPORT_SCALAR && isa <= bitport_best_isa(); }
 
 const char* bitport_isa_name(int32_t isa) {
-  static const char* const names[] = {"scalar", "avx2", "avx512_bf16", "amx_bf16"};
-  return isa >= 0 && isa < 4 ? names[isa] : "unknown";
+  static const char* const names[] = {"scalar", "avx2", "avx512_vnni", "avx512_bf16", "amx"};
+  return isa >= 0 && isa < 5 ? names[isa] : "unknown";
 }
 
 namespace bitport {
@@ -54,8 +56,9 @@ namespace bitport {
 const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m) {
 #if BITPORT_X86
   const bool bf16 = x_type == BITPORT_BF16;
-  if (isa == BITPORT_AMX_BF16 && bf16) return amx_engine;
-  if (isa >= BITPORT_AVX512_BF16) return bf16 && m <= kVectorRows ? avx512_bf16_engine : avx512_engine;
+  if (isa == BITPORT_AMX && bf16) return amx_engine;
+  if (isa >= BITPORT_AVX512_BF16 && bf16 && m <= kVectorRows) return avx512_bf16_engine;
+  if (isa >= BITPORT_AVX512_VNNI) return avx512_engine;
   if (isa == BITPORT_AVX2) return avx2_engine;
 #endif
   (void)isa, (void)x_type, (void)m;

@@ -8,6 +8,7 @@
 #include "number.h"
 #include "share.h"
 #include "status.h"
+#include "tiles.h"
 
 namespace bitport {
 namespace {
@@ -44,39 +45,35 @@ struct Buffer {
 thread_local Buffer own_buffer, call_buffer;
 
 size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-struct Call {
+struct Call : Product {
   const Engine& engine;
-  const BitportTiles4& weight;
-  const void* x;
-  int32_t type, threads;
-  int64_t m;
-  const float* bias;
-  void* y;
+  const float* bias_values;
   Job job;
   std::atomic<bool> failed{false};
 
-  int64_t tiles() const { return ceil_div(weight.n, 32); }
-  bool fused() const { return m <= engine.fused_rows; }
+  Call(const Product& product, const Engine& chosen) : Product(product), engine(chosen) {}
   size_t width() const { return type == BITPORT_F32 ? 4 : 2; }
   size_t panel_bytes() const { return aligned(size_t(engine.depth) * 32 * (engine.bf16 ? 2 : 4)); }
 
   void lay_out(int64_t row, char* rows, float* sums) const {
-    const int64_t steps = weight.k / 32, block = job.block, groups = weight.k / weight.group;
+    const int64_t steps = steps_of(weight), block = job.block;
     const size_t item = engine.bf16 ? 2 : 4;
     const char* from = static_cast<const char*>(x) + size_t(row) * weight.k * width();
     char* to = rows + size_t((row / block * steps) * block + row % block) * 32 * item;
     for (int64_t step = 0; step < steps; ++step, from += 32 * width(), to += size_t(block) * 32 * item) {
-      if (engine.bf16) std::memcpy(to, from, 64);
-      else engine.widen(from, type, 32, reinterpret_cast<float*>(to));
+      const int64_t left = weight.k - step * 32, count = left < 32 ? left : 32;
+      if (count < 32) std::memset(to, 0, 32 * item);
+      if (engine.bf16) std::memcpy(to, from, size_t(count) * 2);
+      else engine.widen(from, type, count, reinterpret_cast<float*>(to));
     }
     if (!sums) return;
     const uint16_t* values = static_cast<const uint16_t*>(x) + row * weight.k;
-    for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t g = 0, k = 0; k < weight.k; ++g) {
       float part[8] = {};
-      for (int64_t i = 0; i < weight.group; ++i) part[i & 7] += float_of_bf16(values[g * weight.group + i]);
-      sums[row * groups + g] = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+      for (const int64_t end = k + weight.group; k < end && k < weight.k; ++k) part[k & 7] += float_of_bf16(values[k]);
+      sums[row * groups_of(weight) + g] =
+          ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
     }
   }
 
@@ -84,7 +81,7 @@ struct Call {
     const int64_t n = tile * 32, count = weight.n - n < 32 ? weight.n - n : 32;
     char* to = static_cast<char*>(y) + (size_t(row) * weight.n + n) * width();
     for (int64_t r = 0; r < rows; ++r, to += weight.n * width())
-      engine.store(sum + r * 32, count, bias ? bias + n : nullptr, to, type);
+      engine.store(sum + r * 32, count, bias_values ? bias_values + n : nullptr, to, type);
   }
 
   void run_fused(int64_t first, int64_t last) {
@@ -106,8 +103,9 @@ struct Call {
     float* sum = reinterpret_cast<float*>(memory + panel_bytes() * kAbreast);
     std::memset(sum, 0, sums * 4 * size_t(last - first));
     if (engine.begin) engine.begin();
-    for (int64_t k = 0; k < weight.k; k += engine.depth) {
-      const int64_t count = weight.k - k < engine.depth ? weight.k - k : engine.depth;
+    const int64_t columns = steps_of(weight) * 32;
+    for (int64_t k = 0; k < columns; k += engine.depth) {
+      const int64_t count = columns - k < engine.depth ? columns - k : engine.depth;
       for (int64_t tile = first; tile < last; tile += kAbreast) {
         const int64_t abreast = last - tile < kAbreast ? last - tile : kAbreast;
         for (int64_t i = 0; i < abreast; ++i) engine.decode(weight, tile + i, k, count, memory + i * panel_bytes());
@@ -116,86 +114,75 @@ struct Call {
             float* to = sum + sums * size_t(tile + i - first) + r * 32;
             const int64_t part = rows - r < 32 ? rows - r : 32;
             engine.multiply(job, row + r, part, k, count, memory + i * panel_bytes(), to);
-            if (k + count == weight.k) store(tile + i, row + r, part, to);
+            if (k + count == columns) store(tile + i, row + r, part, to);
           }
       }
     }
     if (engine.end) engine.end();
   }
 
-  void run() {
-    if (fused()) {
-      const int64_t piece = ceil_div(tiles(), int64_t(threads) * 4);
-      share(ceil_div(tiles(), piece), threads, [&](int64_t i) {
+  void run(bool fused) {
+    const int64_t tiles = tiles_of(weight);
+    if (fused) {
+      const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
+      share(ceil_div(tiles, piece), threads, [&](int64_t i) {
         const int64_t first = i * piece, last = first + piece;
-        run_fused(first, last < tiles() ? last : tiles());
+        run_fused(first, last < tiles ? last : tiles);
       });
       return;
     }
     const int64_t parts = ceil_div(m, kRowsAtOnce), span = ceil_div(ceil_div(m, parts), 32) * 32;
-    int64_t piece = ceil_div(tiles() * parts, int64_t(threads) * 4);
+    int64_t piece = ceil_div(tiles * parts, int64_t(threads) * 4);
     if (piece > kTilesAtOnce) piece = kTilesAtOnce;
-    const int64_t pieces = ceil_div(tiles(), piece);
+    const int64_t pieces = ceil_div(tiles, piece);
     share(parts * pieces, threads, [&](int64_t i) {
       const int64_t first = i % pieces * piece, last = first + piece, row = i / pieces * span;
-      if (row < m) run_panels(first, last < tiles() ? last : tiles(), row, m - row < span ? m - row : span);
+      if (row < m) run_panels(first, last < tiles ? last : tiles, row, m - row < span ? m - row : span);
     });
   }
 };
 
-int32_t check(const BitportTiles4* w, const void* x, int32_t x_type, int64_t m, const void* y, int32_t isa) {
-  if (!w) return kNullPointer;
-  if (m < 0 || w->n < 0 || w->k <= 0 || w->k % 32) return kBadShape;
-  if (w->group <= 0 || w->group % 32 || w->k % w->group) return kBadGroup;
-  if (x_type < BITPORT_F32 || x_type > BITPORT_F16) return kBadType;
-  if (w->scale_type < BITPORT_F32 || w->scale_type > BITPORT_F16) return kBadType;
-  if (w->zero && (w->zero_type < BITPORT_F32 || w->zero_type > BITPORT_U8)) return kBadType;
-  if (isa >= 0 && !bitport_has_isa(isa)) return kNoIsa;
-  if (m == 0 || w->n == 0) return kOk;
-  return w->codes && w->scale && w->table && x && y ? kOk : kNullPointer;
+int32_t linear_as_is(const Product& product) {
+  const BitportTiles& w = product.weight;
+  const int64_t m = product.m;
+  const Engine& engine = engine_for(product.isa, product.type, m);
+  const bool fused = engine.fuses && engine.fuses(w, m);
+  Call call(product, engine);
+  const bool tiles_of_rows = engine.bf16 && !fused;   // a tile register takes 16 rows, whatever m is
+  const int64_t block = m < 32 && !tiles_of_rows ? m : 32;
+  const size_t row_bytes = aligned(size_t(ceil_div(m, block)) * block * steps_of(w) * 32 * (engine.bf16 ? 2 : 4));
+  const size_t sum_bytes = w.zero && fused ? aligned(size_t(m) * groups_of(w) * 4) : 0;
+  char* memory = call_buffer.need(row_bytes + sum_bytes + (product.bias ? size_t(w.n) * 4 : 0));
+  if (!memory) return kNoMemory;
+  float* sums = sum_bytes ? reinterpret_cast<float*>(memory + row_bytes) : nullptr;
+  call.bias_values = product.bias ? reinterpret_cast<float*>(memory + row_bytes + sum_bytes) : nullptr;
+  if (product.bias) engine.widen(product.bias, product.type, w.n, reinterpret_cast<float*>(memory + row_bytes + sum_bytes));
+
+  call.job = Job{&w, memory, sums, m, block};
+  share(ceil_div(m, 32), m > 64 ? product.threads : 1, [&](int64_t i) {
+    for (int64_t row = i * 32; row < m && row < i * 32 + 32; ++row) call.lay_out(row, memory, sums);
+  });
+  call.run(fused);
+  call_buffer.trim();
+  return call.failed ? kNoMemory : kOk;
 }
 
 }  // namespace
 }  // namespace bitport
 
-int32_t bitport_tiles4_linear(const BitportTiles4* w, const void* x, int32_t x_type, int64_t m, const void* bias,
-                              void* y, int32_t threads, int32_t isa) {
+int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t act,
+                       const float* act_scale, const void* bias, void* y, int32_t threads, int32_t isa) {
   using namespace bitport;
-  if (const int32_t code = check(w, x, x_type, m, y, isa)) return code;
+  if (const int32_t code = check_weight(w)) return code;
+  if (m < 0) return kBadShape;
+  if (x_type < BITPORT_F32 || x_type > BITPORT_F16) return kBadType;
+  if (act < BITPORT_AS_IS || act > BITPORT_INT8_TENSOR || (act != BITPORT_AS_IS && !w->integer)) return kBadAct;
+  if (act_scale && act != BITPORT_INT8_TENSOR) return kBadAct;
+  if (isa >= 0 && !bitport_has_isa(isa)) return kNoIsa;
   if (m == 0 || w->n == 0) return kOk;
-  if (threads < 1) threads = 1;
+  if (!x || !y) return kNullPointer;
   constexpr int64_t kGrain = 1 << 18;   // below this many products a second thread costs more than it gives
-  if (w->n * w->k < kGrain / m) threads = 1;
-
-  const Engine& engine = engine_for(isa < 0 ? bitport_best_isa() : isa, x_type, m);
-  const int64_t block = m < 32 ? m : 32, groups = w->k / w->group;
-  const size_t row_bytes = aligned(size_t(ceil_div(m, block)) * block * w->k * (engine.bf16 ? 2 : 4));
-  const bool with_sums = w->zero && m <= engine.fused_rows;
-  const size_t sum_bytes = with_sums ? aligned(size_t(m) * groups * 4) : 0;
-  char* memory = call_buffer.need(row_bytes + sum_bytes + (bias ? size_t(w->n) * 4 : 0));
-  if (!memory) return kNoMemory;
-  float* sums = with_sums ? reinterpret_cast<float*>(memory + row_bytes) : nullptr;
-  float* bias_values = bias ? reinterpret_cast<float*>(memory + row_bytes + sum_bytes) : nullptr;
-  if (bias) engine.widen(bias, x_type, w->n, bias_values);
-
-  Call call{engine, *w, x, x_type, threads, m, bias_values, y, Job{w, memory, sums, m, block}};
-  share(ceil_div(m, 32), m > 64 ? threads : 1, [&](int64_t i) {
-    for (int64_t row = i * 32; row < m && row < i * 32 + 32; ++row) call.lay_out(row, memory, sums);
-  });
-  call.run();
-  call_buffer.trim();
-  return call.failed ? kNoMemory : kOk;
-}
-
-const char* bitport_error(int32_t code) {
-  static const char* const texts[] = {
-      "ok",
-      "a pointer is null",
-      "n and m must not be negative, k must be positive and a multiple of 32",
-      "the group must be a multiple of 32 that divides k",
-      "type: x and scale are float32, bfloat16 or float16; zero may also be uint8",
-      "this machine does not have the instruction set asked for",
-      "out of memory",
-  };
-  return code >= 0 && code < 7 ? texts[code] : "unknown code";
+  if (threads < 1 || w->n * w->k < kGrain / m) threads = 1;
+  const Product product{*w, x, x_type, m, bias, y, threads, isa < 0 ? bitport_best_isa() : isa};
+  return act == BITPORT_AS_IS ? linear_as_is(product) : linear_int8(product, act, act_scale);
 }

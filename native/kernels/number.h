@@ -33,11 +33,25 @@ static inline uint16_t f16_of_float(float f) {
   return sign | uint16_t((size - 0x38000000u + 0xfff + (size >> 13 & 1)) >> 13);
 }
 
+// A power of two, 2^(bits - 127); 255 is NaN. 2^-127 is a subnormal float.
+static inline float float_of_e8m0(uint8_t bits) {
+  return float_of_bits(bits == 255 ? 0x7fc00000u : bits ? uint32_t(bits) << 23 : 0x00400000u);
+}
+
+// Sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity, NaN where all bits but the sign are set.
+static inline float float_of_e4m3(uint8_t bits) {
+  const uint32_t sign = uint32_t(bits & 0x80) << 24, rest = bits & 0x7f;
+  if (rest == 0x7f) return float_of_bits(sign | 0x7fc00000u);
+  return float_of_bits(sign | bits_of_float(float_of_bits(rest << 20) * 0x1p120f));
+}
+
 static inline float load_number(const void* p, int32_t type, int64_t i) {
   switch (type) {
     case BITPORT_F32: return static_cast<const float*>(p)[i];
     case BITPORT_BF16: return float_of_bf16(static_cast<const uint16_t*>(p)[i]);
     case BITPORT_F16: return float_of_f16(static_cast<const uint16_t*>(p)[i]);
+    case BITPORT_E8M0: return float_of_e8m0(static_cast<const uint8_t*>(p)[i]);
+    case BITPORT_E4M3: return float_of_e4m3(static_cast<const uint8_t*>(p)[i]);
     default: return static_cast<const uint8_t*>(p)[i];
   }
 }

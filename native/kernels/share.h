@@ -1,24 +1,27 @@
-// Work over threads: the pool of the OpenMP library the process already has.
+// Work over threads: by the pool that bitport_use_pool named, else by OpenMP where it was compiled with it.
 #pragma once
+#include <atomic>
 #include <cstdint>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
+#include "bitport_kernels.h"
 
 namespace bitport {
+
+// Calls body on the numbers below count, each in a thread of its own if the pool has as many.
+void share_pieces(int64_t count, BitportBody body, void* context);
 
 // Calls work(i) for every i below count, at most `threads` at a time; alone within a parallel region of the caller.
 template <class Work>
 static void share(int64_t count, int32_t threads, const Work& work) {
-#if defined(_OPENMP)
-  if (threads > 1 && count > 1 && !omp_in_parallel()) {
-    const int team = count < threads ? int(count) : int(threads);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(team)
+  if (threads <= 1 || count <= 1) {
     for (int64_t i = 0; i < count; ++i) work(i);
     return;
   }
-#endif
-  for (int64_t i = 0; i < count; ++i) work(i);
+  struct Queue { const Work& work; int64_t count; std::atomic<int64_t> next; } queue{work, count, {0}};
+  share_pieces(count < threads ? count : threads, [](int64_t begin, int64_t end, void* context) {
+    Queue& q = *static_cast<Queue*>(context);
+    for (; begin < end; ++begin)
+      for (int64_t i = q.next++; i < q.count; i = q.next++) q.work(i);
+  }, &queue);
 }
 
 }  // namespace bitport

@@ -89,7 +89,7 @@ def test_deepcopy_keeps_what_is_tied_tied(make: Make) -> None:
         assert other[0].weight is other[1].weight
 
 
-@pytest.mark.parametrize("layout", ["plain_int32", "tile_packed_2", "tile_packed_8", "cpu_tiles4"])
+@pytest.mark.parametrize("layout", ["plain_int32", "tile_packed_2", "tile_packed_8", "cpu_tiles"])
 def test_a_packed_tensor_is_written_in_the_canonical_form(make: Make, layout: str) -> None:
     q = make("int4", 60, 256, dtype=torch.bfloat16).to_layout("plain")
     packed = q.to_layout(layout)
@@ -242,7 +242,7 @@ def test_copy_into_a_narrowed_part(make: Make) -> None:
 
 
 def test_a_write_that_would_be_lost_is_refused(make: Make) -> None:
-    packed = make("int4-g32", 96, 64).to_layout("cpu_tiles4")
+    packed = make("int4-g32", 96, 64).to_layout("cpu_tiles")
     with pytest.raises(ArgumentError, match="copy of a part of a packed tensor"):
         packed.narrow(0, 0, 64).copy_(make("int4-g32", 64, 64))
     copied = packed[:64].clone()

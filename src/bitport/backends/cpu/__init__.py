@@ -1,9 +1,9 @@
 """CPU: the native kernels, where they were compiled, and those of PyTorch's own ops that are faster than the generic
 kernel there."""
 
-from bitport.backends.cpu import int8pack_mm, int_mm, native, tiles4
+from bitport.backends.cpu import int8pack_mm, int_mm, native, tiles
 from bitport.layouts import register_layout
-from bitport.layouts.cpu_tiles4 import CpuTiles4
+from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.ops import Impl, register_kernel
 
 LIBRARY = native.load()
@@ -11,8 +11,8 @@ LIBRARY = native.load()
 register_kernel(Impl("linear", "int8pack_mm", "cpu", int8pack_mm.run, int8pack_mm.refuses))
 register_kernel(Impl("dyn_linear", "int_mm", "cpu", int_mm.run, int_mm.refuses))
 if isinstance(LIBRARY, native.Library):
-    tiles4.register(LIBRARY)
-    register_layout(CpuTiles4(devices=("cpu",)))
+    tiles.register(LIBRARY)
+    register_layout(CpuTiles(("cpu",), LIBRARY.pack, LIBRARY.unpack))
 
 
 def describe() -> list[str]:
@@ -20,6 +20,6 @@ def describe() -> list[str]:
     if isinstance(LIBRARY, native.Library):
         return [f"native kernels: {LIBRARY.isa_name}, of {', '.join(LIBRARY.available)}"]
     return [
-        f"no native kernels: {LIBRARY}. Without them 4-bit weights are dequantized on every call",
+        f"no native kernels: {LIBRARY}. Without them weights are dequantized on every call",
         "install a C++ compiler (g++ or clang++), then in the folder of bitport's source: pip install --no-deps -e .",
     ]

@@ -1,7 +1,7 @@
 """The native kernels: ``libbitport_kernels.so``, compiled when bitport is installed, called by ctypes.
 
 Its source is ``native/kernels``, its interface ``bitport_kernels.h``. One library holds every variant; it chooses by
-what the processor has, or ``BITPORT_CPU_ISA=scalar|avx2|avx512_bf16|amx_bf16`` chooses.
+what the processor has, or ``BITPORT_CPU_ISA`` names one of ISAS.
 """
 
 from __future__ import annotations
@@ -10,33 +10,39 @@ import ctypes
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bitport.errors import KernelError
-from bitport.numerics import NF4, decode
+from bitport.layouts import Matrix
+from bitport.numerics import NUMBER_TYPES, decode
+from bitport.numerics.packing import packed_size
 from bitport.ops import Weight
 
 PATH = Path(__file__).with_name("libbitport_kernels.so")
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.uint8: 3}
-ISAS = {"scalar": 0, "avx2": 1, "avx512_bf16": 2, "amx_bf16": 3}
+TYPES = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.uint8: 3,
+    torch.float8_e8m0fnu: 4,
+    torch.float8_e4m3fn: 5,
+}
+ISAS = {"scalar": 0, "avx2": 1, "avx512_vnni": 2, "avx512_bf16": 3, "amx": 4}
+ACTS = {"": 0, "int8": 1, "int8-asym": 2, "int8-tensor": 3}
+"""Roundings of x that the kernels do themselves."""
 BEST = -1
 
 
-class Tiles4(ctypes.Structure):
-    """BitportTiles4"""
+class Tiles(ctypes.Structure):
+    """BitportTiles"""
 
     _fields_ = (
-        ("codes", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("zero", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
-        ("n", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("group", ctypes.c_int64),
-        ("scale_type", ctypes.c_int32),
-        ("zero_type", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("codes", "scale", "zero", "scale2", "table")),
+        *((name, ctypes.c_int64) for name in ("n", "k", "group")),
+        *((name, ctypes.c_int32) for name in ("bits", "integer", "scale_type", "zero_type")),
     )
 
 
@@ -44,13 +50,18 @@ class Library:
     """The loaded library. ``isa`` is the variant that runs, BEST for the library's own choice."""
 
     def __init__(self, path: Path, isa: str = "") -> None:
-        self._lib = ctypes.CDLL(str(path))
-        self._error, self._has = self._lib.bitport_error, self._lib.bitport_has_isa
-        self._error.restype, self._error.argtypes = ctypes.c_char_p, [ctypes.c_int32]
-        self._has.restype, self._has.argtypes = ctypes.c_int32, [ctypes.c_int32]
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-        self._linear = self._lib.bitport_tiles4_linear
-        self._linear.argtypes = [ctypes.POINTER(Tiles4), pointer, i32, i64, pointer, pointer, i32, i32]
+        tiles = ctypes.POINTER(Tiles)
+        lib = ctypes.CDLL(str(path))
+        self._error = _function(lib.bitport_error, [i32], ctypes.c_char_p)
+        self._has = _function(lib.bitport_has_isa, [i32], i32)
+        self._best = _function(lib.bitport_best_isa, [], i32)
+        self._linear = _function(
+            lib.bitport_linear, [tiles, pointer, i32, i64, i32, pointer, pointer, pointer, i32, i32], i32
+        )
+        self._rows = _function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
+        self._pack = _function(lib.bitport_pack, [pointer, i32, i64, i64, pointer, i32], i32)
+        self._unpack = _function(lib.bitport_unpack, [pointer, i32, i64, i64, pointer, i32], i32)
         self.available = tuple(name for name, value in ISAS.items() if self._has(value))
         if isa and isa not in self.available:
             raise KernelError(f"BITPORT_CPU_ISA={isa}: this processor runs {', '.join(self.available)}")
@@ -58,51 +69,113 @@ class Library:
 
     @property
     def isa_name(self) -> str:
-        best = self._lib.bitport_best_isa()
-        return next(name for name, value in ISAS.items() if value == (best if self.isa == BEST else self.isa))
+        running = self._best() if self.isa == BEST else self.isa
+        return next(name for name, value in ISAS.items() if value == running)
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        """x [.., K] times one weight in cpu_tiles4, plus bias, in x's dtype."""
+    def linear(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, act: str = "", act_scale: Tensor | None = None
+    ) -> Tensor:
+        """x [.., K], rounded as ``act`` (of ACTS) says, times one weight in cpu_tiles, plus bias, in x's dtype."""
         n, k = weight.n, weight.k
         rows = x.reshape(-1, k).contiguous().resolve_neg() if x.numel() else x.new_empty(0, k)
         y = rows.new_empty(rows.shape[0], n)
         if y.numel():
-            data, scale = weight.data.contiguous(), weight.scale.contiguous()
-            zero = None if weight.zero is None else weight.zero.contiguous()
             bias = None if bias is None else bias.to(x.dtype).contiguous()
-            tiles = Tiles4(
-                data.data_ptr(),
-                scale.data_ptr(),
-                None if zero is None else zero.data_ptr(),
-                ctypes.addressof(_table(weight.dtype)),
-                n,
-                k,
-                weight.block_k,
-                TYPES[scale.dtype],
-                TYPES[torch.uint8 if zero is None else zero.dtype],
-            )
+            tiles, kept = _tiles(weight)
             code = self._linear(
                 tiles,
                 rows.data_ptr(),
                 TYPES[x.dtype],
                 rows.shape[0],
+                ACTS[act],
+                None if act_scale is None else act_scale.data_ptr(),
                 None if bias is None else bias.data_ptr(),
                 y.data_ptr(),
                 torch.get_num_threads(),
                 self.isa,
             )
-            if code:
-                raise KernelError(f"native linear of {n}x{k} in {x.dtype}: {self._error(code).decode()}")
+            self._check(code, f"linear of {n}x{k} in {x.dtype}")
+            del kept
         return y.reshape(*x.shape[:-1], n)
+
+    def rows(self, ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
+        """The rows ``ids`` of one weight in cpu_tiles, [.., K]."""
+        flat = ids.reshape(-1).long().contiguous()
+        y = torch.empty(flat.numel(), weight.k, dtype=dtype)
+        tiles, kept = _tiles(weight)
+        code = self._rows(tiles, flat.data_ptr(), flat.numel(), y.data_ptr(), TYPES[dtype], torch.get_num_threads())
+        self._check(code, f"lookup in {weight.n}x{weight.k}")
+        del kept
+        return y.reshape(*ids.shape, weight.k)
+
+    def pack(self, matrix: Matrix, data: Tensor) -> Tensor:
+        """Canonical data [.., N, bytes] to tiles."""
+        dense, bits = data.contiguous(), NUMBER_TYPES[matrix.dtype].bits
+        tiles = torch.empty(
+            *data.shape[:-2], -(-matrix.n // 32), -(-matrix.k // 32), 128 * bits, dtype=torch.uint8
+        )
+        self._each(self._pack, matrix, dense, tiles, dense.shape[:-2])
+        return tiles
+
+    def unpack(self, matrix: Matrix, tiles: Tensor) -> Tensor:
+        number = NUMBER_TYPES[matrix.dtype]
+        size = packed_size(matrix.k, number.bits)
+        data = torch.empty(*tiles.shape[:-3], matrix.n, size, dtype=torch.uint8)
+        self._each(self._unpack, matrix, tiles.contiguous(), data, tiles.shape[:-3])
+        return data.view(number.storage)
+
+    def _each(self, move: Any, matrix: Matrix, source: Tensor, target: Tensor, batch: torch.Size) -> None:
+        """Move the codes of every matrix of a batch."""
+        bits, count = NUMBER_TYPES[matrix.dtype].bits, batch.numel()
+        sizes = [part.numel() // max(count, 1) for part in (source, target)]
+        for i in range(count):
+            start, to = source.data_ptr() + i * sizes[0], target.data_ptr() + i * sizes[1]
+            self._check(move(start, bits, matrix.n, matrix.k, to, torch.get_num_threads()), f"packing of {matrix}")
+
+    def _check(self, code: int, what: str) -> None:
+        if code:
+            raise KernelError(f"native {what}: {self._error(code).decode()}")
+
+
+def _function(function: Any, arguments: list[Any], result: Any) -> Any:
+    function.argtypes, function.restype = arguments, result
+    return function
+
+
+def _tiles(weight: Weight) -> tuple[Tiles, list[Tensor | None]]:
+    """The struct and the tensors that its pointers look into."""
+    kept = [None if part is None else part.contiguous() for part in weight[:4]]
+    number = NUMBER_TYPES[weight.dtype]
+    data, scale, zero, scale2 = (None if part is None else part.data_ptr() for part in kept)
+    tiles = Tiles(
+        data,
+        scale,
+        zero,
+        scale2,
+        ctypes.addressof(_table(weight.dtype)),
+        weight.n,
+        weight.k,
+        weight.block_k,
+        number.bits,
+        number.kind == "int",
+        TYPES[weight.scale.dtype],
+        TYPES[torch.uint8 if weight.zero is None else weight.zero.dtype],
+    )
+    return tiles, kept
 
 
 @functools.cache
 def _table(dtype: str) -> ctypes.Array[ctypes.c_float]:
-    """What each of the 16 codes means."""
-    if dtype == "nf4":
-        return (ctypes.c_float * 16)(*NF4)
-    codes = torch.arange(16, dtype=torch.uint8)
-    return (ctypes.c_float * 16)(*(codes.float() - 8 if dtype == "int4" else decode(codes, dtype)).tolist())
+    """What each code means."""
+    number = NUMBER_TYPES[dtype]
+    codes = torch.arange(1 << number.bits, dtype=torch.uint8)
+    if number.kind == "int":
+        values = codes.float() - number.midpoint
+    elif number.kind == "codebook":
+        values = torch.tensor(number.table)
+    else:
+        values = decode(codes, dtype)
+    return (ctypes.c_float * len(codes))(*values.tolist())
 
 
 def load() -> Library | str:

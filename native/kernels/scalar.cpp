@@ -1,6 +1,7 @@
 // The product in plain C++: the reference for every other variant, and what a machine without vectors we know runs.
 #include "engine.h"
 #include "number.h"
+#include "tiles.h"
 
 namespace bitport {
 namespace {
@@ -10,17 +11,14 @@ void widen(const void* from, int32_t type, int64_t count, float* to) {
 }
 
 // panel [count][32]
-void decode(const BitportTiles4& w, int64_t tile, int64_t k, int64_t count, void* panel) {
+void decode(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void* panel) {
   float* to = static_cast<float*>(panel);
   for (int64_t column = k; column < k + count; ++column, to += 32) {
-    const uint8_t* codes = w.codes + (tile * (w.k / 32) + column / 32) * 512;
-    const int64_t group = (tile * (w.k / w.group) + column / w.group) * 32;
-    const int64_t line = column % 32 / 4, byte = column & 1, shift = column & 2 ? 4 : 0;
+    const int64_t group = (tile * groups_of(w) + group_of(w, column)) * 32;
     for (int64_t row = 0; row < 32; ++row) {
-      const uint8_t code = codes[row / 16 * 256 + line * 32 + row % 16 * 2 + byte] >> shift & 15;
-      float value = w.table[code];
-      if (w.zero) value -= load_number(w.zero, w.zero_type, group + row) - 8.0f;
-      to[row] = value * load_number(w.scale, w.scale_type, group + row);
+      float value = w.table[read_code(tile_at(w, tile, column / 32), w.bits, row, column % 32)];
+      if (w.zero) value -= load_number(w.zero, w.zero_type, group + row) - middle(w);
+      to[row] = value * (load_number(w.scale, w.scale_type, group + row) * (w.scale2 ? *w.scale2 : 1.0f));
     }
   }
 }
@@ -30,7 +28,7 @@ void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t coun
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t block = (row + r) / job.block, line = (row + r) % job.block;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t step = block * (job.weight->k / 32) + (k + i) / 32;
+      const int64_t step = block * steps_of(*job.weight) + (k + i) / 32;
       const float x = static_cast<const float*>(job.rows)[(step * job.block + line) * 32 + i % 32];
       for (int64_t j = 0; j < 32; ++j) sum[r * 32 + j] += x * weights[i * 32 + j];
     }
@@ -43,6 +41,6 @@ void store(const float* sum, int64_t count, const float* bias, void* y, int32_t 
 
 }  // namespace
 
-const Engine scalar_engine = {false, 256, 0, widen, decode, multiply, nullptr, store, nullptr, nullptr};
+const Engine scalar_engine = {false, 256, widen, decode, multiply, nullptr, nullptr, store, nullptr, nullptr};
 
 }  // namespace bitport

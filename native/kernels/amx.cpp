@@ -2,8 +2,9 @@
 #include "engine.h"
 #if BITPORT_X86
 #include "avx512.h"
+#include "avx512_bf16.h"
 
-#define AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c,amx-tile,amx-bf16")))
+#define AMX __attribute__((target(AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
 #define AMX_INLINE AMX __attribute__((always_inline)) static inline
 
 namespace bitport {
@@ -48,7 +49,7 @@ AMX_INLINE void multiply_block(const uint16_t* x, int64_t stride, const uint16_t
 AMX void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t count, const void* panel, float* sum) {
   const uint16_t* weights = static_cast<const uint16_t*>(panel);
   for (int64_t r = 0; r < rows; r += 32, sum += 1024) {
-    const int64_t step = (row + r) / 32 * (job.weight->k / 32) + k / 32;
+    const int64_t step = (row + r) / 32 * (steps_of(*job.weight)) + k / 32;
     const uint16_t* x = static_cast<const uint16_t*>(job.rows) + step * 1024;
     _tile_loadd(0, sum, 128);
     _tile_loadd(1, sum + 16, 128);
@@ -66,51 +67,44 @@ AMX void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t 
   }
 }
 
-// Codes of one step of K as what the table says, unscaled.
-AMX_INLINE void look_up(const uint8_t* codes, __m512i table, uint16_t* to) {
-#pragma GCC unroll 16
-  for (int line = 0; line < 16; ++line) {
-    const __m512i index =
-        _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + line * 32)));
-    _mm512_store_si512(to + line * 64, _mm512_permutexvar_epi16(index, table));
-    _mm512_store_si512(to + line * 64 + 32, _mm512_permutexvar_epi16(_mm512_srli_epi16(index, 4), table));
-  }
-}
+constexpr int64_t kDepth = 256;
+
+// Small groups are not worth tile registers: what is done for each of them takes longer than rounding scaled values.
+bool has_large_groups(const BitportTiles& w) { return w.group >= w.k || (w.group >= 64 && w.group % 32 == 0); }
+
+bool fuses(const BitportTiles& w, int64_t m) { return m <= kVectorRows || (m <= 32 && has_large_groups(w)); }
 
 // Up to 32 rows: values of the table in bfloat16 and exact scales, applied to the float32 sums of a group.
 AMX void fused(const Job& job, int64_t tile, void* panel, float* sum) {
-  if (job.m == 1) return avx512_fused_bf16(job, tile, panel, sum);
-  const BitportTiles4& w = *job.weight;
-  const int64_t groups = w.k / w.group, m = job.m, stride = m * 32;
+  const BitportTiles& w = *job.weight;
+  if (job.m == 1 || !has_large_groups(w)) return avx512_fused_bf16(job, tile, panel, sum);
+  const int64_t groups = groups_of(w), steps = steps_of(w), m = job.m, stride = m * 32;
   const bool two = m > 16;
   configure(two ? 16 : m, two ? m - 16 : 16);
-  alignas(64) uint16_t entries[32];
-  for (int i = 0; i < 32; ++i) entries[i] = bf16_of_float(w.table[i & 15]);
-  const __m512i table = _mm512_load_si512(entries);
-  alignas(64) uint16_t values[2][1024];
+  uint16_t* values = static_cast<uint16_t*>(panel);
   alignas(64) float part[32 * 32];
-  const uint8_t* codes = w.codes + tile * w.k * 16;
   const uint16_t* x = static_cast<const uint16_t*>(job.rows);
   for (int64_t i = 0; i < m * 32; i += 16) _mm512_store_ps(sum + i, _mm512_setzero_ps());
-  for (int64_t g = 0; g < groups; ++g) {
+  for (int64_t g = 0, step = 0; g < groups; ++g) {
     _tile_zero(0);
     _tile_zero(1);
     if (two) { _tile_zero(2); _tile_zero(3); }
-    for (int64_t step = 0; step < w.group / 32; ++step, codes += 512, x += stride) {
-      for (int i = 0; i < 512; i += 64) _mm_prefetch(reinterpret_cast<const char*>(codes) + 4096 + i, _MM_HINT_T0);
-      look_up(codes, table, values[step & 1]);
-      if (two) multiply_block<true>(x, stride, values[step & 1], 1);
-      else multiply_block<false>(x, stride, values[step & 1], 1);
+    for (const int64_t end = g + 1 < groups ? (g + 1) * w.group / 32 : steps; step < end;) {
+      const int64_t count = end - step < kDepth / 32 ? end - step : kDepth / 32;
+      avx512_look_up_bf16(w, tile, step, step + count, values);
+      if (two) multiply_block<true>(x, stride, values, count);
+      else multiply_block<false>(x, stride, values, count);
+      x += stride * count;
+      step += count;
     }
     _tile_stored(0, part, 128);
     _tile_stored(1, part + 16, 128);
     if (two) { _tile_stored(2, part + 512, 128); _tile_stored(3, part + 528, 128); }
     for (int h = 0; h < 2; ++h) {
-      const int64_t at = (tile * groups + g) * 32 + h * 16;
-      const Affine a = affine(w, at);
+      const Affine a = affine(w, (tile * groups + g) * 32 + h * 16);
       for (int64_t r = 0; r < m; ++r) {
         __m512 s = _mm512_load_ps(part + r * 32 + h * 16);
-        if (w.zero) s = _mm512_fnmadd_ps(a.zero, _mm512_set1_ps(job.sums[r * groups + g]), s);
+        if (w.zero) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(job.sums[r * groups + g]), s);
         float* to = sum + r * 32 + h * 16;
         _mm512_store_ps(to, _mm512_fmadd_ps(s, a.scale, _mm512_load_ps(to)));
       }
@@ -121,7 +115,7 @@ AMX void fused(const Job& job, int64_t tile, void* panel, float* sum) {
 }  // namespace
 
 const Engine amx_engine = {
-    true, 256, 32, avx512_widen, avx512_decode_bf16, multiply, fused, avx512_store, begin, end};
+    true, kDepth, avx512_widen, avx512_decode_bf16, multiply, fuses, fused, avx512_store, begin, end};
 
 }  // namespace bitport
 #endif

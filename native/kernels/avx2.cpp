@@ -1,0 +1,178 @@
+// The product with 256-bit vectors, in float32: for x of every type on machines without AVX-512.
+#include "engine.h"
+#if BITPORT_X86
+#include <immintrin.h>
+#include "number.h"
+#include "tiles.h"
+
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
+#define AVX2_INLINE AVX2 __attribute__((always_inline)) static inline
+
+namespace bitport {
+namespace {
+
+AVX2_INLINE __m256 load8(const void* p, int32_t type, int64_t i) {
+  switch (type) {
+    case BITPORT_F32: return _mm256_loadu_ps(static_cast<const float*>(p) + i);
+    case BITPORT_BF16: {
+      const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint16_t*>(p) + i));
+      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    }
+    case BITPORT_F16:
+      return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint16_t*>(p) + i)));
+    default: {
+      alignas(32) float numbers[8];
+      for (int j = 0; j < 8; ++j) numbers[j] = load_number(p, type, i + j);
+      return _mm256_load_ps(numbers);
+    }
+  }
+}
+
+AVX2 void widen(const void* from, int32_t type, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) _mm256_storeu_ps(to + i, load8(from, type, i));
+  for (; i < count; ++i) to[i] = load_number(from, type, i);
+}
+
+// The 64 codes of a line, a byte each, in the order of the layout.
+AVX2_INLINE void read_codes(const uint8_t* tile, int32_t bits, int64_t line, uint8_t* codes) {
+  int below = 0;
+  const __m256i zero = _mm256_setzero_si256();
+  __m256i low = zero, high = zero;
+  if (bits & 8) {
+    low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 64));
+    high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 64 + 32));
+  }
+  if (bits & 4) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 32));
+    low = _mm256_and_si256(both, _mm256_set1_epi8(15));
+    high = _mm256_and_si256(_mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
+    tile += 16 * 32;
+    below = 4;
+  }
+  if (bits & 2) {
+    const __m256i times =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile + line * 16)));
+    const __m256i first = _mm256_srlv_epi64(times, _mm256_set_epi64x(2, 2, 0, 0));
+    const __m256i second = _mm256_srlv_epi64(times, _mm256_set_epi64x(6, 6, 4, 4));
+    low = _mm256_or_si256(low, _mm256_slli_epi64(_mm256_and_si256(first, _mm256_set1_epi8(3)), below));
+    high = _mm256_or_si256(high, _mm256_slli_epi64(_mm256_and_si256(second, _mm256_set1_epi8(3)), below));
+    tile += 16 * 16;
+    below += 2;
+  }
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), low);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32), high);
+  if (bits & 1)
+    for (int64_t q = 0; q < 64; ++q) codes[q] |= uint8_t((tile[line * 8 + q / 8] >> q % 8 & 1) << below);
+}
+
+// What codes mean: a permutation knows 8 entries, bit 3 of a code picks between two of them; longer tables are gathered.
+struct Meaning {
+  __m256 low, high;
+  const float* table;   // null for up to 16 entries
+};
+
+AVX2_INLINE Meaning meaning(const BitportTiles& w) {
+  alignas(32) float first[16];
+  for (int i = 0; i < 16; ++i) first[i] = w.table[i & ((1 << w.bits) - 1)];
+  return {_mm256_load_ps(first), _mm256_load_ps(first + 8), w.bits > 4 ? w.table : nullptr};
+}
+
+AVX2_INLINE __m256 look_up(__m256i codes, const Meaning& m) {
+  if (m.table) return _mm256_i32gather_ps(m.table, codes, 4);
+  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(m.low, codes), _mm256_permutevar8x32_ps(m.high, codes),
+                          _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
+}
+
+// panel [count][32]
+AVX2 void decode(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void* panel) {
+  const Meaning table = meaning(w);
+  const int64_t groups = groups_of(w);
+  const __m256 scale2 = _mm256_set1_ps(w.scale2 ? *w.scale2 : 1.0f);
+  const __m256i byte = _mm256_set1_epi32(255);
+  for (int64_t step = k / 32; step < (k + count) / 32; ++step) {
+    const uint8_t* codes = tile_at(w, tile, step);
+    for (int64_t column = 0; column < 32; column += 16)
+      for (int64_t part = 0; part < 4; ++part) {   // 8 rows
+        const int64_t at = (tile * groups + group_of(w, step * 32 + column)) * 32 + part * 8;
+        const __m256 scale = _mm256_mul_ps(load8(w.scale, w.scale_type, at), scale2);
+        const __m256 shift = w.zero ? _mm256_sub_ps(load8(w.zero, w.zero_type, at), _mm256_set1_ps(middle(w)))
+                                    : _mm256_setzero_ps();
+        float* to = static_cast<float*>(panel) + (step * 32 + column - k) * 32 + part * 8;
+        for (int64_t line = part / 2 * 8 + column / 4, end = line + 4; line < end; ++line, to += 128) {
+          alignas(32) uint8_t bytes[64];
+          read_codes(codes, w.bits, line, bytes);
+          for (int64_t pair = 0; pair < 2; ++pair) {   // of columns
+            const __m256i lanes = _mm256_cvtepu16_epi32(
+                _mm_load_si128(reinterpret_cast<const __m128i*>(bytes + pair * 32 + part % 2 * 16)));
+            const __m256 even = look_up(_mm256_and_si256(lanes, byte), table);
+            const __m256 odd = look_up(_mm256_srli_epi32(lanes, 8), table);
+            _mm256_store_ps(to + pair * 64, _mm256_mul_ps(_mm256_sub_ps(even, shift), scale));
+            _mm256_store_ps(to + pair * 64 + 32, _mm256_mul_ps(_mm256_sub_ps(odd, shift), scale));
+          }
+        }
+      }
+  }
+}
+
+template <int R>
+AVX2_INLINE void multiply_rows(const float* x, int64_t stride, int64_t steps, const float* panel, float* sum) {
+  __m256 a[R][4];
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < 4; ++j) a[r][j] = _mm256_load_ps(sum + r * 32 + j * 8);
+  for (int64_t step = 0; step < steps; ++step, x += stride)
+    for (int64_t i = 0; i < 32; ++i, panel += 32)
+      for (int r = 0; r < R; ++r) {
+        const __m256 value = _mm256_broadcast_ss(x + r * 32 + i);
+        for (int j = 0; j < 4; ++j) a[r][j] = _mm256_fmadd_ps(value, _mm256_load_ps(panel + j * 8), a[r][j]);
+      }
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < 4; ++j) _mm256_store_ps(sum + r * 32 + j * 8, a[r][j]);
+}
+
+AVX2 void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t count, const void* panel, float* sum) {
+  const float* weights = static_cast<const float*>(panel);
+  const int64_t stride = job.block * 32;
+  for (int64_t r = 0; r < rows;) {
+    const int64_t block = (row + r) / job.block, line = (row + r) % job.block;
+    const float* x =
+        static_cast<const float*>(job.rows) + (block * (steps_of(*job.weight)) + k / 32) * stride + line * 32;
+    const bool three = rows - r >= 3 && job.block - line >= 3, two = rows - r >= 2 && job.block - line >= 2;
+    if (three) multiply_rows<3>(x, stride, count / 32, weights, sum + r * 32);
+    else if (two) multiply_rows<2>(x, stride, count / 32, weights, sum + r * 32);
+    else multiply_rows<1>(x, stride, count / 32, weights, sum + r * 32);
+    r += three ? 3 : two ? 2 : 1;
+  }
+}
+
+// Rounds to bfloat16, to nearest even; a NaN stays one.
+AVX2_INLINE __m128i bf16_of(__m256 v) {
+  const __m256i bits = _mm256_castps_si256(v), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+  const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+}
+
+AVX2 void store(const float* sum, int64_t count, const float* bias, void* y, int32_t type) {
+  int64_t j = 0;
+  for (; j + 8 <= count; j += 8) {
+    __m256 v = _mm256_load_ps(sum + j);
+    if (bias) v = _mm256_add_ps(v, _mm256_loadu_ps(bias + j));
+    if (type == BITPORT_F32) {
+      _mm256_storeu_ps(static_cast<float*>(y) + j, v);
+    } else {
+      const __m128i half = type == BITPORT_BF16 ? bf16_of(v) : _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<uint16_t*>(y) + j), half);
+    }
+  }
+  for (; j < count; ++j) store_number(bias ? sum[j] + bias[j] : sum[j], y, type, j);
+}
+
+}  // namespace
+
+const Engine avx2_engine = {false, 256, widen, decode, multiply, nullptr, nullptr, store, nullptr, nullptr};
+
+}  // namespace bitport
+#endif

@@ -1,0 +1,94 @@
+// The product with 512-bit vectors in float32: for x of every type on machines with AVX-512.
+#include "engine.h"
+#if BITPORT_X86
+#include "avx512.h"
+
+namespace bitport {
+namespace {
+
+template <class Format>
+AVX512 void decode_as(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, float* panel) {
+  const Format format(w);
+  const int64_t groups = groups_of(w), bytes = 128 * w.bits;
+  for (int64_t step = k / 32; step < (k + count) / 32; ++step) {
+    const uint8_t* codes = tile_at(w, tile, step);
+    prefetch_ahead(codes, bytes);
+    for (int64_t quarter = 0; quarter < 4; ++quarter) {   // 16 rows by 16 columns
+      const int64_t half = quarter / 2, column = quarter % 2 * 16;
+      const Affine a = affine(w, (tile * groups + group_of(w, step * 32 + column)) * 32 + half * 16);
+      float* to = panel + (step * 32 + column - k) * 32 + half * 16;
+      for (int64_t line = half * 8 + column / 4, end = line + 4; line < end; ++line, to += 128) {
+        const Values v = format.values(codes, line);
+        for (int c = 0; c < 4; ++c) _mm512_store_ps(to + c * 32, _mm512_mul_ps(_mm512_sub_ps(v.c[c], a.shift), a.scale));
+      }
+    }
+  }
+}
+
+// panel [count][32]
+AVX512 void decode(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void* panel) {
+  BITPORT_WITH_CODES(w, decode_as<Format>(w, tile, k, count, static_cast<float*>(panel)))
+}
+
+template <int R>
+AVX512_INLINE void multiply_rows(const float* x, int64_t stride, int64_t steps, const float* panel, float* sum) {
+  __m512 a[R][2];
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < 2; ++j) a[r][j] = _mm512_load_ps(sum + r * 32 + j * 16);
+  for (int64_t step = 0; step < steps; ++step, x += stride)
+    for (int64_t i = 0; i < 32; ++i, panel += 32) {
+      const __m512 b0 = _mm512_load_ps(panel), b1 = _mm512_load_ps(panel + 16);
+      for (int r = 0; r < R; ++r) {
+        const __m512 value = _mm512_set1_ps(x[r * 32 + i]);
+        a[r][0] = _mm512_fmadd_ps(value, b0, a[r][0]);
+        a[r][1] = _mm512_fmadd_ps(value, b1, a[r][1]);
+      }
+    }
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < 2; ++j) _mm512_store_ps(sum + r * 32 + j * 16, a[r][j]);
+}
+
+AVX512 void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t count, const void* panel, float* sum) {
+  const int64_t stride = job.block * 32, steps = count / 32;
+  const float* weights = static_cast<const float*>(panel);
+  for (int64_t r = 0; r < rows;) {
+    const int64_t block = (row + r) / job.block, line = (row + r) % job.block;
+    const float* x =
+        static_cast<const float*>(job.rows) + (block * steps_of(*job.weight) + k / 32) * stride + line * 32;
+    const int64_t left = rows - r < job.block - line ? rows - r : job.block - line;
+    float* to = sum + r * 32;
+    if (left >= 8) { multiply_rows<8>(x, stride, steps, weights, to); r += 8; }
+    else if (left >= 4) { multiply_rows<4>(x, stride, steps, weights, to); r += 4; }
+    else if (left >= 2) { multiply_rows<2>(x, stride, steps, weights, to); r += 2; }
+    else { multiply_rows<1>(x, stride, steps, weights, to); r += 1; }
+  }
+}
+
+}  // namespace
+
+AVX512 void avx512_widen(const void* from, int32_t type, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) _mm512_storeu_ps(to + i, load16(from, type, i));
+  for (; i < count; ++i) to[i] = load_number(from, type, i);
+}
+
+AVX512 void avx512_store(const float* sum, int64_t count, const float* bias, void* y, int32_t type) {
+  for (int64_t j = 0; j < count; j += 16) {
+    const __mmask16 mask = count - j < 16 ? __mmask16((1u << (count - j)) - 1) : __mmask16(0xffff);
+    __m512 v = _mm512_load_ps(sum + j);
+    if (bias) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, bias + j));
+    if (type == BITPORT_F32) {
+      _mm512_mask_storeu_ps(static_cast<float*>(y) + j, mask, v);
+    } else {
+      const __m256i half =
+          type == BITPORT_BF16 ? bf16_of(v) : _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      _mm256_mask_storeu_epi16(static_cast<uint16_t*>(y) + j, mask, half);
+    }
+  }
+}
+
+const Engine avx512_engine = {
+    false, 256, avx512_widen, decode, multiply, nullptr, nullptr, avx512_store, nullptr, nullptr};
+
+}  // namespace bitport
+#endif

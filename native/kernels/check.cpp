@@ -1,0 +1,31 @@
+// What every entry point asks of a weight, and what the return codes mean.
+#include "status.h"
+#include "tiles.h"
+
+namespace bitport {
+
+int32_t check_weight(const BitportTiles* w) {
+  if (!w) return kNullPointer;
+  if (w->n < 0 || w->k <= 0 || w->bits < 1 || w->bits > 8) return kBadShape;
+  if (w->group <= 0 || (w->group % 16 && w->group < w->k)) return kBadGroup;
+  if (w->scale_type < BITPORT_F32 || w->scale_type > BITPORT_E4M3 || w->scale_type == BITPORT_U8) return kBadType;
+  if (w->zero && (w->zero_type < BITPORT_F32 || w->zero_type > BITPORT_U8 || !w->integer)) return kBadType;
+  return w->n == 0 || (w->codes && w->scale && w->table) ? kOk : kNullPointer;
+}
+
+}  // namespace bitport
+
+const char* bitport_error(int32_t code) {
+  static const char* const texts[] = {
+      "ok",
+      "a pointer is null",
+      "n and m must not be negative, k must be positive, a code has 1 to 8 bits",
+      "the group must be a multiple of 16, or at least k",
+      "type: x and y are float32, bfloat16 or float16; scale may also be e8m0 or e4m3; zero, of integers, uint8",
+      "how x is rounded: 0 as it is, 1 int8 per row, 2 the same with a zero point, 3 int8 per tensor; an integer weight",
+      "a row that the weight does not have",
+      "this machine does not have the instruction set asked for",
+      "out of memory",
+  };
+  return code >= 0 && code < 9 ? texts[code] : "unknown code";
+}
