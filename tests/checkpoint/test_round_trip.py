@@ -110,7 +110,7 @@ def test_permutation_pre_scale_and_fixed_input_scale(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(32, 8, bias=False))
     parts = quantize(torch.randn(8, 32), scheme.weight)
     extra = {"perm": torch.randperm(32), "pre_scale": torch.rand(32) + 0.5, "act_scale": torch.tensor([[0.02]])}
-    q = from_parts(parts, scheme, shape=(8, 32), dtype=torch.float32, **extra)
+    q = from_parts(parts, scheme, shape=(8, 32), dtype=torch.float32, **extra).to_device_layout()
     model[0].weight = nn.Parameter(q, requires_grad=False)
     bp.save(model, tmp_path)
     loaded = bp.load(nn.Sequential(nn.Linear(32, 8, bias=False)), tmp_path)

@@ -15,6 +15,7 @@ The quantized matrix is [..., N, K] with blocks along K. A convolution's weight 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -216,8 +217,12 @@ class QTensor(Tensor):
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """Bytes that the parts take."""
-        return sum(getattr(self, name).nbytes for name in self.__tensor_flatten__()[0])
+        """Bytes of the canonical parts: what a checkpoint holds, whatever a layout repeats or fills up."""
+        layout, plain = layouts.layout(self.bits_layout), layouts.layout("plain").expects(self.matrix)
+        batch = math.prod(self.qdata.shape[: self.qdata.dim() - layout.data_ndim])
+        size = batch * math.prod(plain.data_shape) * plain.data_dtype.itemsize
+        size += sum(batch * math.prod(plain.scale_shape) * p.itemsize for p in (self.scale, self.zero) if p is not None)
+        return size + sum(p.nbytes for name in ("scale2", *EXTRA) if (p := getattr(self, name)) is not None)
 
 
 def _as_bytes(part: Tensor) -> Tensor:

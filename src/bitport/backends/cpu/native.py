@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bitport.errors import KernelError
 from bitport.layouts import Matrix
+from bitport.layouts.cpu_tiles import pack_tiles, unpack_tiles
 from bitport.numerics import NUMBER_TYPES, decode
 from bitport.numerics.packing import packed_size
 from bitport.ops import Weight
@@ -110,6 +111,8 @@ class Library:
 
     def pack(self, matrix: Matrix, data: Tensor) -> Tensor:
         """Canonical data [.., N, bytes] to tiles."""
+        if not _is_real(data):
+            return pack_tiles(matrix, data)
         dense, bits = data.contiguous(), NUMBER_TYPES[matrix.dtype].bits
         tiles = torch.empty(
             *data.shape[:-2], -(-matrix.n // 32), -(-matrix.k // 32), 128 * bits, dtype=torch.uint8
@@ -118,6 +121,8 @@ class Library:
         return tiles
 
     def unpack(self, matrix: Matrix, tiles: Tensor) -> Tensor:
+        if not _is_real(tiles):
+            return unpack_tiles(matrix, tiles)
         number = NUMBER_TYPES[matrix.dtype]
         size = packed_size(matrix.k, number.bits)
         data = torch.empty(*tiles.shape[:-3], matrix.n, size, dtype=torch.uint8)
@@ -135,6 +140,12 @@ class Library:
     def _check(self, code: int, what: str) -> None:
         if code:
             raise KernelError(f"native {what}: {self._error(code).decode()}")
+
+
+def _is_real(part: Tensor) -> bool:
+    """Whether there are bytes to read, and nobody watches: not so while a program is traced or transformed."""
+    watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+    return type(part) is Tensor and not watched
 
 
 def _function(function: Any, arguments: list[Any], result: Any) -> Any:
