@@ -49,8 +49,7 @@ AMX_INLINE void multiply_block(const uint16_t* x, int64_t stride, const uint16_t
 AMX void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t count, const void* panel, float* sum) {
   const uint16_t* weights = static_cast<const uint16_t*>(panel);
   for (int64_t r = 0; r < rows; r += 32, sum += 1024) {
-    const int64_t step = (row + r) / 32 * (steps_of(*job.weight)) + k / 32;
-    const uint16_t* x = static_cast<const uint16_t*>(job.rows) + step * 1024;
+    const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at((row + r) / 32, k, count);
     _tile_loadd(0, sum, 128);
     _tile_loadd(1, sum + 16, 128);
     if (rows - r > 16) {
@@ -68,46 +67,70 @@ AMX void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t 
 }
 
 constexpr int64_t kDepth = 256;
+constexpr int64_t kFusedRows = 64;
 
-// Small groups are not worth tile registers: what is done for each of them takes longer than rounding scaled values.
-bool has_large_groups(const BitportTiles& w) { return w.group >= w.k || (w.group >= 64 && w.group % 32 == 0); }
+// Of groups that are worth tile registers: what is done for each of them takes long beside the products of a small one,
+// and a panel holds no larger one.
+bool has_tile_groups(const BitportTiles& w) { return w.group >= 64 && w.group <= kDepth && w.group % 32 == 0; }
 
-bool fuses(const BitportTiles& w, int64_t m) { return m <= kVectorRows || (m <= 32 && has_large_groups(w)); }
+bool fuses(const BitportTiles& w, int64_t m) {
+  return m == 1 || (has_tile_groups(w) ? m <= kFusedRows : w.group < 64 && m <= 2);
+}
 
-// Up to 32 rows: values of the table in bfloat16 and exact scales, applied to the float32 sums of a group.
+// sum += (part - shift * sum of x) * scale
+AMX_INLINE void add_scaled(const Affine& a, bool shifts, const float* part, float of_x, float* sum) {
+  __m512 s = _mm512_load_ps(part);
+  if (shifts) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(of_x), s);
+  _mm512_store_ps(sum, _mm512_fmadd_ps(s, a.scale, _mm512_load_ps(sum)));
+}
+
+// A few blocks of rows: values of the table in bfloat16 and exact scales, applied to the float32 sums of a group.
 AMX void fused(const Job& job, int64_t tile, void* panel, float* sum) {
   const BitportTiles& w = *job.weight;
-  if (job.m == 1 || !has_large_groups(w)) return avx512_fused_bf16(job, tile, panel, sum);
-  const int64_t groups = groups_of(w), steps = steps_of(w), m = job.m, stride = m * 32;
-  const bool two = m > 16;
-  configure(two ? 16 : m, two ? m - 16 : 16);
-  uint16_t* values = static_cast<uint16_t*>(panel);
+  if (job.m == 1 || !has_tile_groups(w)) return avx512_fused_bf16(job, tile, panel, sum);
+  const int64_t groups = groups_of(w), columns = steps_of(w) * 32, m = job.m, stride = job.block * 32;
+  if (job.block < 32) configure(job.block > 16 ? 16 : m, job.block > 16 ? m - 16 : 16);
   alignas(64) float part[32 * 32];
-  const uint16_t* x = static_cast<const uint16_t*>(job.rows);
   for (int64_t i = 0; i < m * 32; i += 16) _mm512_store_ps(sum + i, _mm512_setzero_ps());
-  for (int64_t g = 0, step = 0; g < groups; ++g) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (two) { _tile_zero(2); _tile_zero(3); }
-    for (const int64_t end = g + 1 < groups ? (g + 1) * w.group / 32 : steps; step < end;) {
-      const int64_t count = end - step < kDepth / 32 ? end - step : kDepth / 32;
-      avx512_look_up_bf16(w, tile, step, step + count, values);
-      if (two) multiply_block<true>(x, stride, values, count);
-      else multiply_block<false>(x, stride, values, count);
-      x += stride * count;
-      step += count;
-    }
-    _tile_stored(0, part, 128);
-    _tile_stored(1, part + 16, 128);
-    if (two) { _tile_stored(2, part + 512, 128); _tile_stored(3, part + 528, 128); }
-    for (int h = 0; h < 2; ++h) {
-      const Affine a = affine(w, (tile * groups + g) * 32 + h * 16);
-      for (int64_t r = 0; r < m; ++r) {
-        __m512 s = _mm512_load_ps(part + r * 32 + h * 16);
-        if (w.zero) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(job.sums[r * groups + g]), s);
-        float* to = sum + r * 32 + h * 16;
-        _mm512_store_ps(to, _mm512_fmadd_ps(s, a.scale, _mm512_load_ps(to)));
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t first = g * w.group, last = g + 1 < groups ? first + w.group : columns;
+    avx512_look_up_bf16(w, tile, first, last - first, panel);
+    const Affine a[2] = {affine(w, (tile * groups + g) * 32), affine(w, (tile * groups + g) * 32 + 16)};
+    for (int64_t row = 0; row < m; row += 32) {
+      const int64_t rows = m - row < 32 ? m - row : 32;
+      _tile_zero(0);
+      _tile_zero(1);
+      if (rows > 16) { _tile_zero(2); _tile_zero(3); }
+      for (int64_t k = first; k < last;) {   // a group may lie in two stretches
+        const int64_t start = k / kDepth * kDepth, stretch = columns - start < kDepth ? columns - start : kDepth;
+        const int64_t end = start + stretch < last ? start + stretch : last;
+        const uint16_t* x =
+            static_cast<const uint16_t*>(job.rows) + job.at(row / 32, start, stretch) + (k - start) * job.block;
+        const uint16_t* values = static_cast<const uint16_t*>(panel) + (k - first) * 32;
+        if (rows > 16) multiply_block<true>(x, stride, values, (end - k) / 32);
+        else multiply_block<false>(x, stride, values, (end - k) / 32);
+        k = end;
       }
+      _tile_stored(0, part, 128);
+      _tile_stored(1, part + 16, 128);
+      if (rows > 16) { _tile_stored(2, part + 512, 128); _tile_stored(3, part + 528, 128); }
+      for (int64_t r = 0; r < rows; ++r)
+        for (int h = 0; h < 2; ++h)
+          add_scaled(a[h], w.zero, part + r * 32 + h * 16, w.zero ? job.sums[(row + r) * groups + g] : 0.0f,
+                     sum + (row + r) * 32 + h * 16);
+    }
+  }
+}
+
+AMX void finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum) {
+  const BitportTiles& w = *job.weight;
+  for (int64_t h = 0; h < 2; ++h) {
+    const Affine a = affine(w, tile * 32 + h * 16);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* at = sum + r * 32 + h * 16;
+      __m512 s = _mm512_load_ps(at);
+      if (w.zero) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(job.sums[row + r]), s);
+      _mm512_store_ps(at, _mm512_mul_ps(s, a.scale));
     }
   }
 }
@@ -115,7 +138,8 @@ AMX void fused(const Job& job, int64_t tile, void* panel, float* sum) {
 }  // namespace
 
 const Engine amx_engine = {
-    true, kDepth, avx512_widen, avx512_decode_bf16, multiply, fuses, fused, avx512_store, begin, end};
+    true,  kDepth, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, finish, multiply, fuses, fused, avx512_store,
+    begin, end};
 
 }  // namespace bitport
 #endif

@@ -135,8 +135,7 @@ AVX2 void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t
   const int64_t stride = job.block * 32;
   for (int64_t r = 0; r < rows;) {
     const int64_t block = (row + r) / job.block, line = (row + r) % job.block;
-    const float* x =
-        static_cast<const float*>(job.rows) + (block * (steps_of(*job.weight)) + k / 32) * stride + line * 32;
+    const float* x = static_cast<const float*>(job.rows) + job.at(block, k, count) + line * 32;
     const bool three = rows - r >= 3 && job.block - line >= 3, two = rows - r >= 2 && job.block - line >= 2;
     if (three) multiply_rows<3>(x, stride, count / 32, weights, sum + r * 32);
     else if (two) multiply_rows<2>(x, stride, count / 32, weights, sum + r * 32);
@@ -172,7 +171,7 @@ AVX2 void store(const float* sum, int64_t count, const float* bias, void* y, int
 
 }  // namespace
 
-const Engine avx2_engine = {false, 256, widen, decode, multiply, nullptr, nullptr, store, nullptr, nullptr};
+const Engine avx2_engine = {false, 256, widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, store, nullptr, nullptr};
 
 }  // namespace bitport
 #endif

@@ -53,8 +53,7 @@ AVX512 void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64
   const float* weights = static_cast<const float*>(panel);
   for (int64_t r = 0; r < rows;) {
     const int64_t block = (row + r) / job.block, line = (row + r) % job.block;
-    const float* x =
-        static_cast<const float*>(job.rows) + (block * steps_of(*job.weight) + k / 32) * stride + line * 32;
+    const float* x = static_cast<const float*>(job.rows) + job.at(block, k, count) + line * 32;
     const int64_t left = rows - r < job.block - line ? rows - r : job.block - line;
     float* to = sum + r * 32;
     if (left >= 8) { multiply_rows<8>(x, stride, steps, weights, to); r += 8; }
@@ -88,7 +87,7 @@ AVX512 void avx512_store(const float* sum, int64_t count, const float* bias, voi
 }
 
 const Engine avx512_engine = {
-    false, 256, avx512_widen, decode, multiply, nullptr, nullptr, avx512_store, nullptr, nullptr};
+    false, 256, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, avx512_store, nullptr, nullptr};
 
 }  // namespace bitport
 #endif

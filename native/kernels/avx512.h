@@ -181,8 +181,10 @@ struct Codes {
   // of the code in the lowest byte of a lane
   AVX512_MEMBER __m512 meaning(__m512i lanes) const {
     if constexpr (Bits <= 4) return _mm512_permutexvar_ps(lanes, table);
-    const __m512i codes = _mm512_and_si512(lanes, _mm512_set1_epi32(255));
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(codes, _mm512_set1_epi32(1 << (Bits - 1))));
+    constexpr int kFirstOrBothOthers = 0xf8;   // 2^23 + code, as the bits of a float
+    const __m512i bits = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x4b000000), lanes, _mm512_set1_epi32(255),
+                                                   kFirstOrBothOthers);
+    return _mm512_sub_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(8388608.0f + (1 << (Bits - 1))));
   }
   AVX512_MEMBER static __m512 even(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
   AVX512_MEMBER static __m512 odd(__m512i pairs) {

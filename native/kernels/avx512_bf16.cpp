@@ -38,9 +38,9 @@ AVX512 void decode_as(const BitportTiles& w, int64_t tile, int64_t k, int64_t co
 }
 
 template <class Format>
-AVX512 void look_up_as(const BitportTiles& w, int64_t tile, int64_t step, int64_t last, uint16_t* to) {
+AVX512 void look_up_as(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, uint16_t* to) {
   const Format format(w);
-  for (; step < last; ++step) {
+  for (int64_t step = k / 32; step < (k + count) / 32; ++step) {
     const uint8_t* codes = tile_at(w, tile, step);
     prefetch_ahead(codes, 128 * w.bits);
 #pragma GCC unroll 16
@@ -124,8 +124,8 @@ void avx512_decode_bf16(const BitportTiles& w, int64_t tile, int64_t k, int64_t 
   BITPORT_WITH_CODES(w, decode_as<Format>(w, tile, k, count, static_cast<uint16_t*>(panel)))
 }
 
-void avx512_look_up_bf16(const BitportTiles& w, int64_t tile, int64_t step, int64_t last, uint16_t* panel) {
-  BITPORT_WITH_CODES(w, look_up_as<Format>(w, tile, step, last, panel))
+void avx512_look_up_bf16(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void* panel) {
+  BITPORT_WITH_CODES(w, look_up_as<Format>(w, tile, k, count, static_cast<uint16_t*>(panel)))
 }
 
 void avx512_fused_bf16(const Job& job, int64_t tile, void*, float* sum) {
@@ -133,7 +133,8 @@ void avx512_fused_bf16(const Job& job, int64_t tile, void*, float* sum) {
 }
 
 const Engine avx512_bf16_engine = {
-    true, 256, avx512_widen, nullptr, nullptr, fuses, avx512_fused_bf16, avx512_store, nullptr, nullptr};
+    true,  256,  avx512_widen, nullptr, nullptr, nullptr, nullptr, fuses, avx512_fused_bf16, avx512_store, nullptr,
+    nullptr};
 
 }  // namespace bitport
 #endif

@@ -10,8 +10,8 @@ constexpr int64_t kVectorRows = 4;
 
 // panel [count / 32][2 halves of 16 rows][16 pairs of columns][16 rows][2]: what AMX takes as its second operand
 void avx512_decode_bf16(const BitportTiles& weight, int64_t tile, int64_t k, int64_t count, void* panel);
-// The same of steps step .. last - 1, unscaled.
-void avx512_look_up_bf16(const BitportTiles& weight, int64_t tile, int64_t step, int64_t last, uint16_t* panel);
+// The same, unscaled.
+void avx512_look_up_bf16(const BitportTiles& weight, int64_t tile, int64_t k, int64_t count, void* panel);
 void avx512_fused_bf16(const Job& job, int64_t tile, void* panel, float* sum);   // up to kVectorRows rows
 
 }  // namespace bitport

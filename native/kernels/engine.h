@@ -1,6 +1,7 @@
 // What an instruction set brings to the product, and what the product hands to it. A weight is worked off in tiles of 32
-// output rows; sums are float32 [rows][32]. Two ways lead to the sums of a tile:
+// output rows; sums are float32 [rows][32]. Three ways lead to the sums of a tile:
 //   panel   decode() writes a stretch of K as scaled values, which multiply() uses for every row of x: many rows.
+//   late    the same with look_up(), unscaled; finish() scales the sums: one scale for the whole row.
 //   fused   codes become values in registers or L1 and are used at once, scales act on the sums of a group: few rows.
 #pragma once
 #include "bitport_kernels.h"
@@ -11,13 +12,21 @@
 
 namespace bitport {
 
-// Rows of x in blocks: [m / block][steps][block][32], the last step filled up with zeros, so that what one step reads lies together (rows 2^n bytes apart
-// would fall into the same few lines of the cache). The last block may hold fewer rows; the rest of it is undefined.
+// Rows of x in blocks and stretches of K: [stretch][m / block][steps of the stretch][block][32], the last step filled up
+// with zeros. A stretch is what a panel holds; all rows of it lie together, and what one step reads too: rows or blocks
+// 2^n bytes apart would fall into the same few lines of the caches. The last block may hold fewer rows; the rest of it is
+// undefined.
 struct Job {
   const BitportTiles* weight;
   const void* rows;    // float32 or bfloat16, as the engine asks
-  const float* sums;   // [m][groups]: sums of x over each group, where the weight has a zero and the way is fused
+  const float* sums;   // [m][groups]: sums of x over each group, where the weight has a zero and scales act on sums
   int64_t m, block;
+
+  // The first number of a block within the stretch of columns [k, k + count), in a layout of whole stretches before it.
+  int64_t at(int64_t number, int64_t k, int64_t count) const {
+    const int64_t blocks = (m + block - 1) / block;
+    return (k * blocks + number * count) * block;
+  }
 };
 
 struct Engine {
@@ -25,6 +34,8 @@ struct Engine {
   int64_t depth;        // how much of K a panel holds
   void (*widen)(const void* from, int32_t type, int64_t count, float* to);
   void (*decode)(const BitportTiles& weight, int64_t tile, int64_t k, int64_t count, void* panel);
+  void (*look_up)(const BitportTiles& weight, int64_t tile, int64_t k, int64_t count, void* panel);   // null: never late
+  void (*finish)(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum);
   // Adds rows [row, row + rows) times the panel of columns [k, k + count) to sum; row is a multiple of the block.
   void (*multiply)(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t count, const void* panel, float* sum);
   bool (*fuses)(const BitportTiles& weight, int64_t m);   // whether to go the fused way; null: never

@@ -16,8 +16,6 @@ namespace {
 constexpr int64_t kRowsAtOnce = 512;   // rows whose stretch of K stays in L2 while a few tiles go over them
 constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too: 16 * 512 * 32 floats are 1 MiB
 
-constexpr int64_t kAbreast = 2;        // tiles that share a stretch of 32 rows while it lies in L1
-
 // Memory of a thread that is kept for the next call: fresh pages would cost more than the copy they are for. Large
 // pages where the system gives them: blocks in 4 KiB pages fill L2 unevenly, and their addresses take longer to find.
 struct Buffer {
@@ -54,18 +52,22 @@ struct Call : Product {
 
   Call(const Product& product, const Engine& chosen) : Product(product), engine(chosen) {}
   size_t width() const { return type == BITPORT_F32 ? 4 : 2; }
+  bool late() const { return engine.look_up && groups_of(weight) == 1; }
   size_t panel_bytes() const { return aligned(size_t(engine.depth) * 32 * (engine.bf16 ? 2 : 4)); }
 
   void lay_out(int64_t row, char* rows, float* sums) const {
-    const int64_t steps = steps_of(weight), block = job.block;
+    const int64_t columns = steps_of(weight) * 32, block = job.block;
     const size_t item = engine.bf16 ? 2 : 4;
     const char* from = static_cast<const char*>(x) + size_t(row) * weight.k * width();
-    char* to = rows + size_t((row / block * steps) * block + row % block) * 32 * item;
-    for (int64_t step = 0; step < steps; ++step, from += 32 * width(), to += size_t(block) * 32 * item) {
-      const int64_t left = weight.k - step * 32, count = left < 32 ? left : 32;
-      if (count < 32) std::memset(to, 0, 32 * item);
-      if (engine.bf16) std::memcpy(to, from, size_t(count) * 2);
-      else engine.widen(from, type, count, reinterpret_cast<float*>(to));
+    for (int64_t k = 0; k < columns; k += engine.depth) {
+      const int64_t stretch = columns - k < engine.depth ? columns - k : engine.depth;
+      char* to = rows + size_t(job.at(row / block, k, stretch) + row % block * 32) * item;
+      for (int64_t step = k; step < k + stretch; step += 32, from += 32 * width(), to += size_t(block) * 32 * item) {
+        const int64_t count = weight.k - step < 32 ? weight.k - step : 32;
+        if (count < 32) std::memset(to, 0, 32 * item);
+        if (engine.bf16) std::memcpy(to, from, size_t(count) * 2);
+        else engine.widen(from, type, count, reinterpret_cast<float*>(to));
+      }
     }
     if (!sums) return;
     const uint16_t* values = static_cast<const uint16_t*>(x) + row * weight.k;
@@ -98,24 +100,24 @@ struct Call : Product {
 
   void run_panels(int64_t first, int64_t last, int64_t row, int64_t rows) {
     const size_t sums = size_t(ceil_div(rows, 32)) * 32 * 32;   // engines may write whole blocks
-    char* memory = own_buffer.need(panel_bytes() * kAbreast + sums * 4 * size_t(last - first));
-    if (!memory) { failed = true; return; }
-    float* sum = reinterpret_cast<float*>(memory + panel_bytes() * kAbreast);
+    char* panel = own_buffer.need(panel_bytes() + sums * 4 * size_t(last - first));
+    if (!panel) { failed = true; return; }
+    float* sum = reinterpret_cast<float*>(panel + panel_bytes());
     std::memset(sum, 0, sums * 4 * size_t(last - first));
     if (engine.begin) engine.begin();
     const int64_t columns = steps_of(weight) * 32;
     for (int64_t k = 0; k < columns; k += engine.depth) {
       const int64_t count = columns - k < engine.depth ? columns - k : engine.depth;
-      for (int64_t tile = first; tile < last; tile += kAbreast) {
-        const int64_t abreast = last - tile < kAbreast ? last - tile : kAbreast;
-        for (int64_t i = 0; i < abreast; ++i) engine.decode(weight, tile + i, k, count, memory + i * panel_bytes());
-        for (int64_t r = 0; r < rows; r += 32)
-          for (int64_t i = 0; i < abreast; ++i) {
-            float* to = sum + sums * size_t(tile + i - first) + r * 32;
-            const int64_t part = rows - r < 32 ? rows - r : 32;
-            engine.multiply(job, row + r, part, k, count, memory + i * panel_bytes(), to);
-            if (k + count == columns) store(tile + i, row + r, part, to);
-          }
+      for (int64_t tile = first; tile < last; ++tile) {
+        (late() ? engine.look_up : engine.decode)(weight, tile, k, count, panel);
+        float* to = sum + sums * size_t(tile - first);
+        for (int64_t r = 0; r < rows; r += 32, to += 32 * 32) {
+          const int64_t part = rows - r < 32 ? rows - r : 32;
+          engine.multiply(job, row + r, part, k, count, panel, to);
+          if (k + count < columns) continue;
+          if (late()) engine.finish(job, tile, row + r, part, to);
+          store(tile, row + r, part, to);
+        }
       }
     }
     if (engine.end) engine.end();
@@ -151,7 +153,7 @@ int32_t linear_as_is(const Product& product) {
   const bool tiles_of_rows = engine.bf16 && !fused;   // a tile register takes 16 rows, whatever m is
   const int64_t block = m < 32 && !tiles_of_rows ? m : 32;
   const size_t row_bytes = aligned(size_t(ceil_div(m, block)) * block * steps_of(w) * 32 * (engine.bf16 ? 2 : 4));
-  const size_t sum_bytes = w.zero && fused ? aligned(size_t(m) * groups_of(w) * 4) : 0;
+  const size_t sum_bytes = w.zero && (fused || call.late()) ? aligned(size_t(m) * groups_of(w) * 4) : 0;
   char* memory = call_buffer.need(row_bytes + sum_bytes + (product.bias ? size_t(w.n) * 4 : 0));
   if (!memory) return kNoMemory;
   float* sums = sum_bytes ? reinterpret_cast<float*>(memory + row_bytes) : nullptr;

@@ -28,8 +28,8 @@ void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t coun
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t block = (row + r) / job.block, line = (row + r) % job.block;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t step = block * steps_of(*job.weight) + (k + i) / 32;
-      const float x = static_cast<const float*>(job.rows)[(step * job.block + line) * 32 + i % 32];
+      const int64_t at = job.at(block, k, count) + (i / 32 * job.block + line) * 32 + i % 32;
+      const float x = static_cast<const float*>(job.rows)[at];
       for (int64_t j = 0; j < 32; ++j) sum[r * 32 + j] += x * weights[i * 32 + j];
     }
   }
@@ -41,6 +41,6 @@ void store(const float* sum, int64_t count, const float* bias, void* y, int32_t 
 
 }  // namespace
 
-const Engine scalar_engine = {false, 256, widen, decode, multiply, nullptr, nullptr, store, nullptr, nullptr};
+const Engine scalar_engine = {false, 256, widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, store, nullptr, nullptr};
 
 }  // namespace bitport
