@@ -88,14 +88,13 @@ AVX2_INLINE __m256 look_up(__m256i codes, const Meaning& m) {
 AVX2 void decode(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void* panel) {
   const Meaning table = meaning(w);
   const int64_t groups = groups_of(w);
-  const __m256 scale2 = _mm256_set1_ps(w.scale2 ? *w.scale2 : 1.0f);
   const __m256i byte = _mm256_set1_epi32(255);
   for (int64_t step = k / 32; step < (k + count) / 32; ++step) {
     const uint8_t* codes = tile_at(w, tile, step);
     for (int64_t column = 0; column < 32; column += 16)
       for (int64_t part = 0; part < 4; ++part) {   // 8 rows
         const int64_t at = (tile * groups + group_of(w, step * 32 + column)) * 32 + part * 8;
-        const __m256 scale = _mm256_mul_ps(load8(w.scale, w.scale_type, at), scale2);
+        const __m256 scale = load8(w.scale, w.scale_type, at);
         const __m256 shift = w.zero ? _mm256_sub_ps(load8(w.zero, w.zero_type, at), _mm256_set1_ps(middle(w)))
                                     : _mm256_setzero_ps();
         float* to = static_cast<float*>(panel) + (step * 32 + column - k) * 32 + part * 8;

@@ -49,10 +49,9 @@ struct Affine { __m512 scale, shift; };
 
 // at: place of the 16 rows in the arrays of scales and zeros
 AVX512_INLINE Affine affine(const BitportTiles& w, int64_t at) {
-  __m512 scale = load16(w.scale, w.scale_type, at);
-  if (w.scale2) scale = _mm512_mul_ps(scale, _mm512_set1_ps(*w.scale2));
-  return {scale, w.zero ? _mm512_sub_ps(load16(w.zero, w.zero_type, at), _mm512_set1_ps(middle(w)))
-                        : _mm512_setzero_ps()};
+  return {load16(w.scale, w.scale_type, at), w.zero ? _mm512_sub_ps(load16(w.zero, w.zero_type, at),
+                                                                    _mm512_set1_ps(middle(w)))
+                                                    : _mm512_setzero_ps()};
 }
 
 // The 64 codes of a line, a byte each, in the order of the layout.

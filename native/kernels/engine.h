@@ -3,6 +3,7 @@
 //   panel   decode() writes a stretch of K as scaled values, which multiply() uses for every row of x: many rows.
 //   late    the same with look_up(), unscaled; finish() scales the sums: one scale for the whole row.
 //   fused   codes become values in registers or L1 and are used at once, scales act on the sums of a group: few rows.
+// The scale of the whole tensor (scale2) acts on the sums at the end: products of short floats stay exact in bfloat16.
 #pragma once
 #include "bitport_kernels.h"
 

@@ -79,7 +79,9 @@ struct Call : Product {
     }
   }
 
-  void store(int64_t tile, int64_t row, int64_t rows, const float* sum) const {
+  void store(int64_t tile, int64_t row, int64_t rows, float* sum) const {
+    if (weight.scale2)
+      for (int64_t i = 0; i < rows * 32; ++i) sum[i] *= *weight.scale2;
     const int64_t n = tile * 32, count = weight.n - n < 32 ? weight.n - n : 32;
     char* to = static_cast<char*>(y) + (size_t(row) * weight.n + n) * width();
     for (int64_t r = 0; r < rows; ++r, to += weight.n * width())

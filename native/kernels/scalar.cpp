@@ -18,7 +18,7 @@ void decode(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void*
     for (int64_t row = 0; row < 32; ++row) {
       float value = w.table[read_code(tile_at(w, tile, column / 32), w.bits, row, column % 32)];
       if (w.zero) value -= load_number(w.zero, w.zero_type, group + row) - middle(w);
-      to[row] = value * (load_number(w.scale, w.scale_type, group + row) * (w.scale2 ? *w.scale2 : 1.0f));
+      to[row] = value * load_number(w.scale, w.scale_type, group + row);
     }
   }
 }

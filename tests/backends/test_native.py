@@ -58,11 +58,20 @@ def test_every_kind_of_input(isa: str, scheme: str, dtype: torch.dtype) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("m", [1, 2, 5, 16, 17, 31, 33, 100])
-def test_rows_that_fill_no_tile(isa: str, m: int, dtype: torch.dtype) -> None:
-    for n, k in ((1, 128), (33, 384), (250, 100)):
-        for sample in products("int4", dtype, "cpu_tiles", n=n, k=k, m=m):
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 16, 17, 31, 33, 64, 65, 100])
+@pytest.mark.parametrize("scheme", ["int4", "int4-g96", "int8-asym", "mxfp4-wo", "nvfp4-wo"])
+def test_rows_that_fill_no_tile(isa: str, scheme: str, m: int, dtype: torch.dtype) -> None:
+    """The ways that the product takes differ by the number of rows and by the group: one for the whole row, groups that
+    a stretch of K cuts, groups too small for a step. N and K fill no tile either."""
+    for n, k in ((1, 128), (33, 384), (50, 100), (40, 608)):
+        for sample in products(scheme, dtype, "cpu_tiles", n=n, k=k, m=m):
             assert shortfall(sample, OPS["linear"].overload(*sample.args)) <= 0, (n, k)
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8"])
+def test_more_rows_than_are_worked_off_at_once(isa: str, scheme: str) -> None:
+    for sample in products(scheme, BF16, "cpu_tiles", n=40, k=320, m=1100):
+        assert shortfall(sample, OPS["linear"].overload(*sample.args)) <= 0
 
 
 @DTYPES
