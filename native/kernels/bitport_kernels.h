@@ -59,6 +59,9 @@ BITPORT_API int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t
 BITPORT_API int32_t bitport_rows(const BitportTiles* w, const int64_t* ids, int64_t count, void* y, int32_t y_type,
                                  int32_t threads);
 
+// y [n, k] of y_type: the whole weight.
+BITPORT_API int32_t bitport_dense(const BitportTiles* w, void* y, int32_t y_type, int32_t threads);
+
 // Codes dense along k, lowest bits first, [n, ceil(k * bits / 8)] bytes -> tiles, and back.
 BITPORT_API int32_t bitport_pack(const uint8_t* dense, int32_t bits, int64_t n, int64_t k, uint8_t* tiles,
                                  int32_t threads);

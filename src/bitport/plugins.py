@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 GROUP = "bitport.backends"
@@ -18,6 +18,7 @@ IN_TREE = ("cpu", "cuda", "xpu")
 
 _loaded: list[str] = []
 _describe: dict[str, Callable[[], list[str]]] = {}
+_tune: dict[str, Callable[[], Iterator[str]]] = {}
 _started = False
 
 
@@ -45,8 +46,19 @@ def _add(name: str, module: Any) -> None:
     _loaded.append(name)
     if hasattr(module, "describe"):
         _describe[name] = module.describe
+    if hasattr(module, "tune"):
+        _tune[name] = module.tune
 
 
 def describe() -> dict[str, list[str]]:
     """What loaded backends say of themselves for ``bitport doctor``, by their function ``describe``."""
     return {name: _describe[name]() for name in load() if name in _describe}
+
+
+def tune() -> Iterator[tuple[str, str]]:
+    """(backend, what it found) as loaded backends measure on this machine which of their kernels to choose, by their
+    function ``tune``, which keeps what it finds for later processes."""
+    for name in load():
+        if name in _tune:
+            for line in _tune[name]():
+                yield name, line

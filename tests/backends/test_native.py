@@ -28,7 +28,17 @@ AVAILABLE = LIBRARY.available if isinstance(LIBRARY, Library) else ()
 
 compiled = pytest.mark.skipif(not AVAILABLE, reason="the native kernels were not compiled: pip install --no-deps -e .")
 SCHEMES = (
-    *("int4", "int4-sym", "int4-g32", "int4-g64-fzero", "int4-channel-sym", "int4-g48", "int4-tensor", "int4-b8x16", "nf4"),
+    *(
+        "int4",
+        "int4-sym",
+        "int4-g32",
+        "int4-g64-fzero",
+        "int4-channel-sym",
+        "int4-g48",
+        "int4-tensor",
+        "int4-b8x16",
+        "nf4",
+    ),
     *("int2", "int2-g16", "int3", "int5", "int6-g32", "int7-sym", "int8", "int8-asym", "int8-g64-fzero"),
     *("fp8-wo", "fp8-block-wo", "mxfp8-wo", "mxfp6-wo", "mxfp4-wo", "nvfp4-wo"),
 )

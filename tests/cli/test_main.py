@@ -23,7 +23,7 @@ EXAMPLES = [
 
 
 def test_the_verbs_are_these() -> None:
-    assert list(VERBS) == ["quantize", "inspect", "explain", "eval", "generate", "doctor"]
+    assert list(VERBS) == ["quantize", "inspect", "explain", "eval", "generate", "tune", "doctor"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -1,7 +1,9 @@
 """CPU: the native kernels, where they were compiled, and those of PyTorch's own ops that are faster than the generic
 kernel there."""
 
-from bitport.backends.cpu import int8pack_mm, int_mm, native, tiles
+from collections.abc import Iterator
+
+from bitport.backends.cpu import crossovers, int8pack_mm, int_mm, native, tiles
 from bitport.layouts import register_layout
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.ops import Impl, register_kernel
@@ -12,13 +14,30 @@ register_kernel(Impl("linear", "int8pack_mm", "cpu", int8pack_mm.run, int8pack_m
 register_kernel(Impl("dyn_linear", "int_mm", "cpu", int_mm.run, int_mm.refuses))
 if isinstance(LIBRARY, native.Library):
     tiles.register(LIBRARY)
+    crossovers.load(LIBRARY)
     register_layout(CpuTiles(("cpu",), LIBRARY.pack, LIBRARY.unpack))
+
+
+def tune() -> Iterator[str]:
+    """For ``bitport tune``."""
+    if not isinstance(LIBRARY, native.Library):
+        yield f"nothing to choose between: no native kernels ({LIBRARY})"
+        return
+    found: dict[str, int | None] = {}
+    for kind, most in crossovers.measure(LIBRARY):
+        found[kind] = most
+        yield f"linear {kind}: " + ("native for any number of rows" if most is None else f"native up to {most} rows")
+    yield f"written to {crossovers.save(LIBRARY, found)}"
 
 
 def describe() -> list[str]:
     """For ``bitport doctor``."""
     if isinstance(LIBRARY, native.Library):
-        return [f"native kernels: {LIBRARY.isa_name}, of {', '.join(LIBRARY.available)}"]
+        measured = "measured here (bitport tune)" if crossovers.MOST_ROWS else "by default; bitport tune measures it"
+        return [
+            f"native kernels: {LIBRARY.isa_name}, of {', '.join(LIBRARY.available)}",
+            f"choice between native and dense_mm: {measured}",
+        ]
     return [
         f"no native kernels: {LIBRARY}. Without them weights are dequantized on every call",
         "install a C++ compiler (g++ or clang++), then in the folder of bitport's source: pip install --no-deps -e .",

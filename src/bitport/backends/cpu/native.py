@@ -61,6 +61,7 @@ class Library:
             lib.bitport_linear, [tiles, pointer, i32, i64, i32, pointer, pointer, pointer, i32, i32], i32
         )
         self._rows = _function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
+        self._dense = _function(lib.bitport_dense, [tiles, pointer, i32, i32], i32)
         self._pack = _function(lib.bitport_pack, [pointer, i32, i64, i64, pointer, i32], i32)
         self._unpack = _function(lib.bitport_unpack, [pointer, i32, i64, i64, pointer, i32], i32)
         self.available = tuple(name for name, value in ISAS.items() if self._has(value))
@@ -109,14 +110,20 @@ class Library:
         del kept
         return y.reshape(*ids.shape, weight.k)
 
+    def dense(self, weight: Weight, dtype: torch.dtype) -> Tensor:
+        """One weight in cpu_tiles as floats, [N, K]."""
+        y = torch.empty(weight.n, weight.k, dtype=dtype)
+        tiles, kept = _tiles(weight)
+        self._check(self._dense(tiles, y.data_ptr(), TYPES[dtype], torch.get_num_threads()), "dense weight")
+        del kept
+        return y
+
     def pack(self, matrix: Matrix, data: Tensor) -> Tensor:
         """Canonical data [.., N, bytes] to tiles."""
         if not _is_real(data):
             return pack_tiles(matrix, data)
         dense, bits = data.contiguous(), NUMBER_TYPES[matrix.dtype].bits
-        tiles = torch.empty(
-            *data.shape[:-2], -(-matrix.n // 32), -(-matrix.k // 32), 128 * bits, dtype=torch.uint8
-        )
+        tiles = torch.empty(*data.shape[:-2], -(-matrix.n // 32), -(-matrix.k // 32), 128 * bits, dtype=torch.uint8)
         self._each(self._pack, matrix, dense, tiles, dense.shape[:-2])
         return tiles
 

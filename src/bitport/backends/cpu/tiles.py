@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
+from bitport.backends.cpu import crossovers
 from bitport.backends.cpu.native import ACTS, Library
 from bitport.errors import ArgumentError
 from bitport.layouts.cpu_tiles import SCALES, ZEROS, CpuTiles, refuses_matrix
@@ -31,6 +33,13 @@ def second_refuses(x: Tensor, *rest: Any) -> str | None:
     return refuses(Weight(*rest[:10]))
 
 
+def linear_refuses(x: Tensor, *rest: Any) -> str | None:
+    weight = Weight(*rest[:10])
+    if reason := refuses(weight):
+        return reason
+    return crossovers.refuses(weight, x.numel() // weight.k) if crossovers.MOST_ROWS else None
+
+
 def third_refuses(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
     return refuses(Weight(*rest[:10]))
 
@@ -38,6 +47,11 @@ def third_refuses(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
 def register(library: Library) -> None:
     def linear(x: Tensor, *rest: Any) -> Tensor:
         return library.linear(x, Weight(*rest[:10]), rest[10])
+
+    def dense_mm(x: Tensor, *rest: Any) -> Tensor:
+        """PyTorch's own product with the weight in x's dtype."""
+        weight, bias = Weight(*rest[:10]), rest[10]
+        return F.linear(x, library.dense(weight, x.dtype), None if bias is None else bias.to(x.dtype))
 
     def dyn_linear(x: Tensor, *rest: Any) -> Tensor:
         *weight, act, act_scale, bias = rest
@@ -74,11 +88,11 @@ def register(library: Library) -> None:
         return library.rows(ids, Weight(*rest[:10]), rest[10])
 
     for name, run, supports in (
-        ("linear", linear, second_refuses),
+        ("linear", linear, linear_refuses),
         ("dyn_linear", dyn_linear, second_refuses),
         ("grouped_linear", grouped_linear, third_refuses),
         ("dyn_grouped_linear", dyn_grouped_linear, third_refuses),
         ("embedding", embedding, second_refuses),
     ):
         register_kernel(Impl(name, "native", "cpu", run, supports, priority=10))
-
+    register_kernel(Impl("linear", "dense_mm", "cpu", dense_mm, second_refuses, priority=5))

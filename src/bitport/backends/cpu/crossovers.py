@@ -1,0 +1,175 @@
+"""From how many rows on the native kernel of linear is slower than ``dense_mm`` on this machine: measured, and kept in
+the user's cache folder.
+
+dense_mm makes the weight dense and calls PyTorch's own product. Where that product is far better than the native one
+(an instruction set that the native kernels do not use), it wins from some number of rows on. ``bitport tune`` measures
+that number for each kind of weight; without a measurement the native kernel always runs.
+
+The file, JSON, holds what it was measured with and, for each kind, the most rows for which the native kernel is at
+least as fast (null: always)::
+
+    {"version": 1, "machine": {"cpu": .., "isa": .., "threads": 2, "torch": ..}, "most_rows": {"int4/group": 512, ..}}
+
+A file of another version or machine, or one that is damaged, is ignored with a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitport.backends.cpu.native import Library
+from bitport.layouts import layout
+from bitport.layouts.cpu_tiles import CpuTiles
+from bitport.numerics import quantize
+from bitport.ops import OPS, Weight
+from bitport.schemes import preset
+
+VERSION = 1
+SCHEMES = (
+    *("int2", "int3", "int4", "int4-channel", "int5", "int6", "int8", "int8-g128", "nf4"),
+    *("fp8-wo", "fp8-e5m2-wo", "mxfp8-wo", "mxfp6-wo", "mxfp4-wo", "nvfp4-wo"),
+)
+ROWS = (1, 4, 16, 64, 256, 1024)
+SIZE = 2048
+"""N and K of the weights that are measured."""
+WORTH = 1.1
+"""How much faster the generic kernel must be."""
+
+MOST_ROWS: dict[str, int | None] = {}
+"""By kind; a kind that is not there was not measured."""
+
+
+def kind(weight: Weight) -> str:
+    """What the speed depends on beside the size: the number type, and whether scales are per row."""
+    return f"{weight.dtype}/{'row' if weight.block_k >= weight.k else 'group'}"
+
+
+def refuses(weight: Weight, rows: int) -> str | None:
+    most = MOST_ROWS.get(kind(weight))
+    return None if most is None or rows <= most else f"dense_mm was measured to be faster here from {most + 1} rows on"
+
+
+def folder() -> Path:
+    """BITPORT_CACHE, else the user's cache folder."""
+    if named := os.environ.get("BITPORT_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bitport"
+
+
+def machine(library: Library) -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "isa": library.isa_name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def path(library: Library) -> Path:
+    """One file per machine, for folders that several share."""
+    key = hashlib.sha256(json.dumps(machine(library), sort_keys=True).encode()).hexdigest()[:12]
+    return folder() / f"crossovers-{key}.json"
+
+
+def load(library: Library) -> None:
+    """Read the file for this machine, if there is one."""
+    MOST_ROWS.clear()
+    file = path(library)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        return _ignored(file, str(error))
+    try:
+        content = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        return _ignored(file, f"it is no JSON ({error})")
+    if reason := _fault(content, machine(library)):
+        return _ignored(file, reason)
+    MOST_ROWS.update(content["most_rows"])
+
+
+def _fault(content: Any, here: dict[str, Any]) -> str | None:
+    """Why a file cannot be used."""
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        return f"it is not of version {VERSION}"
+    if content.get("machine") != here:
+        return f"it was measured with {content.get('machine')}, this is {here}"
+    rows = content.get("most_rows")
+    if not isinstance(rows, dict) or not all(
+        most is None or (type(most) is int and most >= 0) for most in rows.values()
+    ):
+        return "most_rows must name a whole number of rows, or null, for each kind of weight"
+    return None
+
+
+def _ignored(file: Path, reason: str) -> None:
+    warnings.warn(f"{file} is ignored: {reason}; run bitport tune to measure anew", stacklevel=2)
+
+
+def save(library: Library, most_rows: dict[str, int | None]) -> Path:
+    """Write the file for this machine, whole or not at all, and use it."""
+    file = path(library)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    content = {"version": VERSION, "machine": machine(library), "most_rows": most_rows}
+    descriptor, fresh = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".tmp")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        json.dump(content, stream, indent=1)
+    os.replace(fresh, file)
+    MOST_ROWS.clear()
+    MOST_ROWS.update(most_rows)
+    return file
+
+
+def measure(library: Library, schemes: tuple[str, ...] = SCHEMES) -> Iterator[tuple[str, int | None]]:
+    """(kind, most rows) for each scheme, one after the other."""
+    for name in schemes:
+        scheme = preset(name)
+        dense = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)).bfloat16() * 0.02
+        parts = quantize(dense, scheme.weight)
+        plain = Weight(*parts, scheme.weight.dtype, SIZE, SIZE, *scheme.weight.block_shape(SIZE, SIZE), "plain")
+        packed = layout(CpuTiles.name).pack(plain.matrix, parts)
+        weight = plain._replace(**packed._asdict(), layout=CpuTiles.name)
+        yield kind(weight), most_rows([_speedup(library, weight, rows) for rows in ROWS])
+
+
+def most_rows(speedups: list[float]) -> int | None:
+    """Up to how many of ROWS the native kernel runs, given how many times faster it is at each of them. Where both are
+    about equal it runs: it needs no memory for a dense weight."""
+    winning = [rows for rows, speedup in zip(ROWS, speedups, strict=True) if speedup * WORTH >= 1]
+    return None if winning and winning[-1] == ROWS[-1] else winning[-1] if winning else 0
+
+
+def _speedup(library: Library, weight: Weight, rows: int) -> float:
+    """Time of dense_mm over that of the native kernel, measured in turn."""
+    x = torch.randn(rows, weight.k, generator=torch.Generator().manual_seed(rows)).bfloat16()
+
+    def native() -> Tensor:
+        return library.linear(x, weight, None)
+
+    def dense_mm() -> Tensor:
+        return F.linear(x, library.dense(weight, x.dtype))
+
+    return statistics.median(_time(dense_mm) / _time(native) for _ in range(5))
+
+
+def _time(run: Callable[[], Tensor]) -> float:
+    with torch.inference_mode():
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start

@@ -1,0 +1,121 @@
+"""The measured choice between the native kernel and a dense product, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import bitport as bp
+from bitport.backends import cpu
+from bitport.backends.cpu import crossovers
+from bitport.backends.cpu.crossovers import ROWS, most_rows
+from bitport.backends.cpu.native import Library
+from bitport.cli.main import main
+from bitport.numerics import sqnr
+from bitport.ops import OPS, decide
+from bitport.ops.functional import operand
+
+pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    assert isinstance(cpu.LIBRARY, Library)
+    monkeypatch.setenv("BITPORT_CACHE", str(tmp_path / "cache"))
+    before = dict(crossovers.MOST_ROWS)
+    crossovers.MOST_ROWS.clear()
+    yield cpu.LIBRARY
+    crossovers.MOST_ROWS.clear()
+    crossovers.MOST_ROWS.update(before)
+
+
+def kernel(scheme: str, rows: int) -> str:
+    q = bp.quantize_tensor(torch.randn(64, 128).bfloat16(), bp.preset(scheme))
+    return decide("linear", torch.randn(rows, 128).bfloat16(), *operand(q), None).kernel
+
+
+def test_what_was_saved_decides(library: Library) -> None:
+    crossovers.save(library, {"int4/row": 16, "nf4/group": None})
+    crossovers.MOST_ROWS.clear()
+    crossovers.load(library)
+    assert [kernel("int4-channel", rows) for rows in (1, 16, 17)] == ["native", "native", "dense_mm"]
+    assert kernel("nf4", 5000) == kernel("int4-g32", 5000) == "native"
+    q = bp.quantize_tensor(torch.randn(64, 128).bfloat16(), bp.preset("int4-channel"))
+    refused = decide("linear", torch.randn(17, 128).bfloat16(), *operand(q), None).refused
+    assert ("native", "dense_mm was measured to be faster here from 17 rows on") in refused
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("scheme", ["int3", "int8-asym", "nvfp4-wo", "fp8-block-wo", "nf4"])
+def test_the_dense_product_is_right(library: Library, scheme: str, dtype: torch.dtype) -> None:
+    q = bp.quantize_tensor(torch.randn(70, 208).to(dtype), bp.preset(scheme))
+    dense = library.dense(operand(q), dtype)
+    assert float(sqnr(q.dequantize(torch.float32), library.dense(operand(q), torch.float32))) > 130
+    x, bias = torch.randn(2, 3, 208).to(dtype), torch.randn(70)
+    crossovers.MOST_ROWS[crossovers.kind(operand(q))] = 0
+    got = OPS["linear"].overload(x, *operand(q), bias)
+    assert torch.equal(got, torch.nn.functional.linear(x, dense, bias.to(dtype)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    {
+        "no JSON": ("{", "it is no JSON"),
+        "deep": ("[" * 100000, "it is no JSON"),
+        "a list": ("[]", "not of version 1"),
+        "a later version": ('{"version": 2}', "not of version 1"),
+        "another machine": ('{"version": 1, "machine": {"cpu": "Z80"}}', "was measured with {'cpu': 'Z80'}"),
+        "no rows": (None, "most_rows must name a whole number"),
+        "binary": (b"\xff\xfe\x00", "codec can't decode"),
+    }.values(),
+    ids=["no JSON", "deep", "a list", "a later version", "another machine", "no rows", "binary"],
+)
+def test_a_damaged_file_is_ignored_with_a_warning(library: Library, text: str | bytes | None, message: str) -> None:
+    file = crossovers.path(library)
+    file.parent.mkdir()
+    if text is None:
+        text = json.dumps({"version": 1, "machine": crossovers.machine(library), "most_rows": {"int4/group": -1}})
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.warns(UserWarning, match="is ignored") as caught:
+        crossovers.load(library)
+    assert message in str(caught[0].message)
+    assert not crossovers.MOST_ROWS
+
+
+def test_no_file_is_no_reason_to_warn(library: Library) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        crossovers.load(library)
+    assert not crossovers.MOST_ROWS
+
+
+@pytest.mark.parametrize(
+    ("speedups", "expected"),
+    [
+        ([3.0] * len(ROWS), None),
+        ([3.0] * (len(ROWS) - 1) + [0.95], None),
+        ([3.0] * (len(ROWS) - 1) + [0.8], ROWS[-2]),
+        ([3.0, 0.5] + [2.0] * (len(ROWS) - 3) + [0.5], ROWS[-2]),
+        ([0.5] * len(ROWS), 0),
+    ],
+    ids=["always", "about equal", "not at the end", "a dip before", "never"],
+)
+def test_most_rows(speedups: list[float], expected: int | None) -> None:
+    assert most_rows(speedups) == expected
+
+
+def test_tune_measures_and_keeps(
+    library: Library, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(crossovers, "SIZE", 256)
+    monkeypatch.setattr(crossovers.measure, "__defaults__", (("int4", "int8"),))
+    assert main(["tune"]) == 0
+    printed = capsys.readouterr().out
+    assert "cpu: linear int4/group: native" in printed
+    assert f"written to {crossovers.path(library)}" in printed
+    assert set(json.loads(crossovers.path(library).read_text())["most_rows"]) == {"int4/group", "int8/row"}
