@@ -22,7 +22,7 @@ const char* bitport_error(int32_t code) {
       "n and m must not be negative, k must be positive, a code has 1 to 8 bits",
       "the group must be a multiple of 16, or at least k",
       "type: x and y are float32, bfloat16 or float16; scale may also be e8m0 or e4m3; zero, of integers, uint8",
-      "how x is rounded: 0 as it is, 1 int8 per row, 2 the same with a zero point, 3 int8 per tensor; an integer weight",
+      "how x is rounded: 0 to 8 (BitportAct); to int8 for integer weights only; a scale only where there is one for all of x",
       "a row that the weight does not have",
       "this machine does not have the instruction set asked for",
       "out of memory",

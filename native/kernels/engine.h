@@ -50,10 +50,11 @@ struct Engine {
 struct Product {
   const BitportTiles& weight;
   const void* x;
-  int32_t type;   // of x, bias and y
+  int32_t x_type;
   int64_t m;
   const void* bias;
   void* y;
+  int32_t y_type;   // of the bias too
   int32_t threads, isa;
 };
 

@@ -1,11 +1,9 @@
 // y = x W^T + bias: checks the arguments, lays the rows of x out, and shares the tiles of the weight among threads.
 #include <atomic>
-#include <cstdlib>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
+#include "buffer.h"
 #include "engine.h"
 #include "number.h"
+#include "round.h"
 #include "share.h"
 #include "status.h"
 #include "tiles.h"
@@ -16,33 +14,8 @@ namespace {
 constexpr int64_t kRowsAtOnce = 512;   // rows whose stretch of K stays in L2 while a few tiles go over them
 constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too: 16 * 512 * 32 floats are 1 MiB
 
-// Memory of a thread that is kept for the next call: fresh pages would cost more than the copy they are for. Large
-// pages where the system gives them: blocks in 4 KiB pages fill L2 unevenly, and their addresses take longer to find.
-struct Buffer {
-  void* data = nullptr;
-  size_t size = 0;
-  char* need(size_t bytes) {
-    if (bytes > size) {
-      std::free(data);
-      constexpr size_t kPage = size_t(2) << 20;
-      size = (bytes + kPage - 1) / kPage * kPage;
-      data = std::aligned_alloc(kPage, size);
-      if (!data) size = 0;
-#if defined(__linux__)
-      if (data) madvise(data, size, MADV_HUGEPAGE);   // advice: what it answers changes nothing
-#endif
-    }
-    return static_cast<char*>(data);
-  }
-  void trim() {
-    constexpr size_t kKept = size_t(64) << 20;
-    if (size > kKept) { std::free(data); data = nullptr; size = 0; }
-  }
-  ~Buffer() { std::free(data); }
-};
-thread_local Buffer own_buffer, call_buffer;
+thread_local Buffer own_buffer, call_buffer, rounded_buffer;
 
-size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 struct Call : Product {
   const Engine& engine;
@@ -51,22 +24,24 @@ struct Call : Product {
   std::atomic<bool> failed{false};
 
   Call(const Product& product, const Engine& chosen) : Product(product), engine(chosen) {}
-  size_t width() const { return type == BITPORT_F32 ? 4 : 2; }
+  const float* row_scale = nullptr;   // what each row of sums is to be multiplied by, or null
+
+  static size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
   bool late() const { return engine.look_up && groups_of(weight) == 1; }
   size_t panel_bytes() const { return aligned(size_t(engine.depth) * 32 * (engine.bf16 ? 2 : 4)); }
 
   void lay_out(int64_t row, char* rows, float* sums) const {
     const int64_t columns = steps_of(weight) * 32, block = job.block;
     const size_t item = engine.bf16 ? 2 : 4;
-    const char* from = static_cast<const char*>(x) + size_t(row) * weight.k * width();
+    const char* from = static_cast<const char*>(x) + size_t(row) * weight.k * width(x_type);
     for (int64_t k = 0; k < columns; k += engine.depth) {
       const int64_t stretch = columns - k < engine.depth ? columns - k : engine.depth;
       char* to = rows + size_t(job.at(row / block, k, stretch) + row % block * 32) * item;
-      for (int64_t step = k; step < k + stretch; step += 32, from += 32 * width(), to += size_t(block) * 32 * item) {
+      for (int64_t step = k; step < k + stretch; step += 32, from += 32 * width(x_type), to += size_t(block) * 32 * item) {
         const int64_t count = weight.k - step < 32 ? weight.k - step : 32;
         if (count < 32) std::memset(to, 0, 32 * item);
         if (engine.bf16) std::memcpy(to, from, size_t(count) * 2);
-        else engine.widen(from, type, count, reinterpret_cast<float*>(to));
+        else engine.widen(from, x_type, count, reinterpret_cast<float*>(to));
       }
     }
     if (!sums) return;
@@ -80,12 +55,15 @@ struct Call : Product {
   }
 
   void store(int64_t tile, int64_t row, int64_t rows, float* sum) const {
-    if (weight.scale2)
-      for (int64_t i = 0; i < rows * 32; ++i) sum[i] *= *weight.scale2;
+    if (weight.scale2 || row_scale)
+      for (int64_t r = 0; r < rows; ++r) {
+        const float scale = (row_scale ? row_scale[row + r] : 1.0f) * (weight.scale2 ? *weight.scale2 : 1.0f);
+        for (int64_t i = 0; i < 32; ++i) sum[r * 32 + i] *= scale;
+      }
     const int64_t n = tile * 32, count = weight.n - n < 32 ? weight.n - n : 32;
-    char* to = static_cast<char*>(y) + (size_t(row) * weight.n + n) * width();
-    for (int64_t r = 0; r < rows; ++r, to += weight.n * width())
-      engine.store(sum + r * 32, count, bias_values ? bias_values + n : nullptr, to, type);
+    char* to = static_cast<char*>(y) + (size_t(row) * weight.n + n) * width(y_type);
+    for (int64_t r = 0; r < rows; ++r, to += weight.n * width(y_type))
+      engine.store(sum + r * 32, count, bias_values ? bias_values + n : nullptr, to, y_type);
   }
 
   void run_fused(int64_t first, int64_t last) {
@@ -146,12 +124,24 @@ struct Call : Product {
   }
 };
 
-int32_t linear_as_is(const Product& product) {
+int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
   const BitportTiles& w = product.weight;
   const int64_t m = product.m;
-  const Engine& engine = engine_for(product.isa, product.type, m);
+  const Engine& engine = engine_for(product.isa, product.x_type, m);
   const bool fused = engine.fuses && engine.fuses(w, m);
+  const float* row_scale = nullptr;
+  if (act != BITPORT_AS_IS) {
+    const size_t row_bytes = aligned(size_t(m) * w.k * (engine.bf16 ? 2 : 4));
+    char* memory = rounded_buffer.need(row_bytes + size_t(m) * 4);
+    if (!memory) return kNoMemory;
+    float* scales = reinterpret_cast<float*>(memory + row_bytes);
+    if (!round_rows(product, act, act_scale, engine.bf16, memory, scales)) return kNoMemory;
+    product.x = memory;
+    product.x_type = engine.bf16 ? BITPORT_BF16 : BITPORT_F32;
+    row_scale = scales;
+  }
   Call call(product, engine);
+  call.row_scale = row_scale;
   const bool tiles_of_rows = engine.bf16 && !fused;   // a tile register takes 16 rows, whatever m is
   const int64_t block = m < 32 && !tiles_of_rows ? m : 32;
   const size_t row_bytes = aligned(size_t(ceil_div(m, block)) * block * steps_of(w) * 32 * (engine.bf16 ? 2 : 4));
@@ -160,7 +150,7 @@ int32_t linear_as_is(const Product& product) {
   if (!memory) return kNoMemory;
   float* sums = sum_bytes ? reinterpret_cast<float*>(memory + row_bytes) : nullptr;
   call.bias_values = product.bias ? reinterpret_cast<float*>(memory + row_bytes + sum_bytes) : nullptr;
-  if (product.bias) engine.widen(product.bias, product.type, w.n, reinterpret_cast<float*>(memory + row_bytes + sum_bytes));
+  if (product.bias) engine.widen(product.bias, product.y_type, w.n, reinterpret_cast<float*>(memory + row_bytes + sum_bytes));
 
   call.job = Job{&w, memory, sums, m, block};
   share(ceil_div(m, 32), m > 64 ? product.threads : 1, [&](int64_t i) {
@@ -168,6 +158,7 @@ int32_t linear_as_is(const Product& product) {
   });
   call.run(fused);
   call_buffer.trim();
+  rounded_buffer.trim();
   return call.failed ? kNoMemory : kOk;
 }
 
@@ -180,13 +171,15 @@ int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int
   if (const int32_t code = check_weight(w)) return code;
   if (m < 0) return kBadShape;
   if (x_type < BITPORT_F32 || x_type > BITPORT_F16) return kBadType;
-  if (act < BITPORT_AS_IS || act > BITPORT_INT8_TENSOR || (act != BITPORT_AS_IS && !w->integer)) return kBadAct;
-  if (act_scale && act != BITPORT_INT8_TENSOR) return kBadAct;
+  if (act < BITPORT_AS_IS || act > BITPORT_NVFP4) return kBadAct;
+  const bool floats = act == BITPORT_AS_IS || rounds_to_floats(act);
+  if (!floats && !w->integer) return kBadAct;
+  if (act_scale && act != BITPORT_INT8_TENSOR && act != BITPORT_FP8_TENSOR && act != BITPORT_NVFP4) return kBadAct;
   if (isa >= 0 && !bitport_has_isa(isa)) return kNoIsa;
   if (m == 0 || w->n == 0) return kOk;
   if (!x || !y) return kNullPointer;
   constexpr int64_t kGrain = 1 << 18;   // below this many products a second thread costs more than it gives
   if (threads < 1 || w->n * w->k < kGrain / m) threads = 1;
-  const Product product{*w, x, x_type, m, bias, y, threads, isa < 0 ? bitport_best_isa() : isa};
-  return act == BITPORT_AS_IS ? linear_as_is(product) : linear_int8(product, act, act_scale);
+  const Product product{*w, x, x_type, m, bias, y, x_type, threads, isa < 0 ? bitport_best_isa() : isa};
+  return floats ? linear_of_floats(product, act, act_scale) : linear_int8(product, act, act_scale);
 }

@@ -6,9 +6,9 @@ line 8h + p holds rows 16h .. 16h+15 and columns 4p .. 4p+3, and in it
     code 32 (c // 2) + 2 r + c % 2      belongs to row 16h + r, column 4p + c
 
 which is two lines of column pairs, as bf16 matrix units want them. The bits of a code are cut, from the lowest, into
-digits of 8, 4, 2 and 1 bits, those that add up to ``bits``: 6 = 4 + 2, 5 = 4 + 1. Each digit has a plane of its own, the
-widest first: 16 lines of D = 8 * digit bytes, byte j of a line with the digits of codes j, j + D, j + 2D .. from the
-lowest bits up; of single bits, bit q of the 64-bit line belongs to code q.
+digits of 8, 4, 2 and 1 bits, those that add up to ``bits``: 6 = 4 + 2, 5 = 4 + 1. Each digit has a plane of its own,
+the widest first: 16 lines of D = 8 * digit bytes, byte j of a line with the digits of codes j, j + D, j + 2D .. from
+the lowest bits up; of single bits, bit q of the 64-bit line belongs to code q.
 
 ``scale`` and ``zero`` are [N/32][groups][32], one entry per row: what several rows share is repeated.
 """

@@ -34,7 +34,7 @@ from bitport.backends.cpu.native import Library
 from bitport.layouts import layout
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import quantize
-from bitport.ops import OPS, Weight
+from bitport.ops import Weight
 from bitport.schemes import preset
 
 VERSION = 1

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.backends.cpu import crossovers
-from bitport.backends.cpu.native import ACTS, Library
+from bitport.backends.cpu.native import ACTS, INTEGER_ACTS, Library
 from bitport.errors import ArgumentError
 from bitport.layouts.cpu_tiles import SCALES, ZEROS, CpuTiles, refuses_matrix
 from bitport.numerics import NUMBER_TYPES, fake_quantize
@@ -58,9 +58,9 @@ def register(library: Library) -> None:
         return rounded(x, Weight(*weight), act, act_scale, bias)
 
     def rounded(x: Tensor, weight: Weight, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Integers by integers in the library; otherwise the rounded input and the sum in float32, then one rounding,
-        as the generic kernel does."""
-        if False and act in ACTS and NUMBER_TYPES[weight.dtype].kind == "int":
+        """The library rounds what it can; otherwise the rounded input and the sum in float32, then one rounding, as the
+        generic kernel does."""
+        if act in ACTS and act not in INTEGER_ACTS and (act not in INTEGER_ACTS or NUMBER_TYPES[weight.dtype].kind == "int"):
             return library.linear(x, weight, bias, act, act_scale)
         return library.linear(fake_quantize(x, act, act_scale), weight, bias).to(x.dtype)
 
