@@ -4,7 +4,9 @@ Declaring an op registers it with torch in the ``bitport`` namespace:
 
 * ``bitport::<op>`` runs, on a device with no kernel of its own at the dispatcher, what :mod:`bitport.ops.select`
   chooses among the kernels known for that device; the last of them is the generic one.
-* ``bitport::<op>.generic`` (an overload with the same arguments) is always the generic kernel: the specification.
+* ``bitport::<op>.choose`` (an overload with the same arguments) runs that choice even where the device has a kernel of
+  its own: what such a kernel does not take, it hands over to it.
+* ``bitport::<op>.generic`` (the same) is always the generic kernel: the specification.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def declare(op: Op, run: Callable[..., Any]) -> None:
         op.check(*args)
         return op.fake(*args)
 
-    for overload, kernel in ((op.name, run), (f"{op.name}.generic", generic)):
+    for overload, kernel in ((op.name, run), (f"{op.name}.choose", run), (f"{op.name}.generic", generic)):
         LIB.define(overload + op.schema, tags=(torch.Tag.pt2_compliant_tag,))
         LIB.impl(overload, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"bitport::{overload}", fake, lib=LIB)

@@ -1,7 +1,7 @@
 """CPU: the native kernels, where they were compiled, and those of PyTorch's own ops that are faster than the generic
 kernel there."""
 
-from bitport.backends.cpu import int8pack_mm, int_mm, native, tiles
+from bitport.backends.cpu import dispatcher, int8pack_mm, int_mm, native, tiles
 from bitport.layouts import register_layout
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.ops import Impl, register_kernel
@@ -13,6 +13,7 @@ register_kernel(Impl("dyn_linear", "int_mm", "cpu", int_mm.run, int_mm.refuses))
 if isinstance(LIBRARY, native.Library):
     tiles.register(LIBRARY)
     register_layout(CpuTiles(("cpu",), LIBRARY.pack, LIBRARY.unpack))
+    NOT_AT_DISPATCHER = dispatcher.register(LIBRARY)
 
 
 def describe() -> list[str]:

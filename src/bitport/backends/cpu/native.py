@@ -1,7 +1,8 @@
 """The native kernels: ``libbitport_kernels.so``, compiled when bitport is installed, called by ctypes.
 
 Its source is ``native/kernels``, its interface ``bitport_kernels.h``. One library holds every variant; it chooses by
-what the processor has, or ``BITPORT_CPU_ISA`` names one of ISAS.
+what the processor has, or ``BITPORT_CPU_ISA`` names one of ISAS. The same library registers its kernels with PyTorch
+(``native/torch``), which then calls them without Python; see :mod:`bitport.backends.cpu.dispatcher`.
 """
 
 from __future__ import annotations
@@ -52,20 +53,29 @@ class Library:
     def __init__(self, path: Path, isa: str = "") -> None:
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
         tiles = ctypes.POINTER(Tiles)
-        lib = ctypes.CDLL(str(path))
-        self._error = _function(lib.bitport_error, [i32], ctypes.c_char_p)
-        self._has = _function(lib.bitport_has_isa, [i32], i32)
-        self._best = _function(lib.bitport_best_isa, [], i32)
-        self._linear = _function(
+        lib = self.functions = ctypes.CDLL(str(path))
+        self._error = function(lib.bitport_error, [i32], ctypes.c_char_p)
+        self._has = function(lib.bitport_has_isa, [i32], i32)
+        self._best = function(lib.bitport_best_isa, [], i32)
+        self._linear = function(
             lib.bitport_linear, [tiles, pointer, i32, i64, i32, pointer, pointer, pointer, i32, i32], i32
         )
-        self._rows = _function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
-        self._pack = _function(lib.bitport_pack, [pointer, i32, i64, i64, pointer, i32], i32)
-        self._unpack = _function(lib.bitport_unpack, [pointer, i32, i64, i64, pointer, i32], i32)
+        self._rows = function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
+        self._pack = function(lib.bitport_pack, [pointer, i32, i64, i64, pointer, i32], i32)
+        self._unpack = function(lib.bitport_unpack, [pointer, i32, i64, i64, pointer, i32], i32)
         self.available = tuple(name for name, value in ISAS.items() if self._has(value))
         if isa and isa not in self.available:
             raise KernelError(f"BITPORT_CPU_ISA={isa}: this processor runs {', '.join(self.available)}")
-        self.isa = ISAS[isa] if isa else BEST
+        self._isa = ISAS[isa] if isa else BEST
+
+    @property
+    def isa(self) -> int:
+        return self._isa
+
+    @isa.setter
+    def isa(self, isa: int) -> None:
+        self._isa = isa
+        self.functions.bitport_torch_isa(isa)
 
     @property
     def isa_name(self) -> str:
@@ -137,7 +147,7 @@ class Library:
             raise KernelError(f"native {what}: {self._error(code).decode()}")
 
 
-def _function(function: Any, arguments: list[Any], result: Any) -> Any:
+def function(function: Any, arguments: list[Any], result: Any) -> Any:
     function.argtypes, function.restype = arguments, result
     return function
 
@@ -152,7 +162,7 @@ def _tiles(weight: Weight) -> tuple[Tiles, list[Tensor | None]]:
         scale,
         zero,
         scale2,
-        ctypes.addressof(_table(weight.dtype)),
+        ctypes.addressof(table_of(weight.dtype)),
         weight.n,
         weight.k,
         weight.block_k,
@@ -165,7 +175,7 @@ def _tiles(weight: Weight) -> tuple[Tiles, list[Tensor | None]]:
 
 
 @functools.cache
-def _table(dtype: str) -> ctypes.Array[ctypes.c_float]:
+def table_of(dtype: str) -> ctypes.Array[ctypes.c_float]:
     """What each code means."""
     number = NUMBER_TYPES[dtype]
     codes = torch.arange(1 << number.bits, dtype=torch.uint8)

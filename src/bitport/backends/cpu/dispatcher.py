@@ -1,0 +1,56 @@
+"""The native kernels at PyTorch's dispatcher: ``native/torch`` finds torch's stable C functions by name in the library that
+is loaded, and registers a kernel for every op of OPS. It takes a weight in cpu_tiles with plain, contiguous tensors; all
+else it hands to the overload ``choose``. So does every call while ``native`` is not the kernel to be asked first: one is
+forced, or one of higher priority was registered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitport.backends.cpu.native import ACTS, Library, function, table_of
+from bitport.layouts.cpu_tiles import CpuTiles
+from bitport.numerics import NUMBER_TYPES
+from bitport.ops import select
+
+OPS = ("linear", "dyn_linear", "grouped_linear", "dyn_grouped_linear", "embedding")
+TORCH = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
+KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+def register(library: Library) -> str | None:
+    """None, or why the kernels can be called by ctypes only."""
+    text, i32 = ctypes.c_char_p, ctypes.c_int32
+    functions = library.functions
+    name_type = function(functions.bitport_name_type, [text, i32, i32, ctypes.POINTER(ctypes.c_float)], i32)
+    name_rounding = function(functions.bitport_name_rounding, [text, i32], i32)
+    take_calls = function(functions.bitport_take_calls, [text, i32], i32)
+    reason = function(functions.bitport_register_torch, [text], text)(bytes(TORCH))
+    if reason is not None:
+        return str(reason.decode())
+    functions.bitport_torch_isa(library.isa)
+    for name, number in NUMBER_TYPES.items():
+        if number.bits <= 8:
+            _agreed(name_type(name.encode(), number.bits, number.kind == "int", table_of(name)), name)
+    for name, act in ACTS.items():
+        _agreed(name_rounding(name.encode(), act), name)
+
+    def follow() -> None:
+        for op in OPS:
+            _agreed(take_calls(f"bitport::{op}".encode(), select.first(op, "cpu") == "native"), op)
+
+    follow()
+    select.WATCHERS.append(follow)
+    for op in OPS:
+        handle = getattr(torch.ops.bitport, op).default._handle
+        select.DIRECT[op, "cpu", CpuTiles.name] = functools.partial(handle.redispatch_boxed, KEYS)
+    return None
+
+
+def _agreed(code: Any, name: str) -> None:
+    assert code == 0, f"the library does not take {name}: it was compiled from another version of bitport"
