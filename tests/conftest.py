@@ -9,7 +9,7 @@ import torch
 
 from bitport import layouts, plugins
 from bitport.ops import IMPLS
-from bitport.ops.select import FORCED
+from bitport.ops.select import FORCED, changed
 
 torch.set_num_threads(1)
 plugins.load()  # so that the tables are complete when tests are collected from them
@@ -32,3 +32,4 @@ def own_tables() -> Iterator[None]:
     for table, before in ((layouts.LAYOUTS, known), (FORCED, forced)):
         table.clear()
         table.update(before)
+    changed()

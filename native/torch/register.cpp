@@ -111,9 +111,11 @@ bool embedding(const Value* stack, Value* result) {
   return true;
 }
 
+// C functions keep of an exception its text at most; where it came from in Python follows "At:".
 [[noreturn]] void fail(const char* op) {
   const auto what = torch.torch_exception_get_what_without_backtrace;
-  throw std::runtime_error(std::string(op) + ": " + (what ? what() : "the kernel that was chosen failed"));
+  const std::string text = what ? what() : "the kernel that was chosen failed";
+  throw std::runtime_error(std::string(op) + ": " + text.substr(0, text.find("\n\nAt:\n")));
 }
 
 struct Op {

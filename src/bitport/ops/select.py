@@ -185,10 +185,15 @@ _python_kernels = torch.library._impls
 
 def call(op: str, *args: Any, kernel: str | None = None) -> Any:
     """Run ``op`` with the kernel called ``kernel``, or, without a name, with the one that would be chosen."""
-    if kernel is None:
+    if kernel is not None:
+        plugins.load()
+        return _named(kernel, op, *args)(*args)
+    try:
         return OPS[op].overload(*args)
-    plugins.load()
-    return _named(kernel, op, *args)(*args)
+    except RuntimeError as error:
+        if not table.lost_type(op, error):
+            raise
+    return getattr(torch.ops.bitport, op).choose(*args)
 
 
 def _named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:

@@ -1,13 +1,13 @@
-"""The native kernels at PyTorch's dispatcher: ``native/torch`` finds torch's stable C functions by name in the library that
-is loaded, and registers a kernel for every op of OPS. It takes a weight in cpu_tiles with plain, contiguous tensors; all
-else it hands to the overload ``choose``. So does every call while ``native`` is not the kernel to be asked first: one is
-forced, or one of higher priority was registered.
+"""The native kernels at PyTorch's dispatcher: ``native/torch`` finds torch's stable C functions by name in the library
+that is loaded, and registers a kernel for every op of OPS. It takes a weight in cpu_tiles with plain, contiguous
+tensors; all else it hands to the overload ``choose``. So it does with every call while ``native`` is not the kernel to
+be asked first: one is forced, or one of higher priority was registered.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from bitport.backends.cpu.native import ACTS, Library, function, table_of
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import select
+from bitport.ops.table import lost_type
 
 OPS = ("linear", "dyn_linear", "grouped_linear", "dyn_grouped_linear", "embedding")
 TORCH = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
@@ -47,9 +48,24 @@ def register(library: Library) -> str | None:
     follow()
     select.WATCHERS.append(follow)
     for op in OPS:
-        handle = getattr(torch.ops.bitport, op).default._handle
-        select.DIRECT[op, "cpu", CpuTiles.name] = functools.partial(handle.redispatch_boxed, KEYS)
+        select.DIRECT[op, "cpu", CpuTiles.name] = _direct(op)
     return None
+
+
+def _direct(op: str) -> Callable[..., Any]:
+    """The op below all keys but the CPU's."""
+    packet = getattr(torch.ops.bitport, op)
+    call, choose = packet.default._handle.redispatch_boxed, packet.choose
+
+    def direct(*args: Any) -> Any:
+        try:
+            return call(KEYS, *args)
+        except RuntimeError as error:
+            if not lost_type(op, error):
+                raise
+        return choose(*args)
+
+    return direct
 
 
 def _agreed(code: Any, name: str) -> None:
