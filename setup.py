@@ -1,7 +1,8 @@
 """What pyproject.toml cannot say: compile the CPU kernels, with setuptools and a compiler alone.
 
-They are plain C++ behind a C ABI, which find torch at run time: no torch to compile or link, no Python headers. Without a compiler, or when compiling
-fails, the installation goes on without them: every op stays right, and ``bitport doctor`` says what is lost.
+They are plain C++ behind a C ABI, and find torch at run time: neither torch nor Python's headers are needed. Without a
+compiler, or when compiling fails, the installation goes on without them: every op stays right, and ``bitport doctor``
+says what is lost.
 """
 
 import os
@@ -27,8 +28,8 @@ def compilers() -> list[list[str]]:
 
 
 def compile_kernels(target: Path) -> str | None:
-    """Compile native/kernels and native/torch into ``target``; the reason if that fails. An older library goes first, so that it cannot
-    pass for this one."""
+    """Compile native/kernels and native/torch into ``target``; the reason if that fails. An older library goes first,
+    so that it cannot pass for this one."""
     target.unlink(missing_ok=True)
     folders = [ROOT / "native" / name for name in ("kernels", "torch")]
     sources = [str(path) for folder in folders for path in sorted(folder.glob("*.cpp"))]

@@ -121,7 +121,9 @@ class Library:
     def pack(self, matrix: Matrix, data: Tensor) -> Tensor:
         """Canonical data [.., N, bytes] to tiles."""
         dense, bits = data.contiguous(), NUMBER_TYPES[matrix.dtype].bits
-        tiles = torch.empty(*data.shape[:-2], -(-matrix.n // 32), -(-matrix.k // 32), 128 * bits, dtype=torch.uint8)
+        tiles = torch.empty(
+            *data.shape[:-2], -(-matrix.n // 32), -(-matrix.k // 32), 128 * bits, dtype=torch.uint8
+        )
         self._each(self._pack, matrix, dense, tiles, dense.shape[:-2])
         return tiles
 
