@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bitport.backends.cpu.native import ACTS, Library, function, table_of
+from bitport.backends.cpu.native import ACTS, Library, table_of
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import select
@@ -26,24 +26,25 @@ KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 def register(library: Library) -> str | None:
     """None, or why the kernels can be called by ctypes only."""
-    text, i32 = ctypes.c_char_p, ctypes.c_int32
-    functions = library.functions
-    name_type = function(functions.bitport_name_type, [text, i32, i32, ctypes.POINTER(ctypes.c_float)], i32)
-    name_rounding = function(functions.bitport_name_rounding, [text, i32], i32)
-    take_calls = function(functions.bitport_take_calls, [text, i32], i32)
-    reason = function(functions.bitport_register_torch, [text], text)(bytes(TORCH))
+    text, i32, functions = ctypes.c_char_p, ctypes.c_int32, library.functions
+    functions.bitport_name_type.argtypes = [text, i32, i32, ctypes.POINTER(ctypes.c_float)]
+    functions.bitport_name_rounding.argtypes = [text, i32]
+    functions.bitport_take_calls.argtypes = [text, i32]
+    functions.bitport_register_torch.argtypes = [text]
+    functions.bitport_register_torch.restype = text
+    reason = functions.bitport_register_torch(bytes(TORCH))
     if reason is not None:
         return str(reason.decode())
     functions.bitport_torch_isa(library.isa)
     for name, number in NUMBER_TYPES.items():
         if number.bits <= 8:
-            _agreed(name_type(name.encode(), number.bits, number.kind == "int", table_of(name)), name)
+            _agreed(functions.bitport_name_type(name.encode(), number.bits, number.kind == "int", table_of(name)), name)
     for name, act in ACTS.items():
-        _agreed(name_rounding(name.encode(), act), name)
+        _agreed(functions.bitport_name_rounding(name.encode(), act), name)
 
     def follow() -> None:
         for op in OPS:
-            _agreed(take_calls(f"bitport::{op}".encode(), select.first(op, "cpu") == "native"), op)
+            _agreed(functions.bitport_take_calls(f"bitport::{op}".encode(), select.first(op, "cpu") == "native"), op)
 
     follow()
     select.WATCHERS.append(follow)

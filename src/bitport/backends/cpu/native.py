@@ -54,15 +54,15 @@ class Library:
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
         tiles = ctypes.POINTER(Tiles)
         lib = self.functions = ctypes.CDLL(str(path))
-        self._error = function(lib.bitport_error, [i32], ctypes.c_char_p)
-        self._has = function(lib.bitport_has_isa, [i32], i32)
-        self._best = function(lib.bitport_best_isa, [], i32)
-        self._linear = function(
+        self._error = _function(lib.bitport_error, [i32], ctypes.c_char_p)
+        self._has = _function(lib.bitport_has_isa, [i32], i32)
+        self._best = _function(lib.bitport_best_isa, [], i32)
+        self._linear = _function(
             lib.bitport_linear, [tiles, pointer, i32, i64, i32, pointer, pointer, pointer, i32, i32], i32
         )
-        self._rows = function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
-        self._pack = function(lib.bitport_pack, [pointer, i32, i64, i64, pointer, i32], i32)
-        self._unpack = function(lib.bitport_unpack, [pointer, i32, i64, i64, pointer, i32], i32)
+        self._rows = _function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
+        self._pack = _function(lib.bitport_pack, [pointer, i32, i64, i64, pointer, i32], i32)
+        self._unpack = _function(lib.bitport_unpack, [pointer, i32, i64, i64, pointer, i32], i32)
         self.available = tuple(name for name, value in ISAS.items() if self._has(value))
         if isa and isa not in self.available:
             raise KernelError(f"BITPORT_CPU_ISA={isa}: this processor runs {', '.join(self.available)}")
@@ -147,7 +147,7 @@ class Library:
             raise KernelError(f"native {what}: {self._error(code).decode()}")
 
 
-def function(function: Any, arguments: list[Any], result: Any) -> Any:
+def _function(function: Any, arguments: list[Any], result: Any) -> Any:
     function.argtypes, function.restype = arguments, result
     return function
 
