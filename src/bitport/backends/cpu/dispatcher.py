@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from bitport.backends.cpu.native import ACTS, Library, table_of
+from bitport.backends.cpu.native import ACTS, PATH, Library, table_of
+from bitport.errors import KernelError
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import select
@@ -69,5 +70,6 @@ def _direct(op: str) -> Callable[..., Any]:
     return direct
 
 
-def _agreed(code: Any, name: str) -> None:
-    assert code == 0, f"the library does not take {name}: it was compiled from another version of bitport"
+def _agreed(code: int, name: str) -> None:
+    if code:
+        raise KernelError(f"{PATH.name} does not know {name}: it was compiled from another version of bitport; reinstall")
