@@ -43,19 +43,24 @@ def register(library: Library) -> str | None:
     for name, act in ACTS.items():
         _agreed(functions.bitport_name_rounding(name.encode(), act), name)
 
+    direct = {op: _direct(op) for op in OPS}
+
     def follow() -> None:
         for op in OPS:
-            _agreed(functions.bitport_take_calls(f"bitport::{op}".encode(), select.first(op, "cpu") == "native"), op)
+            on = select.first(op, "cpu") == "native"
+            _agreed(functions.bitport_take_calls(f"bitport::{op}".encode(), on), op)
+            if on:
+                select.DIRECT[op, "cpu", CpuTiles.name] = direct[op]
+            else:
+                select.DIRECT.pop((op, "cpu", CpuTiles.name), None)
 
     follow()
     select.WATCHERS.append(follow)
-    for op in OPS:
-        select.DIRECT[op, "cpu", CpuTiles.name] = _direct(op)
     return None
 
 
 def _direct(op: str) -> Callable[..., Any]:
-    """The op below all keys but the CPU's."""
+    """The op below all keys but the CPU's, for tensors that no other key has to see."""
     packet = getattr(torch.ops.bitport, op)
     call, choose = packet.default._handle.redispatch_boxed, packet.choose
 
@@ -72,4 +77,6 @@ def _direct(op: str) -> Callable[..., Any]:
 
 def _agreed(code: int, name: str) -> None:
     if code:
-        raise KernelError(f"{PATH.name} does not know {name}: it was compiled from another version of bitport; reinstall")
+        raise KernelError(
+            f"{PATH.name} does not know {name}: it was compiled from another version of bitport; reinstall"
+        )
