@@ -1,8 +1,9 @@
-"""The native kernels at PyTorch's dispatcher: which calls they take, which they hand over, and that neither the result nor
-the error nor the choice differs from the kernels called by ctypes."""
+"""The native kernels at PyTorch's dispatcher: which calls they take, which they hand over, and that neither the result
+nor the error nor the choice differs from the kernels called by ctypes."""
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import subprocess
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 import bitport as bp
 from bitport import layouts
 from bitport.backends import cpu
+from bitport.backends.cpu.dispatcher import TORCH
 from bitport.backends.cpu.native import Library
 from bitport.errors import ArgumentError, KernelError
 from bitport.ops import IMPLS, OPS, Impl, call, decide, register_kernel, unregister_kernel, use_kernel
@@ -34,7 +36,7 @@ pytestmark = [
 ]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 KINDS = ("int4-g32", "int8", "int3", "int4-g64-fzero", "int4-g48", "nf4", "mxfp4-wo", "nvfp4-wo")
-"""Each with something the C++ side has to read: zeros or none, float ones, odd groups, a table, 8-bit scales, scale2."""
+"""Each with something else to read: zeros or none, float ones, odd groups, a table, 8-bit scales, scale2."""
 
 
 def taken() -> int:
@@ -179,9 +181,9 @@ WRONG: dict[str, tuple[int, Any, str]] = {
     "scale2": (4, torch.ones(1, 1), "scale2 goes with"),
     "dtype": (5, "int8", "needs data"),
     "dtype-unknown": (5, "int40", "unknown number type"),
-    "n-more": (6, 80, "needs data"),
-    "n-huge": (6, 2**62, "needs data"),
-    "n-negative": (6, -40, "must be positive"),
+    "n-more": (6, 80, r"bias must be float \[80\]"),
+    "n-huge": (6, 2**62, "bias must be float"),
+    "n-negative": (6, -40, "bias must be float"),
     "k-more": (7, 128, "x must have shape"),
     "block_n-zero": (8, 0, "must be positive"),
     "block_k-less": (9, 16, "need a float scale"),
@@ -390,6 +392,16 @@ def test_many_python_threads_at_once(two_threads: None) -> None:
     assert not wrong
 
 
+def test_within_a_parallel_region_of_torch_it_runs_alone(two_threads: None) -> None:
+    args = [torch.randn(32, 512, dtype=BF16), *operand(tiles("int4-g32", 256, 512)), None]
+    expected, same = linear(*args), []
+    body = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+    run = body(lambda begin, end, _: same.extend(torch.equal(linear(*args), expected) for _ in range(begin, end)))
+    i64 = ctypes.c_int64
+    assert ctypes.CDLL(str(TORCH)).torch_parallel_for(i64(0), i64(8), i64(1), run, None) == 0
+    assert same == [True] * 8
+
+
 def _child(args: list[Any], expected: torch.Tensor) -> None:
     torch.set_num_threads(1)  # as PyTorch's own data loader does: the pool's threads did not come along
     sys.exit(0 if torch.equal(linear(*args), expected) else 1)
@@ -408,8 +420,9 @@ def test_threads_are_as_many_as_torch_has(threads: int) -> None:
     """The process has no thread beyond those of torch's own pool."""
     script = f"""
 import os, torch, bitport as bp, torch.nn.functional as F
-torch.set_num_threads({threads})
+torch.set_num_threads(1)
 weight, x = bp.quantize_tensor(torch.randn(512, 512), bp.preset("int4-g32")), torch.randn(64, 512)
+torch.set_num_threads({threads})
 before = len(os.listdir("/proc/self/task"))
 F.linear(x, weight)
 ours = len(os.listdir("/proc/self/task"))

@@ -115,8 +115,8 @@ def use_kernel(setting: str) -> Iterator[None]:
 
 
 DIRECT: dict[tuple[str, str, str], Callable[..., Any]] = {}
-"""(op, device type, layout) -> the op on plain tensors, straight to the native kernel at PyTorch's dispatcher, while that
-is the kernel asked first: it runs in less time than the chooser needs to find it."""
+"""(op, device type, layout) -> the op on plain tensors, straight to the native kernel at PyTorch's dispatcher, while
+that is the kernel asked first: it runs in less time than the chooser needs to find it."""
 
 
 def first(op: str, device: str) -> str | None:
