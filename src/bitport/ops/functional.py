@@ -20,10 +20,12 @@ from bitport.tensor import ATEN, FUNCTIONS, QTensor
 
 aten = torch.ops.aten
 _dispatch_modes, _functorch = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 def operand(q: QTensor) -> Weight:
-    return Weight(q.qdata, q.scale, q.zero, q.scale2, *q.matrix, q.bits_layout)
+    """Made as a plain tuple: naming the fields takes as long as finding them."""
+    return tuple.__new__(Weight, (q.qdata, q.scale, q.zero, q.scale2, *q.matrix, q.bits_layout))
 
 
 def run(op: str, x: Tensor, *args: Any) -> Any:
@@ -120,9 +122,10 @@ def _is_plain(x: Tensor) -> bool:
 
 def prepare(x: Tensor, q: QTensor) -> Tensor:
     """Autocast, then the pre-scale (AWQ, SmoothQuant), then the order of columns (act-order)."""
-    kind = x.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        x = x.to(torch.get_autocast_dtype(kind))
+    if _any_autocast():
+        kind = x.device.type
+        if kind != "meta" and torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
     if q.pre_scale is not None:
         x = x * q.pre_scale.to(x.dtype)
     if q.perm is not None:

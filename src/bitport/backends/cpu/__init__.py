@@ -14,12 +14,17 @@ if isinstance(LIBRARY, native.Library):
     tiles.register(LIBRARY)
     register_layout(CpuTiles(("cpu",), LIBRARY.pack, LIBRARY.unpack))
     NOT_AT_DISPATCHER = dispatcher.register(LIBRARY)
+else:
+    NOT_AT_DISPATCHER = LIBRARY
 
 
 def describe() -> list[str]:
     """For ``bitport doctor``."""
     if isinstance(LIBRARY, native.Library):
-        return [f"native kernels: {LIBRARY.isa_name}, of {', '.join(LIBRARY.available)}"]
+        lines = [f"native kernels: {LIBRARY.isa_name}, of {', '.join(LIBRARY.available)}"]
+        if NOT_AT_DISPATCHER:
+            lines.append(f"called by way of Python and on one thread: {NOT_AT_DISPATCHER}")
+        return lines
     return [
         f"no native kernels: {LIBRARY}. Without them weights are dequantized on every call",
         "install a C++ compiler (g++ or clang++), then in the folder of bitport's source: pip install --no-deps -e .",
