@@ -25,7 +25,8 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
 
 // F(name, result, arguments): those that must exist. An int32_t that is no dtype, device or tag is 0 for success.
 #define BITPORT_TORCH_FUNCTIONS(F) \
-  F(aoti_torch_library_init_impl, int32_t, (const char* ns, const char* key, const char* file, uint32_t line, LibraryHandle*)) \
+  F(aoti_torch_library_init_impl, int32_t, \
+    (const char* ns, const char* key, const char* file, uint32_t line, LibraryHandle*)) \
   F(torch_library_impl, int32_t, (LibraryHandle, const char* op, Kernel, uint64_t abi)) \
   F(torch_call_dispatcher, int32_t, (const char* op, const char* overload, Value* stack, uint64_t abi)) \
   F(aoti_torch_get_dim, int32_t, (TensorHandle, int64_t*)) \
@@ -33,8 +34,11 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
   F(aoti_torch_get_dtype, int32_t, (TensorHandle, int32_t*)) \
   F(aoti_torch_get_device_type, int32_t, (TensorHandle, int32_t*)) \
   F(aoti_torch_is_contiguous, int32_t, (TensorHandle, bool*)) \
-  F(aoti_torch_get_data_ptr, int32_t, (TensorHandle, void**)) \
-  F(aoti_torch_empty_strided, int32_t, (int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t device, int32_t index, TensorHandle*)) \
+  F(torch_get_const_data_ptr, int32_t, (TensorHandle, const void**)) \
+  F(torch_get_mutable_data_ptr, int32_t, (TensorHandle, void**)) \
+  F(aoti_torch_empty_strided, int32_t, \
+    (int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t device, int32_t index, \
+     TensorHandle*)) \
   F(aoti_torch_delete_tensor_object, int32_t, (TensorHandle)) \
   F(torch_string_length, int32_t, (StringHandle, size_t*)) \
   F(torch_string_c_str, int32_t, (StringHandle, const char**)) \

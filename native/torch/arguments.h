@@ -15,7 +15,7 @@ struct View {
   int64_t dim = 0;
   const int64_t* sizes = nullptr;
   int32_t dtype = -1;
-  void* data = nullptr;
+  const void* data = nullptr;
   bool ok = false;
 
   View() = default;
@@ -26,7 +26,7 @@ struct View {
     ok = !torch.aoti_torch_get_device_type(handle, &device) && device == torch.cpu &&
          !torch.aoti_torch_is_contiguous(handle, &contiguous) && contiguous &&
          !torch.aoti_torch_get_dim(handle, &dim) && dim <= kMostDims && !torch.aoti_torch_get_sizes(handle, &found) &&
-         !torch.aoti_torch_get_dtype(handle, &dtype) && !torch.aoti_torch_get_data_ptr(handle, &data) && data;
+         !torch.aoti_torch_get_dtype(handle, &dtype) && !torch.torch_get_const_data_ptr(handle, &data) && data;
     sizes = found;
   }
 
@@ -57,7 +57,7 @@ inline std::string_view text(Value value) {
   return {characters, length};
 }
 
-// Gives the arguments back. kinds has a letter for each: T tensor, O optional tensor, S str, I anything that holds nothing.
+// Gives the arguments back. kinds has a letter for each: T tensor, O optional tensor, S str, I what holds nothing.
 inline void release(const Value* stack, const char* kinds) {
   for (; *kinds; ++kinds, ++stack) {
     if (*kinds == 'T') torch.aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(*stack));
@@ -81,7 +81,7 @@ struct Fresh {
     int64_t strides[kMostDims], step = 1;
     for (int64_t i = dim; i-- > 0; step *= sizes[i]) strides[i] = step;
     return !torch.aoti_torch_empty_strided(dim, sizes, strides, dtype, torch.cpu, 0, &handle) &&
-           !torch.aoti_torch_get_data_ptr(handle, &data);
+           !torch.torch_get_mutable_data_ptr(handle, &data);
   }
   Value give() {
     const Value value = reinterpret_cast<Value>(handle);

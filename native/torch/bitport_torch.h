@@ -1,12 +1,12 @@
-// Registration of the CPU kernels with the torch that the process has loaded: no torch header, nothing linked. What torch
-// offers is looked up by name (api.h), so one binary serves torch 2.11 and every later one.
+// Registration of the CPU kernels with the torch that the process has loaded: no torch header, nothing linked. What
+// torch offers is looked up by name (api.h), so one binary serves torch 2.11 and every later one.
 #pragma once
 #include <cstdint>
 #include "../kernels/bitport_kernels.h"
 
-// Registers the CPU kernels of the ops bitport::linear, dyn_linear, grouped_linear, dyn_grouped_linear and embedding, all
-// switched off, and gives the kernels torch's thread pool. Each op's schema and an overload `choose` with the same
-// arguments must exist when it is first called. libtorch_cpu: path of the loaded library. Null, or the reason of failure.
+// Registers CPU kernels of the ops bitport::linear, dyn_linear, grouped_linear, dyn_grouped_linear and embedding, all
+// switched off, and gives the library torch's thread pool. Each op's schema, and an overload `choose` with the same
+// arguments, must exist when it is first called. libtorch_cpu: path of the loaded library. Null, or why it failed.
 BITPORT_API const char* bitport_register_torch(const char* libtorch_cpu);
 
 // A number type of weights, by the name that ops give it. table: 2^bits floats, copied. 0, or 1 if it does not fit.

@@ -1,6 +1,6 @@
-// The CPU kernels of the ops, as torch calls them. Each takes the call if it is the plain case: a weight in cpu_tiles, every
-// part contiguous and exactly of the size it must have. Everything else, errors too, it hands to the overload `choose`,
-// which is bitport's choice among all kernels.
+// The CPU kernels of the ops, as torch calls them. Each takes the call if it is the plain case: a weight in cpu_tiles,
+// every part contiguous and exactly of the size it must have. Everything else, errors too, it hands to the overload
+// `choose`, which is bitport's choice among all kernels.
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
@@ -25,12 +25,15 @@ int32_t torch_pool(int64_t begin, int64_t end, int64_t grain, BitportBody body, 
 
 bool is_float(int32_t type) { return type == BITPORT_F32 || type == BITPORT_BF16 || type == BITPORT_F16; }
 
-// x [.., k], rows of floats that lie one after another, at least one.
-bool are_rows(const View& x, int64_t k) { return x.ok && is_float(x.type()) && x.dim >= 1 && x.sizes[x.dim - 1] == k; }
+// x [.., k]: at least one row of floats
+bool are_rows(const View& x, int64_t k) {
+  return x.ok && is_float(x.type()) && x.dim >= 1 && x.sizes[x.dim - 1] == k;
+}
 
 bool run(const BitportTiles& w, const View& x, const void* rows, int64_t m, int32_t act, const float* act_scale,
          const void* bias, void* y) {
-  return !bitport_linear(&w, rows, x.type(), m, act, act_scale, bias, y, threads(), isa.load(std::memory_order_relaxed));
+  const int32_t variant = isa.load(std::memory_order_relaxed);
+  return !bitport_linear(&w, rows, x.type(), m, act, act_scale, bias, y, threads(), variant);
 }
 
 // x and ten arguments of the weight, then bias.
@@ -40,7 +43,8 @@ bool product(const Value* stack, int32_t act, const Value* act_scale, const Valu
   if (!x.ok || !weight.read(stack + 1, false) || !are_rows(x, weight.tiles.k)) return false;
   if (act < 0 || (act != BITPORT_AS_IS && !weight.tiles.integer)) return false;
   const View scale = act_scale ? View(*act_scale) : View();
-  if (act_scale && (!scale.ok || act != BITPORT_INT8_TENSOR || scale.type() != BITPORT_F32 || scale.count() != 1)) return false;
+  const bool one_number = scale.ok && scale.type() == BITPORT_F32 && scale.count() == 1;
+  if (act_scale && !(one_number && act == BITPORT_INT8_TENSOR)) return false;
   const View bias = bias_given ? View(*bias_given) : View();
   if (bias_given && (!bias.ok || bias.dtype != x.dtype || !bias.has_shape(weight.tiles.n))) return false;
   int64_t sizes[kMostDims];
@@ -54,7 +58,9 @@ bool product(const Value* stack, int32_t act, const Value* act_scale, const Valu
   return true;
 }
 
-bool linear(const Value* stack, Value* result) { return product(stack, BITPORT_AS_IS, nullptr, optional(stack[11]), result); }
+bool linear(const Value* stack, Value* result) {
+  return product(stack, BITPORT_AS_IS, nullptr, optional(stack[11]), result);
+}
 
 bool dyn_linear(const Value* stack, Value* result) {
   const int32_t act = rounding(text(stack[11]));
@@ -78,9 +84,11 @@ bool by_expert(const Value* stack, int32_t act, Value* result) {
   const char* rows = static_cast<const char*>(x.data);
   char* sums = static_cast<char*>(y.data);
   int64_t row = 0;
-  for (int64_t e = 0; e < weight.experts; row = end[e++])
-    if (end[e] > row &&
-        !run(weight.expert(e), x, rows + row * from, end[e] - row, act, nullptr, nullptr, sums + row * to)) return false;
+  for (int64_t e = 0; e < weight.experts; row = end[e++]) {
+    const int64_t count = end[e] - row;
+    const BitportTiles own = weight.expert(e);
+    if (count && !run(own, x, rows + row * from, count, act, nullptr, nullptr, sums + row * to)) return false;
+  }
   std::memset(sums + row * to, 0, size_t((sizes[0] - row) * to));
   *result = y.give();
   return true;
@@ -106,7 +114,8 @@ bool embedding(const Value* stack, Value* result) {
   sizes[ids.dim] = weight.tiles.k;
   Fresh y;
   if (!y.make(ids.dim + 1, sizes, dtype)) return false;
-  if (bitport_rows(&weight.tiles, static_cast<const int64_t*>(ids.data), ids.count(), y.data, type, threads())) return false;
+  const int64_t* rows = static_cast<const int64_t*>(ids.data);
+  if (bitport_rows(&weight.tiles, rows, ids.count(), y.data, type, threads())) return false;
   *result = y.give();
   return true;
 }
@@ -144,11 +153,11 @@ Op ops[] = {
     {"bitport::embedding", "T" BITPORT_WEIGHT "I", embedding},
 };
 #undef BITPORT_WEIGHT
-const Kernel kernels[] = {
-    [](Value* stack, uint64_t, uint64_t) { ops[0].call(stack); }, [](Value* stack, uint64_t, uint64_t) { ops[1].call(stack); },
-    [](Value* stack, uint64_t, uint64_t) { ops[2].call(stack); }, [](Value* stack, uint64_t, uint64_t) { ops[3].call(stack); },
-    [](Value* stack, uint64_t, uint64_t) { ops[4].call(stack); },
-};
+
+template <int at>
+void call(Value* stack, uint64_t, uint64_t) { ops[at].call(stack); }
+
+const Kernel kernels[] = {call<0>, call<1>, call<2>, call<3>, call<4>};
 
 const char* enlist(const char* libtorch_cpu) {
   if (const char* reason = torch.load(libtorch_cpu)) return reason;

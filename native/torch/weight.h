@@ -15,8 +15,8 @@ struct Weight {
   BitportTiles tiles{};
   int64_t experts = -1;
 
-  // Reads the arguments data .. layout. False for whatever is not exactly such a weight: sizes may come from a file, and
-  // nothing is read that was not measured here.
+  // Reads the arguments data .. layout. False for whatever is not exactly such a weight: sizes may come from a file,
+  // and nothing is read that was not measured here.
   bool read(const Value* arguments, bool batched);
 
   BitportTiles expert(int64_t at) const;

@@ -473,8 +473,17 @@ for scheme in ("int4-g32", "int8", "nf4", "nvfp4-wo"):
     assert torch.allclose(y, x @ weight.dequantize().T + bias, atol=1e-3), scheme
     try:
         torch.ops.bitport.linear.default(x[:, 1:], *operand(weight), bias)
+        raise AssertionError("an x that does not fit was taken")
     except bp.errors.ArgumentError as error:
         assert "[..., 96]" in str(error)
+    before, table = count(), weight.dequantize()
+    assert torch.equal(F.embedding(torch.tensor([[3, 39]]), weight), table[[3, 39]][None])
+    x.requires_grad_()
+    F.linear(x, weight).sum().backward()
+    assert torch.allclose(x.grad, table.sum(0).expand(3, -1), atol=1e-4)
+    experts, ends = bp.quantize_tensor(torch.randn(2, 40, 96), bp.preset(scheme)), torch.tensor([1, 3]).int()
+    F.grouped_mm(x.detach(), experts.transpose(-1, -2), offs=ends)
+    assert count() - before == 3
 print(torch.__version__)
 """
     command = [os.environ["BITPORT_OTHER_PYTHON"], "-c", script]
