@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 # What an installation compiles: changing it installs anew.
-NATIVE := setup.py $(wildcard native/kernels/*.cpp native/kernels/*.h)
+NATIVE := setup.py $(wildcard native/*/*.cpp native/*/*.h)
 
 .PHONY: help demo test test-slow test-gpu test-xla test-peers ci lint format types bench accuracy support clean
 

@@ -1,7 +1,8 @@
 """What pyproject.toml cannot say: compile the CPU kernels, with setuptools and a compiler alone.
 
-They are plain C++ behind a C ABI, loaded by ctypes: no torch, no Python headers. Without a compiler, or when compiling
-fails, the installation goes on without them: every op stays right, and ``bitport doctor`` says what is lost.
+They are plain C++ behind a C ABI, and find torch at run time: neither torch nor Python's headers are needed. Without a
+compiler, or when compiling fails, the installation goes on without them: every op stays right, and ``bitport doctor``
+says what is lost.
 """
 
 import os
@@ -17,7 +18,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY = Path("bitport", "backends", "cpu", "libbitport_kernels.so")
-OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp"]
+OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
 
 
 def compilers() -> list[list[str]]:
@@ -27,12 +28,13 @@ def compilers() -> list[list[str]]:
 
 
 def compile_kernels(target: Path) -> str | None:
-    """Compile native/kernels into ``target``; the reason if that fails. An older library goes first, so that it cannot
-    pass for this one."""
+    """Compile native/kernels and native/torch into ``target``; the reason if that fails. An older library goes first,
+    so that it cannot pass for this one."""
     target.unlink(missing_ok=True)
-    sources = sorted(str(path) for path in (ROOT / "native" / "kernels").glob("*.cpp"))
-    if not sources:
-        return "native/kernels is not there"
+    folders = [ROOT / "native" / name for name in ("kernels", "torch")]
+    sources = [str(path) for folder in folders for path in sorted(folder.glob("*.cpp"))]
+    if not all(any(folder.glob("*.cpp")) for folder in folders):
+        return "native/kernels and native/torch are not there"
     reason = "no C++ compiler was found (CXX, c++, g++, clang++)"
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_suffix(".tmp")

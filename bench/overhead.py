@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import bitport
 from bench.measure import interleaved, medians, ratio, record
-from bitport.ops import IMPLS, Impl, register_kernel
+from bitport.ops import Impl, register_kernel, unregister_kernel
 from bitport.report.text import table
 
 SIZE = 64
@@ -42,7 +42,7 @@ def dense_kernel(op: str, dense: Tensor) -> Iterator[None]:
     try:
         yield
     finally:
-        IMPLS[op, "cpu"].remove(impl)
+        unregister_kernel(impl)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import torch
 
 from bitport import layouts, plugins
 from bitport.ops import IMPLS
-from bitport.ops.select import FORCED
+from bitport.ops.select import FORCED, changed
 
 torch.set_num_threads(1)
 os.environ["BITPORT_CACHE"] = os.devnull  # what bitport tune measured on this machine decides no test
@@ -34,3 +34,4 @@ def own_tables() -> Iterator[None]:
     for table, before in ((layouts.LAYOUTS, known), (FORCED, forced)):
         table.clear()
         table.update(before)
+    changed()

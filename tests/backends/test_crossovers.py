@@ -27,11 +27,9 @@ pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="th
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     assert isinstance(cpu.LIBRARY, Library)
     monkeypatch.setenv("BITPORT_CACHE", str(tmp_path / "cache"))
-    before = dict(crossovers.MOST_ROWS)
-    crossovers.MOST_ROWS.clear()
+    crossovers.use(cpu.LIBRARY, {})
     yield cpu.LIBRARY
-    crossovers.MOST_ROWS.clear()
-    crossovers.MOST_ROWS.update(before)
+    crossovers.use(cpu.LIBRARY, {})
 
 
 def kernel(scheme: str, rows: int) -> str:
@@ -41,7 +39,7 @@ def kernel(scheme: str, rows: int) -> str:
 
 def test_what_was_saved_decides(library: Library) -> None:
     crossovers.save(library, {"int4/row": 16, "nf4/group": None})
-    crossovers.MOST_ROWS.clear()
+    crossovers.use(library, {})
     crossovers.load(library)
     assert [kernel("int4-channel", rows) for rows in (1, 16, 17)] == ["native", "native", "dense_mm"]
     assert kernel("nf4", 5000) == kernel("int4-g32", 5000) == "native"
@@ -57,7 +55,7 @@ def test_the_dense_product_is_right(library: Library, scheme: str, dtype: torch.
     dense = library.dense(operand(q), dtype)
     assert float(sqnr(q.dequantize(torch.float32), library.dense(operand(q), torch.float32))) > 130
     x, bias = torch.randn(2, 3, 208).to(dtype), torch.randn(70)
-    crossovers.MOST_ROWS[crossovers.kind(operand(q))] = 0
+    crossovers.use(library, {crossovers.kind(operand(q)): 0})
     got = OPS["linear"].overload(x, *operand(q), bias)
     assert torch.equal(got, torch.nn.functional.linear(x, dense, bias.to(dtype)))
 

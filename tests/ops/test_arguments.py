@@ -9,7 +9,7 @@ import torch
 
 from bitport.errors import ArgumentError, LayoutError
 from bitport.numerics import quantize
-from bitport.ops import OPS, Weight
+from bitport.ops import OPS, Weight, call
 from bitport.schemes import preset
 
 N, K = 6, 64
@@ -110,7 +110,7 @@ def test_every_op_checks_its_weight(name: str, change: str) -> None:
         "repack": ("plain",),
     }
     with pytest.raises((ArgumentError, LayoutError)):
-        OPS[name].overload(*before.get(name, ()), *parts, *after.get(name, ()))
+        call(name, *before.get(name, ()), *parts, *after.get(name, ()))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_activations(act: str, scale: Any, message: str) -> None:
 )
 def test_ids(ids: torch.Tensor, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        OPS["embedding"].overload(ids, *weight(), torch.float32)
+        call("embedding", ids, *weight(), torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,18 @@
 
 from bitport.ops import convert, embedding, functional, grouped, int4pack_mm, linear, quantized_matmul  # noqa: F401
 from bitport.ops.decompose import decompositions
-from bitport.ops.select import FORCED, IMPLS, Decision, Impl, call, check_forced, decide, register_kernel, use_kernel
+from bitport.ops.select import (
+    FORCED,
+    IMPLS,
+    Decision,
+    Impl,
+    call,
+    check_forced,
+    decide,
+    register_kernel,
+    unregister_kernel,
+    use_kernel,
+)
 from bitport.ops.table import OPS, Op, Sample
 from bitport.ops.weight import Weight
 
@@ -20,5 +31,6 @@ __all__ = [
     "decide",
     "decompositions",
     "register_kernel",
+    "unregister_kernel",
     "use_kernel",
 ]

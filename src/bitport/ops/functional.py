@@ -20,19 +20,19 @@ from bitport.tensor import ATEN, FUNCTIONS, QTensor
 
 aten = torch.ops.aten
 _dispatch_modes, _functorch = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 def operand(q: QTensor) -> Weight:
-    return Weight(q.qdata, q.scale, q.zero, q.scale2, *q.matrix, q.bits_layout)
+    """Made as a plain tuple: naming the fields takes as long as finding them."""
+    return tuple.__new__(Weight, (q.qdata, q.scale, q.zero, q.scale2, *q.matrix, q.bits_layout))
 
 
 def run(op: str, x: Tensor, *args: Any) -> Any:
     """Call an op for a QTensor, with the kernel that is forced, if one is."""
     if torch.compiler.is_compiling():
         return getattr(torch.ops.bitport, op).default(x, *args)
-    if select.FORCED:
-        return select.call(op, x, *args, kernel=select.forced(op))
-    return OPS[op].overload(x, *args)
+    return select.call(op, x, *args, kernel=select.forced(op))
 
 
 def linear(input: Tensor, weight: QTensor, bias: Tensor | None = None) -> Tensor:
@@ -47,9 +47,8 @@ def linear(input: Tensor, weight: QTensor, bias: Tensor | None = None) -> Tensor
 def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
     """x [.., K] times the matrix [N, K] behind q, plus bias.
 
-    Where nothing is traced and the device has no kernel of its own, PyTorch's dispatcher would only call the chooser
-    back, with every argument boxed twice and a weight checked that was checked when it was made: then the chooser is
-    called at once, which saves half of the overhead.
+    Where nothing is traced PyTorch's dispatcher would only come to the device's kernel, through the keys for gradients
+    and transforms and with a weight checked that was checked when it was made: the kernel is called at once.
     """
     if _functorch() is not None and _differentiates():
         return _product_of_floats(x, q, bias)
@@ -60,11 +59,16 @@ def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
             f"{q.scheme} has a static input scale, but none was calibrated: quantize_(.., calibrate=batches)"
         )
     op, rest = ("dyn_linear", (act, q.act_scale, bias)) if act else ("linear", (bias,))
-    if not torch.compiler.is_compiling() and _is_plain(x) and select.is_chooser(op, x.device.type):
-        check_linear(x, q.qdata, q.matrix.n, q.matrix.k, bias)
-        if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-            return _differentiated(x, bias, op, operand(q), rest[:-1])
-        return select.CHOOSERS[op](x, *operand(q), *rest)
+    if not torch.compiler.is_compiling() and _is_plain(x):
+        device = x.device.type
+        kernel = select.DIRECT.get((op, device, q.bits_layout))
+        if kernel is None and select.is_chooser(op, device):
+            check_linear(x, q.qdata, q.matrix.n, q.matrix.k, bias)
+            kernel = select.CHOOSERS[op]
+        if kernel is not None:
+            if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+                return _differentiated(x, bias, kernel, op, operand(q), rest[:-1])
+            return kernel(x, *operand(q), *rest)
     return run(op, x, *operand(q), *rest)
 
 
@@ -87,16 +91,24 @@ class _Product(torch.autograd.Function):
     kept: the gradient of a product with a constant does not depend on it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, op: str, weight: Weight, act: tuple[Any, ...]) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor | None,
+        kernel: Callable[..., Tensor],
+        op: str,
+        weight: Weight,
+        act: tuple[Any, ...],
+    ) -> Tensor:
         ctx.op, ctx.weight, ctx.bias_dtype = op, weight, None if bias is None else bias.dtype
-        return select.CHOOSERS[op](x, *weight, *act, bias)
+        return kernel(x, *weight, *act, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         wants_x, wants_bias = ctx.needs_input_grad[:2]
         grad_x = OPS[ctx.op].backward(grad, None, *ctx.weight) if wants_x else None  # type: ignore[misc]
         grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.bias_dtype) if wants_bias else None
-        return grad_x, grad_bias, None, None, None
+        return grad_x, grad_bias, None, None, None, None
 
 
 _differentiated = super(torch.autograd.Function, _Product).apply
@@ -104,15 +116,16 @@ _differentiated = super(torch.autograd.Function, _Product).apply
 
 
 def _is_plain(x: Tensor) -> bool:
-    """An ordinary tensor, seen by no dispatch mode or function transform."""
-    return type(x) is Tensor and not _dispatch_modes() and _functorch() is None
+    """An ordinary tensor, seen by no dispatch mode or function transform, whose memory holds its values."""
+    return type(x) is Tensor and not _dispatch_modes() and _functorch() is None and not x.is_neg()
 
 
 def prepare(x: Tensor, q: QTensor) -> Tensor:
     """Autocast, then the pre-scale (AWQ, SmoothQuant), then the order of columns (act-order)."""
-    kind = x.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        x = x.to(torch.get_autocast_dtype(kind))
+    if _any_autocast():
+        kind = x.device.type
+        if kind != "meta" and torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
     if q.pre_scale is not None:
         x = x * q.pre_scale.to(x.dtype)
     if q.perm is not None:

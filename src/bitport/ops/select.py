@@ -58,6 +58,21 @@ def register_kernel(impl: Impl) -> None:
         raise KernelError(f"{impl.op} on {impl.device} has a kernel named {impl.name!r} already; choose another name")
     known.append(impl)
     known.sort(key=lambda other: -other.priority)
+    changed()
+
+
+def unregister_kernel(impl: Impl) -> None:
+    IMPLS[impl.op, impl.device].remove(impl)
+    changed()
+
+
+WATCHERS: list[Callable[[], None]] = []
+"""Called when kernels came or went, or a kernel was forced or released."""
+
+
+def changed() -> None:
+    for watcher in WATCHERS:
+        watcher()
 
 
 def _parse(setting: str) -> dict[str, str]:
@@ -90,11 +105,24 @@ def use_kernel(setting: str) -> Iterator[None]:
     before, wanted = dict(FORCED), _parse(setting)
     check_forced(wanted)
     FORCED.update(wanted)
+    changed()
     try:
         yield
     finally:
         FORCED.clear()
         FORCED.update(before)
+        changed()
+
+
+DIRECT: dict[tuple[str, str, str], Callable[..., Any]] = {}
+"""(op, device type, layout) -> the op on plain tensors, straight to the native kernel at PyTorch's dispatcher, while
+that is the kernel asked first: it runs in less time than the chooser needs to find it."""
+
+
+def first(op: str, device: str) -> str | None:
+    """The kernel that is asked before all others; None while one is forced."""
+    impls = IMPLS.get((op, device))
+    return None if forced(op) or not impls else impls[0].name
 
 
 CHOOSERS: dict[str, Callable[..., Any]] = {}
@@ -157,10 +185,15 @@ _python_kernels = torch.library._impls
 
 def call(op: str, *args: Any, kernel: str | None = None) -> Any:
     """Run ``op`` with the kernel called ``kernel``, or, without a name, with the one that would be chosen."""
-    if kernel is None:
+    if kernel is not None:
+        plugins.load()
+        return _named(kernel, op, *args)(*args)
+    try:
         return OPS[op].overload(*args)
-    plugins.load()
-    return _named(kernel, op, *args)(*args)
+    except RuntimeError as error:
+        if not table.lost_type(op, error):
+            raise
+    return getattr(torch.ops.bitport, op).choose(*args)
 
 
 def _named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:
@@ -178,10 +211,17 @@ def _named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:
     raise KernelError(f"kernel {kernel!r} was forced for {op}, but {device} has only: {names}")
 
 
+NATIVE = "bitport/native/torch"
+"""Where the native kernels say they were registered. They hand over to the chooser what they do not take, so that they
+are one of its kernels, not a device's own."""
+
+
 def own_kernel(op: str, device: torch.device) -> bool:
     """Whether ``device`` has a kernel of its own for ``op`` at PyTorch's dispatcher, registered from outside."""
     key = torch._C._dispatch_key_for_device(device.type)
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"bitport::{op}", key))
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"bitport::{op}", key):
+        return False
+    return f"\n{key}: registered at {NATIVE}" not in torch._C._dispatch_dump(f"bitport::{op}")
 
 
 def decide(op: str, *args: Any) -> Decision:

@@ -3,7 +3,7 @@ kernel there."""
 
 from collections.abc import Iterator
 
-from bitport.backends.cpu import crossovers, int8pack_mm, int_mm, native, tiles
+from bitport.backends.cpu import crossovers, dispatcher, int8pack_mm, int_mm, native, tiles
 from bitport.layouts import register_layout
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.ops import Impl, register_kernel
@@ -14,8 +14,11 @@ register_kernel(Impl("linear", "int8pack_mm", "cpu", int8pack_mm.run, int8pack_m
 register_kernel(Impl("dyn_linear", "int_mm", "cpu", int_mm.run, int_mm.refuses))
 if isinstance(LIBRARY, native.Library):
     tiles.register(LIBRARY)
-    crossovers.load(LIBRARY)
     register_layout(CpuTiles(("cpu",), LIBRARY.pack, LIBRARY.unpack))
+    NOT_AT_DISPATCHER = dispatcher.register(LIBRARY)
+    crossovers.load(LIBRARY)
+else:
+    NOT_AT_DISPATCHER = LIBRARY
 
 
 def tune() -> Iterator[str]:
@@ -34,10 +37,13 @@ def describe() -> list[str]:
     """For ``bitport doctor``."""
     if isinstance(LIBRARY, native.Library):
         measured = "measured here (bitport tune)" if crossovers.MOST_ROWS else "by default; bitport tune measures it"
-        return [
+        lines = [
             f"native kernels: {LIBRARY.isa_name}, of {', '.join(LIBRARY.available)}",
             f"choice between native and dense_mm: {measured}",
         ]
+        if NOT_AT_DISPATCHER:
+            lines.append(f"called by way of Python and on one thread: {NOT_AT_DISPATCHER}")
+        return lines
     return [
         f"no native kernels: {LIBRARY}. Without them weights are dequantized on every call",
         "install a C++ compiler (g++ or clang++), then in the folder of bitport's source: pip install --no-deps -e .",

@@ -33,7 +33,7 @@ from torch import Tensor
 from bitport.backends.cpu.native import Library
 from bitport.layouts import layout
 from bitport.layouts.cpu_tiles import CpuTiles
-from bitport.numerics import quantize
+from bitport.numerics import NUMBER_TYPES, quantize
 from bitport.ops import Weight
 from bitport.schemes import preset
 
@@ -54,7 +54,11 @@ MOST_ROWS: dict[str, int | None] = {}
 
 def kind(weight: Weight) -> str:
     """What the speed depends on beside the size: the number type, and whether scales are per row."""
-    return f"{weight.dtype}/{'row' if weight.block_k >= weight.k else 'group'}"
+    return _kind(weight.dtype, weight.block_k >= weight.k)
+
+
+def _kind(dtype: str, whole_row: bool) -> str:
+    return f"{dtype}/{'row' if whole_row else 'group'}"
 
 
 def refuses(weight: Weight, rows: int) -> str | None:
@@ -87,7 +91,7 @@ def path(library: Library) -> Path:
 
 def load(library: Library) -> None:
     """Read the file for this machine, if there is one."""
-    MOST_ROWS.clear()
+    use(library, {})
     file = path(library)
     try:
         text = file.read_text(encoding="utf-8")
@@ -101,7 +105,7 @@ def load(library: Library) -> None:
         return _ignored(file, f"it is no JSON ({error})")
     if reason := _fault(content, machine(library)):
         return _ignored(file, reason)
-    MOST_ROWS.update(content["most_rows"])
+    use(library, content["most_rows"])
 
 
 def _fault(content: Any, here: dict[str, Any]) -> str | None:
@@ -131,9 +135,17 @@ def save(library: Library, most_rows: dict[str, int | None]) -> Path:
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         json.dump(content, stream, indent=1)
     os.replace(fresh, file)
+    use(library, most_rows)
+    return file
+
+
+def use(library: Library, most_rows: dict[str, int | None]) -> None:
+    """Choose by these from now on, also where the kernel is called without Python."""
     MOST_ROWS.clear()
     MOST_ROWS.update(most_rows)
-    return file
+    for dtype in NUMBER_TYPES:
+        for whole_row in (False, True):
+            library.limit_rows(dtype, whole_row, MOST_ROWS.get(_kind(dtype, whole_row)))
 
 
 def measure(library: Library, schemes: tuple[str, ...] = SCHEMES) -> Iterator[tuple[str, int | None]]:

@@ -1,7 +1,8 @@
 """The native kernels: ``libbitport_kernels.so``, compiled when bitport is installed, called by ctypes.
 
 Its source is ``native/kernels``, its interface ``bitport_kernels.h``. One library holds every variant; it chooses by
-what the processor has, or ``BITPORT_CPU_ISA`` names one of ISAS.
+what the processor has, or ``BITPORT_CPU_ISA`` names one of ISAS. The same library registers its kernels with PyTorch
+(``native/torch``), which then calls them without Python; see :mod:`bitport.backends.cpu.dispatcher`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Library:
     def __init__(self, path: Path, isa: str = "") -> None:
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
         tiles = ctypes.POINTER(Tiles)
-        lib = ctypes.CDLL(str(path))
+        lib = self.functions = ctypes.CDLL(str(path))
         self._error = _function(lib.bitport_error, [i32], ctypes.c_char_p)
         self._has = _function(lib.bitport_has_isa, [i32], i32)
         self._best = _function(lib.bitport_best_isa, [], i32)
@@ -68,12 +69,25 @@ class Library:
         self.available = tuple(name for name, value in ISAS.items() if self._has(value))
         if isa and isa not in self.available:
             raise KernelError(f"BITPORT_CPU_ISA={isa}: this processor runs {', '.join(self.available)}")
-        self.isa = ISAS[isa] if isa else BEST
+        self._isa = ISAS[isa] if isa else BEST
+
+    @property
+    def isa(self) -> int:
+        return self._isa
+
+    @isa.setter
+    def isa(self, isa: int) -> None:
+        self._isa = isa
+        self.functions.bitport_torch_isa(isa)
 
     @property
     def isa_name(self) -> str:
         running = self._best() if self.isa == BEST else self.isa
         return next(name for name, value in ISAS.items() if value == running)
+
+    def limit_rows(self, dtype: str, whole_row: bool, most: int | None) -> None:
+        """What the kernel of linear at PyTorch's dispatcher takes of x, for weights of this kind."""
+        self.functions.bitport_limit_rows(dtype.encode(), whole_row, ctypes.c_int64(-1 if most is None else most))
 
     def linear(
         self, x: Tensor, weight: Weight, bias: Tensor | None, act: str = "", act_scale: Tensor | None = None
@@ -171,7 +185,7 @@ def _tiles(weight: Weight) -> tuple[Tiles, list[Tensor | None]]:
         scale,
         zero,
         scale2,
-        ctypes.addressof(_table(weight.dtype)),
+        ctypes.addressof(table_of(weight.dtype)),
         weight.n,
         weight.k,
         weight.block_k,
@@ -184,7 +198,7 @@ def _tiles(weight: Weight) -> tuple[Tiles, list[Tensor | None]]:
 
 
 @functools.cache
-def _table(dtype: str) -> ctypes.Array[ctypes.c_float]:
+def table_of(dtype: str) -> ctypes.Array[ctypes.c_float]:
     """What each code means."""
     number = NUMBER_TYPES[dtype]
     codes = torch.arange(1 << number.bits, dtype=torch.uint8)

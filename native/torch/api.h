@@ -1,0 +1,78 @@
+// What is used of torch's stable C functions, found by name. Their signatures are those of
+// torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h as of torch 2.10.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace bitport {
+
+// One argument or result of a boxed kernel, 64 bits:
+//   Tensor      an owned TensorHandle
+//   int         the number
+//   ScalarType  torch's number for it, as the dtype functions give it
+//   str         an owned StringHandle
+//   T?          null, or an owned pointer to a Value that holds T
+// A kernel owns its arguments, and puts its results, owned by the caller, at the start of the same array.
+using Value = uint64_t;
+using TensorHandle = struct TensorOpaque*;
+using StringHandle = struct StringOpaque*;
+using LibraryHandle = struct LibraryOpaque*;
+using Kernel = void (*)(Value* stack, uint64_t arguments, uint64_t results);
+using Body = void (*)(int64_t begin, int64_t end, void* context);
+
+// The version of the conventions above: 2.10.
+constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
+
+// F(name, result, arguments): those that must exist. An int32_t that is no dtype, device or tag is 0 for success.
+#define BITPORT_TORCH_FUNCTIONS(F) \
+  F(aoti_torch_library_init_impl, int32_t, \
+    (const char* ns, const char* key, const char* file, uint32_t line, LibraryHandle*)) \
+  F(torch_library_impl, int32_t, (LibraryHandle, const char* op, Kernel, uint64_t abi)) \
+  F(torch_call_dispatcher, int32_t, (const char* op, const char* overload, Value* stack, uint64_t abi)) \
+  F(aoti_torch_get_dim, int32_t, (TensorHandle, int64_t*)) \
+  F(aoti_torch_get_sizes, int32_t, (TensorHandle, int64_t**)) \
+  F(aoti_torch_get_dtype, int32_t, (TensorHandle, int32_t*)) \
+  F(aoti_torch_get_device_type, int32_t, (TensorHandle, int32_t*)) \
+  F(aoti_torch_is_contiguous, int32_t, (TensorHandle, bool*)) \
+  F(torch_get_const_data_ptr, int32_t, (TensorHandle, const void**)) \
+  F(torch_get_mutable_data_ptr, int32_t, (TensorHandle, void**)) \
+  F(aoti_torch_empty_strided, int32_t, \
+    (int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t device, int32_t index, \
+     TensorHandle*)) \
+  F(aoti_torch_delete_tensor_object, int32_t, (TensorHandle)) \
+  F(torch_string_length, int32_t, (StringHandle, size_t*)) \
+  F(torch_string_c_str, int32_t, (StringHandle, const char**)) \
+  F(torch_delete_string, int32_t, (StringHandle)) \
+  F(torch_parallel_for, int32_t, (int64_t begin, int64_t end, int64_t grain, Body, void* context)) \
+  F(torch_get_num_threads, int32_t, (uint32_t*)) \
+  F(aoti_torch_device_type_cpu, int32_t, ()) \
+  F(aoti_torch_dtype_float32, int32_t, ()) \
+  F(aoti_torch_dtype_bfloat16, int32_t, ()) \
+  F(aoti_torch_dtype_float16, int32_t, ()) \
+  F(aoti_torch_dtype_uint8, int32_t, ()) \
+  F(aoti_torch_dtype_int32, int32_t, ()) \
+  F(aoti_torch_dtype_int64, int32_t, ()) \
+  F(aoti_torch_dtype_float8_e4m3fn, int32_t, ()) \
+  F(torch_dtype_float8_e8m0fnu, int32_t, ())
+
+// Those of torch 2.13 and later, null before it.
+#define BITPORT_TORCH_NEWER_FUNCTIONS(F) \
+  F(torch_delete_stable_ivalue, int32_t, (Value*)) \
+  F(torch_exception_get_what_without_backtrace, const char*, ())
+
+struct Api {
+#define BITPORT_DECLARE(name, result, arguments) result(*name) arguments = nullptr;
+  BITPORT_TORCH_FUNCTIONS(BITPORT_DECLARE)
+  BITPORT_TORCH_NEWER_FUNCTIONS(BITPORT_DECLARE)
+#undef BITPORT_DECLARE
+  int32_t cpu = -1;
+  int32_t dtypes[6] = {};   // torch's numbers by BitportType
+  int32_t int32 = -1, int64 = -1;
+
+  const char* load(const char* libtorch_cpu);   // null, or what is missing
+  int32_t type_of(int32_t dtype) const;         // BitportType, or -1
+};
+
+extern Api torch;
+
+}  // namespace bitport

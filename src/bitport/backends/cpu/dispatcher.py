@@ -1,0 +1,82 @@
+"""The native kernels at PyTorch's dispatcher: ``native/torch`` finds torch's stable C functions by name in the library
+that is loaded, and registers a kernel for every op of OPS. It takes a weight in cpu_tiles with plain, contiguous
+tensors; all else it hands to the overload ``choose``. So it does with every call while ``native`` is not the kernel to
+be asked first: one is forced, or one of higher priority was registered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitport.backends.cpu.native import ACTS, PATH, Library, table_of
+from bitport.errors import KernelError
+from bitport.layouts.cpu_tiles import CpuTiles
+from bitport.numerics import NUMBER_TYPES
+from bitport.ops import select
+from bitport.ops.table import lost_type
+
+OPS = ("linear", "dyn_linear", "grouped_linear", "dyn_grouped_linear", "embedding")
+TORCH = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
+KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+def register(library: Library) -> str | None:
+    """None, or why the kernels can be called by ctypes only."""
+    text, i32, functions = ctypes.c_char_p, ctypes.c_int32, library.functions
+    functions.bitport_name_type.argtypes = [text, i32, i32, ctypes.POINTER(ctypes.c_float)]
+    functions.bitport_name_rounding.argtypes = [text, i32]
+    functions.bitport_take_calls.argtypes = [text, i32]
+    functions.bitport_register_torch.argtypes = [text]
+    functions.bitport_register_torch.restype = text
+    reason = functions.bitport_register_torch(bytes(TORCH))
+    if reason is not None:
+        return str(reason.decode())
+    functions.bitport_torch_isa(library.isa)
+    for name, number in NUMBER_TYPES.items():
+        if number.bits <= 8:
+            _agreed(functions.bitport_name_type(name.encode(), number.bits, number.kind == "int", table_of(name)), name)
+    for name, act in ACTS.items():
+        _agreed(functions.bitport_name_rounding(name.encode(), act), name)
+
+    direct = {op: _direct(op) for op in OPS}
+
+    def follow() -> None:
+        for op in OPS:
+            on = select.first(op, "cpu") == "native"
+            _agreed(functions.bitport_take_calls(f"bitport::{op}".encode(), on), op)
+            if on:
+                select.DIRECT[op, "cpu", CpuTiles.name] = direct[op]
+            else:
+                select.DIRECT.pop((op, "cpu", CpuTiles.name), None)
+
+    follow()
+    select.WATCHERS.append(follow)
+    return None
+
+
+def _direct(op: str) -> Callable[..., Any]:
+    """The op below all keys but the CPU's, for tensors that no other key has to see."""
+    packet = getattr(torch.ops.bitport, op)
+    call, choose = packet.default._handle.redispatch_boxed, packet.choose
+
+    def direct(*args: Any) -> Any:
+        try:
+            return call(KEYS, *args)
+        except RuntimeError as error:
+            if not lost_type(op, error):
+                raise
+        return choose(*args)
+
+    return direct
+
+
+def _agreed(code: int, name: str) -> None:
+    if code:
+        raise KernelError(
+            f"{PATH.name} does not know {name}: it was compiled from another version of bitport; reinstall"
+        )

@@ -1,0 +1,493 @@
+"""The native kernels at PyTorch's dispatcher: which calls they take, which they hand over, and that neither the result
+nor the error nor the choice differs from the kernels called by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bitport as bp
+from bitport import layouts
+from bitport.backends import cpu
+from bitport.backends.cpu.dispatcher import TORCH
+from bitport.backends.cpu.native import Library
+from bitport.errors import ArgumentError, KernelError
+from bitport.ops import IMPLS, OPS, Impl, call, decide, register_kernel, unregister_kernel, use_kernel
+from bitport.ops.functional import operand
+from bitport.ops.select import CHOOSERS, DIRECT, own_kernel
+from bitport.tensor import QTensor
+from tests.backends.products import products, shortfall
+
+registered = isinstance(cpu.LIBRARY, Library) and cpu.NOT_AT_DISPATCHER is None
+pytestmark = [
+    pytest.mark.skipif(not registered, reason="the native kernels were not compiled: pip install --no-deps -e ."),
+    pytest.mark.usefixtures("own_tables"),
+]
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+KINDS = ("int4-g32", "int8", "int3", "int4-g64-fzero", "int4-g48", "nf4", "mxfp4-wo", "nvfp4-wo")
+"""Each with something else to read: zeros or none, float ones, odd groups, a table, 8-bit scales, scale2."""
+
+
+def taken() -> int:
+    assert isinstance(cpu.LIBRARY, Library)
+    count: int = cpu.LIBRARY.functions.bitport_calls_taken()
+    return count
+
+
+def takes(run: Callable[[], Any], calls: int = 1) -> Any:
+    """What ``run`` returns, after the native kernels took so many calls in it."""
+    before = taken()
+    result = run()
+    assert taken() - before == calls
+    return result
+
+
+def tiles(scheme: str, *shape: int, dtype: torch.dtype = BF16) -> QTensor:
+    return bp.quantize_tensor(torch.randn(*shape, dtype=dtype), bp.preset(scheme)).to_layout("cpu_tiles")
+
+
+def arguments(scheme: str = "int4-g32", n: int = 40, k: int = 96) -> list[Any]:
+    return [torch.randn(3, k, dtype=BF16), *operand(tiles(scheme, n, k)), torch.randn(n, dtype=BF16)]
+
+
+def linear(*args: Any) -> Any:
+    return torch.ops.bitport.linear.default(*args)
+
+
+def without_native(op: str, *args: Any) -> Any:
+    """What the chooser gives, which calls the library by ctypes."""
+    return takes(lambda: CHOOSERS[op](*args), 0)
+
+
+# -- what is taken ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("scheme", KINDS)
+def test_linear_against_float64(scheme: str, dtype: torch.dtype) -> None:
+    for sample in products(scheme, dtype, "cpu_tiles", n=40, k=192, m=3):
+        y = takes(lambda args=sample.args: linear(*args))
+        assert shortfall(sample, y) <= 0
+        assert torch.equal(y, without_native("linear", *sample.args))
+
+
+@pytest.mark.parametrize("shape", [(96,), (1, 96), (2, 3, 96), (1, 2, 1, 3, 96)], ids=str)
+def test_any_rank(shape: tuple[int, ...]) -> None:
+    args = [torch.randn(shape, dtype=BF16), *arguments()[1:]]
+    y = takes(lambda: linear(*args))
+    assert y.shape == (*shape[:-1], 40)
+    assert torch.equal(y, without_native("linear", *args))
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no-bias", "bias"])
+@pytest.mark.parametrize("act", ["int8", "int8-asym", "int8-tensor"])
+def test_rounded_inputs(act: str, bias: bool) -> None:
+    *args, given = arguments("int8-dyn")
+    scales = [None, torch.tensor([[0.02]])] if act == "int8-tensor" else [None]
+    for scale in scales:
+        rest = (act, scale, given if bias else None)
+        y = takes(lambda rest=rest: torch.ops.bitport.dyn_linear.default(*args, *rest))
+        assert torch.equal(y, without_native("dyn_linear", *args, *rest))
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3)], ids=str)
+def test_lookups(shape: tuple[int, ...]) -> None:
+    table = tiles("int4-g32", 40, 96)
+    ids = torch.arange(6)[: torch.Size(shape).numel()].reshape(shape) * 7
+    args = (ids, *operand(table), FP32)
+    y = takes(lambda: torch.ops.bitport.embedding.default(*args))
+    assert torch.equal(y, table.dequantize(FP32)[ids])
+
+
+@pytest.mark.parametrize("ends", [(2, 2, 6), (0, 0, 7), (0, 0, 0)], ids=str)
+@pytest.mark.parametrize("scheme", ["int4-g32", "nvfp4-wo"])
+def test_experts(scheme: str, ends: tuple[int, ...]) -> None:
+    args = (torch.randn(7, 64, dtype=BF16), torch.tensor(ends, dtype=torch.int32), *operand(tiles(scheme, 3, 40, 64)))
+    y = takes(lambda: torch.ops.bitport.grouped_linear.default(*args))
+    assert torch.equal(y, without_native("grouped_linear", *args))
+    assert not y[ends[-1] :].any()
+
+
+def test_experts_with_rounded_inputs() -> None:
+    ends = torch.tensor((2, 2, 6), dtype=torch.int32)
+    args = (torch.randn(7, 64, dtype=BF16), ends, *operand(tiles("int8-dyn", 3, 40, 64)))
+    for act, calls in (("int8", 1), ("int8-asym", 1), ("int8-tensor", 0)):
+        y = takes(lambda act=act: torch.ops.bitport.dyn_grouped_linear.default(*args, act), calls)
+        assert torch.equal(y, without_native("dyn_grouped_linear", *args, act))
+
+
+def test_f_linear_and_its_kin_come_here() -> None:
+    weight, x = tiles("int4-g32", 40, 96), torch.randn(3, 96, dtype=BF16)
+    assert torch.equal(takes(lambda: F.linear(x, weight)), takes(lambda: x @ weight.t()))
+    takes(lambda: F.embedding(torch.tensor([1, 2]), weight))
+    experts, ends = tiles("int4-g32", 3, 40, 96), torch.tensor([1, 1, 3], dtype=torch.int32)
+    takes(lambda: F.grouped_mm(x, experts.transpose(-1, -2), offs=ends))
+    with torch.inference_mode():
+        takes(lambda: F.linear(x, weight))
+
+
+# -- what is handed over ---------------------------------------------------------------------------------------------
+
+VARIED: dict[str, Callable[[list[Any]], list[Any]]] = {
+    "x strided": lambda a: [torch.randn(96, 3, dtype=BF16).T, *a[1:]],
+    "x empty": lambda a: [a[0][:0], *a[1:]],
+    "x negated": lambda a: [torch._neg_view(a[0]), *a[1:]],
+    "bias of another dtype": lambda a: [*a[:-1], a[-1].float()],
+    "bias strided": lambda a: [*a[:-1], torch.stack([a[-1], a[-1]], 1)[:, 0]],
+    "data strided": lambda a: [a[0], torch.stack([a[1], a[1]], -1)[..., 0], *a[2:]],
+    "scale strided": lambda a: [*a[:2], torch.stack([a[2], a[2]], -1)[..., 0], *a[3:]],
+    "another layout": lambda a: [
+        a[0],
+        *layouts.repack(layouts.Matrix(*a[5:10]), bp.numerics.Quantized(*a[1:5]), "cpu_tiles", "plain"),
+        *a[5:10],
+        "plain",
+        a[-1],
+    ],
+}
+
+
+@pytest.mark.parametrize("change", VARIED)
+def test_other_arguments_are_handed_over(change: str) -> None:
+    args = VARIED[change](arguments())
+    y = takes(lambda: linear(*args), 1 if change == "x negated" else 0)  # PyTorch resolves a negation first
+    with use_kernel("generic"):
+        expected = linear(*args)
+    assert y.shape == expected.shape
+    torch.testing.assert_close(y, expected, rtol=2**-6, atol=2**-4)  # bfloat16, sums of 96 products
+
+
+WRONG: dict[str, tuple[int, Any, str]] = {
+    "x-dtype": (0, torch.ones(3, 96, dtype=torch.float64), "x must be float32"),
+    "x-shape": (0, torch.ones(3, 95, dtype=BF16), r"shape \[..., 96\]"),
+    "x-scalar": (0, torch.ones((), dtype=BF16), r"shape \[..., 96\]"),
+    "data-short": (1, torch.zeros(1, 3, 512, dtype=torch.uint8), "needs data torch.uint8"),
+    "data-dtype": (1, torch.zeros(2, 3, 512, dtype=torch.int8), "needs data torch.uint8"),
+    "data-narrow": (1, torch.zeros(2, 3, 256, dtype=torch.uint8), "needs data torch.uint8"),
+    "scale-short": (2, torch.ones(2, 2, 32, dtype=BF16), "need a float scale"),
+    "scale-dtype": (2, torch.ones(2, 3, 32, dtype=torch.int32), "need a float scale"),
+    "zero-short": (3, torch.zeros(2, 3, 16, dtype=torch.uint8), "zero must be"),
+    "zero-dtype": (3, torch.zeros(2, 3, 32, dtype=torch.int64), "zero must be"),
+    "scale2": (4, torch.ones(1, 1), "scale2 goes with"),
+    "dtype": (5, "int8", "needs data"),
+    "dtype-unknown": (5, "int40", "unknown number type"),
+    "n-more": (6, 80, r"bias must be float \[80\]"),
+    "n-huge": (6, 2**62, "bias must be float"),
+    "n-negative": (6, -40, "bias must be float"),
+    "k-more": (7, 128, "x must have shape"),
+    "block_n-zero": (8, 0, "must be positive"),
+    "block_k-less": (9, 16, "need a float scale"),
+    "block_k-huge": (9, 2**63 - 1, "need a float scale"),
+    "bias-short": (11, torch.ones(39, dtype=BF16), r"bias must be float \[40\]"),
+    "bias-int": (11, torch.ones(40, dtype=torch.int64), r"bias must be float \[40\]"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_arguments_are_errors_of_bitports_own(what: str) -> None:
+    """Nothing is read that does not fit; the error is the chooser's, whatever C functions it came through."""
+    at, value, message = WRONG[what]
+    args = arguments()
+    args[at] = value
+    with pytest.raises(ArgumentError, match=message):
+        takes(lambda: linear(*args), 0)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=message):  # no Python is left on this way
+        takes(lambda: linear(*args), 0)
+    with torch.inference_mode(), pytest.raises(ArgumentError, match=message):
+        call("linear", *args)
+
+
+@pytest.mark.parametrize("at", range(12), ids=lambda at: f"argument-{at}")
+def test_sizes_at_random_read_nothing_they_should_not(at: int) -> None:
+    """Every tensor in turn gets every other's shape and dtype: a result or an error, no third."""
+    args = arguments("int4-g32")
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    others = tensors if isinstance(args[at], torch.Tensor) else [0, 1, 31, 33, 2**40, "int2", "cpu_tiles"]
+    for other in others:
+        changed = [*args[:at], other, *args[at + 1 :]]
+        if type(other) is not type(args[at]):
+            continue
+        try:
+            expected = CHOOSERS["linear"](*changed) if OPS["linear"].check(*changed) is None else None
+        except (ArgumentError, bp.errors.LayoutError) as error:
+            with pytest.raises(type(error)):
+                linear(*changed)
+        else:
+            assert torch.equal(linear(*changed), expected)
+
+
+def test_arguments_are_given_back() -> None:
+    """Both ways leave no reference behind: neither the kernel's own nor, handed over, the chooser's."""
+    for bias in (BF16, FP32):
+        args = arguments()
+        args[-1] = args[-1].to(bias)
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        linear(*args)
+        before = [tensor._use_count() for tensor in tensors]
+        for _ in range(10):
+            linear(*args)
+        assert [tensor._use_count() for tensor in tensors] == before
+
+
+# -- the choice ------------------------------------------------------------------------------------------------------
+
+
+def constant(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return x.new_full((*x.shape[:-1], rest[5]), 7.0)
+
+
+def test_a_kernel_of_higher_priority_is_asked_first() -> None:
+    args, weight = arguments(), tiles("int4-g32", 40, 96)
+    impl = Impl("linear", "mine", "cpu", constant, lambda *args: None, priority=1000)
+    register_kernel(impl)
+    assert decide("linear", *args).kernel == "mine"
+    assert (takes(lambda: linear(*args), 0) == 7).all()
+    assert (takes(lambda: F.linear(args[0], weight), 0) == 7).all()
+    unregister_kernel(impl)
+    assert decide("linear", *args).kernel == "native"
+    takes(lambda: linear(*args))
+    takes(lambda: F.linear(args[0], weight))
+
+
+def test_a_kernel_that_refuses_leaves_the_call_to_the_native_one() -> None:
+    register_kernel(Impl("linear", "picky", "cpu", constant, lambda *args: "no", priority=1000))
+    args = arguments()
+    y = linear(*args)
+    assert decide("linear", *args).kernel == "native"
+    assert torch.equal(y, call("linear", *args, kernel="native"))
+
+
+def test_a_forced_kernel_runs() -> None:
+    args, weight = arguments(), tiles("int4-g32", 40, 96)
+    with use_kernel("linear=generic"):
+        assert torch.equal(takes(lambda: linear(*args), 0), OPS["linear"].generic(*args))
+        takes(lambda: F.linear(args[0], weight), 0)
+        takes(lambda: F.embedding(torch.tensor([1]), weight))  # another op
+    with use_kernel("linear=nothing"), pytest.raises(KernelError, match="'nothing' was forced for linear"):
+        linear(*args)
+    takes(lambda: linear(*args))
+
+
+def test_it_is_not_taken_for_a_device_s_own_kernel() -> None:
+    device = torch.device("cpu")
+    assert not any(own_kernel(op, device) for op in OPS)
+    library = torch.library.Library("bitport", "IMPL")
+    try:
+        library.impl("linear", constant, "CPU", allow_override=True)
+        assert own_kernel("linear", device)
+        assert decide("linear", *arguments()).kernel == "cpu's own (dispatcher)"
+        assert (F.linear(torch.randn(3, 96, dtype=BF16), tiles("int4-g32", 40, 96)) == 7).all()
+    finally:
+        library._destroy()
+    assert not own_kernel("linear", device)
+    takes(lambda: linear(*arguments()))
+
+
+def test_the_way_without_the_dispatcher_s_other_keys_exists_only_while_the_kernel_is_first() -> None:
+    key = ("linear", "cpu", "cpu_tiles")
+    assert key in DIRECT
+    with use_kernel("generic"):
+        assert key not in DIRECT
+    assert key in DIRECT
+    assert all(impl.name == "native" for impl in IMPLS["linear", "cpu"][:1])
+
+
+# -- tracing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["linear", "dyn_linear"])
+def test_opcheck(op: str) -> None:
+    args = arguments("int8-dyn")
+    rest = [None] if op == "linear" else ["int8", None, None]
+    takes_some = taken()
+    torch.library.opcheck(OPS[op].overload, (*args[:-1], *rest))
+    assert taken() > takes_some
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, scheme: str) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(96, 64), torch.nn.Linear(64, 32)
+        bp.quantize_(self, scheme, measure=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def test_compiled_code_comes_here() -> None:
+    model = Layers("int4-g32")
+    run = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (2, 5, 9):
+        x = torch.randn(rows, 96)
+        with torch.no_grad():
+            run(x)
+            assert torch.equal(takes(lambda x=x: run(x), 2), takes(lambda x=x: model(x), 2))
+
+
+def test_an_exported_program_comes_here() -> None:
+    model = Layers("int4-g32")
+    program = torch.export.export(model, (torch.randn(3, 96),), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    x = torch.randn(11, 96)
+    with torch.no_grad():
+        assert torch.equal(takes(lambda: program.module()(x), 2), model(x))
+
+
+def test_gradients() -> None:
+    x, weight = torch.randn(3, 96, requires_grad=True), tiles("int4-g32", 40, 96, dtype=FP32)
+    y = takes(lambda: F.linear(x, weight))
+    (wanted,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(wanted, weight.dequantize().sum(0).expand(3, -1), rtol=1e-5, atol=1e-5)
+    y = takes(lambda: linear(x, *operand(weight), None))
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], wanted)
+
+
+@pytest.mark.slow
+def test_ahead_of_time(tmp_path: Path) -> None:
+    """AOTInductor calls the op by its proxy executor, with any number of rows."""
+    model = Layers("int4-g32")
+    program = torch.export.export(model, (torch.randn(3, 96),), dynamic_shapes=({0: torch.export.Dim("rows", max=64)},))
+    with torch.no_grad():
+        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        run = torch._inductor.aoti_load_package(package)
+        for rows in (1, 3, 17):
+            x = torch.randn(rows, 96)
+            torch.testing.assert_close(takes(lambda x=x: run(x), 2), model(x))
+
+
+# -- threads and processes -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_many_python_threads_at_once(two_threads: None) -> None:
+    args = [torch.randn(32, 512, dtype=BF16), *operand(tiles("int4-g32", 256, 512)), None]
+    expected = linear(*args)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            if not torch.equal(linear(*args), expected):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_within_a_parallel_region_of_torch_it_runs_alone(two_threads: None) -> None:
+    args = [torch.randn(32, 512, dtype=BF16), *operand(tiles("int4-g32", 256, 512)), None]
+    expected, same = linear(*args), []
+    body = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+    run = body(lambda begin, end, _: same.extend(torch.equal(linear(*args), expected) for _ in range(begin, end)))
+    i64 = ctypes.c_int64
+    assert ctypes.CDLL(str(TORCH)).torch_parallel_for(i64(0), i64(8), i64(1), run, None) == 0
+    assert same == [True] * 8
+
+
+def _child(args: list[Any], expected: torch.Tensor) -> None:
+    torch.set_num_threads(1)  # as PyTorch's own data loader does: the pool's threads did not come along
+    sys.exit(0 if torch.equal(linear(*args), expected) else 1)
+
+
+def test_a_forked_process(two_threads: None) -> None:
+    args = [torch.randn(32, 512, dtype=BF16), *operand(tiles("int4-g32", 256, 512)), None]
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(args, linear(*args)))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_are_as_many_as_torch_has(threads: int) -> None:
+    """The process has no thread beyond those of torch's own pool."""
+    script = f"""
+import os, torch, bitport as bp, torch.nn.functional as F
+torch.set_num_threads(1)
+weight, x = bp.quantize_tensor(torch.randn(512, 512), bp.preset("int4-g32")), torch.randn(64, 512)
+torch.set_num_threads({threads})
+before = len(os.listdir("/proc/self/task"))
+F.linear(x, weight)
+ours = len(os.listdir("/proc/self/task"))
+F.linear(x, torch.randn(512, 512)); (torch.randn(1 << 22) + 1).sum()
+print(ours - before, len(os.listdir("/proc/self/task")) - ours)
+"""
+    paths = os.pathsep.join(sys.path)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == [str(threads - 1), "0"]
+
+
+# -- other torches ---------------------------------------------------------------------------------------------------
+
+
+def test_a_library_that_is_not_loaded_is_a_reason() -> None:
+    script = """
+import ctypes, sys
+from pathlib import Path
+library = ctypes.CDLL(sys.argv[1])
+library.bitport_register_torch.restype = ctypes.c_char_p
+print(library.bitport_register_torch(b"/nowhere/libtorch_cpu.so").decode())
+"""
+    path = Path(cpu.__file__).with_name("libbitport_kernels.so")
+    ran = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
+    assert ran.stdout.strip() == "libtorch_cpu is not loaded in this process from the path given"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "BITPORT_OTHER_PYTHON" not in os.environ, reason="BITPORT_OTHER_PYTHON: a Python with another torch"
+)
+def test_the_same_binary_in_another_torch() -> None:
+    script = """
+import torch, torch.nn.functional as F, bitport as bp
+from bitport.backends import cpu
+from bitport.ops.functional import operand
+assert cpu.NOT_AT_DISPATCHER is None, cpu.NOT_AT_DISPATCHER
+count = cpu.LIBRARY.functions.bitport_calls_taken
+for scheme in ("int4-g32", "int8", "nf4", "nvfp4-wo"):
+    weight = bp.quantize_tensor(torch.randn(40, 96), bp.preset(scheme))
+    x, bias, before = torch.randn(3, 96), torch.randn(40), count()
+    y = F.linear(x, weight, bias)
+    assert torch.equal(y, torch.ops.bitport.linear.default(x, *operand(weight), bias))
+    assert count() - before == 2
+    assert torch.allclose(y, x @ weight.dequantize().T + bias, atol=1e-3), scheme
+    try:
+        torch.ops.bitport.linear.default(x[:, 1:], *operand(weight), bias)
+        raise AssertionError("an x that does not fit was taken")
+    except bp.errors.ArgumentError as error:
+        assert "[..., 96]" in str(error)
+    before, table = count(), weight.dequantize()
+    assert torch.equal(F.embedding(torch.tensor([[3, 39]]), weight), table[[3, 39]][None])
+    x.requires_grad_()
+    F.linear(x, weight).sum().backward()
+    assert torch.allclose(x.grad, table.sum(0).expand(3, -1), atol=1e-4)
+    experts, ends = bp.quantize_tensor(torch.randn(2, 40, 96), bp.preset(scheme)), torch.tensor([1, 3]).int()
+    F.grouped_mm(x.detach(), experts.transpose(-1, -2), offs=ends)
+    assert count() - before == 3
+print(torch.__version__)
+"""
+    command = [os.environ["BITPORT_OTHER_PYTHON"], "-c", script]
+    source = str(Path(bp.__file__).parents[1])
+    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source})
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() != torch.__version__
