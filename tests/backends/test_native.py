@@ -135,6 +135,17 @@ def test_experts_are_multiplied_one_by_one() -> None:
 
 
 @compiled
+@pytest.mark.parametrize("act", ["fp8", "fp8-tensor", "fp8-128", "mxfp8", "mxfp4", "nvfp4", "int8", "int8-tensor"])
+def test_experts_with_rounded_rows(act: str) -> None:
+    """A scale over all of x is one over the rows of all experts."""
+    experts = bp.quantize_tensor(torch.randn(3, 40, 64), bp.preset("int4-g32"))
+    x, ends = torch.randn(7, 64), torch.tensor([2, 2, 7], dtype=torch.int32)
+    x[:2] *= 100
+    args = (x, ends, *experts.parts, *experts.matrix, experts.bits_layout, act)
+    assert float(sqnr(OPS["dyn_grouped_linear"].generic(*args), OPS["dyn_grouped_linear"].overload(*args))) > 120
+
+
+@compiled
 def test_refusals() -> None:
     args = list(next(iter(products("int4-g32", BF16, "plain", n=48, k=256, m=5))).args)
     supports = kernel("linear").supports

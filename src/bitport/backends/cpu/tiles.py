@@ -11,7 +11,8 @@ from bitport.backends.cpu import crossovers
 from bitport.backends.cpu.native import ACTS, INTEGER_ACTS, Library
 from bitport.errors import ArgumentError
 from bitport.layouts.cpu_tiles import SCALES, ZEROS, CpuTiles, refuses_matrix
-from bitport.numerics import NUMBER_TYPES, fake_quantize
+from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, fake_quantize
+from bitport.numerics.qparams import choose_qparams
 from bitport.ops import Impl, Weight, register_kernel
 
 LAYOUT = CpuTiles.name
@@ -44,6 +45,15 @@ def third_refuses(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
     return refuses(Weight(*rest[:10]))
 
 
+def _scale_of_all(x: Tensor, act: str) -> Tensor | None:
+    """The scale that the rows of all experts share, where the rounding has one."""
+    fmt = ACTIVATIONS[act]
+    if not x.numel() or not (fmt.global_scale or fmt.block == (0, 0)):
+        return None
+    scale, _, scale2 = choose_qparams(x, fmt)
+    return scale2 if fmt.global_scale else scale
+
+
 def register(library: Library) -> None:
     def linear(x: Tensor, *rest: Any) -> Tensor:
         return library.linear(x, Weight(*rest[:10]), rest[10])
@@ -60,18 +70,24 @@ def register(library: Library) -> None:
     def rounded(x: Tensor, weight: Weight, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
         """The library rounds what it can; otherwise the rounded input and the sum in float32, then one rounding, as the
         generic kernel does."""
-        if act in ACTS and act not in INTEGER_ACTS and (act not in INTEGER_ACTS or NUMBER_TYPES[weight.dtype].kind == "int"):
+        if rounds(act, weight):
             return library.linear(x, weight, bias, act, act_scale)
         return library.linear(fake_quantize(x, act, act_scale), weight, bias).to(x.dtype)
 
+    def rounds(act: str, weight: Weight) -> bool:
+        return act in ACTS and (act not in INTEGER_ACTS or NUMBER_TYPES[weight.dtype].kind == "int")
+
     def grouped_linear(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
-        return by_expert(x, ends, Weight(*rest), "")
+        return by_expert(x, ends, Weight(*rest))
 
     def dyn_grouped_linear(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
-        *weight, act = rest
-        return by_expert(x, ends, Weight(*weight), act)
+        *parts, act = rest
+        weight = Weight(*parts)
+        if rounds(act, weight):
+            return by_expert(x, ends, weight, act, _scale_of_all(x, act))
+        return by_expert(fake_quantize(x, act), ends, weight).to(x.dtype)
 
-    def by_expert(x: Tensor, ends: Tensor, weight: Weight, act: str) -> Tensor:
+    def by_expert(x: Tensor, ends: Tensor, weight: Weight, act: str = "", act_scale: Tensor | None = None) -> Tensor:
         """Experts without rows are not touched; rows past the last end give zeros."""
         y, start = x.new_zeros(x.shape[0], weight.n), 0
         for expert, end in enumerate(ends.tolist()):
@@ -79,8 +95,8 @@ def register(library: Library) -> None:
                 raise ArgumentError(f"ends must grow from 0 to at most {x.shape[0]} rows, not {ends.tolist()}")
             if end > start:
                 parts = [None if part is None else part[expert] for part in weight[:4]]
-                own, rows = Weight(*parts, *weight[4:]), x[start:end]  # type: ignore[arg-type]
-                y[start:end] = rounded(rows, own, act, None, None) if act else library.linear(rows, own, None)
+                own = Weight(*parts, *weight[4:])  # type: ignore[arg-type, call-arg]
+                y[start:end] = library.linear(x[start:end], own, None, act, act_scale)
             start = end
         return y
 
