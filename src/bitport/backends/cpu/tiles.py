@@ -9,7 +9,7 @@ from torch import Tensor
 from bitport.backends.cpu.native import ACTS, Library
 from bitport.errors import ArgumentError
 from bitport.layouts.cpu_tiles import SCALES, ZEROS, CpuTiles, refuses_matrix
-from bitport.numerics import NUMBER_TYPES, fake_quantize
+from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, choose_qparams, fake_quantize
 from bitport.ops import Impl, Weight, register_kernel
 
 LAYOUT = CpuTiles.name
@@ -40,24 +40,29 @@ def register(library: Library) -> None:
         return library.linear(x, Weight(*rest[:10]), rest[10])
 
     def dyn_linear(x: Tensor, *rest: Any) -> Tensor:
-        *weight, act, act_scale, bias = rest
-        return rounded(x, Weight(*weight), act, act_scale, bias)
-
-    def rounded(x: Tensor, weight: Weight, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
         """Integers by integers in the library; otherwise the rounded input and the sum in float32, then one rounding,
         as the generic kernel does."""
+        *parts, act, act_scale, bias = rest
+        weight = Weight(*parts)
         if act in ACTS and NUMBER_TYPES[weight.dtype].kind == "int":
             return library.linear(x, weight, bias, act, act_scale)
         return library.linear(fake_quantize(x, act, act_scale), weight, bias).to(x.dtype)
 
     def grouped_linear(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
-        return by_expert(x, ends, Weight(*rest), "")
+        return by_expert(x, ends, Weight(*rest))
 
     def dyn_grouped_linear(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
-        *weight, act = rest
-        return by_expert(x, ends, Weight(*weight), act)
+        """What rounds a tensor as one is measured over the rows of all experts."""
+        *parts, act = rest
+        weight, scale = Weight(*parts), None
+        if act in ACTS and NUMBER_TYPES[weight.dtype].kind == "int":
+            fmt = ACTIVATIONS[act]
+            if fmt.block == (0, 0) and x.numel():
+                scale = choose_qparams(x, fmt)[0]
+            return by_expert(x, ends, weight, act, scale)
+        return by_expert(fake_quantize(x, act), ends, weight).to(x.dtype)
 
-    def by_expert(x: Tensor, ends: Tensor, weight: Weight, act: str) -> Tensor:
+    def by_expert(x: Tensor, ends: Tensor, weight: Weight, act: str = "", act_scale: Tensor | None = None) -> Tensor:
         """Experts without rows are not touched; rows past the last end give zeros."""
         y, start = x.new_zeros(x.shape[0], weight.n), 0
         for expert, end in enumerate(ends.tolist()):
@@ -65,8 +70,8 @@ def register(library: Library) -> None:
                 raise ArgumentError(f"ends must grow from 0 to at most {x.shape[0]} rows, not {ends.tolist()}")
             if end > start:
                 parts = [None if part is None else part[expert] for part in weight[:4]]
-                own, rows = Weight(*parts, *weight[4:]), x[start:end]  # type: ignore[arg-type]
-                y[start:end] = rounded(rows, own, act, None, None) if act else library.linear(rows, own, None)
+                own = Weight(*parts, *weight[4:])  # type: ignore[arg-type]
+                y[start:end] = library.linear(x[start:end], own, None, act, act_scale)
             start = end
         return y
 
@@ -81,4 +86,3 @@ def register(library: Library) -> None:
         ("embedding", embedding, second_refuses),
     ):
         register_kernel(Impl(name, "native", "cpu", run, supports, priority=10))
-

@@ -1,0 +1,38 @@
+// Memory of a thread that is kept for the next call.
+#pragma once
+#include <cstddef>
+#include <cstdlib>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace bitport {
+
+// Fresh pages would cost more than the copy they are for. Large pages where the system gives them: blocks in 4 KiB pages
+// fill L2 unevenly, and their addresses take longer to find.
+struct Buffer {
+  void* data = nullptr;
+  size_t size = 0;
+  char* need(size_t bytes) {   // null where there is no memory
+    if (bytes > size) {
+      std::free(data);
+      constexpr size_t kPage = size_t(2) << 20;
+      size = (bytes + kPage - 1) / kPage * kPage;
+      data = std::aligned_alloc(kPage, size);
+      if (!data) size = 0;
+#if defined(__linux__)
+      if (data) madvise(data, size, MADV_HUGEPAGE);   // advice: what it answers changes nothing
+#endif
+    }
+    return static_cast<char*>(data);
+  }
+  void trim() {
+    constexpr size_t kKept = size_t(64) << 20;
+    if (size > kKept) { std::free(data); data = nullptr; size = 0; }
+  }
+  ~Buffer() { std::free(data); }
+};
+
+static inline size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace bitport
