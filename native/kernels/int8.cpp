@@ -197,7 +197,11 @@ int32_t linear_int8(const Product& product, int32_t act, const float* act_scale)
   return call.failed ? kNoMemory : kOk;
 }
 
-const Int8Engine& int8_engine_for(int32_t) {
+const Int8Engine& int8_engine_for(int32_t isa) {
+#if BITPORT_X86
+  if (isa >= BITPORT_AVX512_VNNI) return avx512_int8_engine;
+#endif
+  (void)isa;
   return scalar_int8_engine;
 }
 
