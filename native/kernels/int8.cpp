@@ -14,6 +14,8 @@ constexpr int64_t kRowsAtOnce = 512;   // rows whose stretch of K stays in L2 wh
 constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too
 constexpr int64_t kAbreast = 2;        // tiles that share a stretch of 32 rows while it lies in L1
 
+constexpr size_t kTileBytes = 1024;    // a tile register reads 16 rows, whatever m is
+
 thread_local Buffer own_buffer, call_buffer;
 
 size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
@@ -44,8 +46,8 @@ struct Int8Call : Product {
     const int64_t pieces = pieces_before(weight, stretch, weight.k);
     size_t used = 0;
     const auto take = [&](size_t bytes) { char* at = memory ? memory + used : nullptr; used += aligned(bytes); return at; };
-    codes = reinterpret_cast<int8_t*>(take(size_t(ceil_div(m, block) * block * steps * kInt8Step)));
-    sums = reinterpret_cast<float*>(take(size_t(m * pieces) * 4));
+    codes = reinterpret_cast<int8_t*>(take(size_t(ceil_div(m, block) * block * steps * kInt8Step) + kTileBytes));
+    sums = reinterpret_cast<float*>(take(size_t((m + 16) * pieces) * 4));
     roundings = reinterpret_cast<Rounding*>(take(size_t(m) * sizeof(Rounding)));
     float* bias_at = reinterpret_cast<float*>(take(bias ? size_t(weight.n) * 4 : 0));
     int8_t* one_codes = reinterpret_cast<int8_t*>(take(zeros ? size_t(steps * kInt8Step) : 0));
@@ -118,7 +120,7 @@ struct Int8Call : Product {
     if (!memory) { failed = true; return; }
     float* one_sums = has_zeros ? reinterpret_cast<float*>(memory + panel) : nullptr;
     float* sum = reinterpret_cast<float*>(memory + panel + 128);
-    if (engine.begin) engine.begin();
+    if (engine.begin) engine.begin(weight);
     for (int64_t tile = first; tile < last; ++tile) {
       if (has_zeros) engine.fused(ones, tile, memory, one_sums);
       engine.fused(job, tile, memory, sum);
@@ -135,7 +137,7 @@ struct Int8Call : Product {
     float* one_sums = reinterpret_cast<float*>(memory + panels);
     float* sum = one_sums + tiles * 32;
     std::memset(sum, 0, size_t(tiles * size) * 4);
-    if (engine.begin) engine.begin();
+    if (engine.begin) engine.begin(weight);
     if (has_zeros)
       for (int64_t i = 0; i < tiles; ++i) engine.fused(ones, first + i, memory, one_sums + i * 32);
     for (int64_t k = 0; k < weight.k; k += engine.stretch) {
@@ -179,7 +181,7 @@ struct Int8Call : Product {
 }  // namespace
 
 int32_t linear_int8(const Product& product, int32_t act, const float* act_scale) {
-  Int8Call call(product, int8_engine_for(product.isa));
+  Int8Call call(product, int8_engine_for(product.isa, product.weight));
   const bool zeros = act == BITPORT_INT8_ROW_ASYM;
   char* memory = call_buffer.need(call.lay_out(nullptr, zeros));
   if (!memory) return kNoMemory;
@@ -197,11 +199,13 @@ int32_t linear_int8(const Product& product, int32_t act, const float* act_scale)
   return call.failed ? kNoMemory : kOk;
 }
 
-const Int8Engine& int8_engine_for(int32_t isa) {
+const Int8Engine& int8_engine_for(int32_t isa, const BitportTiles& weight) {
 #if BITPORT_X86
+  const bool steps_fit = weight.group % 32 == 0 || weight.group >= weight.k;   // of K, that a tile register takes
+  if (isa == BITPORT_AMX && steps_fit) return amx_int8_engine;
   if (isa >= BITPORT_AVX512_VNNI) return avx512_int8_engine;
 #endif
-  (void)isa;
+  (void)isa, (void)weight;
   return scalar_int8_engine;
 }
 

@@ -71,14 +71,14 @@ struct Int8Engine {
   // y = (sum - zero * ones) * scale + bias, for part of a row; ones and bias may be null.
   void (*finish)(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias, void* y,
                  int32_t type);
-  void (*begin)();    // once per thread and piece of work; may be null
+  void (*begin)(const BitportTiles& weight);   // once per thread and piece of work; may be null
   void (*end)();
 };
 
 // How the numbers of a range are rounded.
 Rounding rounding_of(float low, float high, int32_t type, int32_t act);
 
-const Int8Engine& int8_engine_for(int32_t isa);
+const Int8Engine& int8_engine_for(int32_t isa, const BitportTiles& weight);
 
 extern const Int8Engine scalar_int8_engine;
 #if BITPORT_X86
