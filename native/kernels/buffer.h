@@ -1,5 +1,6 @@
-// Scratch memory.
+// Memory of a thread that is kept for the next call.
 #pragma once
+#include <cstddef>
 #include <cstdlib>
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -7,12 +8,12 @@
 
 namespace bitport {
 
-// Memory of a thread that is kept for the next call: fresh pages would cost more than the copy they are for. Large
-// pages where the system gives them: blocks in 4 KiB pages fill L2 unevenly, and their addresses take longer to find.
+// Fresh pages would cost more than the copy they are for. Large pages where the system gives them: blocks in 4 KiB pages
+// fill L2 unevenly, and their addresses take longer to find.
 struct Buffer {
   void* data = nullptr;
   size_t size = 0;
-  char* need(size_t bytes) {
+  char* need(size_t bytes) {   // null where there is no memory
     if (bytes > size) {
       std::free(data);
       constexpr size_t kPage = size_t(2) << 20;
@@ -31,6 +32,7 @@ struct Buffer {
   }
   ~Buffer() { std::free(data); }
 };
+
 static inline size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace bitport

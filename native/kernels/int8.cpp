@@ -1,8 +1,212 @@
-#include "engine.h"
+// y = round(x) W^T + bias in integers: rounds the rows of x, and shares the tiles of the weight among threads.
+#include <atomic>
+#include <cstring>
+#include "buffer.h"
+#include "int8.h"
+#include "number.h"
+#include "share.h"
 #include "status.h"
 
 namespace bitport {
+namespace {
 
-int32_t linear_int8(const Product&, int32_t, const float*) { return kBadAct; }
+constexpr int64_t kRowsAtOnce = 512;   // rows whose stretch of K stays in L2 while a few tiles go over them
+constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too
+constexpr int64_t kAbreast = 2;        // tiles that share a stretch of 32 rows while it lies in L1
+
+constexpr size_t kTileBytes = 1024;    // a tile register reads 16 rows, whatever m is
+
+thread_local Buffer own_buffer, call_buffer;
+
+size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+struct Int8Call : Product {
+  const Int8Engine& engine;
+  const bool fused, stays_int;
+  Int8Job job, ones;         // ones: one row of them
+  int8_t* codes;
+  float* sums;
+  Rounding* roundings;       // of each row
+  const float* bias_values;
+  bool has_zeros;
+  std::atomic<bool> failed{false};
+
+  Int8Call(const Product& product, const Int8Engine& chosen)
+      : Product(product), engine(chosen), fused(chosen.fuses(product.weight, product.m)),
+        stays_int(!fused && chosen.stays_int && chosen.stays_int(product.weight)) {}
+
+  const char* row_at(int64_t row) const { return static_cast<const char*>(x) + size_t(row * weight.k) * width(x_type); }
+  size_t panel_bytes() const { return size_t(engine.stretch) * 32; }
+
+  // Cuts the memory of the call; without any, says how much that is.
+  size_t lay_out(char* memory, bool zeros) {
+    const int64_t steps = int8_steps(weight), block = smaller(m, 32);
+    const int64_t stretch = stays_int ? kInt32Columns : engine.stretch;
+    const int64_t pieces = pieces_before(weight, stretch, weight.k);
+    size_t used = 0;
+    const auto take = [&](size_t bytes) { char* at = memory ? memory + used : nullptr; used += aligned(bytes); return at; };
+    codes = reinterpret_cast<int8_t*>(take(size_t(ceil_div(m, block) * block * steps * kInt8Step) + kTileBytes));
+    sums = reinterpret_cast<float*>(take(size_t((m + 16) * pieces) * 4));
+    roundings = reinterpret_cast<Rounding*>(take(size_t(m) * sizeof(Rounding)));
+    float* bias_at = reinterpret_cast<float*>(take(bias ? size_t(weight.n) * 4 : 0));
+    int8_t* one_codes = reinterpret_cast<int8_t*>(take(zeros ? size_t(steps * kInt8Step) : 0));
+    float* one_sums = reinterpret_cast<float*>(take(zeros ? size_t(pieces_before(weight, engine.stretch, weight.k)) * 4 : 0));
+    if (!memory) return used;
+    has_zeros = zeros;
+    bias_values = bias ? bias_at : nullptr;
+    if (bias)
+      for (int64_t j = 0; j < weight.n; ++j) bias_at[j] = load_number(bias, x_type, j);
+    job = {&weight, codes, sums, m, block, stretch, pieces};
+    if (zeros) {
+      std::memset(one_codes, 1, size_t(weight.k));
+      std::memset(one_codes + weight.k, 0, size_t(steps * kInt8Step - weight.k));
+      ones = {&weight, one_codes, one_sums, 1, 1, engine.stretch, 0};
+      for (int64_t k = 0; k < weight.k; ++ones.pieces) {
+        const int64_t end = piece_end(weight, engine.stretch, k);
+        one_sums[ones.pieces] = float(end - k);
+        k = end;
+      }
+    }
+    return used;
+  }
+
+  // What all of x is rounded by; null where every row has its own.
+  void measure(Rounding* all, const float* act_scale) {
+    if (act_scale) { *all = {*act_scale, 0}; return; }
+    float low = 0, high = 0;
+    for (int64_t row = 0; row < m; ++row) {
+      float least, most;
+      engine.range(row_at(row), x_type, weight.k, &least, &most);
+      if (!(least >= low)) low = least;   // a NaN is taken and stays
+      if (!(most <= high)) high = most;
+    }
+    *all = rounding_of(low, high, x_type, BITPORT_INT8_TENSOR);
+  }
+
+  void round_row(int64_t row, int32_t act, const Rounding* all) {
+    const int64_t k_end = weight.k, filled = int8_steps(weight) * kInt8Step;
+    const char* from = row_at(row);
+    if (all) {
+      roundings[row] = *all;
+    } else {
+      float low, high;
+      engine.range(from, x_type, k_end, &low, &high);
+      roundings[row] = rounding_of(low, high, x_type, act);
+    }
+    int8_t* to = codes + (codes_at(job, row, 0) - job.rows);
+    const int64_t next = job.block * kInt8Step;
+    float* sum = sums + row * job.pieces;
+    for (int64_t k = 0; k < k_end; ++sum) {
+      const int64_t end = piece_end(weight, job.stretch, k);
+      *sum = float(engine.round(from + size_t(k) * width(x_type), x_type, end - k, roundings[row],
+                                to + k / kInt8Step * next, k % kInt8Step, next));
+      k = end;
+    }
+    const int64_t written = ceil_div(k_end, 16) * 16;
+    std::memset(to + written / kInt8Step * next + written % kInt8Step, 0, size_t(filled - written));
+  }
+
+  void finish(int64_t tile, int64_t row, int64_t rows, float* sum, const float* one_sums) const {
+    const int64_t n = tile * 32, count = smaller(weight.n - n, 32);
+    char* to = static_cast<char*>(y) + size_t(row * weight.n + n) * width(x_type);
+    for (int64_t r = 0; r < rows; ++r, to += size_t(weight.n) * width(x_type))
+      engine.finish(sum + r * 32, one_sums, roundings[row + r], count, bias_values ? bias_values + n : nullptr, to, x_type);
+  }
+
+  void run_fused(int64_t first, int64_t last) {
+    const size_t panel = aligned(panel_bytes());
+    char* memory = own_buffer.need(panel + 128 + size_t(ceil_div(m, 32) * 32) * 128);
+    if (!memory) { failed = true; return; }
+    float* one_sums = has_zeros ? reinterpret_cast<float*>(memory + panel) : nullptr;
+    float* sum = reinterpret_cast<float*>(memory + panel + 128);
+    if (engine.begin) engine.begin(weight);
+    for (int64_t tile = first; tile < last; ++tile) {
+      if (has_zeros) engine.fused(ones, tile, memory, one_sums);
+      engine.fused(job, tile, memory, sum);
+      finish(tile, 0, m, sum, one_sums);
+    }
+    if (engine.end) engine.end();
+  }
+
+  void run_panels(int64_t first, int64_t last, int64_t row, int64_t rows) {
+    const int64_t tiles = last - first, size = ceil_div(rows, 32) * 32 * 32;   // engines may write whole blocks
+    const size_t panels = panel_bytes() * kAbreast;
+    char* memory = own_buffer.need(panels + size_t(tiles) * (128 + size_t(size) * 4));
+    if (!memory) { failed = true; return; }
+    float* one_sums = reinterpret_cast<float*>(memory + panels);
+    float* sum = one_sums + tiles * 32;
+    std::memset(sum, 0, size_t(tiles * size) * 4);
+    if (engine.begin) engine.begin(weight);
+    if (has_zeros)
+      for (int64_t i = 0; i < tiles; ++i) engine.fused(ones, first + i, memory, one_sums + i * 32);
+    for (int64_t k = 0; k < weight.k; k += engine.stretch) {
+      const int64_t count = smaller(weight.k - k, engine.stretch);
+      for (int64_t tile = first; tile < last; tile += kAbreast) {
+        const int64_t abreast = smaller(last - tile, kAbreast);
+        const auto panel = [&](int64_t i) { return reinterpret_cast<uint8_t*>(memory) + size_t(i) * panel_bytes(); };
+        for (int64_t i = 0; i < abreast; ++i) engine.unpack(weight, tile + i, k, count, panel(i));
+        for (int64_t r = 0; r < rows; r += 32)
+          for (int64_t i = 0; i < abreast; ++i) {
+            const int64_t part = smaller(rows - r, 32), at = tile + i - first;
+            float* to = sum + at * size + r * 32;
+            engine.multiply(job, tile + i, row + r, part, k, count, panel(i), to);
+            if (k + count < weight.k) continue;
+            if (stays_int) engine.settle(job, tile + i, row + r, part, to);
+            finish(tile + i, row + r, part, to, has_zeros ? one_sums + at * 32 : nullptr);
+          }
+      }
+    }
+    if (engine.end) engine.end();
+  }
+
+  void run() {
+    const int64_t tiles = tiles_of(weight);
+    if (fused) {
+      const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
+      share(ceil_div(tiles, piece), threads,
+            [&](int64_t i) { run_fused(i * piece, smaller(i * piece + piece, tiles)); });
+      return;
+    }
+    const int64_t parts = ceil_div(m, kRowsAtOnce), span = ceil_div(ceil_div(m, parts), 32) * 32;
+    const int64_t piece = smaller(ceil_div(tiles * parts, int64_t(threads) * 4), kTilesAtOnce);
+    const int64_t pieces = ceil_div(tiles, piece);
+    share(parts * pieces, threads, [&](int64_t i) {
+      const int64_t first = i % pieces * piece, row = i / pieces * span;
+      if (row < m) run_panels(first, smaller(first + piece, tiles), row, smaller(m - row, span));
+    });
+  }
+};
+
+}  // namespace
+
+int32_t linear_int8(const Product& product, int32_t act, const float* act_scale) {
+  Int8Call call(product, int8_engine_for(product.isa, product.weight));
+  const bool zeros = act == BITPORT_INT8_ROW_ASYM;
+  char* memory = call_buffer.need(call.lay_out(nullptr, zeros));
+  if (!memory) return kNoMemory;
+  call.lay_out(memory, zeros);
+  Rounding all;
+  if (act == BITPORT_INT8_TENSOR) call.measure(&all, act_scale);
+  constexpr int64_t kAlone = 1 << 16;   // numbers of x that are rounded sooner than a second thread starts
+  const int64_t rows = product.m, together = ceil_div(rows, int64_t(product.threads) * 4);
+  share(ceil_div(rows, together), rows * product.weight.k > kAlone ? product.threads : 1, [&](int64_t i) {
+    for (int64_t row = i * together; row < smaller(rows, (i + 1) * together); ++row)
+      call.round_row(row, act, act == BITPORT_INT8_TENSOR ? &all : nullptr);
+  });
+  call.run();
+  call_buffer.trim();
+  return call.failed ? kNoMemory : kOk;
+}
+
+const Int8Engine& int8_engine_for(int32_t isa, const BitportTiles& weight) {
+#if BITPORT_X86
+  const bool steps_fit = weight.group % 32 == 0 || weight.group >= weight.k;   // of K, that a tile register takes
+  if (isa == BITPORT_AMX && steps_fit) return amx_int8_engine;
+  if (isa >= BITPORT_AVX512_VNNI) return avx512_int8_engine;
+#endif
+  (void)isa, (void)weight;
+  return scalar_int8_engine;
+}
 
 }  // namespace bitport

@@ -16,7 +16,6 @@ constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too: 16 * 
 
 thread_local Buffer own_buffer, call_buffer, rounded_buffer;
 
-
 struct Call : Product {
   const Engine& engine;
   const float* bias_values;

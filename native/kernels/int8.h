@@ -1,0 +1,88 @@
+// Products of integer weights with x rounded to int8, which are exact in int32:
+//   y[r] = scale_r * sum over pieces of scale_w * (sum of (code - center) * x  -  shift * sum of x)  +  bias
+// for each output row of the weight. center is the whole number in the middle of the codes; shift is what the zero point
+// differs from it. A piece is what integers are summed over: a group, cut where a stretch of K ends.
+//
+// Rows with a zero point of their own: x = code - zero, and the sum of zero * weight over K is zero times the result
+// of one more row, of ones.
+#pragma once
+#include "engine.h"
+#include "tiles.h"
+
+namespace bitport {
+
+// What a code of x means: (code - zero) * scale, codes -128 .. 127.
+struct Rounding { float scale, zero; };
+
+// Codes of x in blocks [m / block][K / 64][block][64], columns past K 0; the last block may hold fewer rows, the rest of
+// it is undefined.
+struct Int8Job {
+  const BitportTiles* weight;
+  const int8_t* rows;
+  const float* sums;       // [m][pieces], of the codes; exact
+  int64_t m, block, stretch, pieces;
+};
+
+constexpr int64_t kInt8Step = 64;              // columns
+constexpr int64_t kInt32Columns = 1 << 16;     // sums of 128 * 128 over as many and more fit into int32
+
+static inline int64_t int8_steps(const BitportTiles& w) { return ceil_div(w.k, kInt8Step); }
+
+// Where the piece ends that column k lies in, at most at the last column.
+static inline int64_t piece_end(const BitportTiles& w, int64_t stretch, int64_t k) {
+  const int64_t cut = (k / stretch + 1) * stretch, group = (k / w.group + 1) * w.group;
+  const int64_t end = cut < group ? cut : group;
+  return end < w.k ? end : w.k;
+}
+
+static inline int64_t pieces_before(const BitportTiles& w, int64_t stretch, int64_t column) {
+  int64_t count = 0;
+  for (int64_t k = 0; k < column; k = piece_end(w, stretch, k)) ++count;
+  return count;
+}
+
+// One bit has no code in the middle: -1/2 and 1/2.
+static inline int32_t center(const BitportTiles& w) { return w.bits == 1 ? 0 : 1 << (w.bits - 1); }
+static inline bool has_shift(const BitportTiles& w) { return w.zero || w.bits == 1; }
+
+static inline const int8_t* codes_at(const Int8Job& job, int64_t row, int64_t k) {
+  const int64_t step = row / job.block * int8_steps(*job.weight) + k / kInt8Step;
+  return job.rows + (step * job.block + row % job.block) * kInt8Step + k % kInt8Step;
+}
+
+struct Int8Engine {
+  int64_t stretch;    // columns whose unpacked codes lie in L1 at once
+  // Smallest and largest number, 0 included; NaN if one is.
+  void (*range)(const void* x, int32_t type, int64_t count, float* low, float* high);
+  // Codes of `count` numbers, in steps of 64 that lie `next` bytes apart; a multiple of 16 is written, filled up with 0.
+  // from: place of the first in its step, a multiple of 16. Returns their sum.
+  int32_t (*round)(const void* x, int32_t type, int64_t count, Rounding rounding, int8_t* to, int64_t from,
+                   int64_t next);
+  bool (*fuses)(const BitportTiles& weight, int64_t m);
+  // Few rows (one, at least): sum [m][32] is overwritten.
+  void (*fused)(const Int8Job& job, int64_t tile, void* panel, float* sum);
+  // Many rows: codes of columns k .. k + count - 1 are unpacked, then multiplied with 32 or fewer rows and added to sum.
+  void (*unpack)(const BitportTiles& weight, int64_t tile, int64_t k, int64_t count, uint8_t* panel);
+  void (*multiply)(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, int64_t k, int64_t count,
+                   const uint8_t* panel, float* sum);
+  // Where groups are whole rows sums may stay int32, and become float32 at the end; null: never.
+  bool (*stays_int)(const BitportTiles& weight);
+  void (*settle)(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, float* sum);
+  // y = (sum - zero * ones) * scale + bias, for part of a row; ones and bias may be null.
+  void (*finish)(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias, void* y,
+                 int32_t type);
+  void (*begin)(const BitportTiles& weight);   // once per thread and piece of work; may be null
+  void (*end)();
+};
+
+// How the numbers of a range are rounded.
+Rounding rounding_of(float low, float high, int32_t type, int32_t act);
+
+const Int8Engine& int8_engine_for(int32_t isa, const BitportTiles& weight);
+
+extern const Int8Engine scalar_int8_engine;
+#if BITPORT_X86
+extern const Int8Engine avx2_int8_engine, avx512_int8_engine, amx_int8_engine;
+#endif
+
+}  // namespace bitport

@@ -1,0 +1,158 @@
+// The product with int8 inputs by vpdpbusd: codes without a sign times x with one, so that sums start at -center times
+// the sum of x.
+#include "int8.h"
+#if BITPORT_X86
+#include "int8_avx512.h"
+
+namespace bitport {
+namespace {
+
+AVX512_INLINE __m512i four_of(const int8_t* x) {   // neighbours in K, for all 16 rows of the weight
+  int32_t bits;
+  __builtin_memcpy(&bits, x, 4);
+  return _mm512_set1_epi32(bits);
+}
+
+AVX512_INLINE __m512i start_of(int32_t center, float sum) { return _mm512_set1_epi32(-center * int32_t(sum)); }
+
+AVX512_INLINE void add_piece(const PieceScale& s, bool shifts, float x_sum, __m512i whole, float* to) {
+  __m512 part = _mm512_cvtepi32_ps(whole);
+  if (shifts) part = _mm512_fnmadd_ps(s.shift, _mm512_set1_ps(x_sum), part);
+  _mm512_store_ps(to, _mm512_fmadd_ps(part, s.scale, _mm512_load_ps(to)));
+}
+
+// R rows of x against a tile as it is read. Few rows get several sums each (C), for one alone would wait for its own
+// latency. Rows past the last repeat it and are not stored.
+template <int Bits, int R>
+AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) {
+  constexpr int C = R <= 4 ? 4 / R : 1;
+  const BitportTiles& w = *job.weight;
+  const bool shifts = has_shift(w);
+  const int64_t rows = job.m - row < R ? job.m - row : R, bytes = 128 * Bits;
+  const int8_t* x[R];
+  const float* sums[R];
+  for (int r = 0; r < R; ++r) {
+    const int64_t at = row + (r < rows ? r : rows - 1);
+    x[r] = codes_at(job, at, 0);
+    sums[r] = job.sums + at * job.pieces;
+  }
+  for (int64_t i = 0; i < rows * 32; i += 16) _mm512_store_ps(sum + i, _mm512_setzero_ps());
+  for (int64_t k = 0, piece = 0; k < w.k; ++piece) {
+    const int64_t begin = k;
+    __m512i part[2][R][C];
+    for (int h = 0; h < 2; ++h)
+      for (int r = 0; r < R; ++r) {
+        part[h][r][0] = start_of(center(w), sums[r][piece]);
+        for (int c = 1; c < C; ++c) part[h][r][c] = _mm512_setzero_si512();
+      }
+    for (const int64_t end = piece_end(w, job.stretch, k); k < end; k += 16) {
+      const uint8_t* codes = tile_at(w, tile, k / 32);
+      const int64_t odd = k / 16 & 1, at = k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
+      prefetch_ahead(codes + odd * bytes / 2, bytes / 2);
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h)
+#pragma GCC unroll 4
+        for (int line = 0; line < 4; ++line) {
+          const __m512i quads = read_quads<Bits>(codes, h * 8 + odd * 4 + line);
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) {
+            __m512i& to = part[h][r][line % C];
+            to = _mm512_dpbusd_epi32(to, quads, four_of(x[r] + at + line * 4));
+          }
+        }
+    }
+    for (int h = 0; h < 2; ++h) {
+      const PieceScale s = piece_scale(w, tile, begin, h);
+      for (int r = 0; r < R; ++r) {
+        if (r >= rows) break;
+        __m512i whole = part[h][r][0];
+        for (int c = 1; c < C; ++c) whole = _mm512_add_epi32(whole, part[h][r][c]);
+        add_piece(s, shifts, sums[r][piece], whole, sum + r * 32 + h * 16);
+      }
+    }
+  }
+}
+
+template <int Bits>
+void fused_as(const Int8Job& job, int64_t tile, float* sum) {
+  for (int64_t row = 0; row < job.m; row += 8, sum += 8 * 32) {
+    const int64_t left = job.m - row;
+    if (left > 4) fused_rows<Bits, 8>(job, tile, row, sum);
+    else if (left > 2) fused_rows<Bits, 4>(job, tile, row, sum);
+    else if (left > 1) fused_rows<Bits, 2>(job, tile, row, sum);
+    else fused_rows<Bits, 1>(job, tile, row, sum);
+  }
+}
+
+// panel [K / 4][32 rows][4]
+template <int Bits>
+AVX512 void unpack_as(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, uint8_t* panel) {
+  for (int64_t step = k / 32; step < ceil_div(k + count, 32); ++step) {
+    const uint8_t* codes = tile_at(w, tile, step);
+    prefetch_ahead(codes, 128 * Bits);
+#pragma GCC unroll 8
+    for (int64_t line = 0; line < 8; ++line, panel += 128) {
+      _mm512_store_si512(panel, read_quads<Bits>(codes, line));
+      _mm512_store_si512(panel + 64, read_quads<Bits>(codes, 8 + line));
+    }
+  }
+}
+
+void unpack(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, uint8_t* panel) {
+  BITPORT_WITH_BITS(w.bits, unpack_as<Bits>(w, tile, k, count, panel))
+}
+
+template <int R>
+AVX512_VNNI void multiply_rows(const Int8Job& job, int64_t tile, int64_t row, int64_t first, int64_t count,
+                               const uint8_t* panel, float* sum) {
+  const BitportTiles& w = *job.weight;
+  const bool shifts = has_shift(w);
+  const int8_t* x = codes_at(job, row, 0);
+  const float* sums = job.sums + row * job.pieces + pieces_before(w, job.stretch, first);
+  for (int64_t k = first; k < first + count; ++sums) {
+    const int64_t begin = k;
+    __m512i part[R][2];
+    for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = start_of(center(w), sums[r * job.pieces]);
+    for (const int64_t end = piece_end(w, job.stretch, k); k < end; k += 4, panel += 128) {
+      const __m512i low = _mm512_load_si512(panel), high = _mm512_load_si512(panel + 64);
+      const int8_t* from = x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const __m512i four = four_of(from + r * kInt8Step);
+        part[r][0] = _mm512_dpbusd_epi32(part[r][0], low, four);
+        part[r][1] = _mm512_dpbusd_epi32(part[r][1], high, four);
+      }
+    }
+    const PieceScale s0 = piece_scale(w, tile, begin, 0), s1 = piece_scale(w, tile, begin, 1);
+    for (int r = 0; r < R; ++r) {
+      add_piece(s0, shifts, sums[r * job.pieces], part[r][0], sum + r * 32);
+      add_piece(s1, shifts, sums[r * job.pieces], part[r][1], sum + r * 32 + 16);
+    }
+  }
+}
+
+// Rows of a block of 32.
+void multiply(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, int64_t k, int64_t count,
+              const uint8_t* panel, float* sum) {
+  for (int64_t r = 0; r < rows;) {
+    const int64_t left = rows - r;
+    if (left >= 8) { multiply_rows<8>(job, tile, row + r, k, count, panel, sum + r * 32); r += 8; }
+    else if (left >= 4) { multiply_rows<4>(job, tile, row + r, k, count, panel, sum + r * 32); r += 4; }
+    else if (left >= 2) { multiply_rows<2>(job, tile, row + r, k, count, panel, sum + r * 32); r += 2; }
+    else { multiply_rows<1>(job, tile, row + r, k, count, panel, sum + r * 32); r += 1; }
+  }
+}
+
+bool fuses(const BitportTiles&, int64_t m) { return m <= 8; }
+
+}  // namespace
+
+void avx512_int8_fused(const Int8Job& job, int64_t tile, void*, float* sum) {
+  BITPORT_WITH_BITS(job.weight->bits, fused_as<Bits>(job, tile, sum))
+}
+
+const Int8Engine avx512_int8_engine = {512, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
+                                       multiply, nullptr, nullptr, avx512_int8_finish, nullptr, nullptr};
+
+}  // namespace bitport
+#endif
