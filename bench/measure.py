@@ -81,12 +81,22 @@ def machine() -> dict[str, Any]:
 
 def record(suite: str, rows: list[dict[str, Any]]) -> Path:
     """Append the rows, each with machine, commit and date, to ``results/<suite>.jsonl``."""
+    common = {"date": datetime.date.today().isoformat(), "commit": _commit(), "machine": machine()}
+    return append(suite, [{**row, **common} for row in rows])
+
+
+def header() -> dict[str, Any]:
+    """What a long run notes once, as its first line; ``run`` is what its rows refer to it by."""
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"run": now, "commit": _commit(), "machine": machine()}
+
+
+def append(suite: str, lines: list[dict[str, Any]]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{suite}.jsonl"
-    common = {"date": datetime.date.today().isoformat(), "commit": _commit(), "machine": machine()}
     with path.open("a") as file:
-        for row in rows:
-            file.write(json.dumps({**row, **common}) + "\n")
+        for line in lines:
+            file.write(json.dumps(line) + "\n")
     return path
 
 
