@@ -12,6 +12,7 @@ PEERS = {
     "bitsandbytes": "bench.peers.bitsandbytes_peer",
     "quanto": "bench.peers.quanto",
     "ggml": "bench.peers.ggml",
+    "ggml-amx": "bench.peers.ggml_amx",
 }
 """Name -> module. Each runs in a process of its own."""
 
