@@ -79,6 +79,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+def busy(seconds: float = 0.5) -> float | None:
+    """How many cores others use, while this process sleeps; None where the system does not tell."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+
+    def ticks() -> tuple[int, int]:
+        spent = [int(each) for each in stat.read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(spent), spent[3] + spent[4]
+
+    (total, idle), _ = ticks(), time.sleep(seconds)
+    now, now_idle = ticks()
+    return round((1 - (now_idle - idle) / max(now - total, 1)) * (os.cpu_count() or 1), 2)
+
+
 def record(suite: str, rows: list[dict[str, Any]]) -> Path:
     """Append the rows, each with machine, commit and date, to ``results/<suite>.jsonl``."""
     common = {"date": datetime.date.today().isoformat(), "commit": _commit(), "machine": machine()}

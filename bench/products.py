@@ -8,20 +8,19 @@ do stands in the output with the reason. Weights come from memory in every call.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from bench import limits, suites
-from bench.measure import append, header
+from bench.measure import append, busy, header
 from bench.peers import BASE, PEERS
 from bench.suites import Shape
-from bench.workers import Flusher, Lost, Worker, copies_of
+from bench.workers import Flusher, Lost, Worker
 from bitport.report.text import table
 
 TURN = 0.01
@@ -32,7 +31,10 @@ LEAST = 3
 SINGLE = 10.0
 """A call that takes longer than this many seconds is timed once, by itself."""
 
-ISA = {
+QUIET = 0.1
+"""Cores that other processes may use before a run warns: a product on all cores waits for the last of them."""
+
+ISA: dict[str, dict[str, str]] = {
     "amx": {},
     "avx512": {
         "BITPORT_CPU_ISA": "avx512_bf16",
@@ -104,63 +106,94 @@ def ask(worker: Worker, request: str, *arguments: Any) -> tuple[Any, str]:
     return (answer, "") if done else (None, answer)
 
 
-def measure_shape(field: Field, shape: Shape, found: limits.Limits | str, flush: Flusher) -> Iterator[Row]:
-    """The rows of one shape: for each candidate and number of rows one, or one with the reason why there is none."""
-    chosen = field.chosen
-    for worker in field.workers.values():
-        with contextlib.suppress(Lost):  # said at the first candidate of it
-            worker("shape", shape, chosen.rows, suites.GROUP)
-    sizes: dict[Candidate, int] = {}
-    for candidate, kind in field.classes.items():
-        answer, reason = ask(field.workers[candidate.peer], "prepare", candidate.variant)
-        if reason := reason or answer.get("reason", ""):
-            yield _row(shape, candidate, kind, rows=None, reason=reason)
-        else:
-            sizes[candidate] = answer["nbytes"]
-    for m in chosen.rows:
-        facts: dict[Candidate, Row] = {}
-        for candidate in list(sizes):
-            answer, reason = ask(field.workers[candidate.peer], "judge", candidate.variant, m)
-            if reason:
-                yield _row(shape, candidate, field.classes[candidate], rows=m, reason=reason)
+class Point:
+    """One shape: which candidates have its weight, and what they answer for a number of rows."""
+
+    def __init__(self, field: Field, shape: Shape) -> None:
+        self.field, self.shape = field, shape
+        self.ready: list[Candidate] = []
+        self.refused: list[Row] = []
+        for peer in field.workers:
+            self._prepare(peer, [each for each in field.classes if each.peer == peer])
+
+    def _prepare(self, peer: str, candidates: list[Candidate]) -> None:
+        worker = self.field.workers[peer]
+        if worker.lost:
+            worker.restart()
+        _, lost = ask(worker, "shape", self.shape, self.field.chosen.rows, suites.GROUP)
+        for candidate in candidates:
+            if candidate in self.ready:
+                self.ready.remove(candidate)
+            answer, reason = (None, lost) if lost else ask(worker, "prepare", candidate.variant)
+            if reason := reason or answer:
+                self.refuse(candidate, None, reason)
             else:
-                facts[candidate] = answer
-        times = _take_turns(field, shape, m, facts, flush)
-        base = times.get(Candidate(*BASE), {})
+                self.ready.append(candidate)
+
+    def refuse(self, candidate: Candidate, m: int | None, reason: str) -> None:
+        self.refused.append(_row(self.shape, candidate, self.field.classes[candidate], rows=m, reason=reason))
+
+    def judge(self, m: int) -> dict[Candidate, Row]:
+        """How exact each candidate is with m rows, and about how fast. One that takes its process down is out from here
+        on; the others of that peer start anew."""
+        facts: dict[Candidate, Row] = {}
+        for peer, worker in self.field.workers.items():
+            left = [each for each in self.ready if each.peer == peer]
+            if worker.lost and left:
+                self._prepare(peer, left)
+            while left := [each for each in left if each in self.ready and each not in facts]:
+                candidate = left.pop(0)
+                answer, reason = ask(worker, "judge", candidate.variant, m, TURN)
+                if not reason:
+                    facts[candidate] = answer
+                    continue
+                self.refuse(candidate, m, reason)
+                if worker.lost:
+                    self.ready.remove(candidate)
+                    again = [each for each in self.ready if each.peer == peer]
+                    self._prepare(peer, again)
+                    left = [*(each for each in again if facts.pop(each, None)), *left]
+        return facts
+
+    def take_turns(self, m: int, facts: dict[Candidate, Row], flush: Flusher) -> dict[Candidate, dict[int, float]]:
+        """For each candidate: repetition -> seconds per call."""
+        times: dict[Candidate, dict[int, float]] = {candidate: {} for candidate in facts}
+        for repetition in range(self.field.chosen.repetitions):
+            for candidate, fact in facts.items():
+                if repetition >= wanted(fact["seconds"], self.field.chosen.repetitions) or candidate not in self.ready:
+                    continue
+                worker = self.field.workers[candidate.peer]
+                flush()
+                taken, reason = ask(worker, "time", candidate.variant, m, fact["calls"])
+                if not reason:
+                    times[candidate][repetition] = statistics.median(taken)
+                elif worker.lost:
+                    self.ready.remove(candidate)
+        for candidate, fact in facts.items():
+            if fact["seconds"] > SINGLE:
+                times[candidate] = {0: fact["seconds"]}
+        return times
+
+
+def measure_shape(field: Field, shape: Shape, found: limits.Limits | str, flush: Flusher) -> list[Row]:
+    """For each candidate and number of rows one row of results, or one with the reason why there is none."""
+    point, rows = Point(field, shape), []
+    for m in field.chosen.rows:
+        facts = point.judge(m)
+        times = point.take_turns(m, facts, flush)
         for candidate, fact in facts.items():
             kind = field.classes[candidate]
             if not times[candidate]:
-                reason = field.workers[candidate.peer].lost or "it failed while it was timed"
-                yield _row(shape, candidate, kind, rows=m, reason=reason)
+                point.refuse(candidate, m, field.workers[candidate.peer].lost or "it failed while it was timed")
                 continue
-            figures = figures_of(times[candidate], base)
+            figures = figures_of(times[candidate], times.get(Candidate(*BASE), {}))
+            nbytes = fact["nbytes"]
             if isinstance(found, limits.Limits):
-                floor = found.floor(m, shape.n, shape.k, sizes[candidate], kind.endswith("int8"))
+                floor = found.floor(m, shape.n, shape.k, nbytes, kind.endswith("int8"))
                 figures |= {"floor_ms": _ms(floor), "of_floor": round(floor * 1e3 / figures["ms"], 3)}
             exact = {key: fact[key] for key in ("sqnr_db", "end_db", "note")}
-            yield _row(shape, candidate, kind, rows=m, nbytes=sizes[candidate], **figures, **exact)
-
-
-def _take_turns(
-    field: Field, shape: Shape, m: int, facts: dict[Candidate, Row], flush: Flusher
-) -> dict[Candidate, dict[int, float]]:
-    """For each candidate: repetition -> seconds per call."""
-    most = copies_of(shape) - 1
-    times: dict[Candidate, dict[int, float]] = {candidate: {} for candidate in facts}
-    for repetition in range(field.chosen.repetitions):
-        for candidate, fact in facts.items():
-            estimate = fact["seconds"]
-            if repetition >= wanted(estimate, field.chosen.repetitions):
-                continue
-            calls = max(1, min(most, int(TURN / max(estimate, 1e-7))))
-            flush()
-            taken, reason = ask(field.workers[candidate.peer], "time", candidate.variant, m, calls)
-            if not reason:
-                times[candidate][repetition] = statistics.fmean(taken)
-    for candidate, fact in facts.items():
-        if fact["seconds"] > SINGLE:
-            times[candidate] = {0: fact["seconds"]}
-    return times
+            rows.append(_row(shape, candidate, kind, rows=m, nbytes=nbytes, **figures, **exact))
+    return rows + point.refused
 
 
 def wanted(estimate: float, repetitions: int) -> int:
@@ -204,11 +237,17 @@ def measure(chosen: Chosen, found: limits.Limits | str, run: Row | None = None) 
             print(f"without {peer}: {reason}")
         if run is not None:
             named = {"isa": chosen.isa} if chosen.isa else {}
-            run |= {**named, "versions": field.versions, "missing": field.missing, "limits": _as_data(found)}
+            run |= {
+                **named,
+                "busy": busy(),
+                "versions": field.versions,
+                "missing": field.missing,
+                "limits": _as_data(found),
+            }
             append("products", [run])
         rows, flush, said = [], Flusher(), set()
         for shape in chosen.shapes:
-            fresh = list(measure_shape(field, shape, found, flush))
+            fresh = measure_shape(field, shape, found, flush)
             print(f"\n{suites.suite_of(shape)}: {shape} (in x out)\n{as_table(fresh)}")
             for row in fresh:
                 line = f"{row['peer']} {row['variant']}: {row.get('reason')}"
@@ -288,6 +327,9 @@ def prepare_machine(chosen: Chosen) -> limits.Limits | str:
     """Threads and instruction set for this process and the workers to come; then the limits under them."""
     os.environ |= {"OMP_NUM_THREADS": str(chosen.threads), **ISA.get(chosen.isa, {})}
     torch.set_num_threads(chosen.threads)
+    others = busy()
+    if others is not None and others > QUIET:
+        print(f"careful: other processes use {others:.1f} cores; these figures will be noise")
     found = limits.measure(chosen.threads, chosen.isa)
     if isinstance(found, str):
         print(f"without the limits of the machine: {found}")

@@ -10,14 +10,16 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
-import itertools
 import math
 import multiprocessing
+import os
+import tempfile
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,8 +29,8 @@ from bench.suites import Shape
 from bitport.numerics import sqnr
 
 BYTES = 128 << 20
-"""Of bf16 weights that a candidate goes through. A turn uses each copy at most once, and the parent empties the caches
-between turns, so weights come from memory, as those of a large model do."""
+"""Of bf16 weights that a candidate has. A turn uses each copy at most once, and the parent empties the caches between
+turns, so weights come from memory, as those of a large model do."""
 
 FLUSH = 384 << 20
 """Bytes read between turns: more than last-level caches hold."""
@@ -50,12 +52,18 @@ class Worker:
     """The parent's end. A request raises Lost once the process is lost; a peer's own error comes back as a string."""
 
     def __init__(self, peer: str, threads: int) -> None:
+        self._peer, self._threads = peer, threads
+        self.restart()
+
+    def restart(self) -> None:
+        self.lost = ""
         context = multiprocessing.get_context("spawn")
         self._here, there = context.Pipe()
-        self._process = context.Process(target=serve, args=(there, PEERS[peer], threads), daemon=True)
+        self._said = tempfile.NamedTemporaryFile(prefix="bench-")  # noqa: SIM115
+        arguments = (there, PEERS[self._peer], self._threads, self._said.name)
+        self._process = context.Process(target=serve, args=arguments, daemon=True)
         self._process.start()
         there.close()
-        self.lost = ""
 
     def __call__(self, request: str, *arguments: Any) -> Any:
         if self.lost:
@@ -70,29 +78,38 @@ class Worker:
             self._lose(f"its process ended with {self._process.exitcode} ({type(error).__name__})")
 
     def _lose(self, why: str) -> None:
-        self.lost = why
+        """What the process printed last may tell more."""
+        lines = Path(self._said.name).read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        self.lost = f"{why}; it said last: {last[:200]}" if last else why
         self._process.kill()
-        raise Lost(why)
+        raise Lost(self.lost)
 
     def close(self) -> None:
         self._here.close()
+        self._said.close()
         self._process.join(5)
         if self._process.is_alive():
             self._process.kill()
 
 
 class Flusher:
-    """Empties the caches of everything that was used before."""
+    """Empties the caches of what was used before, and lets the threads of the last candidate fall asleep: they spin for
+    some milliseconds after their work. It uses one thread, since its own would spin too."""
 
     def __init__(self, nbytes: int = FLUSH) -> None:
-        self._buffer = torch.ones(nbytes // 8, dtype=torch.int64)
+        self._buffer = np.ones(nbytes // 8, dtype=np.int64)
 
     def __call__(self) -> None:
         self._buffer.sum()
 
 
-def serve(pipe: Connection, module: str, threads: int) -> None:
-    """The child's loop: any error of a peer's library is an answer, as (False, what it said)."""
+def serve(pipe: Connection, module: str, threads: int, said: str) -> None:
+    """The child's loop: any error of a peer's library is an answer, as (False, what it said). What libraries print goes
+    into the file ``said``."""
+    with open(said, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     torch.set_num_threads(threads)
     child = Child(module)
     while True:
@@ -111,7 +128,6 @@ class Child:
     def __init__(self, module: str) -> None:
         self._module = module
         self._prepared: dict[str, Prepared] = {}
-        self._turn: dict[str, Iterator[Any]] = {}
         self._inputs: dict[tuple[str, int], Any] = {}
         self._exact: dict[str, Tensor] = {}
 
@@ -125,25 +141,26 @@ class Child:
 
     def shape(self, shape: Shape, rows: tuple[int, ...], group: int) -> None:
         """Forget the last shape, make the weight and input of this one."""
-        for held in (self._prepared, self._turn, self._inputs, self._exact):
+        for held in (self._prepared, self._inputs, self._exact):
             held.clear()  # type: ignore[attr-defined]
         self._shape, self._group = shape, group
         self._weight, self._x = operands(shape, max(rows))
         self._judged = sorted({row for m in rows for row in judged(m)})
         self._original = self._x[self._judged].double() @ self._weight.double().t()
 
-    def prepare(self, variant: str) -> dict[str, Any]:
+    def prepare(self, variant: str) -> str:
+        """ "", or why the peer cannot have this weight."""
         with torch.inference_mode():
             made = self.peer.prepare(variant, self._weight, self._group, copies_of(self._shape))
             if isinstance(made, str):
-                return {"reason": made}
+                return made
             self._prepared[variant] = made
-            self._turn[variant] = itertools.cycle(made.calls)
             self._exact[variant] = self._x[self._judged].double() @ made.value().t()
-        return {"nbytes": made.nbytes}
+        return ""
 
-    def judge(self, variant: str, m: int) -> dict[str, Any]:
-        """The first calls with m rows: how exact, and about how long one takes."""
+    def judge(self, variant: str, m: int, turn: float) -> dict[str, Any]:
+        """The first calls with m rows: how exact they are, about how many seconds one takes, and how many, each with a
+        copy of its own, fill ``turn`` seconds. These have run once afterwards: what a library prepares is prepared."""
         made = self._prepared[variant]
         with torch.inference_mode():
             self._inputs = {key: x for key, x in self._inputs.items() if key[1] == m}
@@ -157,16 +174,21 @@ class Child:
                 "sqnr_db": _db(sqnr(self._exact[variant][at], y[list(rows)])),
                 "end_db": _db(sqnr(self._original[at], y[list(rows)])),
                 "note": made.note(x),
+                "nbytes": made.nbytes,
             }
-            return {**found, "seconds": min(self.time(variant, m, 1))}
+            self.time(variant, m, 1)
+            seconds = min(self.time(variant, m, 1))
+            calls = max(1, min(len(made.calls) - 1, int(turn / max(seconds, 1e-7))))
+            for call in made.calls[2 : calls + 1]:
+                call(x)
+        return {**found, "seconds": seconds, "calls": calls}
 
     def time(self, variant: str, m: int, calls: int) -> list[float]:
-        """Seconds of each of ``calls`` calls, each with the next copy of the weight, after one that is not counted."""
-        x, turn, found = self._input(variant, m), self._turn[variant], []
+        """Seconds of each of ``calls`` calls, each with its own copy of the weight, after one that is not counted."""
+        x, (first, *others), found = self._input(variant, m), self._prepared[variant].calls, []
         with torch.inference_mode():
-            next(turn)(x)
-            for _ in range(calls):
-                call = next(turn)
+            first(x)
+            for call in others[:calls]:
                 start = time.perf_counter()
                 call(x)
                 found.append(time.perf_counter() - start)

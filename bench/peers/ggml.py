@@ -1,5 +1,5 @@
-"""ggml, from the libraries that llama-cpp-python brings, called through ctypes: float32 in and out, the input rounded to
-int8 in blocks. "repack" interleaves rows of the weight for wider vectors."""
+"""ggml, from the libraries that llama-cpp-python brings, called through ctypes: float32 in and out, the input rounded
+to int8 in blocks. "repack" interleaves rows of the weight for wider vectors."""
 
 from __future__ import annotations
 
@@ -51,11 +51,13 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ggml_get_type_traits": (POINTER(TypeTraits), c_int),
     "ggml_new_tensor_2d": (c_void_p, c_void_p, c_int, c_int64, c_int64),
     "ggml_mul_mat": (c_void_p, c_void_p, c_void_p, c_void_p),
-    "ggml_new_graph": (c_void_p, c_void_p),
+    "ggml_new_graph_custom": (c_void_p, c_void_p, c_size_t, c_bool),
     "ggml_build_forward_expand": (None, c_void_p, c_void_p),
-    "ggml_get_data": (c_void_p, c_void_p),
     "ggml_free": (None, c_void_p),
     "ggml_backend_alloc_ctx_tensors_from_buft": (c_void_p, c_void_p, c_void_p),
+    "ggml_backend_buft_alloc_buffer": (c_void_p, c_void_p, c_size_t),
+    "ggml_backend_buffer_get_base": (c_void_p, c_void_p),
+    "ggml_backend_tensor_alloc": (c_int, c_void_p, c_void_p, c_void_p),
     "ggml_backend_buffer_free": (None, c_void_p),
     "ggml_backend_buffer_set_usage": (None, c_void_p, c_int),
     "ggml_backend_tensor_set": (None, c_void_p, c_void_p, c_size_t, c_size_t),
@@ -127,12 +129,12 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
     if buffer_type is None:
         return f"ggml has no {kind} memory on this processor"
     packed = _quantized(weight, number)
-    every = [Product(packed, number, n, k, buffer_type) for _ in range(copies)]
+    weights = [_weight(packed, number, n, k, buffer_type) for _ in range(copies)]
     return Prepared(
-        [product.run for product in every],
+        [functools.partial(_run, at) for at in range(copies)],
         functools.partial(_value, packed, number, n, k),
         len(packed),
-        accept=lambda x: x.float().contiguous(),
+        accept=functools.partial(Graphs, weights, n),
     )
 
 
@@ -150,39 +152,47 @@ def _value(packed: Any, number: int, n: int, k: int) -> Tensor:
     return value.double()
 
 
-class Product:
-    """One copy of the weight, and a graph of one product for each number of rows seen last."""
+def _weight(packed: Any, number: int, n: int, k: int, buffer_type: int) -> int:
+    """The tensor in memory of its own, where the library may reorder it."""
+    context = library().init(InitParams(1 << 16, None, True))
+    weight: int = library().new_tensor_2d(context, number, k, n)
+    buffer = library().backend_alloc_ctx_tensors_from_buft(context, buffer_type)
+    library().backend_buffer_set_usage(buffer, WEIGHTS)
+    library().backend_tensor_set(weight, packed, 0, len(packed))
+    return weight
 
-    def __init__(self, packed: Any, number: int, n: int, k: int, buffer_type: int) -> None:
-        self._n, self._k = n, k
-        context = library().init(InitParams(1 << 16, None, True))
-        self._weight = library().new_tensor_2d(context, number, k, n)
-        buffer = library().backend_alloc_ctx_tensors_from_buft(context, buffer_type)
-        library().backend_buffer_set_usage(buffer, WEIGHTS)
-        library().backend_tensor_set(self._weight, packed, 0, len(packed))
-        self._rows = 0
-        self._held: tuple[int, int] | None = None
 
-    def run(self, x: Tensor) -> Tensor:
-        if self._rows != x.shape[0] or self._pointer != x.data_ptr():
-            self._build(x)
-        status = library().backend_graph_compute(library().backend, self._graph)
-        if status:
-            raise RuntimeError(f"ggml_backend_graph_compute returned {status}")
-        return self._y
+class Graphs:
+    """One product for each copy of the weight, with the same x; all write to the same y."""
 
-    def _build(self, x: Tensor) -> None:
-        if self._held is not None:
-            library().backend_buffer_free(self._held[1])
-            library().free(self._held[0])
-        m = x.shape[0]
-        context = library().init(InitParams(1 << 20, None, True))
-        held = library().new_tensor_2d(context, F32, self._k, m)
-        product = library().mul_mat(context, self._weight, held)
-        self._graph = library().new_graph(context)
-        library().build_forward_expand(self._graph, product)
-        buffer = library().backend_alloc_ctx_tensors_from_buft(context, library().backend_cpu_buffer_type())
+    def __init__(self, weights: list[int], n: int, x: Tensor) -> None:
+        x, (m, k) = x.float().contiguous(), x.shape
+        self._context = library().init(InitParams(len(weights) << 17, None, True))
+        held = library().new_tensor_2d(self._context, F32, k, m)
+        products = [library().mul_mat(self._context, weight, held) for weight in weights]
+        self._buffer = library().backend_buft_alloc_buffer(library().backend_cpu_buffer_type(), 4 * m * (k + n) + 256)
+        base = library().backend_buffer_get_base(self._buffer)
+        library().backend_tensor_alloc(self._buffer, held, base)
+        behind = base + (4 * m * k + 127) // 64 * 64
+        for product in products:
+            library().backend_tensor_alloc(self._buffer, product, behind)
         library().backend_tensor_set(held, x.data_ptr(), 0, x.nbytes)
-        memory = (ctypes.c_float * (m * self._n)).from_address(library().get_data(product))
-        self._y = torch.frombuffer(memory, dtype=torch.float32).reshape(m, self._n)
-        self._rows, self._pointer, self._held = m, x.data_ptr(), (context, buffer)
+        self.graphs = [self._graph(product) for product in products]
+        memory = (ctypes.c_float * (m * n)).from_address(behind)
+        self.y = torch.frombuffer(memory, dtype=torch.float32).reshape(m, n)
+
+    def _graph(self, product: int) -> int:
+        graph: int = library().new_graph_custom(self._context, 8, False)
+        library().build_forward_expand(graph, product)
+        return graph
+
+    def __del__(self) -> None:
+        library().backend_buffer_free(self._buffer)
+        library().free(self._context)
+
+
+def _run(at: int, graphs: Graphs) -> Tensor:
+    status = library().backend_graph_compute(library().backend, graphs.graphs[at])
+    if status:
+        raise RuntimeError(f"ggml_backend_graph_compute returned {status}")
+    return graphs.y

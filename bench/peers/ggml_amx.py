@@ -1,4 +1,4 @@
-"""ggml's products for AMX tiles. A peer of its own, since they were seen to crash: that must not take the others along."""
+"""ggml's products for AMX tiles. A peer of its own: where they crash, the others should not have to start again."""
 
 from __future__ import annotations
 

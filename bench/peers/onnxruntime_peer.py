@@ -13,6 +13,8 @@ from torch import Tensor
 
 from bench.peers.base import Prepared, int4_groups, int4_value, undivided
 
+onnxruntime.set_global_thread_pool_sizes(torch.get_num_threads(), 1)  # of every session, or their pools compete
+
 PACKAGES = ("onnxruntime",)
 VARIANTS = {"int4 level 0": "4-bit", "int4 level 4": "4-bit x int8"}
 
@@ -23,7 +25,7 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
     codes, scale = int4_groups(weight, group)
     model = _model(codes, scale, group, level=int(variant[-1]))
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.use_per_session_threads = False
     every = [onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"]) for _ in range(copies)]
     return Prepared(
         [functools.partial(_run, session) for session in every],

@@ -1,5 +1,5 @@
 """OpenVINO's CPU plugin: a compressed constant decompressed within the product, computed in bf16; with dynamic
-quantization the input is rounded to int8 in the same groups as the weight."""
+quantization the input is rounded to int8 in the same groups as the weight (it wants the precision hint to be f32)."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
         nbytes = n * k + 2 * n
     x = ops.parameter([-1, k], openvino.Type.f32)
     product = ops.matmul(x, ops.convert(constant, "f32"), transpose_a=False, transpose_b=True)
+    dynamic = variant.endswith("dynamic")
     options = {
-        "INFERENCE_PRECISION_HINT": "bf16",
+        "INFERENCE_PRECISION_HINT": "f32" if dynamic else "bf16",
         "INFERENCE_NUM_THREADS": str(torch.get_num_threads()),
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(group if variant.endswith("dynamic") else 0),
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(group if dynamic else 0),
         "PERFORMANCE_HINT": "LATENCY",
     }
     core = openvino.Core()
@@ -69,11 +70,17 @@ def _int4(codes: Tensor, scale: Tensor, group: int) -> Any:
     n, k = codes.shape
     groups = k // group
     pairs = codes.reshape(-1, 2)
-    packed = (pairs[:, 0] | pairs[:, 1] << 4).numpy()
-    data = ops.constant(openvino.Tensor(packed, [n, groups, group], openvino.Type.u4))
-    zero = ops.constant(openvino.Tensor(np.array([8], np.uint8), [1, 1, 1], openvino.Type.u4))
+    data = _u4((pairs[:, 0] | pairs[:, 1] << 4).numpy(), [n, groups, group])
+    zero = _u4(np.array([8], np.uint8), [1, 1, 1])
     value = ops.multiply(ops.subtract(_as_f16(data), _as_f16(zero)), _f16(scale[..., None]))
     return ops.reshape(value, ops.constant(np.array([n, k], np.int64)), special_zero=False)
+
+
+def _u4(packed: Any, shape: list[int]) -> Any:
+    """A copy: a constant made of a tensor over an array would read its memory later."""
+    tensor = openvino.Tensor(openvino.Type.u4, shape)
+    tensor.data[:] = packed.reshape(tensor.data.shape)
+    return ops.constant(tensor)
 
 
 def _as_f16(node: Any) -> Any:

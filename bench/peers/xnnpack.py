@@ -44,7 +44,7 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
     every = [_load_for_executorch_from_buffer(buffer) for _ in range(copies)]
     nbytes = n * k // (2 if variant == "int4" else 1) + 2 * n * (k // group if variant == "int4" else 1)
     return Prepared(
-        [functools.partial(_run, module) for module in every],
+        [functools.partial(_run, module, buffer) for module in every],
         lambda: layer.weight.dequantize().double(),
         nbytes,
         accept=lambda x: x.float().contiguous(),
@@ -52,5 +52,6 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
     )
 
 
-def _run(module: Any, x: Tensor) -> Any:
+def _run(module: Any, buffer: bytes, x: Tensor) -> Any:
+    """The module reads ``buffer`` as it runs, and does not keep it alive."""
     return module.forward((x,))
