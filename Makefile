@@ -98,7 +98,6 @@ $(VENV)/.hf: $(VENV)/.torch pyproject.toml $(NATIVE)
 	$(PIP) -e '.[hf]'
 	touch $@
 
-ifneq ($(VENV),$(PEERS_VENV))
 $(PEERS_VENV)/.peers: bench/peers/requirements.txt bench/peers/requirements-alone.txt
 	$(MAKE) VENV=$(PEERS_VENV) $(PEERS_VENV)/.hf
 	for peer in $$(grep -v '^#' bench/peers/requirements.txt); do \
@@ -106,7 +105,6 @@ $(PEERS_VENV)/.peers: bench/peers/requirements.txt bench/peers/requirements-alon
 	for peer in $$(grep -v '^#' bench/peers/requirements-alone.txt); do \
 	  $(PEERS_VENV)/bin/python -m pip install --quiet --no-deps "$$peer" || echo "not installed: $$peer"; done
 	touch $@
-endif
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml $(NATIVE)
 	$(PIP) -e '.[test]'

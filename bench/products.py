@@ -21,6 +21,7 @@ from bench.measure import append, busy, header
 from bench.peers import BASE, PEERS
 from bench.suites import Shape
 from bench.workers import Flusher, Lost, Worker
+from bitport.evaluate.timing import spread
 from bitport.report.text import table
 
 TURN = 0.01
@@ -208,10 +209,7 @@ def figures_of(times: dict[int, float], base: dict[int, float]) -> Row:
     the quartiles of these ratios, as a part of the median; None where there are too few of them."""
     ratios = [base[at] / seconds for at, seconds in times.items() if at in base]
     speedup = statistics.median(ratios) if ratios else None
-    noise = None
-    if len(ratios) >= LEAST:
-        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        noise = round((high - low) / 2 / statistics.median(ratios), 4)
+    noise = round(spread(ratios), 4) if len(ratios) >= LEAST else None
     return {
         "ms": _ms(statistics.median(times.values())),
         "speedup": None if speedup is None else round(speedup, 3),
@@ -231,19 +229,16 @@ def _ms(seconds: float) -> float:
 
 def measure(chosen: Chosen, found: limits.Limits | str, run: Row | None = None) -> list[Row]:
     """All rows; appended to the results shape by shape if ``run`` is the header that they belong to."""
+    others = busy()
+    if others is not None and others > QUIET:
+        print(f"careful: other processes use {others:.1f} cores, so these figures will be noise")
     field = Field(chosen)
     try:
         for peer, reason in field.missing.items():
             print(f"without {peer}: {reason}")
         if run is not None:
-            named = {"isa": chosen.isa} if chosen.isa else {}
-            run |= {
-                **named,
-                "busy": busy(),
-                "versions": field.versions,
-                "missing": field.missing,
-                "limits": _as_data(found),
-            }
+            run |= {"isa": chosen.isa, "busy": others, "limits": _as_data(found)}
+            run |= {"versions": field.versions, "missing": field.missing}
             append("products", [run])
         rows, flush, said = [], Flusher(), set()
         for shape in chosen.shapes:
@@ -327,9 +322,6 @@ def prepare_machine(chosen: Chosen) -> limits.Limits | str:
     """Threads and instruction set for this process and the workers to come; then the limits under them."""
     os.environ |= {"OMP_NUM_THREADS": str(chosen.threads), **ISA.get(chosen.isa, {})}
     torch.set_num_threads(chosen.threads)
-    others = busy()
-    if others is not None and others > QUIET:
-        print(f"careful: other processes use {others:.1f} cores; these figures will be noise")
     found = limits.measure(chosen.threads, chosen.isa)
     if isinstance(found, str):
         print(f"without the limits of the machine: {found}")

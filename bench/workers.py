@@ -41,7 +41,7 @@ PATIENCE = 300.0
 
 def copies_of(shape: Shape) -> int:
     """One more than is timed in a turn: the first call of a turn only wakes threads."""
-    return max(3, BYTES // (2 * shape.n * shape.k))
+    return min(64, max(3, BYTES // (2 * shape.n * shape.k)))
 
 
 class Lost(Exception):

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from bitport.checkpoint.manifest import library_version
-from bitport.cli import doctor, evaluate, explain, generate, inspect, quantize
+from bitport.cli import bench, doctor, evaluate, explain, generate, inspect, quantize
 from bitport.errors import BitportError
 
-VERBS = (quantize, inspect, explain, evaluate, generate, doctor)
+VERBS = (quantize, inspect, explain, evaluate, generate, bench, doctor)
 
 
 def parser() -> argparse.ArgumentParser:
