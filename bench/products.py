@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from bench import limits, suites
+from bench.child import Child
 from bench.measure import append, busy, header
 from bench.peers import BASE, PEERS
 from bench.suites import Shape
-from bench.workers import Flusher, Lost, Worker
+from bench.workers import Flusher, Worker, ask
 from bitport.evaluate.timing import spread
 from bitport.report.text import table
 
@@ -79,7 +80,7 @@ class Field:
         self.versions: dict[str, str] = {}
         self.missing: dict[str, str] = {}
         for peer in dict.fromkeys((BASE[0], *chosen.peers)):
-            worker = Worker(peer, chosen.threads)
+            worker = Worker(chosen.threads, Child, PEERS[peer])
             started, reason = ask(worker, "start")
             if reason:
                 self.missing[peer] = reason
@@ -96,15 +97,6 @@ class Field:
     def close(self) -> None:
         for worker in self.workers.values():
             worker.close()
-
-
-def ask(worker: Worker, request: str, *arguments: Any) -> tuple[Any, str]:
-    """(answer, "") or (None, why there is none)."""
-    try:
-        done, answer = worker(request, *arguments)
-    except Lost as lost:
-        return None, str(lost)
-    return (answer, "") if done else (None, answer)
 
 
 class Point:
