@@ -62,6 +62,7 @@ types: $(VENV)/.dev
 bench: $(VENV)/.hf
 	$(BIN)/python -m bench.overhead --json
 	$(BIN)/python -m bench.products --json --peers torch bitport aten onednn $(BENCH_ARGS)
+	$(BIN)/python -m bench.generate --json --no-peers
 
 # Fails if a product is slower than bf16; BENCH_ARGS=--quick takes minutes instead of an hour.
 bench-check: $(VENV)/.hf
@@ -70,6 +71,7 @@ bench-check: $(VENV)/.hf
 # The same against other libraries, in an environment of its own; one that cannot be installed is said to be missing.
 bench-peers: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.products --json $(BENCH_ARGS)
+	$(PEERS_VENV)/bin/python -m bench.generate --json
 
 bench-page: $(VENV)/.hf
 	$(BIN)/python -m bench.page
@@ -98,12 +100,14 @@ $(VENV)/.hf: $(VENV)/.torch pyproject.toml $(NATIVE)
 	$(PIP) -e '.[hf]'
 	touch $@
 
+# llama-cpp-python is compiled here. g++ 12 takes the stores to the tile configuration for dead ones, and its AMX products
+# then die of an illegal instruction: hence the option.
 $(PEERS_VENV)/.peers: bench/peers/requirements.txt bench/peers/requirements-alone.txt
 	$(MAKE) VENV=$(PEERS_VENV) $(PEERS_VENV)/.hf
 	for peer in $$(grep -v '^#' bench/peers/requirements.txt); do \
 	  $(PEERS_VENV)/bin/python -m pip install --quiet "$$peer" || echo "not installed: $$peer"; done
 	for peer in $$(grep -v '^#' bench/peers/requirements-alone.txt); do \
-	  $(PEERS_VENV)/bin/python -m pip install --quiet --no-deps "$$peer" || echo "not installed: $$peer"; done
+	  CXXFLAGS=-fno-tree-dse $(PEERS_VENV)/bin/python -m pip install --quiet --no-deps "$$peer" || echo "not installed: $$peer"; done
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml $(NATIVE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -87,8 +88,13 @@ def ask(worker: Worker, request: str, *arguments: Any) -> tuple[Any, str]:
     try:
         done, answer = worker(request, *arguments)
     except Lost as lost:
-        return None, str(lost)
-    return (answer, "") if done else (None, answer)
+        return None, without_paths(str(lost))
+    return (answer, "") if done else (None, without_paths(answer))
+
+
+def without_paths(text: str) -> str:
+    """Reasons are recorded, and where a library lies on this machine is no part of one."""
+    return re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", "", text)
 
 
 def serve(pipe: Connection, said: str, threads: int, make: Callable[..., Any], given: tuple[Any, ...]) -> None:

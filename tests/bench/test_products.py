@@ -11,6 +11,7 @@ from bench import measure, products
 from bench.limits import Limits
 from bench.peers import PEERS
 from bench.suites import Shape
+from bench.workers import without_paths
 
 Row = dict[str, Any]
 FOUND = Limits(read=1e10, units={"f32": 1e11})
@@ -72,6 +73,11 @@ def test_a_crash_is_a_result_and_leaves_the_others(run: tuple[list[Row], list[Ro
 def test_reasons_are_told(run: tuple[list[Row], list[Row]]) -> None:
     assert pick(run[0], "refuses")[None]["reason"] == "it does not want to"
     assert pick(run[0], "raises")[1]["reason"] == "ValueError: no such product"
+
+
+def test_reasons_name_no_place_of_the_machine() -> None:
+    found = without_paths("ImportError: /opt/x-1/lib/some.so: no symbol (see https://example.com/a/b), 3 / 4, a/b")
+    assert found == "ImportError: some.so: no symbol (see https://example.com/a/b), 3 / 4, a/b"
 
 
 def test_a_wrong_result_shows(run: tuple[list[Row], list[Row]]) -> None:
