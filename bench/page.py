@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.peers import BASE
 from bench.plot import Line, chart
-from bench.results import PRODUCTS, lines_of, newest, runs_of, timed
+from bench.results import GENERATE, PRODUCTS, lines_of, newest, runs_of, timed
 from bench.suites import SCHEMES, SUITES, Shape
 
 Row = dict[str, Any]
@@ -38,8 +38,8 @@ memory once, or all products done by its best multiply unit, whichever takes lon
 """
 
 
-def page(lines: list[Row], folder: str = "performance") -> dict[str, str]:
-    """File name -> content, for the newest rows among ``lines``."""
+def page(lines: list[Row], generated: list[Row], folder: str = "performance") -> dict[str, str]:
+    """File name -> content, for the newest among the rows of both suites."""
     rows = newest(lines)
     files: dict[str, str] = {}
     text = [INTRODUCTION, _machines(rows, runs_of(lines))]
@@ -59,8 +59,37 @@ def page(lines: list[Row], folder: str = "performance") -> dict[str, str]:
                 sections += [f"**{title}**\n", f"![time against rows]({name})\n", table(base, group), ""]
             if sections:
                 text += [f"## {suite}: {shape} (in x out)\n", *sections]
-    text.append(_refusals(rows))
+    text += [generation(generated), _refusals(rows)]
     return {"performance.md": "\n".join(text).rstrip() + "\n", **files}
+
+
+def generation(lines: list[Row]) -> str:
+    """A table for the newest run of each model."""
+    runs: dict[str, Row] = {line["model"]: line for line in lines if "machine" in line}
+    text = []
+    for model, head in runs.items():
+        rows = [line for line in lines if line["run"] == head["run"] and "candidate" in line]
+        text += [
+            f"## Generation: {model}\n",
+            f"A prompt of {head['prompt']} tokens, then {head['tokens']} tokens one by one; speedups over the first "
+            f"line. Run {head['run']}, commit {head['commit']}: {head['machine']['cpu']}, "
+            f"{head['machine']['threads']} threads.\n",
+            "| | prompt ms | speedup | tokens/s | speedup |\n| --- | ---: | ---: | ---: | ---: |",
+            *(_generated(row) for row in rows if "reason" not in row),
+            "",
+            *(
+                f"- not measured: {row['candidate']}: {row['reason'].splitlines()[0]}"
+                for row in rows
+                if "reason" in row
+            ),
+            "",
+        ]
+    return "\n".join(text)
+
+
+def _generated(row: Row) -> str:
+    figures = (row["prompt_ms"], row["prompt_speedup"], row["tokens_per_second"], row["speedup"])
+    return f"| {row['candidate']} | {' | '.join(f'{figure:.2f}' for figure in figures)} |"
 
 
 def chart_lines(base: list[Row], group: list[Row]) -> list[Line]:
@@ -157,7 +186,7 @@ def main() -> None:
     charts.mkdir(parents=True, exist_ok=True)
     for old in charts.glob("*.svg"):
         old.unlink()
-    for name, content in page(lines).items():
+    for name, content in page(lines, lines_of(GENERATE)).items():
         (options.output / name).write_text(content, encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ from bench.measure import RESULTS
 
 Row = dict[str, Any]
 PRODUCTS = RESULTS / "products.jsonl"
+GENERATE = RESULTS / "generate.jsonl"
 
 
 def lines_of(path: Path) -> list[Row]:
