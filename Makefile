@@ -101,13 +101,13 @@ $(VENV)/.hf: $(VENV)/.torch pyproject.toml $(NATIVE)
 	touch $@
 
 # llama-cpp-python is compiled here. g++ 12 takes the stores to the tile configuration for dead ones, and its AMX products
-# then die of an illegal instruction: hence the option.
+# then die of an illegal instruction: hence the options.
 $(PEERS_VENV)/.peers: bench/peers/requirements.txt bench/peers/requirements-alone.txt
 	$(MAKE) VENV=$(PEERS_VENV) $(PEERS_VENV)/.hf
 	for peer in $$(grep -v '^#' bench/peers/requirements.txt); do \
 	  $(PEERS_VENV)/bin/python -m pip install --quiet "$$peer" || echo "not installed: $$peer"; done
 	for peer in $$(grep -v '^#' bench/peers/requirements-alone.txt); do \
-	  CXXFLAGS=-fno-tree-dse $(PEERS_VENV)/bin/python -m pip install --quiet --no-deps "$$peer" || echo "not installed: $$peer"; done
+	  CXXFLAGS="-fno-tree-dse -fno-dse" $(PEERS_VENV)/bin/python -m pip install --quiet --no-deps "$$peer" || echo "not installed: $$peer"; done
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml $(NATIVE)
