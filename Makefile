@@ -11,6 +11,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 WORKERS ?= 2
 PYTEST_ARGS ?=
+PEERS_VENV ?= .venv-peers
+BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
@@ -19,7 +21,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 # What an installation compiles: changing it installs anew.
 NATIVE := setup.py $(wildcard native/*/*.cpp native/*/*.h)
 
-.PHONY: help demo test test-slow test-gpu test-xla test-peers ci lint format types bench accuracy support clean
+.PHONY: help demo test test-slow test-gpu test-xla test-peers ci lint format types bench bench-check bench-peers bench-page \
+	accuracy support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -58,7 +61,20 @@ types: $(VENV)/.dev
 
 bench: $(VENV)/.hf
 	$(BIN)/python -m bench.overhead --json
-	$(BIN)/python -m bench.linear --json
+	$(BIN)/python -m bench.products --json --peers torch bitport aten onednn $(BENCH_ARGS)
+	$(BIN)/python -m bench.generate --json --no-peers
+
+# Fails if a product is slower than bf16; BENCH_ARGS=--quick takes minutes instead of an hour.
+bench-check: $(VENV)/.hf
+	$(BIN)/python -m bench.check $(BENCH_ARGS)
+
+# The same against other libraries, in an environment of its own; one that cannot be installed is said to be missing.
+bench-peers: $(PEERS_VENV)/.peers
+	$(PEERS_VENV)/bin/python -m bench.products --json $(BENCH_ARGS)
+	$(PEERS_VENV)/bin/python -m bench.generate --json
+
+bench-page: $(VENV)/.hf
+	$(BIN)/python -m bench.page
 
 accuracy: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.golden models/tinylm docs/accuracy
@@ -82,6 +98,16 @@ $(VENV)/.torch:
 
 $(VENV)/.hf: $(VENV)/.torch pyproject.toml $(NATIVE)
 	$(PIP) -e '.[hf]'
+	touch $@
+
+# llama-cpp-python is compiled here. g++ 12 takes the stores to the tile configuration for dead ones, and its AMX products
+# then die of an illegal instruction: hence the options.
+$(PEERS_VENV)/.peers: bench/peers/requirements.txt bench/peers/requirements-alone.txt
+	$(MAKE) VENV=$(PEERS_VENV) $(PEERS_VENV)/.hf
+	for peer in $$(grep -v '^#' bench/peers/requirements.txt); do \
+	  $(PEERS_VENV)/bin/python -m pip install --quiet "$$peer" || echo "not installed: $$peer"; done
+	for peer in $$(grep -v '^#' bench/peers/requirements-alone.txt); do \
+	  CXXFLAGS="-fno-tree-dse -fno-dse" $(PEERS_VENV)/bin/python -m pip install --quiet --no-deps "$$peer" || echo "not installed: $$peer"; done
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml $(NATIVE)

@@ -1,8 +1,4 @@
-"""Interleaved timing, and the record that a run leaves.
-
-Absolute times drift with the machine, so candidates take turns: one repetition times each of them once, and what is
-reported is the median over repetitions of each, and ratios of times that lie next to each other.
-"""
+"""What every suite notes beside its figures, and the record that a run leaves."""
 
 from __future__ import annotations
 
@@ -10,60 +6,14 @@ import datetime
 import json
 import os
 import platform
-import statistics
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 RESULTS = Path(__file__).parent / "results"
-
-
-Clock = Callable[[], float]
-
-
-def interleaved(
-    candidates: dict[str, Callable[[], Any]],
-    *,
-    repetitions: int = 21,
-    seconds: float = 0.004,
-    clock: Clock = time.perf_counter,
-) -> dict[str, list[float]]:
-    """Seconds per call of each candidate, one entry per repetition; a repetition calls each for about ``seconds``.
-    What runs on one thread may be timed with ``time.thread_time``, which leaves out what other processes take."""
-    calls = {name: _calls_in(run, seconds, clock) for name, run in candidates.items()}
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(repetitions):
-        for name, run in candidates.items():
-            times[name].append(_time(run, calls[name], clock))
-    return times
-
-
-def medians(times: dict[str, list[float]]) -> dict[str, float]:
-    return {name: statistics.median(each) for name, each in times.items()}
-
-
-def ratio(times: dict[str, list[float]], name: str, base: str) -> float:
-    """Median over repetitions of name's time over base's time in the same repetition."""
-    return statistics.median(mine / theirs for mine, theirs in zip(times[name], times[base], strict=True))
-
-
-def _calls_in(run: Callable[[], Any], seconds: float, clock: Clock) -> int:
-    run()
-    calls = 1
-    while (took := _time(run, calls, clock)) < seconds / 4 / calls and calls < 1 << 20:
-        calls *= 2
-    return max(1, int(seconds / max(took, 1e-9)))
-
-
-def _time(run: Callable[[], Any], calls: int, clock: Clock) -> float:
-    start = clock()
-    for _ in range(calls):
-        run()
-    return (clock() - start) / calls
 
 
 def machine() -> dict[str, Any]:
@@ -79,14 +29,39 @@ def machine() -> dict[str, Any]:
     }
 
 
+def busy(seconds: float = 0.5) -> float | None:
+    """How many cores others use, while this process sleeps; None where the system does not tell."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+
+    def ticks() -> tuple[int, int]:
+        spent = [int(each) for each in stat.read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(spent), spent[3] + spent[4]
+
+    (total, idle), _ = ticks(), time.sleep(seconds)
+    now, now_idle = ticks()
+    return round((1 - (now_idle - idle) / max(now - total, 1)) * (os.cpu_count() or 1), 2)
+
+
 def record(suite: str, rows: list[dict[str, Any]]) -> Path:
     """Append the rows, each with machine, commit and date, to ``results/<suite>.jsonl``."""
+    common = {"date": datetime.date.today().isoformat(), "commit": _commit(), "machine": machine()}
+    return append(suite, [{**row, **common} for row in rows])
+
+
+def header() -> dict[str, Any]:
+    """What a long run notes once, as its first line; ``run`` is what its rows refer to it by."""
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"run": now, "commit": _commit(), "machine": machine()}
+
+
+def append(suite: str, lines: list[dict[str, Any]]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{suite}.jsonl"
-    common = {"date": datetime.date.today().isoformat(), "commit": _commit(), "machine": machine()}
     with path.open("a") as file:
-        for row in rows:
-            file.write(json.dumps({**row, **common}) + "\n")
+        for line in lines:
+            file.write(json.dumps(line) + "\n")
     return path
 
 

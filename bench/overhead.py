@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitport
-from bench.measure import interleaved, medians, ratio, record
+from bench.measure import record
+from bitport.evaluate.timing import interleaved, medians, ratio
 from bitport.ops import Impl, register_kernel, unregister_kernel
 from bitport.report.text import table
 

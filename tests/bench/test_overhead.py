@@ -21,22 +21,6 @@ def test_dispatch_is_cheap() -> None:
     assert {key: ratio for key, ratio in best.items() if ratio > BOUND[key[1]]} == {}
 
 
-def test_ratios_are_taken_within_a_repetition() -> None:
-    """A machine that slows down by half during a run changes the medians, not the ratio."""
-    times = {"a": [3.0, 6.0, 6.0], "b": [1.0, 2.0, 2.0]}
-    assert measure.ratio(times, "a", "b") == 3.0
-    assert measure.medians(times) == {"a": 6.0, "b": 2.0}
-
-
-def test_candidates_take_turns() -> None:
-    order: list[str] = []
-    times = measure.interleaved(
-        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repetitions=3, seconds=0
-    )
-    assert {name: len(each) for name, each in times.items()} == {"a": 3, "b": 3}
-    assert "".join(order[-6:]) == "ababab"
-
-
 def test_records_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "RESULTS", tmp_path)
     for value in (1, 2):

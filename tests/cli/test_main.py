@@ -23,7 +23,7 @@ EXAMPLES = [
 
 
 def test_the_verbs_are_these() -> None:
-    assert list(VERBS) == ["quantize", "inspect", "explain", "eval", "generate", "tune", "doctor"]
+    assert list(VERBS) == ["quantize", "inspect", "explain", "eval", "generate", "bench", "tune", "doctor"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -57,6 +57,8 @@ WRONG = {
     "words for rows": ["explain", "llama", "--rows", "1,many"],
     "no such device": ["explain", "llama", "--device", "warp drive"],
     "half a rule": ["quantize", "llama", "--rule", "int4"],
+    "half a shape": ["bench", "--shapes", "4096"],
+    "static scheme": ["bench", "--schemes", "int8-static"],
     "unknown dtype": ["quantize", "llama", "--scheme", "int4", "--dtype", "int3"],
 }
 

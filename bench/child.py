@@ -1,0 +1,127 @@
+"""What runs in the process of a peer: it prepares weights, judges results, takes time.
+
+The children make the same weight from the same seed. Accuracy is judged on a few rows, in float64: against the product
+with the weight that the peer effectively uses (``sqnr_db``, what its kernel loses) and with the weight as it was
+(``end_db``, what is lost in all).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.peers.base import Prepared
+from bench.suites import Shape
+from bitport.numerics import sqnr
+
+BYTES = 128 << 20
+"""Of bf16 weights that a candidate has. A turn uses each copy at most once, and the parent empties the caches between
+turns, so weights come from memory, as those of a large model do."""
+
+
+def copies_of(shape: Shape) -> int:
+    """One more than is timed in a turn: the first call of a turn only wakes threads."""
+    return min(64, max(3, BYTES // (2 * shape.n * shape.k)))
+
+
+class Child:
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._prepared: dict[str, Prepared] = {}
+        self._inputs: dict[tuple[str, int], Any] = {}
+        self._exact: dict[str, Tensor] = {}
+
+    @functools.cached_property
+    def peer(self) -> Any:
+        return importlib.import_module(self._module)
+
+    def start(self) -> dict[str, Any]:
+        versions = {name: _version(name) for name in self.peer.PACKAGES}
+        return {"variants": dict(self.peer.VARIANTS), "versions": versions}
+
+    def shape(self, shape: Shape, rows: tuple[int, ...], group: int) -> None:
+        """Forget the last shape, make the weight and input of this one."""
+        for held in (self._prepared, self._inputs, self._exact):
+            held.clear()  # type: ignore[attr-defined]
+        self._shape, self._group = shape, group
+        self._weight, self._x = operands(shape, max(rows))
+        self._judged = sorted({row for m in rows for row in judged(m)})
+        self._original = self._x[self._judged].double() @ self._weight.double().t()
+
+    def prepare(self, variant: str) -> str:
+        """Nothing, or why the peer cannot have this weight."""
+        with torch.inference_mode():
+            made = self.peer.prepare(variant, self._weight, self._group, copies_of(self._shape))
+            if isinstance(made, str):
+                return made
+            self._prepared[variant] = made
+            self._exact[variant] = self._x[self._judged].double() @ made.value().t()
+        return ""
+
+    def judge(self, variant: str, m: int, turn: float) -> dict[str, Any]:
+        """The first calls with m rows: how exact they are, about how many seconds one takes, and how many, each with a
+        copy of its own, fill ``turn`` seconds. These have run once afterwards: what a library prepares is prepared."""
+        made = self._prepared[variant]
+        with torch.inference_mode():
+            self._inputs = {key: x for key, x in self._inputs.items() if key[1] == m}
+            x = self._input(variant, m)
+            y = made.output(made.calls[0](x))
+            if tuple(y.shape) != (m, self._shape.n):
+                raise ValueError(f"the result is {tuple(y.shape)}, not {(m, self._shape.n)}")
+            rows = judged(m)
+            at = [self._judged.index(row) for row in rows]
+            found = {
+                "sqnr_db": _db(sqnr(self._exact[variant][at], y[list(rows)])),
+                "end_db": _db(sqnr(self._original[at], y[list(rows)])),
+                "note": made.note(x),
+                "nbytes": made.nbytes,
+            }
+            self.time(variant, m, 1)
+            seconds = min(self.time(variant, m, 1))
+            calls = max(1, min(len(made.calls) - 1, int(turn / max(seconds, 1e-7))))
+            for call in made.calls[2 : calls + 1]:
+                call(x)
+        return {**found, "seconds": seconds, "calls": calls}
+
+    def time(self, variant: str, m: int, calls: int) -> list[float]:
+        """Seconds of each of ``calls`` calls, each with its own copy of the weight, after one that is not counted."""
+        x, (first, *others), found = self._input(variant, m), self._prepared[variant].calls, []
+        with torch.inference_mode():
+            first(x)
+            for call in others[:calls]:
+                start = time.perf_counter()
+                call(x)
+                found.append(time.perf_counter() - start)
+        return found
+
+    def _input(self, variant: str, m: int) -> Any:
+        if (variant, m) not in self._inputs:
+            self._inputs[variant, m] = self._prepared[variant].accept(self._x[:m])
+        return self._inputs[variant, m]
+
+
+def operands(shape: Shape, rows: int) -> tuple[Tensor, Tensor]:
+    """weight [n, k] and x [rows, k], the same in every process."""
+    generator = torch.Generator().manual_seed(0)
+    weight = (torch.randn(shape.n, shape.k, generator=generator) * 0.02).bfloat16()
+    return weight, torch.randn(rows, shape.k, generator=generator).bfloat16()
+
+
+def judged(m: int) -> tuple[int, ...]:
+    """Rows that accuracy is judged on: the first, the last, and one between."""
+    return tuple(sorted({0, m // 2, m - 1}))
+
+
+def _db(value: Tensor) -> float:
+    return round(float(value), 1) if math.isfinite(value) else 999.0
+
+
+def _version(package: str) -> str:
+    return importlib.metadata.version(package)

@@ -1,0 +1,87 @@
+"""The two limits of a product, measured: reading memory, and the multiply unit. ``limits.cpp`` does the measuring."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "limits.cpp"
+COMPILERS = ("c++", "g++", "clang++")
+OPTIONS = ("-std=c++17", "-O3", "-pthread")
+
+MEGABYTES = 1024
+"""Read by the bandwidth test: beyond every cache, since weights come from memory too (see ``workers.flush``)."""
+
+ISA_UNITS = {"": ("avx2", "avx512", "amx"), "amx": ("avx2", "avx512", "amx"), "avx512": ("avx2", "avx512")}
+ISA_UNITS["avx2"] = ("avx2",)
+"""Restriction -> the units that remain."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    read: float
+    """Bytes per second."""
+    units: dict[str, float]
+    """Name of a unit, such as amx_bf16 -> multiplications and additions per second."""
+
+    def peak(self, int8: bool) -> float:
+        """Of the best unit that fits: only int8 inputs may go through the int8 one."""
+        fitting = [rate for name, rate in self.units.items() if int8 or not name.endswith("int8")]
+        return max(fitting, default=float("inf"))
+
+    def floor(self, m: int, n: int, k: int, weight_bytes: int, int8: bool) -> float:
+        """Seconds below which no kernel can come: weight, x and y (2 bytes each) moved once, or all products done."""
+        moved = (weight_bytes + 2 * m * (n + k)) / self.read
+        return max(moved, 2 * m * n * k / self.peak(int8))
+
+
+def measure(
+    threads: int, isa: str = "", seconds: float = 0.15, megabytes: int = MEGABYTES, times: int = 3
+) -> Limits | str:
+    """The limits of this machine, the best of ``times``, or why they are not known."""
+    program = _program()
+    if isinstance(program, str):
+        return program
+    found = []
+    for _ in range(times):
+        command = [program, str(threads), str(megabytes), str(seconds)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if ran.returncode:
+            return f"{SOURCE.name} failed with {ran.returncode}: {ran.stderr.strip()}"
+        found.append(parse(ran.stdout, isa))
+    return best(found)
+
+
+def best(found: list[Limits]) -> Limits:
+    """Each figure at its highest: a limit is what the machine can do when nothing disturbs it."""
+    units = {name: max(each.units[name] for each in found) for name in found[0].units}
+    return Limits(max(each.read for each in found), units)
+
+
+def parse(text: str, isa: str = "") -> Limits:
+    """Lines "name figure", in units of 10^9 per second."""
+    figures = {name: float(figure) * 1e9 for name, figure in (line.split() for line in text.splitlines())}
+    read = figures.pop("read")
+    kept = {name: rate for name, rate in figures.items() if name.split("_")[0] in ISA_UNITS[isa]}
+    return Limits(read, kept)
+
+
+def _program() -> Path | str:
+    """The compiled program, or why there is none."""
+    compiler = next((name for name in COMPILERS if shutil.which(name)), None)
+    if compiler is None:
+        return f"no C++ compiler was found ({', '.join(COMPILERS)})"
+    key = hashlib.sha256(SOURCE.read_bytes() + " ".join((compiler, *OPTIONS)).encode()).hexdigest()[:12]
+    target = FOLDER / "build" / f"limits-{key}"
+    if not target.exists():
+        target.parent.mkdir(exist_ok=True)
+        command = [compiler, *OPTIONS, "-o", f"{target}.tmp", str(SOURCE)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if ran.returncode:
+            return f"{' '.join(command)} failed: {ran.stderr[-2000:]}"
+        Path(f"{target}.tmp").replace(target)
+    return target

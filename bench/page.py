@@ -1,0 +1,194 @@
+"""The page of the documentation about speed: ``python -m bench.page`` writes docs/performance.md and its charts from
+bench/results/products.jsonl."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bench.peers import BASE
+from bench.plot import Line, chart
+from bench.results import GENERATE, PRODUCTS, lines_of, newest, runs_of, timed
+from bench.suites import SCHEMES, SUITES, Shape
+
+Row = dict[str, Any]
+DOCS = Path(__file__).parents[1] / "docs"
+
+GROUPS = {
+    "4-bit": ("4-bit",),
+    "4-bit weight, int8 input": ("4-bit x int8",),
+    "8-bit": ("8-bit",),
+    "8-bit weight, int8 input": ("8-bit x int8",),
+    "2, 3, 5 and 6 bits": ("2-bit", "3-bit", "5-bit", "6-bit"),
+}
+"""What is shown in one chart and one table -> the classes in it."""
+
+INTRODUCTION = """# Performance
+
+How fast `F.linear` with a quantized weight is, against bf16 and against the libraries named, on one CPU.
+`make bench-peers` measures, `make bench-page` writes this page; nothing in it is typed by hand. How it is measured:
+[bench](../bench/README.md).
+
+In the tables: times as fast as bf16 eager in the same repetition (median), and the SQNR in dB against the float64
+product with the weight that the candidate effectively uses, which is what its kernel loses. *Prepacked* is bf16 as
+`torch.compile` with freezing computes it. *Best peer* is the fastest other library of the same class: as many bits per
+weight, inputs as they are or rounded to int8. *Limit* is what the machine could do at best: everything read from
+memory once, or all products done by its best multiply unit, whichever takes longer, for the first scheme of the table.
+"""
+
+
+def page(lines: list[Row], generated: list[Row], folder: str = "performance") -> dict[str, str]:
+    """File name -> content, for the newest among the rows of both suites."""
+    rows = newest(lines)
+    files: dict[str, str] = {}
+    text = [INTRODUCTION, _machines(rows, runs_of(lines))]
+    for suite in (*SUITES, "other"):
+        mine = [row for row in rows if row["suite"] == suite]
+        shapes = dict.fromkeys(Shape(row["k"], row["n"]) for row in mine)
+        for shape in shapes:
+            here = [row for row in mine if Shape(row["k"], row["n"]) == shape]
+            sections = []
+            for title, classes in GROUPS.items():
+                group = [row for row in timed(here) if row["class"] in classes]
+                if not any(row["peer"] == "bitport" for row in group):
+                    continue
+                name = f"{folder}/{shape}-{'-'.join(classes).replace(' ', '')}.svg"
+                base = [row for row in timed(here) if row["class"] == "bf16"]
+                files[name] = chart(f"{suite} {shape}, {title}", "rows of x", "ms", chart_lines(base, group))
+                sections += [f"**{title}**\n", f"![time against rows]({name})\n", table(base, group), ""]
+            if sections:
+                text += [f"## {suite}: {shape} (in x out)\n", *sections]
+    text += [generation(generated), _refusals(rows)]
+    return {"performance.md": "\n".join(text).rstrip() + "\n", **files}
+
+
+def generation(lines: list[Row]) -> str:
+    """A table for the newest run of each model."""
+    runs: dict[str, Row] = {line["model"]: line for line in lines if "machine" in line}
+    text = []
+    for model, head in runs.items():
+        rows = [line for line in lines if line["run"] == head["run"] and "candidate" in line]
+        text += [
+            f"## Generation: {model}\n",
+            f"A prompt of {head['prompt']} tokens, then {head['tokens']} tokens one by one; speedups over the first "
+            f"line. Run {head['run']}, commit {head['commit']}: {head['machine']['cpu']}, "
+            f"{head['machine']['threads']} threads.\n",
+            "| | prompt ms | speedup | tokens/s | speedup |\n| --- | ---: | ---: | ---: | ---: |",
+            *(_generated(row) for row in rows if "reason" not in row),
+            "",
+            *(
+                f"- not measured: {row['candidate']}: {row['reason'].splitlines()[0]}"
+                for row in rows
+                if "reason" in row
+            ),
+            "",
+        ]
+    return "\n".join(text)
+
+
+def _generated(row: Row) -> str:
+    figures = (row["prompt_ms"], row["prompt_speedup"], row["tokens_per_second"], row["speedup"])
+    return f"| {row['candidate']} | {' | '.join(f'{figure:.2f}' for figure in figures)} |"
+
+
+def chart_lines(base: list[Row], group: list[Row]) -> list[Line]:
+    """bf16, bitport, peers; the limit of the first scheme."""
+    drawn = []
+    for row_kind, rows in (("base", base), ("group", group)):
+        for name in _candidates(rows):
+            points = [(row["rows"], row["ms"]) for row in rows if _name(row) == name]
+            kind = "ours" if name.startswith("bitport ") else "peer"
+            drawn.append(Line(name, points, "base" if row_kind == "base" and name == " ".join(BASE) else kind))
+    first = _candidates(group)[0]
+    limits = [(row["rows"], row["floor_ms"]) for row in group if _name(row) == first and "floor_ms" in row]
+    return [*drawn, Line("limit", limits, "limit")]
+
+
+def table(base: list[Row], group: list[Row]) -> str:
+    own = [name for name in _candidates(group) if name.startswith("bitport ")]
+    at = {(row["rows"], _name(row)): row for row in (*base, *group)}
+    counts = sorted({row["rows"] for row in group})
+    header = ["rows", "bf16 ms", "prepacked", *(name.removeprefix("bitport ") for name in own), "best peer", "limit"]
+    lines = [header, ["---:"] * (len(header) - 2) + ["---", "---:"]]
+    for m in counts:
+        bf16 = at.get((m, " ".join(BASE)))
+        peers = [row for row in group if row["rows"] == m and row["peer"] != "bitport" and row["speedup"]]
+        best = max(peers, key=lambda row: row["speedup"], default=None)
+        first = at.get((m, own[0]), {})
+        limit = f"{bf16['ms'] / first['floor_ms']:.1f}" if bf16 and "floor_ms" in first else "-"
+        lines.append(
+            [
+                str(m),
+                f"{bf16['ms']:.3g}" if bf16 else "-",
+                _speed(at.get((m, f"{BASE[0]} bf16 prepacked"))),
+                *(_speed(at.get((m, name)), exact=True) for name in own),
+                f"{_speed(best, exact=True)} {_name(best)}" if best else "-",
+                limit,
+            ]
+        )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _candidates(rows: list[Row]) -> list[str]:
+    """Their names, bitport's first and in the order of the schemes."""
+    names = dict.fromkeys(_name(row) for row in rows)
+    order = {f"bitport {scheme}": at for at, scheme in enumerate(SCHEMES)}
+    return sorted(names, key=lambda name: order.get(name, len(order)))
+
+
+def _name(row: Row) -> str:
+    return f"{row['peer']} {row['variant']}"
+
+
+def _speed(row: Row | None, exact: bool = False) -> str:
+    if row is None or row.get("speedup") is None:
+        return "-"
+    return f"{row['speedup']:.2f}" + (f" ({row['sqnr_db']:.0f} dB)" if exact else "")
+
+
+def _machines(rows: list[Row], runs: dict[str, Row]) -> str:
+    text = []
+    for run in dict.fromkeys(row["run"] for row in rows):
+        head = runs[run]
+        machine, found = head["machine"], head["limits"]
+        if isinstance(found, dict):
+            units = ", ".join(f"{name} {rate / 1e12:.2f}" for name, rate in found.items() if name != "read")
+            found = f"memory is read at {found['read'] / 1e9:.1f} GB/s; 10^12 operations per second: {units}"
+        versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
+        missing = "".join(f"\n  - without {name}: {why.splitlines()[0]}" for name, why in head["missing"].items())
+        text.append(
+            f"- Run {run}, commit {head['commit']}: {machine['cpu']}, {machine['threads']} threads. {found}. "
+            f"{versions}.{missing}"
+        )
+    return "\n".join(text) + "\n"
+
+
+def _refusals(rows: list[Row]) -> str:
+    """Each reason once, with the points that it stands for."""
+    where: dict[str, list[str]] = {}
+    for row in rows:
+        if "reason" in row:
+            at = f"{row['k']}x{row['n']}" + (f" at {row['rows']} rows" if row["rows"] else "")
+            where.setdefault(f"{_name(row)}: {row['reason'].splitlines()[0][:160]}", []).append(at)
+    lines = [f"- {what} ({at[0]}{f' and {len(at) - 1} more' if len(at) > 1 else ''})" for what, at in where.items()]
+    return "\n".join(["## Not measured\n", *lines]) if lines else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=DOCS, help="folder (default: docs)")
+    options = parser.parse_args()
+    lines = lines_of(PRODUCTS)
+    if not lines:
+        parser.error(f"{PRODUCTS.name} has no results yet: run make bench-peers first")
+    charts = options.output / "performance"
+    charts.mkdir(parents=True, exist_ok=True)
+    for old in charts.glob("*.svg"):
+        old.unlink()
+    for name, content in page(lines, lines_of(GENERATE)).items():
+        (options.output / name).write_text(content, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

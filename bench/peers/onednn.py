@@ -1,0 +1,42 @@
+"""oneDNN's int8 product as torch offers it: ``onednn::qlinear_pointwise`` with a prepacked weight, one scale per row.
+
+It takes x in int8 with one scale for all of it. Rounding x is left out of the time, in its favour: nothing in torch
+does it in one pass.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from bench.peers.base import Prepared, int8_rows
+
+PACKAGES = ("torch",)
+VARIANTS = {"int8 prepacked": "8-bit x int8"}
+
+
+def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared | str:
+    codes, scale = int8_rows(weight)
+    zeros = torch.zeros(codes.shape[0], dtype=torch.int32)
+    every = [torch.ops.onednn.qlinear_prepack(codes.clone(), None) for _ in range(copies)]
+
+    def run(packed: Tensor, x: tuple[Tensor, float]) -> Tensor:
+        y: Tensor = torch.ops.onednn.qlinear_pointwise(
+            *x, 0, packed, scale, zeros, None, 1.0, 0, torch.bfloat16, "none", [], ""
+        )
+        return y
+
+    calls = [functools.partial(run, each) for each in every]
+    value = functools.partial(_value, codes, scale)
+    return Prepared(calls, value, codes.nbytes + scale.nbytes, accept=_rounded)
+
+
+def _value(codes: Tensor, scale: Tensor) -> Tensor:
+    return codes.double() * scale.double()[:, None]
+
+
+def _rounded(x: Tensor) -> tuple[Tensor, float]:
+    scale = float(x.float().abs().max()) / 127
+    return (x.float() / scale).round().clamp(-128, 127).to(torch.int8), scale

@@ -1,0 +1,43 @@
+"""Reading back what runs have left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bench.measure import RESULTS
+
+Row = dict[str, Any]
+PRODUCTS = RESULTS / "products.jsonl"
+GENERATE = RESULTS / "generate.jsonl"
+
+
+def lines_of(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def runs_of(lines: Iterable[Row]) -> dict[str, Row]:
+    """run -> its header, in the order of the file."""
+    return {line["run"]: line for line in lines if "machine" in line}
+
+
+def newest(lines: Iterable[Row], isa: str = "") -> list[Row]:
+    """The rows of each shape from the last run that measured it and bitport on it under that restriction: the points of
+    a line belong to one run. A run with fewer peers does not replace one with more."""
+    lines = list(lines)
+    runs = runs_of(lines)
+    by_shape: dict[tuple[int, int], dict[str, list[Row]]] = {}
+    for line in lines:
+        if "machine" not in line and runs[line["run"]].get("isa", "") == isa:
+            by_shape.setdefault((line["k"], line["n"]), {}).setdefault(line["run"], []).append(line)
+    kept: list[Row] = []
+    for found in by_shape.values():
+        best = max(found, key=lambda run: (len({row["peer"] for row in found[run] if "ms" in row}), run))
+        kept += found[best]
+    return kept
+
+
+def timed(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if "ms" in row]

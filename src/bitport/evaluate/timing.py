@@ -1,0 +1,75 @@
+"""Interleaved timing: absolute times drift with the machine, so candidates take turns.
+
+One repetition times each candidate once; what is reported is the median over repetitions, and ratios of times that lie
+next to each other.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Clock = Callable[[], float]
+
+
+def interleaved(
+    candidates: dict[str, Callable[[], Any]],
+    *,
+    repetitions: int = 21,
+    seconds: float = 0.004,
+    clock: Clock = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds per call of each candidate, one entry per repetition; a repetition calls each for about ``seconds``.
+    What runs on one thread may be timed with ``time.thread_time``, which leaves out what other processes take."""
+    calls = {name: _calls_in(run, seconds, clock) for name, run in candidates.items()}
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(repetitions):
+        for name, run in candidates.items():
+            times[name].append(_time(run, calls[name], clock))
+    return times
+
+
+def medians(times: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def ratio(times: dict[str, list[float]], name: str, base: str) -> float:
+    """Median over repetitions of name's time over base's time in the same repetition."""
+    return statistics.median(mine / theirs for mine, theirs in zip(times[name], times[base], strict=True))
+
+
+def spread(ratios: Sequence[float]) -> float:
+    """Half the distance of the quartiles, as a part of the median: the noise of a ratio."""
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return (high - low) / 2 / middle
+
+
+def clock_of(device: torch.device) -> Clock:
+    """A clock that waits for the work that was given to ``device``."""
+    if device.type == "cpu":
+        return time.perf_counter
+
+    def clock() -> float:
+        torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
+    return clock
+
+
+def _calls_in(run: Callable[[], Any], seconds: float, clock: Clock) -> int:
+    run()
+    calls = 1
+    while (took := _time(run, calls, clock)) < seconds / 4 / calls and calls < 1 << 20:
+        calls *= 2
+    return max(1, int(seconds / max(took, 1e-9)))
+
+
+def _time(run: Callable[[], Any], calls: int, clock: Clock) -> float:
+    start = clock()
+    for _ in range(calls):
+        run()
+    return (clock() - start) / calls

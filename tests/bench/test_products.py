@@ -1,0 +1,91 @@
+"""A tiny run in real processes, with a peer in which everything goes wrong that can."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bench import measure, products
+from bench.limits import Limits
+from bench.peers import PEERS
+from bench.suites import Shape
+from bench.workers import without_paths
+
+Row = dict[str, Any]
+FOUND = Limits(read=1e10, units={"f32": 1e11})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], list[Row]]:
+    """(rows, lines of the record)"""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("results")
+        patch.setattr(measure, "RESULTS", folder)
+        patch.setattr(products, "Flusher", lambda: lambda: None)
+        patch.setitem(PEERS, "frail", "tests.bench.frail")
+        patch.setitem(PEERS, "absent", "tests.bench.not_there")
+        chosen = products.Chosen(
+            shapes=(Shape(256, 48),),
+            rows=(1, 4),
+            schemes=("int4",),
+            peers=("bitport", "frail", "absent"),
+            repetitions=3,
+            threads=1,
+            isa="",
+        )
+        rows = products.measure(chosen, FOUND, measure.header())
+        lines = (folder / "products.jsonl").read_text().splitlines()
+    return rows, [json.loads(line) for line in lines]
+
+
+def pick(rows: list[Row], variant: str) -> dict[int | None, Row]:
+    return {row["rows"]: row for row in rows if row["variant"] == variant}
+
+
+def test_bitport_is_timed_and_judged(run: tuple[list[Row], list[Row]]) -> None:
+    found = pick(run[0], "int4")
+    assert set(found) == {1, 4}
+    for m, row in found.items():
+        assert m is not None
+        assert row["ms"] > 0
+        assert row["speedup"] > 0
+        assert row["sqnr_db"] > 45, "bfloat16 output: 8 bits"
+        assert 10 < row["end_db"] < 30, "4 bits"
+        assert row["of_floor"] == pytest.approx(row["floor_ms"] / row["ms"], abs=1e-3, rel=1e-2)
+        assert row["floor_ms"] / 1e3 == pytest.approx(FOUND.floor(m, 48, 256, row["nbytes"], False), rel=1e-3)
+
+
+def test_bf16_is_its_own_measure(run: tuple[list[Row], list[Row]]) -> None:
+    assert {row["speedup"] for row in pick(run[0], "bf16").values()} == {1.0}
+
+
+def test_a_crash_is_a_result_and_leaves_the_others(run: tuple[list[Row], list[Row]]) -> None:
+    crashed = pick(run[0], "crashes")
+    assert "ms" in crashed[1], "one row went well"
+    assert "ended with -9" in crashed[4]["reason"]
+    assert "about to crash" in crashed[4]["reason"]
+    assert all("ms" in row for row in pick(run[0], "good").values())
+    assert set(pick(run[0], "good")) == {1, 4}
+
+
+def test_reasons_are_told(run: tuple[list[Row], list[Row]]) -> None:
+    assert pick(run[0], "refuses")[None]["reason"] == "it does not want to"
+    assert pick(run[0], "raises")[1]["reason"] == "ValueError: no such product"
+
+
+def test_reasons_name_no_place_of_the_machine() -> None:
+    found = without_paths("ImportError: /opt/x-1/lib/some.so: no symbol (see https://example.com/a/b), 3 / 4, a/b")
+    assert found == "ImportError: some.so: no symbol (see https://example.com/a/b), 3 / 4, a/b"
+
+
+def test_a_wrong_result_shows(run: tuple[list[Row], list[Row]]) -> None:
+    assert pick(run[0], "wrong")[1]["sqnr_db"] == pytest.approx(0.0, abs=0.5)
+
+
+def test_the_record_begins_with_its_header(run: tuple[list[Row], list[Row]]) -> None:
+    rows, (head, *lines) = run
+    assert head.keys() >= {"run", "commit", "machine", "limits", "versions", "missing"}
+    assert "tests.bench.not_there" in head["missing"]["absent"]
+    assert lines == [{"run": head["run"], **row} for row in rows]

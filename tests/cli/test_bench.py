@@ -1,0 +1,36 @@
+"""``bitport bench``"""
+
+from __future__ import annotations
+
+import pytest
+
+from bitport.cli.main import main
+
+from .conftest import Run
+
+
+def test_a_tiny_bench(run: Run) -> None:
+    ran = run(
+        "bench", "--shapes", "256x48", "--rows", "1,3", "--schemes", "int4,int8-dyn", "--repetitions", 2, "--json"
+    )
+    assert ran.code == 0
+    assert [(row["k"], row["n"], row["rows"], row["scheme"]) for row in ran.data] == [
+        (256, 48, m, scheme) for m in (1, 3) for scheme in ("int4", "int8-dyn")
+    ]
+    for row in ran.data:
+        assert row["ms"] > 0
+        assert row["bf16_ms"] > 0
+        assert row["sqnr_db"] > (45 if row["scheme"] == "int4" else 30), "what bfloat16, or an int8 input, leaves"
+
+
+def test_the_table_names_the_kernel(run: Run) -> None:
+    ran = run("bench", "--shapes", "128x16", "--rows", "1", "--schemes", "int4", "--repetitions", 2)
+    header, _, row = ran.out.splitlines()
+    assert header.split()[:4] == ["shape", "rows", "scheme", "kernel"]
+    assert row.split()[:3] == ["128x16", "1", "int4"]
+
+
+def test_an_unknown_scheme_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--schemes", "int9"])
+    assert "presets: int2" in capsys.readouterr().err
