@@ -392,6 +392,25 @@ def test_many_python_threads_at_once(two_threads: None) -> None:
     assert not wrong
 
 
+def test_other_python_threads_run_meanwhile() -> None:
+    """A thread that wakes up every half millisecond does so during one call of some tens of milliseconds."""
+    x, weight, woken, done = torch.randn(1024, 2048, dtype=BF16), tiles("int4-g32", 2048, 2048), 0, threading.Event()
+
+    def wake() -> None:
+        nonlocal woken
+        while not done.wait(0.0005):
+            woken += 1
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    before = woken
+    takes(lambda: F.linear(x, weight))
+    during = woken - before
+    done.set()
+    thread.join()
+    assert during >= 3
+
+
 def test_within_a_parallel_region_of_torch_it_runs_alone(two_threads: None) -> None:
     args = [torch.randn(32, 512, dtype=BF16), *operand(tiles("int4-g32", 256, 512)), None]
     expected, same = linear(*args), []
