@@ -11,11 +11,13 @@ namespace bitport {
 //   int         the number
 //   ScalarType  torch's number for it, as the dtype functions give it
 //   str         an owned StringHandle
+//   T[]         an owned ListHandle
 //   T?          null, or an owned pointer to a Value that holds T
 // A kernel owns its arguments, and puts its results, owned by the caller, at the start of the same array.
 using Value = uint64_t;
 using TensorHandle = struct TensorOpaque*;
 using StringHandle = struct StringOpaque*;
+using ListHandle = struct ListOpaque*;
 using LibraryHandle = struct LibraryOpaque*;
 using Kernel = void (*)(Value* stack, uint64_t arguments, uint64_t results);
 using Body = void (*)(int64_t begin, int64_t end, void* context);
@@ -43,6 +45,8 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
   F(torch_string_length, int32_t, (StringHandle, size_t*)) \
   F(torch_string_c_str, int32_t, (StringHandle, const char**)) \
   F(torch_delete_string, int32_t, (StringHandle)) \
+  F(torch_new_list_reserve_size, int32_t, (size_t, ListHandle*)) \
+  F(torch_list_push_back, int32_t, (ListHandle, Value)) \
   F(torch_parallel_for, int32_t, (int64_t begin, int64_t end, int64_t grain, Body, void* context)) \
   F(torch_get_num_threads, int32_t, (uint32_t*)) \
   F(aoti_torch_device_type_cpu, int32_t, ()) \

@@ -72,6 +72,21 @@ inline void release(const Value* stack, const char* kinds) {
   }
 }
 
+// Every str argument as the int[] of its bytes, in place: torch leaks each str that is handed to it.
+inline bool spell_out(Value* stack, const char* kinds) {
+  for (; *kinds; ++kinds, ++stack) {
+    if (*kinds != 'S') continue;
+    const std::string_view characters = text(*stack);
+    ListHandle bytes = nullptr;
+    if (torch.torch_new_list_reserve_size(characters.size(), &bytes)) return false;
+    for (const char one : characters)
+      if (torch.torch_list_push_back(bytes, Value(uint8_t(one)))) return false;
+    torch.torch_delete_string(reinterpret_cast<StringHandle>(*stack));
+    *stack = reinterpret_cast<Value>(bytes);
+  }
+  return true;
+}
+
 // A fresh contiguous tensor on the CPU.
 struct Fresh {
   TensorHandle handle = nullptr;

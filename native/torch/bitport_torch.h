@@ -5,8 +5,9 @@
 #include "../kernels/bitport_kernels.h"
 
 // Registers CPU kernels of the ops bitport::linear, dyn_linear, grouped_linear, dyn_grouped_linear and embedding, all
-// switched off, and gives the library torch's thread pool. Each op's schema, and an overload `choose` with the same
-// arguments, must exist when it is first called. libtorch_cpu: path of the loaded library. Null, or why it failed.
+// switched off, and gives the library torch's thread pool. Each op's schema must exist when it is first called, and an
+// overload `choose` with the same arguments, each str as an int[] of its bytes. libtorch_cpu: path of the loaded library.
+// Null, or why it failed.
 BITPORT_API const char* bitport_register_torch(const char* libtorch_cpu);
 
 // A number type of weights, by the name that ops give it. table: 2^bits floats, copied. 0, or 1 if it does not fit.

@@ -141,7 +141,7 @@ struct Op {
       taken.fetch_add(1, std::memory_order_relaxed);
       release(stack, kinds);
       stack[0] = result;
-    } else if (torch.torch_call_dispatcher(name, "choose", stack, kAbi)) {
+    } else if (!spell_out(stack, kinds) || torch.torch_call_dispatcher(name, "choose", stack, kAbi)) {
       fail(name);
     }
   }

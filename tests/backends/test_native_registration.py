@@ -239,6 +239,21 @@ def test_arguments_are_given_back() -> None:
         assert [tensor._use_count() for tensor in tensors] == before
 
 
+def test_no_memory_is_left_behind() -> None:
+    """Not by a call that is taken, and not by one that is handed over, with its texts and optional tensors."""
+    pages = Path("/proc/self/statm")
+    args = arguments("nvfp4-wo")
+    with torch.inference_mode():
+        for bias in (args[-1], args[-1].double()):
+            before = 0
+            for calls in (2000, 20000):
+                before = int(pages.read_text().split()[1])
+                for _ in range(calls):
+                    linear(*args[:-1], bias)
+            grown = (int(pages.read_text().split()[1]) - before) * os.sysconf("SC_PAGE_SIZE")
+            assert grown < 20000 * 24  # the smallest block that malloc gives
+
+
 # -- the choice ------------------------------------------------------------------------------------------------------
 
 
@@ -390,6 +405,25 @@ def test_many_python_threads_at_once(two_threads: None) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_other_python_threads_run_meanwhile() -> None:
+    """A thread that wakes up every half millisecond does so during one call of some tens of milliseconds."""
+    x, weight, woken, done = torch.randn(1024, 2048, dtype=BF16), tiles("int4-g32", 2048, 2048), 0, threading.Event()
+
+    def wake() -> None:
+        nonlocal woken
+        while not done.wait(0.0005):
+            woken += 1
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    before = woken
+    takes(lambda: F.linear(x, weight))
+    during = woken - before
+    done.set()
+    thread.join()
+    assert during >= 3
 
 
 def test_within_a_parallel_region_of_torch_it_runs_alone(two_threads: None) -> None:

@@ -150,13 +150,13 @@ def _chooser(op: Op) -> Callable[..., Any]:
 
 def declare(op: Op) -> None:
     """Add ``op`` to the table and register its chooser with torch, for every device that has no kernel of its own."""
-    choose = CHOOSERS[op.name] = _chooser(op)
+    CHOOSERS[op.name] = _chooser(op)
+    table.declare(op, functools.partial(checked, op.name))
 
-    def run(*args: Any) -> Any:
-        op.check(*args)
-        return choose(*args)
 
-    table.declare(op, run)
+def checked(op: str, *args: Any) -> Any:
+    OPS[op].check(*args)
+    return CHOOSERS[op](*args)
 
 
 def is_chooser(op: str, device: str) -> bool:
@@ -193,7 +193,7 @@ def call(op: str, *args: Any, kernel: str | None = None) -> Any:
     except RuntimeError as error:
         if not table.lost_type(op, error):
             raise
-    return getattr(torch.ops.bitport, op).choose(*args)
+    return checked(op, *args)
 
 
 def _named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:

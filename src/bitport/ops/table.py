@@ -4,9 +4,9 @@ Declaring an op registers it with torch in the ``bitport`` namespace:
 
 * ``bitport::<op>`` runs, on a device with no kernel of its own at the dispatcher, what :mod:`bitport.ops.select`
   chooses among the kernels known for that device; the last of them is the generic one.
-* ``bitport::<op>.choose`` (an overload with the same arguments) runs that choice even where the device has a kernel of
-  its own: what such a kernel does not take, it hands over to it.
-* ``bitport::<op>.generic`` (the same) is always the generic kernel: the specification.
+* ``bitport::<op>.choose`` (an overload with the same arguments, each str as the ints of its bytes) runs that choice
+  even where a native kernel is at the dispatcher: what such a kernel does not take, it hands over to it.
+* ``bitport::<op>.generic`` (an overload with the same arguments) is always the generic kernel: the specification.
 """
 
 from __future__ import annotations
@@ -73,12 +73,23 @@ def declare(op: Op, run: Callable[..., Any]) -> None:
         op.check(*args)
         return op.fake(*args)
 
-    for overload, kernel in ((op.name, run), (f"{op.name}.choose", run), (f"{op.name}.generic", generic)):
+    arguments = op.schema[1 : op.schema.index(")")].split(", ")
+    texts = [at for at, argument in enumerate(arguments) if argument.startswith("str ")]
+
+    def choose(*args: Any) -> Any:
+        given = list(args)
+        for at in texts:
+            given[at] = bytes(given[at]).decode()
+        return run(*given)
+
+    LIB.define(f"{op.name}.choose{op.schema.replace('str ', 'int[] ')}")
+    LIB.impl(f"{op.name}.choose", choose, "CompositeExplicitAutograd")
+    for overload, kernel in ((op.name, run), (f"{op.name}.generic", generic)):
         LIB.define(overload + op.schema, tags=(torch.Tag.pt2_compliant_tag,))
         LIB.impl(overload, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"bitport::{overload}", fake, lib=LIB)
     if op.backward is not None:
-        LIB.impl(op.name, _differentiable(op), "Autograd", with_keyset=True)
+        LIB.impl(op.name, _differentiable(op, run), "Autograd", with_keyset=True)
         torch.library.register_vmap(f"bitport::{op.name}", _batched(op), lib=LIB)
 
 
@@ -88,10 +99,10 @@ def lost_type(op: str, error: RuntimeError) -> bool:
     return str(error).startswith(f"bitport::{op}: ")
 
 
-def _differentiable(op: Op) -> Callable[..., Any]:
+def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
     """The op at the Autograd key: as torch.library.register_autograd, for a third of its 8 us."""
     redispatch, below = op.overload._handle.redispatch_boxed, torch._C._after_autograd_keyset
-    gradient, choose = _gradient(op), getattr(torch.ops.bitport, op.name).choose
+    gradient = _gradient(op)
     defaults = [argument.default_value for argument in op.overload._schema.arguments]
 
     def forward(ctx: Any, *args: Any) -> Any:
@@ -115,7 +126,7 @@ def _differentiable(op: Op) -> Callable[..., Any]:
         except RuntimeError as error:
             if not lost_type(op.name, error):
                 raise
-        return choose(*args)
+        return run(*args)
 
     return autograd
 

@@ -61,8 +61,7 @@ def register(library: Library) -> str | None:
 
 def _direct(op: str) -> Callable[..., Any]:
     """The op below all keys but the CPU's, for tensors that no other key has to see."""
-    packet = getattr(torch.ops.bitport, op)
-    call, choose = packet.default._handle.redispatch_boxed, packet.choose
+    call = getattr(torch.ops.bitport, op).default._handle.redispatch_boxed
 
     def direct(*args: Any) -> Any:
         try:
@@ -70,7 +69,7 @@ def _direct(op: str) -> Callable[..., Any]:
         except RuntimeError as error:
             if not lost_type(op, error):
                 raise
-        return choose(*args)
+        return select.checked(op, *args)
 
     return direct
 
