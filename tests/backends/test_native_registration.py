@@ -3,13 +3,8 @@ nor the error nor the choice differs from the kernels called by ctypes."""
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
 import os
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,50 +14,17 @@ import torch.nn.functional as F
 
 import bitport as bp
 from bitport import layouts
-from bitport.backends import cpu
-from bitport.backends.cpu.dispatcher import TORCH
-from bitport.backends.cpu.native import Library
 from bitport.errors import ArgumentError, KernelError
 from bitport.ops import IMPLS, OPS, Impl, call, decide, register_kernel, unregister_kernel, use_kernel
 from bitport.ops.functional import operand
 from bitport.ops.select import CHOOSERS, DIRECT, own_kernel
-from bitport.tensor import QTensor
 from tests.backends.products import products, shortfall
+from tests.backends.taken import BF16, arguments, linear, registered, taken, takes, tiles
 
-registered = isinstance(cpu.LIBRARY, Library) and cpu.NOT_AT_DISPATCHER is None
-pytestmark = [
-    pytest.mark.skipif(not registered, reason="the native kernels were not compiled: pip install --no-deps -e ."),
-    pytest.mark.usefixtures("own_tables"),
-]
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+pytestmark = [registered, pytest.mark.usefixtures("own_tables")]
+FP16, FP32 = torch.float16, torch.float32
 KINDS = ("int4-g32", "int8", "int3", "int4-g64-fzero", "int4-g48", "nf4", "mxfp4-wo", "nvfp4-wo")
 """Each with something else to read: zeros or none, float ones, odd groups, a table, 8-bit scales, scale2."""
-
-
-def taken() -> int:
-    assert isinstance(cpu.LIBRARY, Library)
-    count: int = cpu.LIBRARY.functions.bitport_calls_taken()
-    return count
-
-
-def takes(run: Callable[[], Any], calls: int = 1) -> Any:
-    """What ``run`` returns, after the native kernels took so many calls in it."""
-    before = taken()
-    result = run()
-    assert taken() - before == calls
-    return result
-
-
-def tiles(scheme: str, *shape: int, dtype: torch.dtype = BF16) -> QTensor:
-    return bp.quantize_tensor(torch.randn(*shape, dtype=dtype), bp.preset(scheme)).to_layout("cpu_tiles")
-
-
-def arguments(scheme: str = "int4-g32", n: int = 40, k: int = 96) -> list[Any]:
-    return [torch.randn(3, k, dtype=BF16), *operand(tiles(scheme, n, k)), torch.randn(n, dtype=BF16)]
-
-
-def linear(*args: Any) -> Any:
-    return torch.ops.bitport.linear.default(*args)
 
 
 def without_native(op: str, *args: Any) -> Any:
@@ -377,151 +339,3 @@ def test_ahead_of_time(tmp_path: Path) -> None:
         for rows in (1, 3, 17):
             x = torch.randn(rows, 96)
             torch.testing.assert_close(takes(lambda x=x: run(x), 2), model(x))
-
-
-# -- threads and processes -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
-def test_many_python_threads_at_once(two_threads: None) -> None:
-    args = [torch.randn(32, 512, dtype=BF16), *operand(tiles("int4-g32", 256, 512)), None]
-    expected = linear(*args)
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
-        for _ in range(20):
-            if not torch.equal(linear(*args), expected):
-                wrong.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_other_python_threads_run_meanwhile() -> None:
-    """A thread that wakes up every half millisecond does so during one call of some tens of milliseconds."""
-    x, weight, woken, done = torch.randn(1024, 2048, dtype=BF16), tiles("int4-g32", 2048, 2048), 0, threading.Event()
-
-    def wake() -> None:
-        nonlocal woken
-        while not done.wait(0.0005):
-            woken += 1
-
-    thread = threading.Thread(target=wake)
-    thread.start()
-    before = woken
-    takes(lambda: F.linear(x, weight))
-    during = woken - before
-    done.set()
-    thread.join()
-    assert during >= 3
-
-
-def test_within_a_parallel_region_of_torch_it_runs_alone(two_threads: None) -> None:
-    args = [torch.randn(32, 512, dtype=BF16), *operand(tiles("int4-g32", 256, 512)), None]
-    expected, same = linear(*args), []
-    body = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-    run = body(lambda begin, end, _: same.extend(torch.equal(linear(*args), expected) for _ in range(begin, end)))
-    i64 = ctypes.c_int64
-    assert ctypes.CDLL(str(TORCH)).torch_parallel_for(i64(0), i64(8), i64(1), run, None) == 0
-    assert same == [True] * 8
-
-
-def _child(args: list[Any], expected: torch.Tensor) -> None:
-    torch.set_num_threads(1)  # as PyTorch's own data loader does: the pool's threads did not come along
-    sys.exit(0 if torch.equal(linear(*args), expected) else 1)
-
-
-def test_a_forked_process(two_threads: None) -> None:
-    args = [torch.randn(32, 512, dtype=BF16), *operand(tiles("int4-g32", 256, 512)), None]
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(args, linear(*args)))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_threads_are_as_many_as_torch_has(threads: int) -> None:
-    """The process has no thread beyond those of torch's own pool."""
-    script = f"""
-import os, torch, bitport as bp, torch.nn.functional as F
-torch.set_num_threads(1)
-weight, x = bp.quantize_tensor(torch.randn(512, 512), bp.preset("int4-g32")), torch.randn(64, 512)
-torch.set_num_threads({threads})
-before = len(os.listdir("/proc/self/task"))
-F.linear(x, weight)
-ours = len(os.listdir("/proc/self/task"))
-F.linear(x, torch.randn(512, 512)); (torch.randn(1 << 22) + 1).sum()
-print(ours - before, len(os.listdir("/proc/self/task")) - ours)
-"""
-    paths = os.pathsep.join(sys.path)
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == [str(threads - 1), "0"]
-
-
-# -- other torches ---------------------------------------------------------------------------------------------------
-
-
-def test_a_library_that_is_not_loaded_is_a_reason() -> None:
-    script = """
-import ctypes, sys
-from pathlib import Path
-library = ctypes.CDLL(sys.argv[1])
-library.bitport_register_torch.restype = ctypes.c_char_p
-print(library.bitport_register_torch(b"/nowhere/libtorch_cpu.so").decode())
-"""
-    path = Path(cpu.__file__).with_name("libbitport_kernels.so")
-    ran = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
-    assert ran.stdout.strip() == "libtorch_cpu is not loaded in this process from the path given"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    "BITPORT_OTHER_PYTHON" not in os.environ, reason="BITPORT_OTHER_PYTHON: a Python with another torch"
-)
-def test_the_same_binary_in_another_torch() -> None:
-    script = """
-import torch, torch.nn.functional as F, bitport as bp
-from bitport.backends import cpu
-from bitport.ops.functional import operand
-assert cpu.NOT_AT_DISPATCHER is None, cpu.NOT_AT_DISPATCHER
-count = cpu.LIBRARY.functions.bitport_calls_taken
-for scheme in ("int4-g32", "int8", "nf4", "nvfp4-wo"):
-    weight = bp.quantize_tensor(torch.randn(40, 96), bp.preset(scheme))
-    x, bias, before = torch.randn(3, 96), torch.randn(40), count()
-    y = F.linear(x, weight, bias)
-    assert torch.equal(y, torch.ops.bitport.linear.default(x, *operand(weight), bias))
-    assert count() - before == 2
-    assert torch.allclose(y, x @ weight.dequantize().T + bias, atol=1e-3), scheme
-    try:
-        torch.ops.bitport.linear.default(x[:, 1:], *operand(weight), bias)
-        raise AssertionError("an x that does not fit was taken")
-    except bp.errors.ArgumentError as error:
-        assert "[..., 96]" in str(error)
-    before, table = count(), weight.dequantize()
-    assert torch.equal(F.embedding(torch.tensor([[3, 39]]), weight), table[[3, 39]][None])
-    x.requires_grad_()
-    F.linear(x, weight).sum().backward()
-    assert torch.allclose(x.grad, table.sum(0).expand(3, -1), atol=1e-4)
-    experts, ends = bp.quantize_tensor(torch.randn(2, 40, 96), bp.preset(scheme)), torch.tensor([1, 3]).int()
-    F.grouped_mm(x.detach(), experts.transpose(-1, -2), offs=ends)
-    assert count() - before == 3
-print(torch.__version__)
-"""
-    command = [os.environ["BITPORT_OTHER_PYTHON"], "-c", script]
-    source = str(Path(bp.__file__).parents[1])
-    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source})
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() != torch.__version__
