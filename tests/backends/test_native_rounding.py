@@ -3,8 +3,6 @@ the product saw."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -16,19 +14,17 @@ from bitport.ops.functional import operand
 
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
 K = 112
-DTYPES = pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"]
-)
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
 FLOATS = [act for act in ACTS if act and act not in INTEGER_ACTS]
 
 
 @pytest.fixture(params=ISAS)
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
     assert isinstance(cpu.LIBRARY, Library)
     if request.param not in cpu.LIBRARY.available:
         pytest.skip(f"this processor runs {', '.join(cpu.LIBRARY.available)}")
     monkeypatch.setattr(cpu.LIBRARY, "isa", ISAS[request.param])
-    yield cpu.LIBRARY
+    return cpu.LIBRARY
 
 
 def rows(dtype: torch.dtype) -> torch.Tensor:
