@@ -116,15 +116,23 @@ AVX512_INLINE __m512i words_of(const float* table, int64_t count, int64_t at) {
 
 template <int Bits, bool Integer>
 struct Codes {
-  static constexpr bool kSigned = !Integer && Bits > 6;   // the table of a sign and 7 bits of magnitude: 4 vectors
-  static constexpr int kVectors = kSigned ? 4 : Bits == 6 ? 2 : Bits < 6 ? 1 : 0;
+  static constexpr bool kSigned = !Integer && Bits > 6;   // float8: a sign, 7 bits of magnitude
+  static constexpr int kVectors = kSigned || Bits == 6 ? 2 : Bits < 6 ? 1 : 0;
   __m512 table;
+  __m512i shift, offset, most;   // of float8: how far its fields move, what its exponent lacks, the last finite code
   __m512i words[kVectors ? kVectors : 1];
 
   AVX512_MEMBER explicit Codes(const BitportTiles& w) {
     constexpr int64_t kCount = int64_t(1) << Bits;
     table = entries(w.table, kCount, 0);
-    for (int v = 0; v < kVectors; ++v) words[v] = words_of(w.table, kCount, v * 32);
+    for (int v = 0; v < kVectors; ++v) words[v] = words_of(w.table, kCount, kSigned ? v * 96 : v * 32);
+    shift = offset = most = _mm512_setzero_si512();
+    if constexpr (kSigned) {   // one is 0x3c in e5m2 and 0x38 in e4m3
+      const int move = w.table[0x3c] == 1.0f ? 5 : 4;
+      shift = _mm512_set1_epi16(short(move));
+      most = _mm512_set1_epi16(short((move == 5 ? 0x7b : 0x7e) - 8));
+      offset = _mm512_set1_epi16(short((bits_of_float(w.table[0x40]) >> 16) - (0x40u << move)));
+    }
     if (!kVectors) words[0] = _mm512_setzero_si512();
   }
 
@@ -133,12 +141,20 @@ struct Codes {
     if constexpr (Bits < 6) return _mm512_permutexvar_epi16(codes, words[0]);
     if constexpr (Bits == 6) return _mm512_permutex2var_epi16(words[0], codes, words[1]);
     if constexpr (kSigned) {
-      const __m512i small = _mm512_permutex2var_epi16(words[0], codes, words[1]);
-      const __m512i large = _mm512_permutex2var_epi16(words[2], codes, words[3]);
-      const __m512i size =
-          _mm512_mask_mov_epi16(small, _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x40)), large);
-      const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(codes, 8), _mm512_set1_epi16(short(0x8000)));
-      return _mm512_or_si512(size, sign);
+      // The fields of a normal number move up, and its exponent gets the other bias. Subnormal ones and the ends of the
+      // table are rare; they are looked up.
+      const __m512i size = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
+      __m512i bits = _mm512_add_epi16(_mm512_sllv_epi16(size, shift), offset);
+      const __mmask32 rare = _mm512_cmpgt_epu16_mask(_mm512_sub_epi16(size, _mm512_set1_epi16(8)),
+                                                     most);
+      if (__builtin_expect(rare != 0, 0)) {
+        const __m512i small = _mm512_permutexvar_epi16(codes, words[0]), large = _mm512_permutexvar_epi16(codes, words[1]);
+        bits = _mm512_mask_mov_epi16(
+            bits, rare, _mm512_mask_mov_epi16(small, _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x40)), large));
+      }
+      constexpr int kFirstOrBothOthers = 0xf8;
+      return _mm512_ternarylogic_epi32(bits, _mm512_slli_epi16(codes, 8), _mm512_set1_epi16(short(0x8000)),
+                                       kFirstOrBothOthers);
     }
     return codes;
   }

@@ -12,6 +12,7 @@ namespace bitport {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 512;   // rows whose stretch of K stays in L2 while a few tiles go over them
+constexpr size_t kRowsInL2 = size_t(1) << 20;
 constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too: 16 * 512 * 32 floats are 1 MiB
 
 thread_local Buffer own_buffer, call_buffer, rounded_buffer;
@@ -116,9 +117,13 @@ struct Call : Product {
     int64_t piece = ceil_div(tiles * parts, int64_t(threads) * 4);
     if (piece > kTilesAtOnce) piece = kTilesAtOnce;
     const int64_t pieces = ceil_div(tiles, piece);
+    // Rows of x that stay in L2 as a whole need no turns: a weight is then read in the order in which it lies.
+    const bool stays = size_t(m) * weight.k * (engine.bf16 ? 2 : 4) <= kRowsInL2;
     share(parts * pieces, threads, [&](int64_t i) {
       const int64_t first = i % pieces * piece, last = first + piece, row = i / pieces * span;
-      if (row < m) run_panels(first, last < tiles ? last : tiles, row, m - row < span ? m - row : span);
+      if (row >= m) return;
+      const int64_t rows = m - row < span ? m - row : span, end = last < tiles ? last : tiles, step = stays ? 1 : end - first;
+      for (int64_t tile = first; tile < end; tile += step) run_panels(tile, tile + step, row, rows);
     });
   }
 };
