@@ -28,18 +28,19 @@ AMX void configure(int64_t rows0, int64_t rows1) {
 AMX void begin() { configure(16, 16); }
 AMX void end() { _tile_release(); }
 
-// 32 rows of sums (or 16) over a stretch of K; x and panel advance by what one step of 32 columns takes.
+// 32 rows of sums (or 16) over a stretch of K; x and panel advance by what one step of 32 columns takes. The panel is to
+// stay in L1, x streams through it.
 template <bool Two>
 AMX_INLINE void multiply_block(const uint16_t* x, int64_t stride, const uint16_t* panel, int64_t steps) {
   asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
   for (int64_t step = 0; step < steps; ++step, x += stride, panel += 1024) {
     _tile_loadd(6, panel, 64);
-    _tile_loadd(4, x, 64);
+    _tile_stream_loadd(4, x, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, panel + 512, 64);
     _tile_dpbf16ps(1, 4, 7);
     if (Two) {
-      _tile_loadd(5, x + 512, 64);
+      _tile_stream_loadd(5, x + 512, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
@@ -66,7 +67,7 @@ AMX void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t 
   }
 }
 
-constexpr int64_t kDepth = 256;
+constexpr int64_t kDepth = 512;
 constexpr int64_t kFusedRows = 64;
 
 // Of groups that are worth tile registers: what is done for each of them takes long beside the products of a small one,
