@@ -204,6 +204,7 @@ const Int8Engine& int8_engine_for(int32_t isa, const BitportTiles& weight) {
   const bool steps_fit = weight.group % 32 == 0 || weight.group >= weight.k;   // of K, that a tile register takes
   if (isa == BITPORT_AMX && steps_fit) return amx_int8_engine;
   if (isa >= BITPORT_AVX512_VNNI) return avx512_int8_engine;
+  if (isa == BITPORT_AVX2) return avx2_int8_engine;
 #endif
   (void)isa, (void)weight;
   return scalar_int8_engine;
