@@ -1,4 +1,5 @@
-// What the files for 256-bit vectors share: numbers, and the codes of a line (the layout is drawn in bitport_kernels.h).
+// What the files for 256-bit vectors share: numbers, and the codes of a line (the layout is drawn in
+// bitport_kernels.h).
 #pragma once
 #include <immintrin.h>
 #include "number.h"

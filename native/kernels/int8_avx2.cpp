@@ -1,6 +1,6 @@
 // The product with int8 inputs by vpmaddubsw: its sums of two products saturate at 16 bits, which digits of 4 bits stay
-// clear of: a code of more bits is a low digit plus 16 times a high one. 15 * 128 * 8 fits, so that 8 products of digits
-// are summed before they are widened. The pairs of columns that it sums are those of the layout.
+// clear of: a code of more bits is a low digit plus 16 times a high one. 15 * 128 * 8 fits, so that 8 products of
+// digits are summed before they are widened. The pairs of columns that it sums are those of the layout.
 #include "int8.h"
 #if BITPORT_X86
 #include "avx2.h"

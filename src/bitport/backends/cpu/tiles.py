@@ -70,7 +70,7 @@ def register(library: Library) -> None:
                 raise ArgumentError(f"ends must grow from 0 to at most {x.shape[0]} rows, not {ends.tolist()}")
             if end > start:
                 parts = [None if part is None else part[expert] for part in weight[:4]]
-                own = Weight(*parts, *weight[4:])  # type: ignore[arg-type]
+                own = Weight(*parts, *weight[4:])  # type: ignore[arg-type, call-arg]
                 y[start:end] = library.linear(x[start:end], own, None, act, act_scale)
             start = end
         return y
