@@ -1,69 +1,15 @@
 // The product with 256-bit vectors, in float32: for x of every type on machines without AVX-512.
 #include "engine.h"
 #if BITPORT_X86
-#include <immintrin.h>
-#include "number.h"
-#include "tiles.h"
-
-#define AVX2 __attribute__((target("avx2,fma,f16c")))
-#define AVX2_INLINE AVX2 __attribute__((always_inline)) static inline
+#include "avx2.h"
 
 namespace bitport {
 namespace {
-
-AVX2_INLINE __m256 load8(const void* p, int32_t type, int64_t i) {
-  switch (type) {
-    case BITPORT_F32: return _mm256_loadu_ps(static_cast<const float*>(p) + i);
-    case BITPORT_BF16: {
-      const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint16_t*>(p) + i));
-      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-    }
-    case BITPORT_F16:
-      return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint16_t*>(p) + i)));
-    default: {
-      alignas(32) float numbers[8];
-      for (int j = 0; j < 8; ++j) numbers[j] = load_number(p, type, i + j);
-      return _mm256_load_ps(numbers);
-    }
-  }
-}
 
 AVX2 void widen(const void* from, int32_t type, int64_t count, float* to) {
   int64_t i = 0;
   for (; i + 8 <= count; i += 8) _mm256_storeu_ps(to + i, load8(from, type, i));
   for (; i < count; ++i) to[i] = load_number(from, type, i);
-}
-
-// The 64 codes of a line, a byte each, in the order of the layout.
-AVX2_INLINE void read_codes(const uint8_t* tile, int32_t bits, int64_t line, uint8_t* codes) {
-  int below = 0;
-  const __m256i zero = _mm256_setzero_si256();
-  __m256i low = zero, high = zero;
-  if (bits & 8) {
-    low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 64));
-    high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 64 + 32));
-  }
-  if (bits & 4) {
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 32));
-    low = _mm256_and_si256(both, _mm256_set1_epi8(15));
-    high = _mm256_and_si256(_mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
-    tile += 16 * 32;
-    below = 4;
-  }
-  if (bits & 2) {
-    const __m256i times =
-        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile + line * 16)));
-    const __m256i first = _mm256_srlv_epi64(times, _mm256_set_epi64x(2, 2, 0, 0));
-    const __m256i second = _mm256_srlv_epi64(times, _mm256_set_epi64x(6, 6, 4, 4));
-    low = _mm256_or_si256(low, _mm256_slli_epi64(_mm256_and_si256(first, _mm256_set1_epi8(3)), below));
-    high = _mm256_or_si256(high, _mm256_slli_epi64(_mm256_and_si256(second, _mm256_set1_epi8(3)), below));
-    tile += 16 * 16;
-    below += 2;
-  }
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), low);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32), high);
-  if (bits & 1)
-    for (int64_t q = 0; q < 64; ++q) codes[q] |= uint8_t((tile[line * 8 + q / 8] >> q % 8 & 1) << below);
 }
 
 // What codes mean: a permutation knows 8 entries, bit 3 of a code picks between two of them; longer tables are gathered.

@@ -8,8 +8,8 @@
 
 namespace bitport {
 
-// Fresh pages would cost more than the copy they are for. Large pages where the system gives them: blocks in 4 KiB pages
-// fill L2 unevenly, and their addresses take longer to find.
+// Fresh pages would cost more than the copy they are for. Large pages where the system gives them: blocks in 4 KiB
+// pages fill L2 unevenly, and their addresses take longer to find.
 struct Buffer {
   void* data = nullptr;
   size_t size = 0;

@@ -14,7 +14,7 @@ constexpr int64_t kRowsAtOnce = 512;   // rows whose stretch of K stays in L2 wh
 constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too
 constexpr int64_t kAbreast = 2;        // tiles that share a stretch of 32 rows while it lies in L1
 
-constexpr size_t kTileBytes = 1024;    // a tile register reads 16 rows, whatever m is
+constexpr size_t kTileBytes = 1024;    // a tile register reads 16 rows of codes, whatever m is
 
 thread_local Buffer own_buffer, call_buffer;
 
@@ -45,13 +45,19 @@ struct Int8Call : Product {
     const int64_t stretch = stays_int ? kInt32Columns : engine.stretch;
     const int64_t pieces = pieces_before(weight, stretch, weight.k);
     size_t used = 0;
-    const auto take = [&](size_t bytes) { char* at = memory ? memory + used : nullptr; used += aligned(bytes); return at; };
+    const auto take = [&](size_t bytes) {
+      char* at = memory ? memory + used : nullptr;
+      used += aligned(bytes);
+      return at;
+    };
     codes = reinterpret_cast<int8_t*>(take(size_t(ceil_div(m, block) * block * steps * kInt8Step) + kTileBytes));
-    sums = reinterpret_cast<float*>(take(size_t((m + 16) * pieces) * 4));
+    // as many sums as 32 rows have may be read past the first of the last block
+    sums = reinterpret_cast<float*>(take(size_t((m + 31) * pieces) * 4));
     roundings = reinterpret_cast<Rounding*>(take(size_t(m) * sizeof(Rounding)));
     float* bias_at = reinterpret_cast<float*>(take(bias ? size_t(weight.n) * 4 : 0));
     int8_t* one_codes = reinterpret_cast<int8_t*>(take(zeros ? size_t(steps * kInt8Step) : 0));
-    float* one_sums = reinterpret_cast<float*>(take(zeros ? size_t(pieces_before(weight, engine.stretch, weight.k)) * 4 : 0));
+    const int64_t one_pieces = pieces_before(weight, engine.stretch, weight.k);
+    float* one_sums = reinterpret_cast<float*>(take(zeros ? size_t(one_pieces) * 4 : 0));
     if (!memory) return used;
     has_zeros = zeros;
     bias_values = bias ? bias_at : nullptr;
@@ -61,29 +67,40 @@ struct Int8Call : Product {
     if (zeros) {
       std::memset(one_codes, 1, size_t(weight.k));
       std::memset(one_codes + weight.k, 0, size_t(steps * kInt8Step - weight.k));
-      ones = {&weight, one_codes, one_sums, 1, 1, engine.stretch, 0};
-      for (int64_t k = 0; k < weight.k; ++ones.pieces) {
+      ones = {&weight, one_codes, one_sums, 1, 1, engine.stretch, one_pieces};
+      for (int64_t k = 0; k < weight.k; ++one_sums) {
         const int64_t end = piece_end(weight, engine.stretch, k);
-        one_sums[ones.pieces] = float(end - k);
+        *one_sums = float(end - k);
         k = end;
       }
     }
     return used;
   }
 
-  // What all of x is rounded by; null where every row has its own.
-  void measure(Rounding* all, const float* act_scale) {
-    if (act_scale) { *all = {*act_scale, 0}; return; }
-    float low = 0, high = 0;
-    for (int64_t row = 0; row < m; ++row) {
-      float least, most;
-      engine.range(row_at(row), x_type, weight.k, &least, &most);
-      if (!(least >= low)) low = least;   // a NaN is taken and stays
-      if (!(most <= high)) high = most;
-    }
-    *all = rounding_of(low, high, x_type, BITPORT_INT8_TENSOR);
+  // Calls work on every row, by several threads where one would take longer than they take to start.
+  template <class Work>
+  void each_row(const Work& work) const {
+    constexpr int64_t kAlone = 1 << 16;   // numbers
+    const int64_t together = ceil_div(m, int64_t(threads) * 4);
+    share(ceil_div(m, together), m * weight.k > kAlone ? threads : 1, [&](int64_t i) {
+      for (int64_t row = i * together; row < smaller(m, (i + 1) * together); ++row) work(row);
+    });
   }
 
+  // What all of x is rounded by.
+  Rounding measure() {
+    each_row([&](int64_t row) {   // ranges stand where the roundings will
+      engine.range(row_at(row), x_type, weight.k, &roundings[row].scale, &roundings[row].zero);
+    });
+    float low = 0, high = 0;
+    for (int64_t row = 0; row < m; ++row) {
+      if (!(roundings[row].scale >= low)) low = roundings[row].scale;   // a NaN is taken and stays
+      if (!(roundings[row].zero <= high)) high = roundings[row].zero;
+    }
+    return rounding_of(low, high, x_type, BITPORT_INT8_TENSOR);
+  }
+
+  // all: what every row is rounded by; null where each has its own.
   void round_row(int64_t row, int32_t act, const Rounding* all) {
     const int64_t k_end = weight.k, filled = int8_steps(weight) * kInt8Step;
     const char* from = row_at(row);
@@ -109,9 +126,10 @@ struct Int8Call : Product {
 
   void finish(int64_t tile, int64_t row, int64_t rows, float* sum, const float* one_sums) const {
     const int64_t n = tile * 32, count = smaller(weight.n - n, 32);
+    const float* own_bias = bias_values ? bias_values + n : nullptr;
     char* to = static_cast<char*>(y) + size_t(row * weight.n + n) * width(x_type);
     for (int64_t r = 0; r < rows; ++r, to += size_t(weight.n) * width(x_type))
-      engine.finish(sum + r * 32, one_sums, roundings[row + r], count, bias_values ? bias_values + n : nullptr, to, x_type);
+      engine.finish(sum + r * 32, one_sums, roundings[row + r], count, own_bias, to, x_type);
   }
 
   void run_fused(int64_t first, int64_t last) {
@@ -186,14 +204,9 @@ int32_t linear_int8(const Product& product, int32_t act, const float* act_scale)
   char* memory = call_buffer.need(call.lay_out(nullptr, zeros));
   if (!memory) return kNoMemory;
   call.lay_out(memory, zeros);
-  Rounding all;
-  if (act == BITPORT_INT8_TENSOR) call.measure(&all, act_scale);
-  constexpr int64_t kAlone = 1 << 16;   // numbers of x that are rounded sooner than a second thread starts
-  const int64_t rows = product.m, together = ceil_div(rows, int64_t(product.threads) * 4);
-  share(ceil_div(rows, together), rows * product.weight.k > kAlone ? product.threads : 1, [&](int64_t i) {
-    for (int64_t row = i * together; row < smaller(rows, (i + 1) * together); ++row)
-      call.round_row(row, act, act == BITPORT_INT8_TENSOR ? &all : nullptr);
-  });
+  const bool together = act == BITPORT_INT8_TENSOR;
+  const Rounding all = !together ? Rounding{} : act_scale ? Rounding{*act_scale, 0} : call.measure();
+  call.each_row([&](int64_t row) { call.round_row(row, act, together ? &all : nullptr); });
   call.run();
   call_buffer.trim();
   return call.failed ? kNoMemory : kOk;
@@ -204,6 +217,7 @@ const Int8Engine& int8_engine_for(int32_t isa, const BitportTiles& weight) {
   const bool steps_fit = weight.group % 32 == 0 || weight.group >= weight.k;   // of K, that a tile register takes
   if (isa == BITPORT_AMX && steps_fit) return amx_int8_engine;
   if (isa >= BITPORT_AVX512_VNNI) return avx512_int8_engine;
+  if (isa == BITPORT_AVX2) return avx2_int8_engine;
 #endif
   (void)isa, (void)weight;
   return scalar_int8_engine;

@@ -1,7 +1,7 @@
 // Products of integer weights with x rounded to int8, which are exact in int32:
 //   y[r] = scale_r * sum over pieces of scale_w * (sum of (code - center) * x  -  shift * sum of x)  +  bias
-// for each output row of the weight. center is the whole number in the middle of the codes; shift is what the zero point
-// differs from it. A piece is what integers are summed over: a group, cut where a stretch of K ends.
+// for each output row of the weight. center is the whole number in the middle of the codes; shift is what the zero
+// point differs from it. A piece is what integers are summed over: a group, cut where a stretch of K ends.
 //
 // Rows with a zero point of their own: x = code - zero, and the sum of zero * weight over K is zero times the result
 // of one more row, of ones.
@@ -14,8 +14,8 @@ namespace bitport {
 // What a code of x means: (code - zero) * scale, codes -128 .. 127.
 struct Rounding { float scale, zero; };
 
-// Codes of x in blocks [m / block][K / 64][block][64], columns past K 0; the last block may hold fewer rows, the rest of
-// it is undefined.
+// Codes of x in blocks [m / block][K / 64][block][64], columns past K 0; the last block may hold fewer rows, the rest
+// of it is undefined.
 struct Int8Job {
   const BitportTiles* weight;
   const int8_t* rows;
@@ -54,14 +54,15 @@ struct Int8Engine {
   int64_t stretch;    // columns whose unpacked codes lie in L1 at once
   // Smallest and largest number, 0 included; NaN if one is.
   void (*range)(const void* x, int32_t type, int64_t count, float* low, float* high);
-  // Codes of `count` numbers, in steps of 64 that lie `next` bytes apart; a multiple of 16 is written, filled up with 0.
-  // from: place of the first in its step, a multiple of 16. Returns their sum.
+  // Codes of `count` numbers, in steps of 64 that lie `next` bytes apart; a multiple of 16 is written, filled up with
+  // 0. from: place of the first in its step, a multiple of 16. Returns their sum.
   int32_t (*round)(const void* x, int32_t type, int64_t count, Rounding rounding, int8_t* to, int64_t from,
                    int64_t next);
   bool (*fuses)(const BitportTiles& weight, int64_t m);
   // Few rows (one, at least): sum [m][32] is overwritten.
   void (*fused)(const Int8Job& job, int64_t tile, void* panel, float* sum);
-  // Many rows: codes of columns k .. k + count - 1 are unpacked, then multiplied with 32 or fewer rows and added to sum.
+  // Many rows: codes of columns k .. k + count - 1 are unpacked, then multiplied with 32 or fewer rows and added to
+  // sum.
   void (*unpack)(const BitportTiles& weight, int64_t tile, int64_t k, int64_t count, uint8_t* panel);
   void (*multiply)(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, int64_t k, int64_t count,
                    const uint8_t* panel, float* sum);

@@ -81,40 +81,55 @@ AMX_INT8 void multiply_whole(const int8_t* x, int64_t next, int64_t steps, const
   asm volatile("" ::: "memory");
 }
 
-// 16 rows by 16: float32 sums stay in registers, a piece at a time is added to them.
-template <bool Shifts>
-AMX_INT8 void multiply_pieces(const Int8Job& job, int64_t tile, int64_t row, int64_t half, int64_t first, int64_t last,
+// The same over several pieces, whose sums become float32 one by one. All 32 (or 16) rows are worked off, whether x has
+// them or not.
+template <bool Two, bool Shifts>
+AMX_INT8 void multiply_pieces(const Int8Job& job, int64_t tile, int64_t row, int64_t first, int64_t last,
                               const uint8_t* panel, float* sum) {
   const BitportTiles& w = *job.weight;
   const int64_t step = step_of(w);
   const int8_t* x = codes_at(job, row, 0);
   const float* sums = job.sums + row * job.pieces + pieces_before(w, job.stretch, first);
-  panel += half * step * 16;
-  alignas(64) int32_t whole[16 * 16];
-  __m512 total[16];
-#pragma GCC unroll 16
-  for (int r = 0; r < 16; ++r) total[r] = _mm512_load_ps(sum + r * 32);
+  alignas(64) int32_t whole[32 * 32];
   for (int64_t k = first; k < last; ++sums) {
-    const PieceScale s = piece_scale(w, tile, k, half);
-    const int64_t end = piece_end(w, job.stretch, k);
+    const PieceScale scale[2] = {piece_scale(w, tile, k, 0), piece_scale(w, tile, k, 1)};
     _tile_zero(0);
+    _tile_zero(1);
+    if (Two) { _tile_zero(2); _tile_zero(3); }
     asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-    for (; k < end; k += step, panel += step * 32) {
-      _tile_loadd(4, x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step, 64);
+    for (const int64_t end = piece_end(w, job.stretch, k); k < end; k += step, panel += step * 32) {
+      const int8_t* at = x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
+      _tile_loadd(4, at, 64);
       _tile_loadd(6, panel, 64);
       _tile_dpbssd(0, 4, 6);
+      _tile_loadd(7, panel + step * 16, 64);
+      _tile_dpbssd(1, 4, 7);
+      if (Two) {
+        _tile_loadd(5, at + 1024, 64);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+      }
     }
-    _tile_stored(0, whole, 64);
+    _tile_stored(0, whole, 128);
+    _tile_stored(1, whole + 16, 128);
+    if (Two) { _tile_stored(2, whole + 512, 128); _tile_stored(3, whole + 528, 128); }
     asm volatile("" ::: "memory");
-#pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r) {
-      __m512 part = _mm512_cvtepi32_ps(_mm512_load_si512(whole + r * 16));
-      if (Shifts) part = _mm512_fnmadd_ps(s.shift, _mm512_set1_ps(sums[r * job.pieces]), part);
-      total[r] = _mm512_fmadd_ps(part, s.scale, total[r]);
-    }
+#pragma GCC unroll 4
+    for (int r = 0; r < (Two ? 32 : 16); ++r)
+      for (int half = 0; half < 2; ++half) {
+        __m512 part = _mm512_cvtepi32_ps(_mm512_load_si512(whole + r * 32 + half * 16));
+        if (Shifts) part = _mm512_fnmadd_ps(scale[half].shift, _mm512_set1_ps(sums[r * job.pieces]), part);
+        float* to = sum + r * 32 + half * 16;
+        _mm512_store_ps(to, _mm512_fmadd_ps(part, scale[half].scale, _mm512_load_ps(to)));
+      }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < 16; ++r) _mm512_store_ps(sum + r * 32, total[r]);
+}
+
+template <bool Two>
+void multiply_block(const Int8Job& job, int64_t tile, int64_t row, int64_t k, int64_t last, const uint8_t* panel,
+                    float* sum) {
+  if (has_shift(*job.weight)) multiply_pieces<Two, true>(job, tile, row, k, last, panel, sum);
+  else multiply_pieces<Two, false>(job, tile, row, k, last, panel, sum);
 }
 
 bool stays_int(const BitportTiles& w) { return w.group >= w.k && w.k <= kInt32Columns; }
@@ -128,12 +143,8 @@ void multiply(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, int64
     else multiply_whole<false>(codes_at(job, row, k), next, steps, panel, sum);
     return;
   }
-  for (int64_t r = 0; r < rows; r += 16)
-    for (int64_t half = 0; half < 2; ++half) {
-      float* to = sum + r * 32 + half * 16;
-      if (has_shift(w)) multiply_pieces<true>(job, tile, row + r, half, k, k + count, panel, to);
-      else multiply_pieces<false>(job, tile, row + r, half, k, k + count, panel, to);
-    }
+  if (rows > 16) multiply_block<true>(job, tile, row, k, k + count, panel, sum);
+  else multiply_block<false>(job, tile, row, k, k + count, panel, sum);
 }
 
 AVX512 void settle(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, float* sum) {

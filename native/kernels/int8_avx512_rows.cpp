@@ -31,8 +31,8 @@ AVX512 void avx512_int8_range(const void* x, int32_t type, int64_t count, float*
   *high = nan ? float_of_bits(0x7fc00000u) : _mm512_reduce_max_ps(most);
 }
 
-// A product with the reciprocal picks the code that the division picks unless x / scale lies near the middle between two
-// codes: it is off by less than 3 * 2^-24 of at most 256 steps. Only there, and where the reciprocal is no normal
+// A product with the reciprocal picks the code that the division picks unless x / scale lies near the middle between
+// two codes: it is off by less than 3 * 2^-24 of at most 256 steps. Only there, and where the reciprocal is no normal
 // number, it divides.
 AVX512 int32_t avx512_int8_round(const void* x, int32_t type, int64_t count, Rounding rounding, int8_t* to,
                                  int64_t from, int64_t next) {

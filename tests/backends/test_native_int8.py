@@ -214,7 +214,7 @@ def test_eight_threads_at_once(isa: str) -> None:
         for i in range(8)
     ]
     expected = [multiply(x, "int8-asym") for multiply, x in cases]
-    wrong = []
+    wrong: list[int] = []
 
     def work(i: int) -> None:
         multiply, x = cases[i]
@@ -241,7 +241,7 @@ def test_experts_share_the_rounding_of_the_tensor(act: str) -> None:
     got = OPS["dyn_grouped_linear"].overload(x, ends, *weight, act)
     rounded, expected = fake_quantize(x, act).double(), torch.zeros(9, 40, dtype=torch.float64)
     for expert, (start, end) in enumerate(((0, 2), (2, 4), (4, 8))):
-        own = Quantized(*(None if part is None else part[expert] for part in parts))
+        own = Quantized(parts.data[expert], parts.scale[expert])
         expected[start:end] = rounded[start:end] @ value_of(own, *plain.matrix).T
     noise = (got.double() - expected).square().sum() / expected.square().sum()
     assert samples.product_budget(FP32, 64, expected.numel()) + 10 * float(noise.log10()) <= 0

@@ -1,0 +1,194 @@
+// The product with int8 inputs by vpmaddubsw: its sums of two products saturate at 16 bits, which digits of 4 bits stay
+// clear of: a code of more bits is a low digit plus 16 times a high one. 15 * 128 * 8 fits, so that 8 products of
+// digits are summed before they are widened. The pairs of columns that it sums are those of the layout.
+#include "int8.h"
+#if BITPORT_X86
+#include "avx2.h"
+
+namespace bitport {
+namespace {
+
+AVX2 void range(const void* x, int32_t type, int64_t count, float* low, float* high) {
+  __m256 least = _mm256_setzero_ps(), most = least, odd = least;
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m256 v = load8(x, type, i);
+    least = _mm256_min_ps(least, v);
+    most = _mm256_max_ps(most, v);
+    odd = _mm256_or_ps(odd, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+  }
+  alignas(32) float lows[8], highs[8];
+  _mm256_store_ps(lows, least);
+  _mm256_store_ps(highs, most);
+  bool nan = _mm256_movemask_ps(odd);
+  float lowest = 0, highest = 0;
+  const auto take = [&](float small, float large) {
+    if (small < lowest) lowest = small;
+    if (large > highest) highest = large;
+  };
+  for (int j = 0; j < 8; ++j) take(lows[j], highs[j]);
+  for (; i < count; ++i) {
+    const float value = load_number(x, type, i);
+    nan |= value != value;
+    take(value, value);
+  }
+  *low = nan ? float_of_bits(0x7fc00000u) : lowest;
+  *high = nan ? float_of_bits(0x7fc00000u) : highest;
+}
+
+AVX2 int32_t round(const void* x, int32_t type, int64_t count, Rounding rounding, int8_t* to, int64_t from,
+                   int64_t next) {
+  const __m256 scale = _mm256_set1_ps(rounding.scale), zero = _mm256_set1_ps(rounding.zero);
+  const __m256 most = _mm256_set1_ps(127), least = _mm256_set1_ps(-128);
+  __m256i sum = _mm256_setzero_si256();
+  for (int64_t i = 0, at = from; i < ceil_div(count, 16) * 16; i += 8, at += 8) {
+    __m256 v;
+    __m256i inside = _mm256_set1_epi32(-1);
+    if (count - i >= 8) {
+      v = load8(x, type, i);
+    } else {
+      alignas(32) float some[8] = {};
+      alignas(32) int32_t which[8] = {};
+      for (int64_t j = 0; i + j < count; ++j) { some[j] = load_number(x, type, i + j); which[j] = -1; }
+      v = _mm256_load_ps(some);
+      inside = _mm256_load_si256(reinterpret_cast<const __m256i*>(which));
+    }
+    __m256 steps = _mm256_div_ps(v, scale);
+    steps = _mm256_and_ps(steps, _mm256_cmp_ps(steps, steps, _CMP_ORD_Q));   // NaN: 0
+    steps = _mm256_add_ps(_mm256_round_ps(steps, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), zero);
+    steps = _mm256_max_ps(least, _mm256_min_ps(most, steps));
+    const __m256i codes = _mm256_and_si256(_mm256_cvtps_epi32(steps), inside);
+    sum = _mm256_add_epi32(sum, codes);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to + at / kInt8Step * next + at % kInt8Step),
+                     _mm_packs_epi16(words, words));
+  }
+  alignas(32) int32_t sums[8];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(sums), sum);
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+// panel [K / 4][2 halves of 16 rows][a line of 64 codes]
+AVX2 void unpack(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, uint8_t* panel) {
+  for (int64_t step = k / 32; step < ceil_div(k + count, 32); ++step)
+    for (int64_t line = 0; line < 8; ++line, panel += 128) {
+      read_codes(tile_at(w, tile, step), w.bits, line, panel);
+      read_codes(tile_at(w, tile, step), w.bits, 8 + line, panel + 64);
+    }
+}
+
+AVX2_INLINE __m256i two_of(const int8_t* x) {   // neighbours in K, for 16 rows of the weight
+  int16_t bits;
+  __builtin_memcpy(&bits, x, 2);
+  return _mm256_set1_epi16(bits);
+}
+
+// Sums of 16 rows, 16 bits wide, to 32.
+AVX2_INLINE void widen_to(__m256i* sum, __m256i words, int left) {
+  const __m256i low = _mm256_cvtepi16_epi32(_mm256_castsi256_si128(words));
+  const __m256i high = _mm256_cvtepi16_epi32(_mm256_extracti128_si256(words, 1));
+  sum[0] = _mm256_add_epi32(sum[0], _mm256_slli_epi32(low, left));
+  sum[1] = _mm256_add_epi32(sum[1], _mm256_slli_epi32(high, left));
+}
+
+// R rows of x times 16 columns and 16 rows of the weight.
+template <int R, bool Two>
+AVX2_INLINE void multiply_unit(const int8_t* x, const uint8_t* panel, __m256i (*whole)[2]) {
+  const __m256i digit = _mm256_set1_epi8(15);
+  __m256i low[R], high[R];
+  for (int r = 0; r < R; ++r) low[r] = high[r] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+  for (int pair = 0; pair < 8; ++pair) {
+    const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel + pair / 2 * 128 + pair % 2 * 32));
+    const __m256i first = Two ? _mm256_and_si256(codes, digit) : codes;
+    const __m256i second = _mm256_and_si256(_mm256_srli_epi16(codes, 4), digit);
+    for (int r = 0; r < R; ++r) {
+      const __m256i two = two_of(x + r * kInt8Step + pair * 2);
+      low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(first, two));
+      if (Two) high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(second, two));
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    widen_to(whole[r], low[r], 0);
+    if (Two) widen_to(whole[r], high[r], 4);
+  }
+}
+
+template <int R, bool Two>
+AVX2 void multiply_rows(const Int8Job& job, int64_t tile, int64_t row, int64_t half, int64_t first, int64_t last,
+                        const uint8_t* panel, float* sum) {
+  const BitportTiles& w = *job.weight;
+  const int8_t* x = codes_at(job, row, 0);
+  const float* sums = job.sums + row * job.pieces + pieces_before(w, job.stretch, first);
+  for (int64_t k = first; k < last; ++sums) {
+    const int64_t at = (tile * groups_of(w) + group_of(w, k)) * 32 + half * 16;
+    __m256i whole[R][2];
+    for (int r = 0; r < R; ++r)
+      whole[r][0] = whole[r][1] = _mm256_set1_epi32(-center(w) * int32_t(sums[r * job.pieces]));
+    for (const int64_t end = piece_end(w, job.stretch, k); k < end; k += 16, panel += 512)
+      multiply_unit<R, Two>(x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step, panel + half * 64, whole);
+    for (int part = 0; part < 2; ++part) {
+      const __m256 own = load8(w.scale, w.scale_type, at + part * 8);
+      const __m256 scale = w.scale2 ? _mm256_mul_ps(own, _mm256_set1_ps(*w.scale2)) : own;
+      const __m256 zero = w.zero ? load8(w.zero, w.zero_type, at + part * 8) : _mm256_set1_ps(middle(w));
+      const __m256 shift = _mm256_sub_ps(zero, _mm256_set1_ps(float(center(w))));
+      for (int r = 0; r < R; ++r) {
+        float* to = sum + r * 32 + half * 16 + part * 8;
+        const __m256 values = _mm256_fnmadd_ps(shift, _mm256_set1_ps(sums[r * job.pieces]),
+                                               _mm256_cvtepi32_ps(whole[r][part]));
+        _mm256_store_ps(to, _mm256_fmadd_ps(values, scale, _mm256_load_ps(to)));
+      }
+    }
+  }
+}
+
+template <int R>
+void multiply_as(const Int8Job& job, int64_t tile, int64_t row, int64_t k, int64_t last, const uint8_t* panel,
+                 float* sum) {
+  for (int64_t half = 0; half < 2; ++half)
+    if (job.weight->bits > 4) multiply_rows<R, true>(job, tile, row, half, k, last, panel, sum);
+    else multiply_rows<R, false>(job, tile, row, half, k, last, panel, sum);
+}
+
+// Rows of a block of 32.
+void multiply(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, int64_t k, int64_t count,
+              const uint8_t* panel, float* sum) {
+  for (int64_t r = 0; r < rows;) {
+    const int64_t left = rows - r;
+    if (left >= 4) { multiply_as<4>(job, tile, row + r, k, k + count, panel, sum + r * 32); r += 4; }
+    else if (left >= 2) { multiply_as<2>(job, tile, row + r, k, k + count, panel, sum + r * 32); r += 2; }
+    else { multiply_as<1>(job, tile, row + r, k, k + count, panel, sum + r * 32); r += 1; }
+  }
+}
+
+bool fuses(const BitportTiles&, int64_t m) { return m <= 32; }
+
+void fused(const Int8Job& job, int64_t tile, void* panel, float* sum) {
+  const BitportTiles& w = *job.weight;
+  uint8_t* codes = static_cast<uint8_t*>(panel);
+  for (int64_t i = 0; i < job.m * 32; ++i) sum[i] = 0;
+  for (int64_t k = 0; k < w.k; k += job.stretch) {
+    const int64_t count = w.k - k < job.stretch ? w.k - k : job.stretch;
+    unpack(w, tile, k, count, codes);
+    multiply(job, tile, 0, job.m, k, count, codes, sum);
+  }
+}
+
+AVX2 void finish(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias, void* y,
+                 int32_t type) {
+  const __m256 scale = _mm256_set1_ps(rounding.scale), zero = _mm256_set1_ps(rounding.zero);
+  for (int64_t j = 0; j < 32; j += 8) {
+    __m256 v = _mm256_load_ps(sum + j);
+    if (ones) v = _mm256_fnmadd_ps(zero, _mm256_load_ps(ones + j), v);
+    _mm256_store_ps(sum + j, _mm256_mul_ps(v, scale));
+  }
+  avx2_engine.store(sum, count, bias, y, type);
+}
+
+}  // namespace
+
+const Int8Engine avx2_int8_engine = {512, range, round, fuses, fused, unpack, multiply, nullptr, nullptr, finish,
+                                     nullptr, nullptr};
+
+}  // namespace bitport
+#endif
