@@ -2,6 +2,8 @@
 #
 #   make demo                        quantize a small language model and compare
 #   make test                        the test suite
+#   make sanitize                    the native kernels under the address and the undefined behaviour sanitizer; needs a
+#                                    C++ compiler alone (SANITIZERS=thread: for races)
 #   make TORCH=torch demo            another build of torch: any requirement that pip understands, also with the
 #                                    options of its index before it (TORCH="--index-url URL torch")
 #   make PYTHON=python3.12 VENV=/tmp/bitport-env test
@@ -15,13 +17,14 @@ PEERS_VENV ?= .venv-peers
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
+comma := ,
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 # What an installation compiles: changing it installs anew.
-NATIVE := setup.py $(wildcard native/*/*.cpp native/*/*.h)
+NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
 
-.PHONY: help demo test test-slow test-gpu test-xla test-peers ci lint format types bench bench-check bench-peers bench-page \
+.PHONY: help demo test test-slow test-gpu test-xla test-peers sanitize ci lint format types bench bench-check bench-peers bench-page \
 	accuracy support clean
 
 help:
@@ -44,6 +47,24 @@ test-xla: $(VENV)/.test
 
 test-peers: $(VENV)/.test
 	$(PYTEST) -m peers
+
+# SANITIZE_ARGS: how many random weights, and a seed. What is allocated is filled with 255, a NaN as a float and no zero as
+# anything else, for memory that is read before it is written.
+SANITIZERS ?= address,undefined
+SANITIZE_ARGS ?=
+SANITIZED := build/sanitize-$(subst $(comma),-,$(SANITIZERS))
+SANITIZE_CXX = $(or $(shell command -v g++ || command -v clang++),$(error no C++ compiler: install g++ or clang++)) \
+	-std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$(SANITIZERS) -fno-sanitize-recover=all -pthread
+
+sanitize: $(SANITIZED)/kernels_test
+	ASAN_OPTIONS=max_malloc_fill_size=268435456:malloc_fill_byte=255 UBSAN_OPTIONS=print_stacktrace=1 $< $(SANITIZE_ARGS)
+
+$(SANITIZED)/kernels_test: $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(wildcard native/kernels/*.cpp native/tests/*.cpp))
+	$(SANITIZE_CXX) -o $@ $^
+
+$(SANITIZED)/%.o: native/%.cpp $(wildcard native/kernels/*.h native/tests/*.h)
+	@mkdir -p $(@D)
+	$(SANITIZE_CXX) -c -o $@ $<
 
 ci:
 	.ci/run

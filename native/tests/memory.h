@@ -1,0 +1,52 @@
+// Memory of exactly the size that the interface asks for, in three places:
+//   heap    the address sanitizer sees an access to the byte after it; aligned to 16 bytes
+//   skewed  the same, but one element further: aligned to an element only
+//   fenced  ends where a page ends that nobody may touch; also stops what the sanitizer does not see: masked vectors,
+//           gathers, tile registers
+#pragma once
+#include <sys/mman.h>
+#include <unistd.h>
+#include <cstdint>
+#include <cstring>
+#include "check.h"
+
+enum class Place { heap, skewed, fenced };
+
+template <class T>
+class Exact {
+ public:
+  Exact(int64_t count, Place place) : count_(size_t(count)), place_(place) {
+    if (place == Place::fenced) {
+      const size_t page = size_t(sysconf(_SC_PAGESIZE)), pages = (bytes() + page - 1) / page * page;
+      size_ = pages + page;
+      base_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      EXPECT(base_ != MAP_FAILED, "no memory");
+      EXPECT(mprotect(static_cast<char*>(base_) + pages, page, PROT_NONE) == 0, "no fence");
+      data_ = reinterpret_cast<T*>(static_cast<char*>(base_) + pages - bytes());
+    } else {
+      const size_t skew = place == Place::skewed ? sizeof(T) : 0;
+      base_ = std::malloc(bytes() + skew);
+      EXPECT(base_ || !(bytes() + skew), "no memory");
+      data_ = reinterpret_cast<T*>(static_cast<char*>(base_) + skew);
+    }
+    if (bytes()) std::memset(data_, 0xff, bytes());   // NaN in every type of float
+  }
+  ~Exact() {
+    if (place_ == Place::fenced) munmap(base_, size_);
+    else std::free(base_);
+  }
+  Exact(const Exact&) = delete;
+  Exact& operator=(const Exact&) = delete;
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  T& operator[](int64_t i) { return data_[i]; }
+  const T& operator[](int64_t i) const { return data_[i]; }
+  size_t bytes() const { return count_ * sizeof(T); }
+
+ private:
+  size_t count_, size_ = 0;
+  Place place_;
+  void* base_;
+  T* data_;
+};

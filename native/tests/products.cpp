@@ -1,0 +1,117 @@
+// Products, rows, whole weights and packing of random weights against float64, in exact memory.
+#include <thread>
+#include "judge.h"
+#include "tests.h"
+
+namespace {
+
+constexpr int32_t kFloats[] = {BITPORT_F32, BITPORT_BF16, BITPORT_F16};
+
+// Rows like those of a network, rows with one number alone (which see every single code), and zeros.
+void draw_rows(Numbers& x, int64_t m, int64_t k, Random& random) {
+  for (int64_t row = 0; row < m; ++row) {
+    const int64_t kind = below(random, 8), alone = below(random, k);
+    for (int64_t i = 0; i < k; ++i)
+      if (kind < 4 || (kind < 7 && i == alone)) x.set_random(row * k + i, random, -6, 2);
+      else x.set_zero(row * k + i);
+  }
+}
+
+void expect_close(const Numbers& y, int64_t i, double exact, double error, const char* what, const Shape& s, int64_t m,
+                  int32_t act) {
+  const double allowed = rounded_error(y.type, exact, error);
+  EXPECT(std::abs(y[i] - exact) <= allowed,
+         "%s: y[%lld] is %.9g, should be %.9g +- %.3g (n %lld, k %lld, group %lld, bits %d, integer %d, scale type %d, "
+         "zero type %d, m %lld, act %d, type %d)",
+         what, (long long)i, y[i], exact, allowed, (long long)s.n, (long long)s.k, (long long)s.group, s.bits, s.integer,
+         s.scale_type, s.zero_type, (long long)m, act, y.type);
+}
+
+void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random& random) {
+  const int64_t n = w.shape.n, k = w.shape.k;
+  Numbers x(type, m * k, some_place(random)), bias_values(type, n, some_place(random));
+  draw_rows(x, m, k, random);
+  for (int64_t i = 0; i < n; ++i) bias_values.set_random(i, random, -3, 1);
+  Numbers* bias = random() % 2 ? &bias_values : nullptr;
+  Exact<float> scale(1, some_place(random));
+  scale[0] = float(std::ldexp(1.0 + double(random() % 64) / 64, act == BITPORT_NVFP4 ? -10 : act == BITPORT_FP8_TENSOR ? -7 : -5));
+  const bool takes_scale = act == BITPORT_INT8_TENSOR || act == BITPORT_FP8_TENSOR || act == BITPORT_NVFP4;
+  const float* given = takes_scale && random() % 2 ? scale.data() : nullptr;
+  const Product exact = product(w, rounded(x, m, k, act, given), m, bias);
+  const bool int8 = act >= BITPORT_INT8_ROW && act <= BITPORT_INT8_TENSOR;
+  for (int32_t isa = 0; isa <= bitport_best_isa(); ++isa) {
+    Numbers y(type, m * n, some_place(random));
+    const int32_t code = bitport_linear(&w.view, x.data(), type, m, act, given, bias ? bias->data() : nullptr, y.data(),
+                                        int32_t(1 + random() % 3), isa);
+    EXPECT(code == 0, "%s: %s", bitport_isa_name(isa), bitport_error(code));
+    const bool in_bf16 = !int8 && type == BITPORT_BF16 && isa >= BITPORT_AVX512_BF16;
+    for (int64_t i = 0; i < m * n; ++i)
+      expect_close(y, i, exact.value[size_t(i)], exact.size[size_t(i)] * relative_error(k, in_bf16), bitport_isa_name(isa),
+                   w.shape, m, act);
+    ++cases;
+  }
+}
+
+void try_rows(const Weight& w, Random& random) {
+  const int64_t n = w.shape.n, k = w.shape.k, count = below(random, 6);
+  const int32_t type = one_of(random, kFloats);
+  Exact<int64_t> ids(count, some_place(random));
+  for (int64_t i = 0; i < count; ++i) ids[i] = below(random, n);
+  Numbers rows(type, count * k, some_place(random)), whole(type, n * k, some_place(random));
+  EXPECT(bitport_rows(&w.view, ids.data(), count, rows.data(), type, 2) == 0, "rows refused");
+  EXPECT(bitport_dense(&w.view, whole.data(), type, 2) == 0, "dense refused");
+  const auto close = [&](const Numbers& y, int64_t i, int64_t from, const char* what) {
+    expect_close(y, i, w.value[size_t(from)], w.size[size_t(from)] * relative_error(0, false), what, w.shape, count, 0);
+  };
+  for (int64_t i = 0; i < count * k; ++i) close(rows, i, ids[i / k] * k + i % k, "rows");
+  for (int64_t i = 0; i < n * k; ++i) close(whole, i, i, "dense");
+  cases += 2;
+}
+
+void try_packing(const Weight& w, Random& random) {
+  const Shape& s = w.shape;
+  const int64_t row_bytes = up(s.k * s.bits, 8), spare = row_bytes * 8 - s.k * s.bits;
+  Exact<uint8_t> dense(s.n * row_bytes, some_place(random)), tiles(int64_t(w.tiles.bytes()), some_place(random));
+  EXPECT(bitport_unpack(w.tiles.data(), s.bits, s.n, s.k, dense.data(), 2) == 0, "unpack refused");
+  for (int64_t i = 0; i < s.n * row_bytes; ++i) {
+    const bool last = i % row_bytes == row_bytes - 1;
+    EXPECT(dense[i] == (last ? w.dense[i] & (0xff >> spare) : w.dense[i]), "unpack: byte %lld", (long long)i);
+  }
+  EXPECT(bitport_pack(dense.data(), s.bits, s.n, s.k, tiles.data(), 2) == 0, "pack refused");
+  EXPECT(std::memcmp(tiles.data(), w.tiles.data(), tiles.bytes()) == 0, "packed again, the tiles differ");
+  cases += 2;
+}
+
+Shape some_shape(Random& random, int64_t number) {
+  static const struct { int32_t bits, integer; } formats[] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 1}, {6, 1},
+                                                              {7, 1}, {8, 1}, {4, 0}, {6, 0}, {8, 0}};
+  const auto format = formats[number % 11];
+  Shape s;
+  s.bits = format.bits;
+  s.integer = format.integer;
+  s.scale_type = one_of(random, {BITPORT_F32, BITPORT_BF16, BITPORT_F16, BITPORT_E8M0, BITPORT_E4M3});
+  s.zero_type = s.integer ? one_of(random, {-1, -1, int(BITPORT_U8), int(BITPORT_U8), int(BITPORT_F32), int(BITPORT_BF16), int(BITPORT_F16)}) : -1;
+  s.k = one_of(random, {1, 7, 16, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 127, 160, 257, 300, 520, 1030});
+  s.n = s.k > 300 ? 1 + below(random, 40) : one_of(random, {1, 2, 5, 16, 31, 32, 33, 40, 64, 65, 70});
+  s.group = one_of(random, {int64_t(16), int64_t(32), int64_t(48), int64_t(64), int64_t(96), int64_t(128), s.k, s.k + 5,
+                            INT64_MAX});
+  return s;
+}
+
+}  // namespace
+
+void try_weight(int64_t number, uint64_t seed) {
+  Random random(seed * 1000003 + uint64_t(number));
+  const Weight w(some_shape(random, number), random);
+  try_packing(w, random);
+  try_rows(w, random);
+  for (int32_t act = BITPORT_AS_IS; act <= BITPORT_NVFP4; ++act) {
+    if (act >= BITPORT_INT8_ROW && act <= BITPORT_INT8_TENSOR && !w.shape.integer) continue;
+    const int64_t m = number % 97 == 5 && act % 3 == 0 ? 530 : one_of(random, {1, 1, 2, 3, 4, 5, 8, 9, 17, 33, 70});
+    const int32_t type = one_of(random, kFloats);
+    // A new thread has no memory kept from earlier calls: what it reads before writing is what the sanitizer filled it
+    // with, not numbers that may pass for right ones.
+    if (random() % 2) std::thread([&] { try_products(w, m, type, act, random); }).join();
+    else try_products(w, m, type, act, random);
+  }
+}

@@ -1,0 +1,130 @@
+// Arguments that are refused, with the code that says why, before anything is written; and work of no size.
+#include <functional>
+#include "../kernels/status.h"
+#include "tests.h"
+#include "weight.h"
+
+using namespace bitport;
+
+namespace {
+
+struct Call {   // arguments of every entry point, right ones at first
+  BitportTiles tiles;
+  const BitportTiles* w = &tiles;
+  const void* x;
+  void* y;
+  const float* act_scale = nullptr;
+  const int64_t* ids;
+  int64_t m = 3, count = 2;
+  int32_t type = BITPORT_F32, act = BITPORT_AS_IS, isa = -1;
+};
+
+struct Refusal {
+  const char* what;
+  int32_t code;
+  std::function<void(Call&)> spoil;
+};
+
+// By all of linear, rows and dense.
+const Refusal kOfWeights[] = {
+    {"no weight", kNullPointer, [](Call& c) { c.w = nullptr; }},
+    {"no codes", kNullPointer, [](Call& c) { c.tiles.codes = nullptr; }},
+    {"no scale", kNullPointer, [](Call& c) { c.tiles.scale = nullptr; }},
+    {"no table", kNullPointer, [](Call& c) { c.tiles.table = nullptr; }},
+    {"no y", kNullPointer, [](Call& c) { c.y = nullptr; }},
+    {"n < 0", kBadShape, [](Call& c) { c.tiles.n = -1; }},
+    {"n at its end", kBadShape, [](Call& c) { c.tiles.n = INT64_MIN; }},
+    {"k = 0", kBadShape, [](Call& c) { c.tiles.k = 0; }},
+    {"k < 0", kBadShape, [](Call& c) { c.tiles.k = -32; }},
+    {"0 bits", kBadShape, [](Call& c) { c.tiles.bits = 0; }},
+    {"9 bits", kBadShape, [](Call& c) { c.tiles.bits = 9; }},
+    {"-4 bits", kBadShape, [](Call& c) { c.tiles.bits = -4; }},
+    {"group 0", kBadGroup, [](Call& c) { c.tiles.group = 0; }},
+    {"group < 0", kBadGroup, [](Call& c) { c.tiles.group = -16; }},
+    {"group 24", kBadGroup, [](Call& c) { c.tiles.group = 24; }},
+    {"scale of a type that is none", kBadType, [](Call& c) { c.tiles.scale_type = 6; }},
+    {"scale of bytes", kBadType, [](Call& c) { c.tiles.scale_type = BITPORT_U8; }},
+    {"scale of type -1", kBadType, [](Call& c) { c.tiles.scale_type = -1; }},
+    {"zero of e8m0", kBadType, [](Call& c) { c.tiles.zero_type = BITPORT_E8M0; }},
+    {"zero of type -1", kBadType, [](Call& c) { c.tiles.zero_type = -1; }},
+    {"zero of floats", kBadType, [](Call& c) { c.tiles.integer = 0; }},
+    {"y of bytes", kBadType, [](Call& c) { c.type = BITPORT_U8; }},
+    {"y of type -1", kBadType, [](Call& c) { c.type = -1; }},
+};
+
+const Refusal kOfProducts[] = {
+    {"no x", kNullPointer, [](Call& c) { c.x = nullptr; }},
+    {"m < 0", kBadShape, [](Call& c) { c.m = -1; }},
+    {"act -1", kBadAct, [](Call& c) { c.act = -1; }},
+    {"act 9", kBadAct, [](Call& c) { c.act = 9; }},
+    {"int8 x with floats", kBadAct, [](Call& c) { c.act = BITPORT_INT8_ROW; c.tiles.zero = nullptr; c.tiles.integer = 0; }},
+    {"a scale for rows that have their own", kBadAct, [](Call& c) { c.act = BITPORT_FP8_ROW; c.act_scale = c.tiles.table; }},
+    {"isa 5", kNoIsa, [](Call& c) { c.isa = 5; }},
+};
+
+const int64_t kPast[] = {0, 40}, kNegative[] = {0, -1}, kFar[] = {INT64_MAX, 0};
+const Refusal kOfRows[] = {
+    {"no ids", kNullPointer, [](Call& c) { c.ids = nullptr; }},
+    {"id n", kBadRow, [](Call& c) { c.ids = kPast; }},
+    {"id -1", kBadRow, [](Call& c) { c.ids = kNegative; }},
+    {"id at the end", kBadRow, [](Call& c) { c.ids = kFar; }},
+};
+
+int32_t linear(const Call& c) { return bitport_linear(c.w, c.x, c.type, c.m, c.act, c.act_scale, nullptr, c.y, 1, c.isa); }
+int32_t rows(const Call& c) { return bitport_rows(c.w, c.ids, c.count, c.y, c.type, 1); }
+int32_t dense(const Call& c) { return bitport_dense(c.w, c.y, c.type, 1); }
+
+}  // namespace
+
+void try_refusals() {
+  Random random(1);
+  const Weight w({40, 48, 16, 4, 1, BITPORT_F32, BITPORT_U8}, random);
+  const int64_t ids[] = {39, 0};
+  Exact<float> x(3 * 48, Place::heap), y(40 * 48, Place::heap);
+  for (int64_t i = 0; i < 3 * 48; ++i) x[i] = 1;
+  const std::vector<char> untouched(y.bytes(), char(0xff));
+  const auto refused = [&](const char* by, int32_t (*entry)(const Call&), const Refusal& r) {
+    Call call;
+    call.tiles = w.view;
+    call.x = x.data();
+    call.y = y.data();
+    call.ids = ids;
+    r.spoil(call);
+    const int32_t code = entry(call);
+    EXPECT(code == r.code, "%s, %s: \"%s\" instead of \"%s\"", by, r.what, bitport_error(code), bitport_error(r.code));
+    EXPECT(std::memcmp(y.data(), untouched.data(), y.bytes()) == 0, "%s, %s: y was written", by, r.what);
+    ++cases;
+  };
+  for (const Refusal& r : kOfWeights) { refused("linear", linear, r); refused("rows", rows, r); refused("dense", dense, r); }
+  for (const Refusal& r : kOfProducts) refused("linear", linear, r);
+  for (const Refusal& r : kOfRows) refused("rows", rows, r);
+
+  uint8_t byte = 0x5a;
+  const struct { int32_t bits; int64_t n, k; bool null; int32_t code; } packings[] = {
+      {0, 1, 1, false, kBadShape}, {9, 1, 1, false, kBadShape}, {4, -1, 1, false, kBadShape}, {4, 1, 0, false, kBadShape},
+      {4, 1, -32, false, kBadShape}, {4, 1, 1, true, kNullPointer}, {4, 0, 1, true, kOk}};
+  for (const auto& p : packings) {
+    EXPECT(bitport_pack(p.null ? nullptr : &byte, p.bits, p.n, p.k, &byte, 1) == p.code, "pack: %d bits", p.bits);
+    EXPECT(bitport_unpack(&byte, p.bits, p.n, p.k, p.null ? nullptr : &byte, 1) == p.code, "unpack: %d bits", p.bits);
+    EXPECT(byte == 0x5a, "packing wrote");
+    cases += 2;
+  }
+
+  // No rows of x, no rows of the weight, no ids: done, with no memory at all. Any number of threads will do.
+  BitportTiles none = w.view;
+  none.n = 0;
+  none.codes = nullptr;
+  none.scale = nullptr;
+  none.table = nullptr;
+  for (int32_t act = BITPORT_AS_IS; act <= BITPORT_NVFP4; ++act)
+    for (int32_t isa = -1; isa <= bitport_best_isa(); ++isa) {
+      EXPECT(bitport_linear(&w.view, nullptr, BITPORT_BF16, 0, act, nullptr, nullptr, nullptr, -7, isa) == kOk, "m = 0");
+      EXPECT(bitport_linear(&none, nullptr, BITPORT_BF16, 3, act, nullptr, nullptr, nullptr, 0, isa) == kOk, "n = 0");
+      cases += 2;
+    }
+  EXPECT(bitport_rows(&none, nullptr, 0, nullptr, BITPORT_F32, -7) == kOk, "no ids");
+  EXPECT(bitport_dense(&none, nullptr, BITPORT_F32, -7) == kOk, "no rows");
+  for (int32_t code : {-1, 9, INT32_MAX, INT32_MIN}) EXPECT(bitport_error(code), "no text");
+  for (int32_t isa : {-1, 5, INT32_MAX, INT32_MIN}) EXPECT(!bitport_has_isa(isa) && bitport_isa_name(isa), "isa %d", isa);
+  cases += 4;
+}

@@ -1,0 +1,7 @@
+// What kernels_test runs; the first claim that does not hold ends it.
+#pragma once
+#include <cstdint>
+
+void try_refusals();                              // refusals.cpp
+void try_weight(int64_t number, uint64_t seed);   // products.cpp: one random weight, all that can be done with it
+void try_threads(uint64_t seed);                  // threads.cpp
