@@ -17,7 +17,7 @@ enum BitportIsa : int32_t {
   BITPORT_SCALAR = 0, BITPORT_AVX2 = 1, BITPORT_AVX512_VNNI = 2, BITPORT_AVX512_BF16 = 3, BITPORT_AMX = 4
 };
 
-// How x is rounded before the product. To integers, for integer weights: per row to int8 in -127 .. 127 or to uint8 with a
+// How x is rounded before the product. To integers, for integer weights: per row to int8 or to uint8 with a
 // zero point, or all of x to int8 by one scale. To floats: e4m3 with a scale per row or for all of x; blocks of 32 of
 // e4m3 or e2m1 with powers of two; blocks of 16 of e2m1 with e4m3 scales and a global one.
 enum BitportAct : int32_t {
