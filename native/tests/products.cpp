@@ -23,8 +23,8 @@ void expect_close(const Numbers& y, int64_t i, double exact, double error, const
   EXPECT(std::abs(y[i] - exact) <= allowed,
          "%s: y[%lld] is %.9g, should be %.9g +- %.3g (n %lld, k %lld, group %lld, bits %d, integer %d, scale type %d, "
          "zero type %d, m %lld, act %d, type %d)",
-         what, (long long)i, y[i], exact, allowed, (long long)s.n, (long long)s.k, (long long)s.group, s.bits, s.integer,
-         s.scale_type, s.zero_type, (long long)m, act, y.type);
+         what, (long long)i, y[i], exact, allowed, (long long)s.n, (long long)s.k, (long long)s.group, s.bits,
+         s.integer, s.scale_type, s.zero_type, (long long)m, act, y.type);
 }
 
 void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random& random) {

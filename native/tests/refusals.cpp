@@ -127,7 +127,8 @@ void try_refusals() {
   none.table = nullptr;
   for (int32_t act = BITPORT_AS_IS; act <= BITPORT_NVFP4; ++act)
     for (int32_t isa = -1; isa <= bitport_best_isa(); ++isa) {
-      EXPECT(bitport_linear(&w.view, nullptr, BITPORT_BF16, 0, act, nullptr, nullptr, nullptr, -7, isa) == kOk, "m = 0");
+      const BitportTiles* some = &w.view;
+      EXPECT(bitport_linear(some, nullptr, BITPORT_BF16, 0, act, nullptr, nullptr, nullptr, -7, isa) == kOk, "m = 0");
       EXPECT(bitport_linear(&none, nullptr, BITPORT_BF16, 3, act, nullptr, nullptr, nullptr, 0, isa) == kOk, "n = 0");
       cases += 2;
     }
