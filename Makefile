@@ -48,8 +48,8 @@ test-xla: $(VENV)/.test
 test-peers: $(VENV)/.test
 	$(PYTEST) -m peers
 
-# SANITIZE_ARGS: how many random weights, and a seed. What is allocated is filled with 255, a NaN as a float and no zero as
-# anything else, for memory that is read before it is written.
+# SANITIZE_ARGS: how many random weights, and a seed. What is allocated is filled with 255, a NaN as a float and no zero
+# as anything else, for memory that is read before it is written.
 SANITIZERS ?= address,undefined
 SANITIZE_ARGS ?=
 SANITIZED := build/sanitize-$(subst $(comma),-,$(SANITIZERS))

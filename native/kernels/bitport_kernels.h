@@ -39,7 +39,8 @@ enum BitportAct : int32_t {
 //   scale  [n/32][groups][32] of scale_type (all but U8), groups = k / group, rounded up; group is a multiple of 16, or
 //          at least k (then there is one)
 //   zero   like scale, of zero_type (U8, F32, BF16, F16), or null
-//   table  what a code means, 2^bits floats: code - 2^(bits-1) for integers; sign and magnitude for other 8-bit types
+//   table  what a code means, 2^bits floats: code - 2^(bits-1) for integers, of 1 bit -1/2 and 1/2; other types have up to
+//          4, 6 or 8 bits, above 4 with numbers that bfloat16 holds, float8 in sign and magnitude
 //   value  (table[code] - (zero + table[0])) * scale * scale2; without a zero, table[code] * scale * scale2
 struct BitportTiles {
   const uint8_t* codes;

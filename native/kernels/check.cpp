@@ -6,7 +6,8 @@ namespace bitport {
 
 int32_t check_weight(const BitportTiles* w) {
   if (!w) return kNullPointer;
-  if (w->n < 0 || w->k <= 0 || w->bits < 1 || w->bits > 8) return kBadShape;
+  if (w->n < 0 || w->k <= 0 || w->n > kMost || w->k > kMost || w->bits < 1 || w->bits > 8) return kBadShape;
+  if (!w->integer && w->bits > 4 && w->bits != 6 && w->bits != 8) return kBadType;
   if (w->group <= 0 || (w->group % 16 && w->group < w->k)) return kBadGroup;
   if (w->scale_type < BITPORT_F32 || w->scale_type > BITPORT_E4M3 || w->scale_type == BITPORT_U8) return kBadType;
   if (w->zero && (w->zero_type < BITPORT_F32 || w->zero_type > BITPORT_U8 || !w->integer)) return kBadType;
@@ -19,7 +20,7 @@ const char* bitport_error(int32_t code) {
   static const char* const texts[] = {
       "ok",
       "a pointer is null",
-      "n and m must not be negative, k must be positive, a code has 1 to 8 bits",
+      "n and m must not be negative, k must be positive, none above 2^31; a code has 1 to 8 bits",
       "the group must be a multiple of 16, or at least k",
       "type: x and y are float32, bfloat16 or float16; scale may also be e8m0 or e4m3; zero, of integers, uint8",
       "how x is rounded: 0 to 8 (BitportAct); to int8 for integer weights only; a scale only where there is one for all of x",

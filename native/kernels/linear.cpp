@@ -173,7 +173,7 @@ int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int
                        const float* act_scale, const void* bias, void* y, int32_t threads, int32_t isa) {
   using namespace bitport;
   if (const int32_t code = check_weight(w)) return code;
-  if (m < 0) return kBadShape;
+  if (m < 0 || m > kMost) return kBadShape;
   if (x_type < BITPORT_F32 || x_type > BITPORT_F16) return kBadType;
   if (act < BITPORT_AS_IS || act > BITPORT_NVFP4) return kBadAct;
   const bool floats = act == BITPORT_AS_IS || rounds_to_floats(act);

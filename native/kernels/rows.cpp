@@ -28,6 +28,7 @@ int32_t bitport_rows(const BitportTiles* w, const int64_t* ids, int64_t count, v
   using namespace bitport;
   if (const int32_t code = check_weight(w)) return code;
   if (y_type < BITPORT_F32 || y_type > BITPORT_F16) return kBadType;
+  if (count < 0 || count > kMost) return kBadShape;
   if (count > 0 && (!ids || !y)) return kNullPointer;
   for (int64_t i = 0; i < count; ++i)
     if (ids[i] < 0 || ids[i] >= w->n) return kBadRow;

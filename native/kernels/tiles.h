@@ -4,11 +4,14 @@
 
 namespace bitport {
 
+constexpr int64_t kMost = int64_t(1) << 31;   // rows or columns: products of two sizes fit
+
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static inline int64_t tiles_of(const BitportTiles& w) { return ceil_div(w.n, 32); }
 static inline int64_t steps_of(const BitportTiles& w) { return ceil_div(w.k, 32); }
-static inline int64_t groups_of(const BitportTiles& w) { return w.group < w.k ? ceil_div(w.k, w.group) : 1; }   // of any size
+// A group may be as large as a number can be: nothing is added to it.
+static inline int64_t groups_of(const BitportTiles& w) { return w.group < w.k ? ceil_div(w.k, w.group) : 1; }
 
 // The group of a column; columns that only fill up the last step belong to the last group.
 static inline int64_t group_of(const BitportTiles& w, int64_t column) {

@@ -1,5 +1,5 @@
-// A claim of the tests. One that does not hold says where and what, and ends the program: after a fault in memory nothing
-// else is worth knowing.
+// A claim of the tests. One that does not hold says where and what, and ends the program: after a fault in memory
+// nothing else is worth knowing.
 #pragma once
 #include <cstdio>
 #include <cstdlib>

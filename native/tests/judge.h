@@ -92,6 +92,7 @@ inline Product product(const Weight& w, const Rounded& x, int64_t m, const Numbe
   return y;
 }
 
-// A term meets less than k additions and 16 other roundings (conversions, zero, scales, bias) in float32, whatever their
-// order is, and one to bfloat16 on the ways in bfloat16: (1 + 2^-24)^(k + 16) - 1 < (k + 16) 2^-23, times its size.
+// A term meets less than k additions and 16 other roundings (conversions, zero, scales, bias) in float32, whatever
+// their order is, and one to bfloat16 on the ways in bfloat16: (1 + 2^-24)^(k + 16) - 1 < (k + 16) 2^-23, times its
+// size.
 inline double relative_error(int64_t k, bool in_bf16) { return double(k + 16) * 0x1p-23 + (in_bf16 ? 0x1.01p-8 : 0); }

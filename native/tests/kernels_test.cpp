@@ -5,7 +5,7 @@
 #include "tests.h"
 
 int main(int argc, char** argv) {
-  const long long weights = argc > 1 ? std::atoll(argv[1]) : 400;
+  const long long weights = argc > 1 ? std::atoll(argv[1]) : 500;
   const unsigned long long seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   try_refusals();
   try_threads(seed);

@@ -14,7 +14,9 @@ T one_of(Random& random, const T (&choices)[N]) { return choices[below(random, i
 
 inline Place some_place(Random& random) { return one_of(random, {Place::heap, Place::skewed, Place::fenced}); }
 
-inline int64_t bytes_of(int32_t type) { return type == BITPORT_F32 ? 4 : type == BITPORT_BF16 || type == BITPORT_F16 ? 2 : 1; }
+inline int64_t bytes_of(int32_t type) {
+  return type == BITPORT_F32 ? 4 : type == BITPORT_BF16 || type == BITPORT_F16 ? 2 : 1;
+}
 
 // A float with fields of these widths; all exponents are taken for finite ones.
 inline double small_float(uint32_t bits, int exponent_bits, int mantissa_bits) {
@@ -32,7 +34,11 @@ class Numbers {
       : type(type), count(count), of4(type == BITPORT_F32 ? count : 0, place),
         of2(bytes_of(type) == 2 ? count : 0, place), of1(bytes_of(type) == 1 ? count : 0, place) {}
 
-  void* data() { return bytes_of(type) == 4 ? (void*)of4.data() : bytes_of(type) == 2 ? (void*)of2.data() : of1.data(); }
+  void* data() {
+    if (bytes_of(type) == 4) return of4.data();
+    if (bytes_of(type) == 2) return of2.data();
+    return of1.data();
+  }
   size_t bytes() const { return size_t(count * bytes_of(type)); }
 
   uint32_t bits(int64_t i) const {

@@ -17,14 +17,14 @@ void draw_rows(Numbers& x, int64_t m, int64_t k, Random& random) {
   }
 }
 
-void expect_close(const Numbers& y, int64_t i, double exact, double error, const char* what, const Shape& s, int64_t m,
-                  int32_t act) {
+void expect_close(const Numbers& y, int64_t i, double exact, double error, const char* what, const Shape& s,
+                  int64_t m, int32_t act) {
   const double allowed = rounded_error(y.type, exact, error);
   EXPECT(std::abs(y[i] - exact) <= allowed,
          "%s: y[%lld] is %.9g, should be %.9g +- %.3g (n %lld, k %lld, group %lld, bits %d, integer %d, scale type %d, "
          "zero type %d, m %lld, act %d, type %d)",
-         what, (long long)i, y[i], exact, allowed, (long long)s.n, (long long)s.k, (long long)s.group, s.bits, s.integer,
-         s.scale_type, s.zero_type, (long long)m, act, y.type);
+         what, (long long)i, y[i], exact, allowed, (long long)s.n, (long long)s.k, (long long)s.group, s.bits,
+         s.integer, s.scale_type, s.zero_type, (long long)m, act, y.type);
 }
 
 void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random& random) {
@@ -34,7 +34,8 @@ void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random&
   for (int64_t i = 0; i < n; ++i) bias_values.set_random(i, random, -3, 1);
   Numbers* bias = random() % 2 ? &bias_values : nullptr;
   Exact<float> scale(1, some_place(random));
-  scale[0] = float(std::ldexp(1.0 + double(random() % 64) / 64, act == BITPORT_NVFP4 ? -10 : act == BITPORT_FP8_TENSOR ? -7 : -5));
+  const int exponent = act == BITPORT_NVFP4 ? -10 : act == BITPORT_FP8_TENSOR ? -7 : -5;   // some of x is clipped
+  scale[0] = float(std::ldexp(1.0 + double(random() % 64) / 64, exponent));
   const bool takes_scale = act == BITPORT_INT8_TENSOR || act == BITPORT_FP8_TENSOR || act == BITPORT_NVFP4;
   const float* given = takes_scale && random() % 2 ? scale.data() : nullptr;
   const Product exact = product(w, rounded(x, m, k, act, given), m, bias);
@@ -46,8 +47,8 @@ void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random&
     EXPECT(code == 0, "%s: %s", bitport_isa_name(isa), bitport_error(code));
     const bool in_bf16 = !int8 && type == BITPORT_BF16 && isa >= BITPORT_AVX512_BF16;
     for (int64_t i = 0; i < m * n; ++i)
-      expect_close(y, i, exact.value[size_t(i)], exact.size[size_t(i)] * relative_error(k, in_bf16), bitport_isa_name(isa),
-                   w.shape, m, act);
+      expect_close(y, i, exact.value[size_t(i)], exact.size[size_t(i)] * relative_error(k, in_bf16),
+                   bitport_isa_name(isa), w.shape, m, act);
     ++cases;
   }
 }
@@ -90,7 +91,8 @@ Shape some_shape(Random& random, int64_t number) {
   s.bits = format.bits;
   s.integer = format.integer;
   s.scale_type = one_of(random, {BITPORT_F32, BITPORT_BF16, BITPORT_F16, BITPORT_E8M0, BITPORT_E4M3});
-  s.zero_type = s.integer ? one_of(random, {-1, -1, int(BITPORT_U8), int(BITPORT_U8), int(BITPORT_F32), int(BITPORT_BF16), int(BITPORT_F16)}) : -1;
+  const int32_t zero_types[] = {-1, -1, BITPORT_U8, BITPORT_U8, BITPORT_F32, BITPORT_BF16, BITPORT_F16};
+  s.zero_type = s.integer ? one_of(random, zero_types) : -1;
   s.k = one_of(random, {1, 7, 16, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 127, 160, 257, 300, 520, 1030});
   s.n = s.k > 300 ? 1 + below(random, 40) : one_of(random, {1, 2, 5, 16, 31, 32, 33, 40, 64, 65, 70});
   s.group = one_of(random, {int64_t(16), int64_t(32), int64_t(48), int64_t(64), int64_t(96), int64_t(128), s.k, s.k + 5,

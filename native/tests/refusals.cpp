@@ -57,8 +57,10 @@ const Refusal kOfProducts[] = {
     {"m < 0", kBadShape, [](Call& c) { c.m = -1; }},
     {"act -1", kBadAct, [](Call& c) { c.act = -1; }},
     {"act 9", kBadAct, [](Call& c) { c.act = 9; }},
-    {"int8 x with floats", kBadAct, [](Call& c) { c.act = BITPORT_INT8_ROW; c.tiles.zero = nullptr; c.tiles.integer = 0; }},
-    {"a scale for rows that have their own", kBadAct, [](Call& c) { c.act = BITPORT_FP8_ROW; c.act_scale = c.tiles.table; }},
+    {"int8 x with floats", kBadAct,
+     [](Call& c) { c.act = BITPORT_INT8_ROW; c.tiles.zero = nullptr; c.tiles.integer = 0; }},
+    {"a scale for rows that have their own", kBadAct,
+     [](Call& c) { c.act = BITPORT_FP8_ROW; c.act_scale = c.tiles.table; }},
     {"isa 5", kNoIsa, [](Call& c) { c.isa = 5; }},
 };
 
@@ -70,7 +72,9 @@ const Refusal kOfRows[] = {
     {"id at the end", kBadRow, [](Call& c) { c.ids = kFar; }},
 };
 
-int32_t linear(const Call& c) { return bitport_linear(c.w, c.x, c.type, c.m, c.act, c.act_scale, nullptr, c.y, 1, c.isa); }
+int32_t linear(const Call& c) {
+  return bitport_linear(c.w, c.x, c.type, c.m, c.act, c.act_scale, nullptr, c.y, 1, c.isa);
+}
 int32_t rows(const Call& c) { return bitport_rows(c.w, c.ids, c.count, c.y, c.type, 1); }
 int32_t dense(const Call& c) { return bitport_dense(c.w, c.y, c.type, 1); }
 
@@ -95,14 +99,19 @@ void try_refusals() {
     EXPECT(std::memcmp(y.data(), untouched.data(), y.bytes()) == 0, "%s, %s: y was written", by, r.what);
     ++cases;
   };
-  for (const Refusal& r : kOfWeights) { refused("linear", linear, r); refused("rows", rows, r); refused("dense", dense, r); }
+  for (const Refusal& r : kOfWeights) {
+    refused("linear", linear, r);
+    refused("rows", rows, r);
+    refused("dense", dense, r);
+  }
   for (const Refusal& r : kOfProducts) refused("linear", linear, r);
   for (const Refusal& r : kOfRows) refused("rows", rows, r);
 
   uint8_t byte = 0x5a;
   const struct { int32_t bits; int64_t n, k; bool null; int32_t code; } packings[] = {
-      {0, 1, 1, false, kBadShape}, {9, 1, 1, false, kBadShape}, {4, -1, 1, false, kBadShape}, {4, 1, 0, false, kBadShape},
-      {4, 1, -32, false, kBadShape}, {4, 1, 1, true, kNullPointer}, {4, 0, 1, true, kOk}};
+      {0, 1, 1, false, kBadShape}, {9, 1, 1, false, kBadShape},   {4, -1, 1, false, kBadShape},
+      {4, 1, 0, false, kBadShape}, {4, 1, -32, false, kBadShape}, {4, 1, 1, true, kNullPointer},
+      {4, 0, 1, true, kOk}};
   for (const auto& p : packings) {
     EXPECT(bitport_pack(p.null ? nullptr : &byte, p.bits, p.n, p.k, &byte, 1) == p.code, "pack: %d bits", p.bits);
     EXPECT(bitport_unpack(&byte, p.bits, p.n, p.k, p.null ? nullptr : &byte, 1) == p.code, "unpack: %d bits", p.bits);
@@ -118,13 +127,15 @@ void try_refusals() {
   none.table = nullptr;
   for (int32_t act = BITPORT_AS_IS; act <= BITPORT_NVFP4; ++act)
     for (int32_t isa = -1; isa <= bitport_best_isa(); ++isa) {
-      EXPECT(bitport_linear(&w.view, nullptr, BITPORT_BF16, 0, act, nullptr, nullptr, nullptr, -7, isa) == kOk, "m = 0");
+      const BitportTiles* some = &w.view;
+      EXPECT(bitport_linear(some, nullptr, BITPORT_BF16, 0, act, nullptr, nullptr, nullptr, -7, isa) == kOk, "m = 0");
       EXPECT(bitport_linear(&none, nullptr, BITPORT_BF16, 3, act, nullptr, nullptr, nullptr, 0, isa) == kOk, "n = 0");
       cases += 2;
     }
   EXPECT(bitport_rows(&none, nullptr, 0, nullptr, BITPORT_F32, -7) == kOk, "no ids");
   EXPECT(bitport_dense(&none, nullptr, BITPORT_F32, -7) == kOk, "no rows");
   for (int32_t code : {-1, 9, INT32_MAX, INT32_MIN}) EXPECT(bitport_error(code), "no text");
-  for (int32_t isa : {-1, 5, INT32_MAX, INT32_MIN}) EXPECT(!bitport_has_isa(isa) && bitport_isa_name(isa), "isa %d", isa);
+  for (int32_t isa : {-1, 5, INT32_MAX, INT32_MIN})
+    EXPECT(!bitport_has_isa(isa) && bitport_isa_name(isa), "isa %d", isa);
   cases += 4;
 }

@@ -34,8 +34,8 @@ struct Weight {
     draw_scales(random);
     draw_table(random);
     EXPECT(bitport_pack(dense.data(), s.bits, s.n, s.k, tiles.data(), 1) == 0, "pack refused");
-    view = {tiles.data(), scale.data(), zero ? zero->data() : nullptr, has_scale2 ? scale2.data() : nullptr, table.data(),
-            s.n, s.k, s.group, s.bits, s.integer, s.scale_type, zero ? s.zero_type : 0};
+    view = {tiles.data(), scale.data(), zero ? zero->data() : nullptr, has_scale2 ? scale2.data() : nullptr,
+            table.data(), s.n, s.k, s.group, s.bits, s.integer, s.scale_type, zero ? s.zero_type : 0};
     for (int64_t row = 0; row < s.n; ++row)
       for (int64_t column = 0; column < s.k; ++column) {
         const int64_t at = row * s.k + column, group = place(row, column / s.group);
