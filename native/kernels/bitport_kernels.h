@@ -40,7 +40,7 @@ enum BitportAct : int32_t {
 //          at least k (then there is one)
 //   zero   like scale, of zero_type (U8, F32, BF16, F16), or null
 //   table  what a code means, 2^bits floats: code - 2^(bits-1) for integers, of 1 bit -1/2 and 1/2; other types have up to
-//          4, 6 or 8 bits, above 4 with numbers that bfloat16 holds, float8 in sign and magnitude
+//          4 bits, or 6 with numbers that bfloat16 holds, or are float8, e4m3 or e5m2
 //   value  (table[code] - (zero + table[0])) * scale * scale2; without a zero, table[code] * scale * scale2
 struct BitportTiles {
   const uint8_t* codes;

@@ -75,13 +75,24 @@ struct Weight {
     }
   }
 
-  // 4 bits: any numbers, as nf4 has them; 6 and 8: numbers of bfloat16, those of 8 bits with a sign in front.
+  // e4m3 or e5m2; what is not finite reads as the largest number here, so that sums can be compared.
+  static float float8(int64_t code, bool e5m2) {
+    const int mantissa = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7;
+    const int64_t largest = e5m2 ? 0x7b : 0x7e, size = (code & 0x7f) < largest ? code & 0x7f : largest;
+    const int64_t exponent = size >> mantissa, fraction = size & ((1 << mantissa) - 1);
+    const double value = exponent ? std::ldexp(double(fraction + (1 << mantissa)), int(exponent) - bias - mantissa)
+                                  : std::ldexp(double(fraction), 1 - bias - mantissa);
+    return float(code & 0x80 ? -value : value);
+  }
+
+  // 4 bits: any numbers, as nf4 has them; 6: numbers of bfloat16; 8: float8.
   void draw_table(Random& random) {
+    const bool e5m2 = random() % 2;
     const int64_t count = int64_t(1) << shape.bits, half = count / 2;
     for (int64_t i = 0; i < count; ++i) {
       const double any = double(random() % (shape.bits == 4 ? 99991 : 255) + 1) / 64 * (random() % 2 ? 1 : -1);
       if (shape.integer) table[i] = shape.bits == 1 ? float(i) - 0.5f : float(i - half);
-      else if (shape.bits == 8) table[i] = i < half ? float(std::abs(any)) : -table[i - half];
+      else if (shape.bits == 8) table[i] = float8(i, e5m2);
       else table[i] = float(shape.bits == 4 ? any / 999 : any);
     }
   }
