@@ -11,9 +11,9 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 256;   // rows whose stretch of K stays in L2 while a few tiles go over them
+constexpr int64_t kRowsAtOnce = 512;   // rows whose stretch of K stays in L2 while a few tiles go over them
 constexpr size_t kRowsInL2 = size_t(1) << 20;
-constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too: 16 * 256 * 32 floats are 512 KiB
+constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too: 16 * 512 * 32 floats are 1 MiB
 
 thread_local Buffer own_buffer, call_buffer, rounded_buffer;
 
