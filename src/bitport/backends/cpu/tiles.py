@@ -10,24 +10,21 @@ from torch import Tensor
 from bitport.backends.cpu import crossovers
 from bitport.backends.cpu.native import ACTS, INTEGER_ACTS, Library
 from bitport.errors import ArgumentError
-from bitport.layouts.cpu_tiles import SCALES, ZEROS, CpuTiles, refuses_matrix
-from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, fake_quantize
+from bitport.layouts.cpu_tiles import CpuTiles
+from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Quantized, fake_quantize
 from bitport.numerics.qparams import choose_qparams
 from bitport.ops import Impl, Weight, register_kernel
 
 LAYOUT = CpuTiles.name
 
 
+HELD = CpuTiles()
+
+
 def refuses(weight: Weight) -> str | None:
     if weight.layout != LAYOUT:
         return f"the weight must be in layout {LAYOUT}, not {weight.layout}"
-    if reason := refuses_matrix(weight.matrix):
-        return reason
-    if weight.scale.dtype not in SCALES:
-        return f"scales must be float32, bfloat16, float16, e8m0 or e4m3, not {weight.scale.dtype}"
-    if weight.zero is not None and weight.zero.dtype not in ZEROS:
-        return f"zeros must be uint8, float32, bfloat16 or float16, not {weight.zero.dtype}"
-    return None
+    return HELD.refuses(weight.matrix, Quantized(*weight[:4]))
 
 
 def second_refuses(x: Tensor, *rest: Any) -> str | None:
