@@ -12,7 +12,7 @@ namespace bitport {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 512;   // rows whose stretch of K stays in L2 while a few tiles go over them
-constexpr size_t kRowsInL2 = size_t(1) << 20;
+constexpr size_t kRowsInL2 = size_t(1) << 20;   // bytes of x that stay there beside a panel
 constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too: 16 * 512 * 32 floats are 1 MiB
 
 thread_local Buffer own_buffer, call_buffer, rounded_buffer;

@@ -126,7 +126,7 @@ struct Rounding {
     }
   }
 
-  // y may be x; returns what the row is to be multiplied by
+  // In place; returns what the row is to be multiplied by.
   float round(float* x) const {
     const int64_t k = product.weight.k, step = block();
     float of_row = act == BITPORT_NVFP4 ? global : 1.0f;

@@ -15,16 +15,13 @@ from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Quantized, fake_quantize
 from bitport.numerics.qparams import choose_qparams
 from bitport.ops import Impl, Weight, register_kernel
 
-LAYOUT = CpuTiles.name
-
-
-HELD = CpuTiles()
+LAYOUT = CpuTiles()
 
 
 def refuses(weight: Weight) -> str | None:
-    if weight.layout != LAYOUT:
-        return f"the weight must be in layout {LAYOUT}, not {weight.layout}"
-    return HELD.refuses(weight.matrix, Quantized(*weight[:4]))
+    if weight.layout != LAYOUT.name:
+        return f"the weight must be in layout {LAYOUT.name}, not {weight.layout}"
+    return LAYOUT.refuses(weight.matrix, Quantized(*weight[:4]))
 
 
 def second_refuses(x: Tensor, *rest: Any) -> str | None:
