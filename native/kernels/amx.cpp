@@ -1,7 +1,6 @@
 // The product with AMX: 16 x 16 float32 sums in a tile register, 16 x 32 bfloat16 of x times 32 x 16 of the weight a step.
 #include "engine.h"
 #if BITPORT_X86
-#include "avx512.h"
 #include "avx512_bf16.h"
 
 #define AMX __attribute__((target(AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
@@ -28,51 +27,122 @@ AMX void configure(int64_t rows0, int64_t rows1) {
 AMX void begin() { configure(16, 16); }
 AMX void end() { _tile_release(); }
 
+// What is done beside a step of K, part by part: an instruction for the tile registers takes 16 cycles, and none of the
+// vectors' time.
+struct Nothing {
+  AMX_INLINE int begin() { return 0; }
+  AMX_INLINE void part(int, int64_t) {}
+  AMX_INLINE void end() {}
+};
+
+// Decodes a panel, so much of it a step that it is ready when `steps` steps are over.
+template <class Format, bool Scaled>
+struct Ahead {
+  Quarters<Format, Scaled> quarters;
+  const int64_t at_once;
+  bool any = true;   // left to decode
+
+  AVX512_BF16_MEMBER Ahead(const BitportTiles& w, const Panel& next, int64_t steps)
+      : quarters(w, next), at_once((quarters.end + steps - 1) / steps) {}
+
+  AVX512_BF16_MEMBER auto begin() {
+    any = quarters.at < quarters.end;
+    return any ? quarters.next() : typename Quarters<Format, Scaled>::Quarter{};
+  }
+  template <class Quarter>
+  AVX512_BF16_MEMBER void part(const Quarter& quarter, int64_t i) const {
+    if (any) quarters.decode(quarter, i);
+  }
+  AVX512_BF16_MEMBER void end() {
+    for (int64_t i = 1; i < at_once && quarters.at < quarters.end; ++i) quarters.decode();
+  }
+};
+
 // 32 rows of sums (or 16) over a stretch of K; x and panel advance by what one step of 32 columns takes. The panel is to
 // stay in L1, x streams through it.
-template <bool Two>
-AMX_INLINE void multiply_block(const uint16_t* x, int64_t stride, const uint16_t* panel, int64_t steps) {
+template <bool Two, class Beside>
+AMX_INLINE void multiply_block(const uint16_t* x, int64_t stride, const uint16_t* panel, int64_t steps, Beside& beside) {
   asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
   for (int64_t step = 0; step < steps; ++step, x += stride, panel += 1024) {
+    const auto work = beside.begin();
     _tile_loadd(6, panel, 64);
     _tile_stream_loadd(4, x, 64);
     _tile_dpbf16ps(0, 4, 6);
+    beside.part(work, 0);
     _tile_loadd(7, panel + 512, 64);
     _tile_dpbf16ps(1, 4, 7);
+    beside.part(work, 1);
     if (Two) {
       _tile_stream_loadd(5, x + 512, 64);
       _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
     }
+    beside.part(work, 2);
+    if (Two) _tile_dpbf16ps(3, 5, 7);
+    beside.part(work, 3);
+    beside.end();
   }
 }
 
-AMX void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t count, const void* panel, float* sum) {
-  const uint16_t* weights = static_cast<const uint16_t*>(panel);
-  for (int64_t r = 0; r < rows; r += 32, sum += 1024) {
-    const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at((row + r) / 32, k, count);
-    _tile_loadd(0, sum, 128);
-    _tile_loadd(1, sum + 16, 128);
-    if (rows - r > 16) {
-      _tile_loadd(2, sum + 512, 128);
-      _tile_loadd(3, sum + 528, 128);
-      multiply_block<true>(x, 1024, weights, count / 32);
-      _tile_stored(2, sum + 512, 128);
-      _tile_stored(3, sum + 528, 128);
-    } else {
-      multiply_block<false>(x, 1024, weights, count / 32);
-    }
-    _tile_stored(0, sum, 128);
-    _tile_stored(1, sum + 16, 128);
-  }
+template <bool Two>
+AMX_INLINE void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  if (Two) { _tile_zero(2); _tile_zero(3); }
 }
 
-constexpr int64_t kDepth = 512;
-constexpr int64_t kFusedRows = 64;
+template <bool Two>
+AMX_INLINE void load_sums(const float* sum) {
+  _tile_loadd(0, sum, 128);
+  _tile_loadd(1, sum + 16, 128);
+  if (Two) { _tile_loadd(2, sum + 512, 128); _tile_loadd(3, sum + 528, 128); }
+}
+
+template <bool Two>
+AMX_INLINE void store_sums(float* sum) {
+  _tile_stored(0, sum, 128);
+  _tile_stored(1, sum + 16, 128);
+  if (Two) { _tile_stored(2, sum + 512, 128); _tile_stored(3, sum + 528, 128); }
+}
+
+template <bool Two, class Beside>
+AMX_INLINE void multiply_whole(const Job& job, const Panel& panel, int64_t row, float* sum, Beside& beside) {
+  const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k);
+  if (panel.k == 0) zero_sums<Two>();
+  else load_sums<Two>(sum);
+  multiply_block<Two>(x, 1024, static_cast<const uint16_t*>(panel.data), panel.count / 32, beside);
+  store_sums<Two>(sum);
+}
+
+template <class Beside>
+AMX_INLINE void multiply_rows(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, Beside& beside) {
+  for (int64_t r = 0; r < rows; r += 32, sum += 1024)
+    if (rows - r > 16) multiply_whole<true>(job, panel, row + r, sum, beside);
+    else multiply_whole<false>(job, panel, row + r, sum, beside);
+}
+
+AMX void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  Nothing nothing;
+  multiply_rows(job, panel, row, rows, sum, nothing);
+}
+
+template <class Format, bool Scaled>
+AMX void multiply_as(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
+  Ahead<Format, Scaled> ahead(*job.weight, next, (rows + 31) / 32 * (panel.count / 32));
+  multiply_rows(job, panel, row, rows, sum, ahead);
+}
+
+void multiply_ahead(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next,
+                    bool late) {
+  if (late) { BITPORT_WITH_CODES(*job.weight, (multiply_as<Format, false>(job, panel, row, rows, sum, next))) }
+  else { BITPORT_WITH_CODES(*job.weight, (multiply_as<Format, true>(job, panel, row, rows, sum, next))) }
+}
+
+constexpr int64_t kDepth = 256;
+constexpr int64_t kFusedRows = 48;
 
 // Of groups that are worth tile registers: what is done for each of them takes long beside the products of a small one,
-// and a panel holds no larger one.
-bool has_tile_groups(const BitportTiles& w) { return w.group >= 64 && w.group <= kDepth && w.group % 32 == 0; }
+// and two panels hold no larger one.
+bool has_tile_groups(const BitportTiles& w) { return w.group >= 64 && w.group <= 2 * kDepth && w.group % 32 == 0; }
 
 bool fuses(const BitportTiles& w, int64_t m) {
   return m == 1 || (has_tile_groups(w) ? m <= kFusedRows : w.group < 64 && m <= 2);
@@ -95,26 +165,22 @@ AMX void fused(const Job& job, int64_t tile, void* panel, float* sum) {
   for (int64_t i = 0; i < m * 32; i += 16) _mm512_store_ps(sum + i, _mm512_setzero_ps());
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t first = g * w.group, last = g + 1 < groups ? first + w.group : columns;
-    avx512_look_up_bf16(w, tile, first, last - first, panel);
+    avx512_look_up_bf16(w, {tile, first, last - first, panel});
     const Affine a[2] = {affine(w, (tile * groups + g) * 32), affine(w, (tile * groups + g) * 32 + 16)};
     for (int64_t row = 0; row < m; row += 32) {
       const int64_t rows = m - row < 32 ? m - row : 32;
-      _tile_zero(0);
-      _tile_zero(1);
-      if (rows > 16) { _tile_zero(2); _tile_zero(3); }
-      for (int64_t k = first; k < last;) {   // a group may lie in two stretches
-        const int64_t start = k / kDepth * kDepth, stretch = columns - start < kDepth ? columns - start : kDepth;
-        const int64_t end = start + stretch < last ? start + stretch : last;
-        const uint16_t* x =
-            static_cast<const uint16_t*>(job.rows) + job.at(row / 32, start, stretch) + (k - start) * job.block;
-        const uint16_t* values = static_cast<const uint16_t*>(panel) + (k - first) * 32;
-        if (rows > 16) multiply_block<true>(x, stride, values, (end - k) / 32);
-        else multiply_block<false>(x, stride, values, (end - k) / 32);
-        k = end;
+      const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, first);
+      const uint16_t* values = static_cast<const uint16_t*>(panel);
+      Nothing nothing;
+      if (rows > 16) {
+        zero_sums<true>();
+        multiply_block<true>(x, stride, values, (last - first) / 32, nothing);
+        store_sums<true>(part);
+      } else {
+        zero_sums<false>();
+        multiply_block<false>(x, stride, values, (last - first) / 32, nothing);
+        store_sums<false>(part);
       }
-      _tile_stored(0, part, 128);
-      _tile_stored(1, part + 16, 128);
-      if (rows > 16) { _tile_stored(2, part + 512, 128); _tile_stored(3, part + 528, 128); }
       for (int64_t r = 0; r < rows; ++r)
         for (int h = 0; h < 2; ++h)
           add_scaled(a[h], w.zero, part + r * 32 + h * 16, w.zero ? job.sums[(row + r) * groups + g] : 0.0f,
@@ -139,8 +205,8 @@ AMX void finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* 
 }  // namespace
 
 const Engine amx_engine = {
-    true,  kDepth, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, finish, multiply, fuses, fused, avx512_store,
-    begin, end};
+    true,  kDepth, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, finish, multiply, multiply_ahead, fuses, fused,
+    avx512_store, begin, end};
 
 }  // namespace bitport
 #endif

@@ -31,7 +31,8 @@ AVX2_INLINE __m256 look_up(__m256i codes, const Meaning& m) {
 }
 
 // panel [count][32]
-AVX2 void decode(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void* panel) {
+AVX2 void decode(const BitportTiles& w, const Panel& panel) {
+  const auto [tile, k, count, data] = panel;
   const Meaning table = meaning(w);
   const int64_t groups = groups_of(w);
   const __m256i byte = _mm256_set1_epi32(255);
@@ -43,7 +44,7 @@ AVX2 void decode(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, 
         const __m256 scale = load8(w.scale, w.scale_type, at);
         const __m256 shift = w.zero ? _mm256_sub_ps(load8(w.zero, w.zero_type, at), _mm256_set1_ps(middle(w)))
                                     : _mm256_setzero_ps();
-        float* to = static_cast<float*>(panel) + (step * 32 + column - k) * 32 + part * 8;
+        float* to = static_cast<float*>(data) + (step * 32 + column - k) * 32 + part * 8;
         for (int64_t line = part / 2 * 8 + column / 4, end = line + 4; line < end; ++line, to += 128) {
           alignas(32) uint8_t bytes[64];
           read_codes(codes, w.bits, line, bytes);
@@ -75,16 +76,17 @@ AVX2_INLINE void multiply_rows(const float* x, int64_t stride, int64_t steps, co
     for (int j = 0; j < 4; ++j) _mm256_store_ps(sum + r * 32 + j * 8, a[r][j]);
 }
 
-AVX2 void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t count, const void* panel, float* sum) {
-  const float* weights = static_cast<const float*>(panel);
+AVX2 void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
+  const float* weights = static_cast<const float*>(panel.data);
   const int64_t stride = job.block * 32;
   for (int64_t r = 0; r < rows;) {
-    const int64_t block = (row + r) / job.block, line = (row + r) % job.block;
-    const float* x = static_cast<const float*>(job.rows) + job.at(block, k, count) + line * 32;
+    const int64_t line = (row + r) % job.block;
+    const float* x = static_cast<const float*>(job.rows) + job.at(row + r, panel.k);
     const bool three = rows - r >= 3 && job.block - line >= 3, two = rows - r >= 2 && job.block - line >= 2;
-    if (three) multiply_rows<3>(x, stride, count / 32, weights, sum + r * 32);
-    else if (two) multiply_rows<2>(x, stride, count / 32, weights, sum + r * 32);
-    else multiply_rows<1>(x, stride, count / 32, weights, sum + r * 32);
+    if (three) multiply_rows<3>(x, stride, panel.count / 32, weights, sum + r * 32);
+    else if (two) multiply_rows<2>(x, stride, panel.count / 32, weights, sum + r * 32);
+    else multiply_rows<1>(x, stride, panel.count / 32, weights, sum + r * 32);
     r += three ? 3 : two ? 2 : 1;
   }
 }
@@ -116,7 +118,7 @@ AVX2 void store(const float* sum, int64_t count, const float* bias, void* y, int
 
 }  // namespace
 
-const Engine avx2_engine = {false, 256, widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, store, nullptr, nullptr};
+const Engine avx2_engine = {false, 256, widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, store, nullptr, nullptr};
 
 }  // namespace bitport
 #endif

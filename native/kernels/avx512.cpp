@@ -7,7 +7,8 @@ namespace bitport {
 namespace {
 
 template <class Format>
-AVX512 void decode_as(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, float* panel) {
+AVX512 void decode_as(const BitportTiles& w, const Panel& panel) {
+  const auto [tile, k, count, data] = panel;
   const Format format(w);
   const int64_t groups = groups_of(w), bytes = 128 * w.bits;
   for (int64_t step = k / 32; step < (k + count) / 32; ++step) {
@@ -16,7 +17,7 @@ AVX512 void decode_as(const BitportTiles& w, int64_t tile, int64_t k, int64_t co
     for (int64_t quarter = 0; quarter < 4; ++quarter) {   // 16 rows by 16 columns
       const int64_t half = quarter / 2, column = quarter % 2 * 16;
       const Affine a = affine(w, (tile * groups + group_of(w, step * 32 + column)) * 32 + half * 16);
-      float* to = panel + (step * 32 + column - k) * 32 + half * 16;
+      float* to = static_cast<float*>(data) + (step * 32 + column - k) * 32 + half * 16;
       for (int64_t line = half * 8 + column / 4, end = line + 4; line < end; ++line, to += 128) {
         const Values v = format.values(codes, line);
         for (int c = 0; c < 4; ++c) _mm512_store_ps(to + c * 32, _mm512_mul_ps(_mm512_sub_ps(v.c[c], a.shift), a.scale));
@@ -26,8 +27,8 @@ AVX512 void decode_as(const BitportTiles& w, int64_t tile, int64_t k, int64_t co
 }
 
 // panel [count][32]
-AVX512 void decode(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void* panel) {
-  BITPORT_WITH_CODES(w, decode_as<Format>(w, tile, k, count, static_cast<float*>(panel)))
+AVX512 void decode(const BitportTiles& w, const Panel& panel) {
+  BITPORT_WITH_CODES(w, decode_as<Format>(w, panel))
 }
 
 template <int R>
@@ -48,12 +49,13 @@ AVX512_INLINE void multiply_rows(const float* x, int64_t stride, int64_t steps, 
     for (int j = 0; j < 2; ++j) _mm512_store_ps(sum + r * 32 + j * 16, a[r][j]);
 }
 
-AVX512 void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t count, const void* panel, float* sum) {
-  const int64_t stride = job.block * 32, steps = count / 32;
-  const float* weights = static_cast<const float*>(panel);
+AVX512 void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
+  const int64_t stride = job.block * 32, steps = panel.count / 32;
+  const float* weights = static_cast<const float*>(panel.data);
   for (int64_t r = 0; r < rows;) {
-    const int64_t block = (row + r) / job.block, line = (row + r) % job.block;
-    const float* x = static_cast<const float*>(job.rows) + job.at(block, k, count) + line * 32;
+    const int64_t line = (row + r) % job.block;
+    const float* x = static_cast<const float*>(job.rows) + job.at(row + r, panel.k);
     const int64_t left = rows - r < job.block - line ? rows - r : job.block - line;
     float* to = sum + r * 32;
     if (left >= 8) { multiply_rows<8>(x, stride, steps, weights, to); r += 8; }
@@ -71,7 +73,21 @@ AVX512 void avx512_widen(const void* from, int32_t type, int64_t count, float* t
   for (; i < count; ++i) to[i] = load_number(from, type, i);
 }
 
+// A line of a cache, written at once.
+AVX512_INLINE void store_line(const float* sum, const float* bias, void* y, int32_t type) {
+  __m512 low = _mm512_load_ps(sum), high = _mm512_load_ps(sum + 16);
+  if (bias) {
+    low = _mm512_add_ps(low, _mm512_loadu_ps(bias));
+    high = _mm512_add_ps(high, _mm512_loadu_ps(bias + 16));
+  }
+  const auto half = [&](__m512 v) AVX512 {
+    return type == BITPORT_BF16 ? bf16_of(v) : _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  };
+  _mm512_storeu_si512(y, _mm512_inserti64x4(_mm512_castsi256_si512(half(low)), half(high), 1));
+}
+
 AVX512 void avx512_store(const float* sum, int64_t count, const float* bias, void* y, int32_t type) {
+  if (count == 32 && type != BITPORT_F32) return store_line(sum, bias, y, type);
   for (int64_t j = 0; j < count; j += 16) {
     const __mmask16 mask = count - j < 16 ? __mmask16((1u << (count - j)) - 1) : __mmask16(0xffff);
     __m512 v = _mm512_load_ps(sum + j);
@@ -87,7 +103,7 @@ AVX512 void avx512_store(const float* sum, int64_t count, const float* bias, voi
 }
 
 const Engine avx512_engine = {
-    false, 256, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, avx512_store, nullptr, nullptr};
+    false, 256, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, avx512_store, nullptr, nullptr};
 
 }  // namespace bitport
 #endif

@@ -9,6 +9,7 @@
 #define AVX512_INLINE AVX512 __attribute__((always_inline)) static inline
 #define AVX512_MEMBER AVX512 __attribute__((always_inline)) inline
 #define AVX512_BF16 __attribute__((target(AVX512_TARGET ",avx512bf16")))
+#define AVX512_BF16_MEMBER AVX512_BF16 __attribute__((always_inline)) inline
 #define AVX512_BF16_INLINE AVX512_BF16 __attribute__((always_inline)) static inline
 
 namespace bitport {
@@ -83,7 +84,7 @@ AVX512_INLINE __m512i read_codes(const uint8_t* tile, int64_t line) {
 
 // What the codes of a line mean, unscaled: values[c] column 4p + c of 16 rows in float32; pairs[0] columns 4p and 4p + 1
 // of 16 rows in bfloat16, side by side, pairs[1] the next two. Exact for every table of bfloat16 numbers; the pairs of
-// another table (nf4) are rounded.
+// another table (nf4) are rounded. In the order of the line: the same pairs in float32, of rows 0-7 and of rows 8-15.
 struct Values { __m512 c[4]; };
 struct Pairs { __m512i c[2]; };
 
@@ -174,6 +175,24 @@ struct Codes {
     }
   }
 
+  AVX512_MEMBER Values in_order(const uint8_t* tile, int64_t line) const {
+    if constexpr (Bits == 4) {
+      const __m128i* at = reinterpret_cast<const __m128i*>(tile + line * 32);
+      const __m512i a = _mm512_cvtepu8_epi32(_mm_loadu_si128(at)), b = _mm512_cvtepu8_epi32(_mm_loadu_si128(at + 1));
+      return {{meaning(a), meaning(b), meaning(_mm512_srli_epi32(a, 4)), meaning(_mm512_srli_epi32(b, 4))}};
+    } else if constexpr (Bits < 4 || Integer) {
+      const __m512i codes = read_codes<Bits>(tile, line);
+      return {{meaning(_mm512_cvtepu8_epi32(_mm512_castsi512_si128(codes))),
+               meaning(_mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(codes, 1))),
+               meaning(_mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(codes, 2))),
+               meaning(_mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(codes, 3)))}};
+    } else {
+      const Pairs p = pairs(tile, line);
+      return {{widened(_mm512_castsi512_si256(p.c[0])), widened(_mm512_extracti64x4_epi64(p.c[0], 1)),
+               widened(_mm512_castsi512_si256(p.c[1])), widened(_mm512_extracti64x4_epi64(p.c[1], 1))}};
+    }
+  }
+
   AVX512_MEMBER Values values(const uint8_t* tile, int64_t line) const {
     if constexpr (Bits == 4) {   // two bytes of a row, as one lane, are its columns 0, 2, 1, 3 from the low nibble up
       const __m512i lanes =
@@ -200,6 +219,9 @@ struct Codes {
     const __m512i bits = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x4b000000), lanes, _mm512_set1_epi32(255),
                                                    kFirstOrBothOthers);
     return _mm512_sub_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(8388608.0f + (1 << (Bits - 1))));
+  }
+  AVX512_MEMBER static __m512 widened(__m256i bf16) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
   }
   AVX512_MEMBER static __m512 even(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
   AVX512_MEMBER static __m512 odd(__m512i pairs) {

@@ -1,47 +1,24 @@
 // The product in bfloat16: panels for the tile registers, and a few rows by vdpbf16ps.
 #include "engine.h"
 #if BITPORT_X86
-#include "avx512.h"
 #include "avx512_bf16.h"
 
 namespace bitport {
 namespace {
 
-// Two columns to bfloat16, the even one in the low half. What lies in the middle goes away from zero in even columns and
-// towards it in odd ones: half the work of a rounding to even, and without a bias too.
-AVX512_INLINE __m512i round_pairs(__m512 even, __m512 odd) {
-  const __m512i e = _mm512_add_epi32(_mm512_castps_si512(even), _mm512_set1_epi32(0x8000));
-  const __m512i o = _mm512_add_epi32(_mm512_castps_si512(odd), _mm512_set1_epi32(0x7fff));
-  constexpr int kSelect = 0xca;   // first ? second : third
-  return _mm512_ternarylogic_epi32(_mm512_set1_epi32(int(0xffff0000)), o, _mm512_srli_epi32(e, 16), kSelect);
+template <class Format>
+AVX512_BF16 void decode_as(const BitportTiles& w, const Panel& panel) {
+  Quarters<Format, true> quarters(w, panel);
+  while (quarters.at < quarters.end) quarters.decode();
 }
 
+// By whole tiles, for a few rows that wait for it.
 template <class Format>
-AVX512 void decode_as(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, uint16_t* panel) {
+AVX512 void look_up_as(const BitportTiles& w, const Panel& panel) {
   const Format format(w);
-  const int64_t groups = groups_of(w), bytes = 128 * w.bits;
-  for (int64_t step = k / 32; step < (k + count) / 32; ++step) {
-    const uint8_t* codes = tile_at(w, tile, step);
-    prefetch_ahead(codes, bytes);
-    for (int64_t quarter = 0; quarter < 4; ++quarter) {   // 16 rows by 16 columns
-      const int64_t half = quarter / 2, column = quarter % 2 * 16;
-      const Affine a = affine(w, (tile * groups + group_of(w, step * 32 + column)) * 32 + half * 16);
-      uint16_t* to = panel + (step * 32 - k) * 32 + half * 512 + column * 16;
-      for (int64_t line = half * 8 + column / 4, end = line + 4; line < end; ++line, to += 64) {
-        Values v = format.values(codes, line);
-        for (int c = 0; c < 4; ++c) v.c[c] = _mm512_mul_ps(_mm512_sub_ps(v.c[c], a.shift), a.scale);
-        _mm512_store_si512(to, round_pairs(v.c[0], v.c[1]));
-        _mm512_store_si512(to + 32, round_pairs(v.c[2], v.c[3]));
-      }
-    }
-  }
-}
-
-template <class Format>
-AVX512 void look_up_as(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, uint16_t* to) {
-  const Format format(w);
-  for (int64_t step = k / 32; step < (k + count) / 32; ++step) {
-    const uint8_t* codes = tile_at(w, tile, step);
+  uint16_t* to = static_cast<uint16_t*>(panel.data);
+  for (int64_t step = panel.k / 32; step < (panel.k + panel.count) / 32; ++step) {
+    const uint8_t* codes = tile_at(w, panel.tile, step);
     prefetch_ahead(codes, 128 * w.bits);
 #pragma GCC unroll 16
     for (int64_t line = 0; line < 16; ++line, to += 64) {
@@ -120,12 +97,12 @@ bool fuses(const BitportTiles&, int64_t m) { return m <= kVectorRows; }
 
 }  // namespace
 
-void avx512_decode_bf16(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void* panel) {
-  BITPORT_WITH_CODES(w, decode_as<Format>(w, tile, k, count, static_cast<uint16_t*>(panel)))
+void avx512_decode_bf16(const BitportTiles& w, const Panel& panel) {
+  BITPORT_WITH_CODES(w, decode_as<Format>(w, panel))
 }
 
-void avx512_look_up_bf16(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void* panel) {
-  BITPORT_WITH_CODES(w, look_up_as<Format>(w, tile, k, count, static_cast<uint16_t*>(panel)))
+void avx512_look_up_bf16(const BitportTiles& w, const Panel& panel) {
+  BITPORT_WITH_CODES(w, look_up_as<Format>(w, panel))
 }
 
 void avx512_fused_bf16(const Job& job, int64_t tile, void*, float* sum) {
@@ -133,8 +110,8 @@ void avx512_fused_bf16(const Job& job, int64_t tile, void*, float* sum) {
 }
 
 const Engine avx512_bf16_engine = {
-    true,  256,  avx512_widen, nullptr, nullptr, nullptr, nullptr, fuses, avx512_fused_bf16, avx512_store, nullptr,
-    nullptr};
+    true,  256,  avx512_widen, nullptr, nullptr, nullptr, nullptr, nullptr, fuses, avx512_fused_bf16, avx512_store,
+    nullptr, nullptr};
 
 }  // namespace bitport
 #endif

@@ -1,5 +1,6 @@
 // The parts of the product in bfloat16 that need no tile registers.
 #pragma once
+#include "avx512.h"
 #include "engine.h"
 
 namespace bitport {
@@ -8,10 +9,78 @@ namespace bitport {
 // it pays only while reading the codes is what takes the time.
 constexpr int64_t kVectorRows = 4;
 
-// panel [count / 32][2 halves of 16 rows][16 pairs of columns][16 rows][2]: what AMX takes as its second operand
-void avx512_decode_bf16(const BitportTiles& weight, int64_t tile, int64_t k, int64_t count, void* panel);
-// The same, unscaled.
-void avx512_look_up_bf16(const BitportTiles& weight, int64_t tile, int64_t k, int64_t count, void* panel);
+// A panel in bfloat16, decoded by quarters of a tile: 16 rows by 16 columns, 4 lines of 64 codes.
+//   panel [count / 32][2 halves of 16 rows][16 pairs of columns][16 rows][2]: what AMX takes as its second operand
+template <class Format, bool Scaled>
+struct Quarters {
+  struct Quarter {
+    const uint8_t* codes;
+    int64_t line;
+    uint16_t* to;
+    __m512 scale[2], offset[2];   // of 8 rows, two columns each
+  };
+
+  const BitportTiles& w;
+  const Format format;
+  const uint8_t* codes;
+  uint16_t* to;
+  int64_t at = 0, end, columns_left, groups_left, scales;   // scales: where those of the group stand
+
+  AVX512_BF16_MEMBER Quarters(const BitportTiles& weight, const Panel& panel)
+      : w(weight), format(weight), codes(tile_at(weight, panel.tile, panel.k / 32)),
+        to(static_cast<uint16_t*>(panel.data)), end(panel.count / 8) {
+    const int64_t groups = groups_of(w), group = groups == 1 ? 0 : group_of(w, panel.k);
+    groups_left = groups - 1 - group;
+    columns_left = groups_left ? (group + 1) * w.group - panel.k : INT64_MAX;
+    scales = (panel.tile * groups + group) * 32;
+  }
+
+  AVX512_BF16_MEMBER Quarter next() {
+    const int64_t half = at & 1, column = at >> 1;   // column: in units of 16
+    Quarter q = {codes + (column >> 1) * 128 * w.bits, half * 8 + (column & 1) * 4,
+                 to + (column >> 1) * 1024 + half * 512 + (column & 1) * 256, {}, {}};
+    prefetch_ahead(q.codes + (at & 3) * 32 * w.bits, 32 * w.bits);
+    ++at;
+    if (!Scaled) return q;
+    if (columns_left == 0) {
+      scales += 32;
+      columns_left = --groups_left ? w.group : INT64_MAX;
+    }
+    columns_left -= half * 16;
+    const Affine a = affine(w, scales + half * 16);
+    const __m512 minus = _mm512_fnmadd_ps(a.shift, a.scale, _mm512_setzero_ps());
+    const __m512i twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    const __m512i later = _mm512_add_epi32(twice, _mm512_set1_epi32(8));
+    q.scale[0] = _mm512_permutexvar_ps(twice, a.scale);
+    q.scale[1] = _mm512_permutexvar_ps(later, a.scale);
+    q.offset[0] = _mm512_permutexvar_ps(twice, minus);
+    q.offset[1] = _mm512_permutexvar_ps(later, minus);
+    return q;
+  }
+
+  AVX512_BF16_MEMBER void decode(const Quarter& q, int64_t line) const {
+    uint16_t* at = q.to + line * 64;
+    if (Scaled) {
+      Values v = format.in_order(q.codes, q.line + line);
+      for (int c = 0; c < 4; ++c) v.c[c] = _mm512_fmadd_ps(v.c[c], q.scale[c % 2], q.offset[c % 2]);
+      _mm512_store_si512(at, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(v.c[1], v.c[0])));
+      _mm512_store_si512(at + 32, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(v.c[3], v.c[2])));
+    } else {
+      const Pairs p = format.pairs(q.codes, q.line + line);
+      _mm512_store_si512(at, p.c[0]);
+      _mm512_store_si512(at + 32, p.c[1]);
+    }
+  }
+
+  AVX512_BF16_MEMBER void decode() {
+    const Quarter q = next();
+#pragma GCC unroll 4
+    for (int64_t line = 0; line < 4; ++line) decode(q, line);
+  }
+};
+
+void avx512_decode_bf16(const BitportTiles& weight, const Panel& panel);
+void avx512_look_up_bf16(const BitportTiles& weight, const Panel& panel);   // the same, unscaled
 void avx512_fused_bf16(const Job& job, int64_t tile, void* panel, float* sum);   // up to kVectorRows rows
 
 }  // namespace bitport

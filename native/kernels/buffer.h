@@ -33,6 +33,8 @@ struct Buffer {
   ~Buffer() { std::free(data); }
 };
 
+inline thread_local Buffer own_buffer;   // of a thread that works on a piece of a product
+
 static inline size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace bitport

@@ -15,7 +15,7 @@ void write_tile(const BitportTiles& w, const Engine& engine, int64_t tile, void*
   const int64_t columns = steps_of(w) * 32, width = type == BITPORT_F32 ? 4 : 2;
   for (int64_t k = 0; k < columns; k += kColumns) {
     const int64_t count = columns - k < kColumns ? columns - k : kColumns, left = w.k - k < count ? w.k - k : count;
-    engine.decode(w, tile, k, count, panel);
+    engine.decode(w, {tile, k, count, panel});
     for (int64_t i = 0; i < count; ++i)
       for (int64_t row = 0; row < 32; ++row) rows[row * kColumns + i] = panel[i * 32 + row] * scale2;
     for (int64_t row = 0; row < 32 && tile * 32 + row < w.n; ++row)

@@ -13,34 +13,41 @@
 
 namespace bitport {
 
-// Rows of x in blocks and stretches of K: [stretch][m / block][steps of the stretch][block][32], the last step filled up
-// with zeros. A stretch is what a panel holds; all rows of it lie together, and what one step reads too: rows or blocks
-// 2^n bytes apart would fall into the same few lines of the caches. The last block may hold fewer rows; the rest of it is
-// undefined.
+// Rows of x in blocks: [m / block][K / 32][block][32], the last step filled up with zeros. The last block may hold fewer
+// rows; the rest of it is undefined.
 struct Job {
   const BitportTiles* weight;
   const void* rows;    // float32 or bfloat16, as the engine asks
   const float* sums;   // [m][groups]: sums of x over each group, where the weight has a zero and scales act on sums
   int64_t m, block;
 
-  // The first number of a block within the stretch of columns [k, k + count), in a layout of whole stretches before it.
-  int64_t at(int64_t number, int64_t k, int64_t count) const {
-    const int64_t blocks = (m + block - 1) / block;
-    return (k * blocks + number * count) * block;
+  // Where the number of a row and column lies; the column is a multiple of 32.
+  int64_t at(int64_t row, int64_t k) const {
+    return ((row / block * ((weight->k + 31) / 32) + k / 32) * block + row % block) * 32;
   }
+};
+
+// A stretch of K of one tile, unpacked: columns [k, k + count), whole steps of 32.
+struct Panel {
+  int64_t tile, k, count;
+  void* data;
 };
 
 struct Engine {
   bool bf16;            // rows and panel in bfloat16, else in float32
   int64_t depth;        // how much of K a panel holds
   void (*widen)(const void* from, int32_t type, int64_t count, float* to);
-  void (*decode)(const BitportTiles& weight, int64_t tile, int64_t k, int64_t count, void* panel);
-  void (*look_up)(const BitportTiles& weight, int64_t tile, int64_t k, int64_t count, void* panel);   // null: never late
+  void (*decode)(const BitportTiles& weight, const Panel& panel);
+  void (*look_up)(const BitportTiles& weight, const Panel& panel);   // null: never late
   void (*finish)(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum);
-  // Adds rows [row, row + rows) times the panel of columns [k, k + count) to sum; row is a multiple of the block.
-  void (*multiply)(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t count, const void* panel, float* sum);
+  // Adds rows [row, row + rows) times the panel to sum, or overwrites it where the panel begins at column 0; row is a
+  // multiple of the block.
+  void (*multiply)(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum);
+  // The same, and meanwhile decodes (or looks up, if late) another panel; null: one does not run beside the other.
+  void (*multiply_ahead)(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next,
+                         bool late);
   bool (*fuses)(const BitportTiles& weight, int64_t m);   // whether to go the fused way; null: never
-  void (*fused)(const Job& job, int64_t tile, void* panel, float* sum);   // overwrites sum
+  void (*fused)(const Job& job, int64_t tile, void* panel, float* sum);   // overwrites sum; memory of two panels
   void (*store)(const float* sum, int64_t count, const float* bias, void* y, int32_t type);   // part of a row
   void (*begin)();      // once per thread and piece of work; may be null
   void (*end)();

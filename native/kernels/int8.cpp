@@ -1,22 +1,15 @@
 // y = round(x) W^T + bias in integers: rounds the rows of x, and shares the tiles of the weight among threads.
-#include <atomic>
-#include <cstring>
-#include "buffer.h"
 #include "int8.h"
 #include "number.h"
-#include "share.h"
 #include "status.h"
+#include "sweep.h"
 
 namespace bitport {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 512;   // rows whose stretch of K stays in L2 while a few tiles go over them
-constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too
-constexpr int64_t kAbreast = 2;        // tiles that share a stretch of 32 rows while it lies in L1
-
 constexpr size_t kTileBytes = 1024;    // a tile register reads 16 rows of codes, whatever m is
 
-thread_local Buffer own_buffer, call_buffer;
+thread_local Buffer call_buffer;
 
 size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -134,65 +127,40 @@ struct Int8Call : Product {
 
   void run_fused(int64_t first, int64_t last) {
     const size_t panel = aligned(panel_bytes());
-    char* memory = own_buffer.need(panel + 128 + size_t(ceil_div(m, 32) * 32) * 128);
+    char* memory = own_buffer.need(panel + size_t(ceil_div(m, 32) * 32) * 128);
     if (!memory) { failed = true; return; }
-    float* one_sums = has_zeros ? reinterpret_cast<float*>(memory + panel) : nullptr;
-    float* sum = reinterpret_cast<float*>(memory + panel + 128);
-    if (engine.begin) engine.begin(weight);
+    float* sum = reinterpret_cast<float*>(memory + panel);
+    start();
     for (int64_t tile = first; tile < last; ++tile) {
-      if (has_zeros) engine.fused(ones, tile, memory, one_sums);
       engine.fused(job, tile, memory, sum);
-      finish(tile, 0, m, sum, one_sums);
+      done(tile, 0, m, sum, memory);
     }
-    if (engine.end) engine.end();
+    stop();
   }
 
-  void run_panels(int64_t first, int64_t last, int64_t row, int64_t rows) {
-    const int64_t tiles = last - first, size = ceil_div(rows, 32) * 32 * 32;   // engines may write whole blocks
-    const size_t panels = panel_bytes() * kAbreast;
-    char* memory = own_buffer.need(panels + size_t(tiles) * (128 + size_t(size) * 4));
-    if (!memory) { failed = true; return; }
-    float* one_sums = reinterpret_cast<float*>(memory + panels);
-    float* sum = one_sums + tiles * 32;
-    std::memset(sum, 0, size_t(tiles * size) * 4);
-    if (engine.begin) engine.begin(weight);
-    if (has_zeros)
-      for (int64_t i = 0; i < tiles; ++i) engine.fused(ones, first + i, memory, one_sums + i * 32);
-    for (int64_t k = 0; k < weight.k; k += engine.stretch) {
-      const int64_t count = smaller(weight.k - k, engine.stretch);
-      for (int64_t tile = first; tile < last; tile += kAbreast) {
-        const int64_t abreast = smaller(last - tile, kAbreast);
-        const auto panel = [&](int64_t i) { return reinterpret_cast<uint8_t*>(memory) + size_t(i) * panel_bytes(); };
-        for (int64_t i = 0; i < abreast; ++i) engine.unpack(weight, tile + i, k, count, panel(i));
-        for (int64_t r = 0; r < rows; r += 32)
-          for (int64_t i = 0; i < abreast; ++i) {
-            const int64_t part = smaller(rows - r, 32), at = tile + i - first;
-            float* to = sum + at * size + r * 32;
-            engine.multiply(job, tile + i, row + r, part, k, count, panel(i), to);
-            if (k + count < weight.k) continue;
-            if (stays_int) engine.settle(job, tile + i, row + r, part, to);
-            finish(tile + i, row + r, part, to, has_zeros ? one_sums + at * 32 : nullptr);
-          }
-      }
-    }
-    if (engine.end) engine.end();
+  // What a sweep over many rows calls.
+  void start() const { if (engine.begin) engine.begin(weight); }
+  void stop() const { if (engine.end) engine.end(); }
+  void unpack(const Panel& panel) const { engine.unpack(weight, panel); }
+  void multiply(const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel* next) const {
+    if (next && engine.multiply_ahead) return engine.multiply_ahead(job, panel, row, rows, sum, *next);
+    engine.multiply(job, panel, row, rows, sum);
+    if (next) unpack(*next);
+  }
+  void done(int64_t tile, int64_t row, int64_t rows, float* sum, void* scratch) const {
+    alignas(64) float one_sums[32];
+    if (has_zeros) engine.fused(ones, tile, scratch, one_sums);
+    if (stays_int) engine.settle(job, tile, row, rows, sum);
+    finish(tile, row, rows, sum, has_zeros ? one_sums : nullptr);
   }
 
-  void run() {
+  bool run() {
     const int64_t tiles = tiles_of(weight);
-    if (fused) {
-      const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
-      share(ceil_div(tiles, piece), threads,
-            [&](int64_t i) { run_fused(i * piece, smaller(i * piece + piece, tiles)); });
-      return;
-    }
-    const int64_t parts = ceil_div(m, kRowsAtOnce), span = ceil_div(ceil_div(m, parts), 32) * 32;
-    const int64_t piece = smaller(ceil_div(tiles * parts, int64_t(threads) * 4), kTilesAtOnce);
-    const int64_t pieces = ceil_div(tiles, piece);
-    share(parts * pieces, threads, [&](int64_t i) {
-      const int64_t first = i % pieces * piece, row = i / pieces * span;
-      if (row < m) run_panels(first, smaller(first + piece, tiles), row, smaller(m - row, span));
-    });
+    if (!fused) return sweep({m, tiles, weight.k, engine.stretch, 1, panel_bytes(), threads}, *this);
+    const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
+    share(ceil_div(tiles, piece), threads,
+          [&](int64_t i) { run_fused(i * piece, smaller(i * piece + piece, tiles)); });
+    return !failed;
   }
 };
 
@@ -207,9 +175,9 @@ int32_t linear_int8(const Product& product, int32_t act, const float* act_scale)
   const bool together = act == BITPORT_INT8_TENSOR;
   const Rounding all = !together ? Rounding{} : act_scale ? Rounding{*act_scale, 0} : call.measure();
   call.each_row([&](int64_t row) { call.round_row(row, act, together ? &all : nullptr); });
-  call.run();
+  const bool enough = call.run();
   call_buffer.trim();
-  return call.failed ? kNoMemory : kOk;
+  return enough ? kOk : kNoMemory;
 }
 
 const Int8Engine& int8_engine_for(int32_t isa, const BitportTiles& weight) {

@@ -61,11 +61,13 @@ struct Int8Engine {
   bool (*fuses)(const BitportTiles& weight, int64_t m);
   // Few rows (one, at least): sum [m][32] is overwritten.
   void (*fused)(const Int8Job& job, int64_t tile, void* panel, float* sum);
-  // Many rows: codes of columns k .. k + count - 1 are unpacked, then multiplied with 32 or fewer rows and added to
-  // sum.
-  void (*unpack)(const BitportTiles& weight, int64_t tile, int64_t k, int64_t count, uint8_t* panel);
-  void (*multiply)(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, int64_t k, int64_t count,
-                   const uint8_t* panel, float* sum);
+  // Many rows: the codes of a panel are unpacked, then multiplied with rows of x and added to sum, which a panel from
+  // column 0 overwrites; row is a multiple of the block. A panel begins at a whole step of 64 columns and may end within one, at the last column.
+  void (*unpack)(const BitportTiles& weight, const Panel& panel);
+  void (*multiply)(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum);
+  // The same, and meanwhile unpacks another panel; null: one does not run beside the other.
+  void (*multiply_ahead)(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
+                         const Panel& next);
   // Where groups are whole rows sums may stay int32, and become float32 at the end; null: never.
   bool (*stays_int)(const BitportTiles& weight);
   void (*settle)(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, float* sum);

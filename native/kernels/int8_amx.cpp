@@ -29,49 +29,114 @@ AMX_INT8 void configure(int64_t step) {
 AMX_INT8 void begin(const BitportTiles& w) { configure(step_of(w)); }
 AMX_INT8 void end() { _tile_release(); }
 
-// panel [K / step][2 halves of 16 rows][step / 4][16 rows][4], less the center
+// The codes of a panel less the center, by quarters of a tile: 16 rows by 16 columns, 4 lines of 64 codes.
+//   panel [K / step][2 halves of 16 rows][step / 4][16 rows][4]
 template <int Bits>
-AVX512 void unpack_as(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, uint8_t* panel) {
-  const int64_t half = step_of(w) * 16;
-  const __m512i middle_of_codes = _mm512_set1_epi8(char(center(w)));
-  for (int64_t at = 0; at < count; at += 32) {
-    const uint8_t* codes = tile_at(w, tile, (k + at) / 32);
-    uint8_t* to = panel + at / (half / 16) * half * 2 + at % (half / 16) * 16;
-    prefetch_ahead(codes, 128 * Bits);
-#pragma GCC unroll 8
-    for (int64_t line = 0; line < 8; ++line, to += 64) {
-      _mm512_store_si512(to, _mm512_sub_epi8(read_quads<Bits>(codes, line), middle_of_codes));
-      _mm512_store_si512(to + half, _mm512_sub_epi8(read_quads<Bits>(codes, 8 + line), middle_of_codes));
-    }
+struct Quarters {
+  struct Quarter {
+    const uint8_t* codes;
+    int64_t line;
+    uint8_t* to;
+  };
+
+  const uint8_t* codes;
+  uint8_t* to;
+  const int64_t step, end;
+  int64_t at = 0;
+  const __m512i middle_of_codes;
+
+  AVX512_MEMBER Quarters(const BitportTiles& w, const Panel& panel)
+      : codes(tile_at(w, panel.tile, panel.k / 32)), to(static_cast<uint8_t*>(panel.data)), step(step_of(w)),
+        end(ceil_div(panel.count, 32) * 4), middle_of_codes(_mm512_set1_epi8(char(center(w)))) {}
+
+  AVX512_MEMBER Quarter next() {
+    const int64_t tile = at >> 2, half = at >> 1 & 1, first = (at & 1) * 4;   // first: of 8 lines
+    const int64_t wide = step == 64, place = (tile >> wide) * 2 + half, later = wide ? (tile & 1) * 512 : 0;
+    const Quarter q = {codes + tile * 128 * Bits, half * 8 + first, to + place * step * 16 + later + first * 64};
+    prefetch_ahead(q.codes + (at & 3) * 32 * Bits, 32 * Bits);
+    ++at;
+    return q;
   }
+
+  AVX512_MEMBER void unpack(const Quarter& q, int64_t line) const {
+    _mm512_store_si512(q.to + line * 64, _mm512_sub_epi8(read_quads<Bits>(q.codes, q.line + line), middle_of_codes));
+  }
+
+  AVX512_MEMBER void unpack() {
+    const Quarter q = next();
+#pragma GCC unroll 4
+    for (int64_t line = 0; line < 4; ++line) unpack(q, line);
+  }
+};
+
+template <int Bits>
+AVX512 void unpack_as(const BitportTiles& w, const Panel& panel) {
+  Quarters<Bits> quarters(w, panel);
+  while (quarters.at < quarters.end) quarters.unpack();
 }
 
-void unpack(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, uint8_t* panel) {
-  BITPORT_WITH_BITS(w.bits, unpack_as<Bits>(w, tile, k, count, panel))
-}
+void unpack(const BitportTiles& w, const Panel& panel) { BITPORT_WITH_BITS(w.bits, unpack_as<Bits>(w, panel)) }
 
-// 32 rows of int32 sums (or 16) over a stretch of K in steps of 64.
-template <bool Two>
-AMX_INT8 void multiply_whole(const int8_t* x, int64_t next, int64_t steps, const uint8_t* panel, float* sum) {
-  asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-  _tile_loadd(0, sum, 128);
-  _tile_loadd(1, sum + 16, 128);
+// What is done beside a step of K, part by part: see amx.cpp.
+struct Nothing {
+  AMX_INT8_INLINE int begin() { return 0; }
+  AMX_INT8_INLINE void part(int, int64_t) {}
+  AMX_INT8_INLINE void end() {}
+};
+
+// Unpacks a panel, so much of it a step that it is ready when `steps` steps are over.
+template <int Bits>
+struct Ahead {
+  Quarters<Bits> quarters;
+  const int64_t at_once;
+  bool any = true;   // left to unpack
+
+  AVX512_MEMBER Ahead(const BitportTiles& w, const Panel& next, int64_t steps)
+      : quarters(w, next), at_once(ceil_div(quarters.end, steps)) {}
+
+  AVX512_MEMBER auto begin() {
+    any = quarters.at < quarters.end;
+    return any ? quarters.next() : typename Quarters<Bits>::Quarter{};
+  }
+  template <class Quarter>
+  AVX512_MEMBER void part(const Quarter& quarter, int64_t i) const {
+    if (any) quarters.unpack(quarter, i);
+  }
+  AVX512_MEMBER void end() {
+    for (int64_t i = 1; i < at_once && quarters.at < quarters.end; ++i) quarters.unpack();
+  }
+};
+
+template <bool Two, class Beside>
+AMX_INT8_INLINE void multiply_step(const int8_t* x, const uint8_t* panel, int64_t step, Beside& beside) {
+  const auto work = beside.begin();
+  _tile_loadd(6, panel, 64);
+  _tile_stream_loadd(4, x, 64);
+  _tile_dpbssd(0, 4, 6);
+  beside.part(work, 0);
+  _tile_loadd(7, panel + step * 16, 64);
+  _tile_dpbssd(1, 4, 7);
+  beside.part(work, 1);
   if (Two) {
-    _tile_loadd(2, sum + 512, 128);
-    _tile_loadd(3, sum + 528, 128);
+    _tile_stream_loadd(5, x + 1024, 64);
+    _tile_dpbssd(2, 5, 6);
   }
-  for (int64_t step = 0; step < steps; ++step, x += next, panel += 2048) {
-    _tile_loadd(6, panel, 64);
-    _tile_loadd(4, x, 64);
-    _tile_dpbssd(0, 4, 6);
-    _tile_loadd(7, panel + 1024, 64);
-    _tile_dpbssd(1, 4, 7);
-    if (Two) {
-      _tile_loadd(5, x + 1024, 64);
-      _tile_dpbssd(2, 5, 6);
-      _tile_dpbssd(3, 5, 7);
-    }
-  }
+  beside.part(work, 2);
+  if (Two) _tile_dpbssd(3, 5, 7);
+  beside.part(work, 3);
+  beside.end();
+}
+
+template <bool Two>
+AMX_INT8_INLINE void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  if (Two) { _tile_zero(2); _tile_zero(3); }
+}
+
+template <bool Two>
+AMX_INT8_INLINE void store_sums(void* to) {
+  int32_t* sum = static_cast<int32_t*>(to);
   _tile_stored(0, sum, 128);
   _tile_stored(1, sum + 16, 128);
   if (Two) {
@@ -81,39 +146,42 @@ AMX_INT8 void multiply_whole(const int8_t* x, int64_t next, int64_t steps, const
   asm volatile("" ::: "memory");
 }
 
+// 32 rows (or 16) with sums that stay int32.
+template <bool Two, class Beside>
+AMX_INT8_INLINE void multiply_whole(const Int8Job& job, const Panel& stretch, int64_t row, float* sum, Beside& beside) {
+  const int8_t* x = codes_at(job, row, stretch.k);
+  const uint8_t* panel = static_cast<const uint8_t*>(stretch.data);
+  asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
+  if (stretch.k == 0) {
+    zero_sums<Two>();
+  } else {
+    _tile_loadd(0, sum, 128);
+    _tile_loadd(1, sum + 16, 128);
+    if (Two) { _tile_loadd(2, sum + 512, 128); _tile_loadd(3, sum + 528, 128); }
+  }
+  for (int64_t k = 0; k < stretch.count; k += 64, x += job.block * kInt8Step, panel += 2048)
+    multiply_step<Two>(x, panel, 64, beside);
+  store_sums<Two>(sum);
+}
+
 // The same over several pieces, whose sums become float32 one by one. All 32 (or 16) rows are worked off, whether x has
 // them or not.
-template <bool Two, bool Shifts>
-AMX_INT8 void multiply_pieces(const Int8Job& job, int64_t tile, int64_t row, int64_t first, int64_t last,
-                              const uint8_t* panel, float* sum) {
+template <bool Two, bool Shifts, class Beside>
+AMX_INT8_INLINE void multiply_pieces(const Int8Job& job, const Panel& stretch, int64_t row, float* sum, Beside& beside) {
   const BitportTiles& w = *job.weight;
-  const int64_t step = step_of(w);
+  const int64_t step = step_of(w), last = stretch.k + stretch.count;
   const int8_t* x = codes_at(job, row, 0);
-  const float* sums = job.sums + row * job.pieces + pieces_before(w, job.stretch, first);
+  const uint8_t* panel = static_cast<const uint8_t*>(stretch.data);
+  const float* sums = job.sums + row * job.pieces + pieces_before(w, job.stretch, stretch.k);
   alignas(64) int32_t whole[32 * 32];
-  for (int64_t k = first; k < last; ++sums) {
-    const PieceScale scale[2] = {piece_scale(w, tile, k, 0), piece_scale(w, tile, k, 1)};
-    _tile_zero(0);
-    _tile_zero(1);
-    if (Two) { _tile_zero(2); _tile_zero(3); }
+  if (stretch.k == 0) std::memset(sum, 0, Two ? 4096 : 2048);
+  for (int64_t k = stretch.k; k < last; ++sums) {
+    const PieceScale scale[2] = {piece_scale(w, stretch.tile, k, 0), piece_scale(w, stretch.tile, k, 1)};
+    zero_sums<Two>();
     asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-    for (const int64_t end = piece_end(w, job.stretch, k); k < end; k += step, panel += step * 32) {
-      const int8_t* at = x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
-      _tile_loadd(4, at, 64);
-      _tile_loadd(6, panel, 64);
-      _tile_dpbssd(0, 4, 6);
-      _tile_loadd(7, panel + step * 16, 64);
-      _tile_dpbssd(1, 4, 7);
-      if (Two) {
-        _tile_loadd(5, at + 1024, 64);
-        _tile_dpbssd(2, 5, 6);
-        _tile_dpbssd(3, 5, 7);
-      }
-    }
-    _tile_stored(0, whole, 128);
-    _tile_stored(1, whole + 16, 128);
-    if (Two) { _tile_stored(2, whole + 512, 128); _tile_stored(3, whole + 528, 128); }
-    asm volatile("" ::: "memory");
+    for (const int64_t end = piece_end(w, job.stretch, k); k < end; k += step, panel += step * 32)
+      multiply_step<Two>(x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step, panel, step, beside);
+    store_sums<Two>(whole);
 #pragma GCC unroll 4
     for (int r = 0; r < (Two ? 32 : 16); ++r)
       for (int half = 0; half < 2; ++half) {
@@ -125,26 +193,39 @@ AMX_INT8 void multiply_pieces(const Int8Job& job, int64_t tile, int64_t row, int
   }
 }
 
-template <bool Two>
-void multiply_block(const Int8Job& job, int64_t tile, int64_t row, int64_t k, int64_t last, const uint8_t* panel,
-                    float* sum) {
-  if (has_shift(*job.weight)) multiply_pieces<Two, true>(job, tile, row, k, last, panel, sum);
-  else multiply_pieces<Two, false>(job, tile, row, k, last, panel, sum);
-}
-
 bool stays_int(const BitportTiles& w) { return w.group >= w.k && w.k <= kInt32Columns; }
 
-void multiply(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, int64_t k, int64_t count,
-              const uint8_t* panel, float* sum) {
+template <bool Two, class Beside>
+AMX_INT8_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int64_t row, float* sum, Beside& beside) {
   const BitportTiles& w = *job.weight;
-  if (stays_int(w)) {
-    const int64_t steps = ceil_div(count, 64), next = job.block * kInt8Step;
-    if (rows > 16) multiply_whole<true>(codes_at(job, row, k), next, steps, panel, sum);
-    else multiply_whole<false>(codes_at(job, row, k), next, steps, panel, sum);
-    return;
-  }
-  if (rows > 16) multiply_block<true>(job, tile, row, k, k + count, panel, sum);
-  else multiply_block<false>(job, tile, row, k, k + count, panel, sum);
+  if (stays_int(w)) multiply_whole<Two>(job, panel, row, sum, beside);
+  else if (has_shift(w)) multiply_pieces<Two, true>(job, panel, row, sum, beside);
+  else multiply_pieces<Two, false>(job, panel, row, sum, beside);
+}
+
+template <class Beside>
+AMX_INT8_INLINE void multiply_rows(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
+                                   Beside& beside) {
+  for (int64_t r = 0; r < rows; r += 32, sum += 1024)
+    if (rows - r > 16) multiply_block<true>(job, panel, row + r, sum, beside);
+    else multiply_block<false>(job, panel, row + r, sum, beside);
+}
+
+AMX_INT8 void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  Nothing nothing;
+  multiply_rows(job, panel, row, rows, sum, nothing);
+}
+
+template <int Bits>
+AMX_INT8 void multiply_as(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
+                          const Panel& next) {
+  const BitportTiles& w = *job.weight;
+  Ahead<Bits> ahead(w, next, ceil_div(rows, 32) * ceil_div(panel.count, step_of(w)));
+  multiply_rows(job, panel, row, rows, sum, ahead);
+}
+
+void multiply_ahead(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
+  BITPORT_WITH_BITS(job.weight->bits, multiply_as<Bits>(job, panel, row, rows, sum, next))
 }
 
 AVX512 void settle(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, float* sum) {
@@ -165,7 +246,7 @@ bool fuses(const BitportTiles&, int64_t m) { return m <= 8; }
 }  // namespace
 
 const Int8Engine amx_int8_engine = {512, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
-                                    multiply, stays_int, settle, avx512_int8_finish, begin, end};
+                                    multiply, multiply_ahead, stays_int, settle, avx512_int8_finish, begin, end};
 
 }  // namespace bitport
 #endif

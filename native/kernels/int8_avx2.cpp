@@ -69,11 +69,12 @@ AVX2 int32_t round(const void* x, int32_t type, int64_t count, Rounding rounding
 }
 
 // panel [K / 4][2 halves of 16 rows][a line of 64 codes]
-AVX2 void unpack(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, uint8_t* panel) {
-  for (int64_t step = k / 32; step < ceil_div(k + count, 32); ++step)
-    for (int64_t line = 0; line < 8; ++line, panel += 128) {
-      read_codes(tile_at(w, tile, step), w.bits, line, panel);
-      read_codes(tile_at(w, tile, step), w.bits, 8 + line, panel + 64);
+AVX2 void unpack(const BitportTiles& w, const Panel& panel) {
+  uint8_t* to = static_cast<uint8_t*>(panel.data);
+  for (int64_t step = panel.k / 32; step < ceil_div(panel.k + panel.count, 32); ++step)
+    for (int64_t line = 0; line < 8; ++line, to += 128) {
+      read_codes(tile_at(w, panel.tile, step), w.bits, line, to);
+      read_codes(tile_at(w, panel.tile, step), w.bits, 8 + line, to + 64);
     }
 }
 
@@ -115,12 +116,13 @@ AVX2_INLINE void multiply_unit(const int8_t* x, const uint8_t* panel, __m256i (*
 }
 
 template <int R, bool Two>
-AVX2 void multiply_rows(const Int8Job& job, int64_t tile, int64_t row, int64_t half, int64_t first, int64_t last,
-                        const uint8_t* panel, float* sum) {
+AVX2 void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, int64_t half, float* sum) {
+  const auto [tile, first, count, data] = stretch;
+  const uint8_t* panel = static_cast<const uint8_t*>(data);
   const BitportTiles& w = *job.weight;
   const int8_t* x = codes_at(job, row, 0);
   const float* sums = job.sums + row * job.pieces + pieces_before(w, job.stretch, first);
-  for (int64_t k = first; k < last; ++sums) {
+  for (int64_t k = first; k < first + count; ++sums) {
     const int64_t at = (tile * groups_of(w) + group_of(w, k)) * 32 + half * 16;
     __m256i whole[R][2];
     for (int r = 0; r < R; ++r)
@@ -143,21 +145,19 @@ AVX2 void multiply_rows(const Int8Job& job, int64_t tile, int64_t row, int64_t h
 }
 
 template <int R>
-void multiply_as(const Int8Job& job, int64_t tile, int64_t row, int64_t k, int64_t last, const uint8_t* panel,
-                 float* sum) {
+void multiply_as(const Int8Job& job, const Panel& panel, int64_t row, float* sum) {
   for (int64_t half = 0; half < 2; ++half)
-    if (job.weight->bits > 4) multiply_rows<R, true>(job, tile, row, half, k, last, panel, sum);
-    else multiply_rows<R, false>(job, tile, row, half, k, last, panel, sum);
+    if (job.weight->bits > 4) multiply_rows<R, true>(job, panel, row, half, sum);
+    else multiply_rows<R, false>(job, panel, row, half, sum);
 }
 
-// Rows of a block of 32.
-void multiply(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, int64_t k, int64_t count,
-              const uint8_t* panel, float* sum) {
+void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
   for (int64_t r = 0; r < rows;) {
     const int64_t left = rows - r;
-    if (left >= 4) { multiply_as<4>(job, tile, row + r, k, k + count, panel, sum + r * 32); r += 4; }
-    else if (left >= 2) { multiply_as<2>(job, tile, row + r, k, k + count, panel, sum + r * 32); r += 2; }
-    else { multiply_as<1>(job, tile, row + r, k, k + count, panel, sum + r * 32); r += 1; }
+    if (left >= 4) { multiply_as<4>(job, panel, row + r, sum + r * 32); r += 4; }
+    else if (left >= 2) { multiply_as<2>(job, panel, row + r, sum + r * 32); r += 2; }
+    else { multiply_as<1>(job, panel, row + r, sum + r * 32); r += 1; }
   }
 }
 
@@ -165,12 +165,11 @@ bool fuses(const BitportTiles&, int64_t m) { return m <= 32; }
 
 void fused(const Int8Job& job, int64_t tile, void* panel, float* sum) {
   const BitportTiles& w = *job.weight;
-  uint8_t* codes = static_cast<uint8_t*>(panel);
   for (int64_t i = 0; i < job.m * 32; ++i) sum[i] = 0;
   for (int64_t k = 0; k < w.k; k += job.stretch) {
-    const int64_t count = w.k - k < job.stretch ? w.k - k : job.stretch;
-    unpack(w, tile, k, count, codes);
-    multiply(job, tile, 0, job.m, k, count, codes, sum);
+    const Panel stretch{tile, k, w.k - k < job.stretch ? w.k - k : job.stretch, panel};
+    unpack(w, stretch);
+    multiply(job, stretch, 0, job.m, sum);
   }
 }
 
@@ -187,7 +186,7 @@ AVX2 void finish(float* sum, const float* ones, Rounding rounding, int64_t count
 
 }  // namespace
 
-const Int8Engine avx2_int8_engine = {512, range, round, fuses, fused, unpack, multiply, nullptr, nullptr, finish,
+const Int8Engine avx2_int8_engine = {512, range, round, fuses, fused, unpack, multiply, nullptr, nullptr, nullptr, finish,
                                      nullptr, nullptr};
 
 }  // namespace bitport

@@ -86,25 +86,27 @@ void fused_as(const Int8Job& job, int64_t tile, float* sum) {
 
 // panel [K / 4][32 rows][4]
 template <int Bits>
-AVX512 void unpack_as(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, uint8_t* panel) {
-  for (int64_t step = k / 32; step < ceil_div(k + count, 32); ++step) {
-    const uint8_t* codes = tile_at(w, tile, step);
+AVX512 void unpack_as(const BitportTiles& w, const Panel& panel) {
+  uint8_t* to = static_cast<uint8_t*>(panel.data);
+  for (int64_t step = panel.k / 32; step < ceil_div(panel.k + panel.count, 32); ++step) {
+    const uint8_t* codes = tile_at(w, panel.tile, step);
     prefetch_ahead(codes, 128 * Bits);
 #pragma GCC unroll 8
-    for (int64_t line = 0; line < 8; ++line, panel += 128) {
-      _mm512_store_si512(panel, read_quads<Bits>(codes, line));
-      _mm512_store_si512(panel + 64, read_quads<Bits>(codes, 8 + line));
+    for (int64_t line = 0; line < 8; ++line, to += 128) {
+      _mm512_store_si512(to, read_quads<Bits>(codes, line));
+      _mm512_store_si512(to + 64, read_quads<Bits>(codes, 8 + line));
     }
   }
 }
 
-void unpack(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, uint8_t* panel) {
-  BITPORT_WITH_BITS(w.bits, unpack_as<Bits>(w, tile, k, count, panel))
+void unpack(const BitportTiles& w, const Panel& panel) {
+  BITPORT_WITH_BITS(w.bits, unpack_as<Bits>(w, panel))
 }
 
 template <int R>
-AVX512_VNNI void multiply_rows(const Int8Job& job, int64_t tile, int64_t row, int64_t first, int64_t count,
-                               const uint8_t* panel, float* sum) {
+AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, float* sum) {
+  const auto [tile, first, count, data] = stretch;
+  const uint8_t* panel = static_cast<const uint8_t*>(data);
   const BitportTiles& w = *job.weight;
   const bool shifts = has_shift(w);
   const int8_t* x = codes_at(job, row, 0);
@@ -131,15 +133,14 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, int64_t tile, int64_t row, in
   }
 }
 
-// Rows of a block of 32.
-void multiply(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, int64_t k, int64_t count,
-              const uint8_t* panel, float* sum) {
+void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
   for (int64_t r = 0; r < rows;) {
     const int64_t left = rows - r;
-    if (left >= 8) { multiply_rows<8>(job, tile, row + r, k, count, panel, sum + r * 32); r += 8; }
-    else if (left >= 4) { multiply_rows<4>(job, tile, row + r, k, count, panel, sum + r * 32); r += 4; }
-    else if (left >= 2) { multiply_rows<2>(job, tile, row + r, k, count, panel, sum + r * 32); r += 2; }
-    else { multiply_rows<1>(job, tile, row + r, k, count, panel, sum + r * 32); r += 1; }
+    if (left >= 8) { multiply_rows<8>(job, panel, row + r, sum + r * 32); r += 8; }
+    else if (left >= 4) { multiply_rows<4>(job, panel, row + r, sum + r * 32); r += 4; }
+    else if (left >= 2) { multiply_rows<2>(job, panel, row + r, sum + r * 32); r += 2; }
+    else { multiply_rows<1>(job, panel, row + r, sum + r * 32); r += 1; }
   }
 }
 
@@ -152,7 +153,7 @@ void avx512_int8_fused(const Int8Job& job, int64_t tile, void*, float* sum) {
 }
 
 const Int8Engine avx512_int8_engine = {512, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
-                                       multiply, nullptr, nullptr, avx512_int8_finish, nullptr, nullptr};
+                                       multiply, nullptr, nullptr, nullptr, avx512_int8_finish, nullptr, nullptr};
 
 }  // namespace bitport
 #endif

@@ -1,21 +1,15 @@
 // y = x W^T + bias: checks the arguments, lays the rows of x out, and shares the tiles of the weight among threads.
-#include <atomic>
-#include "buffer.h"
 #include "engine.h"
 #include "number.h"
 #include "round.h"
-#include "share.h"
 #include "status.h"
+#include "sweep.h"
 #include "tiles.h"
 
 namespace bitport {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 512;   // rows whose stretch of K stays in L2 while a few tiles go over them
-constexpr size_t kRowsInL2 = size_t(1) << 20;   // bytes of x that stay there beside a panel
-constexpr int64_t kTilesAtOnce = 16;   // tiles whose sums stay there too: 16 * 512 * 32 floats are 1 MiB
-
-thread_local Buffer own_buffer, call_buffer, rounded_buffer;
+thread_local Buffer call_buffer, rounded_buffer;
 
 struct Call : Product {
   const Engine& engine;
@@ -31,18 +25,15 @@ struct Call : Product {
   size_t panel_bytes() const { return aligned(size_t(engine.depth) * 32 * (engine.bf16 ? 2 : 4)); }
 
   void lay_out(int64_t row, char* rows, float* sums) const {
-    const int64_t columns = steps_of(weight) * 32, block = job.block;
-    const size_t item = engine.bf16 ? 2 : 4;
+    const size_t item = engine.bf16 ? 2 : 4, next = size_t(job.block) * 32 * item;
     const char* from = static_cast<const char*>(x) + size_t(row) * weight.k * width(x_type);
-    for (int64_t k = 0; k < columns; k += engine.depth) {
-      const int64_t stretch = columns - k < engine.depth ? columns - k : engine.depth;
-      char* to = rows + size_t(job.at(row / block, k, stretch) + row % block * 32) * item;
-      for (int64_t step = k; step < k + stretch; step += 32, from += 32 * width(x_type), to += size_t(block) * 32 * item) {
-        const int64_t count = weight.k - step < 32 ? weight.k - step : 32;
-        if (count < 32) std::memset(to, 0, 32 * item);
-        if (engine.bf16) std::memcpy(to, from, size_t(count) * 2);
-        else engine.widen(from, x_type, count, reinterpret_cast<float*>(to));
-      }
+    char* to = rows + size_t(job.at(row, 0)) * item;
+    for (int64_t k = 0; k < weight.k; k += 32, from += 32 * width(x_type), to += next) {
+      const int64_t count = weight.k - k < 32 ? weight.k - k : 32;
+      if (count < 32) std::memset(to, 0, 32 * item);
+      if (!engine.bf16) engine.widen(from, x_type, count, reinterpret_cast<float*>(to));
+      else if (count == 32) std::memcpy(to, from, 64);   // a size that the compiler knows
+      else std::memcpy(to, from, size_t(count) * 2);
     }
     if (!sums) return;
     const uint16_t* values = static_cast<const uint16_t*>(x) + row * weight.k;
@@ -61,70 +52,48 @@ struct Call : Product {
         for (int64_t i = 0; i < 32; ++i) sum[r * 32 + i] *= scale;
       }
     const int64_t n = tile * 32, count = weight.n - n < 32 ? weight.n - n : 32;
-    char* to = static_cast<char*>(y) + (size_t(row) * weight.n + n) * width(y_type);
-    for (int64_t r = 0; r < rows; ++r, to += weight.n * width(y_type))
+    const size_t next = size_t(weight.n) * width(y_type);
+    char* to = static_cast<char*>(y) + size_t(row) * next + size_t(n) * width(y_type);
+    for (int64_t r = 0; r < rows; ++r, to += next)
       engine.store(sum + r * 32, count, bias_values ? bias_values + n : nullptr, to, y_type);
   }
 
   void run_fused(int64_t first, int64_t last) {
-    char* memory = own_buffer.need(panel_bytes() + size_t(m) * 128);
+    char* memory = own_buffer.need(2 * panel_bytes() + size_t(m) * 128);
     if (!memory) { failed = true; return; }
-    float* sum = reinterpret_cast<float*>(memory + panel_bytes());
-    if (engine.begin) engine.begin();
+    float* sum = reinterpret_cast<float*>(memory + 2 * panel_bytes());
+    start();
     for (int64_t tile = first; tile < last; ++tile) {
       engine.fused(job, tile, memory, sum);
       store(tile, 0, m, sum);
     }
-    if (engine.end) engine.end();
+    stop();
   }
 
-  void run_panels(int64_t first, int64_t last, int64_t row, int64_t rows) {
-    const size_t sums = size_t(ceil_div(rows, 32)) * 32 * 32;   // engines may write whole blocks
-    char* panel = own_buffer.need(panel_bytes() + sums * 4 * size_t(last - first));
-    if (!panel) { failed = true; return; }
-    float* sum = reinterpret_cast<float*>(panel + panel_bytes());
-    std::memset(sum, 0, sums * 4 * size_t(last - first));
-    if (engine.begin) engine.begin();
-    const int64_t columns = steps_of(weight) * 32;
-    for (int64_t k = 0; k < columns; k += engine.depth) {
-      const int64_t count = columns - k < engine.depth ? columns - k : engine.depth;
-      for (int64_t tile = first; tile < last; ++tile) {
-        (late() ? engine.look_up : engine.decode)(weight, tile, k, count, panel);
-        float* to = sum + sums * size_t(tile - first);
-        for (int64_t r = 0; r < rows; r += 32, to += 32 * 32) {
-          const int64_t part = rows - r < 32 ? rows - r : 32;
-          engine.multiply(job, row + r, part, k, count, panel, to);
-          if (k + count < columns) continue;
-          if (late()) engine.finish(job, tile, row + r, part, to);
-          store(tile, row + r, part, to);
-        }
-      }
-    }
-    if (engine.end) engine.end();
+  // What a sweep over many rows calls.
+  void start() const { if (engine.begin) engine.begin(); }
+  void stop() const { if (engine.end) engine.end(); }
+  void unpack(const Panel& panel) const { (late() ? engine.look_up : engine.decode)(weight, panel); }
+  void multiply(const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel* next) const {
+    if (next && engine.multiply_ahead) return engine.multiply_ahead(job, panel, row, rows, sum, *next, late());
+    engine.multiply(job, panel, row, rows, sum);
+    if (next) unpack(*next);
+  }
+  void done(int64_t tile, int64_t row, int64_t rows, float* sum, void*) const {
+    if (late()) engine.finish(job, tile, row, rows, sum);
+    store(tile, row, rows, sum);
   }
 
-  void run(bool fused) {
+  bool run(bool fused) {
     const int64_t tiles = tiles_of(weight);
-    if (fused) {
-      const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
-      share(ceil_div(tiles, piece), threads, [&](int64_t i) {
-        const int64_t first = i * piece, last = first + piece;
-        run_fused(first, last < tiles ? last : tiles);
-      });
-      return;
-    }
-    const int64_t parts = ceil_div(m, kRowsAtOnce), span = ceil_div(ceil_div(m, parts), 32) * 32;
-    int64_t piece = ceil_div(tiles * parts, int64_t(threads) * 4);
-    if (piece > kTilesAtOnce) piece = kTilesAtOnce;
-    const int64_t pieces = ceil_div(tiles, piece);
-    // Rows of x that stay in L2 as a whole need no turns: a weight is then read in the order in which it lies.
-    const bool stays = size_t(m) * weight.k * (engine.bf16 ? 2 : 4) <= kRowsInL2;
-    share(parts * pieces, threads, [&](int64_t i) {
-      const int64_t first = i % pieces * piece, last = first + piece, row = i / pieces * span;
-      if (row >= m) return;
-      const int64_t rows = m - row < span ? m - row : span, end = last < tiles ? last : tiles, step = stays ? 1 : end - first;
-      for (int64_t tile = first; tile < end; tile += step) run_panels(tile, tile + step, row, rows);
+    if (!fused)
+      return sweep({m, tiles, steps_of(weight) * 32, engine.depth, size_t(engine.bf16 ? 2 : 4), panel_bytes(), threads}, *this);
+    const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
+    share(ceil_div(tiles, piece), threads, [&](int64_t i) {
+      const int64_t first = i * piece, last = first + piece;
+      run_fused(first, last < tiles ? last : tiles);
     });
+    return !failed;
   }
 };
 
@@ -160,10 +129,10 @@ int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
   share(ceil_div(m, 32), m > 64 ? product.threads : 1, [&](int64_t i) {
     for (int64_t row = i * 32; row < m && row < i * 32 + 32; ++row) call.lay_out(row, memory, sums);
   });
-  call.run(fused);
+  const bool enough = call.run(fused);
   call_buffer.trim();
   rounded_buffer.trim();
-  return call.failed ? kNoMemory : kOk;
+  return enough ? kOk : kNoMemory;
 }
 
 }  // namespace

@@ -11,8 +11,9 @@ void widen(const void* from, int32_t type, int64_t count, float* to) {
 }
 
 // panel [count][32]
-void decode(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void* panel) {
-  float* to = static_cast<float*>(panel);
+void decode(const BitportTiles& w, const Panel& panel) {
+  const auto [tile, k, count, data] = panel;
+  float* to = static_cast<float*>(data);
   for (int64_t column = k; column < k + count; ++column, to += 32) {
     const int64_t group = (tile * groups_of(w) + group_of(w, column)) * 32;
     for (int64_t row = 0; row < 32; ++row) {
@@ -23,16 +24,14 @@ void decode(const BitportTiles& w, int64_t tile, int64_t k, int64_t count, void*
   }
 }
 
-void multiply(const Job& job, int64_t row, int64_t rows, int64_t k, int64_t count, const void* panel, float* sum) {
-  const float* weights = static_cast<const float*>(panel);
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t block = (row + r) / job.block, line = (row + r) % job.block;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t at = job.at(block, k, count) + (i / 32 * job.block + line) * 32 + i % 32;
-      const float x = static_cast<const float*>(job.rows)[at];
+void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
+  const float* weights = static_cast<const float*>(panel.data);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < panel.count; ++i) {
+      const float x = static_cast<const float*>(job.rows)[job.at(row + r, panel.k + i) + i % 32];
       for (int64_t j = 0; j < 32; ++j) sum[r * 32 + j] += x * weights[i * 32 + j];
     }
-  }
 }
 
 void store(const float* sum, int64_t count, const float* bias, void* y, int32_t type) {
@@ -41,6 +40,6 @@ void store(const float* sum, int64_t count, const float* bias, void* y, int32_t 
 
 }  // namespace
 
-const Engine scalar_engine = {false, 256, widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, store, nullptr, nullptr};
+const Engine scalar_engine = {false, 256, widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, store, nullptr, nullptr};
 
 }  // namespace bitport
