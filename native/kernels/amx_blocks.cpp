@@ -1,7 +1,7 @@
-// The product with AMX where a scale of x holds for 128 columns. x holds codes, which bfloat16 holds; times their scale,
+// The product with AMX where a scale of x holds for 128 columns. x holds codes, exact in bfloat16; times their scale,
 // which is no power of two, they would be rounded once more. So scales act on the sums over those columns: that of x,
-// and with it that of the weight, where one holds for as many. Codes of few values times one scale are not rounded as at
-// random, so that sums over a rounded weight would be off by more than the roundings of a product.
+// and with it that of the weight, where one holds for as many. A weight of few values under one scale is not rounded as
+// at random: with 128 x 128 blocks a rounded one is off by more than a product's budget.
 #include "engine.h"
 #if BITPORT_X86
 #include "avx512.h"

@@ -54,8 +54,9 @@ struct BitportTiles {
 };
 
 // y [m, n] = round(x) W^T + bias. x and y of x_type (F32, BF16, F16), rows contiguous; bias of x_type or null. act_scale:
-// one number for BITPORT_INT8_TENSOR and BITPORT_FP8_TENSOR, the global one for BITPORT_NVFP4; null to measure it. threads: how many to use at most (1: the calling thread
-// alone). isa < 0: the best this machine has. Returns 0, or a code of bitport_error.
+// one number for BITPORT_INT8_TENSOR and BITPORT_FP8_TENSOR, the global one for BITPORT_NVFP4; null to measure it.
+// threads: how many to use at most (1: the calling thread alone). isa < 0: the best this machine has. Returns
+// 0, or a code of bitport_error.
 BITPORT_API int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t act,
                                    const float* act_scale, const void* bias, void* y, int32_t threads, int32_t isa);
 
