@@ -131,6 +131,8 @@ struct Call : Product {
 int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
   const BitportTiles& w = product.weight;
   const int64_t m = product.m;
+  constexpr int64_t kFew = 1 << 15;   // products done in vectors before tile registers have handed over their first sums
+  if (act == BITPORT_FP8_128 && product.isa > BITPORT_AVX512_VNNI && w.n * w.k <= kFew / m) product.isa = BITPORT_AVX512_VNNI;
   const Engine& engine = engine_for(product.isa, product.x_type, m, act);
   const bool fused = engine.fuses && engine.fuses(w, m);
   const float* row_scale = nullptr;
