@@ -18,11 +18,12 @@ enum BitportIsa : int32_t {
 };
 
 // How x is rounded before the product. To integers, for integer weights: per row to int8 or to uint8 with a
-// zero point, or all of x to int8 by one scale. To floats: e4m3 with a scale per row or for all of x; blocks of 32 of
-// e4m3 or e2m1 with powers of two; blocks of 16 of e2m1 with e4m3 scales and a global one.
+// zero point, or all of x to int8 by one scale. To floats: e4m3 with a scale per row, for all of x or per block of 128;
+// blocks of 32 of e4m3 or e2m1 with powers of two; blocks of 16 of e2m1 with e4m3 scales and a global one.
 enum BitportAct : int32_t {
   BITPORT_AS_IS = 0, BITPORT_INT8_ROW = 1, BITPORT_INT8_ROW_ASYM = 2, BITPORT_INT8_TENSOR = 3,
-  BITPORT_FP8_ROW = 4, BITPORT_FP8_TENSOR = 5, BITPORT_MXFP8 = 6, BITPORT_MXFP4 = 7, BITPORT_NVFP4 = 8
+  BITPORT_FP8_ROW = 4, BITPORT_FP8_TENSOR = 5, BITPORT_MXFP8 = 6, BITPORT_MXFP4 = 7, BITPORT_NVFP4 = 8,
+  BITPORT_FP8_128 = 9
 };
 
 // A weight [n, k] of 1 to 8 bits in tiles of 32 rows by 32 columns; both are filled up to 32, columns with code 0, rows
@@ -53,8 +54,9 @@ struct BitportTiles {
 };
 
 // y [m, n] = round(x) W^T + bias. x and y of x_type (F32, BF16, F16), rows contiguous; bias of x_type or null. act_scale:
-// one number for BITPORT_INT8_TENSOR and BITPORT_FP8_TENSOR, the global one for BITPORT_NVFP4; null to measure it. threads: how many to use at most (1: the calling thread
-// alone). isa < 0: the best this machine has. Returns 0, or a code of bitport_error.
+// one number for BITPORT_INT8_TENSOR and BITPORT_FP8_TENSOR, the global one for BITPORT_NVFP4; null to measure it.
+// threads: how many to use at most (1: the calling thread alone). isa < 0: the best this machine has. Returns
+// 0, or a code of bitport_error.
 BITPORT_API int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t act,
                                    const float* act_scale, const void* bias, void* y, int32_t threads, int32_t isa);
 

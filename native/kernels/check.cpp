@@ -23,7 +23,7 @@ const char* bitport_error(int32_t code) {
       "n and m must not be negative, k must be positive, none above 2^31; a code has 1 to 8 bits",
       "the group must be a multiple of 16, or at least k",
       "type: x and y are float32, bfloat16 or float16; scale may also be e8m0 or e4m3; zero, of integers, uint8",
-      "how x is rounded: 0 to 8 (BitportAct); to int8 for integer weights only; a scale only where there is one for all of x",
+      "how x is rounded: 0 to 9 (BitportAct); to int8 for integer weights only; a scale only where there is one for all of x",
       "a row that the weight does not have",
       "this machine does not have the instruction set asked for",
       "out of memory",

@@ -13,6 +13,9 @@
 
 namespace bitport {
 
+constexpr int64_t kScaled = 128;   // columns of x under one scale that is no power of two
+constexpr int64_t kBehindPanel = 256;   // bytes that an engine may use
+
 // Rows of x in blocks: [m / block][K / 32][block][32], the last step filled up with zeros. The last block may hold fewer
 // rows; the rest of it is undefined.
 struct Job {
@@ -20,6 +23,7 @@ struct Job {
   const void* rows;    // float32 or bfloat16, as the engine asks
   const float* sums;   // [m][groups]: sums of x over each group, where the weight has a zero and scales act on sums
   int64_t m, block;
+  const float* scales = nullptr;   // [m][k / kScaled, rounded up]: of x, for engines whose multiply() takes them
 
   // Where the number of a row and column lies; the column is a multiple of 32.
   int64_t at(int64_t row, int64_t k) const {
@@ -67,12 +71,12 @@ struct Product {
 
 int32_t linear_int8(const Product& product, int32_t act, const float* act_scale);   // a Status
 
-// The engine for m rows of this type on this instruction set.
-const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m);
+// The engine for m rows of this type, rounded like this, on this instruction set.
+const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m, int32_t act = BITPORT_AS_IS);
 
 extern const Engine scalar_engine;
 #if BITPORT_X86
-extern const Engine avx2_engine, avx512_engine, avx512_bf16_engine, amx_engine;
+extern const Engine avx2_engine, avx512_engine, avx512_bf16_engine, amx_engine, amx_blocks_engine;
 #endif
 
 }  // namespace bitport

@@ -22,7 +22,7 @@ struct Call : Product {
 
   static size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
   bool late() const { return engine.look_up && groups_of(weight) == 1; }
-  size_t panel_bytes() const { return aligned(size_t(engine.depth) * 32 * (engine.bf16 ? 2 : 4)); }
+  size_t panel_bytes() const { return aligned(size_t(engine.depth) * 32 * (engine.bf16 ? 2 : 4)) + kBehindPanel; }
 
   void lay_out(int64_t row, char* rows, float* sums) const {
     const size_t item = engine.bf16 ? 2 : 4, next = size_t(job.block) * 32 * item;
@@ -100,12 +100,15 @@ struct Call : Product {
 int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
   const BitportTiles& w = product.weight;
   const int64_t m = product.m;
-  const Engine& engine = engine_for(product.isa, product.x_type, m);
+  constexpr int64_t kFew = 1 << 15;   // products done in vectors before tile registers have handed over their first sums
+  if (act == BITPORT_FP8_128 && product.isa > BITPORT_AVX512_VNNI && w.n * w.k <= kFew / m) product.isa = BITPORT_AVX512_VNNI;
+  const Engine& engine = engine_for(product.isa, product.x_type, m, act);
   const bool fused = engine.fuses && engine.fuses(w, m);
   const float* row_scale = nullptr;
+  const bool in_blocks = act == BITPORT_FP8_128 && engine.bf16;
   if (act != BITPORT_AS_IS) {
     const size_t row_bytes = aligned(size_t(m) * w.k * (engine.bf16 ? 2 : 4));
-    char* memory = rounded_buffer.need(row_bytes + size_t(m) * 4);
+    char* memory = rounded_buffer.need(row_bytes + size_t(m * (in_blocks ? ceil_div(w.k, kScaled) : 1)) * 4);
     if (!memory) return kNoMemory;
     float* scales = reinterpret_cast<float*>(memory + row_bytes);
     if (!round_rows(product, act, act_scale, engine.bf16, memory, scales)) return kNoMemory;
@@ -114,7 +117,7 @@ int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
     row_scale = scales;
   }
   Call call(product, engine);
-  call.row_scale = row_scale;
+  if (!in_blocks) call.row_scale = row_scale;
   const bool tiles_of_rows = engine.bf16 && !fused;   // a tile register takes 16 rows, whatever m is
   const int64_t block = m < 32 && !tiles_of_rows ? m : 32;
   const size_t row_bytes = aligned(size_t(ceil_div(m, block)) * block * steps_of(w) * 32 * (engine.bf16 ? 2 : 4));
@@ -125,7 +128,7 @@ int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
   call.bias_values = product.bias ? reinterpret_cast<float*>(memory + row_bytes + sum_bytes) : nullptr;
   if (product.bias) engine.widen(product.bias, product.y_type, w.n, reinterpret_cast<float*>(memory + row_bytes + sum_bytes));
 
-  call.job = Job{&w, memory, sums, m, block};
+  call.job = Job{&w, memory, sums, m, block, in_blocks ? row_scale : nullptr};
   share(ceil_div(m, 32), m > 64 ? product.threads : 1, [&](int64_t i) {
     for (int64_t row = i * 32; row < m && row < i * 32 + 32; ++row) call.lay_out(row, memory, sums);
   });
@@ -144,7 +147,7 @@ int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int
   if (const int32_t code = check_weight(w)) return code;
   if (m < 0 || m > kMost) return kBadShape;
   if (x_type < BITPORT_F32 || x_type > BITPORT_F16) return kBadType;
-  if (act < BITPORT_AS_IS || act > BITPORT_NVFP4) return kBadAct;
+  if (act < BITPORT_AS_IS || act > BITPORT_FP8_128) return kBadAct;
   const bool floats = act == BITPORT_AS_IS || rounds_to_floats(act);
   if (!floats && !w->integer) return kBadAct;
   if (act_scale && act != BITPORT_INT8_TENSOR && act != BITPORT_FP8_TENSOR && act != BITPORT_NVFP4) return kBadAct;

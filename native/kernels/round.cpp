@@ -122,12 +122,13 @@ struct Rounding {
     switch (act) {
       case BITPORT_MXFP8: case BITPORT_MXFP4: return 32;
       case BITPORT_NVFP4: return 16;
+      case BITPORT_FP8_128: return kScaled;
       default: return product.weight.k;
     }
   }
 
-  // In place; returns what the row is to be multiplied by.
-  float round(float* x) const {
+  // In place. scales: what the row, or with `apart` each block, is to be multiplied by.
+  void round(float* x, bool apart, float* scales) const {
     const int64_t k = product.weight.k, step = block();
     float of_row = act == BITPORT_NVFP4 ? global : 1.0f;
     for (int64_t i = 0; i < k; i += step) {
@@ -138,6 +139,11 @@ struct Rounding {
         case BITPORT_FP8_ROW: case BITPORT_FP8_TENSOR:
           of_row = act == BITPORT_FP8_ROW ? scale_in(product.x_type, amax) : global;
           loops.e4m3(x + i, count, of_row, 1.0f, x + i);
+          break;
+        case BITPORT_FP8_128:
+          scale = scale_in(product.x_type, amax);
+          loops.e4m3(x + i, count, scale, apart ? 1.0f : scale, x + i);
+          if (apart) scales[i / step] = scale;
           break;
         case BITPORT_MXFP8:
           scale = power_of_two(amax, false, 0, 0x600000u, 8);   // 448 = 1.75 * 2^8
@@ -152,7 +158,7 @@ struct Rounding {
           loops.e2m1(x + i, count, scale * global, scale, x + i);
       }
     }
-    return of_row;
+    if (!apart) *scales = of_row;
   }
 };
 
@@ -165,6 +171,8 @@ bool round_rows(const Product& product, int32_t act, const float* act_scale, boo
   const int32_t threads = m * k < (1 << 14) ? 1 : product.threads;
   const Engine& engine = engine_for(product.isa, BITPORT_F32, m);
   Rounding rounding{product, loops, act, 1.0f};
+  const bool apart = bf16 && act == BITPORT_FP8_128;
+  const int64_t per_row = apart ? (k + kScaled - 1) / kScaled : 1;
 
   std::atomic<bool> failed{false};
   constexpr int64_t kPiece = 1024;
@@ -200,14 +208,14 @@ bool round_rows(const Product& product, int32_t act, const float* act_scale, boo
     if (!bf16) {
       float* to = static_cast<float*>(rows) + row * k;
       widen(row, 0, k, to);
-      row_scale[row] = rounding.round(to);
+      rounding.round(to, false, row_scale + row);
       return;
     }
     uint16_t* to = static_cast<uint16_t*>(rows) + row * k;
     float* wide = reinterpret_cast<float*>(row_buffer.need(size_t(k) * 4));
     if (!wide) { failed = true; return; }
     widen(row, 0, k, wide);
-    row_scale[row] = rounding.round(wide);
+    rounding.round(wide, apart, row_scale + row * per_row);
     loops.halve(wide, k, to);
   });
   return !failed;

@@ -34,18 +34,28 @@ int32_t check_weight(const BitportTiles* w);   // a Status
 // Place of a code in its line of 64.
 static inline int64_t place(int64_t row, int64_t column) { return column % 4 / 2 * 32 + row % 16 * 2 + (column & 1); }
 
+// Bits of a code in wider digits than this one: they lie below it in the code, and their planes before its in the tile.
+static constexpr int32_t below(int32_t bits, int32_t digit) { return bits & ~(2 * digit - 1); }
+
+// The first byte of a line in the plane of a digit.
+static constexpr int64_t plane_of(int32_t bits, int32_t digit, int64_t line) {
+  return 128 * below(bits, digit) + line * 8 * digit;
+}
+
+// The code whose digit is the slot-th from the lowest bits of a byte of that line.
+static constexpr int64_t code_in(int32_t digit, int64_t byte, int64_t slot) {
+  return digit == 1 ? byte * 8 + slot : byte + slot * 8 * digit;
+}
+
 // row and column within the tile
 static inline uint32_t read_code(const uint8_t* tile, int32_t bits, int64_t row, int64_t column) {
   const int64_t line = row / 16 * 8 + column / 4, q = place(row, column);
   uint32_t code = 0;
-  for (int32_t digit = 8, below = 0; digit; digit /= 2) {
+  for (int32_t digit = 8; digit; digit /= 2) {
     if (!(bits & digit)) continue;
-    const int64_t bytes = 8 * digit;
-    const uint8_t* at = tile + line * bytes;
-    const uint32_t value = digit == 1 ? at[q / 8] >> q % 8 : at[q % bytes] >> q / bytes * digit;
-    code |= (value & ((1u << digit) - 1)) << below;
-    below += digit;
-    tile += 16 * bytes;
+    const int64_t byte = digit == 1 ? q / 8 : q % (8 * digit);
+    const int64_t slot = (q - code_in(digit, byte, 0)) / code_in(digit, 0, 1);
+    code |= (tile[plane_of(bits, digit, line) + byte] >> slot * digit & ((1u << digit) - 1)) << below(bits, digit);
   }
   return code;
 }

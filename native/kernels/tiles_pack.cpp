@@ -1,4 +1,6 @@
-// Dense codes to tiles and back (the layout is drawn in bitport_kernels.h).
+// Dense codes to tiles and back (the layout is drawn in bitport_kernels.h): eight codes of a row at a time, a byte each
+// in 64 bits, the first one lowest.
+#include <cstring>
 #include "share.h"
 #include "status.h"
 #include "tiles.h"
@@ -6,67 +8,185 @@
 namespace bitport {
 namespace {
 
-struct Line { uint8_t code[64]; };   // by place
+constexpr int64_t kSteps = 8;   // whose rows are copied at once: rows far apart may share a line of the cache
 
-void write_line(const Line& codes, int32_t bits, int64_t line, uint8_t* tile) {
-  for (int32_t digit = 8, below = 0; digit; digit /= 2) {
-    if (!(bits & digit)) continue;
-    const int64_t bytes = 8 * digit;
-    const uint8_t mask = uint8_t((1u << digit) - 1);
-    uint8_t* to = tile + line * bytes;
-    for (int64_t j = 0; j < bytes; ++j) to[j] = 0;
-    for (int64_t q = 0; q < 64; ++q) {
-      const uint32_t value = codes.code[q] >> below & mask;
-      if (digit == 1) to[q / 8] |= uint8_t(value << q % 8);
-      else to[q % bytes] |= uint8_t(value << q / bytes * digit);
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+constexpr uint64_t low(int bits) { return bits < 64 ? (uint64_t(1) << bits) - 1 : ~uint64_t(0); }
+
+// The lowest 8 * Bits bits, Bits at a time, to a byte each: halves move apart, then halves of halves.
+template <int Bits>
+uint64_t spread(uint64_t v) {
+  constexpr uint64_t half = low(4 * Bits), quarter = low(2 * Bits) * 0x100000001u;
+  constexpr uint64_t eighth = low(Bits) * 0x1000100010001u;
+  v = (v & half) | (v >> 4 * Bits & half) << 32;
+  v = (v & quarter) | (v >> 2 * Bits & quarter) << 16;
+  return (v & eighth) | (v >> Bits & eighth) << 8;
+}
+
+template <int Bits>
+uint64_t gather(uint64_t v) {
+  constexpr uint64_t half = low(4 * Bits), quarter = low(2 * Bits) * 0x100000001u;
+  constexpr uint64_t eighth = low(Bits) * 0x1000100010001u;
+  v = (v & eighth) | (v >> 8 & eighth) << Bits;
+  v = (v & quarter) | (v >> 16 & quarter) << 2 * Bits;
+  return (v & half) | (v >> 32 & half) << 4 * Bits;
+}
+
+struct Line { uint16_t pair[2][16]; };   // by place: two neighbours in K of each row, then the next two
+
+// The digits of a line of codes that its plane holds. Single bits of eight neighbours are moved together.
+template <int Digit>
+void write_digits(const uint8_t* codes, int32_t below, uint8_t* plane) {
+  for (int64_t byte = 0; byte < 8 * Digit; ++byte) {
+    if constexpr (Digit == 1) {
+      uint64_t eight;
+      std::memcpy(&eight, codes + code_in(1, byte, 0), 8);
+      plane[byte] = uint8_t(gather<1>(eight >> below));
+    } else {
+      uint32_t value = 0;
+      for (int64_t slot = 0; slot < 8 / Digit; ++slot)
+        value |= (codes[code_in(Digit, byte, slot)] >> below & low(Digit)) << slot * Digit;
+      plane[byte] = uint8_t(value);
     }
-    below += digit;
-    tile += 16 * bytes;
   }
 }
 
-Line read_line(const uint8_t* tile, int32_t bits, int64_t line) {
-  Line codes = {};
-  for (int32_t digit = 8, below = 0; digit; digit /= 2) {
-    if (!(bits & digit)) continue;
-    const int64_t bytes = 8 * digit;
-    const uint32_t mask = (1u << digit) - 1;
-    const uint8_t* at = tile + line * bytes;
-    for (int64_t q = 0; q < 64; ++q) {
-      const uint32_t value = digit == 1 ? at[q / 8] >> q % 8 : at[q % bytes] >> q / bytes * digit;
-      codes.code[q] |= uint8_t((value & mask) << below);
+template <int Digit>
+void read_digits(const uint8_t* plane, int32_t below, uint8_t* codes) {
+  for (int64_t slot = 0; slot < (Digit == 1 ? 1 : 8 / Digit); ++slot)
+    for (int64_t byte = 0; byte < 8 * Digit; ++byte) {
+      if constexpr (Digit == 1) {
+        uint64_t eight;
+        std::memcpy(&eight, codes + code_in(1, byte, 0), 8);
+        eight |= spread<1>(plane[byte]) << below;
+        std::memcpy(codes + code_in(1, byte, 0), &eight, 8);
+      } else {
+        codes[code_in(Digit, byte, slot)] |= uint8_t((plane[byte] >> slot * Digit & low(Digit)) << below);
+      }
     }
-    below += digit;
-    tile += 16 * bytes;
-  }
-  return codes;
 }
 
-// 32 columns of a row: 4 * bits bytes, of which `left` are there.
-void split(const uint8_t* dense, int64_t left, int32_t bits, uint8_t* codes) {
-  uint32_t pool = 0, have = 0;
-  int64_t next = 0;
-  for (int64_t i = 0; i < 32; ++i) {
-    if (have < uint32_t(bits)) { pool |= uint32_t(next < left ? dense[next] : 0) << have; have += 8; ++next; }
-    codes[i] = uint8_t(pool & ((1u << bits) - 1));
-    pool >>= bits;
-    have -= bits;
+template <int Bits>
+void write_line(const Line& line, int64_t number, uint8_t* tile) {
+  uint8_t codes[64];
+  std::memcpy(codes, &line, 64);
+  if constexpr (Bits & 8) write_digits<8>(codes, below(Bits, 8), tile + plane_of(Bits, 8, number));
+  if constexpr (Bits & 4) write_digits<4>(codes, below(Bits, 4), tile + plane_of(Bits, 4, number));
+  if constexpr (Bits & 2) write_digits<2>(codes, below(Bits, 2), tile + plane_of(Bits, 2, number));
+  if constexpr (Bits & 1) write_digits<1>(codes, below(Bits, 1), tile + plane_of(Bits, 1, number));
+}
+
+template <int Bits>
+Line read_line(const uint8_t* tile, int64_t number) {
+  uint8_t codes[64] = {};
+  if constexpr (Bits & 8) read_digits<8>(tile + plane_of(Bits, 8, number), below(Bits, 8), codes);
+  if constexpr (Bits & 4) read_digits<4>(tile + plane_of(Bits, 4, number), below(Bits, 4), codes);
+  if constexpr (Bits & 2) read_digits<2>(tile + plane_of(Bits, 2, number), below(Bits, 2), codes);
+  if constexpr (Bits & 1) read_digits<1>(tile + plane_of(Bits, 1, number), below(Bits, 1), codes);
+  Line line;
+  std::memcpy(&line, codes, 64);
+  return line;
+}
+
+// 32 rows of dense codes, of which `rows` are there, and their tiles.
+struct Strip { uint8_t* dense; int64_t rows, row_bytes, k; uint8_t* tiles; };
+
+template <int Bits>
+struct Block {   // of kSteps steps
+  static constexpr int64_t kBytes = kSteps * 4 * Bits, kRow = kBytes + 8;   // eights are read and written as 8 bytes
+  uint8_t bytes[32 * kRow];
+  uint8_t* at(int64_t row, int64_t step, int64_t eight) { return bytes + row * kRow + (step * 4 + eight) * Bits; }
+  uint64_t codes[4][32];   // of one step: eights of columns of a row
+};
+
+// Clears the columns of a step that a row does not have.
+void cut_off(uint64_t (*codes)[32], int64_t columns) {
+  for (int64_t eight = 0; eight < 4 && columns < 32; ++eight) {
+    const int64_t left = columns - eight * 8;
+    for (int64_t row = 0; row < 32; ++row) codes[eight][row] &= left <= 0 ? 0 : low(int(left < 8 ? left : 8) * 8);
   }
 }
 
-void join(const uint8_t* codes, int64_t left, int32_t bits, uint8_t* dense) {
-  uint32_t pool = 0, have = 0;
-  int64_t next = 0;
-  for (int64_t i = 0; i < 32; ++i) {
-    pool |= uint32_t(codes[i]) << have;
-    have += bits;
-    if (have >= 8) { if (next < left) dense[next] = uint8_t(pool); ++next; pool >>= 8; have -= 8; }
+template <int Bits>
+void pack_strip(const Strip& strip) {
+  Block<Bits> block;
+  std::memset(block.bytes, 0, sizeof block.bytes);
+  for (int64_t first = 0; first < ceil_div(strip.k, 32); first += kSteps) {
+    const int64_t from = first * 4 * Bits, count = smaller(strip.row_bytes - from, block.kBytes);
+    for (int64_t row = 0; row < strip.rows; ++row)
+      std::memcpy(block.bytes + row * block.kRow, strip.dense + row * strip.row_bytes + from, size_t(count));
+    for (int64_t step = first; step < first + kSteps && step * 32 < strip.k; ++step) {
+      for (int64_t row = 0; row < 32; ++row)
+        for (int64_t eight = 0; eight < 4; ++eight)
+          std::memcpy(&block.codes[eight][row], block.at(row, step - first, eight), 8);
+      for (int64_t eight = 0; eight < 4; ++eight)
+        for (int64_t row = 0; row < 32; ++row) block.codes[eight][row] = spread<Bits>(block.codes[eight][row]);
+      cut_off(block.codes, strip.k - step * 32);
+      uint8_t* tile = strip.tiles + step * 128 * Bits;
+      for (int64_t half = 0; half < 2; ++half)
+        for (int64_t eight = 0; eight < 4; ++eight) {
+          Line lines[2];
+          for (int64_t row = 0; row < 16; ++row) {
+            const uint64_t v = block.codes[eight][half * 16 + row];
+            lines[0].pair[0][row] = uint16_t(v);
+            lines[0].pair[1][row] = uint16_t(v >> 16);
+            lines[1].pair[0][row] = uint16_t(v >> 32);
+            lines[1].pair[1][row] = uint16_t(v >> 48);
+          }
+          write_line<Bits>(lines[0], half * 8 + eight * 2, tile);
+          write_line<Bits>(lines[1], half * 8 + eight * 2 + 1, tile);
+        }
+    }
   }
 }
+
+template <int Bits>
+void unpack_strip(const Strip& strip) {
+  Block<Bits> block;
+  for (int64_t first = 0; first < ceil_div(strip.k, 32); first += kSteps) {
+    for (int64_t step = first; step < first + kSteps && step * 32 < strip.k; ++step) {
+      const uint8_t* tile = strip.tiles + step * 128 * Bits;
+      for (int64_t half = 0; half < 2; ++half)
+        for (int64_t eight = 0; eight < 4; ++eight) {
+          const int64_t line = half * 8 + eight * 2;
+          const Line a = read_line<Bits>(tile, line), b = read_line<Bits>(tile, line + 1);
+          for (int64_t row = 0; row < 16; ++row)
+            block.codes[eight][half * 16 + row] = a.pair[0][row] | uint64_t(a.pair[1][row]) << 16 |
+                                                  uint64_t(b.pair[0][row]) << 32 | uint64_t(b.pair[1][row]) << 48;
+        }
+      cut_off(block.codes, strip.k - step * 32);
+      for (int64_t eight = 0; eight < 4; ++eight)
+        for (int64_t row = 0; row < 32; ++row) block.codes[eight][row] = gather<Bits>(block.codes[eight][row]);
+      for (int64_t row = 0; row < 32; ++row)   // what an eight writes too much, the next one writes over
+        for (int64_t eight = 0; eight < 4; ++eight)
+          std::memcpy(block.at(row, step - first, eight), &block.codes[eight][row], 8);
+    }
+    const int64_t to = first * 4 * Bits, count = smaller(strip.row_bytes - to, block.kBytes);
+    for (int64_t row = 0; row < strip.rows; ++row)
+      std::memcpy(strip.dense + row * strip.row_bytes + to, block.bytes + row * block.kRow, size_t(count));
+  }
+}
+
+struct Moves { void (*pack)(const Strip& strip); void (*unpack)(const Strip& strip); };
+
+template <int Bits>
+constexpr Moves kMoves = {pack_strip<Bits>, unpack_strip<Bits>};
+
+constexpr Moves kByBits[] = {kMoves<1>, kMoves<2>, kMoves<3>, kMoves<4>, kMoves<5>, kMoves<6>, kMoves<7>, kMoves<8>};
 
 int32_t check(const void* a, const void* b, int32_t bits, int64_t n, int64_t k) {
   if (n < 0 || k <= 0 || bits < 1 || bits > 8) return kBadShape;
   return n == 0 || (a && b) ? kOk : kNullPointer;
+}
+
+void each_strip(void (*move)(const Strip&), uint8_t* dense, uint8_t* tiles, int32_t bits, int64_t n, int64_t k,
+                int32_t threads) {
+  constexpr int64_t kAlone = 1 << 18;   // codes
+  const int64_t row_bytes = ceil_div(k * bits, 8), strip_bytes = ceil_div(k, 32) * 128 * bits;
+  share(ceil_div(n, 32), n * k < kAlone ? 1 : threads, [&](int64_t i) {
+    move({dense + i * 32 * row_bytes, smaller(n - i * 32, 32), row_bytes, k, tiles + i * strip_bytes});
+  });
 }
 
 }  // namespace
@@ -75,49 +195,13 @@ int32_t check(const void* a, const void* b, int32_t bits, int64_t n, int64_t k) 
 int32_t bitport_pack(const uint8_t* dense, int32_t bits, int64_t n, int64_t k, uint8_t* tiles, int32_t threads) {
   using namespace bitport;
   if (const int32_t code = check(dense, tiles, bits, n, k)) return code;
-  const int64_t steps = ceil_div(k, 32), row_bytes = ceil_div(k * bits, 8);
-  share(ceil_div(n, 32), threads, [&](int64_t tile) {
-    for (int64_t step = 0; step < steps; ++step) {
-      uint8_t codes[32][32] = {};
-      const int64_t from = step * 4 * bits;
-      for (int64_t row = 0; row < 32 && tile * 32 + row < n; ++row)
-        split(dense + (tile * 32 + row) * row_bytes + from, row_bytes - from, bits, codes[row]);
-      if (k - step * 32 < 32)   // the last byte of a row may hold anything beyond its codes
-        for (int64_t row = 0; row < 32; ++row)
-          for (int64_t column = k - step * 32; column < 32; ++column) codes[row][column] = 0;
-      for (int64_t line = 0; line < 16; ++line) {
-        Line ordered;
-        for (int64_t row = line / 8 * 16; row < line / 8 * 16 + 16; ++row)
-          for (int64_t column = line % 8 * 4; column < line % 8 * 4 + 4; ++column)
-            ordered.code[place(row, column)] = codes[row][column];
-        write_line(ordered, bits, line, tiles + (tile * steps + step) * 128 * bits);
-      }
-    }
-  });
+  each_strip(kByBits[bits - 1].pack, const_cast<uint8_t*>(dense), tiles, bits, n, k, threads);
   return kOk;
 }
 
 int32_t bitport_unpack(const uint8_t* tiles, int32_t bits, int64_t n, int64_t k, uint8_t* dense, int32_t threads) {
   using namespace bitport;
   if (const int32_t code = check(tiles, dense, bits, n, k)) return code;
-  const int64_t steps = ceil_div(k, 32), row_bytes = ceil_div(k * bits, 8);
-  share(ceil_div(n, 32), threads, [&](int64_t tile) {
-    for (int64_t step = 0; step < steps; ++step) {
-      uint8_t codes[32][32];
-      for (int64_t line = 0; line < 16; ++line) {
-        const Line ordered = read_line(tiles + (tile * steps + step) * 128 * bits, bits, line);
-        for (int64_t row = line / 8 * 16; row < line / 8 * 16 + 16; ++row)
-          for (int64_t column = line % 8 * 4; column < line % 8 * 4 + 4; ++column)
-            codes[row][column] = ordered.code[place(row, column)];
-      }
-      const int64_t to = step * 4 * bits;
-      for (int64_t row = 0; row < 32 && tile * 32 + row < n; ++row) {
-        uint8_t* line = dense + (tile * 32 + row) * row_bytes + to;
-        const int64_t left = k - step * 32;
-        if (left < 32) for (int64_t column = left; column < 32; ++column) codes[row][column] = 0;
-        join(codes[row], row_bytes - to, bits, line);
-      }
-    }
-  });
+  each_strip(kByBits[bits - 1].unpack, dense, const_cast<uint8_t*>(tiles), bits, n, k, threads);
   return kOk;
 }

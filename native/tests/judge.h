@@ -31,7 +31,9 @@ inline Rounded rounded(const Numbers& x, int64_t m, int64_t k, int32_t act, cons
   const bool of_all = act == BITPORT_INT8_TENSOR || act == BITPORT_FP8_TENSOR || act == BITPORT_NVFP4;
   const double code = act == BITPORT_INT8_TENSOR ? 127 : act == BITPORT_NVFP4 ? 2688 : 448;
   const float all = given ? *given : of_all ? scale_of(largest(0, m * k), code) : 0;
-  const int64_t block = act == BITPORT_NVFP4 ? 16 : act == BITPORT_MXFP8 || act == BITPORT_MXFP4 ? 32 : k;
+  const int64_t block = act == BITPORT_NVFP4   ? 16
+                        : act == BITPORT_FP8_128 ? 128
+                        : act == BITPORT_MXFP8 || act == BITPORT_MXFP4 ? 32 : k;
   for (int64_t row = 0; row < m; ++row)
     for (int64_t first = 0; first < k; first += block) {
       const int64_t begin = row * k + first, end = row * k + std::min(k, first + block);
@@ -44,7 +46,7 @@ inline Rounded rounded(const Numbers& x, int64_t m, int64_t k, int32_t act, cons
         scale = amax ? over(float(high) / 2 - float(low) / 2, 127.5) : 1.0f;
         zero = std::nearbyint(over(-low, scale)) - 128;
       }
-      if (act == BITPORT_FP8_ROW) scale = scale_of(amax, 448);
+      if (act == BITPORT_FP8_ROW || act == BITPORT_FP8_128) scale = scale_of(amax, 448);
       if (act == BITPORT_MXFP8) {   // the smallest power of two that takes amax below the largest number
         scale = 0x1p-60f;
         while (448.0 * scale < amax) scale *= 2;
@@ -62,7 +64,7 @@ inline Rounded rounded(const Numbers& x, int64_t m, int64_t k, int32_t act, cons
             v = (std::clamp(std::nearbyint(over(v, scale)) + zero, -128.0f, 127.0f) - zero) * double(scale);
             size = std::abs(v) + 2 * std::abs(zero) * double(scale);
             break;
-          case BITPORT_FP8_ROW: case BITPORT_FP8_TENSOR: case BITPORT_MXFP8:
+          case BITPORT_FP8_ROW: case BITPORT_FP8_TENSOR: case BITPORT_FP8_128: case BITPORT_MXFP8:
             size = std::abs(v = e4m3(over(v, scale)) * double(scale));
             break;
           case BITPORT_MXFP4: size = std::abs(v = e2m1(over(v, scale)) * double(scale)); break;

@@ -107,7 +107,7 @@ void try_weight(int64_t number, uint64_t seed) {
   const Weight w(some_shape(random, number), random);
   try_packing(w, random);
   try_rows(w, random);
-  for (int32_t act = BITPORT_AS_IS; act <= BITPORT_NVFP4; ++act) {
+  for (int32_t act = BITPORT_AS_IS; act <= BITPORT_FP8_128; ++act) {
     if (act >= BITPORT_INT8_ROW && act <= BITPORT_INT8_TENSOR && !w.shape.integer) continue;
     const int64_t m = number % 97 == 5 && act % 3 == 0 ? 530 : one_of(random, {1, 1, 2, 3, 4, 5, 8, 9, 17, 33, 70});
     const int32_t type = one_of(random, kFloats);

@@ -56,7 +56,7 @@ const Refusal kOfProducts[] = {
     {"no x", kNullPointer, [](Call& c) { c.x = nullptr; }},
     {"m < 0", kBadShape, [](Call& c) { c.m = -1; }},
     {"act -1", kBadAct, [](Call& c) { c.act = -1; }},
-    {"act 9", kBadAct, [](Call& c) { c.act = 9; }},
+    {"act 10", kBadAct, [](Call& c) { c.act = 10; }},
     {"int8 x with floats", kBadAct,
      [](Call& c) { c.act = BITPORT_INT8_ROW; c.tiles.zero = nullptr; c.tiles.integer = 0; }},
     {"a scale for rows that have their own", kBadAct,
@@ -125,7 +125,7 @@ void try_refusals() {
   none.codes = nullptr;
   none.scale = nullptr;
   none.table = nullptr;
-  for (int32_t act = BITPORT_AS_IS; act <= BITPORT_NVFP4; ++act)
+  for (int32_t act = BITPORT_AS_IS; act <= BITPORT_FP8_128; ++act)
     for (int32_t isa = -1; isa <= bitport_best_isa(); ++isa) {
       const BitportTiles* some = &w.view;
       EXPECT(bitport_linear(some, nullptr, BITPORT_BF16, 0, act, nullptr, nullptr, nullptr, -7, isa) == kOk, "m = 0");

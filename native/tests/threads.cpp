@@ -47,7 +47,8 @@ void try_threads(uint64_t seed) {
   std::vector<std::unique_ptr<Numbers>> inputs;
   std::vector<Work> works;
   for (int32_t isa = 0; isa <= bitport_best_isa(); ++isa)
-    for (int32_t act : {BITPORT_AS_IS, BITPORT_INT8_ROW_ASYM, BITPORT_INT8_TENSOR, BITPORT_FP8_TENSOR, BITPORT_NVFP4})
+    for (int32_t act : {BITPORT_AS_IS, BITPORT_INT8_ROW_ASYM, BITPORT_INT8_TENSOR, BITPORT_FP8_TENSOR, BITPORT_NVFP4,
+                        BITPORT_FP8_128})
       for (int64_t m : {5, 70}) {
         const bool int8 = act == BITPORT_INT8_ROW_ASYM || act == BITPORT_INT8_TENSOR;
         const Weight& weight = int8 || random() % 2 ? w : floats;

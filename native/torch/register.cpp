@@ -99,7 +99,8 @@ bool grouped_linear(const Value* stack, Value* result) { return by_expert(stack,
 bool dyn_grouped_linear(const Value* stack, Value* result) {
   const int32_t act = rounding(text(stack[12]));
   switch (act) {
-    case BITPORT_INT8_ROW: case BITPORT_INT8_ROW_ASYM: case BITPORT_FP8_ROW: case BITPORT_MXFP8: case BITPORT_MXFP4:
+    case BITPORT_INT8_ROW: case BITPORT_INT8_ROW_ASYM:
+    case BITPORT_FP8_ROW: case BITPORT_FP8_128: case BITPORT_MXFP8: case BITPORT_MXFP4:
       return by_expert(stack, act, result);
     default: return false;
   }

@@ -122,7 +122,7 @@ int32_t bitport_limit_rows(const char* name, int32_t whole_row, int64_t most) {
 
 int32_t bitport_name_rounding(const char* name, int32_t act) {
   using namespace bitport;
-  if (!name || act < BITPORT_AS_IS || act > BITPORT_NVFP4) return 1;
+  if (!name || act < BITPORT_AS_IS || act > BITPORT_FP8_128) return 1;
   if (rounding(name) < 0) roundings().push_back({name, act});
   return 0;
 }

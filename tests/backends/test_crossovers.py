@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,35 @@ def test_a_damaged_file_is_ignored_with_a_warning(library: Library, text: str | 
     with pytest.warns(UserWarning, match="is ignored") as caught:
         crossovers.load(library)
     assert message in str(caught[0].message)
+    assert not crossovers.MOST_ROWS
+
+
+CPUINFO = {
+    "x86": (
+        "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 207\nmodel name\t: Xeon: fast\n"
+        "power management:\n\nprocessor\t: 1\nmodel name\t: another\n",
+        "Xeon: fast GenuineIntel 6 207",
+    ),
+    "ARM": ("processor\t: 0\nBogoMIPS\t: 50\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n", "0x41 0xd40"),
+    "nothing known": ("cpu\t: POWER9\n", platform.machine()),
+    "no such file": (None, platform.processor() or platform.machine()),
+}
+
+
+@pytest.mark.parametrize("case", CPUINFO)
+def test_the_model_of_the_processor(tmp_path: Path, case: str) -> None:
+    text, expected = CPUINFO[case]
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert crossovers.model(tmp_path / "cpuinfo") == expected
+
+
+def test_another_processor_has_a_file_of_its_own(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = crossovers.save(library, {"int4/row": 16})
+    assert json.loads(file.read_text())["machine"]["model"] == crossovers.model()
+    monkeypatch.setattr(crossovers, "model", lambda: "another")
+    assert crossovers.path(library) != file
+    crossovers.load(library)
     assert not crossovers.MOST_ROWS
 
 

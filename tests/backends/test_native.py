@@ -92,6 +92,17 @@ def test_rounded_inputs(isa: str, scheme: str, dtype: torch.dtype) -> None:
         assert shortfall(sample, OPS["dyn_linear"].overload(*sample.args)) <= 0, sample.name
 
 
+@DTYPES
+@pytest.mark.parametrize("m", [1, 2, 4, 5, 16, 17, 33, 65, 520])
+@pytest.mark.parametrize("scheme", ["fp8-block", "fp8-block-g64", "fp8-block-channel"])
+def test_inputs_with_a_scale_per_128_columns(isa: str, scheme: str, m: int, dtype: torch.dtype) -> None:
+    """Float32 scales: a code times one of them fits no bfloat16, so that the sums are what they act on."""
+    for n, k in ((1, 128), (33, 300), (40, 608)):
+        for sample in products(scheme, dtype, "cpu_tiles", n=n, k=k, m=m):
+            assert sample.args[11] == "fp8-128"
+            assert shortfall(sample, OPS["dyn_linear"].overload(*sample.args)) <= 0, (n, k)
+
+
 def test_threads_change_nothing(isa: str) -> None:
     """Rows of the weight are shared among threads, sums are not."""
     sample = next(iter(products("int4", BF16, "cpu_tiles", n=250, k=384, m=40)))

@@ -13,7 +13,8 @@ from bitport.numerics import fake_quantize
 from bitport.ops.functional import operand
 
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
-K = 112
+K = 240
+"""Fills no last block, of 32 or of 128."""
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
 FLOATS = [act for act in ACTS if act and act not in INTEGER_ACTS]
 

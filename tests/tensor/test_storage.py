@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitport
@@ -267,9 +268,12 @@ def test_copy_rounds_no_scale(make: Make) -> None:
 
 def test_data_can_be_replaced(make: Make) -> None:
     q, other = nn.Parameter(make(), requires_grad=False), make("int8", 32, 48)
+    x = torch.randn(2, q.shape[1])
+    assert F.linear(x, q).shape == (2, q.shape[0])
     q.data = other
     assert torch.equal(q, other)
     assert q.shape == (32, 48)
+    assert torch.equal(F.linear(x[:, :48], q), F.linear(x[:, :48], other))
     with pytest.raises(ArgumentError, match="can only be another one"):
         q.data = torch.zeros(32, 48)
 

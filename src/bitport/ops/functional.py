@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from bitport.ops.linear import check_linear
 from bitport.ops.table import OPS
 from bitport.ops.weight import Weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
+from bitport.tensor.qtensor import KEPT
 
 aten = torch.ops.aten
 _dispatch_modes, _functorch = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
@@ -26,6 +28,20 @@ _any_autocast = torch._C._is_any_autocast_enabled
 def operand(q: QTensor) -> Weight:
     """Made as a plain tuple: naming the fields takes as long as finding them."""
     return tuple.__new__(Weight, (q.qdata, q.scale, q.zero, q.scale2, *q.matrix, q.bits_layout))
+
+
+def _kept_operand(q: QTensor) -> Weight:
+    """The same, found once: only ``.data = q`` replaces the parts of a QTensor, and it forgets this."""
+    kept = q.__dict__.get(KEPT)
+    if kept is None:
+        kept = q.__dict__[KEPT] = operand(q)
+    return kept
+
+
+@functools.cache
+def _type(device: torch.device) -> str:
+    """Making the text takes twice as long as finding it."""
+    return device.type
 
 
 def run(op: str, x: Tensor, *args: Any) -> Any:
@@ -60,15 +76,15 @@ def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
         )
     op, rest = ("dyn_linear", (act, q.act_scale, bias)) if act else ("linear", (bias,))
     if not torch.compiler.is_compiling() and _is_plain(x):
-        device = x.device.type
+        device = _type(x.device)
         kernel = select.DIRECT.get((op, device, q.bits_layout))
         if kernel is None and select.is_chooser(op, device):
             check_linear(x, q.qdata, q.matrix.n, q.matrix.k, bias)
             kernel = select.CHOOSERS[op]
         if kernel is not None:
             if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-                return _differentiated(x, bias, kernel, op, operand(q), rest[:-1])
-            return kernel(x, *operand(q), *rest)
+                return _differentiated(x, bias, kernel, op, _kept_operand(q), rest[:-1])
+            return kernel(x, *_kept_operand(q), *rest)
     return run(op, x, *operand(q), *rest)
 
 

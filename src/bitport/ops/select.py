@@ -167,10 +167,11 @@ def is_chooser(op: str, device: str) -> bool:
     """
     count = len(sys.modules) + len(torch.ops.loaded_libraries) + len(_python_kernels)
     seen = (count, _python_name(op, device) in _python_kernels)  # one may have gone as another came
-    if _seen.get((op, device), (None, False))[0] != seen:
+    known = _seen.get((op, device))
+    if known is None or known[0] != seen:
         plugins.load()
-        _seen[op, device] = (seen, not own_kernel(op, torch.device(device)))
-    return _seen[op, device][1]
+        known = _seen[op, device] = (seen, not own_kernel(op, torch.device(device)))
+    return known[1]
 
 
 @functools.cache
@@ -179,7 +180,7 @@ def _python_name(op: str, device: str) -> str:
     return f"bitport/{op}/{torch._C._dispatch_key_for_device(device)}"
 
 
-_seen: dict[tuple[str, str], tuple[tuple[int, bool] | None, bool]] = {}
+_seen: dict[tuple[str, str], tuple[tuple[int, bool], bool]] = {}
 _python_kernels = torch.library._impls
 
 

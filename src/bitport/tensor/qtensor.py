@@ -32,6 +32,8 @@ from bitport.tensor.parts import FLOATS, check_extra, check_packed, check_parts,
 
 EXTRA = ("perm", "pre_scale", "act_scale")
 PARTS = ("qdata", "scale", "zero", "scale2", *EXTRA)
+KEPT = "_operand"
+"""Where bitport.ops keeps the parts as ops take them."""
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 """torch functions that take a QTensor and what computes them, e.g. F.linear; filled by bitport.ops."""
@@ -251,6 +253,7 @@ def _set_data(self: Tensor, value: Tensor) -> None:
         SET_DATA(self, value)
     for name in (*PARTS, "scheme", "bits_layout", "matrix", "transposed"):
         setattr(self, name, getattr(value, name))
+    self.__dict__.pop(KEPT, None)
 
 
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]

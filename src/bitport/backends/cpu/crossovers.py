@@ -8,16 +8,20 @@ that number for each kind of weight; without a measurement the native kernel alw
 The file, JSON, holds what it was measured with and, for each kind, the most rows for which the native kernel is at
 least as fast (null: always)::
 
-    {"version": 1, "machine": {"cpu": .., "isa": .., "threads": 2, "torch": ..}, "most_rows": {"int4/group": 512, ..}}
+    {"version": 1, "machine": {"model": .., "cpu": .., "isa": .., "threads": 2, "torch": ..},
+     "most_rows": {"int4/group": 512, ..}}
 
 A file of another version or machine, or one that is damaged, is ignored with a warning.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
 import os
+import platform
 import statistics
 import tempfile
 import time
@@ -48,6 +52,12 @@ SIZE = 2048
 WORTH = 1.1
 """How much faster dense_mm must be."""
 
+CPUINFO = Path("/proc/cpuinfo")
+NAMES = (
+    *("model name", "vendor_id", "cpu family", "model", "stepping"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"),
+)
+
 MOST_ROWS: dict[str, int | None] = {}
 """By kind; a kind that is not there was not measured."""
 
@@ -73,9 +83,26 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bitport"
 
 
+@functools.cache
+def model(cpuinfo: Path = CPUINFO) -> str:
+    """The processor, by what Linux says of its first core; elsewhere what the system calls it. Virtual machines often
+    give one name to processors whose numbers differ, and ARM gives numbers alone."""
+    try:
+        with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+            core = list(
+                itertools.takewhile(str.strip, lines)
+            )  # a blank line ends it; the others would take milliseconds
+    except OSError:
+        return platform.processor() or platform.machine()
+    pairs = (line.partition(":") for line in core)
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    return " ".join(fields[name] for name in NAMES if fields.get(name)) or platform.machine()
+
+
 def machine(library: Library) -> dict[str, Any]:
     """What the figures depend on."""
     return {
+        "model": model(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "isa": library.isa_name,
         "threads": torch.get_num_threads(),

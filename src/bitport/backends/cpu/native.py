@@ -34,7 +34,7 @@ TYPES = {
 }
 ISAS = {"scalar": 0, "avx2": 1, "avx512_vnni": 2, "avx512_bf16": 3, "amx": 4}
 INTEGER_ACTS = {"int8": 1, "int8-asym": 2, "int8-tensor": 3}
-ACTS = {"": 0, **INTEGER_ACTS, "fp8": 4, "fp8-tensor": 5, "mxfp8": 6, "mxfp4": 7, "nvfp4": 8}
+ACTS = {"": 0, **INTEGER_ACTS, "fp8": 4, "fp8-tensor": 5, "mxfp8": 6, "mxfp4": 7, "nvfp4": 8, "fp8-128": 9}
 """Roundings of x that the kernels do themselves, to integers only for integer weights."""
 BEST = -1
 

@@ -1,0 +1,93 @@
+// The product with AMX where a scale of x holds for 128 columns. x holds codes, exact in bfloat16; times their scale,
+// which is no power of two, they would be rounded once more. So scales act on the sums over those columns: that of x,
+// and with it that of the weight, where one holds for as many. A weight of few values under one scale is not rounded as
+// at random: with 128 x 128 blocks a rounded one is off by more than a product's budget.
+#include "engine.h"
+#if BITPORT_X86
+#include "avx512_bf16.h"
+
+#define AMX __attribute__((target(AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
+#define AMX_INLINE AMX __attribute__((always_inline)) static inline
+
+namespace bitport {
+namespace {
+
+constexpr int64_t kDepth = 256, kPanel = kDepth * 32;   // columns, and numbers, of a panel
+static_assert(kDepth / kScaled * 32 * sizeof(float) <= kBehindPanel, "the scales of a panel lie behind it");
+
+bool is_apart(const BitportTiles& w) { return !w.zero && (w.group % kScaled == 0 || w.group >= w.k); }
+
+// Values, unscaled where is_apart(), and behind them what the sums over each 128 columns are to be multiplied by.
+AVX512 void decode(const BitportTiles& w, const Panel& panel) {
+  float* scale = reinterpret_cast<float*>(static_cast<uint16_t*>(panel.data) + kPanel);
+  const bool apart = is_apart(w);
+  (apart ? avx512_look_up_bf16 : avx512_decode_bf16)(w, panel);
+  for (int64_t i = 0; i < panel.count; i += kScaled)
+    for (int64_t half = 0; half < 2; ++half, scale += 16) {
+      const int64_t group = panel.tile * groups_of(w) + group_of(w, panel.k + i);
+      _mm512_store_ps(scale, apart ? affine(w, group * 32 + half * 16).scale : _mm512_set1_ps(1.0f));
+    }
+}
+
+// 32 rows (or 16) over a stretch of K. All of them are multiplied, whether x has them or not; `rows` are added.
+template <bool Two>
+AMX_INLINE void multiply_block(const uint16_t* x, int64_t rows, int64_t count, const uint16_t* panel,
+                               const float* row_scale, int64_t scales, float* sum) {
+  const float* scale = reinterpret_cast<const float*>(panel + kPanel);
+  alignas(64) float part[32 * 32];
+  for (int64_t k = 0; k < count; ++row_scale, scale += 32) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (Two) { _tile_zero(2); _tile_zero(3); }
+    asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
+    for (const int64_t end = k + kScaled < count ? k + kScaled : count; k < end; k += 32, x += 1024, panel += 1024) {
+      _tile_loadd(6, panel, 64);
+      _tile_stream_loadd(4, x, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, panel + 512, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      if (Two) {
+        _tile_stream_loadd(5, x + 512, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, part, 128);
+    _tile_stored(1, part + 16, 128);
+    if (Two) { _tile_stored(2, part + 512, 128); _tile_stored(3, part + 528, 128); }
+    asm volatile("" ::: "memory");
+    const __m512 s0 = _mm512_load_ps(scale), s1 = _mm512_load_ps(scale + 16);
+    for (int64_t r = 0; r < rows; ++r) {
+      const __m512 times = _mm512_set1_ps(row_scale[r * scales]);
+      float* to = sum + r * 32;
+      const __m512 p0 = _mm512_mul_ps(_mm512_load_ps(part + r * 32), s0);
+      const __m512 p1 = _mm512_mul_ps(_mm512_load_ps(part + r * 32 + 16), s1);
+      _mm512_store_ps(to, _mm512_fmadd_ps(p0, times, _mm512_load_ps(to)));
+      _mm512_store_ps(to + 16, _mm512_fmadd_ps(p1, times, _mm512_load_ps(to + 16)));
+    }
+  }
+}
+
+AMX void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  const int64_t scales = (job.weight->k + kScaled - 1) / kScaled;
+  const uint16_t* weights = static_cast<const uint16_t*>(panel.data);
+  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
+  for (int64_t r = 0; r < rows; r += 32) {
+    const int64_t part = rows - r < 32 ? rows - r : 32;
+    const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, panel.k);
+    const float* scale = job.scales + (row + r) * scales + panel.k / kScaled;
+    if (part > 16) multiply_block<true>(x, part, panel.count, weights, scale, scales, sum + r * 32);
+    else multiply_block<false>(x, part, panel.count, weights, scale, scales, sum + r * 32);
+  }
+}
+
+void begin() { amx_engine.begin(); }
+void end() { amx_engine.end(); }
+
+}  // namespace
+
+const Engine amx_blocks_engine = {
+    true, kDepth, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, avx512_store, begin, end};
+
+}  // namespace bitport
+#endif
