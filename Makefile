@@ -85,9 +85,10 @@ bench: $(VENV)/.hf
 	$(BIN)/python -m bench.products --json --peers torch bitport aten onednn $(BENCH_ARGS)
 	$(BIN)/python -m bench.generate --json --no-peers
 
-# Fails if a product is slower than bf16; BENCH_ARGS=--quick takes minutes instead of an hour.
+# Fails if a product is slower than bf16: a quarter of an hour on two cores, a few minutes with BENCH_ARGS=--quick;
+# --compiled compares with bf16 compiled with freezing, --isa avx2 forces an instruction set.
 bench-check: $(VENV)/.hf
-	$(BIN)/python -m bench.check $(BENCH_ARGS)
+	$(BIN)/python -m bench.check --json $(BENCH_ARGS)
 
 # The same against other libraries, in an environment of its own; one that cannot be installed is said to be missing.
 bench-peers: $(PEERS_VENV)/.peers

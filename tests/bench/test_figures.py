@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import check, page, plot, products, results
+from bench import page, plot, products, results
 from bench.suites import QUICK_SCHEMES, QUICK_SHAPES, SCHEMES, class_of, suite_of
 
 Row = dict[str, Any]
@@ -59,30 +59,6 @@ def test_repetitions_fit_the_budget() -> None:
     assert products.wanted(products.BUDGET / 2 / 5, repetitions=11) == 5
     assert products.wanted(products.BUDGET, repetitions=11) == products.LEAST
     assert products.wanted(products.SINGLE * 2, repetitions=11) == 0
-
-
-@pytest.mark.parametrize(
-    ("speedup", "noise", "bad"),
-    [(1.2, 0.0, False), (0.98, 0.05, False), (0.9, 0.05, True), (0.99, None, True), (None, None, True)],
-    ids=["faster", "within noise", "slower", "no noise known", "not measured"],
-)
-def test_slower_means_by_more_than_the_noise(speedup: float | None, noise: float | None, bad: bool) -> None:
-    assert check.slower({"speedup": speedup, "noise": noise}) is bad
-
-
-def test_the_check_tells_the_worst_first() -> None:
-    rows = check.own(LINES[1:])
-    assert [each["rows"] for each in rows] == [64, 1]
-    told = check.told(rows)
-    assert told.splitlines()[2].split()[:3] == ["4096x4096", "64", "int4"]
-    assert "1 of 2 points are slower" in told
-    assert "all 1 points" in check.told(rows[1:])
-
-
-def test_a_point_without_result_fails_the_check() -> None:
-    failed = {"peer": "bitport", "variant": "int4", "k": 8, "n": 8, "rows": None, "reason": "it crashed"}
-    assert "it crashed" in check.told(check.own([failed]))
-    assert check.slower(failed)
 
 
 def test_the_newest_run_of_a_shape_counts() -> None:
