@@ -84,6 +84,9 @@ bench: $(VENV)/.hf
 	$(BIN)/python -m bench.overhead --json
 	$(BIN)/python -m bench.products --json --peers torch bitport aten onednn $(BENCH_ARGS)
 	$(BIN)/python -m bench.generate --json --no-peers
+	$(BIN)/python -m bench.growth --json
+	$(BIN)/python -m bench.quantize --json
+	$(BIN)/python -m bench.load --json
 
 # Fails if a product is slower than bf16: a quarter of an hour on two cores, a few minutes with BENCH_ARGS=--quick;
 # --compiled compares with bf16 compiled with freezing, --isa avx2 forces an instruction set.
@@ -94,6 +97,7 @@ bench-check: $(VENV)/.hf
 bench-peers: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.products --json $(BENCH_ARGS)
 	$(PEERS_VENV)/bin/python -m bench.generate --json
+	$(PEERS_VENV)/bin/python -m bench.quantize --json
 
 bench-page: $(VENV)/.hf
 	$(BIN)/python -m bench.page

@@ -35,9 +35,9 @@ COMPILED = Candidate(BASE[0], "bf16 prepacked")
 FIRST = 5
 """Pairs of a point at first; LEAST where a call takes longer than SLOW seconds."""
 LEAST, SLOW = 3, 0.25
-MORE = 25
-"""Pairs of a point that looks slow; fewer where these would take more than PATIENCE seconds, but LEAST_MORE at least."""
-LEAST_MORE, PATIENCE = 11, 20.0
+MORE = 21
+"""Pairs of a point that looks slow; LEAST_MORE where these would take more than PATIENCE seconds."""
+LEAST_MORE, PATIENCE = 11, 15.0
 CHANCE = 1e-3
 """That a product as fast as bf16 is called slow."""
 WORST = 25
@@ -139,11 +139,13 @@ def measure(chosen: products.Chosen, base: Candidate, run: Row | None = None) ->
         if run is not None:
             append("check", [run | {"isa": chosen.isa, "base": base.variant, "busy": busy()}])
         for shape in chosen.shapes:
-            start = time.monotonic()
+            start, before = time.monotonic(), busy() or 0.0
             fresh = list(check_shape(field, shape, base, flush))
             rows += fresh
-            slow = sum(slower(row) for row in fresh)
+            slow, others = sum(slower(row) for row in fresh), max(before, busy() or 0.0)
             print(f"{shape}: {len(fresh)} points, {slow} slower, {time.monotonic() - start:.0f} s", flush=True)
+            if others > products.QUIET:
+                print(f"careful: other processes use {others:.1f} cores, which tells against what uses all of them")
             if run is not None:
                 append("check", [{"run": run["run"], **row} for row in fresh])
         return rows

@@ -1,16 +1,19 @@
 """Generation end to end: milliseconds to read a prompt, tokens per second after it; bf16, bitport and peers in turns.
 
 One repetition lets each candidate read the prompt and write some tokens; a slow one writes fewer, and has fewer
-repetitions, so that its part of a run stays bounded. What cannot run is said with its reason.
+repetitions, so that its part of a run stays bounded. What cannot run is said with its reason,
+and so is what computes something else: the logits are compared with those of bf16 eager.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from bench.measure import append, busy, header
@@ -69,13 +72,23 @@ def measure(
     plans: dict[Candidate, tuple[int, int]] = {}
     reading: Times = {}
     writing: Times = {}
+    exact: dict[Candidate, float | None] = {}
+    right = None
     for each in chosen:
         pair = (each.library, each.scheme)
         if pair not in workers:
             workers[pair] = Worker(torch.get_num_threads(), Speakers, each.library, model, each.scheme, length, layers)
         seconds, reason = _warm(workers[pair], each.mode, prompt)
-        if reason:
+        logits, why = ask(workers[pair], "logits", each.mode, prompt)
+        if reason := reason or why:
+            if each == chosen[0]:
+                raise SystemExit(f"nothing to compare with: {reason}")
             yield {"candidate": str(each), "reason": reason}
+            continue
+        right = logits if each == chosen[0] else right
+        exact[each] = decibels(right, logits)
+        if wrong(exact[each]):
+            yield {"candidate": str(each), "reason": f"wrong: its logits are at {exact[each]} dB of those of bf16"}
         else:
             plans[each], reading[each], writing[each] = planned(*seconds, tokens, repetitions), {}, {}
     for repetition in range(repetitions):
@@ -90,15 +103,31 @@ def measure(
             if read is not None and written is not None:
                 reading[each][repetition] = read
                 writing[each][repetition] = written / steps
-    base = next(iter(plans), None)
     for each in plans:
-        if reading[each] and base is not None and reading[base]:
-            yield {"candidate": str(each), **figures(reading, writing, each, base)}
+        if reading[each].keys() & reading[chosen[0]].keys():
+            timed = figures(reading, writing, each, chosen[0])
+            yield {"candidate": str(each), **timed, "logits_db": exact[each]}
         else:
             lost = workers[each.library, each.scheme].lost
             yield {"candidate": str(each), "reason": lost or "it failed while it was timed"}
     for worker in workers.values():
         worker.close()
+
+
+def decibels(right: Any, logits: Any) -> float | None:
+    """SQNR of ``logits`` against those of bf16 eager: what quantizing and computing lose in all. None: no logits that
+    mean anything."""
+    if logits is None:
+        return None
+    if not np.isfinite(logits).all():
+        return -999.0
+    error = float(np.square(logits - right).sum())
+    return round(10 * math.log10(float(np.square(right).sum()) / error), 1) if error else 999.0
+
+
+def wrong(found: float | None) -> bool:
+    """An error as large as the logits themselves: no better than none."""
+    return found is not None and found <= 0
 
 
 def planned(read: float, step: float, tokens: int, repetitions: int) -> tuple[int, int]:
@@ -137,8 +166,8 @@ def figures(reading: Times, writing: Times, name: Any, base: Any) -> Row:
 
 
 def as_table(rows: list[Row]) -> str:
-    titles = ("candidate", "prompt ms", "x bf16", "tokens/s", "x bf16", "noise")
-    keys = ("prompt_ms", "prompt_speedup", "tokens_per_second", "speedup", "noise")
+    titles = ("candidate", "prompt ms", "x bf16", "tokens/s", "x bf16", "noise", "logits dB")
+    keys = ("prompt_ms", "prompt_speedup", "tokens_per_second", "speedup", "noise", "logits_db")
     timed = [(row["candidate"], *(str(row[key]) for key in keys)) for row in rows if "reason" not in row]
     lost = [f"{row['candidate']}: {row['reason']}" for row in rows if "reason" in row]
     return "\n".join([table(titles, timed), *lost])

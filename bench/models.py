@@ -23,14 +23,17 @@ LLAMA_1B = {
 }
 """Its head is a matrix of its own, so that every library quantizes it like the other linear layers."""
 
-NAMES = ("tinylm", "llama-1b", "llama-tiny")
-TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512}
-"""What llama-tiny has instead, for tests."""
+SMALLER = {
+    "llama-tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512},
+    "llama-300m": {"num_hidden_layers": 8, "vocab_size": 32000},
+}
+"""Other random models -> what they have instead: one for tests, and one of 300 MB in four bits."""
+NAMES = ("tinylm", "llama-1b", *SMALLER)
 
 
 def settings_of(name: str, layers: int | None = None) -> dict[str, Any]:
     """``layers``: so many instead of all."""
-    return {**LLAMA_1B, **(TINY if name == "llama-tiny" else {}), **({"num_hidden_layers": layers} if layers else {})}
+    return {**LLAMA_1B, **SMALLER.get(name, {}), **({"num_hidden_layers": layers} if layers else {})}
 
 
 def model_of(name: str, layers: int | None = None) -> Any:

@@ -29,6 +29,10 @@ class Speakers:
     def write(self, mode: str, tokens: int) -> float:
         return float(self._of.write(mode, tokens))
 
+    def logits(self, mode: str, prompt: list[int]) -> Any:
+        """Those after the prompt and after one token more, as an array; None where the weights mean nothing."""
+        return self._of.logits(mode, prompt)
+
 
 class Transformer:
     """A transformers model, in eager mode, compiled, or compiled with freezing: its weights are constants then, and
@@ -58,6 +62,12 @@ class Transformer:
         return time.perf_counter() - start
 
     @torch.inference_mode()
+    def logits(self, mode: str, prompt: list[int]) -> Any:
+        self._cache.reset()
+        found = [self._step(self._steps[mode], torch.tensor([ids])) for ids in (prompt, prompt[:1])]
+        return torch.cat(found).float().numpy()
+
+    @torch.inference_mode()
     def write(self, mode: str, tokens: int) -> float:
         step = self._steps[mode]
         start = time.perf_counter()
@@ -66,9 +76,11 @@ class Transformer:
         return time.perf_counter() - start
 
     def _next(self, step: Any, ids: torch.Tensor) -> torch.Tensor:
-        found = step(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-        chosen: torch.Tensor = found.logits[:, -1].argmax(-1, keepdim=True)
-        return chosen
+        return self._step(step, ids).argmax(-1, keepdim=True)
+
+    def _step(self, step: Any, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = step(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
+        return logits[:, -1]
 
 
 class LlamaCpp:
@@ -95,6 +107,9 @@ class LlamaCpp:
         for at in range(tokens):
             self._llama.eval([1 + at])
         return time.perf_counter() - start
+
+    def logits(self, mode: str, prompt: list[int]) -> None:
+        return None
 
 
 def plain(name: str, scheme: str, length: int, layers: int | None) -> Transformer:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import page, plot, products, results
+from bench.reached import Records
 from bench.suites import QUICK_SCHEMES, QUICK_SHAPES, SCHEMES, class_of, suite_of
 
 Row = dict[str, Any]
@@ -71,19 +72,22 @@ def test_the_newest_run_of_a_shape_counts() -> None:
     assert {each["run"] for each in results.newest([*LINES, *forced], "avx2")} == {"r4"}
 
 
-def test_the_page_holds_what_was_measured() -> None:
+def test_the_page_holds_what_was_measured(tmp_path: Path) -> None:
     figures = {"prompt_ms": 10.0, "prompt_speedup": 2.0, "tokens_per_second": 50.0, "speedup": 3.0, "noise": 0.1}
     generated = [
         {**HEAD, "model": "tinylm", "prompt": 128, "tokens": 16},
         {"run": "r1", "candidate": "bitport int4 eager", **figures},
         {"run": "r1", "candidate": "llama.cpp Q4_0", "reason": "it crashed"},
     ]
-    files = page.page(LINES, generated)
+    for name, lines in (("products", LINES), ("generate", generated)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = page.page(Records(tmp_path))
     text = files["performance.md"]
     assert "| 1 | 2 | 1.25 | 4.00 (55 dB) | 2.00 (55 dB) aten int4 | 8.0 |" in text
     assert "| 64 | 4 | 1.25 | 0.80 (55 dB) | 0.20 (55 dB) aten int4 | 16.0 |" in text
     assert "ggml Q4_0: it crashed (4096x4096 at 64 rows)" in text
     assert "without quanto: ImportError: none" in text
+    assert "| int4, 1 row | >= 3.5x bf16 | 4.00x (int4 4096x4096 at 1); median 4.00x | met |" in text
     assert "## Generation: tinylm" in text
     assert "| bitport int4 eager | 10.00 | 2.00 | 50.00 | 3.00 |" in text
     assert "- not measured: llama.cpp Q4_0: it crashed" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +35,15 @@ def test_a_slow_candidate_writes_less() -> None:
     assert generate.planned(read=1.0, step=1.0, tokens=16, repetitions=5) == (16, 2)
     steps, times = generate.planned(read=4.0, step=4.0, tokens=16, repetitions=5)
     assert (steps, times) == (2, generate.LEAST)
+
+
+def test_wrong_logits_do_not_count() -> None:
+    right = np.array([1.0, -2.0, 3.0])
+    assert generate.decibels(right, right * 1.1) == pytest.approx(20.0, abs=0.05)
+    assert not generate.wrong(generate.decibels(right, right * 1.1))
+    assert not generate.wrong(None)
+    for found in (-right, right * 1000, right * np.nan):
+        assert generate.wrong(generate.decibels(right, found))
 
 
 def test_layers_can_be_left_out() -> None:
