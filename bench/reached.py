@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -27,10 +26,12 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._read: dict[str, list[Row]] = {}
 
-    @functools.cache  # noqa: B019
     def lines(self, suite: str) -> list[Row]:
-        return lines_of(self._folder / f"{suite}.jsonl")
+        if suite not in self._read:
+            self._read[suite] = lines_of(self._folder / f"{suite}.jsonl")
+        return self._read[suite]
 
     def products(self, isa: str = "") -> list[Row]:
         return timed(newest(self.lines("products"), isa))

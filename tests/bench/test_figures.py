@@ -18,6 +18,7 @@ Row = dict[str, Any]
 
 def row(peer: str, variant: str, rows: int, ms: float, speedup: float, kind: str = "4-bit", **more: Any) -> Row:
     figures = {"ms": ms, "speedup": speedup, "noise": 0.05, "repetitions": 5, "floor_ms": 0.25, "of_floor": 0.25 / ms}
+    figures["nbytes"] = 9_000_000
     where = {"run": "r1", "suite": "llama", "k": 4096, "n": 4096, "rows": rows, "peer": peer, "variant": variant}
     return {**where, "class": kind, **figures, "sqnr_db": 55.0, "end_db": 20.0, "note": "native", **more}
 
