@@ -3,7 +3,8 @@ hundred megabytes of random weights that is made in a temporary folder.
 
 The bare read reads every shard into one buffer. Both are taken with the files in the page cache ("warm") and after the
 system was asked to forget them ("cold"), in turns. ``verify``: with the checksums, as by default; ``mmap``: without, so
-that nothing is read before it is used.
+that nothing is read before it is used. ``build_ms`` is the part that transformers takes to build the model without its
+weights, which no checkpoint can shorten.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import bitport
 from bench.measure import append, busy, header
 from bench.models import NAMES, model_of
 from bitport.evaluate.timing import spread
-from bitport.integrations.huggingface import load_model, save_model
+from bitport.integrations.huggingface import empty_model, load_model, save_model
 from bitport.report.text import table
 
-MODELS = ("tinylm", "llama-300m")
+MODELS = ("tinylm", "llama-400m")
 SCHEMES = ("int4", "int8")
 MODES = ("verify", "mmap")
 TEMPERATURES = ("cold", "warm")
+BESIDE = ("read", "build")
 
 Row = dict[str, Any]
 
@@ -56,6 +58,12 @@ def bare_read(folder: Path, buffer: bytearray) -> float:
     return time.perf_counter() - start
 
 
+def build(folder: Path) -> float:
+    start = time.perf_counter()
+    empty_model(folder)
+    return time.perf_counter() - start
+
+
 def first_token(folder: Path, verify: bool) -> float:
     start = time.perf_counter()
     model = load_model(folder, verify=verify)
@@ -69,6 +77,7 @@ def measure(folder: Path, repetitions: int) -> list[Row]:
     buffer = bytearray(8 << 20)
     runs: dict[str, Callable[[], float]] = {
         "read": lambda: bare_read(folder, buffer),
+        "build": lambda: build(folder),
         "verify": lambda: first_token(folder, verify=True),
         "mmap": lambda: first_token(folder, verify=False),
     }
@@ -83,18 +92,24 @@ def measure(folder: Path, repetitions: int) -> list[Row]:
                     times.setdefault((name, temperature), []).append(seconds)
     nbytes = sum(path.stat().st_size for path in shards(folder))
     return [
-        {"mode": mode, "cache": temperature, "nbytes": nbytes, **figures(each, times["read", temperature])}
+        {
+            "mode": mode,
+            "cache": temperature,
+            "nbytes": nbytes,
+            **figures(each, *(times[what, temperature] for what in BESIDE)),
+        }
         for (mode, temperature), each in times.items()
-        if mode != "read"
+        if mode in MODES
     ]
 
 
-def figures(times: list[float], read: list[float]) -> Row:
+def figures(times: list[float], read: list[float], built: list[float]) -> Row:
     """ratio: the median over repetitions of the time over the bare read's in the same."""
     ratios = [mine / theirs for mine, theirs in zip(times, read, strict=True)]
     return {
         "ms": round(1e3 * statistics.median(times), 2),
         "read_ms": round(1e3 * statistics.median(read), 2),
+        "build_ms": round(1e3 * statistics.median(built), 2),
         "ratio": round(statistics.median(ratios), 3),
         "noise": round(spread(ratios), 4) if len(ratios) > 2 else None,
     }
@@ -116,7 +131,7 @@ def main() -> None:
                 save_model(model, folder)
                 del model
                 rows += [{"model": name, "scheme": scheme, **row} for row in measure(Path(folder), options.repetitions)]
-    keys = ("model", "scheme", "mode", "cache", "nbytes", "ms", "read_ms", "ratio", "noise")
+    keys = ("model", "scheme", "mode", "cache", "nbytes", "ms", "read_ms", "build_ms", "ratio", "noise")
     print(table(keys, [tuple(str(row[key]) for key in keys) for row in rows]))
     if options.json:
         append("load", [head, *({"run": head["run"], **row} for row in rows)])

@@ -25,9 +25,9 @@ LLAMA_1B = {
 
 SMALLER = {
     "llama-tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512},
-    "llama-300m": {"num_hidden_layers": 8, "vocab_size": 32000},
+    "llama-400m": {"num_hidden_layers": 8, "vocab_size": 32000},
 }
-"""Other random models -> what they have instead: one for tests, and one of 300 MB in four bits."""
+"""Other random models -> what they have instead: one for tests, and one of 400 MB in four bits."""
 NAMES = ("tinylm", "llama-1b", *SMALLER)
 
 

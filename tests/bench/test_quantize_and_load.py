@@ -27,8 +27,8 @@ def test_every_scheme_is_quantized() -> None:
 
 
 def test_loading_is_compared_inside_a_repetition() -> None:
-    found = load.figures([0.2, 0.6, 0.3], [0.1, 0.2, 0.1])
-    assert (found["ms"], found["read_ms"], found["ratio"]) == (300.0, 100.0, 3.0)
+    found = load.figures([0.2, 0.6, 0.3], [0.1, 0.2, 0.1], [0.05, 0.04, 0.06])
+    assert (found["ms"], found["read_ms"], found["build_ms"], found["ratio"]) == (300.0, 100.0, 50.0, 3.0)
 
 
 @pytest.fixture(scope="module")
