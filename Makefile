@@ -84,15 +84,20 @@ bench: $(VENV)/.hf
 	$(BIN)/python -m bench.overhead --json
 	$(BIN)/python -m bench.products --json --peers torch bitport aten onednn $(BENCH_ARGS)
 	$(BIN)/python -m bench.generate --json --no-peers
+	$(BIN)/python -m bench.growth --json
+	$(BIN)/python -m bench.quantize --json
+	$(BIN)/python -m bench.load --json
 
-# Fails if a product is slower than bf16; BENCH_ARGS=--quick takes minutes instead of an hour.
+# Fails if a product is slower than bf16: a quarter of an hour on two cores, a few minutes with BENCH_ARGS=--quick;
+# --compiled compares with bf16 compiled with freezing, --isa avx2 forces an instruction set.
 bench-check: $(VENV)/.hf
-	$(BIN)/python -m bench.check $(BENCH_ARGS)
+	$(BIN)/python -m bench.check --json $(BENCH_ARGS)
 
 # The same against other libraries, in an environment of its own; one that cannot be installed is said to be missing.
 bench-peers: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.products --json $(BENCH_ARGS)
 	$(PEERS_VENV)/bin/python -m bench.generate --json
+	$(PEERS_VENV)/bin/python -m bench.quantize --json
 
 bench-page: $(VENV)/.hf
 	$(BIN)/python -m bench.page

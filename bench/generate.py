@@ -1,15 +1,19 @@
 """Generation end to end: milliseconds to read a prompt, tokens per second after it; bf16, bitport and peers in turns.
 
-One repetition lets each candidate read the prompt and write some tokens. What cannot run is said with its reason.
+One repetition lets each candidate read the prompt and write some tokens; a slow one writes fewer, and has fewer
+repetitions, so that its part of a run stays bounded. What cannot run is said with its reason,
+and so is what computes something else: the logits are compared with those of bf16 eager.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from bench.measure import append, busy, header
@@ -20,11 +24,24 @@ from bitport.evaluate.timing import spread
 from bitport.report.text import table
 
 SCHEMES = ("int4", "int8", "int8-dyn", "int4-int8")
-PEERS = (("torchao", "int8"), ("torchao", "int8-dyn"), ("llama.cpp", "Q4_0"), ("llama.cpp", "Q8_0"))
+PEERS = (
+    ("torchao", "int4"),
+    ("torchao", "int8"),
+    ("torchao", "int8-dyn"),
+    ("llama.cpp", "Q4_0"),
+    ("llama.cpp", "Q8_0"),
+)
 MODES = ("eager", "compiled")
 PROMPT, TOKENS = 128, 16
 
+BUDGET = 40.0
+"""Seconds that a candidate is timed for, about, whatever its speed."""
+LEAST = 2
+"""Repetitions, even so."""
+
 Row = dict[str, Any]
+Times = dict[Any, dict[int, float]]
+"""Candidate -> repetition -> seconds."""
 
 
 class Candidate(NamedTuple):
@@ -37,39 +54,59 @@ class Candidate(NamedTuple):
 
 
 def candidates(model: str, schemes: list[str], modes: list[str], peers: bool) -> list[Candidate]:
-    """The first is what the others are compared with. llama.cpp has no modes, and no file of tinylm."""
+    """The first is what the others are compared with. Only bf16 is also compiled with freezing. llama.cpp has no modes,
+    and no file of tinylm."""
     pairs = [("torch", "bf16"), *(("bitport", scheme) for scheme in schemes), *(PEERS if peers else ())]
     made = [Candidate(*pair, mode) for pair in pairs if pair[0] != "llama.cpp" for mode in modes]
+    frozen = [Candidate("torch", "bf16", "frozen")] if "compiled" in modes else []
+    made[len(modes) : len(modes)] = frozen
     return made + [Candidate(*pair, "") for pair in pairs if pair[0] == "llama.cpp" and model != "tinylm"]
 
 
-def measure(model: str, chosen: list[Candidate], prompt: list[int], tokens: int, repetitions: int) -> Iterator[Row]:
+def measure(
+    model: str, chosen: list[Candidate], prompt: list[int], tokens: int, repetitions: int, layers: int | None = None
+) -> Iterator[Row]:
     """Each candidate in a process of its library and scheme: one that crashes is a result."""
-    length = len(prompt) + 2 * tokens + 8
+    length = len(prompt) + tokens + 8
     workers: dict[tuple[str, str], Worker] = {}
-    reading: dict[Candidate, list[float]] = {}
-    writing: dict[Candidate, list[float]] = {}
+    plans: dict[Candidate, tuple[int, int]] = {}
+    reading: Times = {}
+    writing: Times = {}
+    exact: dict[Candidate, float | None] = {}
+    right = None
     for each in chosen:
         pair = (each.library, each.scheme)
         if pair not in workers:
-            workers[pair] = Worker(torch.get_num_threads(), Speakers, each.library, model, each.scheme, length)
-        if reason := _warm(workers[pair], each.mode, prompt):
+            workers[pair] = Worker(torch.get_num_threads(), Speakers, each.library, model, each.scheme, length, layers)
+        seconds, reason = _warm(workers[pair], each.mode, prompt)
+        logits, why = ask(workers[pair], "logits", each.mode, prompt)
+        if reason := reason or why:
+            if each == chosen[0]:
+                raise SystemExit(f"nothing to compare with: {reason}")
             yield {"candidate": str(each), "reason": reason}
+            continue
+        right = logits if each == chosen[0] else right
+        exact[each] = decibels(right, logits)
+        if wrong(exact[each]):
+            yield {"candidate": str(each), "reason": f"wrong: its logits are at {exact[each]} dB of those of bf16"}
         else:
-            reading[each], writing[each] = [], []
-    for _ in range(repetitions):
-        for each in reading:
+            plans[each], reading[each], writing[each] = planned(*seconds, tokens, repetitions), {}, {}
+    for repetition in range(repetitions):
+        for each, (steps, times) in plans.items():
+            if repetition >= times:
+                continue
             worker = workers[each.library, each.scheme]
+            ask(worker, "write", each.mode, 1)  # the first step of a turn finds cold caches and sleeping threads
             read, _ = ask(worker, "read", each.mode, prompt)
-            ask(worker, "write", each.mode, 1)  # the first step after a prompt finds cold caches and sleeping threads
-            written, _ = ask(worker, "write", each.mode, tokens)
+            ask(worker, "write", each.mode, 1)
+            written, _ = ask(worker, "write", each.mode, steps)
             if read is not None and written is not None:
-                reading[each].append(read)
-                writing[each].append(written / tokens)
-    base = next(iter(reading))
-    for each in reading:
-        if len(reading[each]) == len(reading[base]):
-            yield {"candidate": str(each), **figures(reading, writing, each, base)}
+                reading[each][repetition] = read
+                writing[each][repetition] = written / steps
+    for each in plans:
+        if reading[each].keys() & reading[chosen[0]].keys():
+            timed = figures(reading, writing, each, chosen[0])
+            yield {"candidate": str(each), **timed, "logits_db": exact[each]}
         else:
             lost = workers[each.library, each.scheme].lost
             yield {"candidate": str(each), "reason": lost or "it failed while it was timed"}
@@ -77,33 +114,60 @@ def measure(model: str, chosen: list[Candidate], prompt: list[int], tokens: int,
         worker.close()
 
 
-def _warm(worker: Worker, mode: str, prompt: list[int]) -> str:
-    """Run it once; compiled code is compiled again for what is seen to vary. Returns why it cannot run."""
-    for request in (("read", mode, prompt), *((("write", mode, 2),) * 3)):
-        _, reason = ask(worker, *request)
+def decibels(right: Any, logits: Any) -> float | None:
+    """SQNR of ``logits`` against those of bf16 eager: what quantizing and computing lose in all. None: no logits that
+    mean anything."""
+    if logits is None:
+        return None
+    if not np.isfinite(logits).all():
+        return -999.0
+    error = float(np.square(logits - right).sum())
+    return round(10 * math.log10(float(np.square(right).sum()) / error), 1) if error else 999.0
+
+
+def wrong(found: float | None) -> bool:
+    """An error as large as the logits themselves: no better than none."""
+    return found is not None and found <= 0
+
+
+def planned(read: float, step: float, tokens: int, repetitions: int) -> tuple[int, int]:
+    """(tokens, repetitions) that fit the budget, where reading takes ``read`` seconds and a token ``step``."""
+    each = BUDGET / LEAST
+    steps = max(2, min(tokens, int((each - read) / step) - 2))
+    return steps, max(LEAST, min(repetitions, int(BUDGET / (read + (steps + 2) * step))))
+
+
+def _warm(worker: Worker, mode: str, prompt: list[int]) -> tuple[tuple[float, float], str]:
+    """Seconds to read and to write a token, or why it cannot. Compiled code is compiled again for what is seen to vary,
+    so everything runs until it is settled."""
+    found: dict[str, float] = {}
+    for what, amount in (("read", prompt), ("write", 2), ("read", prompt), ("write", 2), ("write", 2)):
+        seconds, reason = ask(worker, what, mode, amount)
         if reason:
-            return reason
-    return ""
+            return (0.0, 0.0), reason
+        found[what] = seconds
+    return (found["read"], found["write"] / 2), ""
 
 
-def figures(reading: dict[Any, list[float]], writing: dict[Any, list[float]], name: Any, base: Any) -> Row:
+def figures(reading: Times, writing: Times, name: Any, base: Any) -> Row:
     """Medians; times as fast as the base within a repetition, and the noise of that."""
     ratios = {
-        what: [theirs / mine for theirs, mine in zip(times[base], times[name], strict=True)]
+        what: [times[base][at] / mine for at, mine in times[name].items() if at in times[base]]
         for what, times in (("read", reading), ("write", writing))
     }
     return {
-        "prompt_ms": round(1e3 * statistics.median(reading[name]), 2),
+        "prompt_ms": round(1e3 * statistics.median(reading[name].values()), 2),
         "prompt_speedup": round(statistics.median(ratios["read"]), 3),
-        "tokens_per_second": round(1 / statistics.median(writing[name]), 2),
+        "tokens_per_second": round(1 / statistics.median(writing[name].values()), 2),
         "speedup": round(statistics.median(ratios["write"]), 3),
-        "noise": round(spread(ratios["write"]), 4) if len(ratios["write"]) > 1 else None,
+        "noise": round(spread(ratios["write"]), 4) if len(ratios["write"]) > 2 else None,
+        "repetitions": len(reading[name]),
     }
 
 
 def as_table(rows: list[Row]) -> str:
-    titles = ("candidate", "prompt ms", "x bf16", "tokens/s", "x bf16", "noise")
-    keys = ("prompt_ms", "prompt_speedup", "tokens_per_second", "speedup", "noise")
+    titles = ("candidate", "prompt ms", "x bf16", "tokens/s", "x bf16", "noise", "logits dB")
+    keys = ("prompt_ms", "prompt_speedup", "tokens_per_second", "speedup", "noise", "logits_db")
     timed = [(row["candidate"], *(str(row[key]) for key in keys)) for row in rows if "reason" not in row]
     lost = [f"{row['candidate']}: {row['reason']}" for row in rows if "reason" in row]
     return "\n".join([table(titles, timed), *lost])
@@ -117,14 +181,16 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true", help="without torchao and llama.cpp")
     parser.add_argument("--prompt", type=int, default=PROMPT, help=f"tokens to read (default: {PROMPT})")
     parser.add_argument("--tokens", type=int, default=TOKENS, help=f"tokens to write each time (default: {TOKENS})")
+    parser.add_argument("--layers", type=int, help="of the random models: so many, not all")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="append the rows to bench/results/generate.jsonl")
     options = parser.parse_args()
     prompt = [1 + at % 100 for at in range(options.prompt)]
     for model in options.models:
         head = {**header(), "busy": busy(), "model": model, "prompt": options.prompt, "tokens": options.tokens}
+        head |= {"layers": options.layers}
         chosen = candidates(model, options.schemes, options.modes, not options.no_peers)
-        rows = list(measure(model, chosen, prompt, options.tokens, options.repetitions))
+        rows = list(measure(model, chosen, prompt, options.tokens, options.repetitions, options.layers))
         print(f"\n{model}: prompt of {options.prompt} tokens, then {options.tokens}\n{as_table(rows)}", flush=True)
         if options.json:
             append("generate", [head, *({"run": head["run"], **row} for row in rows)])

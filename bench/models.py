@@ -23,23 +23,27 @@ LLAMA_1B = {
 }
 """Its head is a matrix of its own, so that every library quantizes it like the other linear layers."""
 
-NAMES = ("tinylm", "llama-1b", "llama-tiny")
-TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512}
-"""What llama-tiny has instead, for tests."""
+SMALLER = {
+    "llama-tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512},
+    "llama-400m": {"num_hidden_layers": 8, "vocab_size": 32000},
+}
+"""Other random models -> what they have instead: one for tests, and one of 400 MB in four bits."""
+NAMES = ("tinylm", "llama-1b", *SMALLER)
 
 
-def settings_of(name: str) -> dict[str, Any]:
-    return {**LLAMA_1B, **(TINY if name == "llama-tiny" else {})}
+def settings_of(name: str, layers: int | None = None) -> dict[str, Any]:
+    """``layers``: so many instead of all."""
+    return {**LLAMA_1B, **SMALLER.get(name, {}), **({"num_hidden_layers": layers} if layers else {})}
 
 
-def model_of(name: str) -> Any:
-    """In bfloat16, on the CPU."""
+def model_of(name: str, layers: int | None = None) -> Any:
+    """In bfloat16, on the CPU. The bundled model has the layers that it has."""
     if name == "tinylm":
         return load_model(TINYLM)
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(**settings_of(name))).bfloat16()
+        model = LlamaForCausalLM(LlamaConfig(**settings_of(name, layers))).bfloat16()
     rotary = type(model.model.rotary_emb)(model.config)  # computed, not stored: meta has lost it
     model.to_empty(device="cpu")
     model.model.rotary_emb = rotary

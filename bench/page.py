@@ -1,5 +1,5 @@
 """The page of the documentation about speed: ``python -m bench.page`` writes docs/performance.md and its charts from
-bench/results/products.jsonl."""
+the records in bench/results."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from bench import goals, growth
 from bench.peers import BASE
 from bench.plot import Line, chart
-from bench.results import GENERATE, PRODUCTS, lines_of, newest, runs_of, timed
+from bench.reached import Records
+from bench.results import RESULTS, newest, runs_of, timed
 from bench.suites import SCHEMES, SUITES, Shape
 
 Row = dict[str, Any]
@@ -38,11 +40,12 @@ memory once, or all products done by its best multiply unit, whichever takes lon
 """
 
 
-def page(lines: list[Row], generated: list[Row], folder: str = "performance") -> dict[str, str]:
-    """File name -> content, for the newest among the rows of both suites."""
+def page(records: Records, folder: str = "performance") -> dict[str, str]:
+    """File name -> content, for the newest rows of every suite."""
+    lines = records.lines("products")
     rows = newest(lines)
     files: dict[str, str] = {}
-    text = [INTRODUCTION, _machines(rows, runs_of(lines))]
+    text = [INTRODUCTION, _machines(rows, runs_of(lines)), goals.section(records)]
     for suite in (*SUITES, "other"):
         mine = [row for row in rows if row["suite"] == suite]
         shapes = dict.fromkeys(Shape(row["k"], row["n"]) for row in mine)
@@ -59,7 +62,9 @@ def page(lines: list[Row], generated: list[Row], folder: str = "performance") ->
                 sections += [f"**{title}**\n", f"![time against rows]({name})\n", table(base, group), ""]
             if sections:
                 text += [f"## {suite}: {shape} (in x out)\n", *sections]
-    text += [generation(generated), _refusals(rows)]
+    growing, drawn = growth.section(records.lines("growth"), folder)
+    files |= drawn
+    text += [generation(records.lines("generate")), growing, _refusals(rows)]
     return {"performance.md": "\n".join(text).rstrip() + "\n", **files}
 
 
@@ -179,14 +184,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=DOCS, help="folder (default: docs)")
     options = parser.parse_args()
-    lines = lines_of(PRODUCTS)
-    if not lines:
-        parser.error(f"{PRODUCTS.name} has no results yet: run make bench-peers first")
+    records = Records(RESULTS)
+    if not records.lines("products"):
+        parser.error(f"{RESULTS.name} has no products yet: run make bench-peers first")
     charts = options.output / "performance"
     charts.mkdir(parents=True, exist_ok=True)
     for old in charts.glob("*.svg"):
         old.unlink()
-    for name, content in page(lines, lines_of(GENERATE)).items():
+    for name, content in page(records).items():
         (options.output / name).write_text(content, encoding="utf-8")
 
 

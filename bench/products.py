@@ -37,15 +37,23 @@ QUIET = 0.1
 """Cores that other processes may use before a run warns: a product on all cores waits for the last of them."""
 
 ISA: dict[str, dict[str, str]] = {
-    "amx": {},
-    "avx512": {
-        "BITPORT_CPU_ISA": "avx512_bf16",
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+    "avx512_vnni": {
+        "BITPORT_CPU_ISA": "avx512_vnni",
         "ATEN_CPU_CAPABILITY": "avx512",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512_E1",
     },
-    "avx2": {"BITPORT_CPU_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+    "avx2": {
+        "BITPORT_CPU_ISA": "avx2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
 }
-"""What keeps bitport, oneDNN and torch from using more than an instruction set; other peers know no such switch."""
+"""What keeps bitport, torch's own loops, oneDNN (its products in bf16 and int8) and MKL (those in float32, and in bf16
+where oneDNN declines) from using more than an instruction set. AVX512_E1 is MKL's name for AVX512 with VNNI."""
+BOUND = ("torch", "bitport", "aten", "onednn", "torchao")
+"""The peers that obey these: they compute with torch. The others look at the processor themselves."""
 
 Row = dict[str, Any]
 
@@ -89,7 +97,8 @@ class Field:
             self.workers[peer] = worker
             self.versions |= started["versions"]
             for variant, kind in started["variants"].items():
-                if peer != "bitport" or variant in chosen.schemes:
+                unwanted = variant not in chosen.schemes if peer == "bitport" else kind == "f32" and not chosen.isa
+                if not unwanted:
                     self.classes[Candidate(peer, variant)] = kind
         if BASE[0] in self.missing:
             raise SystemExit(f"nothing to compare with: {self.missing[BASE[0]]}")
@@ -284,7 +293,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--peers", nargs="*", choices=PEERS, help="default: all")
     made.add_argument("--repetitions", type=int, default=11)
     made.add_argument("--threads", type=int, default=torch.get_num_threads())
-    made.add_argument("--isa", choices=ISA, default="", help="keep bitport and torch from using more than this")
+    made.add_argument("--isa", choices=ISA, default="", help="bitport, torch and what uses it: no more than this")
     return made
 
 
@@ -296,6 +305,9 @@ def shape_of(text: str) -> Shape:
 
 
 def chosen_of(options: argparse.Namespace) -> Chosen:
+    peers = options.peers if options.peers is not None else BOUND if options.isa else PEERS
+    if options.isa and (unbound := [peer for peer in peers if peer not in BOUND]):
+        raise SystemExit(f"{', '.join(unbound)} cannot be kept to {options.isa}; with --isa: {', '.join(BOUND)}")
     every = tuple(shape for name in options.suites or suites.SUITES for shape in suites.SUITES[name])
     if options.quick and not options.suites:
         every = suites.QUICK_SHAPES
@@ -303,17 +315,22 @@ def chosen_of(options: argparse.Namespace) -> Chosen:
         shapes=tuple(options.shapes or every),
         rows=tuple(options.rows or (suites.QUICK_ROWS if options.quick else suites.ROWS)),
         schemes=tuple(options.schemes or (suites.QUICK_SCHEMES if options.quick else suites.SCHEMES)),
-        peers=tuple(PEERS if options.peers is None else options.peers),
+        peers=tuple(peers),
         repetitions=options.repetitions,
         threads=options.threads,
         isa=options.isa,
     )
 
 
-def prepare_machine(chosen: Chosen) -> limits.Limits | str:
-    """Threads and instruction set for this process and the workers to come; then the limits under them."""
-    os.environ |= {"OMP_NUM_THREADS": str(chosen.threads), **ISA.get(chosen.isa, {})}
+def restrict(chosen: Chosen) -> None:
+    """Threads and instruction set for this process and the workers to come."""
+    os.environ |= {"OMP_NUM_THREADS": str(chosen.threads), **(ISA[chosen.isa] if chosen.isa else {})}
     torch.set_num_threads(chosen.threads)
+
+
+def prepare_machine(chosen: Chosen) -> limits.Limits | str:
+    """Restricts it, and measures its limits then."""
+    restrict(chosen)
     found = limits.measure(chosen.threads, chosen.isa)
     if isinstance(found, str):
         print(f"without the limits of the machine: {found}")

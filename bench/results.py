@@ -12,6 +12,7 @@ from bench.measure import RESULTS
 Row = dict[str, Any]
 PRODUCTS = RESULTS / "products.jsonl"
 GENERATE = RESULTS / "generate.jsonl"
+CHECK = RESULTS / "check.jsonl"
 
 
 def lines_of(path: Path) -> list[Row]:

@@ -1,6 +1,6 @@
 """What can generate text: each reads a prompt, then writes one token after the other. Seconds are returned.
 
-Every torch model runs through the same loop with a static cache, so that eager and compiled differ in nothing else.
+Every torch model runs through the same loop with the same static cache, so that the modes differ in nothing else.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bench.models import model_of, settings_of
 class Speakers:
     """One model of one library, and the modes in which it can run."""
 
-    def __init__(self, library: str, model: str, scheme: str, length: int) -> None:
-        self._of = LIBRARIES[library](model, scheme, length)
+    def __init__(self, library: str, model: str, scheme: str, length: int, layers: int | None = None) -> None:
+        self._of = LIBRARIES[library](model, scheme, length, layers)
 
     def read(self, mode: str, prompt: list[int]) -> float:
         return float(self._of.read(mode, prompt))
@@ -29,23 +29,43 @@ class Speakers:
     def write(self, mode: str, tokens: int) -> float:
         return float(self._of.write(mode, tokens))
 
+    def logits(self, mode: str, prompt: list[int]) -> Any:
+        """Those after the prompt and after one token more, as an array; None where the weights mean nothing."""
+        return self._of.logits(mode, prompt)
+
 
 class Transformer:
-    """A transformers model. Compiled, it is the step of one token that is; reading stays eager."""
+    """A transformers model, in eager mode, compiled, or compiled with freezing: its weights are constants then, and
+    oneDNN may reorder them."""
 
     def __init__(self, model: Any, length: int) -> None:
-        self._model, self._length = model, length
-        self._steps = {"eager": model, "compiled": torch.compile(model.forward, dynamic=False)}
+        from transformers import StaticCache
+
+        self._model = model
+        self._steps = {
+            "eager": model,
+            "compiled": torch.compile(model.forward, dynamic=False),
+            "frozen": torch.compile(model.forward, dynamic=False, options={"freezing": True}),
+        }
+        config = model.config
+        heads = config.num_key_value_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._cache = StaticCache(config=config, max_cache_len=length)
+        self._cache.early_initialization(1, heads, size, torch.bfloat16, torch.device("cpu"))
 
     @torch.inference_mode()
     def read(self, mode: str, prompt: list[int]) -> float:
-        from transformers import StaticCache
-
-        self._cache = StaticCache(config=self._model.config, max_cache_len=self._length)
+        self._cache.reset()
         ids = torch.tensor([prompt])
         start = time.perf_counter()
-        self._token = self._next(self._model, ids)
+        self._token = self._next(self._steps[mode], ids)
         return time.perf_counter() - start
+
+    @torch.inference_mode()
+    def logits(self, mode: str, prompt: list[int]) -> Any:
+        self._cache.reset()
+        found = [self._step(self._steps[mode], torch.tensor([ids])) for ids in (prompt, prompt[:1])]
+        return torch.cat(found).float().numpy()
 
     @torch.inference_mode()
     def write(self, mode: str, tokens: int) -> float:
@@ -56,13 +76,15 @@ class Transformer:
         return time.perf_counter() - start
 
     def _next(self, step: Any, ids: torch.Tensor) -> torch.Tensor:
-        found = step(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-        chosen: torch.Tensor = found.logits[:, -1].argmax(-1, keepdim=True)
-        return chosen
+        return self._step(step, ids).argmax(-1, keepdim=True)
+
+    def _step(self, step: Any, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = step(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
+        return logits[:, -1]
 
 
 class LlamaCpp:
-    def __init__(self, model: str, kind: str, length: int) -> None:
+    def __init__(self, model: str, kind: str, length: int, layers: int | None) -> None:
         import llama_cpp
 
         from bench import gguf_model
@@ -71,7 +93,7 @@ class LlamaCpp:
         options = {"n_threads": threads, "n_threads_batch": threads, "n_ctx": length, "verbose": False}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
-            gguf_model.write(path, settings_of(model), kind)
+            gguf_model.write(path, settings_of(model, layers), kind)
             self._llama = llama_cpp.Llama(str(path), n_batch=512, use_mmap=False, **options)
 
     def read(self, mode: str, prompt: list[int]) -> float:
@@ -86,27 +108,36 @@ class LlamaCpp:
             self._llama.eval([1 + at])
         return time.perf_counter() - start
 
+    def logits(self, mode: str, prompt: list[int]) -> None:
+        return None
 
-def plain(name: str, scheme: str, length: int) -> Transformer:
-    return Transformer(model_of(name), length)
+
+def plain(name: str, scheme: str, length: int, layers: int | None) -> Transformer:
+    return Transformer(model_of(name, layers), length)
 
 
-def own(name: str, scheme: str, length: int) -> Transformer:
-    model = model_of(name)
+def own(name: str, scheme: str, length: int, layers: int | None) -> Transformer:
+    model = model_of(name, layers)
     bitport.quantize_(model, scheme, measure=False, progress=False)
     return Transformer(model, length)
 
 
-def torchao(name: str, scheme: str, length: int) -> Transformer:
+def torchao(name: str, scheme: str, length: int, layers: int | None) -> Transformer:
     from torchao import quantization
 
-    configs = {"int8": "Int8WeightOnlyConfig", "int8-dyn": "Int8DynamicActivationInt8WeightConfig"}
-    model = model_of(name)
-    quantization.quantize_(model, getattr(quantization, configs[scheme])())
+    configs = {
+        "int4": lambda: quantization.IntxWeightOnlyConfig(
+            weight_dtype=torch.int4, granularity=quantization.granularity.PerGroup(128)
+        ),
+        "int8": quantization.Int8WeightOnlyConfig,
+        "int8-dyn": quantization.Int8DynamicActivationInt8WeightConfig,
+    }
+    model = model_of(name, layers)
+    quantization.quantize_(model, configs[scheme]())
     return Transformer(model, length)
 
 
-LIBRARIES: dict[str, Callable[[str, str, int], Any]] = {
+LIBRARIES: dict[str, Callable[[str, str, int, int | None], Any]] = {
     "torch": plain,
     "bitport": own,
     "torchao": torchao,

@@ -16,9 +16,12 @@ OPTIONS = ("-std=c++17", "-O3", "-pthread")
 MEGABYTES = 1024
 """Read by the bandwidth test: beyond every cache, since weights come from memory too (see ``workers.flush``)."""
 
-ISA_UNITS = {"": ("avx2", "avx512", "amx"), "amx": ("avx2", "avx512", "amx"), "avx512": ("avx2", "avx512")}
-ISA_UNITS["avx2"] = ("avx2",)
-"""Restriction -> the units that remain."""
+ISA_UNITS = {
+    "": ("avx2_f32", "avx2_int8", "avx512_f32", "avx512_int8", "avx512_bf16", "amx_bf16", "amx_int8"),
+    "avx512_vnni": ("avx2_f32", "avx2_int8", "avx512_f32", "avx512_int8"),
+    "avx2": ("avx2_f32", "avx2_int8"),
+}
+"""Restriction -> the units that remain; "" is none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +69,7 @@ def parse(text: str, isa: str = "") -> Limits:
     """Lines "name figure", in units of 10^9 per second."""
     figures = {name: float(figure) * 1e9 for name, figure in (line.split() for line in text.splitlines())}
     read = figures.pop("read")
-    kept = {name: rate for name, rate in figures.items() if name.split("_")[0] in ISA_UNITS[isa]}
+    kept = {name: rate for name, rate in figures.items() if name in ISA_UNITS[isa]}
     return Limits(read, kept)
 
 

@@ -1,4 +1,5 @@
-"""The weight as it is, in bfloat16: eager F.linear, and what torch.compile with freezing makes of it.
+"""The weight as it is, in bfloat16: eager F.linear, and what torch.compile with freezing makes of it; and in float32,
+which processors without a bfloat16 unit may be faster with.
 
 Freezing reorders the weight for oneDNN once and calls ``mkldnn::_linear_pointwise``; this is that call without the
 compiled frame around it, which is in its favour.
@@ -15,10 +16,14 @@ from torch import Tensor
 from bench.peers.base import Prepared
 
 PACKAGES = ("torch",)
-VARIANTS = {"bf16": "bf16", "bf16 prepacked": "bf16"}
+VARIANTS = {"bf16": "bf16", "bf16 prepacked": "bf16", "f32": "f32"}
 
 
 def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared | str:
+    if variant == "f32":
+        wide = weight.float()
+        every = [wide.clone() for _ in range(copies)]
+        return Prepared([functools.partial(_eager, w) for w in every], weight.double, wide.nbytes, accept=_float32)
     every = [weight.clone() for _ in range(copies)]
     if variant == "bf16":
         calls = [functools.partial(_eager, w) for w in every]
@@ -27,6 +32,10 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
     else:
         calls = [functools.partial(_prepacked, torch.ops.mkldnn._reorder_linear_weight(w)) for w in every]
     return Prepared(calls, weight.double, weight.nbytes)
+
+
+def _float32(x: Tensor) -> Tensor:
+    return x.float()
 
 
 def _eager(weight: Tensor, x: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import check, page, plot, products, results
+from bench import page, plot, products, results
+from bench.reached import Records
 from bench.suites import QUICK_SCHEMES, QUICK_SHAPES, SCHEMES, class_of, suite_of
 
 Row = dict[str, Any]
@@ -17,6 +18,7 @@ Row = dict[str, Any]
 
 def row(peer: str, variant: str, rows: int, ms: float, speedup: float, kind: str = "4-bit", **more: Any) -> Row:
     figures = {"ms": ms, "speedup": speedup, "noise": 0.05, "repetitions": 5, "floor_ms": 0.25, "of_floor": 0.25 / ms}
+    figures["nbytes"] = 9_000_000
     where = {"run": "r1", "suite": "llama", "k": 4096, "n": 4096, "rows": rows, "peer": peer, "variant": variant}
     return {**where, "class": kind, **figures, "sqnr_db": 55.0, "end_db": 20.0, "note": "native", **more}
 
@@ -61,30 +63,6 @@ def test_repetitions_fit_the_budget() -> None:
     assert products.wanted(products.SINGLE * 2, repetitions=11) == 0
 
 
-@pytest.mark.parametrize(
-    ("speedup", "noise", "bad"),
-    [(1.2, 0.0, False), (0.98, 0.05, False), (0.9, 0.05, True), (0.99, None, True), (None, None, True)],
-    ids=["faster", "within noise", "slower", "no noise known", "not measured"],
-)
-def test_slower_means_by_more_than_the_noise(speedup: float | None, noise: float | None, bad: bool) -> None:
-    assert check.slower({"speedup": speedup, "noise": noise}) is bad
-
-
-def test_the_check_tells_the_worst_first() -> None:
-    rows = check.own(LINES[1:])
-    assert [each["rows"] for each in rows] == [64, 1]
-    told = check.told(rows)
-    assert told.splitlines()[2].split()[:3] == ["4096x4096", "64", "int4"]
-    assert "1 of 2 points are slower" in told
-    assert "all 1 points" in check.told(rows[1:])
-
-
-def test_a_point_without_result_fails_the_check() -> None:
-    failed = {"peer": "bitport", "variant": "int4", "k": 8, "n": 8, "rows": None, "reason": "it crashed"}
-    assert "it crashed" in check.told(check.own([failed]))
-    assert check.slower(failed)
-
-
 def test_the_newest_run_of_a_shape_counts() -> None:
     later = {**HEAD, "run": "r2"}
     again = [{**each, "run": "r2"} for each in LINES[1:]]
@@ -95,19 +73,22 @@ def test_the_newest_run_of_a_shape_counts() -> None:
     assert {each["run"] for each in results.newest([*LINES, *forced], "avx2")} == {"r4"}
 
 
-def test_the_page_holds_what_was_measured() -> None:
+def test_the_page_holds_what_was_measured(tmp_path: Path) -> None:
     figures = {"prompt_ms": 10.0, "prompt_speedup": 2.0, "tokens_per_second": 50.0, "speedup": 3.0, "noise": 0.1}
     generated = [
         {**HEAD, "model": "tinylm", "prompt": 128, "tokens": 16},
         {"run": "r1", "candidate": "bitport int4 eager", **figures},
         {"run": "r1", "candidate": "llama.cpp Q4_0", "reason": "it crashed"},
     ]
-    files = page.page(LINES, generated)
+    for name, lines in (("products", LINES), ("generate", generated)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = page.page(Records(tmp_path))
     text = files["performance.md"]
     assert "| 1 | 2 | 1.25 | 4.00 (55 dB) | 2.00 (55 dB) aten int4 | 8.0 |" in text
     assert "| 64 | 4 | 1.25 | 0.80 (55 dB) | 0.20 (55 dB) aten int4 | 16.0 |" in text
     assert "ggml Q4_0: it crashed (4096x4096 at 64 rows)" in text
     assert "without quanto: ImportError: none" in text
+    assert "| int4, 1 row | >= 3.5x bf16 | 4.00x (int4 4096x4096 at 1); median 4.00x | met |" in text
     assert "## Generation: tinylm" in text
     assert "| bitport int4 eager | 10.00 | 2.00 | 50.00 | 3.00 |" in text
     assert "- not measured: llama.cpp Q4_0: it crashed" in text

@@ -30,14 +30,14 @@ def test_a_limit_is_the_best_that_was_seen() -> None:
 @pytest.mark.parametrize(
     ("isa", "units"),
     [
-        ("", {"avx2_f32": 2e9, "avx512_f32": 3e9, "amx_bf16": 5e9}),
-        ("avx512", {"avx2_f32": 2e9, "avx512_f32": 3e9}),
+        ("", {"avx2_f32": 2e9, "avx512_f32": 3e9, "avx512_bf16": 4e9, "amx_bf16": 5e9}),
+        ("avx512_vnni", {"avx2_f32": 2e9, "avx512_f32": 3e9}),
         ("avx2", {"avx2_f32": 2e9}),
     ],
-    ids=["all", "avx512", "avx2"],
+    ids=["all", "avx512_vnni", "avx2"],
 )
 def test_an_instruction_set_limits_the_units(isa: str, units: dict[str, float]) -> None:
-    text = "read 1.5\navx2_f32 2\navx512_f32 3\namx_bf16 5\n"
+    text = "read 1.5\navx2_f32 2\navx512_f32 3\navx512_bf16 4\namx_bf16 5\n"
     assert limits.parse(text, isa) == Limits(1.5e9, units)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from bench.limits import Limits
 from bench.peers import PEERS
 from bench.suites import Shape
 from bench.workers import without_paths
+from bitport.backends.cpu.native import load
 
 Row = dict[str, Any]
 FOUND = Limits(read=1e10, units={"f32": 1e11})
@@ -89,3 +93,29 @@ def test_the_record_begins_with_its_header(run: tuple[list[Row], list[Row]]) -> 
     assert head.keys() >= {"run", "commit", "machine", "limits", "versions", "missing"}
     assert "tests.bench.not_there" in head["missing"]["absent"]
     assert lines == [{"run": head["run"], **row} for row in rows]
+
+
+@pytest.mark.parametrize("isa", products.ISA)
+def test_an_instruction_set_binds_every_library_that_computes(isa: str) -> None:
+    """oneDNN tells which one it uses; torch and bitport likewise."""
+    found = load()
+    if isinstance(found, str) or isa not in found.available:
+        pytest.skip(f"needs the native kernels, and a processor with {isa}")
+    script = (
+        "import torch; a = torch.ones(64, 64); torch.nn.functional.linear(a.bfloat16(), a.bfloat16()); a @ a;"
+        "from bitport.backends.cpu.native import load;"
+        "print('found', torch.backends.cpu.get_cpu_capability().lower(), load().isa_name)"
+    )
+    environment = {**os.environ, **products.ISA[isa], "ONEDNN_VERBOSE": "1", "MKL_VERBOSE": "1"}
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert f"found {isa.partition('_')[0]} {isa}" in ran.stdout
+    assert "amx" not in ran.stdout.lower()
+    assert "bf16_" not in ran.stdout.lower()
+
+
+def test_peers_that_obey_no_instruction_set_are_refused() -> None:
+    options = products.parser(None).parse_args(["--isa", "avx2", "--peers", "torch", "ggml"])
+    with pytest.raises(SystemExit, match="ggml cannot be kept to avx2"):
+        products.chosen_of(options)
+    assert products.chosen_of(products.parser(None).parse_args(["--isa", "avx2"])).peers == products.BOUND

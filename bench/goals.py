@@ -1,0 +1,101 @@
+"""The goals of speed on a CPU, and what the newest records say of each: ``python -m bench.goals``.
+
+A figure is a ratio inside one run. Where several points belong to a goal the worst one decides, and is named. What was
+not measured is neither met nor missed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import reached
+from bench.reached import Found, Records
+from bench.results import RESULTS
+from bitport.report.text import table
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    what: str
+    goal: str
+    measure: Callable[[Records], Found | None]
+    reason: str = ""
+    """Why it is missed."""
+    command: str = ""
+    """What shows that reason."""
+
+
+INT4, INT8_INPUT = ("int4",), ("int4-int8", "int8-dyn")
+WEIGHT_ONLY = ("int8", "fp8-wo", "mxfp8-wo", "mxfp4-wo")
+FEW, SOME, MANY = (1, 1), (64, 4096), (375, 4096)
+"""Rows, from and to."""
+
+GOALS = (
+    Goal("int4, 1 row", ">= 0.85 of the bandwidth limit", reached.of_limit("read", INT4, FEW, 0.85)),
+    Goal("int4, 1 row", ">= 3.5x bf16", reached.over_bf16(INT4, FEW, 3.5)),
+    Goal("int4, 1 row", ">= 50 dB", reached.exactness(INT4, FEW, 50.0)),
+    Goal("int4, every shape and number of rows", "no point below bf16 eager", reached.checked(INT4, "bf16")),
+    Goal("the same", "no point below bf16 frozen", reached.checked(INT4, "bf16 prepacked")),
+    Goal("the same", ">= 1.0x the best peer of its class", reached.over_peers(INT4)),
+    Goal("int4, 375 rows and more", ">= 0.6 of the bf16 tile peak", reached.of_limit("amx_bf16", INT4, MANY, 0.6)),
+    Goal("the same", ">= 2x bf16", reached.over_bf16(INT4, MANY, 2.0)),
+    Goal("int8 input (int4-int8, int8-dyn), 64 rows and more", ">= 2x bf16", reached.over_bf16(INT8_INPUT, SOME, 2.0)),
+    Goal("the same, 375 and more", ">= 0.5 of the int8 tile peak", reached.of_limit("amx_int8", INT8_INPUT, MANY, 0.5)),
+    Goal("the same", ">= 4x bf16", reached.over_bf16(INT8_INPUT, MANY, 4.0)),
+    Goal("int8 input, every number of rows", ">= 1.0x the best peer", reached.over_peers(INT8_INPUT)),
+    *(
+        goal
+        for isa in ("avx512_vnni", "avx2")
+        for goal in (
+            Goal(f"int4, int4-int8, int8-dyn on {isa}", ">= 1.0x torch bf16 and f32", reached.over_torch(isa)),
+            Goal("the same", ">= 1.0x the best peer", reached.over_peers((*INT4, *INT8_INPUT), isa)),
+        )
+    ),
+    Goal("int8, fp8, mx weights, 1 to 16 rows", ">= 1.0x bf16", reached.over_bf16(WEIGHT_ONLY, (1, 16), 1.0)),
+    Goal("the same, more rows", ">= 0.9x bf16", reached.over_bf16(WEIGHT_ONLY, (17, 4096), 0.9)),
+    Goal("eager overhead of a quantized linear", "<= 2x that of nn.Linear", reached.overhead),
+    Goal("quantizing, nearest", ">= 0.5 of the read bandwidth", reached.quantizing),
+    Goal("the same", ">= 1.0x torchao", reached.quantizing_over_torchao),
+    Goal("HQQ, GPTQ, AWQ", "faster than the peers' own code", reached.nothing),
+    Goal("load to first token, mmap", "<= 1.1x the bare read of the files", reached.loading),
+    Goal("growth with N * K, and with rows beyond the crossover", "no faster than linear", reached.growing),
+    Goal("H100: int4, 1 to 16 rows", ">= 0.85 of the copy bandwidth", reached.nothing),
+    Goal("H100: int4, 512 rows and more", ">= 0.95x cuBLAS bf16", reached.nothing),
+    Goal("H100: int4", "ahead of tinygemm, gemlite and bitsandbytes", reached.nothing),
+)
+
+Told = tuple[str, str, str, str]
+
+
+def told(goals: tuple[Goal, ...], records: Records) -> list[tuple[Goal, Told]]:
+    """Goal and (what, goal, reached, met)."""
+    lines = []
+    for goal in goals:
+        found = goal.measure(records)
+        words = ("not measured", "-") if found is None else (found.text, "met" if found.met else "missed")
+        lines.append((goal, (goal.what, goal.goal, *words)))
+    return lines
+
+
+def section(records: Records) -> str:
+    """The part of the page."""
+    lines = told(GOALS, records)
+    rows = ["| what | goal | reached | |", "| --- | --- | --- | --- |"]
+    rows += [f"| {' | '.join(cells)} |" for _, cells in lines]
+    reasons = [
+        f"- {cells[0]}, {cells[1]}: {goal.reason} (`{goal.command}`)"
+        for goal, cells in lines
+        if goal.reason and cells[3] == "missed"
+    ]
+    return "\n".join(["## Goals\n", *rows, "", *reasons, *([""] if reasons else [])])
+
+
+def main(folder: Path = RESULTS) -> None:
+    print(table(("what", "goal", "reached", ""), [cells for _, cells in told(GOALS, Records(folder))]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

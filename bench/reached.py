@@ -1,0 +1,195 @@
+"""How the figure of a goal is taken from the records. Each function here makes one that a goal can hold."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.check import recorded, slower
+from bench.results import lines_of, newest, runs_of, timed
+
+Row = dict[str, Any]
+
+
+class Found(NamedTuple):
+    text: str
+    met: bool
+
+
+Measure = Callable[["Records"], Found | None]
+
+
+class Records:
+    """The newest rows of each suite in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[str, list[Row]] = {}
+
+    def lines(self, suite: str) -> list[Row]:
+        if suite not in self._read:
+            self._read[suite] = lines_of(self._folder / f"{suite}.jsonl")
+        return self._read[suite]
+
+    def products(self, isa: str = "") -> list[Row]:
+        return timed(newest(self.lines("products"), isa))
+
+    def limits(self, row: Row) -> Row:
+        """Of the run that ``row`` belongs to; empty where they were not known."""
+        found = runs_of(self.lines("products"))[row["run"]]["limits"]
+        return found if isinstance(found, dict) else {}
+
+    def last(self, suite: str) -> list[Row]:
+        """The rows of the newest run."""
+        runs = list(runs_of(self.lines(suite)))
+        return [line for line in self.lines(suite) if runs and line["run"] == runs[-1] and "machine" not in line]
+
+
+def own(rows: Iterable[Row], schemes: tuple[str, ...], counts: tuple[int, int]) -> list[Row]:
+    low, high = counts
+    return [
+        row for row in rows if row["peer"] == "bitport" and row["variant"] in schemes and low <= row["rows"] <= high
+    ]
+
+
+def place(row: Row) -> str:
+    return f"{row['variant']} {row['k']}x{row['n']} at {row['rows']}"
+
+
+def least(values: list[tuple[float, str]], bound: float, unit: str = "") -> Found | None:
+    """(value, where) -> the smallest, with the median; met where that is at least ``bound``."""
+    if not values:
+        return None
+    worst, where = min(values)
+    middle = statistics.median(value for value, _ in values)
+    return Found(f"{worst:.2f}{unit} ({where}); median {middle:.2f}{unit}", worst >= bound)
+
+
+def most(values: list[tuple[float, str]], bound: float, unit: str = "") -> Found | None:
+    """The same for what should be small."""
+    if not values:
+        return None
+    worst, where = max(values)
+    middle = statistics.median(value for value, _ in values)
+    return Found(f"{worst:.2f}{unit} ({where}); median {middle:.2f}{unit}", worst <= bound)
+
+
+def over_bf16(schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -> Measure:
+    def measure(records: Records) -> Found | None:
+        rows = own(records.products(), schemes, counts)
+        return least([(row["speedup"], place(row)) for row in rows if row["speedup"]], bound, "x")
+
+    return measure
+
+
+def of_limit(limit: str, schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -> Measure:
+    """The part of the read bandwidth ("read"), or of the peak of a unit, that a product reaches."""
+
+    def part(row: Row, found: Row) -> float:
+        seconds, m = row["ms"] / 1e3, row["rows"]
+        if limit == "read":
+            return (row["nbytes"] + 2 * m * (row["n"] + row["k"])) / seconds / found[limit]
+        return 2 * m * row["n"] * row["k"] / seconds / found[limit]
+
+    def measure(records: Records) -> Found | None:
+        rows = [(row, records.limits(row)) for row in own(records.products(), schemes, counts)]
+        return least([(part(row, found), place(row)) for row, found in rows if limit in found], bound)
+
+    return measure
+
+
+def exactness(schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -> Measure:
+    def measure(records: Records) -> Found | None:
+        return least([(row["sqnr_db"], place(row)) for row in own(records.products(), schemes, counts)], bound, " dB")
+
+    return measure
+
+
+def over_peers(schemes: tuple[str, ...], isa: str = "") -> Measure:
+    """Against the fastest other library of the same class at each point, torch's own products among them."""
+
+    def measure(records: Records) -> Found | None:
+        rows, values = records.products(isa), []
+        for mine in own(rows, schemes, (1, 4096)):
+            point = [row for row in rows if all(row[key] == mine[key] for key in ("run", "k", "n", "rows", "class"))]
+            theirs = [row for row in point if row["peer"] != "bitport"]
+            best = min(theirs, key=lambda row: row["ms"], default=None)
+            if best and best["speedup"] and mine["speedup"]:
+                name = f"{place(mine)}, {best['peer']} {best['variant']}"
+                values.append((mine["speedup"] / best["speedup"], name))
+        found = least(values, 1.0, "x")
+        behind = sum(value < 1 for value, _ in values)
+        return found and found._replace(text=f"{behind} of {len(values)} points behind; {found.text}")
+
+    return measure
+
+
+def over_torch(isa: str) -> Measure:
+    """Against the faster of bf16 and float32 under that restriction."""
+
+    def measure(records: Records) -> Found | None:
+        rows, values = records.products(isa), []
+        for mine in own(rows, ("int4", "int4-int8", "int8-dyn"), (1, 4096)):
+            point = [row for row in rows if all(row[key] == mine[key] for key in ("run", "k", "n", "rows"))]
+            theirs = [row["speedup"] for row in point if row["class"] in ("bf16", "f32") and row["speedup"]]
+            if theirs and mine["speedup"]:
+                values.append((mine["speedup"] / max(theirs), place(mine)))
+        return least(values, 1.0, "x")
+
+    return measure
+
+
+def checked(schemes: tuple[str, ...], base: str) -> Measure:
+    """What ``make bench-check`` found."""
+
+    def measure(records: Records) -> Found | None:
+        rows = [row for row in recorded(records.lines("check"), "", base) if row["variant"] in schemes]
+        if not rows:
+            return None
+        worst = min(rows, key=lambda row: row.get("speedup") or 0.0)
+        bad = sum(slower(row) for row in rows)
+        return Found(f"{bad} of {len(rows)} points; {worst.get('speedup') or 0:.2f}x ({place(worst)})", not bad)
+
+    return measure
+
+
+def overhead(records: Records) -> Found | None:
+    """The newest record of each scheme's own kernel."""
+    rows = {row["name"]: row for row in records.lines("overhead") if row["what"] == "scheme"}
+    return most([(row["ratio"], row["name"]) for row in rows.values()], 2.0, "x")
+
+
+def quantizing(records: Records) -> Found | None:
+    rows = [row for row in records.last("quantize") if row["library"] == "bitport" and "of_read" in row]
+    return least([(row["of_read"], f"{row['scheme']} {row['k']}x{row['n']}") for row in rows], 0.5)
+
+
+def quantizing_over_torchao(records: Records) -> Found | None:
+    rows = {(row["library"], row["scheme"], row["k"], row["n"]): row["ms"] for row in records.last("quantize")}
+    values = [
+        (theirs / rows["bitport", scheme, k, n], f"{scheme} {k}x{n}")
+        for (library, scheme, k, n), theirs in rows.items()
+        if library == "torchao" and ("bitport", scheme, k, n) in rows
+    ]
+    return least(values, 1.0, "x")
+
+
+def loading(records: Records) -> Found | None:
+    rows = [row for row in records.last("load") if row["mode"] == "mmap"]
+    return most([(row["ratio"], f"{row['model']} {row['scheme']}, {row['cache']} files") for row in rows], 1.1, "x")
+
+
+def growing(records: Records) -> Found | None:
+    """The steepest line; its interval must reach 1."""
+    rows = [row for row in records.last("growth") if "exponent" in row and row["candidate"].startswith("bitport ")]
+    if not rows:
+        return None
+    worst = max(rows, key=lambda row: row["exponent"] - row["error"])
+    where = f"{worst['candidate']}, {worst['sweep']}"
+    return Found(f"{worst['exponent']:.2f} ± {worst['error']:.2f} ({where})", worst["exponent"] - worst["error"] <= 1)
+
+
+def nothing(records: Records) -> None:
+    """No command of this folder measures it."""
