@@ -1,5 +1,6 @@
-"""Which kernel a device that is not there would run, and what that kernel calls: tensors of shape only, on XPU or CUDA.
-Run by test_devices.py, in a process of its own: FAKE_DEVICE is xpu or cuda, FAKE_DEVICE_GUARD a compiled guard.cpp."""
+"""How a device that is not there would hold a weight, which kernel it would run, and what that kernel calls: tensors of
+shape only, on XPU, CUDA or MPS. Run by test_devices.py, in a process of its own: FAKE_DEVICE names the device,
+FAKE_DEVICE_GUARD a compiled guard.cpp."""
 
 from __future__ import annotations
 
