@@ -1,5 +1,5 @@
 """Which kernel runs for which scheme, number of rows and chip, as one table; and that no kernel makes the host wait, so
-that all of them can be captured in a CUDA graph. Tensors of shape only; run by test_devices.py, as on_fake_device.py."""
+that all of them can be captured in a CUDA graph. Tensors of shape only; run by test_devices.py."""
 
 from __future__ import annotations
 
@@ -202,7 +202,10 @@ REFUSED = [
 @pytest.mark.skipif(DEVICE != "cuda", reason="asks what a CUDA device can do")
 @pytest.mark.parametrize(
     ("kernel", "scheme", "rows", "dtype", "n", "chip", "toolkit", "reason"),
-    [pytest.param(*case, id=f"{case[0]}-{case[1]}-{case[2]}x{case[4]}-{str(case[3])[6:]}-{case[5]}") for case in REFUSED],
+    [
+        pytest.param(*case, id=f"{case[0]}-{case[1]}-{case[2]}x{case[4]}-{str(case[3])[6:]}-{case[5]}")
+        for case in REFUSED
+    ],
 )
 def test_refused(
     kernel: str,
