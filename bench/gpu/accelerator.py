@@ -6,6 +6,7 @@ for the class of a graph.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,12 @@ class Accelerator:
         graph = kind()
         with self.module.graph(graph):
             result = run()
-        return graph.replay, result
+        return functools.partial(_replay, graph, run), result
+
+
+def _replay(graph: Any, run: Callable[[], Any]) -> None:
+    """``run`` comes along because a graph does not hold the memory that it reads."""
+    graph.replay()
 
 
 def _capability(properties: Any) -> str:

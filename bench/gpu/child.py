@@ -1,8 +1,8 @@
 """What runs in the process of a peer, on a GPU: as ``bench.child``, with weight and input there, and timed by events.
 
 All copies of a weight are called one after the other in one graph, which is played again and again: launching is not
-timed, as it is not where a model's step is a graph, and between two readings of a copy the others have passed through the
-cache, which they fill several times. What cannot be recorded is called as it is; its note says so.
+timed, as it is not where a model's step is a graph, and between two readings of a copy the others have passed through
+the cache, which they fill several times. What cannot be recorded is called as it is; its note says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The limits of a GPU, measured in the run that they belong to: copying memory, and the largest products of its library.
+"""The limits of a GPU, measured in the run that they belong to: copying memory, and the best products of its library.
 
-A copy reads and writes every byte; both count. The floor of a product is that of ``bench.limits``; inputs in float8 have
-a unit of their own, which other products may not count on.
+A copy reads and writes every byte; both count. The floor of a product is that of ``bench.limits``; inputs in float8
+have a unit of their own, which other products may not count on.
 """
 
 from __future__ import annotations

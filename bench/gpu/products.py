@@ -1,7 +1,7 @@
 """Time and accuracy of quantized products on a GPU, beside peers and beside the limits of the device.
 
-As ``bench.products``: candidates take turns, a ratio is the median over repetitions of the ratio to bf16 inside one, and
-what a peer cannot do stands in the output with the reason. Times are the device's own, of calls in a graph.
+As ``bench.products``: candidates take turns, a ratio is the median over repetitions of the ratio to bf16 inside one,
+and what a peer cannot do stands in the output with the reason. Times are the device's own, of calls in a graph.
 """
 
 from __future__ import annotations
