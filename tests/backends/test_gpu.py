@@ -218,14 +218,13 @@ torch.cuda.synchronize()
 """Sizes that fill no tile, so that what is read or written past an end lies outside."""
 
 
-@pytest.mark.parametrize("tool", ["memcheck", "initcheck", "racecheck"])
-def test_watched_by_the_sanitizer(tool: str) -> None:
+def test_watched_by_the_sanitizer() -> None:
     sanitizer = shutil.which("compute-sanitizer")
     if DEVICE.type != "cuda" or torch.version.hip or sanitizer is None:
         pytest.skip("needs NVIDIA's compute-sanitizer, from the CUDA toolkit, on the PATH")
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sanitizer, f"--tool={tool}", "--error-exitcode=9", sys.executable, "-c", WATCHED],
+        [sanitizer, "--tool=memcheck", "--error-exitcode=9", sys.executable, "-c", WATCHED],
         env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(root / "src")},
         capture_output=True,
         text=True,

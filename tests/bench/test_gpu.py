@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench import measure
-from bench.gpu import child, limits, methods, peers, products
+from bench.gpu import child, limits, methods, page, peers, products
 from bench.gpu.accelerator import Accelerator
 from bench.gpu.child import GpuChild, copies_of
 from bench.gpu.limits import GpuLimits
@@ -25,6 +25,7 @@ TINY = Sizes(
     inner=96, layers=2, words=40, length=8,
 )  # fmt: skip
 FOUND = GpuLimits(1e12, {"bf16": 1e14, "int8": 2e14}, float8=4e14)
+ABOUT = {"device": "stand-in", "capability": "sm90", "toolkit": "12.9"}
 Row = dict[str, Any]
 
 
@@ -163,9 +164,9 @@ def test_a_run_leaves_its_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
     monkeypatch.setitem(peers.PEERS, "absent", "tests.bench.not_there")
     monkeypatch.setattr(products, "Worker", lambda threads, made, peer: Worker(threads, made, peer, stand_in.gpu))
     chosen = products.Chosen((Shape(256, 64),), (1, 4), ("int4",), ("bitport", "tinygemm", "absent"), 3, 1, "")
-    rows = products.run(chosen, {"device": "stand-in"}, FOUND, measure.header())
+    rows = products.run(chosen, ABOUT, FOUND, measure.header())
     head, *lines = (json.loads(line) for line in (tmp_path / "gpu-products.jsonl").read_text().splitlines())
-    assert head["gpu"] == {"device": "stand-in"}
+    assert head["gpu"] == ABOUT
     assert head["limits"] == {"copy": 1e12, "bf16": 1e14, "int8": 2e14, "float8": 4e14, "why": {}}
     assert "tests.bench.not_there" in head["missing"]["absent"]
     assert lines == [{"run": head["run"], **row} for row in rows]
@@ -175,6 +176,12 @@ def test_a_run_leaves_its_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
     assert all(row["sqnr_db"] > 40 and row["floor_ms"] > 0 for row in timed.values())
     (refused,) = [row for row in rows if row["peer"] == "tinygemm"]
     assert "_convert_weight_to_int4pack" in refused["reason"], "the CPU has no such op"
+    written = page.page([head, *lines], [])
+    assert {name.rpartition(".")[2] for name in written} == {"md", "svg"}
+    assert "## stand-in" in written["performance-gpu.md"]
+    assert (
+        f"| 4 | {timed['bf16', 4]['ms']:.3g} | - | {timed['int4', 4]['speedup']:.2f} (" in written["performance-gpu.md"]
+    )
 
 
 def test_the_children_of_a_run_have_a_gpu() -> None:
@@ -229,6 +236,14 @@ def test_every_method_of_every_candidate(rows: list[Row]) -> None:
     }
     assert all(row["ms"] > 0 and row["speedup"] > 0 for row in rows if "ms" in row)
     assert {row["speedup"] for row in rows if row["candidate"] == "bf16"} == {1.0}
+
+
+def test_the_program_on_the_page(rows: list[Row]) -> None:
+    head = {**measure.header(), "gpu": ABOUT}
+    text = page.page([], [head, *({"run": head["run"], **row} for row in rows)])["performance-gpu.md"]
+    assert "## A program like Voxtral on stand-in" in text
+    assert text.count("| text_decode |") == 3
+    assert "- not measured: nope: unknown scheme" in text
 
 
 def test_a_scheme_that_is_none_is_a_reason(rows: list[Row]) -> None:
