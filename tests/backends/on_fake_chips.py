@@ -32,13 +32,13 @@ int4           64    generic   int4pack_mm  int4pack_mm  int4pack_mm        int4
 int4           1024  dense_mm  dense_mm     dense_mm     dense_mm           dense_mm      dense_mm  int4pack_mm  dense_mm
 int4-fzero     1     generic   int4pack_mm  int4pack_mm  int4pack_mm        int4pack_mm   generic   generic      int4pack_mm
 int4-g48       1     generic   generic      generic      generic            generic       generic   generic      generic
-int4-g48       1024  dense_mm  dense_mm     dense_mm     dense_mm           dense_mm      dense_mm  generic      dense_mm
+int4-g48       1024  generic   generic      generic      generic            generic       generic   generic      generic
 int3           64    generic   generic      generic      generic            generic       generic   generic      generic
-int3           1024  dense_mm  dense_mm     dense_mm     dense_mm           dense_mm      dense_mm  generic      dense_mm
+int3           1024  generic   generic      generic      generic            generic       generic   generic      generic
 int8           1     generic   generic      generic      generic            generic       generic   int8pack_mm  int8pack_mm
-int8           1024  dense_mm  dense_mm     dense_mm     dense_mm           dense_mm      dense_mm  int8pack_mm  int8pack_mm
+int8           1024  generic   generic      generic      generic            generic       generic   int8pack_mm  int8pack_mm
 nf4            1     generic   generic      generic      generic            generic       generic   generic      generic
-nf4            1024  dense_mm  dense_mm     dense_mm     dense_mm           dense_mm      dense_mm  generic      dense_mm
+nf4            1024  generic   generic      generic      generic            generic       generic   generic      generic
 int8-dyn       1     int_mm    int_mm       int_mm       int_mm             int_mm        generic   int_mm       generic
 int8-dyn       1024  int_mm    int_mm       int_mm       int_mm             int_mm        generic   int_mm       generic
 int4-int8      64    generic   generic      generic      generic            generic       generic   generic      generic
@@ -151,6 +151,17 @@ def test_nobody_waits(impl: Impl, scheme: str, rows: int, monkeypatch: pytest.Mo
         assert waits(impl.run, *args) == []
 
 
+@pytest.mark.parametrize("scheme", bp.PRESETS)
+def test_nobody_waits_for_the_generic_kernels(scheme: str) -> None:
+    """Which run where no kernel takes a call: they can be captured as well. (A static scale is a constant.)"""
+    op, args = arguments(scheme, 7)
+    assert waits(OPS[op].generic, *args) == []
+    weight = args[1:11]
+    assert waits(OPS["dequantize"].generic, *weight, torch.bfloat16) == []
+    ids = torch.empty(3, dtype=torch.int64, device=DEVICE)
+    assert waits(OPS["embedding"].generic, ids, *weight, torch.bfloat16) == []
+
+
 @pytest.mark.parametrize("op", TAKEN)
 def test_each_candidate_takes_something(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the test above cannot pass by refusals."""
@@ -179,7 +190,7 @@ def test_the_generic_experts_do_wait() -> None:
 REFUSED = [
     # kernel, scheme, rows, dtype of x, n, chip, PyTorch's CUDA, part of the reason
     ("dense_mm", "int4", 143, torch.bfloat16, N, "sm90", (12, 9), "making int4 dense pays from 144 rows on; x has 143"),
-    ("dense_mm", "int8", 79, torch.bfloat16, N, "sm90", (12, 9), "making int8 dense pays from 80 rows on; x has 79"),
+    ("dense_mm", "int8", 999, torch.bfloat16, N, "sm90", (12, 9), "tile_packed_8; the weight is in layout signed_int8"),
     ("scaled_mm_blocks", "fp8-block", 4, torch.bfloat16, 160, "sm90", (12, 9), "multiples of 128, not 160 and 256"),
     ("scaled_mm_blocks", "fp8-block", 4, torch.float16, N, "sm90", (12, 9), "x must be bfloat16, not torch.float16"),
     ("scaled_mm_blocks", "fp8-block", 4, torch.bfloat16, N, "sm100", (12, 9), "runs on sm9x alone; cuda:0 is sm100"),

@@ -55,7 +55,7 @@ EXPECTED: dict[str, tuple[str, str, dict[str, str]]] = {
         "cuda": (
             "signed_int8",
             "generic",
-            {"int4pack_mm": "must be tile packed int4", "dense_mm": "pays from 80 rows"},
+            {"int4pack_mm": "must be tile packed int4", "dense_mm": "in layout signed_int8"},
         ),
     }.get(DEVICE, ("signed_int8", "int8pack_mm", {})),
     "int8-asym": ("plain", "generic", {"int8pack_mm": "without zero point"} if DEVICE != "cuda" else {}),

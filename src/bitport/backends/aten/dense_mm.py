@@ -6,7 +6,8 @@ the library's. Counted in bytes alone, the dense weight is ahead from
 
     rows_per_pass * (1 + moved / bytes of a code)
 
-rows on: an estimate from the shape of the kernels, not a measurement.
+rows on: an estimate from the shape of the kernels, not a measurement. Where no such kernel is to be overtaken, this has
+nothing to add to the generic kernel, which does the same.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from bitport.ops.select import CHOOSERS
 
 
 class Costs(NamedTuple):
+    layouts: tuple[str, ...]
+    """Those whose kernel unpacks as it multiplies."""
     rows_per_pass: int
-    """Rows of x that the device's packed kernels serve with one reading of the weight."""
+    """Rows of x that this kernel serves with one reading of the weight."""
     moved: int
     """Bytes per weight that making it dense moves: in one fused pass it is written once and read once, 4 in bf16."""
-    products: tuple[str, ...] = ()
-    """Layouts whose kernel unpacks the weight once for any number of rows: nothing is to be gained there."""
 
 
 def least_rows(costs: Costs, dtype: str) -> int:
@@ -35,8 +36,8 @@ def least_rows(costs: Costs, dtype: str) -> int:
 
 def refuses(costs: Costs, x: Tensor, *rest: Any) -> str | None:
     dtype, k, layout = rest[4], rest[6], rest[9]
-    if layout in costs.products:
-        return f"the kernel that reads layout {layout} unpacks the weight once for any number of rows"
+    if layout not in costs.layouts:
+        return f"it overtakes the kernel of {', '.join(costs.layouts)}; the weight is in layout {layout}"
     rows, least = x.numel() // max(1, k), least_rows(costs, dtype)
     return f"making {dtype} dense pays from {least} rows on; x has {rows}" if rows < least else None
 

@@ -27,7 +27,7 @@ INT_MM_ROWS = 17
 """cuBLAS takes more than 16 rows of int8."""
 FP8_RESULTS = (torch.bfloat16,)
 """Scales per row give bf16 alone, and float8 tensor cores keep fewer than 24 bits of a sum."""
-DENSE = dense_mm.Costs(rows_per_pass=16, moved=4)
+DENSE = dense_mm.Costs(("tile_packed_2", "tile_packed_4", "tile_packed_8"), rows_per_pass=16, moved=4)
 """The tiles of tinygemm have 16 rows."""
 
 
