@@ -79,6 +79,9 @@ class AudioEncoder(nn.Module):
 
 
 class TextLayer(nn.Module):
+    keys: Tensor
+    values: Tensor
+
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.head = sizes.head
@@ -112,6 +115,10 @@ def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class TextDecoder(nn.Module):
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
+
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.layers = nn.ModuleList(TextLayer(sizes) for _ in range(sizes.layers))
