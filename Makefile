@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
 
 .PHONY: help demo test test-slow test-gpu test-xla test-peers sanitize ci lint format types bench bench-check bench-peers bench-page \
-	accuracy support clean
+	bench-gpu bench-gpu-page accuracy support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -101,6 +101,14 @@ bench-peers: $(PEERS_VENV)/.peers
 
 bench-page: $(VENV)/.hf
 	$(BIN)/python -m bench.page
+
+# On a machine with a GPU, in an environment with its build of torch (TORCH=..); of the peers those that are installed.
+bench-gpu: $(VENV)/.hf
+	$(BIN)/python -m bench.gpu.products --json $(BENCH_ARGS)
+	$(BIN)/python -m bench.gpu.methods --json
+
+bench-gpu-page: $(VENV)/.hf
+	$(BIN)/python -m bench.gpu.page
 
 accuracy: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.golden models/tinylm docs/accuracy

@@ -1,5 +1,5 @@
 // What FakeTensorMode lacks to move, slice and copy tensors of a device that PyTorch was built without: somebody who
-// says which device is current. KIND is XPU or CUDA. No memory, no kernels.
+// says which device is current. KIND is XPU, CUDA or MPS. No memory, no kernels.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 constexpr auto kKind = c10::DeviceType::KIND;

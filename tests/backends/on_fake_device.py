@@ -1,5 +1,6 @@
-"""Which kernel a device that is not there would run, and what that kernel calls: tensors of shape only, on XPU or CUDA.
-Run by test_devices.py, in a process of its own: FAKE_DEVICE is xpu or cuda, FAKE_DEVICE_GUARD a compiled guard.cpp."""
+"""How a device that is not there would hold a weight, which kernel it would run, and what that kernel calls: tensors of
+shape only, on XPU, CUDA or MPS. Run by test_devices.py, in a process of its own: FAKE_DEVICE names the device,
+FAKE_DEVICE_GUARD a compiled guard.cpp."""
 
 from __future__ import annotations
 
@@ -21,46 +22,69 @@ from bitport.ops.functional import operand
 DEVICE = os.environ["FAKE_DEVICE"]
 torch.ops.load_library(os.environ["FAKE_DEVICE_GUARD"])
 
-N, K = 64, 256
+N, K = 128, 256
 ATEN = {
     ("xpu", "int4pack_mm"): "_weight_int4pack_mm_with_scales_and_zeros",
     ("xpu", "int8pack_mm"): "_weight_int8pack_mm",
     ("cuda", "int4pack_mm"): "_weight_int4pack_mm",
+    ("mps", "int4pack_mm"): "_weight_int4pack_mm",
+    ("mps", "int8pack_mm"): "_weight_int8pack_mm",
     **{(device, "int_mm"): "_int_mm" for device in ("xpu", "cuda")},
     **{(device, "scaled_mm"): "_scaled_mm" for device in ("xpu", "cuda")},
+    ("cuda", "scaled_mm_blocks"): "_scaled_mm_v2",
 }
-INT4 = {"xpu": "plain_int32", "cuda": "tile_packed_8"}[DEVICE]
+INT4 = {"xpu": "plain_int32", "cuda": "tile_packed_8", "mps": "int4_pairs"}[DEVICE]
 NOT_INT8, NOT_FP8 = "the weight must be int8 without zero point", "the weight must be float8_e4m3"
+NO_INT8 = {"int_mm": NOT_INT8} if DEVICE != "mps" else {}
+ROUNDED = "rounded as fp8 or fp8-tensor, not "
+
+
+def units(scaled_mm: str) -> dict[str, str]:
+    """Why neither unit takes it, on devices that have these two."""
+    return {**NO_INT8, "scaled_mm": scaled_mm} if NO_INT8 else {}
+
+
 EXPECTED: dict[str, tuple[str, str, dict[str, str]]] = {
     # scheme -> layout, kernel, part of the reason of each kernel that would have been faster
-    "fp8": ("plain", "scaled_mm", {}),
-    "fp8-row": ("plain", "scaled_mm", {}),
     "int4": (INT4, "int4pack_mm", {}),
     "int4-sym": (INT4, "int4pack_mm", {}),
     "int4-g32": (INT4, "int4pack_mm", {}),
     "int4-g64-sym": (INT4, "int4pack_mm", {}),
     "int4-g256": (INT4, "int4pack_mm", {}),
     "int8": {
-        "xpu": ("signed_int8", "int8pack_mm", {}),
-        "cuda": ("signed_int8", "generic", {"int4pack_mm": "must be tile packed int4"}),
-    }[DEVICE],
-    "int8-asym": ("plain", "generic", {"int8pack_mm": "without zero point"} if DEVICE == "xpu" else {}),
-    "int8-dyn": ("signed_int8", "int_mm", {}),
-    "int8-static": ("signed_int8", "int_mm", {}),
-    "mxfp8": ("plain", "generic", {"int_mm": NOT_INT8, "scaled_mm": "rounded as fp8 or fp8-tensor, not mxfp8"}),
-    "mxfp4": ("plain", "generic", {"int_mm": NOT_INT8, "scaled_mm": NOT_FP8}),
-    "nvfp4": ("plain", "generic", {"int_mm": NOT_INT8, "scaled_mm": NOT_FP8}),
-    "fp8-block": ("plain", "generic", {"int_mm": NOT_INT8, "scaled_mm": "rounded as fp8 or fp8-tensor, not fp8-128"}),
-    "int4-int8": (INT4, "generic", {"int_mm": NOT_INT8, "scaled_mm": NOT_FP8}),
-    "int4-fp8": (INT4, "generic", {"int_mm": NOT_INT8, "scaled_mm": NOT_FP8}),
+        "cuda": (
+            "signed_int8",
+            "generic",
+            {"int4pack_mm": "must be tile packed int4", "dense_mm": "in layout signed_int8"},
+        ),
+    }.get(DEVICE, ("signed_int8", "int8pack_mm", {})),
+    "int8-asym": ("plain", "generic", {"int8pack_mm": "without zero point"} if DEVICE != "cuda" else {}),
+    "mxfp8": ("plain", "generic", units(f"{ROUNDED}mxfp8")),
+    "mxfp4": ("plain", "generic", units(NOT_FP8)),
+    "nvfp4": ("plain", "generic", units(NOT_FP8)),
+    "fp8-block": {
+        "cuda": ("plain", "scaled_mm_blocks", {"scaled_mm": f"{ROUNDED}fp8-128"}),
+    }.get(DEVICE, ("plain", "generic", units(f"{ROUNDED}fp8-128"))),
+    "int4-int8": (INT4, "generic", units(NOT_FP8)),
+    "int4-fp8": (INT4, "generic", units(NOT_FP8)),
     "int3": ("plain", "generic", {"int4pack_mm": "not int3"}),
     "nf4": ("plain", "generic", {"int4pack_mm": "not nf4"}),
+    **{
+        scheme: ("signed_int8" if "int8" in scheme else "plain", "generic" if DEVICE == "mps" else kernel, {})
+        for scheme, kernel in {
+            "fp8": "scaled_mm",
+            "fp8-row": "scaled_mm",
+            "int8-dyn": "int_mm",
+            "int8-static": "int_mm",
+        }.items()
+    },
 }
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     monkeypatch.setattr(capability, "of", lambda device: (9, 0))
+    monkeypatch.setattr(capability, "toolkit", lambda: (12, 9))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode
 
@@ -156,12 +180,16 @@ REFUSED = [
     ("int4pack_mm", "int4-g48", torch.bfloat16, N, 480, "cuda", "in layout plain"),
     ("int4pack_mm", "int4-fzero", torch.bfloat16, N, K, "xpu", "the zero point must be an integer"),
     ("int4pack_mm", "int4-b4x64", torch.bfloat16, N, K, "xpu", "not per 4x64 block"),
-    ("int8pack_mm", "int8-g64", torch.bfloat16, N, K, "xpu", "one per row, not per 1x64 block"),
+    ("int4pack_mm", "int4-g48", torch.bfloat16, N, 480, "mps", "in layout int4_pairs, not int4 in layout plain"),
+    ("int4pack_mm", "int4", torch.bfloat16, 60, K, "mps", "in layout int4_pairs, not int4 in layout plain"),
+    ("int8pack_mm", "int8", torch.bfloat16, 48, K, "mps", "multiples of 32, not 48 and 256"),
+    ("int8pack_mm", "int8", torch.bfloat16, N, 240, "mps", "multiples of 32, not 128 and 240"),
+    ("int8pack_mm", "int8-g64", torch.bfloat16, N, K, "xpu mps", "one per row, not per 1x64 block"),
     ("int_mm", "int8-dyn", torch.bfloat16, 60, K, "cuda", "multiples of 8, not 60 and 256"),
-    ("int_mm", "int8-dyn", torch.bfloat16, N, 252, "cuda", "multiples of 8, not 64 and 252"),
+    ("int_mm", "int8-dyn", torch.bfloat16, N, 252, "cuda", "multiples of 8, not 128 and 252"),
     ("int_mm", "int8-dyn-g64", torch.bfloat16, N, K, "xpu cuda", "not per 1x64 block"),
     ("scaled_mm", "fp8-row", torch.bfloat16, 40, K, "xpu cuda", "multiples of 16, not 40 and 256"),
-    ("scaled_mm", "fp8-row", torch.bfloat16, N, 72, "xpu cuda", "multiples of 16, not 64 and 72"),
+    ("scaled_mm", "fp8-row", torch.bfloat16, N, 72, "xpu cuda", "multiples of 16, not 128 and 72"),
     ("scaled_mm", "fp8-row", torch.float32, N, K, "xpu cuda", "not torch.float32"),
     ("scaled_mm", "fp8-row", torch.float16, N, K, "cuda", "not torch.float16"),
 ]
@@ -222,7 +250,7 @@ def test_explained() -> None:
     text = str(bp.explain(model, rows=(1, 1024)))
     assert INT4 in text
     assert "int4pack_mm" in text
-    assert "scaled_mm refused: the input must be rounded as fp8 or fp8-tensor, not fp8-128" in text
+    assert f"scaled_mm refused: the input must be {ROUNDED}fp8-128" in text or DEVICE == "mps"
 
 
 def test_layouts_of_other_devices_are_refused_by_name() -> None:

@@ -1,4 +1,4 @@
-"""The tests in on_sim.py and on_fake_device.py, each in a process that has the device."""
+"""The tests in on_sim.py, on_fake_device.py and on_fake_chips.py, each in a process that has the device."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 
 def test_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]) -> None:
     elsewhere("on_sim.py", sim_site)
 
 
-@pytest.mark.parametrize("device", ["xpu", "cuda"])
-def test_on_a_fake_device(device: str, guard: Callable[[str], Path], elsewhere: Callable[..., None]) -> None:
-    elsewhere("on_fake_device.py", FAKE_DEVICE=device, FAKE_DEVICE_GUARD=str(guard(device)))
+@pytest.mark.parametrize("device", ["xpu", "cuda", "mps"])
+@pytest.mark.parametrize("file", ["on_fake_device.py", "on_fake_chips.py"])
+def test_on_a_fake_device(file: str, device: str, guard: Callable[[str], Path], elsewhere: Callable[..., None]) -> None:
+    """With PyTorch's kernels alone: others register where they find a device of theirs."""
+    built = torch.accelerator.current_accelerator(check_available=False)
+    if built is not None and built.type == device:
+        pytest.skip(f"this PyTorch was built for {device}, whose own guard a fake one would replace")
+    elsewhere(file, FAKE_DEVICE=device, FAKE_DEVICE_GUARD=str(guard(device)), BITPORT_DISABLE="triton")

@@ -77,7 +77,8 @@ def test_what_each_device_prefers() -> None:
     assert preferred(torch.device("cuda"), GOOD, parts()).startswith("tile_packed_")
     assert preferred(torch.device("xpu"), GOOD, parts()) == "plain_int32"
     assert preferred(torch.device("meta"), GOOD, parts()) == "plain"
-    assert preferred(torch.device("mps"), GOOD, parts()) == "plain"
+    assert preferred(torch.device("mps"), GOOD, parts()) == "int4_pairs"
+    assert preferred(torch.device("hpu"), GOOD, parts()) == "plain"
 
 
 def test_the_next_best_where_the_best_refuses() -> None:

@@ -70,7 +70,8 @@ def random_parts(
 
 def example(*names: str) -> tuple[Matrix, Quantized] | None:
     """One matrix with experts that all these layouts can hold."""
-    for matrix, kind in ((Matrix("int4", 13, 256, 1, 128), "int"), (Matrix("int8", 13, 96, 1, 96), "none")):
+    odd, whole = Matrix("int4", 13, 256, 1, 128), Matrix("int4", 16, 256, 1, 128)
+    for matrix, kind in ((odd, "int"), (whole, "int"), (Matrix("int8", 13, 96, 1, 96), "none")):
         parts = random_parts(matrix, torch.bfloat16, kind, (2,), torch.Generator().manual_seed(0))
         if all(layout(name).refuses(matrix, parts) is None for name in names):
             return matrix, parts
@@ -149,6 +150,18 @@ def test_scales_and_zeros_of_tiles() -> None:
             assert s == scale[row, group].item()
             assert z == torch.tensor((8.0 - int(zero[row, group])) * s).bfloat16().item()
     assert packed.zero is zero
+
+
+def test_pairs_share_the_bytes() -> None:
+    """On MPS value = (code - 8) * s + z as in tiles, beside the canonical bytes."""
+    matrix = Matrix("int4", 8, 64, 1, 32)
+    data, scale = torch.randint(0, 256, (8, 32), dtype=torch.uint8), torch.rand(8, 2).half()
+    zero = torch.randint(0, 16, (8, 2), dtype=torch.uint8)
+    packed = layout("int4_pairs").pack(matrix, Quantized(data, scale, zero))
+    assert packed.data.data_ptr() == data.data_ptr()
+    s, z = packed.scale.transpose(0, 1).unbind(-1)
+    assert torch.equal(s, scale)
+    assert torch.equal(z, ((8 - zero.float()) * scale.float()).half())
 
 
 def test_int32_words_share_the_bytes() -> None:

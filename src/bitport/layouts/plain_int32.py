@@ -27,13 +27,13 @@ class PlainInt32:
         return None
 
     def pack(self, matrix: Matrix, parts: Quantized) -> Quantized:
-        return parts._replace(data=_aligned(parts.data).view(torch.int32), scale=_transposed(parts.scale))
+        return parts._replace(data=aligned(parts.data).view(torch.int32), scale=_transposed(parts.scale))
 
     def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized:
         return parts._replace(data=parts.data.view(torch.uint8), scale=_transposed(parts.scale))
 
 
-def _aligned(data: torch.Tensor) -> torch.Tensor:
+def aligned(data: torch.Tensor) -> torch.Tensor:
     """A view that starts inside a word (a slice of rows read from a file) cannot be seen as int32 without a copy."""
     aligned = data.is_contiguous() and data.storage_offset() % 4 == 0
     return data if aligned else data.contiguous().clone()

@@ -12,7 +12,7 @@ from bitport.numerics import Quantized
 
 class SignedInt8:
     name = "signed_int8"
-    devices: tuple[str, ...] = ("cuda", "xpu")
+    devices: tuple[str, ...] = ("cuda", "xpu", "mps")
     data_ndim = 2
 
     def expects(self, matrix: Matrix) -> Packed:

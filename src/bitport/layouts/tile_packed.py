@@ -38,24 +38,31 @@ class TilePacked:
         return Packed(torch.int32, (tiles, outer, 32, self.inner // 2), (matrix.k // matrix.block_k, 8 * tiles, 2))
 
     def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
-        if matrix.dtype != "int4":
-            return f"it holds int4, not {matrix.dtype}"
-        if matrix.block_n != 1 or matrix.block_k not in GROUPS:
-            return f"scales must be per row and group of {GROUPS}, not per {matrix.block_n}x{matrix.block_k} block"
-        if matrix.k % matrix.block_k or matrix.k % (16 * self.inner):
-            return f"K={matrix.k} must be a multiple of the group {matrix.block_k} and of {16 * self.inner}"
+        if reason := refuses_groups(matrix, 16 * self.inner):
+            return reason
         if parts.scale.dtype != torch.bfloat16:
             return f"scales must be bfloat16, not {parts.scale.dtype}"
         return None
 
     def pack(self, matrix: Matrix, parts: Quantized) -> Quantized:
         codes = _fill_rows(unpack_bits(parts.data, 4, matrix.k))
-        return parts._replace(data=pack_tiles(codes, self.inner), scale=_scales_and_zeros(parts))
+        return parts._replace(data=pack_tiles(codes, self.inner), scale=_filled_pairs(parts))
 
     def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized:
         codes = unpack_tiles(parts.data)[..., : matrix.n, :]
         scale = parts.scale[..., : matrix.n, 0].transpose(-1, -2).clone(memory_format=torch.contiguous_format)
         return parts._replace(data=pack_bits(codes, 4), scale=scale)
+
+
+def refuses_groups(matrix: Matrix, unit: int) -> str | None:
+    """Why the kernels that PyTorch calls int4pack cannot take it: K must be a multiple of ``unit``."""
+    if matrix.dtype != "int4":
+        return f"it holds int4, not {matrix.dtype}"
+    if matrix.block_n != 1 or matrix.block_k not in GROUPS:
+        return f"scales must be per row and group of {GROUPS}, not per {matrix.block_n}x{matrix.block_k} block"
+    if matrix.k % matrix.block_k or matrix.k % unit:
+        return f"K={matrix.k} must be a multiple of the group {matrix.block_k} and of {unit}"
+    return None
 
 
 def pack_tiles(codes: Tensor, inner: int) -> Tensor:
@@ -87,11 +94,16 @@ def _fill_rows(codes: Tensor) -> Tensor:
     return torch.cat([codes, codes.new_zeros(*codes.shape[:-2], missing, codes.shape[-1])], -2) if missing else codes
 
 
-def _scales_and_zeros(parts: Quantized) -> Tensor:
+def pairs(parts: Quantized) -> Tensor:
+    """[..., N, K/g, 2] in float32: value = (code - 8) * s + z."""
     scale = parts.scale.float()
     shift = torch.zeros_like(scale) if parts.zero is None else (8 - parts.zero.float()) * scale
-    pairs = _fill_rows(torch.stack([scale, shift], -1).flatten(-2)).unflatten(-1, (-1, 2))
-    return pairs.transpose(-3, -2).to(parts.scale.dtype).contiguous()
+    return torch.stack([scale, shift], -1)
+
+
+def _filled_pairs(parts: Quantized) -> Tensor:
+    filled = _fill_rows(pairs(parts).flatten(-2)).unflatten(-1, (-1, 2))
+    return filled.transpose(-3, -2).to(parts.scale.dtype).contiguous()
 
 
 for _inner in (2, 4, 8):

@@ -1,4 +1,8 @@
-"""NVIDIA CUDA: PyTorch's own kernels."""
+"""NVIDIA CUDA: PyTorch's own kernels, each with the limits that it has there.
+
+``aten::_weight_int8pack_mm`` is not among them: its CUDA kernel computes in float32, one thread per result, and reads
+the weight in strides. ROCm, which goes by the name cuda, gets what is made of ordinary products alone: dense_mm.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,15 @@ from typing import Any
 
 import torch
 
-from bitport.backends.aten import int_mm, scaled_mm
+from bitport.backends.aten import (
+    dense_mm,
+    grouped_mm,
+    int_mm,
+    scaled_grouped_mm,
+    scaled_mm,
+    scaled_mm_blocks,
+    scaled_mm_mx,
+)
 from bitport.backends.cuda import capability, int4pack_mm
 from bitport.ops import Impl, register_kernel
 
@@ -15,6 +27,8 @@ INT_MM_ROWS = 17
 """cuBLAS takes more than 16 rows of int8."""
 FP8_RESULTS = (torch.bfloat16,)
 """Scales per row give bf16 alone, and float8 tensor cores keep fewer than 24 bits of a sum."""
+DENSE = dense_mm.Costs(("tile_packed_2", "tile_packed_4", "tile_packed_8"), rows_per_pass=16, moved=4)
+"""The tiles of tinygemm have 16 rows."""
 
 
 def int_mm_refuses(*args: Any) -> str | None:
@@ -28,6 +42,35 @@ def scaled_mm_refuses(*args: Any) -> str | None:
     return scaled_mm.refuses(FP8_RESULTS, *args) or capability.below(args[0].device, 8, 9)
 
 
-register_kernel(Impl("linear", "int4pack_mm", "cuda", int4pack_mm.run, int4pack_mm.refuses))
-register_kernel(Impl("dyn_linear", "int_mm", "cuda", partial(int_mm.run, INT_MM_ROWS), int_mm_refuses))
-register_kernel(Impl("dyn_linear", "scaled_mm", "cuda", scaled_mm.run, scaled_mm_refuses))
+def scaled_mm_blocks_refuses(*args: Any) -> str | None:
+    """cuBLAS has these blocks for Hopper alone, and only since CUDA 12.9."""
+    wrong = scaled_mm_blocks.refuses(*args) or capability.other_than(args[0].device, 9)
+    return wrong or capability.built_before(12, 9)
+
+
+def scaled_mm_mx_refuses(*args: Any) -> str | None:
+    wrong = scaled_mm_mx.refuses(*args) or capability.below(args[0].device, 10, 0)
+    return wrong or capability.built_before(12, 8)
+
+
+def grouped_mm_refuses(*args: Any) -> str | None:
+    """On other devices PyTorch reads the bounds back and multiplies expert by expert."""
+    return grouped_mm.refuses(*args) or capability.other_than(args[0].device, 9, 10)
+
+
+def scaled_grouped_mm_refuses(*args: Any) -> str | None:
+    return scaled_grouped_mm.refuses(*args) or capability.other_than(args[0].device, 9)
+
+
+for _kernel in (
+    Impl("linear", "dense_mm", "cuda", dense_mm.run, partial(dense_mm.refuses, DENSE), priority=5),
+    Impl("linear", "int4pack_mm", "cuda", int4pack_mm.run, int4pack_mm.refuses),
+    Impl("int4pack_mm", "aten", "cuda", int4pack_mm.as_is, int4pack_mm.as_is_refuses),
+    Impl("dyn_linear", "int_mm", "cuda", partial(int_mm.run, INT_MM_ROWS), int_mm_refuses),
+    Impl("dyn_linear", "scaled_mm", "cuda", scaled_mm.run, scaled_mm_refuses),
+    Impl("dyn_linear", "scaled_mm_blocks", "cuda", scaled_mm_blocks.run, scaled_mm_blocks_refuses),
+    Impl("dyn_linear", "scaled_mm_mx", "cuda", scaled_mm_mx.run, scaled_mm_mx_refuses),
+    Impl("grouped_linear", "grouped_mm", "cuda", grouped_mm.run, grouped_mm_refuses),
+    Impl("dyn_grouped_linear", "scaled_grouped_mm", "cuda", scaled_grouped_mm.run, scaled_grouped_mm_refuses),
+):
+    register_kernel(_kernel)

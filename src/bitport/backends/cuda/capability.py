@@ -6,16 +6,44 @@ import functools
 
 import torch
 
+ROCM = (0, 0)
+"""Stands for a device of ROCm, which goes by the name cuda as well."""
+NOT_ROCM = "this kernel was written for NVIDIA devices, and this one runs ROCm"
+
 
 @functools.cache
 def of(device: torch.device) -> tuple[int, int]:
-    """(9, 0) is sm90; (0, 0) stands for a device of ROCm, which goes by the name cuda as well."""
-    return (0, 0) if torch.version.hip else torch.cuda.get_device_capability(device)
+    """(9, 0) is sm90."""
+    return ROCM if torch.version.hip else torch.cuda.get_device_capability(device)
+
+
+@functools.cache
+def toolkit() -> tuple[int, int]:
+    """The version of CUDA that PyTorch was built with."""
+    major, _, minor = (torch.version.cuda or "0.0").partition(".")
+    return int(major), int(minor.partition(".")[0] or 0)
 
 
 def below(device: torch.device, major: int, minor: int) -> str | None:
     """Why ``device`` is not enough where sm{major}{minor} is needed, or None."""
     have = of(device)
-    if have == (0, 0):
-        return "this kernel was written for NVIDIA devices, and this one runs ROCm"
+    if have == ROCM:
+        return NOT_ROCM
     return None if have >= (major, minor) else f"it needs sm{major}{minor}; {device} is sm{have[0]}{have[1]}"
+
+
+def other_than(device: torch.device, *majors: int) -> str | None:
+    """Why ``device`` is none of the generations that a kernel was compiled for, or None."""
+    have = of(device)
+    if have == ROCM:
+        return NOT_ROCM
+    names = " or ".join(f"sm{major}x" for major in majors)
+    return None if have[0] in majors else f"it runs on {names} alone; {device} is sm{have[0]}{have[1]}"
+
+
+def built_before(major: int, minor: int) -> str | None:
+    """Why PyTorch's build is not enough where CUDA {major}.{minor} is needed, or None."""
+    have = toolkit()
+    if have >= (major, minor):
+        return None
+    return f"it needs a PyTorch built with CUDA {major}.{minor} or newer, not {have[0]}.{have[1]}"

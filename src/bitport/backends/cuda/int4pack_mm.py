@@ -1,4 +1,4 @@
-"""linear by ``aten::_weight_int4pack_mm``, the tinygemm kernel: bf16 x int4 in tile-packed layouts.
+"""linear and int4pack_mm by ``aten::_weight_int4pack_mm``, the tinygemm kernel: bf16 x int4 in tile-packed layouts.
 
 The layouts refuse what the kernel does (group, K, dtype of the scale), and N is filled up to a multiple of 8 there. A
 zero point is part of what they hold as a shift in bfloat16, so with one a weight is rounded twice."""
@@ -29,3 +29,14 @@ def refuses(*args: Any) -> str | None:
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
     n, group = rest[3], rest[6]
     return finish(torch._weight_int4pack_mm(rows(x), data, group, scale)[:, :n], x, rest[-1])
+
+
+def as_is_refuses(x: Tensor, mat2: Tensor, group: int, scales_and_zeros: Tensor) -> str | None:
+    """bitport's op of that name has the same contract, and has checked it."""
+    if not mat2.is_contiguous():
+        return "mat2 must be contiguous"
+    return capability.below(x.device, 8, 0) if x.numel() else "x has no rows"
+
+
+def as_is(x: Tensor, mat2: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
+    return torch._weight_int4pack_mm(x.contiguous(), mat2, group, scales_and_zeros.contiguous())

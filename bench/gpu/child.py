@@ -1,0 +1,85 @@
+"""What runs in the process of a peer, on a GPU: as ``bench.child``, with weight and input there, and timed by events.
+
+All copies of a weight are called one after the other in one graph, which is played again and again: launching is not
+timed, as it is not where a model's step is a graph, and between two readings of a copy the others have passed through
+the cache, which they fill several times. What cannot be recorded is called as it is; its note says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench import child
+from bench.gpu.accelerator import Accelerator, present
+from bench.suites import Shape
+
+CACHES = 4
+"""How many times the cache's size the copies of a weight of four bits take together."""
+MOST_COPIES = 512
+MOST_PLAYS = 50
+
+
+class GpuChild(child.Child):
+    def __init__(self, module: str, gpu: Callable[[], Accelerator] = present) -> None:
+        super().__init__(module)
+        self._gpu = gpu()
+        self._plays: dict[tuple[str, int], tuple[Callable[[], Any], str]] = {}
+
+    def shape(self, shape: Shape, rows: tuple[int, ...], group: int) -> None:
+        self._plays.clear()
+        super().shape(shape, rows, group)
+        self._weight, self._x, self._original = (
+            each.to(self._gpu.device) for each in (self._weight, self._x, self._original)
+        )
+
+    def prepare(self, variant: str) -> str:
+        with torch.inference_mode():
+            made = self.peer.prepare(variant, self._weight, self._group, copies_of(self._shape, self._gpu.cache))
+            if isinstance(made, str):
+                return made
+            self._prepared[variant] = made
+            exact = made.value().to(self._gpu.device, torch.float64)
+            self._exact[variant] = self._x[self._judged].double() @ exact.t()
+        return ""
+
+    def judge(self, variant: str, m: int, turn: float) -> dict[str, Any]:
+        """``calls`` is how many plays fill ``turn`` seconds."""
+        self._plays = {key: play for key, play in self._plays.items() if key[1] == m}
+        found = super().judge(variant, m, turn)
+        _, how = self._play(variant, m)
+        a_play = found["seconds"] * len(self._prepared[variant].calls)
+        note = ", ".join(part for part in (found["note"], how) if part)
+        return {**found, "note": note, "calls": max(1, min(MOST_PLAYS, int(turn / max(a_play, 1e-9))))}
+
+    def time(self, variant: str, m: int, calls: int) -> list[float]:
+        """Seconds of a call, for each of ``calls`` plays after one that is not counted."""
+        play, _ = self._play(variant, m)
+        with torch.inference_mode():
+            play()
+            count = len(self._prepared[variant].calls)
+            return [self._gpu.seconds(play) / count for _ in range(calls)]
+
+    def _play(self, variant: str, m: int) -> tuple[Callable[[], Any], str]:
+        """(all calls once, how: "" for a graph)"""
+        if (variant, m) not in self._plays:
+            x, calls = self._input(variant, m), self._prepared[variant].calls
+
+            def every() -> None:
+                for call in calls:
+                    call(x)
+
+            with torch.inference_mode():
+                try:
+                    self._plays[variant, m] = self._gpu.recorded(every)[0], ""
+                except RuntimeError as error:
+                    self._gpu.synchronize()
+                    reason = str(error).strip().splitlines()[0][:80]
+                    self._plays[variant, m] = every, f"not in a graph ({reason})"
+        return self._plays[variant, m]
+
+
+def copies_of(shape: Shape, cache: int) -> int:
+    return min(MOST_COPIES, max(3, -(-CACHES * cache // (shape.n * shape.k // 2))))

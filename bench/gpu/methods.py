@@ -1,0 +1,137 @@
+"""The Voxtral-shaped program on a GPU, bf16 against quantized, method by method, each method a graph.
+
+Encoder, embedding and decoder can have schemes of their own: ``int4`` for all, or ``int8+int4+int4``. Candidates take
+turns; a speedup is the median over repetitions of bf16's time over the candidate's in the same one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import bitport
+from bench.gpu.accelerator import Accelerator, present
+from bench.gpu.program import VOXTRAL, Program, Sizes, methods, program
+from bench.measure import append, header
+from bench.products import figures_of
+from bitport.report.text import table
+
+SUITE = "gpu-methods"
+PARTS = ("audio_encoder", "token_embedding", "text_decoder")
+METHODS = {
+    "audio_encoder": "audio_encoder",
+    "token_embedding": "token_embedding",
+    "text_prefill": "text_decoder",
+    "text_decode": "text_decoder",
+}
+"""Method -> the part whose weights it reads."""
+SCHEMES = ("int4", "int4-sym", "int8", "fp8-row")
+BASE = "bf16"
+
+Row = dict[str, Any]
+
+
+def quantized(made: Program, scheme: str) -> None:
+    """In place: one scheme for all three parts, or three with "+" between them; "bf16" leaves a part as it is."""
+    given = scheme.split("+")
+    if len(given) not in (1, len(PARTS)):
+        raise SystemExit(f"{scheme!r}: give one scheme, or one for each of {', '.join(PARTS)} with '+' between them")
+    for part, name in zip(PARTS, given * len(PARTS) if len(given) == 1 else given, strict=False):
+        if name == BASE:
+            continue
+        if part == "token_embedding":
+            weight = bitport.quantize_tensor(made.token_embedding.weight, weight_only(name), kind="embedding")
+            made.token_embedding.weight = torch.nn.Parameter(weight, requires_grad=False)
+        else:
+            bitport.quantize_(made.get_submodule(part), name, measure=False, progress=False)
+
+
+def weight_only(name: str) -> bitport.Scheme:
+    """A lookup rounds no input."""
+    return dataclasses.replace(bitport.preset(name), act="", static=False)
+
+
+def measure(gpu: Accelerator, sizes: Sizes, schemes: tuple[str, ...], repetitions: int) -> list[Row]:
+    """For each method and candidate one row; a candidate that fails is one with the reason."""
+    plays: dict[str, dict[str, Callable[[], Any]]] = {}
+    nbytes: dict[str, dict[str, int]] = {}
+    rows: list[Row] = []
+    with torch.inference_mode():
+        for name in dict.fromkeys((BASE, *schemes)):
+            try:
+                made = program(sizes, gpu.device)
+                quantized(made, name)
+                plays[name] = {method: gpu.recorded(run)[0] for method, run in methods(made, gpu.device).items()}
+                nbytes[name] = {part: bytes_of(made.get_submodule(part)) for part in PARTS}
+            except (RuntimeError, ValueError, NotImplementedError) as error:
+                if name == BASE:
+                    raise
+                rows.append({"candidate": name, "reason": str(error).strip().splitlines()[0][:300]})
+        for method, part in METHODS.items():
+            times = take_turns(gpu, {name: mine[method] for name, mine in plays.items()}, repetitions)
+            for name, mine in times.items():
+                figures = figures_of(mine, times[BASE])
+                rows.append({"method": method, "candidate": name, "nbytes": nbytes[name][part], **figures})
+    return rows
+
+
+def take_turns(gpu: Accelerator, plays: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, dict[int, float]]:
+    """For each candidate: repetition -> seconds; the first play of each is not counted."""
+    for play in plays.values():
+        play()
+    times: dict[str, dict[int, float]] = {name: {} for name in plays}
+    for repetition in range(repetitions):
+        for name, play in plays.items():
+            times[name][repetition] = gpu.seconds(play)
+    return times
+
+
+def bytes_of(module: torch.nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def as_table(rows: list[Row]) -> str:
+    cells = [
+        (row["method"], row["candidate"], f"{row['ms']:.3f}", _number(row["speedup"]), f"{row['nbytes'] / 1e6:.0f}")
+        for row in rows
+        if "reason" not in row
+    ]
+    lost = [f"not measured: {row['candidate']}: {row['reason']}" for row in rows if "reason" in row]
+    return "\n".join([table(("method", "candidate", "ms", "x bf16", "MB"), cells), *lost])
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def sizes_of(options: argparse.Namespace) -> Sizes:
+    given = {name: getattr(options, name) for name in ("frames", "audio_layers", "layers", "words")}
+    return dataclasses.replace(VOXTRAL, **{name: value for name, value in given.items() if value is not None})
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--schemes", nargs="+", default=list(SCHEMES), help=f"default: {' '.join(SCHEMES)}")
+    made.add_argument("--repetitions", type=int, default=21)
+    for name in ("frames", "audio_layers", "layers", "words"):
+        made.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"default: {getattr(VOXTRAL, name)}")
+    made.add_argument("--json", action="store_true", help=f"append the results to bench/results/{SUITE}.jsonl")
+    return made
+
+
+def main() -> None:
+    options = parser().parse_args()
+    gpu, sizes = present(), sizes_of(options)
+    head = {**header(), "gpu": gpu.about(), "sizes": dataclasses.asdict(sizes)}
+    rows = measure(gpu, sizes, tuple(options.schemes), options.repetitions)
+    print(as_table(rows))
+    if options.json:
+        append(SUITE, [head, *({"run": head["run"], **row} for row in rows)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The page of figures of GPUs: ``python -m bench.gpu.page`` writes docs/performance-gpu.md and its charts from what
+``bench.gpu.products`` and ``bench.gpu.methods`` recorded. Without records there is no page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bench.gpu import methods, products
+from bench.measure import RESULTS
+from bench.page import DOCS, Row, chart_lines, table
+from bench.plot import chart
+from bench.results import lines_of, runs_of, timed
+from bench.suites import SUITES, Shape
+
+GROUPS = {
+    "4-bit": ("4-bit",),
+    "4-bit weight, 8-bit input": ("4-bit x int8", "4-bit x fp8"),
+    "8-bit": ("8-bit",),
+    "8-bit weight, int8 input": ("8-bit x int8",),
+    "8-bit weight, float8 input": ("8-bit x fp8", "8-bit x mxfp8"),
+    "4-bit weight, 4-bit input": ("4-bit x nvfp4", "4-bit x mxfp4"),
+    "2, 3, 5 and 6 bits": ("2-bit", "3-bit", "5-bit", "6-bit"),
+}
+"""What is shown in one chart and one table -> the classes in it."""
+
+INTRODUCTION = """# Performance on GPUs
+
+How fast `F.linear` with a quantized weight is on the devices named, against bf16 by the device's own library.
+`make bench-gpu` measures, `make bench-gpu-page` writes this page; nothing in it is typed by hand. How it is measured:
+[bench](../bench/README.md).
+
+In the tables: times as fast as bf16 in the same repetition (median), and the SQNR in dB against the float64 product
+with the weight that the candidate effectively uses. *Best peer* is the fastest other library of the same class. *Limit*
+is what the device could do at best: everything moved once at the speed of a copy, or all products done as fast as the
+largest product of its library, whichever takes longer, for the first scheme of the table.
+"""
+
+
+def page(lines: list[Row], programs: list[Row], folder: str = "performance-gpu") -> dict[str, str]:
+    """File name -> content: of each device its last run of products, and its last run of the program."""
+    files: dict[str, str] = {}
+    text = [INTRODUCTION]
+    for device, head in of_devices(lines).items():
+        rows = [line for line in lines if line["run"] == head["run"] and "machine" not in line]
+        text += [f"## {device}\n", about(head)]
+        for suite in (*SUITES, "other"):
+            for shape in dict.fromkeys(Shape(row["k"], row["n"]) for row in rows if row["suite"] == suite):
+                here = [row for row in rows if Shape(row["k"], row["n"]) == shape]
+                text += section(files, f"{folder}/{slug(device)}", f"{suite}: {shape}", here)
+    for device, head in of_devices(programs).items():
+        rows = [line for line in programs if line["run"] == head["run"] and "machine" not in line]
+        text += [f"## A program like Voxtral on {device}\n", of_methods(head, rows)]
+    return {f"{folder}.md": "\n".join(text).rstrip() + "\n", **files}
+
+
+def of_devices(lines: list[Row]) -> dict[str, Row]:
+    """Device -> the header of its last run."""
+    return {head["gpu"]["device"]: head for head in runs_of(lines).values()}
+
+
+def section(files: dict[str, str], folder: str, title: str, here: list[Row]) -> list[str]:
+    text: list[str] = []
+    base = [row for row in timed(here) if row["class"] == "bf16"]
+    for group, classes in GROUPS.items():
+        mine = [row for row in timed(here) if row["class"] in classes]
+        if any(row["peer"] == "bitport" for row in mine):
+            name = f"{folder}-{slug(title)}-{slug(classes[0])}.svg"
+            files[name] = chart(f"{title}, {group}", "rows of x", "ms", chart_lines(base, mine))
+            text += [f"**{group}**\n", f"![time against rows]({name})\n", table(base, mine), ""]
+    return [f"### {title} (in x out)\n", *text] if text else []
+
+
+def about(head: Row) -> str:
+    limits, gpu = head["limits"], head["gpu"]
+    units = ", ".join(f"{name} {limits[name] / 1e12:.0f}" for name in ("bf16", "int8", "float8") if limits.get(name))
+    versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
+    missing = "".join(f"\n  - without {name}: {why.splitlines()[0]}" for name, why in head["missing"].items())
+    device = f"{gpu['device']} ({gpu['capability']}, toolkit {gpu['toolkit']})"
+    return (
+        f"- Run {head['run']}, commit {head['commit']}: {device}. Memory is copied at {limits['copy'] / 1e9:.0f} GB/s; "
+        f"10^12 operations per second: {units}. {versions}.{missing}\n"
+    )
+
+
+def of_methods(head: Row, rows: list[Row]) -> str:
+    cells = [("method", "weights", "ms", "x bf16", "MB"), ("---", "---", "---:", "---:", "---:")]
+    for row in rows:
+        if "reason" not in row:
+            figures = f"{row['ms']:.3f}", f"{row['speedup']:.2f}", f"{row['nbytes'] / 1e6:.0f}"
+            cells.append((row["method"], row["candidate"], *figures))
+    lost = [f"- not measured: {row['candidate']}: {row['reason']}" for row in rows if "reason" in row]
+    where = f"Run {head['run']}, commit {head['commit']}; every method is one graph.\n"
+    return "\n".join([where, *(f"| {' | '.join(line)} |" for line in cells), "", *lost, ""])
+
+
+def slug(text: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in text.lower()).strip("-")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=DOCS, help="folder (default: docs)")
+    options = parser.parse_args()
+    lines, programs = (lines_of(RESULTS / f"{suite}.jsonl") for suite in (products.SUITE, methods.SUITE))
+    if not lines and not programs:
+        parser.error("no GPU was measured yet: run make bench-gpu on a machine that has one")
+    for name, content in page(lines, programs).items():
+        path = options.output / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

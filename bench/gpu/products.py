@@ -1,0 +1,144 @@
+"""Time and accuracy of quantized products on a GPU, beside peers and beside the limits of the device.
+
+As ``bench.products``: candidates take turns, a ratio is the median over repetitions of the ratio to bf16 inside one,
+and what a peer cannot do stands in the output with the reason. Times are the device's own, of calls in a graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import Any
+
+import torch
+
+from bench import products, suites
+from bench.gpu.accelerator import Accelerator, present
+from bench.gpu.child import GpuChild
+from bench.gpu.limits import GpuLimits, measure
+from bench.gpu.peers import PEERS
+from bench.gpu.peers.own import SCHEMES
+from bench.measure import append, header
+from bench.peers import BASE
+from bench.products import Candidate, Chosen, Row
+from bench.workers import Worker, ask
+
+SUITE = "gpu-products"
+QUICK_SCHEMES = ("int4", "nf4", "int8", "int8-dyn", "fp8-row")
+
+
+class GpuField(products.Field):
+    """The same, with the peers of a GPU in processes that have one."""
+
+    def __init__(self, chosen: Chosen) -> None:
+        self.chosen = chosen
+        self.workers, self.classes, self.versions, self.missing = {}, {}, {}, {}
+        for peer in dict.fromkeys((BASE[0], *chosen.peers)):
+            worker = Worker(chosen.threads, GpuChild, PEERS[peer])
+            started, reason = ask(worker, "start")
+            if reason:
+                self.missing[peer] = reason
+                worker.close()
+                continue
+            self.workers[peer] = worker
+            self.versions |= started["versions"]
+            for variant, kind in started["variants"].items():
+                if peer != "bitport" or variant in chosen.schemes:
+                    self.classes[Candidate(peer, variant)] = kind
+        if BASE[0] in self.missing:
+            raise SystemExit(f"nothing to compare with: {self.missing[BASE[0]]}")
+
+
+def run(chosen: Chosen, about: Row, found: GpuLimits, head: Row | None) -> list[Row]:
+    """All rows; appended to the results shape by shape if ``head`` is the header that they belong to."""
+    field = GpuField(chosen)
+    try:
+        for peer, reason in field.missing.items():
+            print(f"without {peer}: {reason}")
+        if head is not None:
+            head |= {"gpu": about, "limits": as_data(found), "versions": field.versions, "missing": field.missing}
+            append(SUITE, [head])
+        rows: list[Row] = []
+        for shape in chosen.shapes:
+            fresh = [with_floor(row, found) for row in products.measure_shape(field, shape, "by the device", _nothing)]
+            print(f"\n{suites.suite_of(shape)}: {shape} (in x out)\n{products.as_table(fresh)}")
+            for line in dict.fromkeys(refusal(row) for row in fresh if "reason" in row):
+                print(f"not measured: {line}")
+            sys.stdout.flush()
+            if head is not None:
+                append(SUITE, [{"run": head["run"], **row} for row in fresh])
+            rows += fresh
+        return rows
+    finally:
+        field.close()
+
+
+def refusal(row: Row) -> str:
+    return f"{row['peer']} {row['variant']}: {row['reason']}"
+
+
+def _nothing() -> None:
+    """Caches are emptied by the copies of the weight themselves."""
+
+
+def with_floor(row: Row, found: GpuLimits) -> Row:
+    """The floor of the class's own unit: int8, float8, or bf16."""
+    if "ms" not in row:
+        return row
+    inputs = row["class"].rpartition(" x ")[2]
+    limits: Any = found
+    if inputs.startswith(("fp8", "mxfp8")) and found.float8:
+        limits = dataclasses.replace(found, units={"float8": found.float8})
+    floor = limits.floor(row["rows"], row["n"], row["k"], row["nbytes"], inputs == "int8")
+    figures = {"floor_ms": float(f"{floor * 1e3:.4g}"), "of_floor": round(floor * 1e3 / row["ms"], 3)}
+    return {**row, **figures}
+
+
+def as_data(found: GpuLimits) -> Row:
+    return {"copy": found.read, **found.units, "float8": found.float8, "why": found.why}
+
+
+def chosen_of(options: argparse.Namespace) -> Chosen:
+    every = tuple(shape for name in options.suites or suites.SUITES for shape in suites.SUITES[name])
+    if options.quick and not options.suites:
+        every = suites.QUICK_SHAPES
+    return Chosen(
+        shapes=tuple(options.shapes or every),
+        rows=tuple(options.rows or (suites.QUICK_ROWS if options.quick else suites.ROWS)),
+        schemes=tuple(options.schemes or (QUICK_SCHEMES if options.quick else SCHEMES)),
+        peers=tuple(PEERS if options.peers is None else options.peers),
+        repetitions=options.repetitions,
+        threads=torch.get_num_threads(),
+        isa="",
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help="few shapes, rows and schemes")
+    made.add_argument("--suites", nargs="+", choices=suites.SUITES, help="default: all")
+    made.add_argument("--shapes", nargs="+", type=products.shape_of, help="KxN, in x out features, instead of suites")
+    made.add_argument("--rows", nargs="+", type=int, help=f"default: {' '.join(map(str, suites.ROWS))}")
+    made.add_argument("--schemes", nargs="+", help=f"of bitport; default: {' '.join(SCHEMES)}")
+    made.add_argument("--peers", nargs="*", choices=PEERS, help="default: all")
+    made.add_argument("--repetitions", type=int, default=11)
+    made.add_argument("--json", action="store_true", help=f"append the results to bench/results/{SUITE}.jsonl")
+    return made
+
+
+def limits_of(gpu: Accelerator) -> GpuLimits:
+    found = measure(gpu)
+    units = ", ".join(f"{name} {rate / 1e12:.0f}" for name, rate in {**found.units, "float8": found.float8}.items())
+    print(f"memory is copied at {found.read / 1e9:.0f} GB/s; 10^12 operations per second: {units}")
+    return found
+
+
+def main() -> None:
+    options = parser().parse_args()
+    gpu = present()
+    run(chosen_of(options), gpu.about(), limits_of(gpu), header() if options.json else None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""A program shaped like Voxtral: an encoder of audio, an embedding of tokens, a decoder of text, with random weights.
+
+Four methods, as a runtime without Python would have them: each takes tensors of one size and reads and writes a cache
+of one size, so that each is a graph. The arithmetic is that of the models (Whisper's layers; grouped attention, rotary
+positions and a gated feed-forward), since a product is only as slow as the work around it lets it be seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    frames: int = 1500
+    """Positions of half a minute of audio; the decoder gets one for every STACK of them."""
+    audio: int = 1280
+    audio_heads: int = 20
+    audio_inner: int = 5120
+    audio_layers: int = 32
+    width: int = 3072
+    heads: int = 32
+    groups: int = 8
+    """Heads of keys and values."""
+    head: int = 128
+    inner: int = 8192
+    layers: int = 30
+    words: int = 131072
+    length: int = 1024
+    """Positions of the cache."""
+
+    @property
+    def prompt(self) -> int:
+        return self.frames // STACK
+
+
+STACK = 4
+VOXTRAL = Sizes()
+
+
+class AudioLayer(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        width = sizes.audio
+        self.heads = sizes.audio_heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.v, self.out = (nn.Linear(width, width) for _ in range(3))
+        self.k = nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, sizes.audio_inner), nn.Linear(sizes.audio_inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.before(x)
+        q, k, v = (part(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+        y: Tensor = x + self.down(F.gelu(self.up(self.between(x))))
+        return y
+
+
+class AudioEncoder(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(AudioLayer(sizes) for _ in range(sizes.audio_layers))
+        self.norm = nn.LayerNorm(sizes.audio)
+        self.join = nn.Linear(STACK * sizes.audio, sizes.width, bias=False)
+        self.project = nn.Linear(sizes.width, sizes.width, bias=False)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """[1, frames, audio] -> [1, frames / STACK, width]"""
+        for layer in self.layers:
+            frames = layer(frames)
+        stacked = self.norm(frames).unflatten(1, (-1, STACK)).flatten(2)
+        y: Tensor = self.project(F.gelu(self.join(stacked)))
+        return y
+
+
+class TextLayer(nn.Module):
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.head = sizes.head
+        self.before, self.between = nn.RMSNorm(sizes.width), nn.RMSNorm(sizes.width)
+        self.q = nn.Linear(sizes.width, sizes.heads * sizes.head, bias=False)
+        self.k, self.v = (nn.Linear(sizes.width, sizes.groups * sizes.head, bias=False) for _ in range(2))
+        self.out = nn.Linear(sizes.heads * sizes.head, sizes.width, bias=False)
+        self.gate, self.up = (nn.Linear(sizes.width, sizes.inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(sizes.inner, sizes.width, bias=False)
+        cache = (1, sizes.groups, sizes.length, sizes.head)
+        self.register_buffer("keys", torch.zeros(cache), persistent=False)
+        self.register_buffer("values", torch.zeros(cache), persistent=False)
+
+    def forward(self, x: Tensor, at: Tensor, turn: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
+        h = self.before(x)
+        q, k, v = (part(h).unflatten(-1, (-1, self.head)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        self.keys.index_copy_(2, at, turned(k, turn))
+        self.values.index_copy_(2, at, v)
+        mixed = F.scaled_dot_product_attention(turned(q, turn), self.keys, self.values, attn_mask=seen, enable_gqa=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(-2))
+        h = self.between(x)
+        y: Tensor = x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return y
+
+
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions: each pair (i, i + half) turned by its angle."""
+    low, high = x.chunk(2, -1)
+    cos, sin = turn
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+class TextDecoder(nn.Module):
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(TextLayer(sizes) for _ in range(sizes.layers))
+        self.norm = nn.RMSNorm(sizes.width)
+        self.words = nn.Linear(sizes.width, sizes.words, bias=False)
+        angles = torch.arange(sizes.length)[:, None] / 1e8 ** (torch.arange(0, sizes.head, 2) / sizes.head)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+        self.register_buffer("positions", torch.arange(sizes.length), persistent=False)
+
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        """x [1, n, width] at the positions ``at`` [n] -> logits of the last, [1, words]"""
+        turn = self.cos[at], self.sin[at]
+        seen = self.positions <= at[:, None]
+        for layer in self.layers:
+            x = layer(x, at, turn, seen)
+        y: Tensor = self.words(self.norm(x[:, -1]))
+        return y
+
+
+class Program(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.audio_encoder = AudioEncoder(sizes)
+        self.token_embedding = nn.Embedding(sizes.words, sizes.width)
+        self.text_decoder = TextDecoder(sizes)
+
+
+def program(sizes: Sizes, device: torch.device) -> Program:
+    """The same weights for the same sizes and device, in bfloat16. Positions stay whole numbers."""
+    with torch.device(device), torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
+        torch.manual_seed(0)
+        return Program(sizes).to(torch.bfloat16).eval().requires_grad_(False)
+
+
+def methods(made: Program, device: torch.device) -> dict[str, Callable[[], Tensor]]:
+    """Name -> the method with inputs of its size: half a minute of audio, its prompt, one more token."""
+    sizes = made.sizes
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.randn(1, sizes.frames, sizes.audio, generator=generator).to(device, torch.bfloat16)
+    ids = torch.randint(sizes.words, (1, sizes.prompt), generator=generator).to(device)
+    prompt = torch.randn(1, sizes.prompt, sizes.width, generator=generator).to(device, torch.bfloat16)
+    before, now = (torch.arange(sizes.prompt, device=device), torch.full((1,), sizes.prompt, device=device))
+    return {
+        "audio_encoder": lambda: made.audio_encoder(frames),
+        "token_embedding": lambda: made.token_embedding(ids),
+        "text_prefill": lambda: made.text_decoder(prompt, before),
+        "text_decode": lambda: made.text_decoder(prompt[:, -1:], now),
+    }

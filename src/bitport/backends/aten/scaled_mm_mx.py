@@ -1,0 +1,64 @@
+"""dyn_linear by ``aten::_scaled_mm_v2`` on units that multiply blocks with their scales: mxfp8 and nvfp4.
+
+Such a unit wants its scales [rows, blocks] in tiles of 128x4 (SWIZZLE_32_4_4), filled up to whole tiles, in which
+
+    row 32 i + r, block j    lies at byte 16 r + 4 i + j
+
+mxfp4 is not here: PyTorch has a product for it only if it was built with another library, which cannot be asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.functional import ScalingType, SwizzleType
+
+from bitport.backends.aten import finish
+from bitport.numerics import quantize_rows
+
+FORMATS = {"mxfp8": ("float8_e4m3", torch.float8_e8m0fnu, 32), "nvfp4": ("float4_e2m1", torch.float8_e4m3fn, 16)}
+"""Rounding of the input -> what the weight must be: number type, dtype of the scale, columns per scale."""
+
+
+def refuses(*args: Any) -> str | None:
+    x, _, scale, _, scale2, dtype, n, k, block_n, block_k, layout, act, _, _ = args
+    if act not in FORMATS:
+        return f"the input must be rounded as {' or '.join(FORMATS)}, not {act}"
+    wanted, scale_dtype, block = FORMATS[act]
+    if (dtype, scale.dtype, scale2 is not None) != (wanted, scale_dtype, act == "nvfp4"):
+        return f"with {act} inputs the weight must be {act} as well, not {dtype} with scales of {scale.dtype}"
+    if (block_n, block_k) != (1, block):
+        return f"scales must be per 1x{block} block, not per {block_n}x{block_k}"
+    if layout != "plain":
+        return f"the weight must be in layout plain, not {layout}"
+    if n % 16 or k % 32:
+        return f"N must be a multiple of 16 and K of 32, not {n} and {k}"
+    if x.dtype != torch.bfloat16:
+        return f"x must be bfloat16, not {x.dtype}"
+    return None if x.numel() else "x has no rows"
+
+
+def run(x: Tensor, data: Tensor, scale: Tensor, zero: None, scale2: Tensor | None, *rest: Any) -> Tensor:
+    *_, act, act_scale, bias = rest
+    q = quantize_rows(x, act, act_scale)
+    a, b = [swizzled(q.scale)], [swizzled(scale)]
+    codes, swizzles = (q.data, data), [SwizzleType.SWIZZLE_32_4_4]
+    kinds = [ScalingType.BlockWise1x32]
+    if q.scale2 is not None and scale2 is not None:
+        kinds = [ScalingType.BlockWise1x16, ScalingType.TensorWise]
+        swizzles = [SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE]
+        a, b = [*a, q.scale2.reshape(1)], [*b, scale2.reshape(1)]
+        codes = q.data.view(torch.float4_e2m1fn_x2), data.view(torch.float4_e2m1fn_x2)
+    y = F.scaled_mm(codes[0], codes[1].t(), a, kinds, b, kinds, swizzles, swizzles, output_dtype=x.dtype)
+    return finish(y, x, bias)
+
+
+def swizzled(scale: Tensor) -> Tensor:
+    """[rows, blocks] of bytes, flat and in the order above; tiles of a row of tiles follow one another."""
+    raw = scale.view(torch.uint8)
+    filled = F.pad(raw, (0, -raw.shape[1] % 4, 0, -raw.shape[0] % 128))
+    tiles = filled.reshape(filled.shape[0] // 128, 4, 32, filled.shape[1] // 4, 4)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(-1).view(scale.dtype)

@@ -1,0 +1,234 @@
+"""On a device that is there (``pytest -m gpu``): every kernel against float64, in graphs, compiled, and watched.
+
+These tests look at whatever accelerator PyTorch finds; what only CUDA has is skipped elsewhere, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bitport as bp
+from bench.gpu.accelerator import Accelerator
+from bitport import layouts
+from bitport.conformance import run
+from bitport.numerics import Quantized
+from bitport.ops import IMPLS, OPS, Sample, Weight, decide
+from bitport.ops.functional import operand
+from bitport.tensor import QTensor
+from tests.backends.products import products, shortfall
+
+pytestmark = pytest.mark.gpu
+
+BF16 = torch.bfloat16
+DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
+FURTHER = {"int4pack_mm": 2, "int8pack_mm": 1, "scaled_mm_blocks": 1, "scaled_mm_mx": 1}
+"""Roundings beyond those of a budget (the weight's and the result's): a bias added to a rounded product, and the shift
+that a zero point makes in tile-packed layouts."""
+SHAPES = ((128, 256), (256, 640), (1024, 2048))
+"""Sizes that every kernel takes; those of the conformance suite are small and odd, for the others."""
+ROWS = (1, 2, 7, 16, 33, 200, 1024)
+
+
+@pytest.fixture(autouse=True)
+def device() -> torch.device:
+    if DEVICE.type == "cpu":
+        pytest.skip("PyTorch finds no accelerator here")
+    return DEVICE
+
+
+def allowed(kernel: str) -> float:
+    """dB below a budget."""
+    return 10 * math.log10(1 + FURTHER.get(kernel, 0) / 2)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_conformance(op: str) -> None:
+    failed = {
+        f"{row.subject} {row.dtype} by {', '.join(row.kernels)}": row.failures
+        for row in run(DEVICE, [op])
+        if row.margin < -max(allowed(kernel) for kernel in row.kernels)
+    }
+    assert failed == {}
+
+
+def there(sample: Sample) -> tuple[Any, ...]:
+    """Its arguments on the device, the weight in the layout that it takes on arrival."""
+    args = [arg.to(DEVICE) if isinstance(arg, Tensor) else arg for arg in sample.args]
+    weight = Weight(*args[1:11])
+    parts = Quantized(*weight[:4])
+    layout = layouts.preferred(DEVICE, weight.matrix, parts)
+    packed = layouts.repack(weight.matrix, parts, "plain", layout)
+    return (args[0], *packed, *weight[4:9], layout, *args[11:])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
+@pytest.mark.parametrize("scheme", [*bp.PRESETS, "int4-sym", "int4-g32", "int8-g128", "fp8-row-wo", "mxfp4-wo"])
+def test_every_kernel_that_takes_it(scheme: str, shape: tuple[int, int]) -> None:
+    """Not the chosen one alone: each, with the host forbidden to wait where PyTorch can tell."""
+    op = "dyn_linear" if bp.preset(scheme).act else "linear"
+    missed = {}
+    for m in ROWS:
+        for sample in products(scheme, BF16, "plain", *shape, m=m):
+            args = there(sample)
+            for impl in IMPLS.get((op, DEVICE.type), []):
+                if impl.supports(*args) is None:
+                    impl.run(*args)  # what it prepares on its first call may wait
+                    with waiting_is_an_error():
+                        got = impl.run(*args)
+                    gap = shortfall(sample, got.cpu())
+                    if not gap <= allowed(impl.name):
+                        missed[impl.name, m] = gap
+    assert missed == {}
+
+
+class waiting_is_an_error:
+    def __enter__(self) -> None:
+        self._set("error")
+
+    def __exit__(self, *_: object) -> None:
+        self._set("default")
+
+    @staticmethod
+    def _set(mode: str) -> None:
+        if DEVICE.type == "cuda":
+            torch.cuda.set_sync_debug_mode(mode)
+
+
+@pytest.mark.parametrize("scheme", bp.PRESETS)
+def test_there_and_back(scheme: str) -> None:
+    """Quantized on the CPU, moved, and moved back: the same bits; quantized there: the same codes."""
+    static = {"act_scale": torch.ones(1, 1)} if bp.preset(scheme).static else {}
+    value = torch.randn(256, 512, dtype=BF16)
+    q = bp.quantize_tensor(value, bp.preset(scheme), **static)
+    back = q.to(DEVICE).to("cpu")
+    for one, other in zip(plain(q), plain(back), strict=True):
+        assert same_bits(one, other)
+    made = bp.quantize_tensor(value.to(DEVICE), bp.preset(scheme), **{k: v.to(DEVICE) for k, v in static.items()})
+    codes, expected = (each.view(torch.uint8) for each in (plain(made.to("cpu"))[0], plain(q)[0]))
+    assert codes is not None
+    assert (codes != expected).double().mean() < 1e-3, "a division may be rounded otherwise; a layout may not differ"
+
+
+def plain(q: QTensor) -> tuple[Tensor | None, ...]:
+    weight = operand(q)
+    return tuple(weight.plain())
+
+
+def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and torch.equal(
+        one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
+    )
+
+
+def model(scheme: str, width: int = 512, depth: int = 2) -> nn.Module:
+    made = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth))).to(BF16)
+    batch = torch.randn(4, width, dtype=BF16)
+    bp.quantize_(made, scheme, calibrate=[batch] if bp.preset(scheme).static else None, progress=False)
+    return made.to(DEVICE).eval()
+
+
+@pytest.mark.parametrize("rows", [1, 16, 1024])
+@pytest.mark.parametrize("scheme", bp.PRESETS)
+def test_in_a_graph(scheme: str, rows: int) -> None:
+    """Recorded once, then played with other inputs: nothing of the first run is left in it."""
+    made, x = model(scheme), torch.randn(rows, 512, dtype=BF16, device=DEVICE)
+    with torch.inference_mode():
+        play, y = accelerator().recorded(lambda: made(x))
+        for seed in range(2):
+            x.copy_(torch.randn(rows, 512, generator=torch.Generator().manual_seed(seed)))
+            play()
+            played = y.clone()
+            torch.testing.assert_close(played, made(x), rtol=2**-6, atol=2**-6)
+            assert played.isfinite().all()
+
+
+def accelerator() -> Accelerator:
+    made = Accelerator(DEVICE)
+    if not hasattr(made.module, "CUDAGraph") and not hasattr(made.module, "XPUGraph"):
+        pytest.skip(f"PyTorch has no graphs for {DEVICE.type}")
+    return made
+
+
+@pytest.mark.parametrize("scheme", ["int4", "nf4", "mxfp4-wo", "fp8-row"])
+def test_experts_in_a_graph(scheme: str) -> None:
+    """With bounds that change between two plays."""
+    weight = torch.randn(4, 256, 512, dtype=BF16) * 0.05
+    q = bp.quantize_tensor(weight, bp.preset(scheme)).to(DEVICE)
+    x = torch.randn(64, 512, dtype=BF16, device=DEVICE)
+    ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32, device=DEVICE)
+    act = [bp.preset(scheme).act] if bp.preset(scheme).act else []
+    op = OPS["dyn_grouped_linear" if act else "grouped_linear"]
+    if (kernel := decide(op.name, x, ends, *operand(q), *act).kernel) == "generic":
+        pytest.skip(f"no kernel here takes experts of {scheme}; the generic one reads the bounds")
+    with torch.inference_mode():
+        play, y = accelerator().recorded(lambda: op.overload(x, ends, *operand(q), *act))
+        for bounds in ([16, 32, 48, 64], [0, 5, 5, 40]):
+            ends.copy_(torch.tensor(bounds, dtype=torch.int32))
+            play()
+            expected = op.generic(x, ends, *operand(q), *act)
+            torch.testing.assert_close(y, expected, rtol=2**-5, atol=2**-5, msg=lambda text: f"{kernel}: {text}")
+            assert not y[bounds[-1] :].any()
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("scheme", ["int4", "int8", "int8-dyn", "fp8-row", "fp8-block", "mxfp8", "nvfp4", "nf4"])
+def test_compiled_for_less_overhead(scheme: str) -> None:
+    """One graph, no break, and no graph given up for a wait or a copy from the host."""
+    from torch._dynamo.utils import counters
+
+    made, counted = model(scheme), dict(counters["inductor"])
+    compiled: Callable[..., Tensor] = torch.compile(made, mode="reduce-overhead", fullgraph=True)
+    with torch.inference_mode():
+        for seed in range(4):
+            x = torch.randn(16, 512, generator=torch.Generator().manual_seed(seed)).to(DEVICE, BF16)
+            y = compiled(x).clone()
+            torch.testing.assert_close(y, made(x), rtol=2**-5, atol=2**-5)
+    assert counters["inductor"]["cudagraph_skips"] == counted.get("cudagraph_skips", 0)
+
+
+WATCHED = """
+import torch, bitport as bp
+for scheme in ("int4", "int4-g32", "int3", "int8", "int8-dyn", "fp8-row", "fp8-block", "nf4", "mxfp8", "nvfp4"):
+    for n, k in ((128, 256), (136, 384), (40, 128)):
+        q = bp.quantize_tensor(torch.randn(n, k).bfloat16(), bp.preset(scheme)).to("cuda")
+        for m in (1, 5, 17, 200):
+            torch.nn.functional.linear(torch.randn(m, k, device="cuda", dtype=torch.bfloat16), q)
+torch.cuda.synchronize()
+"""
+"""Sizes that fill no tile, so that what is read or written past an end lies outside."""
+
+
+def test_watched_by_the_sanitizer() -> None:
+    sanitizer = shutil.which("compute-sanitizer")
+    if DEVICE.type != "cuda" or torch.version.hip or sanitizer is None:
+        pytest.skip("needs NVIDIA's compute-sanitizer, from the CUDA toolkit, on the PATH")
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sanitizer, "--tool=memcheck", "--error-exitcode=9", sys.executable, "-c", WATCHED],
+        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
