@@ -36,7 +36,7 @@ class Config:
         return next(each for each in self._tiles if each["rows"] is None or rows <= each["rows"])
 
     def most_rows(self, kernel: str, weight: Weight) -> int | None:
-        known = self._most_rows[kernel]
+        known = self._most_rows.get(kernel, {"*": None})
         return known.get(kind(weight), known["*"])
 
 

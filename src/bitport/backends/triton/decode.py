@@ -70,6 +70,25 @@ def entry(number: str, code: int) -> float:
 
 
 @triton.jit
+def load_columns(at: tl.tensor, column: tl.tensor, k: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
+    """What is past the k-th column is 0. EVEN: nothing is, and without a mask the compiler reads whole vectors."""
+    return tl.load(at) if EVEN else tl.load(at, mask=column < k, other=0)
+
+
+@triton.jit
+def _field(word: tl.tensor, PLACE: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+    return ((word >> (PLACE * BITS)) & ((1 << BITS) - 1)).to(tl.int32)
+
+
+@triton.jit
+def _every_other(word: tl.tensor, FIRST: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+    """Codes FIRST, FIRST + 2, .. of each word, [.., 2, 2]. Joined, not shifted by a range: so all stay in the thread
+    that loaded the word."""
+    low = tl.join(_field(word, FIRST, BITS), _field(word, FIRST + 4, BITS))
+    return tl.join(low, tl.join(_field(word, FIRST + 2, BITS), _field(word, FIRST + 6, BITS)))
+
+
+@triton.jit
 def load_codes(
     data: tl.tensor,
     row: tl.tensor,
@@ -79,30 +98,30 @@ def load_codes(
     NUMBER: tl.constexpr,
     WORDS: tl.constexpr,
     FLIP: tl.constexpr,
+    EVEN: tl.constexpr,
 ) -> tl.tensor:
     """int32 [ROWS, UNITS, 8] for ``row`` int64 [ROWS] and ``unit`` [UNITS], counted in units; what lies past the k-th
     code of a row reads as 0. FLIP: bits that the layout holds inverted."""
     BITS: tl.constexpr = bits_of(NUMBER)
-    place = tl.arange(0, UNIT)
     if BITS == 8:
-        column = unit[:, None] * UNIT + place[None, :]
+        column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
         at = (row * row_bytes)[:, None, None] + column[None]
-        codes = tl.load(data + at, mask=(column < k)[None], other=0).to(tl.int32)
+        codes = load_columns(data + at, column[None], k, EVEN).to(tl.int32)
     else:
         if WORDS:
             word_type: tl.constexpr = tl.uint32 if BITS == 4 else tl.uint16 if BITS == 2 else tl.uint8
             at = (row * (row_bytes // BITS))[:, None] + unit[None, :]
             source = data.to(tl.pointer_type(word_type), bitcast=True)
-            word = tl.load(source + at, mask=(unit * UNIT < k)[None, :], other=0).to(tl.uint32)
+            word = load_columns(source + at, (unit * UNIT)[None, :], k, EVEN).to(tl.uint32)
         else:
             wide: tl.constexpr = tl.uint32 if BITS <= 4 else tl.uint64
             word = tl.zeros((row.shape[0], unit.shape[0]), dtype=wide)
             for i in tl.static_range(BITS):
                 offset = unit * BITS + i
                 at = (row * row_bytes)[:, None] + offset[None, :]
-                word |= tl.load(data + at, mask=(offset * 8 < k * BITS)[None, :], other=0).to(wide) << (8 * i)
-        shift = (place * BITS).to(word.dtype)
-        codes = ((word[:, :, None] >> shift[None, None, :]) & ((1 << BITS) - 1)).to(tl.int32)
+                word |= load_columns(data + at, (offset * 8)[None, :], k * BITS, EVEN).to(wide) << (8 * i)
+        codes = tl.join(_every_other(word, 0, BITS), _every_other(word, 1, BITS))
+        codes = tl.reshape(codes, (row.shape[0], unit.shape[0], UNIT))
     return codes ^ FLIP
 
 

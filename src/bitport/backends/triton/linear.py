@@ -31,16 +31,16 @@ def gemv(x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, co
     splits, per_split = _splits(tiles_n, triton.cdiv(weight.k, bk), config)
     held = operand(weight)
     out, target = _outputs(splits, m, weight.n, dtype, x.rows.device)
-    product.gemv[(tiles_n, splits)](
+    product.gemv[(tiles_n, splits, m)](
         *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, target, m, x.rows.stride(0), per_split),
         *(weight.n, weight.k, *held.pointers, *held.sizes),
         **held.fixed,
         SPAN=span(weight, bk),
-        BM=triton.next_power_of_2(m),
+        EVEN=weight.k % bk == 0,
         BN=blocks["BN"],
         BK=bk,
         num_warps=blocks["num_warps"],
-        num_stages=blocks["num_stages"],
+        STAGES=blocks["num_stages"],
     )
     return _combined(target, bias, out, splits)
 
@@ -69,6 +69,8 @@ def tiles(
         PLACE=place,
         ROUNDED=x.place,
         DOT=_dot(x, weight, place, dtype),
+        EVEN=weight.k % bk == 0,
+        EXPERTS=triton.next_power_of_2(experts),
         BM=bm,
         BN=bn,
         BK=bk,

@@ -15,6 +15,8 @@ LAYOUTS = ("plain", "signed_int8", "plain_int32")
 transposed."""
 SCALES = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
 
+ZEROS = (torch.uint8, torch.float32, torch.bfloat16, torch.float16)
+
 
 class Operand(NamedTuple):
     """``pointers`` and ``sizes`` are the arguments ``data .. zero_expert`` of every kernel, ``fixed`` its constants."""
@@ -27,6 +29,10 @@ class Operand(NamedTuple):
 def refuses(weight: Weight) -> str | None:
     if weight.layout not in LAYOUTS:
         return f"the weight must be in layout {', '.join(LAYOUTS[:-1])} or {LAYOUTS[-1]}, not {weight.layout}"
+    if weight.dtype == "float8_e8m0":
+        return "float8_e8m0 is a type for scales"
+    if weight.zero is not None and weight.zero.dtype not in ZEROS:
+        return f"zeros must be uint8, float32, bfloat16 or float16, not {weight.zero.dtype}"
     return None if weight.n and weight.k else f"an empty matrix, {weight.n}x{weight.k}, needs no kernel"
 
 

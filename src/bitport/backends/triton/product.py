@@ -18,28 +18,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bitport.backends.triton.decode import UNIT, load_blocks, load_codes, scale_value, steps, whole_steps
+from bitport.backends.triton.decode import UNIT, load_blocks, load_codes, load_columns, scale_value, steps, whole_steps
 
 
 @triton.jit
-def find_expert(ends: tl.tensor, tile: tl.tensor, m: tl.tensor, experts: tl.tensor, BM: tl.constexpr) -> tl.tensor:
-    """(expert, its first row in ``tile``, its end); past the last tile the end is 0. Ends that do not grow, or are more
-    than the rows, are cut: nothing outside x is read."""
-    first = tl.zeros((), tl.int32)
-    expert = tl.zeros((), tl.int32)
-    start = tl.zeros((), tl.int32)
-    stop = tl.zeros((), tl.int32)
-    before = tl.zeros((), tl.int32)
-    for at in range(experts):
-        end = tl.minimum(tl.maximum(tl.load(ends + at), before), m)
-        tiles = (end - before + BM - 1) // BM
-        mine = (tile >= first) & (tile < first + tiles)
-        expert = tl.where(mine, at, expert)
-        start = tl.where(mine, before + (tile - first) * BM, start)
-        stop = tl.where(mine, end, stop)
-        first += tiles
-        before = end
-    return expert, start, stop
+def find_expert(
+    ends: tl.tensor, tile: tl.tensor, m: tl.tensor, experts: tl.tensor, BM: tl.constexpr, EXPERTS: tl.constexpr
+) -> tl.tensor:
+    """(expert, its first row in ``tile``, its end), 0 for all three past the last tile. Ends that do not grow, or are
+    more than the rows, are cut: what they mean is undefined, but nothing outside x is read."""
+    expert = tl.arange(0, EXPERTS)
+    end = tl.minimum(tl.maximum(tl.load(ends + expert, mask=expert < experts, other=0), 0), m)
+    before = tl.load(ends + expert - 1, mask=(expert > 0) & (expert < experts), other=0)
+    before = tl.minimum(tl.maximum(before, 0), m)
+    tiles = (tl.maximum(end - before, 0) + BM - 1) // BM
+    first = tl.cumsum(tiles, 0) - tiles
+    mine = (tile >= first) & (tile < first + tiles)
+    start = before + (tile - first) * BM
+    return tl.sum(tl.where(mine, expert, 0), 0), tl.sum(tl.where(mine, start, 0), 0), tl.sum(tl.where(mine, end, 0), 0)
 
 
 @triton.jit
@@ -78,6 +74,8 @@ def tiles(
     PLACE: tl.constexpr,
     ROUNDED: tl.constexpr,
     DOT: tl.constexpr,
+    EVEN: tl.constexpr,
+    EXPERTS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -87,7 +85,7 @@ def tiles(
     if ends is None:
         start, stop = tile_m * BM, m
     else:
-        expert, start, stop = find_expert(ends, tile_m, m, experts, BM)
+        expert, start, stop = find_expert(ends, tile_m, m, experts, BM, EXPERTS)
         if start >= stop:
             return
         data += expert.to(tl.int64) * data_expert
@@ -109,8 +107,8 @@ def tiles(
     for step in range(split * per_split, last):
         column = step * BK + tl.arange(0, BK)
         unit = step * UNITS + tl.arange(0, UNITS)
-        rows = tl.load(x_at + column[None, :], mask=(column < k)[None, :], other=0.0)
-        codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP)
+        rows = load_columns(x_at + column[None, :], column[None, :], k, EVEN)
+        codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
         shift = 0.0
         if ZERO != "none":
             shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
@@ -183,26 +181,27 @@ def gemv(
     SCALE: tl.constexpr,
     ZERO: tl.constexpr,
     SPAN: tl.constexpr,
-    BM: tl.constexpr,
+    EVEN: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
-    """A few rows without matrix units, summed in float32: a weight is read, decoded and multiplied where it lies."""
-    tile_n, split = tl.program_id(0), tl.program_id(1)
+    """One row of y without matrix units, summed in float32: a code is decoded and multiplied in the thread that read it,
+    and threads meet only after the sum."""
+    tile_n, split, row_m = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     UNITS: tl.constexpr = BK // 8
-    row_m = tl.arange(0, BM)
     row_n = tile_n * BN + tl.arange(0, BN)
-    inside_m, inside_n = row_m < m, row_n < n
-    x_at = x + tl.where(inside_m, row_m, 0).to(tl.int64)[:, None, None] * x_row
+    inside_n = row_n < n
+    x += row_m.to(tl.int64) * x_row
     row = tl.minimum(row_n, n - 1).to(tl.int64)
     block = row // block_n
-    total = tl.zeros((BM, BN, UNITS), dtype=tl.float32)
+    total = tl.zeros((BN, UNITS), dtype=tl.float32)
     last = tl.minimum((k + BK - 1) // BK, (split + 1) * per_split)
-    for step in range(split * per_split, last):
+    for step in tl.range(split * per_split, last, num_stages=STAGES):
         unit = step * UNITS + tl.arange(0, UNITS)
         column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
-        rows = tl.load(x_at + column[None], mask=(column < k)[None], other=0.0).to(tl.float32)
-        codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP)
+        rows = load_columns(x + column, column, k, EVEN).to(tl.float32)
+        codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
         shift = 0.0
         if ZERO != "none":
             shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
@@ -211,23 +210,23 @@ def gemv(
             factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, block_k, SPAN), SCALE)
         if SPAN == "column":
             value *= factor
-        part = tl.sum(value[None] * rows[:, None], 3)
+        part = tl.sum(value * rows[None], 2)
         if SPAN == "tile" or SPAN == "unit":
-            part *= tl.reshape(factor, (1, factor.shape[0], factor.shape[1]))
+            part *= tl.reshape(factor, (factor.shape[0], factor.shape[1]))
         total += part
-    result = tl.sum(total, 2)
+    result = tl.sum(total, 1)
     if SPAN == "row":
-        result *= scale_value(tl.load(scale + block * scale_row), SCALE)[None, :]
+        result *= scale_value(tl.load(scale + block * scale_row), SCALE)
     if x_scale is not None:
-        result *= tl.load(x_scale + row_m, mask=inside_m, other=0.0)[:, None]
+        result *= tl.load(x_scale + row_m)
     if x_scale2 is not None:
         result *= tl.load(x_scale2)
     if scale2 is not None:
         result *= tl.load(scale2)
     if bias is not None:
-        result += tl.load(bias + row_n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
-    at = (split * m + row_m).to(tl.int64)[:, None] * n + row_n[None, :]
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+        result += tl.load(bias + row_n, mask=inside_n, other=0.0).to(tl.float32)
+    at = (split * m + row_m).to(tl.int64) * n + row_n
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside_n)
 
 
 @triton.jit

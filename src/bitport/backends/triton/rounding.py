@@ -19,6 +19,8 @@ from torch import Tensor
 from bitport.backends.triton.decode import bias_of, mantissa_of, scale_value
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Format, choose_qparams
 
+SEPARATE = tuple(name for name, fmt in ACTIVATIONS.items() if fmt.block[1] and fmt.scale == "float32")
+"""Formats whose rows have several scales that cannot be multiplied in."""
 CHUNK = 1024
 """Columns of a row that a program holds at a time."""
 TINY = tl.constexpr(2.0**-149)

@@ -40,15 +40,18 @@ def _rows(
     SCALE: tl.constexpr,
     ZERO: tl.constexpr,
     SPAN: tl.constexpr,
+    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     UNITS: tl.constexpr,
 ) -> None:
+    """An id outside the table gives NaN, as nothing else does: the host is not asked, and no other memory is read."""
     expert = tl.program_id(2).to(tl.int64)
-    at = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = at < count
-    row = tl.load(ids + at, mask=inside, other=0).to(tl.int64) if ids is not None else tl.minimum(at, count - 1)
-    codes = load_codes(data + expert * data_expert, row, unit, k, row_bytes, NUMBER, WORDS, FLIP)
+    asked = tl.load(ids + at, mask=inside, other=0).to(tl.int64) if ids is not None else at
+    row = tl.minimum(tl.maximum(asked, 0), n - 1)
+    codes = load_codes(data + expert * data_expert, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
     block = row // block_n
     shift = 0.0
     if ZERO != "none":
@@ -58,6 +61,8 @@ def _rows(
     if scale2 is not None:
         factor *= tl.load(scale2 + expert)
     value = steps(codes, shift, NUMBER, ZERO) * factor
+    if ids is not None:
+        value = tl.where((asked == row)[:, None, None], value, float("nan"))
     column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
     target = out + expert * count * k + (at * k)[:, None, None] + column[None]
     tl.store(target, value.to(out.dtype.element_ty), mask=inside[:, None, None] & (column < k)[None])
@@ -65,12 +70,13 @@ def _rows(
 
 def _run(ids: Tensor | None, out: Tensor, count: int, experts: int, weight: Weight) -> Tensor:
     held = operand(weight)
-    grid = (triton.cdiv(weight.k, UNITS * 8), triton.cdiv(count, ROWS), experts)
+    grid = (triton.cdiv(count, ROWS), triton.cdiv(weight.k, UNITS * 8), experts)
     if count:
         _rows[grid](
             *(ids, out, count, weight.n, weight.k, *held.pointers, *held.sizes),
             **held.fixed,
             SPAN=span(weight, UNITS * 8),
+            EVEN=weight.k % (UNITS * 8) == 0,
             ROWS=ROWS,
             UNITS=UNITS,
         )
