@@ -1,12 +1,13 @@
-"""Sizes of blocks, and from how many rows on which kernel runs: tables, one per architecture.
+"""Sizes of blocks, and from how many rows on which kernel runs: a table for each architecture.
 
-``configs/<architecture>.json`` in the package holds those that were measured, ``default.json`` stands for all others:
-sizes that fit the memory of every matrix unit that Triton compiles for, without a claim to be the best on any. ::
+``configs/<architecture>.json`` in the package holds one, ``default.json`` stands for every other: sizes that fit the
+memory of each matrix unit that Triton compiles for, not measured on any. What ``bitport tune`` measured, in the user's
+cache folder, comes before both. ::
 
     programs    how many programs keep the device busy: K is split where a product has fewer
     gemv        blocks of the kernel without matrix units
-    tiles       blocks by rows: the first entry that has as many (null: any)
-    most_rows   kernel -> kind of weight (* for the others) -> the most rows for which it runs, null for any number
+    tiles       blocks by rows: the first entry that has as many (null: any number)
+    most_rows   kernel -> kind of weight (* for the others) -> the most rows for which it runs (null: any number)
 """
 
 from __future__ import annotations
@@ -17,19 +18,24 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+import triton
 
+from bitport.backends import measured
 from bitport.ops import Weight
 
 VERSION = 1
 FOLDER = Path(__file__).parent / "configs"
+DEFAULT = "default"
 Blocks: TypeAlias = dict[str, int]
+FIELDS = ("BN", "BK", "num_warps", "num_stages")
 
 
 class Config:
     def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
         self.programs: int = content["programs"]
         self.gemv: Blocks = content["gemv"]
-        self._tiles: list[Blocks] = content["tiles"]
+        self._tiles: list[dict[str, Any]] = content["tiles"]
         self._most_rows: dict[str, dict[str, int | None]] = content["most_rows"]
 
     def tiles(self, rows: int) -> Blocks:
@@ -45,10 +51,61 @@ def kind(weight: Weight) -> str:
     return f"{weight.dtype}/{'row' if weight.block_k >= weight.k else 'group'}"
 
 
-def read(name: str) -> Config:
-    return Config(json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+def architecture(device: torch.device) -> str:
+    """sm90, gfx942, xpu; what stands for a device that is not in this machine is the default."""
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if here is None or here.type != device.type:
+        return DEFAULT
+    target = triton.runtime.driver.active.get_current_target()
+    return f"sm{target.arch}" if target.backend == "cuda" else target.arch if target.backend == "hip" else device.type
+
+
+def path(architecture: str) -> Path:
+    return measured.folder() / f"triton-{architecture}.json"
+
+
+def read(file: Path) -> Config:
+    return Config(json.loads(file.read_text(encoding="utf-8")))
 
 
 @functools.cache
 def of(device: torch.device) -> Config:
-    return read("default")
+    name = architecture(device)
+    own = None if name == DEFAULT else measured.read(path(name), fault)
+    if own:
+        return Config(own)
+    shipped = FOLDER / f"{name}.json"
+    return read(shipped if shipped.exists() else FOLDER / f"{DEFAULT}.json")
+
+
+def fault(content: Any) -> str | None:
+    """Why a table cannot be used."""
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        return f"it is not of version {VERSION}"
+    if not _is_size(content.get("programs")):
+        return "programs must be a whole number from 1"
+    tiles, most = content.get("tiles"), content.get("most_rows")
+    if not isinstance(tiles, list) or not all(_are_blocks(each, {"BM"}) and "rows" in each for each in tiles):
+        return f"tiles must be a list of rows, BM, {', '.join(FIELDS)}; the sizes powers of two"
+    rows = [each["rows"] for each in tiles]
+    if rows[-1:] != [None] or not all(_is_size(each) for each in rows[:-1]):
+        return "tiles must have rows that are whole numbers, and at the end an entry for any number of rows (null)"
+    if not _are_blocks(content.get("gemv"), set()):
+        return f"gemv must have {', '.join(FIELDS)}; the sizes powers of two"
+    if not isinstance(most, dict) or not all(isinstance(kinds, dict) and "*" in kinds for kinds in most.values()):
+        return "most_rows must name, for each kernel, the rows of each kind of weight and of *"
+    if not all(rows is None or rows == 0 or _is_size(rows) for kinds in most.values() for rows in kinds.values()):
+        return "most_rows must be whole numbers or null"
+    return None
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _are_blocks(value: Any, more: set[str]) -> bool:
+    """num_stages is the one size that need be no power of two."""
+    if not isinstance(value, dict) or set(value) - {"rows"} != set(FIELDS) | more:
+        return False
+    sizes = {name: size for name, size in value.items() if name != "rows"}
+    return all(_is_size(size) and (name == "num_stages" or not size & (size - 1)) for name, size in sizes.items())

@@ -6,8 +6,8 @@ A unit is eight codes along K: as many bytes as a code has bits, and a whole num
     int3, 5, 6, 7, and rows that do not start at a word: byte by byte, put together
 
 Arithmetic is float32 and exact. A code becomes a float by its bits, 0x4B000000 | code = 2^23 + code, since converting
-integers runs at a fraction of a GPU's rate. No float on the way is subnormal, so a device that flushes those decodes the
-same.
+integers runs at a fraction of a GPU's rate. No float on the way is subnormal, so a device that flushes those decodes
+the same.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def whole_steps(codes: tl.tensor, zero: tl.tensor, NUMBER: tl.constexpr, ZERO: t
 
 @triton.jit
 def small_float(codes: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
-    """float32 of [sign | exponent | mantissa]. A subnormal 0.m is read as 1.m at the smallest exponent, less 1.0 of it."""
+    """float32 of [sign | exponent | mantissa]. A subnormal 0.m is read as 1.m at the smallest exponent, less 1.0."""
     MANTISSA: tl.constexpr = mantissa_of(NUMBER)
     BIAS: tl.constexpr = bias_of(NUMBER)
     SIGN: tl.constexpr = sign_of(NUMBER)
@@ -219,9 +219,9 @@ def load_blocks(
     block_k: tl.tensor,
     SPAN: tl.constexpr,
 ) -> tl.tensor:
-    """The entries of a scale or zero for the columns of ``unit``; ``row`` [ROWS] counts its rows, which are ``row_step``
-    apart, its columns ``step``. SPAN is how far an entry surely reaches: row, tile (these columns), unit or column. The
-    result broadcasts to [ROWS, UNITS, 8]."""
+    """The entries of a scale or zero for the columns of ``unit``; ``row`` [ROWS] counts its rows, which are
+    ``row_step`` apart, its columns ``step``. SPAN is how far an entry surely reaches: row, tile (these columns), unit
+    or column. The result broadcasts to [ROWS, UNITS, 8]."""
     at = part + row * row_step
     if SPAN == "row":
         entries = tl.load(at)[:, None, None]

@@ -14,6 +14,8 @@ from bitport.backends.triton import configs, linear, operand, rows
 from bitport.backends.triton.rounding import SEPARATE
 from bitport.ops import Impl, Weight, register_kernel
 
+NO_ROWS = "x has no rows"
+
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Triton launches on the current device."""
@@ -26,7 +28,7 @@ def count(x: Tensor) -> int:
 
 def too_many(kernel: str, m: int, weight: Weight, device: torch.device) -> str | None:
     if not m:
-        return "x has no rows"
+        return NO_ROWS
     most = configs.of(device).most_rows(kernel, weight)
     return None if most is None or m <= most else f"it is chosen for up to {most} rows of {configs.kind(weight)} here"
 
@@ -46,13 +48,15 @@ def refuses_dyn(kernel: str) -> Callable[..., str | None]:
             return reason
         if kernel == "gemv" and act in SEPARATE:
             return f"the scales of {act} differ along a row"
-        return too_many(kernel, count(x), weight, x.device) if kernel == "gemv" else None if x.numel() else "x has no rows"
+        return (
+            too_many(kernel, count(x), weight, x.device) if kernel == "gemv" else None if x.numel() else "x has no rows"
+        )
 
     return refuses
 
 
 def refuses_grouped(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
-    return operand.refuses(Weight(*rest[:10])) or (None if x.numel() else "x has no rows")
+    return operand.refuses(Weight(*rest[:10])) or (None if x.numel() else NO_ROWS)
 
 
 def refuses_embedding(ids: Tensor, *rest: Any) -> str | None:

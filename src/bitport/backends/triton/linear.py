@@ -99,9 +99,9 @@ def _dot(x: Rounded, weight: Weight, place: str, dtype: torch.dtype) -> tl.dtype
         return TYPES[dtype]
     number = NUMBER_TYPES[weight.dtype]
     whole = weight.zero is None or not weight.zero.is_floating_point()
-    if x.rows.dtype == torch.int8 and number.kind == "int" and whole and place != "fold" and number.bits > 1:
-        if (weight.zero is None or number.bits < 8) and weight.k <= LONGEST_INT:
-            return tl.int8
+    bytes_only = x.rows.dtype == torch.int8 and number.kind == "int" and whole and place != "fold"
+    if bytes_only and 1 < number.bits < (9 if weight.zero is None else 8) and weight.k <= LONGEST_INT:
+        return tl.int8
     exact = whole and number.kind != "codebook" and (place != "fold" or weight.scale.dtype.itemsize == 1)
     return tl.bfloat16 if exact or dtype == torch.bfloat16 else tl.float32
 

@@ -95,7 +95,7 @@ def tiles(
         if scale2 is not None:
             scale2 += expert
     UNITS: tl.constexpr = BK // 8
-    INTEGER: tl.constexpr = DOT == tl.int8
+    INTEGER: tl.constexpr = tl.int8 == DOT
     row_m = start + tl.arange(0, BM)
     row_n = tile_n * BN + tl.arange(0, BN)
     inside_m, inside_n = row_m < stop, row_n < n
@@ -186,8 +186,8 @@ def gemv(
     BK: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """One row of y without matrix units, summed in float32: a code is decoded and multiplied in the thread that read it,
-    and threads meet only after the sum."""
+    """One row of y without matrix units, summed in float32: a code is decoded and multiplied in the thread that read
+    it, and threads meet only after the sum."""
     tile_n, split, row_m = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     UNITS: tl.constexpr = BK // 8
     row_n = tile_n * BN + tl.arange(0, BN)
@@ -243,7 +243,7 @@ def combine(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     result = tl.load(parts + at, mask=inside, other=0.0)
-    for split in tl.static_range(1, SPLITS):
+    for _ in tl.static_range(1, SPLITS):
         at += count
         result += tl.load(parts + at, mask=inside, other=0.0)
     at -= (SPLITS - 1) * count
