@@ -22,21 +22,19 @@ def folder() -> Path:
 def read(file: Path, fault: Callable[[Any], str | None]) -> dict[str, Any] | None:
     """What the file holds, or None where there is none or ``fault`` says why it cannot be used."""
     try:
-        text = file.read_text(encoding="utf-8")
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        return _ignored(file, str(error))
-    try:
-        content: dict[str, Any] = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        return _ignored(file, f"it is no JSON ({error})")
-    reason = fault(content)
-    return _ignored(file, reason) if reason else content
-
-
-def _ignored(file: Path, reason: str) -> None:
+        reason: str | None = f"it is no JSON ({error})"
+    except (OSError, UnicodeDecodeError) as error:
+        reason = str(error)
+    else:
+        reason = fault(content)
+    if reason is None:
+        return content
     warnings.warn(f"{file} is ignored: {reason}; run bitport tune to measure anew", stacklevel=2)
+    return None
 
 
 def write(file: Path, content: dict[str, Any]) -> None:

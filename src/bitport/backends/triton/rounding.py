@@ -123,7 +123,7 @@ def by_row(
         amax = tl.maximum(most, -least)
         if ZERO:
             least, most = tl.maximum(least, -widest), tl.minimum(most, widest)
-            raw = tl.div_rn(most / 2 - least / 2, 127.5)
+            raw = tl.div_rn(most * 0.5 - least * 0.5, 127.5)
         else:
             raw = tl.div_rn(amax, tl.full((), max_of(NUMBER), tl.float32))
         scale = defined(tl.minimum(tl.maximum(raw, TINY), highest), amax, bad)
