@@ -27,6 +27,7 @@ DEVICE = torch.device(os.environ["TRITON_DEVICE"])
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 FLOATS = {"bf16": BF16, "fp16": FP16, "fp32": FP32}
 NO_ROWS = "x has no rows"
+DEFAULT = json.loads((configs.FOLDER / "default.json").read_text())
 
 if DEVICE.type == "cpu":
     from tests.backends.interpreter import correct_bfloat16
@@ -198,6 +199,21 @@ def test_sums_of_integers_are_exact(name: str) -> None:
     assert torch.equal(y.double(), x.double() @ (codes - 128).double().t() / 2)
 
 
+@pytest.mark.parametrize("scheme", ["fp8", "fp8-row", "fp8-block", "fp8-g64"])
+@pytest.mark.usefixtures("float8")
+def test_float8_as_such(scheme: str) -> None:
+    for m, n, k in SHAPES:
+        (sample,) = products(scheme, BF16, "plain", n=n, k=k, m=m)
+        assert misses(sample, kernels.run_dyn(linear.tiles)) <= 0
+
+
+@pytest.fixture
+def float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type != "cpu" and not configs.of(DEVICE).float8:
+        pytest.skip("this device does not multiply float8")
+    monkeypatch.setattr(configs, "of", lambda device: configs.Config(DEFAULT, float8=True))
+
+
 @pytest.mark.parametrize("bounds", [(0, 0, 0), (0, 40, 40), (40, 40, 40), (17, 18, 40), (1, 2, 3)])
 @pytest.mark.parametrize("op", ["grouped_linear", "dyn_grouped_linear"])
 def test_experts(op: str, bounds: tuple[int, ...]) -> None:
@@ -261,9 +277,6 @@ def test_layouts_that_are_refused() -> None:
 def test_the_default_table_is_sound() -> None:
     for file in configs.FOLDER.glob("*.json"):
         assert configs.fault(json.loads(file.read_text())) is None
-
-
-DEFAULT = json.loads((configs.FOLDER / "default.json").read_text())
 
 
 @pytest.mark.parametrize(

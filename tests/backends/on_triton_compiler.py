@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
-from bitport.backends.triton import kernels, product, rounding, rows
+from bitport.backends.triton import configs, kernels, product, rounding, rows
 from bitport.schemes import PRESETS, preset
 from tests.backends.products import products
 
@@ -32,7 +32,13 @@ KERNELS = (product.gemv, product.tiles, product.combine, rounding.by_row, roundi
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SOME = (
     *(("int4", BF16, 1), ("int4-g32-sym", FP16, 16), ("int3-channel", BF16, 64), ("mxfp4-wo", FP32, 64)),
-    *(("int8-dyn", BF16, 64), ("int4-int8", BF16, 16), ("fp8-block", BF16, 1), ("nvfp4", BF16, 16)),
+    *(
+        ("int8-dyn", BF16, 64),
+        ("int4-int8", BF16, 16),
+        ("fp8-block", BF16, 1),
+        ("nvfp4", BF16, 16),
+        ("fp8-row", BF16, 64),
+    ),
 )
 ALL = tuple(
     (name, dtype, m)
@@ -70,6 +76,8 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     triton.runtime.driver.set_active(Absent(TARGETS[request.param]))
+    config = configs.Config(configs.of(torch.device("cpu")).content, configs.multiplies_float8(request.param))
+    monkeypatch.setattr(configs, "of", lambda device: config)
     for kernel in KERNELS:
         kernel.device_caches.clear()
     yield compiled

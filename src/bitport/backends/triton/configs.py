@@ -31,8 +31,9 @@ FIELDS = ("BN", "BK", "num_warps", "num_stages")
 
 
 class Config:
-    def __init__(self, content: dict[str, Any]) -> None:
-        self.content = content
+    def __init__(self, content: dict[str, Any], float8: bool = False) -> None:
+        """``float8``: the device multiplies float8_e4m3 as such."""
+        self.content, self.float8 = content, float8
         self.programs: int = content["programs"]
         self.gemv: Blocks = content["gemv"]
         self._tiles: list[dict[str, Any]] = content["tiles"]
@@ -60,22 +61,24 @@ def architecture(device: torch.device) -> str:
     return f"sm{target.arch}" if target.backend == "cuda" else target.arch if target.backend == "hip" else device.type
 
 
+def multiplies_float8(architecture: str) -> bool:
+    """NVIDIA's from sm89 on. AMD's have another e4m3, or none; Intel's convert to float16."""
+    return architecture.startswith("sm") and int(architecture[2:]) >= 89
+
+
 def path(architecture: str) -> Path:
     return measured.folder() / f"triton-{architecture}.json"
-
-
-def read(file: Path) -> Config:
-    return Config(json.loads(file.read_text(encoding="utf-8")))
 
 
 @functools.cache
 def of(device: torch.device) -> Config:
     name = architecture(device)
     own = None if name == DEFAULT else measured.read(path(name), fault)
-    if own:
-        return Config(own)
-    shipped = FOLDER / f"{name}.json"
-    return read(shipped if shipped.exists() else FOLDER / f"{DEFAULT}.json")
+    if own is None:
+        shipped = FOLDER / f"{name}.json"
+        file = shipped if shipped.exists() else FOLDER / f"{DEFAULT}.json"
+        own = json.loads(file.read_text(encoding="utf-8"))
+    return Config(own, multiplies_float8(name))
 
 
 def fault(content: Any) -> str | None:

@@ -72,7 +72,7 @@ def entry(number: str, code: int) -> float:
 @triton.jit
 def load_columns(at: tl.tensor, column: tl.tensor, k: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
     """What is past the k-th column is 0. EVEN: nothing is, and without a mask the compiler reads whole vectors."""
-    return tl.load(at) if EVEN else tl.load(at, mask=column < k, other=0)
+    return tl.load(at) if EVEN else tl.load(at, mask=column < k, other=0.0)
 
 
 @triton.jit

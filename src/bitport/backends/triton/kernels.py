@@ -77,11 +77,18 @@ def run_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
+def float8(kernel: Callable[..., Tensor], weight: Weight, dtype: torch.dtype, config: configs.Config) -> bool:
+    """Whether float8 is multiplied as such: matrix units keep 13 bits of its sums, which is enough for bfloat16."""
+    native = kernel is linear.tiles and dtype == torch.bfloat16 and weight.dtype == "float8_e4m3"
+    return native and config.float8
+
+
 def run_dyn(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(x: Tensor, *rest: Any) -> Tensor:
-        weight, (act, act_scale, bias) = Weight(*rest[:10]), rest[10:]
+        weight, (act, act_scale, bias), config = Weight(*rest[:10]), rest[10:], configs.of(x.device)
         with on(x.device):
-            y = kernel(linear.prepared(x, act, act_scale), weight, bias, x.dtype, configs.of(x.device))
+            held = linear.prepared(x, act, act_scale, float8(kernel, weight, x.dtype, config))
+            y = kernel(held, weight, bias, x.dtype, config)
         return y.reshape(*x.shape[:-1], weight.n)
 
     return run
@@ -97,9 +104,10 @@ def dense_mm(x: Tensor, *rest: Any) -> Tensor:
 
 def grouped(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
     """grouped_linear, and with an activation format at the end dyn_grouped_linear."""
-    weight, act = Weight(*rest[:10]), rest[10] if len(rest) > 10 else ""
+    weight, act, config = Weight(*rest[:10]), rest[10] if len(rest) > 10 else "", configs.of(x.device)
     with on(x.device):
-        return linear.tiles(linear.prepared(x, act, None), weight, None, x.dtype, configs.of(x.device), ends)
+        held = linear.prepared(x, act, None, float8(linear.tiles, weight, x.dtype, config))
+        return linear.tiles(held, weight, None, x.dtype, config, ends)
 
 
 def embedding(ids: Tensor, *rest: Any) -> Tensor:

@@ -102,6 +102,8 @@ def _dot(x: Rounded, weight: Weight, place: str, dtype: torch.dtype) -> tl.dtype
     bytes_only = x.rows.dtype == torch.int8 and number.kind == "int" and whole and place != "fold"
     if bytes_only and 1 < number.bits < (9 if weight.zero is None else 8) and weight.k <= LONGEST_INT:
         return tl.int8
+    if x.rows.dtype == torch.float8_e4m3fn and weight.dtype == "float8_e4m3" and place != "fold":
+        return tl.float8e4nv
     exact = whole and number.kind != "codebook" and (place != "fold" or weight.scale.dtype.itemsize == 1)
     return tl.bfloat16 if exact or dtype == torch.bfloat16 else tl.float32
 
@@ -134,5 +136,5 @@ def plain_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def prepared(x: Tensor, act: str, act_scale: Tensor | None) -> Rounded:
-    return rounded(plain_rows(x), act, act_scale) if act else Rounded(plain_rows(x))
+def prepared(x: Tensor, act: str, act_scale: Tensor | None, float8: bool = False) -> Rounded:
+    return rounded(plain_rows(x), act, act_scale, float8) if act else Rounded(plain_rows(x))

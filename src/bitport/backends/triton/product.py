@@ -7,7 +7,8 @@ A program makes a BM x BN tile of y, over all of K or over one of its SPLITs. PL
     fold   shorter blocks: on the weight, which is then rounded to the product's type, as the generic kernel does
 
 and likewise ROUNDED where the scale of a rounded x goes: "row" after the sum, "tile" on the partial sum; "" is none. In
-``end`` and ``tile`` both factors are small numbers that the product's type holds exactly.
+``end`` and ``tile`` both factors are small numbers that the product's type holds exactly. Products of float8 are summed
+in float32 step by step: matrix units keep fewer bits of a longer sum.
 
 Experts: the tiles of all of them are numbered through, each expert's last may be partly empty. A program finds its
 expert by counting, so the host need not know where experts end.
@@ -36,6 +37,11 @@ def find_expert(
     mine = (tile >= first) & (tile < first + tiles)
     start = before + (tile - first) * BM
     return tl.sum(tl.where(mine, expert, 0), 0), tl.sum(tl.where(mine, start, 0), 0), tl.sum(tl.where(mine, end, 0), 0)
+
+
+@triton.jit
+def as_type(value: tl.tensor, DOT: tl.constexpr) -> tl.tensor:
+    return value if value.dtype == DOT else value.to(DOT)
 
 
 @triton.jit
@@ -96,6 +102,7 @@ def tiles(
             scale2 += expert
     UNITS: tl.constexpr = BK // 8
     INTEGER: tl.constexpr = tl.int8 == DOT
+    FLOAT8: tl.constexpr = tl.float8e4nv == DOT
     row_m = start + tl.arange(0, BM)
     row_n = tile_n * BN + tl.arange(0, BN)
     inside_m, inside_n = row_m < stop, row_n < n
@@ -107,25 +114,27 @@ def tiles(
     for step in range(split * per_split, last):
         column = step * BK + tl.arange(0, BK)
         unit = step * UNITS + tl.arange(0, UNITS)
-        rows = load_columns(x_at + column[None, :], column[None, :], k, EVEN)
+        rows = as_type(load_columns(x_at + column[None, :], column[None, :], k, EVEN), DOT)
         codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
         shift = 0.0
         if ZERO != "none":
             shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
         if PLACE != "end":
             factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, block_k, SPAN), SCALE)
-        if INTEGER:
+        if FLOAT8:
+            value = codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+        elif INTEGER:
             value = whole_steps(codes, shift, NUMBER, ZERO)
         else:
             value = steps(codes, shift, NUMBER, ZERO)
         if PLACE == "fold":
             value *= factor
-        weight = tl.trans(tl.reshape(value.to(DOT), (BN, BK)))
-        if PLACE == "tile" or ROUNDED == "tile":
+        weight = tl.trans(tl.reshape(as_type(value, DOT), (BN, BK)))
+        if PLACE == "tile" or ROUNDED == "tile" or FLOAT8:
             if INTEGER:
-                part = tl.dot(rows.to(DOT), weight).to(tl.float32)
+                part = tl.dot(rows, weight).to(tl.float32)
             else:
-                part = tl.dot(rows.to(DOT), weight, input_precision="ieee")
+                part = tl.dot(rows, weight, input_precision="ieee")
             if PLACE == "tile":
                 part *= tl.reshape(factor, (1, BN))
             if ROUNDED == "tile":
@@ -133,9 +142,9 @@ def tiles(
                 part *= tl.load(x_scale + at, mask=inside_m, other=0.0)[:, None]
             total += part
         elif INTEGER:
-            total = tl.dot(rows.to(DOT), weight, total)
+            total = tl.dot(rows, weight, total)
         else:
-            total = tl.dot(rows.to(DOT), weight, total, input_precision="ieee")
+            total = tl.dot(rows, weight, total, input_precision="ieee")
     result = total.to(tl.float32)
     if PLACE == "end":
         result *= scale_value(tl.load(scale + block * scale_row), SCALE)[None, :]

@@ -188,12 +188,16 @@ def by_block(
     tl.store(out + row * k + column, value.to(out.dtype.element_ty), mask=column < k)
 
 
-def rounded(x: Tensor, act: str, act_scale: Tensor | None) -> Rounded:
-    """x [M, K], its last dimension contiguous, in an activation format."""
+def rounded(x: Tensor, act: str, act_scale: Tensor | None, float8: bool = False) -> Rounded:
+    """x [M, K], its last dimension contiguous, in an activation format. ``float8``: the product takes it as such."""
     fmt = ACTIVATIONS[act]
     m, k = x.shape
-    signed = fmt.dtype == "int8" and fmt.zero == "none"
-    rows = torch.empty(m, k, dtype=torch.int8 if signed else torch.bfloat16, device=x.device)
+    dtype = torch.bfloat16
+    if fmt.dtype == "int8" and fmt.zero == "none":
+        dtype = torch.int8
+    elif float8 and fmt.dtype == "float8_e4m3" and fmt.scale == "float32":
+        dtype = torch.float8_e4m3fn
+    rows = torch.empty(m, k, dtype=dtype, device=x.device)
     if fmt.block[1] and fmt.block[0]:
         return _by_block(x, fmt, rows, act_scale)
     given = act_scale
