@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from bitport import layouts
 from bitport.backends import measured
-from bitport.backends.triton import configs, kernels, linear, rounding, rows
+from bitport.backends.triton import configs, kernels, linear, measure, rounding, rows
 from bitport.backends.triton.kernels import KERNELS
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Quantized, fake_quantize, to_storage
-from bitport.ops import OPS, Sample, Weight
+from bitport.ops import OPS, Impl, Sample, Weight, register_kernel, use_kernel
 from bitport.schemes import preset
 from tests.backends.products import products, shortfall
 
@@ -27,6 +28,7 @@ DEVICE = torch.device(os.environ["TRITON_DEVICE"])
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 FLOATS = {"bf16": BF16, "fp16": FP16, "fp32": FP32}
 NO_ROWS = "x has no rows"
+GRAPHS = "eager" if DEVICE.type == "cpu" else "inductor"
 DEFAULT = json.loads((configs.FOLDER / "default.json").read_text())
 
 if DEVICE.type == "cpu":
@@ -308,3 +310,75 @@ def test_what_was_measured_comes_first(tmp_path: Path, monkeypatch: pytest.Monke
     most = [config.most_rows(kernel, Weight(*sample.args[1:11])) for kernel in ("gemv", "tiles", "dense")]
     configs.of.cache_clear()
     assert most == [7, 9, None]
+
+
+def test_tune_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks by the reference scheme, then crossovers; a kernel that does not fit the device loses."""
+    monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
+    monkeypatch.setattr(configs, "architecture", lambda device: "sm90")
+    monkeypatch.setattr(measure, "SIZE", 256)
+    monkeypatch.setattr(measure, "ROWS", (1, 4))
+    monkeypatch.setattr(measure, "SCHEMES", ("int4", "int8"))
+    few = {name: {size: sizes[:1] for size, sizes in table.items()} for name, table in measure.CANDIDATES.items()}
+    monkeypatch.setattr(measure, "CANDIDATES", {**few, "gemv": {**few["gemv"], "BN": (8, 16)}})
+    seconds = iter([OutOfResources(1 << 18, 1 << 16, "shared memory"), *[2.0] * 5, *[2.0, 1.0, 3.0, 3.0, 1.5, 1.0] * 2])
+
+    def timed(run: Callable[[], object]) -> float:
+        taken = next(seconds)
+        if isinstance(taken, OutOfResources):
+            raise taken
+        run()
+        return taken
+
+    monkeypatch.setattr(measure, "_time", timed)
+    configs.of.cache_clear()
+    lines = list(measure.tune(DEVICE))
+    kept = json.loads(configs.path("sm90").read_text())
+    configs.of.cache_clear()
+    assert configs.fault(kept) is None
+    assert kept["gemv"]["BN"] == 16
+    assert [each["rows"] for each in kept["tiles"]] == [16, 32, 64, None]
+    assert kept["most_rows"] == {kernel: {"int4/group": 1, "int8/row": 1, "*": 1} for kernel in ("gemv", "tiles")}
+    assert "linear int8/row: gemv up to 1 rows, tiles up to 1, then a dense product" in lines
+    assert lines[-1] == f"written to {configs.path('sm90')}"
+
+
+@pytest.mark.usefixtures("own_tables")
+def test_compiled_whole() -> None:
+    """The op is one node of a graph without breaks, and what runs in it is the kernel that was forced."""
+    ran: list[int] = []
+
+    def counted(*args: Any) -> Tensor:
+        ran.append(args[0].shape[0])
+        return kernels.run_linear(linear.tiles)(*args)
+
+    register_kernel(Impl("linear", "counted", DEVICE.type, counted, lambda *args: None))
+    _, args = weight("int4-g32")
+    compiled = torch.compile(lambda x: torch.ops.bitport.linear.default(x, *args[1:]), backend=GRAPHS, fullgraph=True)
+    with use_kernel("linear=counted"):
+        for x in (args[0], args[0][:3]):
+            y = compiled(x)
+    assert ran == [5, 3]
+    assert torch.equal(y, kernels.run_linear(linear.tiles)(args[0][:3], *args[1:]))
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="records a CUDA graph")
+@pytest.mark.parametrize("scheme", ["int4", "int8-dyn", "fp8-row", "fp8-block", "nvfp4"])
+@pytest.mark.parametrize("m", [1, 5, 300])
+def test_recorded_in_a_graph(scheme: str, m: int) -> None:
+    """No call waits for the device, and a graph replayed with another input gives that input's result."""
+    (sample,) = products(scheme, BF16, "plain", n=64, k=256, m=m)
+    x, *rest = here(sample.args)
+    op, still = OPS["dyn_linear" if preset(scheme).act else "linear"].overload, x.clone()
+    op(still, *rest)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.graph(graph):
+            y = op(still, *rest)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    still.copy_(x.flip(0) * 2)
+    graph.replay()
+    assert torch.equal(y, op(x.flip(0) * 2, *rest))

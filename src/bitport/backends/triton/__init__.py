@@ -37,7 +37,7 @@ def tune() -> Iterator[str]:
     if DEVICE is None or MISSING is not None:
         yield f"nothing to choose between: {MISSING}"
         return
-    from bitport.backends.triton import tune as measure
+    from bitport.backends.triton import measure
 
     yield from measure.tune(torch.device(DEVICE.type, torch.accelerator.current_device_index()))
 
