@@ -45,30 +45,30 @@ def misses(sample: Sample, run: Callable[..., Tensor]) -> float:
     return shortfall(sample, run(*here(sample.args)).cpu())
 
 
-DTYPES_OF = {"linear": ("bf16",), "dyn_linear": ("fp16",), "grouped_linear": ("bf16",), "dyn_grouped_linear": ("bf16",)}
-"""Samples are taken in one dtype where test_products_of_any_shape tries the others."""
+DTYPES = {"dyn_linear": "fp16", "dequantize": "fp32"}
+"""Of samples, bf16 for the other ops; test_products_of_any_shape tries every one."""
+KINDS = {"triton_dense": ("strided",), "triton_gemv": ("vector", "row")}
+"""Kinds of inputs where not all of them make a difference."""
 
 
 @pytest.mark.parametrize(
-    ("op", "run", "refuses", "dtype"),
-    [
-        pytest.param(op, run, refuses, FLOATS[dtype], id=f"{op}-{name}-{dtype}")
-        for op, name, run, refuses in KERNELS
-        for dtype in DTYPES_OF.get(op, FLOATS)
-    ],
+    ("op", "name", "run", "refuses"),
+    [pytest.param(*kernel, id=f"{kernel[0]}-{kernel[1]}") for kernel in KERNELS],
 )
-def test_samples(op: str, run: Callable[..., Tensor], refuses: Callable[..., str | None], dtype: torch.dtype) -> None:
-    """Every scheme with every kind of input; what is refused is refused for its rows or its kind of rounding."""
+def test_samples(op: str, name: str, run: Callable[..., Tensor], refuses: Callable[..., str | None]) -> None:
+    """Every scheme; what is refused is refused for having no rows, or scales that differ along a row."""
     missed, taken = {}, 0
-    for sample in OPS[op].samples(torch.device("cpu"), dtype):
+    for sample in OPS[op].samples(torch.device("cpu"), FLOATS[DTYPES.get(op, "bf16")]):
+        if not sample.name.endswith(KINDS.get(name, "")):
+            continue
         reason = refuses(*sample.args)
-        assert reason is None or reason == NO_ROWS or "it is chosen for up to" in reason or "along a row" in reason
+        assert reason is None or reason == NO_ROWS or "along a row" in reason
         if reason is None:
             taken += 1
             if (gap := misses(sample, run)) > 0:
                 missed[sample.name] = gap
     assert missed == {}
-    assert taken >= 20
+    assert taken >= 17
 
 
 SHAPES = ((17, 65, 264), (1, 20, 100), (1, 1, 1), (3, 33, 7), (2, 10, 1030))
@@ -105,6 +105,18 @@ def test_products_of_any_shape(scheme: str, dtype: str) -> None:
         if (gap := shortfall(sample, y.cpu())) > 0:
             missed[name, m, n, k] = gap
     assert missed == {}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_budgets_can_fail(name: str) -> None:
+    """One code of 12,288 that is off by half the range is seen."""
+    (sample,) = products("int4-g32", FP32, "plain", n=48, k=256, m=5)
+    x, data, *rest = here(sample.args)
+    data = data.clone()
+    data[0, 0] ^= 8
+    held = linear.prepared(x, "", None)
+    y = PRODUCTS[name](held, Weight(data, *rest[:9]), rest[-1], FP32, configs.of(DEVICE))
+    assert shortfall(sample, y.cpu()) > 30
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -327,7 +339,8 @@ def test_tune_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         taken = next(seconds)
         if isinstance(taken, OutOfResources):
             raise taken
-        run()
+        if taken == 1.5:
+            run()  # a crossover's; that the others run is tested elsewhere
         return taken
 
     monkeypatch.setattr(measure, "_time", timed)
