@@ -81,10 +81,12 @@ def tiles(
 
 
 def _step(x: Rounded, weight: Weight, blocks: Blocks) -> int:
-    """Columns of a step: the table's, or fewer, so that a block of the scale is a whole number of steps; what x has
-    scales for, if they are its own."""
+    """Columns of a step: the table's, which are for two bytes each, or fewer, so that a block of the scale is a whole
+    number of steps; what x has scales for, if they are its own."""
     if x.place == "tile":
         return X_BLOCK
+    if x.rows.dtype == torch.float32:
+        return max(SHORTEST, blocks["BK"] // 2)
     if x.scale is None and x.scale2 is None:
         return blocks["BK"]
     fitting = (step for step in (blocks["BK"], 128, 64, SHORTEST) if weight.block_k % step == 0)
