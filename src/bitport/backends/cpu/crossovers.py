@@ -20,12 +20,9 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import platform
 import statistics
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitport.backends import measured
 from bitport.backends.cpu.native import Library
 from bitport.layouts import layout
 from bitport.layouts.cpu_tiles import CpuTiles
@@ -76,22 +74,13 @@ def refuses(weight: Weight, rows: int) -> str | None:
     return None if most is None or rows <= most else f"dense_mm was measured to be faster here from {most + 1} rows on"
 
 
-def folder() -> Path:
-    """BITPORT_CACHE, else the user's cache folder."""
-    if named := os.environ.get("BITPORT_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bitport"
-
-
 @functools.cache
 def model(cpuinfo: Path = CPUINFO) -> str:
     """The processor, by what Linux says of its first core; elsewhere what the system calls it. Virtual machines often
     give one name to processors whose numbers differ, and ARM gives numbers alone."""
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
-            core = list(
-                itertools.takewhile(str.strip, lines)
-            )  # a blank line ends it; the others would take milliseconds
+            core = list(itertools.takewhile(str.strip, lines))  # a blank line ends it; all would take milliseconds
     except OSError:
         return platform.processor() or platform.machine()
     pairs = (line.partition(":") for line in core)
@@ -113,26 +102,13 @@ def machine(library: Library) -> dict[str, Any]:
 def path(library: Library) -> Path:
     """One file per machine, for folders that several share."""
     key = hashlib.sha256(json.dumps(machine(library), sort_keys=True).encode()).hexdigest()[:12]
-    return folder() / f"crossovers-{key}.json"
+    return measured.folder() / f"crossovers-{key}.json"
 
 
 def load(library: Library) -> None:
     """Read the file for this machine, if there is one."""
-    use(library, {})
-    file = path(library)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except (OSError, UnicodeDecodeError) as error:
-        return _ignored(file, str(error))
-    try:
-        content = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        return _ignored(file, f"it is no JSON ({error})")
-    if reason := _fault(content, machine(library)):
-        return _ignored(file, reason)
-    use(library, content["most_rows"])
+    content = measured.read(path(library), lambda content: _fault(content, machine(library)))
+    use(library, content["most_rows"] if content else {})
 
 
 def _fault(content: Any, here: dict[str, Any]) -> str | None:
@@ -149,19 +125,10 @@ def _fault(content: Any, here: dict[str, Any]) -> str | None:
     return None
 
 
-def _ignored(file: Path, reason: str) -> None:
-    warnings.warn(f"{file} is ignored: {reason}; run bitport tune to measure anew", stacklevel=2)
-
-
 def save(library: Library, most_rows: dict[str, int | None]) -> Path:
     """Write the file for this machine, whole or not at all, and use it."""
     file = path(library)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    content = {"version": VERSION, "machine": machine(library), "most_rows": most_rows}
-    descriptor, fresh = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".tmp")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        json.dump(content, stream, indent=1)
-    os.replace(fresh, file)
+    measured.write(file, {"version": VERSION, "machine": machine(library), "most_rows": most_rows})
     use(library, most_rows)
     return file
 

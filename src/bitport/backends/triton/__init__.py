@@ -1,0 +1,56 @@
+"""Kernels in Triton, one source for CUDA, ROCm and XPU. Triton is imported only where there is such a device."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import torch
+
+DEVICES = ("cuda", "xpu")
+
+
+def device() -> torch.device | None:
+    """The device of this machine that kernels are for."""
+    here = torch.accelerator.current_accelerator(check_available=True)
+    return here if here is not None and here.type in DEVICES else None
+
+
+def missing() -> str | None:
+    """Why there are no kernels here, or None."""
+    if device() is None:
+        return f"no device of type {' or '.join(DEVICES)} here"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed: pip install triton (for XPU it comes with PyTorch's own build)"
+    return None
+
+
+MISSING = missing()
+if (DEVICE := device()) is not None and MISSING is None:
+    from bitport.backends.triton import kernels
+
+    kernels.register(DEVICE.type)
+
+
+def tune() -> Iterator[str]:
+    """For ``bitport tune``."""
+    if DEVICE is None or MISSING is not None:
+        yield f"nothing to choose between: {MISSING}"
+        return
+    from bitport.backends.triton import measure
+
+    yield from measure.tune(torch.device(DEVICE.type, torch.accelerator.current_device_index()))
+
+
+def describe() -> list[str]:
+    """For ``bitport doctor``."""
+    if DEVICE is None or MISSING is not None:
+        return [f"not used: {MISSING}"]
+    from bitport.backends.triton import configs
+
+    name = configs.architecture(DEVICE)
+    if configs.path(name).exists():
+        source = "measured here (bitport tune)"
+    else:
+        source = "shipped" if (configs.FOLDER / f"{name}.json").exists() else "by default; bitport tune measures them"
+    return [f"blocks and crossovers of {name}: {source}"]

@@ -1,0 +1,237 @@
+"""Codes of a weight to numbers, inside kernels: the one place that knows bits, whatever the product.
+
+A unit is eight codes along K: as many bytes as a code has bits, and a whole number of bytes for every number type. ::
+
+    int4   one 32-bit word      int2   one 16-bit word      8 bits   eight bytes
+    int3, 5, 6, 7, and rows that do not start at a word: byte by byte, put together
+
+Arithmetic is float32 and exact. A code becomes a float by its bits, 0x4B000000 | code = 2^23 + code, since converting
+integers runs at a fraction of a GPU's rate. No float on the way is subnormal, so a device that flushes those decodes
+the same.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from bitport.numerics import NUMBER_TYPES
+
+UNIT = tl.constexpr(8)
+SHIFT = tl.constexpr(0x4B000000)
+TWO_23 = tl.constexpr(8388608.0)
+
+
+@triton.constexpr_function
+def bits_of(number: str) -> int:
+    return NUMBER_TYPES[number].bits
+
+
+@triton.constexpr_function
+def kind_of(number: str) -> str:
+    return NUMBER_TYPES[number].kind
+
+
+@triton.constexpr_function
+def midpoint_of(number: str) -> float:
+    return NUMBER_TYPES[number].midpoint
+
+
+@triton.constexpr_function
+def mantissa_of(number: str) -> int:
+    return NUMBER_TYPES[number].mantissa_bits
+
+
+@triton.constexpr_function
+def bias_of(number: str) -> int:
+    return NUMBER_TYPES[number].bias
+
+
+@triton.constexpr_function
+def sign_of(number: str) -> int:
+    """The bit of the sign."""
+    return 1 << (NUMBER_TYPES[number].bits - 1)
+
+
+@triton.constexpr_function
+def above_finite(number: str) -> int:
+    """The first magnitude that is no finite number; 0 where all are."""
+    return 0 if NUMBER_TYPES[number].specials == "none" else NUMBER_TYPES[number].max_code + 1
+
+
+@triton.constexpr_function
+def has_infinity(number: str) -> bool:
+    return NUMBER_TYPES[number].specials == "ieee"
+
+
+@triton.constexpr_function
+def entry(number: str, code: int) -> float:
+    return NUMBER_TYPES[number].table[code]
+
+
+@triton.jit
+def load_columns(at: tl.tensor, column: tl.tensor, k: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
+    """What is past the k-th column is 0. EVEN: nothing is, and without a mask the compiler reads whole vectors."""
+    return tl.load(at) if EVEN else tl.load(at, mask=column < k, other=0.0)
+
+
+@triton.jit
+def _field(word: tl.tensor, PLACE: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+    return ((word >> (PLACE * BITS)) & ((1 << BITS) - 1)).to(tl.int32)
+
+
+@triton.jit
+def _every_other(word: tl.tensor, FIRST: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+    """Codes FIRST, FIRST + 2, .. of each word, [.., 2, 2]. Joined, not shifted by a range: so all stay in the thread
+    that loaded the word."""
+    low = tl.join(_field(word, FIRST, BITS), _field(word, FIRST + 4, BITS))
+    return tl.join(low, tl.join(_field(word, FIRST + 2, BITS), _field(word, FIRST + 6, BITS)))
+
+
+@triton.jit
+def load_codes(
+    data: tl.tensor,
+    row: tl.tensor,
+    unit: tl.tensor,
+    k: tl.tensor,
+    row_bytes: tl.tensor,
+    NUMBER: tl.constexpr,
+    WORDS: tl.constexpr,
+    FLIP: tl.constexpr,
+    EVEN: tl.constexpr,
+) -> tl.tensor:
+    """int32 [ROWS, UNITS, 8] for ``row`` int64 [ROWS] and ``unit`` [UNITS], counted in units; what lies past the k-th
+    code of a row reads as 0. FLIP: bits that the layout holds inverted."""
+    BITS: tl.constexpr = bits_of(NUMBER)
+    if BITS == 8:
+        column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+        at = (row * row_bytes)[:, None, None] + column[None]
+        codes = load_columns(data + at, column[None], k, EVEN).to(tl.int32)
+    else:
+        if WORDS:
+            word_type: tl.constexpr = tl.uint32 if BITS == 4 else tl.uint16 if BITS == 2 else tl.uint8
+            at = (row * (row_bytes // BITS))[:, None] + unit[None, :]
+            source = data.to(tl.pointer_type(word_type), bitcast=True)
+            word = load_columns(source + at, (unit * UNIT)[None, :], k, EVEN).to(tl.uint32)
+        else:
+            wide: tl.constexpr = tl.uint32 if BITS <= 4 else tl.uint64
+            word = tl.zeros((row.shape[0], unit.shape[0]), dtype=wide)
+            for i in tl.static_range(BITS):
+                offset = unit * BITS + i
+                at = (row * row_bytes)[:, None] + offset[None, :]
+                word |= load_columns(data + at, (offset * 8)[None, :], k * BITS, EVEN).to(wide) << (8 * i)
+        codes = tl.join(_every_other(word, 0, BITS), _every_other(word, 1, BITS))
+        codes = tl.reshape(codes, (row.shape[0], unit.shape[0], UNIT))
+    return codes ^ FLIP
+
+
+@triton.jit
+def steps(codes: tl.tensor, zero: tl.tensor, NUMBER: tl.constexpr, ZERO: tl.constexpr) -> tl.tensor:
+    """float32 of codes before their scale. ZERO tells what ``zero`` is: none, int or float."""
+    if kind_of(NUMBER) == "int":
+        shifted = (codes | SHIFT).to(tl.float32, bitcast=True)
+        if ZERO == "int":
+            value = shifted - (zero.to(tl.int32) | SHIFT).to(tl.float32, bitcast=True)
+        elif ZERO == "float":
+            value = (shifted - TWO_23) - zero.to(tl.float32)
+        elif midpoint_of(NUMBER) == 0.5:
+            value = (shifted - TWO_23) - 0.5
+        else:
+            value = shifted - (TWO_23 + midpoint_of(NUMBER))
+    elif kind_of(NUMBER) == "codebook":
+        value = _entry_of(codes, NUMBER)
+    else:
+        value = small_float(codes, NUMBER)
+    return value
+
+
+@triton.jit
+def whole_steps(codes: tl.tensor, zero: tl.tensor, NUMBER: tl.constexpr, ZERO: tl.constexpr) -> tl.tensor:
+    """The same as int32, for integer types whose zero point is a whole number."""
+    if ZERO == "int":
+        value = codes - zero.to(tl.int32)
+    else:
+        value = codes - int(midpoint_of(NUMBER))
+    return value
+
+
+@triton.jit
+def small_float(codes: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
+    """float32 of [sign | exponent | mantissa]. A subnormal 0.m is read as 1.m at the smallest exponent, less 1.0."""
+    MANTISSA: tl.constexpr = mantissa_of(NUMBER)
+    BIAS: tl.constexpr = bias_of(NUMBER)
+    SIGN: tl.constexpr = sign_of(NUMBER)
+    magnitude = codes & (SIGN - 1)
+    small = magnitude < (1 << MANTISSA)
+    lifted = tl.where(small, magnitude | (1 << MANTISSA), magnitude)
+    value = ((lifted << (23 - MANTISSA)) + ((127 - BIAS) << 23)).to(tl.float32, bitcast=True)
+    value -= tl.where(small, 2.0 ** (1 - BIAS), 0.0)
+    if above_finite(NUMBER) > 0:
+        value = tl.where(magnitude >= above_finite(NUMBER), float("nan"), value)
+        if has_infinity(NUMBER):
+            value = tl.where(magnitude == above_finite(NUMBER), float("inf"), value)
+    sign = (codes & SIGN) << (32 - bits_of(NUMBER))
+    return (value.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _pick(codes: tl.tensor, BIT: tl.constexpr, low: tl.tensor, high: tl.tensor) -> tl.tensor:
+    return tl.where((codes & BIT) != 0, high, low)
+
+
+@triton.jit
+def _four(codes: tl.tensor, NUMBER: tl.constexpr, FIRST: tl.constexpr) -> tl.tensor:
+    low = _pick(codes, 1, entry(NUMBER, FIRST), entry(NUMBER, FIRST + 1))
+    high = _pick(codes, 1, entry(NUMBER, FIRST + 2), entry(NUMBER, FIRST + 3))
+    return _pick(codes, 2, low, high)
+
+
+@triton.jit
+def _entry_of(codes: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
+    """An entry of a table of sixteen, by its bits: no memory is read."""
+    low = _pick(codes, 4, _four(codes, NUMBER, 0), _four(codes, NUMBER, 4))
+    high = _pick(codes, 4, _four(codes, NUMBER, 8), _four(codes, NUMBER, 12))
+    return _pick(codes, 8, low, high)
+
+
+@triton.jit
+def scale_value(raw: tl.tensor, SCALE: tl.constexpr) -> tl.tensor:
+    """float32 of a scale as it is stored: SCALE is e8m0, e4m3 (both as bytes) or float."""
+    if SCALE == "e8m0":
+        code = raw.to(tl.int32)
+        bits = tl.where(code == 0, 0x400000, code << 23)
+        value = tl.where(code == 255, float("nan"), bits.to(tl.float32, bitcast=True))
+    elif SCALE == "e4m3":
+        value = small_float(raw.to(tl.int32), "float8_e4m3")
+    else:
+        value = raw.to(tl.float32)
+    return value
+
+
+@triton.jit
+def load_blocks(
+    part: tl.tensor,
+    row: tl.tensor,
+    unit: tl.tensor,
+    k: tl.tensor,
+    row_step: tl.tensor,
+    step: tl.tensor,
+    block_k: tl.tensor,
+    SPAN: tl.constexpr,
+) -> tl.tensor:
+    """The entries of a scale or zero for the columns of ``unit``; ``row`` [ROWS] counts its rows, which are
+    ``row_step`` apart, its columns ``step``. SPAN is how far an entry surely reaches: row, tile (these columns), unit
+    or column. The result broadcasts to [ROWS, UNITS, 8]."""
+    at = part + row * row_step
+    if SPAN == "row":
+        entries = tl.load(at)[:, None, None]
+    elif SPAN == "tile":
+        entries = tl.load(at + tl.min(unit, 0) * UNIT // block_k * step)[:, None, None]
+    elif SPAN == "unit":
+        block = tl.minimum(unit * UNIT, k - 1) // block_k
+        entries = tl.load(at[:, None] + (block * step)[None, :])[:, :, None]
+    else:
+        column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+        block = tl.minimum(column, k - 1) // block_k
+        entries = tl.load(at[:, None, None] + (block * step)[None])
+    return entries

@@ -1,0 +1,139 @@
+"""The kernels as candidates of bitport's ops on one type of device, each with what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitport.backends.triton import configs, linear, operand, rows
+from bitport.backends.triton.rounding import SEPARATE
+from bitport.ops import Impl, Weight, register_kernel
+
+NO_ROWS = "x has no rows"
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device."""
+    return contextlib.nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
+
+
+def count(x: Tensor) -> int:
+    return x.numel() // max(1, x.shape[-1])
+
+
+def too_many(kernel: str, m: int, weight: Weight, device: torch.device) -> str | None:
+    if not m:
+        return NO_ROWS
+    most = configs.of(device).most_rows(kernel, weight)
+    return None if most is None or m <= most else f"it is chosen for up to {most} rows of {configs.kind(weight)} here"
+
+
+def refuses_linear(kernel: str) -> Callable[..., str | None]:
+    def refuses(x: Tensor, *rest: Any) -> str | None:
+        weight = Weight(*rest[:10])
+        return operand.refuses(weight) or too_many(kernel, count(x), weight, x.device)
+
+    return refuses
+
+
+def refuses_dyn(kernel: str) -> Callable[..., str | None]:
+    def refuses(x: Tensor, *rest: Any) -> str | None:
+        weight, act = Weight(*rest[:10]), rest[10]
+        if reason := operand.refuses(weight):
+            return reason
+        if kernel == "gemv" and act in SEPARATE:
+            return f"the scales of {act} differ along a row"
+        return (
+            too_many(kernel, count(x), weight, x.device) if kernel == "gemv" else None if x.numel() else "x has no rows"
+        )
+
+    return refuses
+
+
+def refuses_grouped(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
+    return operand.refuses(Weight(*rest[:10])) or (None if x.numel() else NO_ROWS)
+
+
+def refuses_embedding(ids: Tensor, *rest: Any) -> str | None:
+    return operand.refuses(Weight(*rest[:10]))
+
+
+def refuses_dequantize(*args: Any) -> str | None:
+    return operand.refuses(Weight(*args[:10]))
+
+
+def run_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(x: Tensor, *rest: Any) -> Tensor:
+        weight, bias = Weight(*rest[:10]), rest[10]
+        with on(x.device):
+            y = kernel(linear.prepared(x, "", None), weight, bias, x.dtype, configs.of(x.device))
+        return y.reshape(*x.shape[:-1], weight.n)
+
+    return run
+
+
+def float8(kernel: Callable[..., Tensor], weight: Weight, dtype: torch.dtype, config: configs.Config) -> bool:
+    """Whether float8 is multiplied as such: matrix units keep 13 bits of its sums, which is enough for bfloat16."""
+    native = kernel is linear.tiles and dtype == torch.bfloat16 and weight.dtype == "float8_e4m3"
+    return native and config.float8
+
+
+def run_dyn(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(x: Tensor, *rest: Any) -> Tensor:
+        weight, (act, act_scale, bias), config = Weight(*rest[:10]), rest[10:], configs.of(x.device)
+        with on(x.device):
+            held = linear.prepared(x, act, act_scale, float8(kernel, weight, x.dtype, config))
+            y = kernel(held, weight, bias, x.dtype, config)
+        return y.reshape(*x.shape[:-1], weight.n)
+
+    return run
+
+
+def dense_mm(x: Tensor, *rest: Any) -> Tensor:
+    """PyTorch's own product with the weight in x's dtype: what matrix units are fed best with, once it is made."""
+    weight, bias = Weight(*rest[:10]), rest[10]
+    with on(x.device):
+        dense = rows.dense(weight, x.dtype)
+    return F.linear(x, dense, None if bias is None else bias.to(x.dtype))
+
+
+def grouped(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
+    """grouped_linear, and with an activation format at the end dyn_grouped_linear."""
+    weight, act, config = Weight(*rest[:10]), rest[10] if len(rest) > 10 else "", configs.of(x.device)
+    with on(x.device):
+        held = linear.prepared(x, act, None, float8(linear.tiles, weight, x.dtype, config))
+        return linear.tiles(held, weight, None, x.dtype, config, ends)
+
+
+def embedding(ids: Tensor, *rest: Any) -> Tensor:
+    with on(ids.device):
+        return rows.embedding(ids, Weight(*rest[:10]), rest[10])
+
+
+def dequantize(*args: Any) -> Tensor:
+    with on(args[0].device):
+        return rows.dense(Weight(*args[:10]), args[10])
+
+
+KERNELS: tuple[tuple[str, str, Callable[..., Any], Callable[..., str | None]], ...] = (
+    ("linear", "triton_gemv", run_linear(linear.gemv), refuses_linear("gemv")),
+    ("linear", "triton_tiles", run_linear(linear.tiles), refuses_linear("tiles")),
+    ("linear", "triton_dense", dense_mm, refuses_linear("dense")),
+    ("dyn_linear", "triton_gemv", run_dyn(linear.gemv), refuses_dyn("gemv")),
+    ("dyn_linear", "triton_tiles", run_dyn(linear.tiles), refuses_dyn("tiles")),
+    ("grouped_linear", "triton_tiles", grouped, refuses_grouped),
+    ("dyn_grouped_linear", "triton_tiles", grouped, refuses_grouped),
+    ("embedding", "triton_rows", embedding, refuses_embedding),
+    ("dequantize", "triton_rows", dequantize, refuses_dequantize),
+)
+"""op, name, run, supports: in the order in which they are asked, after PyTorch's own kernels."""
+
+
+def register(device: str) -> None:
+    for op, name, run, supports in KERNELS:
+        register_kernel(Impl(op, name, device, run, supports))

@@ -1,0 +1,142 @@
+"""Products on the host's side: which kernel, in blocks of which size, split how, and the launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bitport.backends.triton import product
+from bitport.backends.triton.configs import Blocks, Config
+from bitport.backends.triton.operand import operand, span
+from bitport.backends.triton.rounding import Rounded, rounded
+from bitport.numerics import NUMBER_TYPES
+from bitport.ops import Weight
+
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+LONGEST_INT = 1 << 16
+"""Columns whose sum of products of two int8 surely fits int32."""
+SHORTEST = 32
+"""Columns of the shortest step: what matrix units take of int8."""
+X_BLOCK = 128
+"""Columns of a block of x that has a scale of its own, where that is applied to partial sums."""
+
+
+def gemv(x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, config: Config) -> Tensor:
+    """A few rows: the sum runs in float32 whatever x is."""
+    blocks, m = config.gemv, x.rows.shape[0]
+    bk = min(blocks["BK"], max(64, triton.next_power_of_2(weight.k)))
+    tiles_n = triton.cdiv(weight.n, blocks["BN"])
+    splits, per_split = _splits(tiles_n, triton.cdiv(weight.k, bk), config)
+    held = operand(weight)
+    out, target = _outputs(splits, m, weight.n, dtype, x.rows.device)
+    product.gemv[(tiles_n, splits, m)](
+        *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, target, m, x.rows.stride(0), per_split),
+        *(weight.n, weight.k, *held.pointers, *held.sizes),
+        **held.fixed,
+        SPAN=span(weight, bk),
+        EVEN=weight.k % bk == 0,
+        BN=blocks["BN"],
+        BK=bk,
+        num_warps=blocks["num_warps"],
+        STAGES=blocks["num_stages"],
+    )
+    return _combined(target, bias, out, splits)
+
+
+def tiles(
+    x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, config: Config, ends: Tensor | None = None
+) -> Tensor:
+    """Any number of rows; with ``ends`` those of experts, and zeros for the rows of none."""
+    m, experts = x.rows.shape[0], 1 if ends is None else ends.shape[0]
+    blocks = config.tiles(triton.cdiv(m, experts))
+    bm, bn, bk = blocks["BM"], blocks["BN"], _step(x, weight, blocks)
+    place = {"row": "end", "tile": "tile"}.get(span(weight, bk), "fold")
+    tiles_m = triton.cdiv(m, bm) if ends is None else min(m, triton.cdiv(m, bm) + experts - 1)
+    tiles_n = triton.cdiv(weight.n, bn)
+    splits, per_split = 1, triton.cdiv(weight.k, bk)
+    if ends is None:
+        splits, per_split = _splits(tiles_m * tiles_n, per_split, config)
+    held = operand(weight)
+    out, target = _outputs(splits, m, weight.n, dtype, x.rows.device, zeros=ends is not None)
+    product.tiles[(tiles_m * tiles_n, splits)](
+        *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, ends, target, m, x.rows.stride(0)),
+        *(triton.cdiv(weight.k, X_BLOCK), experts, per_split),
+        *(weight.n, weight.k, *held.pointers, *held.sizes),
+        **held.fixed,
+        SPAN=span(weight, bk),
+        PLACE=place,
+        ROUNDED=x.place,
+        DOT=_dot(x, weight, place, dtype),
+        EVEN=weight.k % bk == 0,
+        EXPERTS=triton.next_power_of_2(experts),
+        BM=bm,
+        BN=bn,
+        BK=bk,
+        num_warps=blocks["num_warps"],
+        num_stages=blocks["num_stages"],
+    )
+    return _combined(target, bias, out, splits)
+
+
+def _step(x: Rounded, weight: Weight, blocks: Blocks) -> int:
+    """Columns of a step: the table's, which are for two bytes each, or fewer, so that a block of the scale is a whole
+    number of steps; what x has scales for, if they are its own."""
+    if x.place == "tile":
+        return X_BLOCK
+    if x.rows.dtype == torch.float32:
+        return max(SHORTEST, blocks["BK"] // 2)
+    if x.scale is None and x.scale2 is None:
+        return blocks["BK"]
+    fitting = (step for step in (blocks["BK"], 128, 64, SHORTEST) if weight.block_k % step == 0)
+    return blocks["BK"] if weight.block_k >= weight.k else next(fitting, blocks["BK"])
+
+
+def _dot(x: Rounded, weight: Weight, place: str, dtype: torch.dtype) -> tl.dtype:
+    """The type that is multiplied. An x that was not rounded is multiplied in its own. A rounded one, and codes, are
+    small numbers: int8 and bfloat16 hold them exactly. Where something else is multiplied in, a scale or a zero point
+    that is no whole number, the product is in float32, unless the result is bfloat16, which pays for one rounding."""
+    if x.rows.dtype != torch.int8 and x.rows.dtype == dtype and x.scale is None and x.scale2 is None and not x.place:
+        return TYPES[dtype]
+    number = NUMBER_TYPES[weight.dtype]
+    whole = weight.zero is None or not weight.zero.is_floating_point()
+    bytes_only = x.rows.dtype == torch.int8 and number.kind == "int" and whole and place != "fold"
+    if bytes_only and 1 < number.bits < (9 if weight.zero is None else 8) and weight.k <= LONGEST_INT:
+        return tl.int8
+    if x.rows.dtype == torch.float8_e4m3fn and weight.dtype == "float8_e4m3" and place != "fold":
+        return tl.float8e4nv
+    exact = whole and number.kind != "codebook" and (place != "fold" or weight.scale.dtype.itemsize == 1)
+    return tl.bfloat16 if exact or dtype == torch.bfloat16 else tl.float32
+
+
+def _splits(tiles: int, steps: int, config: Config) -> tuple[int, int]:
+    """(splits of K, steps in each): enough programs for the device, whole steps, no empty split."""
+    wanted = min(max(1, config.programs // tiles), steps)
+    per_split = triton.cdiv(steps, wanted)
+    return triton.cdiv(steps, per_split), per_split
+
+
+def _outputs(
+    splits: int, m: int, n: int, dtype: torch.dtype, device: torch.device, zeros: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(the result, where the product writes)"""
+    out = (torch.zeros if zeros else torch.empty)(m, n, dtype=dtype, device=device)
+    return out, out if splits == 1 else torch.empty(splits, m, n, dtype=torch.float32, device=device)
+
+
+def _combined(parts: Tensor, bias: Tensor | None, out: Tensor, splits: int) -> Tensor:
+    if splits > 1:
+        count, block = out.numel(), 1024
+        product.combine[(triton.cdiv(count, block),)](parts, bias, out, count, out.shape[1], SPLITS=splits, BLOCK=block)
+    return out
+
+
+def plain_rows(x: Tensor) -> Tensor:
+    """[.., K] as [M, K] with whole rows."""
+    rows = x.reshape(-1, x.shape[-1]) if x.numel() else x.reshape(0, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def prepared(x: Tensor, act: str, act_scale: Tensor | None, float8: bool = False) -> Rounded:
+    return rounded(plain_rows(x), act, act_scale, float8) if act else Rounded(plain_rows(x))

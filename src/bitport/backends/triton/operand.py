@@ -1,0 +1,73 @@
+"""A weight as kernels take it: pointers and strides, and what is fixed when they are compiled."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.numerics import NUMBER_TYPES
+from bitport.ops import Weight
+
+LAYOUTS = ("plain", "signed_int8", "plain_int32")
+"""Those that hold the canonical bytes: signed_int8 with the top bit of each inverted, plain_int32 with the scale
+transposed."""
+SCALES = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
+
+ZEROS = (torch.uint8, torch.float32, torch.bfloat16, torch.float16)
+
+
+class Operand(NamedTuple):
+    """``pointers`` and ``sizes`` are the arguments ``data .. zero_expert`` of every kernel, ``fixed`` its constants."""
+
+    pointers: tuple[Tensor | None, ...]
+    sizes: tuple[int, ...]
+    fixed: dict[str, Any]
+
+
+def refuses(weight: Weight) -> str | None:
+    if weight.layout not in LAYOUTS:
+        return f"the weight must be in layout {', '.join(LAYOUTS[:-1])} or {LAYOUTS[-1]}, not {weight.layout}"
+    if weight.dtype == "float8_e8m0":
+        return "float8_e8m0 is a type for scales"
+    if weight.zero is not None and weight.zero.dtype not in ZEROS:
+        return f"zeros must be uint8, float32, bfloat16 or float16, not {weight.zero.dtype}"
+    return None if weight.n and weight.k else f"an empty matrix, {weight.n}x{weight.k}, needs no kernel"
+
+
+def operand(weight: Weight) -> Operand:
+    number = NUMBER_TYPES[weight.dtype]
+    data = _bytes(weight.data)
+    scale, zero = _bytes(weight.scale), None if weight.zero is None else weight.zero.contiguous()
+    row_bytes = (weight.k * number.bits + 7) // 8
+    rows, columns = weight.matrix.grid
+    transposed = weight.layout == "plain_int32"
+    sizes = (
+        *(row_bytes, weight.block_n, weight.block_k),
+        *((1, rows) if transposed else (columns, 1)),
+        *(columns, weight.n * row_bytes, rows * columns),
+    )
+    fixed = {
+        "NUMBER": weight.dtype,
+        "WORDS": number.bits in (1, 2, 4) and weight.k % 8 == 0 and data.storage_offset() % number.bits == 0,
+        "FLIP": 0x80 if weight.layout == "signed_int8" else 0,
+        "SCALE": SCALES.get(weight.scale.dtype, "float"),
+        "ZERO": "none" if zero is None else "float" if zero.is_floating_point() else "int",
+    }
+    return Operand((data, scale, zero, weight.scale2), sizes, fixed)
+
+
+def _bytes(part: Tensor) -> Tensor:
+    """Contiguous; 8-bit floats, and codes in words, as bytes."""
+    part = part.contiguous()
+    return part if part.dtype in (torch.float32, torch.bfloat16, torch.float16) else part.view(torch.uint8)
+
+
+def span(weight: Weight, columns: int) -> str:
+    """How far one entry of the scale surely reaches, for a kernel that steps by so many columns: see load_blocks."""
+    if weight.block_k >= weight.k:
+        return "row"
+    if weight.block_k % columns == 0:
+        return "tile"
+    return "unit" if weight.block_k % 8 == 0 else "column"

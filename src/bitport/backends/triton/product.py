@@ -1,0 +1,261 @@
+"""y = x W^T by tiles, on matrix units: one kernel for every weight, rounded inputs or not, one matrix or experts.
+
+A program makes a BM x BN tile of y, over all of K or over one of its SPLITs. PLACE says where the weight's scale goes::
+
+    end    once per row of the weight: after the sum          y = (x . steps) * scale
+    tile   one per row and step along K: on the partial sum   y = sum of (x . steps) * scale
+    fold   shorter blocks: on the weight, which is then rounded to the product's type, as the generic kernel does
+
+and likewise ROUNDED where the scale of a rounded x goes: "row" after the sum, "tile" on the partial sum; "" is none. In
+``end`` and ``tile`` both factors are small numbers that the product's type holds exactly. Products of float8 are summed
+in float32 step by step: matrix units keep fewer bits of a longer sum.
+
+Experts: the tiles of all of them are numbered through, each expert's last may be partly empty. A program finds its
+expert by counting, so the host need not know where experts end.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from bitport.backends.triton.decode import UNIT, load_blocks, load_codes, load_columns, scale_value, steps, whole_steps
+
+
+@triton.jit
+def find_expert(
+    ends: tl.tensor, tile: tl.tensor, m: tl.tensor, experts: tl.tensor, BM: tl.constexpr, EXPERTS: tl.constexpr
+) -> tl.tensor:
+    """(expert, its first row in ``tile``, its end), 0 for all three past the last tile. Ends that do not grow, or are
+    more than the rows, are cut: what they mean is undefined, but nothing outside x is read."""
+    expert = tl.arange(0, EXPERTS)
+    end = tl.minimum(tl.maximum(tl.load(ends + expert, mask=expert < experts, other=0), 0), m)
+    before = tl.load(ends + expert - 1, mask=(expert > 0) & (expert < experts), other=0)
+    before = tl.minimum(tl.maximum(before, 0), m)
+    tiles = (tl.maximum(end - before, 0) + BM - 1) // BM
+    first = tl.cumsum(tiles, 0) - tiles
+    mine = (tile >= first) & (tile < first + tiles)
+    start = before + (tile - first) * BM
+    return tl.sum(tl.where(mine, expert, 0), 0), tl.sum(tl.where(mine, start, 0), 0), tl.sum(tl.where(mine, end, 0), 0)
+
+
+@triton.jit
+def as_type(value: tl.tensor, DOT: tl.constexpr) -> tl.tensor:
+    return value if value.dtype == DOT else value.to(DOT)
+
+
+@triton.jit
+def tiles(
+    x: tl.tensor,
+    x_scale: tl.tensor,
+    x_scale2: tl.tensor,
+    bias: tl.tensor,
+    ends: tl.tensor,
+    out: tl.tensor,
+    m: tl.tensor,
+    x_row: tl.tensor,
+    x_blocks: tl.tensor,
+    experts: tl.tensor,
+    per_split: tl.tensor,
+    n: tl.tensor,
+    k: tl.tensor,
+    data: tl.tensor,
+    scale: tl.tensor,
+    zero: tl.tensor,
+    scale2: tl.tensor,
+    row_bytes: tl.tensor,
+    block_n: tl.tensor,
+    block_k: tl.tensor,
+    scale_row: tl.tensor,
+    scale_step: tl.tensor,
+    zero_row: tl.tensor,
+    data_expert: tl.tensor,
+    scale_expert: tl.tensor,
+    NUMBER: tl.constexpr,
+    WORDS: tl.constexpr,
+    FLIP: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZERO: tl.constexpr,
+    SPAN: tl.constexpr,
+    PLACE: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    DOT: tl.constexpr,
+    EVEN: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+) -> None:
+    tiles_m = tl.num_programs(0) // ((n + BN - 1) // BN)
+    tile_m, tile_n, split = tl.program_id(0) % tiles_m, tl.program_id(0) // tiles_m, tl.program_id(1)
+    if ends is None:
+        start, stop = tile_m * BM, m
+    else:
+        expert, start, stop = find_expert(ends, tile_m, m, experts, BM, EXPERTS)
+        if start >= stop:
+            return
+        data += expert.to(tl.int64) * data_expert
+        scale += expert.to(tl.int64) * scale_expert
+        if ZERO != "none":
+            zero += expert.to(tl.int64) * scale_expert
+        if scale2 is not None:
+            scale2 += expert
+    UNITS: tl.constexpr = BK // 8
+    INTEGER: tl.constexpr = tl.int8 == DOT
+    FLOAT8: tl.constexpr = tl.float8e4nv == DOT
+    row_m = start + tl.arange(0, BM)
+    row_n = tile_n * BN + tl.arange(0, BN)
+    inside_m, inside_n = row_m < stop, row_n < n
+    x_at = x + tl.where(inside_m, row_m, start).to(tl.int64)[:, None] * x_row
+    row = tl.minimum(row_n, n - 1).to(tl.int64)
+    block = row // block_n
+    total = tl.zeros((BM, BN), dtype=tl.int32 if INTEGER and PLACE == "end" else tl.float32)
+    last = tl.minimum((k + BK - 1) // BK, (split + 1) * per_split)
+    for step in range(split * per_split, last):
+        column = step * BK + tl.arange(0, BK)
+        unit = step * UNITS + tl.arange(0, UNITS)
+        rows = as_type(load_columns(x_at + column[None, :], column[None, :], k, EVEN), DOT)
+        codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
+        shift = 0.0
+        if ZERO != "none":
+            shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
+        if PLACE != "end":
+            factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, block_k, SPAN), SCALE)
+        if FLOAT8:
+            value = codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+        elif INTEGER:
+            value = whole_steps(codes, shift, NUMBER, ZERO)
+        else:
+            value = steps(codes, shift, NUMBER, ZERO)
+        if PLACE == "fold":
+            value *= factor
+        weight = tl.trans(tl.reshape(as_type(value, DOT), (BN, BK)))
+        if PLACE == "tile" or ROUNDED == "tile" or FLOAT8:
+            if INTEGER:
+                part = tl.dot(rows, weight).to(tl.float32)
+            else:
+                part = tl.dot(rows, weight, input_precision="ieee")
+            if PLACE == "tile":
+                part *= tl.reshape(factor, (1, BN))
+            if ROUNDED == "tile":
+                at = row_m.to(tl.int64) * x_blocks + step
+                part *= tl.load(x_scale + at, mask=inside_m, other=0.0)[:, None]
+            total += part
+        elif INTEGER:
+            total = tl.dot(rows, weight, total)
+        else:
+            total = tl.dot(rows, weight, total, input_precision="ieee")
+    result = total.to(tl.float32)
+    if PLACE == "end":
+        result *= scale_value(tl.load(scale + block * scale_row), SCALE)[None, :]
+    if ROUNDED == "row":
+        result *= tl.load(x_scale + row_m, mask=inside_m, other=0.0)[:, None]
+    if x_scale2 is not None:
+        result *= tl.load(x_scale2)
+    if scale2 is not None:
+        result *= tl.load(scale2)
+    if bias is not None:
+        result += tl.load(bias + row_n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
+    at = (split * m + row_m).to(tl.int64)[:, None] * n + row_n[None, :]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+
+
+@triton.jit
+def gemv(
+    x: tl.tensor,
+    x_scale: tl.tensor,
+    x_scale2: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    m: tl.tensor,
+    x_row: tl.tensor,
+    per_split: tl.tensor,
+    n: tl.tensor,
+    k: tl.tensor,
+    data: tl.tensor,
+    scale: tl.tensor,
+    zero: tl.tensor,
+    scale2: tl.tensor,
+    row_bytes: tl.tensor,
+    block_n: tl.tensor,
+    block_k: tl.tensor,
+    scale_row: tl.tensor,
+    scale_step: tl.tensor,
+    zero_row: tl.tensor,
+    data_expert: tl.tensor,
+    scale_expert: tl.tensor,
+    NUMBER: tl.constexpr,
+    WORDS: tl.constexpr,
+    FLIP: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZERO: tl.constexpr,
+    SPAN: tl.constexpr,
+    EVEN: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """One row of y without matrix units, summed in float32: a code is decoded and multiplied in the thread that read
+    it, and threads meet only after the sum."""
+    tile_n, split, row_m = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    UNITS: tl.constexpr = BK // 8
+    row_n = tile_n * BN + tl.arange(0, BN)
+    inside_n = row_n < n
+    x += row_m.to(tl.int64) * x_row
+    row = tl.minimum(row_n, n - 1).to(tl.int64)
+    block = row // block_n
+    total = tl.zeros((BN, UNITS), dtype=tl.float32)
+    last = tl.minimum((k + BK - 1) // BK, (split + 1) * per_split)
+    for step in tl.range(split * per_split, last, num_stages=STAGES):
+        unit = step * UNITS + tl.arange(0, UNITS)
+        column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+        rows = load_columns(x + column, column, k, EVEN).to(tl.float32)
+        codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
+        shift = 0.0
+        if ZERO != "none":
+            shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
+        value = steps(codes, shift, NUMBER, ZERO)
+        if SPAN != "row":
+            factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, block_k, SPAN), SCALE)
+        if SPAN == "column":
+            value *= factor
+        part = tl.sum(value * rows[None], 2)
+        if SPAN == "tile" or SPAN == "unit":
+            part *= tl.reshape(factor, (factor.shape[0], factor.shape[1]))
+        total += part
+    result = tl.sum(total, 1)
+    if SPAN == "row":
+        result *= scale_value(tl.load(scale + block * scale_row), SCALE)
+    if x_scale is not None:
+        result *= tl.load(x_scale + row_m)
+    if x_scale2 is not None:
+        result *= tl.load(x_scale2)
+    if scale2 is not None:
+        result *= tl.load(scale2)
+    if bias is not None:
+        result += tl.load(bias + row_n, mask=inside_n, other=0.0).to(tl.float32)
+    at = (split * m + row_m).to(tl.int64) * n + row_n
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside_n)
+
+
+@triton.jit
+def combine(
+    parts: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    count: tl.tensor,
+    n: tl.tensor,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Sums of the splits, in their order, and the bias; ``count`` results."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    result = tl.load(parts + at, mask=inside, other=0.0)
+    for _ in tl.static_range(1, SPLITS):
+        at += count
+        result += tl.load(parts + at, mask=inside, other=0.0)
+    at -= (SPLITS - 1) * count
+    if bias is not None:
+        result += tl.load(bias + at % n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)

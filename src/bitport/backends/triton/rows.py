@@ -1,0 +1,94 @@
+"""Rows of a weight as floats: all of them (dequantize), or those that are asked for (embedding)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bitport.backends.triton.decode import UNIT, load_blocks, load_codes, scale_value, steps
+from bitport.backends.triton.operand import operand, span
+from bitport.ops import Weight
+
+ROWS, UNITS = 8, 32
+"""A program's share."""
+
+
+@triton.jit
+def _rows(
+    ids: tl.tensor,
+    out: tl.tensor,
+    count: tl.tensor,
+    n: tl.tensor,
+    k: tl.tensor,
+    data: tl.tensor,
+    scale: tl.tensor,
+    zero: tl.tensor,
+    scale2: tl.tensor,
+    row_bytes: tl.tensor,
+    block_n: tl.tensor,
+    block_k: tl.tensor,
+    scale_row: tl.tensor,
+    scale_step: tl.tensor,
+    zero_row: tl.tensor,
+    data_expert: tl.tensor,
+    scale_expert: tl.tensor,
+    NUMBER: tl.constexpr,
+    WORDS: tl.constexpr,
+    FLIP: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZERO: tl.constexpr,
+    SPAN: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
+) -> None:
+    """An id outside the table gives NaN, as nothing else does: the host is not asked, and no other memory is read."""
+    expert = tl.program_id(2).to(tl.int64)
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
+    inside = at < count
+    asked = tl.load(ids + at, mask=inside, other=0).to(tl.int64) if ids is not None else at
+    row = tl.minimum(tl.maximum(asked, 0), n - 1)
+    codes = load_codes(data + expert * data_expert, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
+    block = row // block_n
+    shift = 0.0
+    if ZERO != "none":
+        shift = load_blocks(zero + expert * scale_expert, block, unit, k, zero_row, 1, block_k, SPAN)
+    raw = load_blocks(scale + expert * scale_expert, block, unit, k, scale_row, scale_step, block_k, SPAN)
+    factor = scale_value(raw, SCALE)
+    if scale2 is not None:
+        factor *= tl.load(scale2 + expert)
+    value = steps(codes, shift, NUMBER, ZERO) * factor
+    if ids is not None:
+        value = tl.where((asked == row)[:, None, None], value, float("nan"))
+    column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    target = out + expert * count * k + (at * k)[:, None, None] + column[None]
+    tl.store(target, value.to(out.dtype.element_ty), mask=inside[:, None, None] & (column < k)[None])
+
+
+def _run(ids: Tensor | None, out: Tensor, count: int, experts: int, weight: Weight) -> Tensor:
+    held = operand(weight)
+    grid = (triton.cdiv(count, ROWS), triton.cdiv(weight.k, UNITS * 8), experts)
+    if count:
+        _rows[grid](
+            *(ids, out, count, weight.n, weight.k, *held.pointers, *held.sizes),
+            **held.fixed,
+            SPAN=span(weight, UNITS * 8),
+            EVEN=weight.k % (UNITS * 8) == 0,
+            ROWS=ROWS,
+            UNITS=UNITS,
+        )
+    return out
+
+
+def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """[.., N, K], computed in float32 and rounded once."""
+    out = torch.empty((*weight.batch, weight.n, weight.k), dtype=dtype, device=weight.data.device)
+    return _run(None, out, weight.n, out.numel() // max(1, weight.n * weight.k), weight)
+
+
+def embedding(ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
+    out = torch.empty((*ids.shape, weight.k), dtype=dtype, device=ids.device)
+    return _run(ids.reshape(-1), out, ids.numel(), 1, weight)

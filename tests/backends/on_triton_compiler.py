@@ -1,0 +1,123 @@
+"""Every kernel compiled to machine code for GPUs that are not here: what the interpreter lets pass, a compiler may not.
+Run by test_triton.py in a process of its own. TRITON_TARGETS names the targets; TRITON_ALL=1 takes every scheme."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
+
+from bitport.backends.triton import configs, kernels, product, rounding, rows
+from bitport.schemes import PRESETS, preset
+from tests.backends.products import products
+
+TARGETS = {
+    "sm80": GPUTarget("cuda", 80, 32),
+    "sm90": GPUTarget("cuda", 90, 32),
+    "sm100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHARED = {"sm80": 163 << 10, "sm90": 227 << 10, "sm100": 227 << 10, "gfx942": 64 << 10}
+"""Bytes of fast memory that one program may have."""
+BINARY = {"cuda": "cubin", "hip": "hsaco"}
+KERNELS = (product.gemv, product.tiles, product.combine, rounding.by_row, rounding.by_block, rows._rows)
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+SOME = (
+    *(("int4", BF16, 1), ("int4-g32-sym", FP16, 16), ("int3-channel", BF16, 64), ("mxfp4-wo", FP32, 64)),
+    *(
+        ("int8-dyn", BF16, 64),
+        ("int4-int8", BF16, 16),
+        ("fp8-block", BF16, 1),
+        ("nvfp4", BF16, 16),
+        ("fp8-row", BF16, 64),
+    ),
+)
+ALL = tuple(
+    (name, dtype, m)
+    for name in (*PRESETS, "int4-g32", "int4-g20", "int4-g32-fzero", "int8-dyn-g64-asym", "int4-tensor", "mxfp8-wo")
+    for dtype in (BF16, FP16, FP32)
+    for m in (1, 16, 64)
+)
+
+
+class Absent:
+    """A driver of a GPU that is not here: it can be compiled for, nothing more."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture(params=os.environ["TRITON_TARGETS"].split(","))
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CompiledKernel]]:
+    """What was compiled for the target instead of being launched."""
+    compiled: list[CompiledKernel] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> CompiledKernel:
+        compiled.append(run(self, *args, grid=grid, warmup=True, **options))
+        return compiled[-1]
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    triton.runtime.driver.set_active(Absent(TARGETS[request.param]))
+    config = configs.Config(configs.of(torch.device("cpu")).content, configs.multiplies_float8(request.param))
+    monkeypatch.setattr(configs, "of", lambda device: config)
+    for kernel in KERNELS:
+        kernel.device_caches.clear()
+    yield compiled
+    target = TARGETS[request.param]
+    assert compiled
+    for kernel in compiled:
+        assert kernel.asm[BINARY[target.backend]]
+        assert kernel.metadata.shared <= SHARED[request.param], kernel.name
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "m", "k"),
+    [
+        pytest.param(scheme, dtype, m, k, id=f"{scheme}-{str(dtype)[6:]}-{m}x{k}")
+        for scheme, dtype, m in (ALL if "TRITON_ALL" in os.environ else SOME)
+        for k in ((1024, 1003) if m == 16 else (1024,))
+    ],
+)
+def test_products(scheme: str, dtype: torch.dtype, m: int, k: int, made: list[CompiledKernel]) -> None:
+    (sample,) = products(scheme, dtype, "plain", n=128, k=k, m=m)
+    kernel = kernels.linear.gemv if m == 1 and scheme != "fp8-block" else kernels.linear.tiles
+    (kernels.run_dyn if preset(scheme).act else kernels.run_linear)(kernel)(*sample.args)
+    assert kernel.__name__ in [each.name for each in made]
+
+
+@pytest.mark.parametrize("scheme", ["int4", "nvfp4-wo"])
+def test_rows(scheme: str, made: list[CompiledKernel]) -> None:
+    (sample,) = products(scheme, BF16, "plain", n=128, k=1024, m=1)
+    weight = sample.args[1:11]
+    kernels.dequantize(*weight, BF16)
+    kernels.embedding(torch.zeros(3, dtype=torch.int64), *weight, BF16)
+    assert [each.name for each in made] == ["_rows", "_rows"]
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int8-dyn", "mxfp4"])
+def test_experts(scheme: str, made: list[CompiledKernel]) -> None:
+    (sample,) = products(scheme, BF16, "plain", n=128, k=1024, m=64)
+    x, *rest = sample.args
+    parts = [None if part is None else torch.stack([part.view(torch.uint8)] * 8).view(part.dtype) for part in rest[:4]]
+    ends = torch.arange(8, 72, 8, dtype=torch.int32)
+    act = (preset(scheme).act,) if preset(scheme).act else ()
+    kernels.grouped(x, ends, *parts, *rest[4:10], *act)
+    assert "tiles" in [each.name for each in made]

@@ -1,0 +1,62 @@
+"""Triton's kernels, each in a process that tells triton where it is: on_triton.py in its interpreter, the compilers for
+devices that are not here, and on the device that is."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bitport.backends import triton
+from bitport.ops import IMPLS
+
+DEVICE = torch.accelerator.current_accelerator(check_available=True)
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install 'bitport[triton]'"
+)
+
+
+@needs_triton
+def test_in_the_interpreter(elsewhere: Callable[..., None]) -> None:
+    elsewhere("on_triton.py", TRITON_INTERPRET="1", TRITON_DEVICE="cpu")
+
+
+def compiled(elsewhere: Callable[..., None], cache: Path, targets: str, **variables: str) -> None:
+    elsewhere("on_triton_compiler.py", TRITON_TARGETS=targets, TRITON_CACHE_DIR=str(cache), **variables)
+
+
+@needs_triton
+@pytest.mark.parametrize("target", ["sm80", "sm90", "gfx942"])
+def test_compiled_for_devices_that_are_not_here(target: str, elsewhere: Callable[..., None], tmp_path: Path) -> None:
+    compiled(elsewhere, tmp_path, target)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm80", "sm90", "sm100", "gfx942"])
+def test_every_variant_compiled(target: str, elsewhere: Callable[..., None], tmp_path: Path) -> None:
+    compiled(elsewhere, tmp_path, target, TRITON_ALL="1")
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE is None, reason="no device here")
+def test_on_the_device(elsewhere: Callable[..., None]) -> None:
+    assert DEVICE is not None
+    elsewhere("on_triton.py", TRITON_DEVICE=DEVICE.type)
+
+
+@pytest.mark.skipif(DEVICE is not None, reason="there is a device here")
+def test_without_a_device_it_says_so_and_registers_nothing() -> None:
+    assert triton.describe() == ["not used: no device of type cuda or xpu here"]
+    assert list(triton.tune()) == ["nothing to choose between: no device of type cuda or xpu here"]
+    assert not [impl.name for impls in IMPLS.values() for impl in impls if impl.name.startswith("triton")]
+
+
+def test_without_triton_it_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install triton" in str(triton.missing())
