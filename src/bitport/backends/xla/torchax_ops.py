@@ -1,0 +1,177 @@
+"""torchax: torch programs on JAX. Its tensors (device "jax") live inside its environment, which asks a table of its own
+what computes an op, PyTorch's dispatcher is not asked.
+
+    torchax = torchax_ops.register()               # imports it and gives it bitport's ops
+    model = torchax_ops.to_jax(quantized_model)    # in place: parameters and buffers become arrays
+    with torchax.default_env():
+        y = model(x.to("jax"))                     # eager
+
+    state, function = torchax_ops.as_function(model)
+    y = jax.jit(function)(state, x)                # arrays in, arrays out
+    state, function = torchax_ops.from_export(cpu_model, (x,))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from jax import Array
+from torch import Tensor, nn
+
+from bitport import layouts
+from bitport.backends.xla.functions import FUNCTIONS
+from bitport.backends.xla.move import as_bytes, to_array
+from bitport.backends.xla.torchax_import import import_torchax
+from bitport.ops import OPS
+from bitport.tensor import FUNCTIONS as TORCH_FUNCTIONS
+from bitport.tensor import QTensor
+
+
+@functools.cache
+def register() -> ModuleType:
+    """torchax, whose environment knows bitport's ops and what torch's functions do with a QTensor."""
+    torchax = import_torchax()
+    env = torchax.default_env()
+    for name, function in FUNCTIONS.items():
+        torchax.ops.ops_registry.register_torch_dispatch_op(OPS[name].overload, function, is_user_defined=True)
+        env._ops[OPS[name].overload] = torchax.ops.ops_registry.all_aten_ops[OPS[name].overload]
+    for torch_function, handler in TORCH_FUNCTIONS.items():
+        env.override_op_definition(torch_function, _of_either(env, torch_function, handler))
+    return torchax
+
+
+def _of_either(env: Any, torch_function: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
+    """``handler`` where an argument is a QTensor, otherwise what the environment had."""
+    known = env._ops.get(torch_function)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(arg, QTensor) for arg in (*args, *kwargs.values())):
+            with env:
+                return handler(*args, **kwargs)
+        if known is None:
+            raise _tensor_module().OperatorNotFound(f"torchax has no {torch_function}")
+        if not known.is_jax_function:
+            return known.func(*args, **kwargs)
+        return env.j2t_iso(known.func(*env.t2j_iso(args), **env.t2j_iso(kwargs)))
+
+    return run
+
+
+def _tensor_module() -> Any:
+    import torchax.tensor
+
+    return torchax.tensor
+
+
+def wrap(array: Array) -> Tensor:
+    """The array as a tensor of torchax's, not copied."""
+    return _tensor_module().Tensor(array, register().default_env())
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    """``tensor`` on the jax device; a QTensor in the layout it takes there, 8-bit floats as bytes."""
+    if isinstance(tensor, _tensor_module().Tensor):
+        return tensor
+    if not isinstance(tensor, QTensor):
+        return wrap(to_array(tensor))
+    if tensor.qdata.device.type == "jax":
+        return tensor
+    plain = tensor.to_layout("plain")
+    plain = plain.replace(as_bytes(plain.parts)).map_parts(lambda part: wrap(to_array(part)))
+    with register().default_env():
+        return plain.to_device_layout()
+
+
+def to_jax(model: nn.Module) -> nn.Module:
+    """Every parameter and buffer becomes an array, in place; tied ones stay tied."""
+    register()
+    moved: dict[int, Any] = {}
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None:
+                if id(param) not in moved:
+                    moved[id(param)] = _parameter(_moved(param))
+                module._parameters[name] = moved[id(param)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = moved.setdefault(id(buffer), _moved(buffer))
+    return model
+
+
+def _parameter(tensor: Tensor) -> Tensor:
+    """nn.Parameter would detach the parts of a QTensor, for which torchax wants its environment."""
+    if isinstance(tensor, QTensor):
+        tensor._is_param = True  # type: ignore[attr-defined]
+        return tensor
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def as_function(model: nn.Module) -> tuple[dict[str, Any], Callable[..., Any]]:
+    """(state, function) with function(state, *arrays) what the model computes: to be compiled, sharded or exported by
+    JAX. The state of a QTensor is the dict of its parts."""
+    to_jax(model)
+    torchax = register()
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    state = {name: _arrays(tensor) for name, tensor in tensors.items()}
+
+    def function(state: dict[str, Any], *args: Any) -> Any:
+        given = {name: _like(tensors[name], arrays) for name, arrays in state.items()}
+        with torchax.default_env():
+            result = torch.func.functional_call(model, given, torchax.interop.torch_view(args))
+        return torchax.interop.jax_view(result)
+
+    return state, function
+
+
+def _arrays(tensor: Tensor) -> Any:
+    if isinstance(tensor, QTensor):
+        return {name: getattr(tensor, name).jax() for name in tensor.__tensor_flatten__()[0]}
+    return tensor.jax()  # type: ignore[attr-defined]
+
+
+def _like(tensor: Tensor, arrays: Any) -> Tensor:
+    """Other arrays in the place of a tensor's own."""
+    if not isinstance(tensor, QTensor):
+        return wrap(arrays)
+    context = tensor.__tensor_flatten__()[1]
+    inner = {name: wrap(array) for name, array in arrays.items()}
+    with torch._C.DisableTorchFunctionSubclass():
+        return QTensor.__tensor_unflatten__(inner, context, tuple(tensor.shape), None)
+
+
+def from_export(model: nn.Module, args: tuple[Any, ...], **options: Any) -> tuple[list[Array], Callable[..., Any]]:
+    """(state, function) of a model on the CPU, by torch.export (which gets ``options``): function(state, (arrays,))
+    gives a list of results. Weights are exported in the layouts that they take on a jax device."""
+    register()
+    from torchax.export import exported_program_to_jax
+
+    with _in_layouts_of(model, torch.device("jax")):
+        program = torch.export.export(model, args, **options)
+    _, tensors, function = exported_program_to_jax(program, export_raw=True)
+    return [to_array(tensor) for tensor in tensors], function
+
+
+@contextlib.contextmanager
+def _in_layouts_of(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """The model's weights lie where they are as they would on ``device``, for a while."""
+    before = [
+        (module, name, param)
+        for module in model.modules()
+        for name, param in module._parameters.items()
+        if isinstance(param, QTensor)
+    ]
+    try:
+        for module, name, weight in before:
+            plain = weight.to_layout("plain")
+            plain = plain.replace(as_bytes(plain.parts))
+            there = plain.to_layout(layouts.preferred(device, plain.matrix, plain.parts))
+            module._parameters[name] = nn.Parameter(there, requires_grad=False)
+        yield
+    finally:
+        for module, name, weight in before:
+            module._parameters[name] = weight
