@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 GROUP = "bitport.backends"
-IN_TREE = ("cpu", "cuda", "xpu")
+IN_TREE = ("cpu", "cuda", "xpu", "xla")
 
 _loaded: list[str] = []
 _describe: dict[str, Callable[[], list[str]]] = {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bitport.layouts import Matrix, Packed, register_layout
+from bitport.layouts import Matrix, Packed
 from bitport.numerics import Quantized, number_type, pack_bits, unpack_bits
 
 NAME = "k_major"
@@ -63,6 +63,3 @@ def _signed(codes: Tensor) -> Tensor:
 
 def _turned(part: Tensor) -> Tensor:
     return part.transpose(-1, -2).contiguous()
-
-
-register_layout(KMajor())

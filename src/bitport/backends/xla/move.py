@@ -35,7 +35,7 @@ def to_tensor(array: Array) -> Tensor:
 
 
 def as_bytes(parts: Quantized) -> Quantized:
-    """Parts whose 8-bit floats can be seen as uint8 without a doubt: e8m0 scales have no scale2, e4m3 scales have one."""
+    """Parts whose 8-bit floats can be seen as uint8: e8m0 scales have no scale2, so e4m3 scales get one."""
     if parts.scale.dtype == torch.float8_e4m3fn and parts.scale2 is None:
         one = torch.ones(*parts.scale.shape[:-2], 1, 1, device=parts.scale.device)
         return parts._replace(scale2=one)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch._decomp
 from torch._ops import OpOverloadPacket
@@ -42,13 +43,11 @@ def removed_overloads() -> Iterator[None]:
     def of_those_that_exist(ops: Iterable[Any], *args: Any) -> dict[Any, Callable[..., Any]]:
         return decompositions([op for op in ops if not isinstance(op, RemovedOverload)], *args)
 
-    OpOverloadPacket.__getattr__ = with_removed  # type: ignore[method-assign]
-    torch._decomp.get_decompositions = of_those_that_exist  # type: ignore[assignment]
-    try:
+    with (
+        mock.patch.object(OpOverloadPacket, "__getattr__", with_removed),
+        mock.patch.object(torch._decomp, "get_decompositions", of_those_that_exist),
+    ):
         yield
-    finally:
-        OpOverloadPacket.__getattr__ = look_up  # type: ignore[method-assign]
-        torch._decomp.get_decompositions = decompositions
 
 
 def import_torchax() -> ModuleType:
