@@ -109,7 +109,7 @@ def test_a_layer_loaded_with_ready_made_weights() -> None:
     state, function = torchax_ops.as_function(layer)
     assert state["weight"]["qdata"].shape == (k, n // 2)
     got = to_tensor(jax.jit(function)(state, to_array(x)))
-    # The zero point in codes is a rounded quotient: two roundings more than quantized_matmul, of numbers about as large.
+    # The zero point in codes is a rounded quotient: two roundings more than quantized_matmul has.
     assert float(sqnr(expected.double(), got)) > samples.product_budget(torch.float32, k, got.numel()) - 6
 
 

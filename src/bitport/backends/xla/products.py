@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bitport.backends.xla import on_tpu
 from bitport.backends.xla.decode import (
     JaxWeight,
     codes_of,
@@ -43,12 +44,20 @@ def _finish(y: Array, x: Array, bias: Array | None) -> Array:
 
 def linear(x: Array, *rest: Any) -> Array:
     *parts, bias = rest
-    weight = JaxWeight(*parts)
-    if weight.layout == NAME:
-        y = dot(rows_of(x), dense_k_major(weight).astype(x.dtype), STRAIGHT)
-    else:
-        y = dot(rows_of(x), dense(*parts).astype(x.dtype), TURNED)
-    return _finish(y, x, bias)
+    return _finish(product(rows_of(x), JaxWeight(*parts)), x, bias)
+
+
+def product(x: Array, weight: JaxWeight) -> Array:
+    """float32 [M, N] of x [M, K]: W rounded to x's dtype."""
+    if weight.layout != NAME:
+        return dot(x, dense(*weight).astype(x.dtype), TURNED)
+
+    def plain(x: Array, *parts: Array | None) -> Array:
+        return dot(
+            x, dense_k_major(weight._replace(data=parts[0], scale=parts[1], zero=parts[2])).astype(x.dtype), STRAIGHT
+        )
+
+    return on_tpu.or_else(plain, x, weight)
 
 
 def dyn_linear(x: Array, *rest: Any) -> Array:
@@ -88,8 +97,18 @@ def _integer_product(x: Array, weight: JaxWeight, act: str, act_scale: Array | N
     fixed = None if act_scale is None else act_scale.reshape(1, 1)
     encoded = encode(rows_of(x), ACTIVATIONS[act], fixed)
     xq = (encoded.codes ^ 0x80).view(jnp.int8)
-    wq, scale, zero = k_major_integers(weight)
-    return encoded.scale * grouped_sum(xq, wq, scale, zero, min(weight.block_k, max(weight.k, 1)))
+
+    def plain(xq: Array, *parts: Array | None) -> Array:
+        given = weight._replace(data=parts[0], scale=parts[1], zero=parts[2])
+        wq, scale, zero = k_major_integers(given)
+        return grouped_sum(xq, wq, scale, zero, min(weight.block_k, max(weight.k, 1)))
+
+    y = (
+        on_tpu.or_else(plain, xq, weight)
+        if weight.layout == NAME
+        else plain(xq, weight.data, weight.scale, weight.zero)
+    )
+    return encoded.scale * y
 
 
 def k_major_integers(weight: JaxWeight) -> tuple[Array, Array, Array | None]:
