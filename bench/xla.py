@@ -2,16 +2,14 @@
 
     python -m bench.xla [--json] [--shape 2048x2048] [--rows 1 512]
 
-Every candidate is one function under jax.jit on the device that JAX has; x is bfloat16. The candidates take turns, and a
-ratio is the median over turns of the candidate's time over bfloat16's in the same turn. On the CPU it is a bound on how
-badly XLA may do, not a target: there bitport's own kernels are the fast ones.
+Every candidate is one function under jax.jit on the device that JAX has; x is bfloat16. The candidates take turns, and
+a ratio is the median over turns of the candidate's time over bfloat16's in the same turn. On the CPU it is a bound on
+how badly XLA may do, not a target: there bitport's own kernels are the fast ones.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +22,7 @@ from bench.measure import append, busy, header
 from bitport import layouts
 from bitport.backends.xla.functions import FUNCTIONS
 from bitport.backends.xla.move import to_array, weight_arrays
+from bitport.evaluate.timing import interleaved, medians, ratio, spread
 from bitport.numerics import quantize
 from bitport.ops import Weight, samples
 from bitport.report.text import table
@@ -31,7 +30,7 @@ from bitport.schemes import preset
 
 CANDIDATES = (("int8", "k_major"), ("int8", "plain"), ("int4", "k_major"), ("int4", "plain"), ("int8-dyn", "k_major"))
 LIMIT = 1.5
-TURNS = 15
+BASE = ("bf16", "k_major")
 
 
 def bf16(value: torch.Tensor) -> tuple[Callable[..., Array], tuple[Any, ...]]:
@@ -57,30 +56,21 @@ def candidate(value: torch.Tensor, name: str, layout: str) -> tuple[Callable[...
     return jax.jit(run), weight[:4]
 
 
-def seconds(function: Callable[..., Array], x: Array, args: tuple[Any, ...]) -> float:
-    """Of one call: as many as take 20 ms, once through."""
-    function(x, *args).block_until_ready()
-    count, start = 0, time.perf_counter()
-    while count == 0 or time.perf_counter() - start < 0.02:
-        function(x, *args).block_until_ready()
-        count += 1
-    return (time.perf_counter() - start) / count
-
-
 def measure(n: int, k: int, rows: int) -> list[dict[str, Any]]:
     cpu = torch.device("cpu")
     value = samples.values(cpu, torch.bfloat16, n, k)
     x = to_array(samples.rows(cpu, torch.bfloat16, rows, k))
-    made = {("bf16", ""): bf16(value), **{each: candidate(value, *each) for each in CANDIDATES}}
-    times: dict[tuple[str, str], list[float]] = {each: [] for each in made}
-    for _ in range(TURNS):
-        for each, (function, args) in made.items():
-            times[each].append(seconds(function, x, args))
-    base = times["bf16", ""]
+    made = {BASE: bf16(value), **{each: candidate(value, *each) for each in CANDIDATES}}
+
+    def call(function: Callable[..., Array], args: tuple[Any, ...]) -> Callable[[], Array]:
+        return lambda: function(x, *args).block_until_ready()
+
+    times = interleaved({"/".join(each): call(*of) for each, of in made.items()}, seconds=0.03)
+    middle = medians(times)
     found = []
-    for (name, layout), spent in times.items():
-        ratios = [mine / other for mine, other in zip(spent, base, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
+    for name, layout in made:
+        key, base = f"{name}/{layout}", "/".join(BASE)
+        ratios = [mine / other for mine, other in zip(times[key], times[base], strict=True)]
         found.append(
             {
                 "scheme": name,
@@ -88,9 +78,9 @@ def measure(n: int, k: int, rows: int) -> list[dict[str, Any]]:
                 "n": n,
                 "k": k,
                 "rows": rows,
-                "ms": round(1000 * statistics.median(spent), 4),
-                "ratio": round(middle, 3),
-                "noise": round((high - low) / 2 / middle, 3),
+                "ms": round(1000 * middle[key], 4),
+                "ratio": round(ratio(times, key, base), 3),
+                "noise": round(spread(ratios), 3),
             }
         )
     return found

@@ -1,8 +1,8 @@
 """The table of the documentation about XLA: ``make xla-page`` writes docs/xla.md from what runs here.
 
-    python -m bench.xla_page --cases CASES.pt       the cases, for torch_xla, which lives with another torch
-    python -m bench.xla_page --theirs RESULTS.json  what torch_xla made of them; kept in docs/xla.json
-    python -m bench.xla_page                        bitport's own results, and the page
+python -m bench.xla_page --cases CASES.pt       the cases, for torch_xla, which lives with another torch
+python -m bench.xla_page --theirs RESULTS.json  what torch_xla made of them; kept in docs/xla.json
+python -m bench.xla_page                        bitport's own results, and the page
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def page(record: dict[str, Any]) -> str:
     versions = ", ".join(f"{key} {record['bitport'][key]}" for key in ("torch", "jax", "torchax"))
     lines += ["", f"Run with {versions}" + (f"; torch_xla {theirs['torch_xla']}." if "torch_xla" in theirs else ".")]
     lines += [f"({at}) {note}" for at, note in enumerate(notes, 1)]
-    return "\n\n".join(["\n".join(lines[:-len(notes) or None]), *lines[len(lines) - len(notes) :]])
+    return "\n\n".join(["\n".join(lines[: -len(notes) or None]), *lines[len(lines) - len(notes) :]])
 
 
 def _level(level: float, budget: float) -> str:
@@ -90,9 +90,10 @@ def _their(result: float | str, budget: float, notes: list[str]) -> str:
         return _level(result, budget)
     if result == "*not run*":
         return result
-    if result not in notes:
-        notes.append(result)
-    return f"no ({notes.index(result) + 1})"
+    reason = result.partition(": %")[0]  # without the names of what was compiled
+    if reason not in notes:
+        notes.append(reason)
+    return f"no ({notes.index(reason) + 1})"
 
 
 START, END = "<!-- table: make xla-page -->", "<!-- end of table -->"

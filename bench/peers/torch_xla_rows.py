@@ -1,6 +1,6 @@
 """torch_xla's own quantized_matmul on the cases that bench.xla_page wrote: run where torch_xla is, without bitport.
 
-    PJRT_DEVICE=CPU python torch_xla_rows.py CASES.pt RESULTS.json
+PJRT_DEVICE=CPU python torch_xla_rows.py CASES.pt RESULTS.json
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch_xla
-import torch_xla.experimental.xla_quantized_matmul  # noqa: F401  (registers the op)
+import torch_xla.experimental.xla_quantized_matmul
 
 
 def sqnr(exact: torch.Tensor, got: torch.Tensor) -> float:

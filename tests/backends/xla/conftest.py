@@ -7,5 +7,6 @@ import os
 
 collect_ignore_glob = [] if importlib.util.find_spec("jax") else ["test_*.py"]
 
-# Read when JAX starts: several devices, so that sharding can be tried.
+# Read when JAX starts: the CPU alone, as several devices, so that sharding can be tried.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
