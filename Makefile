@@ -25,8 +25,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 # What an installation compiles: changing it installs anew.
 NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
 
-.PHONY: help demo test test-slow test-gpu test-xla test-tpu-compile test-peers sanitize ci lint format types bench bench-check \
-	bench-peers bench-page bench-xla bench-tpu-compile xla-page accuracy support clean
+.PHONY: help demo test test-slow test-gpu test-xla test-tpu test-peers sanitize ci lint format types bench bench-check \
+	bench-peers bench-page bench-xla bench-tpu xla-page accuracy support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -48,10 +48,10 @@ test-xla: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m pytest -n $(WORKERS) -m xla $(PYTEST_ARGS) tests/backends/xla
 
 # Compiles for TPUs that are not there: libtpu is large (600 MB installed).
-test-tpu-compile: $(XLA_VENV)/.libtpu
-	$(XLA_VENV)/bin/python -m pytest -n 0 -m tpu_compile $(PYTEST_ARGS) tests/backends/xla
+test-tpu: $(XLA_VENV)/.libtpu
+	$(XLA_VENV)/bin/python -m pytest -n 0 -m tpu $(PYTEST_ARGS) tests/backends/xla
 
-bench-tpu-compile: $(XLA_VENV)/.libtpu
+bench-tpu: $(XLA_VENV)/.libtpu
 	$(XLA_VENV)/bin/python -m bench.tpu_compile --json
 
 bench-xla: $(XLA_VENV)/.xla

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bitport import layouts
 from bitport.backends.xla.k_major import NAME
-from bitport.backends.xla.move import to_array, to_tensor, weight_arrays
+from bitport.backends.xla.move import native, to_array, to_tensor, weight_arrays
 from bitport.numerics import Quantized, sqnr
 from bitport.ops import Op, Sample, Weight
 
@@ -19,8 +19,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def samples_of(op: Op, dtype: torch.dtype) -> Iterator[tuple[Sample, tuple[Any, ...]]]:
-    """Samples with their arguments, those in the k_major layout too. An array has no strides, so inputs that differ by
-    them alone are left out."""
+    """Samples with their arguments, also in the k_major layout, of int4 in both of its forms. An array has no strides,
+    so inputs that differ by them alone are left out."""
     at = weight_at(op)
     for sample in op.samples(CPU, dtype):
         if sample.name.endswith(("-strided", "-every-other")):
@@ -36,7 +36,10 @@ def samples_of(op: Op, dtype: torch.dtype) -> Iterator[tuple[Sample, tuple[Any, 
             if layouts.layout(NAME).refuses(weight.matrix, parts) is None:
                 packed = layouts.repack(weight.matrix, parts, "plain", NAME)
                 args = (*sample.args[:at], *packed, *weight[4:9], NAME, *sample.args[at + 10 :])
-                yield sample, arguments(op, args)
+                given = arguments(op, args)
+                yield sample, given
+                if weight.dtype == "int4":
+                    yield sample, (*given[:at], native(given[at]), *given[at + 1 :])
 
 
 def weight_at(op: Op) -> int | None:

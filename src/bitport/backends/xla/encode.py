@@ -78,7 +78,7 @@ def encode_codebook(x: Array, table: tuple[float, ...]) -> Array:
 
 def quantize_codes(x: Array, fmt: Format, scale: Array, zero: Array | None, scale2: Array | None) -> Array:
     """uint8 codes [..., N, K] of x [..., N, K] with given scales (bytes decoded by their format)."""
-    number, n, k = fmt.number, *x.shape[-2:]
+    number, (n, k) = fmt.number, x.shape[-2:]
     steps = divide(to_blocks(x.astype(jnp.float32), fmt), _spread(block_scale(fmt, scale, scale2)))
     if number.kind == "float":
         return from_blocks(encode_float(steps, number), n, k)
@@ -94,7 +94,7 @@ def quantize_codes(x: Array, fmt: Format, scale: Array, zero: Array | None, scal
 
 
 def dequantize_codes(fmt: Format, encoded: Encoded) -> Array:
-    number, n, k = fmt.number, *encoded.codes.shape[-2:]
+    number, (n, k) = fmt.number, encoded.codes.shape[-2:]
     value = decode(to_blocks(encoded.codes, fmt), number)
     if number.kind == "int":
         value = value - (number.midpoint if encoded.zero is None else _spread(encoded.zero.astype(jnp.float32)))

@@ -52,12 +52,26 @@ def product(x: Array, weight: JaxWeight) -> Array:
     if weight.layout != NAME:
         return dot(x, dense(*weight).astype(x.dtype), TURNED)
 
-    def plain(x: Array, *parts: Array | None) -> Array:
-        return dot(
-            x, dense_k_major(weight._replace(data=parts[0], scale=parts[1], zero=parts[2])).astype(x.dtype), STRAIGHT
-        )
+    def plain(x: Array, data: Array, scale: Array, zero: Array | None) -> Array:
+        given = weight._replace(data=data, scale=scale, zero=zero)
+        if weight.dtype == "int4" and data.dtype == jnp.uint8 and weight.block_n == 1:
+            sums = [dot(x, dense_k_major(half).astype(x.dtype), STRAIGHT) for half in halves(given)]
+            return jnp.stack(sums, -1).reshape(x.shape[0], weight.n)
+        return dot(x, dense_k_major(given).astype(x.dtype), STRAIGHT)
 
     return on_tpu.or_else(plain, x, weight)
+
+
+def halves(weight: JaxWeight) -> tuple[JaxWeight, JaxWeight]:
+    """The even and the odd columns of k_major int4 bytes, apart: the low and the high nibbles, which a CPU unpacks many
+    at a time as long as it need not put them one beside the other."""
+    codes = jax.lax.bitcast_convert_type(weight.data, jnp.int8)
+
+    def half(data: Array, first: int) -> JaxWeight:
+        zero = None if weight.zero is None else weight.zero[:, first::2]
+        return weight._replace(data=data, scale=weight.scale[:, first::2], zero=zero, n=weight.n // 2)
+
+    return half((codes << 4) >> 4, 0), half(codes >> 4, 1)
 
 
 def dyn_linear(x: Array, *rest: Any) -> Array:
@@ -98,9 +112,8 @@ def _integer_product(x: Array, weight: JaxWeight, act: str, act_scale: Array | N
     encoded = encode(rows_of(x), ACTIVATIONS[act], fixed)
     xq = (encoded.codes ^ 0x80).view(jnp.int8)
 
-    def plain(xq: Array, *parts: Array | None) -> Array:
-        given = weight._replace(data=parts[0], scale=parts[1], zero=parts[2])
-        wq, scale, zero = k_major_integers(given)
+    def plain(xq: Array, data: Array, scale: Array, zero: Array | None) -> Array:
+        wq, scale, zero = k_major_integers(weight._replace(data=data, scale=scale, zero=zero))
         return grouped_sum(xq, wq, scale, zero, min(weight.block_k, max(weight.k, 1)))
 
     y = (

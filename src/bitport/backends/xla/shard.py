@@ -56,11 +56,11 @@ def specs(weight: JaxWeight, axis: str, along: Along) -> tuple[PartitionSpec | N
 def put(weight: JaxWeight, mesh: Mesh, axis: str, along: Along) -> JaxWeight:
     """The weight with its parts on the devices of the mesh."""
     check(weight, mesh.shape[axis], along)
-    parts = [
+    data, scale, zero, scale2 = (
         part if part is None else jax.device_put(part, NamedSharding(mesh, spec))
         for part, spec in zip(weight[:4], specs(weight, axis, along), strict=True)
-    ]
-    return JaxWeight(*parts, *weight[4:])
+    )
+    return weight._replace(data=data, scale=scale, zero=zero, scale2=scale2)
 
 
 def linear(mesh: Mesh, axis: str, along: Along, x: Array, *rest: Any) -> Array:
@@ -72,8 +72,8 @@ def linear(mesh: Mesh, axis: str, along: Along, x: Array, *rest: Any) -> Array:
     share = weight._replace(n=weight.n // devices) if along == "n" else weight._replace(k=weight.k // devices)
     share = share._replace(block_n=min(share.block_n, share.n), block_k=min(share.block_k, share.k))
 
-    def on_one(x: Array, *own: Array | None) -> Array:
-        y = product(x, JaxWeight(*own, *share[4:]))  # type: ignore[arg-type]
+    def on_one(x: Array, data: Array, scale: Array, zero: Array | None, scale2: Array | None) -> Array:
+        y = product(x, share._replace(data=data, scale=scale, zero=zero, scale2=scale2))
         return y if along == "n" else jax.lax.psum(y, axis)
 
     x_spec = PartitionSpec() if along == "n" else PartitionSpec(None, axis)

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from bitport import layouts
 from bitport.backends.xla.functions import FUNCTIONS
-from bitport.backends.xla.move import as_bytes, to_array
+from bitport.backends.xla.k_major import NAME
+from bitport.backends.xla.move import as_bytes, native, prefers_native, to_array
 from bitport.backends.xla.torchax_import import import_torchax
 from bitport.ops import OPS
 from bitport.tensor import FUNCTIONS as TORCH_FUNCTIONS
@@ -106,7 +107,7 @@ def to_jax(model: nn.Module) -> nn.Module:
 def _parameter(tensor: Tensor) -> Tensor:
     """nn.Parameter would detach the parts of a QTensor, for which torchax wants its environment."""
     if isinstance(tensor, QTensor):
-        tensor._is_param = True  # type: ignore[attr-defined]
+        tensor._is_param = True
         return tensor
     return nn.Parameter(tensor, requires_grad=False)
 
@@ -128,10 +129,13 @@ def as_function(model: nn.Module) -> tuple[dict[str, Any], Callable[..., Any]]:
     return state, function
 
 
-def _arrays(tensor: Tensor) -> Any:
-    if isinstance(tensor, QTensor):
-        return {name: getattr(tensor, name).jax() for name in tensor.__tensor_flatten__()[0]}
-    return tensor.jax()  # type: ignore[attr-defined]
+def _arrays(tensor: Any) -> Any:
+    if not isinstance(tensor, QTensor):
+        return tensor.jax()
+    arrays = {name: getattr(tensor, name).jax() for name in tensor.__tensor_flatten__()[0]}
+    if tensor.bits_layout == NAME and tensor.matrix.dtype == "int4" and prefers_native():
+        arrays["qdata"] = native(arrays["qdata"])
+    return arrays
 
 
 def _like(tensor: Tensor, arrays: Any) -> Tensor:
@@ -159,7 +163,7 @@ def from_export(model: nn.Module, args: tuple[Any, ...], **options: Any) -> tupl
 @contextlib.contextmanager
 def _in_layouts_of(model: nn.Module, device: torch.device) -> Iterator[None]:
     """The model's weights lie where they are as they would on ``device``, for a while."""
-    before = [
+    before: list[tuple[nn.Module, str, Any]] = [
         (module, name, param)
         for module in model.modules()
         for name, param in module._parameters.items()
