@@ -17,6 +17,7 @@ from bitport.nn import QuantizedLinear
 from bitport.numerics import sqnr
 from bitport.ops import OPS, samples, use_kernel
 from bitport.schemes import PRESETS
+from bitport.tensor import QTensor
 
 from .arrays import CPU
 
@@ -127,6 +128,24 @@ def test_exporting_leaves_the_model_as_it_was() -> None:
     before = {name: id(param) for name, param in model.named_parameters()}
     torchax_ops.from_export(model, (IDS,))
     assert {name: id(param) for name, param in model.named_parameters()} == before
+
+
+def dtypes(q: QTensor) -> list[torch.dtype | None]:
+    return [None if part is None else part.dtype for part in q.parts]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_there_and_back(scheme: str) -> None:
+    """Every bit, every dtype, and the CPU's own layout."""
+    model, _, _ = quantized(scheme)
+    before = {name: copy.deepcopy(param) for name, param in model.named_parameters()}
+    torchax_ops.to_cpu(torchax_ops.to_jax(model))
+    for name, param in model.named_parameters():
+        assert torch.equal(param, before[name])
+        if isinstance(param, QTensor):
+            other = before[name]
+            assert param.bits_layout == other.bits_layout
+            assert dtypes(param) == dtypes(other)
 
 
 def test_tied_weights_stay_tied() -> None:

@@ -33,10 +33,10 @@ def test_compiles(topology: str, op: str, w: str, rows: int, group: int) -> None
 
 
 def test_what_does_not_fit_is_rejected() -> None:
-    """A block of 8 MB of codes, and 32 MB as float32: so what compiles above does fit."""
+    """Two blocks of 16 MB of codes, one in use and one on its way: so what compiles above does fit."""
     where = device(TOPOLOGIES[0])
-    shapes = (((16, 8192), jnp.bfloat16), ((8192, 1024), jnp.int8), ((1, 1024), jnp.float32))
+    shapes = (((16, 16384), jnp.bfloat16), ((16384, 2048), jnp.int8), ((1, 2048), jnp.float32))
     args = [jax.ShapeDtypeStruct(shape, dtype, sharding=where) for shape, dtype in shapes]
-    lowered = matmul.lower(*args, group=8192, shape=Tiles(16, 1024, 8192))
+    lowered = matmul.lower(*args, group=16384, shape=Tiles(16, 2048, 8192))
     with pytest.raises(jax.errors.JaxRuntimeError, match="vmem"):
         lowered.compile()

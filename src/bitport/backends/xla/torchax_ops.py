@@ -14,9 +14,7 @@ what computes an op, PyTorch's dispatcher is not asked.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,92 +22,13 @@ from jax import Array
 from torch import Tensor, nn
 
 from bitport import layouts
-from bitport.backends.xla.functions import FUNCTIONS
 from bitport.backends.xla.k_major import NAME
 from bitport.backends.xla.move import as_bytes, native, prefers_native, to_array
-from bitport.backends.xla.torchax_import import import_torchax
-from bitport.ops import OPS
-from bitport.tensor import FUNCTIONS as TORCH_FUNCTIONS
+from bitport.backends.xla.torchax_move import to_cpu, to_jax
+from bitport.backends.xla.torchax_register import register, wrap
 from bitport.tensor import QTensor
 
-
-@functools.cache
-def register() -> ModuleType:
-    """torchax, whose environment knows bitport's ops and what torch's functions do with a QTensor."""
-    torchax = import_torchax()
-    env = torchax.default_env()
-    for name, function in FUNCTIONS.items():
-        torchax.ops.ops_registry.register_torch_dispatch_op(OPS[name].overload, function, is_user_defined=True)
-        env._ops[OPS[name].overload] = torchax.ops.ops_registry.all_aten_ops[OPS[name].overload]
-    for torch_function, handler in TORCH_FUNCTIONS.items():
-        env.override_op_definition(torch_function, _of_either(env, torch_function, handler))
-    return torchax
-
-
-def _of_either(env: Any, torch_function: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """``handler`` where an argument is a QTensor, otherwise what the environment had."""
-    known = env._ops.get(torch_function)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(arg, QTensor) for arg in (*args, *kwargs.values())):
-            with env:
-                return handler(*args, **kwargs)
-        if known is None:
-            raise _tensor_module().OperatorNotFound(f"torchax has no {torch_function}")
-        if not known.is_jax_function:
-            return known.func(*args, **kwargs)
-        return env.j2t_iso(known.func(*env.t2j_iso(args), **env.t2j_iso(kwargs)))
-
-    return run
-
-
-def _tensor_module() -> Any:
-    import torchax.tensor
-
-    return torchax.tensor
-
-
-def wrap(array: Array) -> Tensor:
-    """The array as a tensor of torchax's, not copied."""
-    return _tensor_module().Tensor(array, register().default_env())
-
-
-def _moved(tensor: Tensor) -> Tensor:
-    """``tensor`` on the jax device; a QTensor in the layout it takes there, 8-bit floats as bytes."""
-    if isinstance(tensor, _tensor_module().Tensor):
-        return tensor
-    if not isinstance(tensor, QTensor):
-        return wrap(to_array(tensor))
-    if tensor.qdata.device.type == "jax":
-        return tensor
-    plain = tensor.to_layout("plain")
-    plain = plain.replace(as_bytes(plain.parts)).map_parts(lambda part: wrap(to_array(part)))
-    with register().default_env():
-        return plain.to_device_layout()
-
-
-def to_jax(model: nn.Module) -> nn.Module:
-    """Every parameter and buffer becomes an array, in place; tied ones stay tied."""
-    register()
-    moved: dict[int, Any] = {}
-    for module in model.modules():
-        for name, param in module._parameters.items():
-            if param is not None:
-                if id(param) not in moved:
-                    moved[id(param)] = _parameter(_moved(param))
-                module._parameters[name] = moved[id(param)]
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = moved.setdefault(id(buffer), _moved(buffer))
-    return model
-
-
-def _parameter(tensor: Tensor) -> Tensor:
-    """nn.Parameter would detach the parts of a QTensor, for which torchax wants its environment."""
-    if isinstance(tensor, QTensor):
-        tensor._is_param = True
-        return tensor
-    return nn.Parameter(tensor, requires_grad=False)
+__all__ = ["as_function", "from_export", "register", "to_cpu", "to_jax", "wrap"]
 
 
 def as_function(model: nn.Module) -> tuple[dict[str, Any], Callable[..., Any]]:
