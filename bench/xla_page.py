@@ -65,7 +65,7 @@ def ours() -> dict[str, dict[str, float]]:
 def page(record: dict[str, Any]) -> str:
     """docs/xla.md between its markers: everything else on it is prose."""
     theirs = record.get("torch_xla", {"rows": {}})
-    head = ["scheme", "x", "budget", *ROUTES, "torch_xla, CPU", "torch_xla, XLA:CPU"]
+    head = ["scheme", "x", "budget", *ROUTES, "on torch_xla", "torch_xla, CPU", "torch_xla, XLA:CPU"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     notes: list[str] = []
     for name, sample in cases().items():
@@ -73,7 +73,7 @@ def page(record: dict[str, Any]) -> str:
         own = record["bitport"]["rows"][name]
         cells = [_level(own[route], sample.budget) for route in ROUTES]
         other = theirs["rows"].get(name, {})
-        cells += [_their(other.get(kind, "*not run*"), sample.budget, notes) for kind in ("cpu", "xla")]
+        cells += [_their(other.get(kind, "*not run*"), sample.budget, notes) for kind in ("bitport", "cpu", "xla")]
         lines.append(f"| {scheme} | {dtype} | {sample.budget:.0f} | {' | '.join(cells)} |")
     versions = ", ".join(f"{key} {record['bitport'][key]}" for key in ("torch", "jax", "torchax"))
     lines += ["", f"Run with {versions}" + (f"; torch_xla {theirs['torch_xla']}." if "torch_xla" in theirs else ".")]

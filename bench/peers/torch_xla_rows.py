@@ -1,6 +1,9 @@
-"""torch_xla's own quantized_matmul on the cases that bench.xla_page wrote: run where torch_xla is, without bitport.
+"""torch_xla's own quantized_matmul on the cases that bench.xla_page wrote, and bitport's on torch_xla's device.
 
-PJRT_DEVICE=CPU python torch_xla_rows.py CASES.pt RESULTS.json
+    PJRT_DEVICE=CPU BITPORT_DISABLE=cpu PYTHONPATH=src python bench/peers/torch_xla_rows.py CASES.pt RESULTS.json
+
+Run where torch_xla is, with torch 2.9. All that bitport lacks there to be imported is F.grouped_mm, for which this puts
+a stand-in.
 """
 
 from __future__ import annotations
@@ -19,20 +22,29 @@ def sqnr(exact: torch.Tensor, got: torch.Tensor) -> float:
     return float(10 * (exact.square().sum() / noise).log10())
 
 
-def attempt(args: list[Any], exact: torch.Tensor, device: Any) -> Any:
+def attempt(op: Any, args: list[Any], exact: torch.Tensor, device: Any) -> Any:
     """SQNR in dB, or why there is none."""
     try:
         moved = [arg.to(device) if isinstance(arg, torch.Tensor) else arg for arg in args]
-        return round(sqnr(exact, torch.ops.xla.quantized_matmul(*moved).cpu()), 1)
+        return round(sqnr(exact, op(*moved).cpu()), 1)
     except (AssertionError, RuntimeError, ValueError) as error:
         return str(error).strip().splitlines()[0]
 
 
+def bitports_op() -> Any:
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        torch.nn.functional.grouped_mm = None
+    import bitport  # noqa: F401
+
+    return torch.ops.bitport.quantized_matmul
+
+
 def main() -> None:
     cases = torch.load(sys.argv[1], weights_only=True)
-    devices = {"cpu": torch.device("cpu"), "xla": torch_xla.device()}
+    theirs, xla = torch.ops.xla.quantized_matmul, torch_xla.device()
+    routes = {"cpu": (theirs, torch.device("cpu")), "xla": (theirs, xla), "bitport": (bitports_op(), xla)}
     rows = {
-        name: {kind: attempt(case["args"], case["exact"], device) for kind, device in devices.items()}
+        name: {route: attempt(op, case["args"], case["exact"], device) for route, (op, device) in routes.items()}
         for name, case in cases.items()
     }
     with open(sys.argv[2], "w") as file:
