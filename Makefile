@@ -14,6 +14,7 @@ TORCH ?= torch==2.13.0
 WORKERS ?= 2
 PYTEST_ARGS ?=
 PEERS_VENV ?= .venv-peers
+XLA_VENV ?= .venv-xla
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -24,8 +25,13 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 # What an installation compiles: changing it installs anew.
 NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
 
+<<<<<<< HEAD
 .PHONY: help demo test test-slow test-gpu test-xla test-peers sanitize ci lint format types bench bench-check bench-peers bench-page \
 	bench-gpu bench-gpu-page accuracy support clean
+=======
+.PHONY: help demo test test-slow test-gpu test-xla test-tpu test-peers sanitize ci lint format types bench bench-check \
+	bench-peers bench-page bench-xla bench-tpu xla-page accuracy support clean
+>>>>>>> wip-xla
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -42,8 +48,23 @@ test-slow: $(VENV)/.test
 test-gpu: $(VENV)/.test
 	$(PYTEST) -m gpu
 
-test-xla: $(VENV)/.test
-	$(PYTEST) -m xla
+# JAX and torchax want Python 3.11 or later, and stay out of the ordinary environment.
+test-xla: $(XLA_VENV)/.xla
+	$(XLA_VENV)/bin/python -m pytest -n $(WORKERS) -m xla $(PYTEST_ARGS) tests/backends/xla
+
+# Compiles for TPUs that are not there: libtpu is large (600 MB installed).
+test-tpu: $(XLA_VENV)/.libtpu
+	$(XLA_VENV)/bin/python -m pytest -n 0 -m tpu $(PYTEST_ARGS) tests/backends/xla
+
+bench-tpu: $(XLA_VENV)/.libtpu
+	$(XLA_VENV)/bin/python -m bench.tpu_compile --json
+
+bench-xla: $(XLA_VENV)/.xla
+	$(XLA_VENV)/bin/python -m bench.xla --json
+
+# docs/xla.md; the columns of torch_xla keep what bench/peers/torch_xla_rows.py found in an environment of its own.
+xla-page: $(XLA_VENV)/.xla
+	$(XLA_VENV)/bin/python -m bench.xla_page
 
 test-peers: $(VENV)/.test
 	$(PYTEST) -m peers
@@ -142,6 +163,15 @@ $(PEERS_VENV)/.peers: bench/peers/requirements.txt bench/peers/requirements-alon
 	  $(PEERS_VENV)/bin/python -m pip install --quiet "$$peer" || echo "not installed: $$peer"; done
 	for peer in $$(grep -v '^#' bench/peers/requirements-alone.txt); do \
 	  CXXFLAGS="-fno-tree-dse -fno-dse" $(PEERS_VENV)/bin/python -m pip install --quiet --no-deps "$$peer" || echo "not installed: $$peer"; done
+	touch $@
+
+$(XLA_VENV)/.xla: pyproject.toml $(NATIVE)
+	$(MAKE) VENV=$(XLA_VENV) $(XLA_VENV)/.test
+	$(XLA_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[test,xla]'
+	touch $@
+
+$(XLA_VENV)/.libtpu: $(XLA_VENV)/.xla
+	$(XLA_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'libtpu>=0.0.51'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml $(NATIVE)

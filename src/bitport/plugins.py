@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 GROUP = "bitport.backends"
-IN_TREE = ("cpu", "cuda", "xpu", "mps", "triton")
+IN_TREE = ("cpu", "cuda", "xpu", "mps", "triton", "xla")
 
 _loaded: list[str] = []
 _describe: dict[str, Callable[[], list[str]]] = {}

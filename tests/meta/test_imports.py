@@ -28,11 +28,21 @@ ORDER = (
 )
 """From the bottom up. A part may import what stands in a lower row, and itself."""
 
-BACKENDS_MAY = {"errors", "numerics", "schemes", "layouts", "ops", "backends"}
+BACKENDS_MAY = {"errors", "numerics", "schemes", "layouts", "tensor", "ops", "backends"}
 
 LEVEL = {name: level for level, row in enumerate(ORDER) for name in row}
 
-HEAVY = ("triton", "transformers", "tokenizers", "huggingface_hub", "rich", "scipy", "torch._inductor", "torch._dynamo")
+HEAVY = (
+    "triton",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "rich",
+    "scipy",
+    "torch._inductor",
+    "torch._dynamo",
+    "jax",
+)
 
 
 def targets(path: str) -> list[tuple[str, int]]:

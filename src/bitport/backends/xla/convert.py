@@ -1,0 +1,90 @@
+"""embedding, dequantize, quantize, quantize_input and repack in JAX."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from bitport.backends.xla.decode import JaxWeight, as_bytes, dense, pack_bits, unpack_bits
+from bitport.backends.xla.encode import encode, rows_of, storage
+from bitport.backends.xla.k_major import NAME
+from bitport.errors import ArgumentError
+from bitport.numerics import ACTIVATIONS, Format
+
+
+def jax_dtype(dtype: Any) -> Any:
+    """jnp's dtype of the same name as torch's, which is how an op is told what to return."""
+    return jnp.dtype(str(dtype).removeprefix("torch."))
+
+
+def embedding(ids: Array, *rest: Any) -> Array:
+    """The rows asked for are cut out of the parts, then dequantized: row i has its scales in scale[i // block_n]."""
+    *parts, out_dtype = rest
+    weight, flat = JaxWeight(*parts), ids.reshape(-1)
+    axis = 1 if weight.layout == NAME else 0  # the one along N
+    blocks = flat // weight.block_n
+
+    def take(part: Array, at: Array) -> Array:
+        return jnp.take(part, at, axis=axis, mode="clip")
+
+    if weight.layout == NAME and weight.dtype == "int4" and weight.data.dtype == jnp.uint8:
+        codes = (take(weight.data, flat // 2) >> (4 * (flat % 2)).astype(jnp.uint8)) & 0xF
+        data = ((codes ^ 8).astype(jnp.int16) - 8).astype(jnp.int8)
+    else:
+        data = take(weight.data if axis else as_bytes(weight.data), flat)
+    picked = weight._replace(
+        data=data,
+        scale=take(weight.scale, blocks),
+        zero=None if weight.zero is None else take(weight.zero, blocks),
+        n=flat.shape[0],
+        block_n=1,
+    )
+    return dense(*picked).astype(jax_dtype(out_dtype)).reshape(*ids.shape, weight.k)
+
+
+def dequantize(*args: Any) -> Array:
+    *parts, out_dtype = args
+    return dense(*parts).astype(jax_dtype(out_dtype))
+
+
+def _listed(data: Array, scale: Array, zero: Array | None, scale2: Array | None) -> list[Array]:
+    """As bitport's ops return parts: an absent one is empty."""
+    return [jnp.zeros(0, data.dtype) if part is None else part for part in (data, scale, zero, scale2)]
+
+
+def quantize(value: Array, fmt: str) -> list[Array]:
+    fields = json.loads(fmt)
+    made = Format(**{**fields, "block": tuple(fields["block"])})
+    encoded = encode(value, made)
+    return _listed(storage(encoded, made.number), *encoded[1:])
+
+
+def quantize_input(x: Array, act: str, act_scale: Array | None) -> list[Array]:
+    fmt = ACTIVATIONS[act]
+    fixed = None if act_scale is None else act_scale.reshape(1, 1)
+    encoded = encode(rows_of(x), fmt, *((None, fixed) if fmt.global_scale else (fixed, None)))
+    return _listed(storage(encoded, fmt.number), *encoded[1:])
+
+
+def repack(*args: Any) -> list[Array]:
+    """Between plain and k_major, the layouts that XLA has kernels for."""
+    *parts, target = args
+    weight = JaxWeight(*parts)
+    if {weight.layout, target} - {"plain", NAME}:
+        raise ArgumentError(f"XLA reads the layouts plain and {NAME}, not {weight.layout} and {target}")
+    if weight.layout == target:
+        return _listed(*weight[:4])
+    if weight.dtype not in ("int4", "int8"):
+        raise ArgumentError(f"{NAME} holds int4 and int8, not {weight.dtype}")
+    bits, flip = weight.number.bits, 1 << (weight.number.bits - 1)
+    if target == NAME:
+        codes = jnp.swapaxes(unpack_bits(as_bytes(weight.data), bits, weight.k), -1, -2) ^ flip
+        data = pack_bits(codes, 4) if bits == 4 else codes.view(jnp.int8)
+    else:
+        codes = unpack_bits(weight.data, 4, weight.n) if bits == 4 else weight.data.view(jnp.uint8)
+        data = pack_bits(jnp.swapaxes(codes ^ flip, -1, -2), bits)
+    zero = None if weight.zero is None else jnp.swapaxes(weight.zero, -1, -2)
+    return _listed(data, jnp.swapaxes(weight.scale, -1, -2), zero, weight.scale2)

@@ -1,0 +1,26 @@
+"""The table: for each op of bitport, its function on JAX arrays, with the op's own arguments.
+
+The adapters (torchax, torch_xla, torch_tpu) give these to their library; under jax.jit, a mesh or jax.export they are
+used as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bitport.backends.xla import contracts, convert, products
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "linear": products.linear,
+    "dyn_linear": products.dyn_linear,
+    "grouped_linear": products.grouped_linear,
+    "dyn_grouped_linear": products.dyn_grouped_linear,
+    "embedding": convert.embedding,
+    "dequantize": convert.dequantize,
+    "quantize": convert.quantize,
+    "quantize_input": convert.quantize_input,
+    "repack": convert.repack,
+    "quantized_matmul": contracts.quantized_matmul,
+    "int4pack_mm": contracts.int4pack_mm,
+}

@@ -1,0 +1,61 @@
+"""Tensors of torch as arrays of JAX and back, bit for bit, also 8-bit floats: those travel as bytes (uint8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array
+from torch import Tensor
+
+from bitport.backends.xla.k_major import NAME
+from bitport.numerics import Quantized
+
+
+def to_array(tensor: Tensor) -> Array:
+    """A contiguous copy; an 8-bit float as uint8."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+        tensor = tensor.view(torch.uint8)
+    if tensor.dtype == torch.bfloat16:
+        bits = jnp.asarray(tensor.view(torch.int16).numpy())
+        return jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
+    return jnp.asarray(tensor.numpy())
+
+
+def to_tensor(array: Array) -> Tensor:
+    if array.dtype == jnp.bfloat16:
+        return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+    if array.dtype.itemsize == 1 and jnp.issubdtype(array.dtype, jnp.floating):
+        return torch.from_numpy(np.array(array).view(np.uint8))
+    return torch.from_numpy(np.array(array))
+
+
+def as_bytes(parts: Quantized) -> Quantized:
+    """Parts whose 8-bit floats can be seen as uint8: e8m0 scales have no scale2, so e4m3 scales get one."""
+    if parts.scale.dtype == torch.float8_e4m3fn and parts.scale2 is None:
+        one = torch.ones(*parts.scale.shape[:-2], 1, 1, device=parts.scale.device)
+        return parts._replace(scale2=one)
+    return parts
+
+
+def native(data: Array) -> Array:
+    """k_major int4 bytes [K, N/2] as XLA's int4 [K, N]: two in a byte on a TPU; on a CPU one, and slower to read."""
+    pairs = jax.lax.bitcast_convert_type(data, jnp.int4)
+    return pairs.reshape(*data.shape[:-1], 2 * data.shape[-1])
+
+
+def prefers_native() -> bool:
+    return jax.default_backend() == "tpu"
+
+
+def weight_arrays(weight: Any) -> tuple[Any, ...]:
+    """The ten arguments of a weight with arrays for tensors."""
+    parts = as_bytes(Quantized(*weight[:4]))
+    data, *rest = (None if part is None else to_array(part) for part in parts)
+    if weight[9] == NAME and weight[4] == "int4" and prefers_native():
+        data = native(data)
+    return (data, *rest, *weight[4:])

@@ -1,0 +1,84 @@
+"""Tensors and models between torch's CPU and torchax's device, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitport.backends.xla.move import as_bytes, to_array, to_tensor
+from bitport.backends.xla.torchax_register import register, tensor_module, wrap
+from bitport.numerics import Quantized
+from bitport.numerics.format import SCALE_DTYPES
+from bitport.tensor import QTensor
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    """``tensor`` on the jax device; a QTensor in the layout it takes there, 8-bit floats as bytes."""
+    if isinstance(tensor, tensor_module().Tensor):
+        return tensor
+    if not isinstance(tensor, QTensor):
+        return wrap(to_array(tensor))
+    if tensor.qdata.device.type == "jax":
+        return tensor
+    plain = tensor.to_layout("plain")
+    plain = plain.replace(as_bytes(plain.parts)).map_parts(lambda part: wrap(to_array(part)))
+    with register().default_env():
+        return plain.to_device_layout()
+
+
+def _moved_back(tensor: Tensor) -> Tensor:
+    """``tensor`` on the CPU; a QTensor's bytes are 8-bit floats again, as its scheme says."""
+    if not isinstance(tensor, QTensor):
+        return to_tensor(tensor.jax()) if isinstance(tensor, tensor_module().Tensor) else tensor
+    if tensor.qdata.device.type != "jax":
+        return tensor
+    with register().default_env():
+        plain = tensor.to_layout("plain")
+    plain = plain.map_parts(lambda part: to_tensor(part.jax()))  # type: ignore[attr-defined]
+    fmt = plain.scheme.weight
+    scale = _viewed(plain.scale, SCALE_DTYPES[fmt.scale])
+    parts = Quantized(
+        _viewed(plain.qdata, fmt.number.storage), scale, plain.zero, plain.scale2 if fmt.global_scale else None
+    )
+    return plain.replace(parts).to_device_layout()
+
+
+def _viewed(part: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return part.view(dtype) if dtype is not None and dtype.itemsize == 1 else part
+
+
+def to_jax(model: nn.Module) -> nn.Module:
+    """Every parameter and buffer becomes an array, in place; tied ones stay tied."""
+    register()
+    return _each(model, _moved)
+
+
+def to_cpu(model: nn.Module) -> nn.Module:
+    """The way back, as exact."""
+    register()
+    return _each(model, _moved_back)
+
+
+def _each(model: nn.Module, move: Callable[[Tensor], Tensor]) -> nn.Module:
+    moved: dict[int, Any] = {}
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None:
+                if id(param) not in moved:
+                    moved[id(param)] = _parameter(move(param))
+                module._parameters[name] = moved[id(param)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = moved.setdefault(id(buffer), move(buffer))
+    return model
+
+
+def _parameter(tensor: Tensor) -> Tensor:
+    """nn.Parameter would detach the parts of a QTensor, for which torchax wants its environment."""
+    if isinstance(tensor, QTensor):
+        tensor._is_param = True
+        return tensor
+    return nn.Parameter(tensor, requires_grad=False)

@@ -1,0 +1,65 @@
+"""The arguments of an op's sample as JAX takes them, and how far a result is from what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport import layouts
+from bitport.backends.xla.k_major import NAME
+from bitport.backends.xla.move import native, to_array, to_tensor, weight_arrays
+from bitport.numerics import Quantized, sqnr
+from bitport.ops import Op, Sample, Weight
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def samples_of(op: Op, dtype: torch.dtype) -> Iterator[tuple[Sample, tuple[Any, ...]]]:
+    """Samples with their arguments; those of many rows also in the k_major layout, int4 in both of its forms. An array
+    has no strides, so inputs that differ by them alone are left out."""
+    at = weight_at(op)
+    for sample in op.samples(CPU, dtype):
+        if sample.name.endswith(("-strided", "-every-other")):
+            continue
+        if op.name == "repack":
+            if sample.args[-1] in ("plain", NAME):
+                yield sample, arguments(op, sample.args)
+            continue
+        yield sample, arguments(op, sample.args)
+        if at is not None and not sample.name.endswith(("-vector", "-row", "-batch", "-empty", "-scalar", "-rest")):
+            weight = Weight(*sample.args[at : at + 10])
+            parts = Quantized(*weight[:4])
+            if layouts.layout(NAME).refuses(weight.matrix, parts) is None:
+                packed = layouts.repack(weight.matrix, parts, "plain", NAME)
+                args = (*sample.args[:at], *packed, *weight[4:9], NAME, *sample.args[at + 10 :])
+                given = arguments(op, args)
+                yield sample, given
+                if weight.dtype == "int4":
+                    yield sample, (*given[:at], native(given[at]), *given[at + 1 :])
+
+
+def weight_at(op: Op) -> int | None:
+    names = [argument.split()[-1] for argument in op.schema.partition(")")[0].split(",")]
+    return names.index("data") if "layout" in names else None
+
+
+def arguments(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    at = weight_at(op)
+    if at is not None:
+        args = (*args[:at], *weight_arrays(args[at : at + 10]), *args[at + 10 :])
+    return tuple(to_array(arg) if isinstance(arg, Tensor) else arg for arg in args)
+
+
+def shortfall(sample: Sample, got: Any, dtype: torch.dtype) -> float:
+    """dB by which a result misses its budget; bytes (an infinite budget) must be equal."""
+    expected = sample.expected()
+    result = to_tensor(got[0] if isinstance(got, list) else got)
+    if sample.budget == float("inf"):
+        return -float(torch.equal(result.view(torch.uint8).double().reshape(expected.shape), expected)) + 0.5
+    assert result.dtype == dtype
+    assert result.shape == expected.shape
+    return sample.budget - float(sqnr(expected, result)) if result.numel() else -float("inf")

@@ -1,0 +1,116 @@
+"""Every op's JAX function on the op's samples, against the float64 judge, within the op's budget."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from bitport.backends.xla.decode import decode, pack_bits, unpack_bits
+from bitport.backends.xla.encode import divide, encode_float
+from bitport.backends.xla.functions import FUNCTIONS
+from bitport.backends.xla.move import to_array, to_tensor
+from bitport.errors import ArgumentError
+from bitport.numerics import NUMBER_TYPES, encode
+from bitport.ops import OPS, Op
+from bitport.ops.reference import code_value
+
+from .arrays import CPU, DTYPES, samples_of, shortfall
+
+pytestmark = pytest.mark.xla
+
+CASES = [
+    pytest.param(op, dtype, id=f"{op.name}-{str(dtype)[6:]}")
+    for op in OPS.values()
+    for dtype in DTYPES
+    if next(iter(op.samples(CPU, dtype)), None) is not None
+]
+
+
+def test_every_op_has_a_function() -> None:
+    assert set(FUNCTIONS) == set(OPS)
+
+
+@pytest.mark.parametrize(("op", "dtype"), CASES)
+def test_within_budget(op: Op, dtype: torch.dtype) -> None:
+    missed = {}
+    for sample, args in samples_of(op, dtype):
+        if (gap := shortfall(sample, FUNCTIONS[op.name](*args), dtype)) > 0:
+            missed[sample.name] = gap
+    assert missed == {}
+
+
+@pytest.mark.parametrize("name", ["linear", "dyn_linear", "quantized_matmul"])
+def test_within_budget_when_compiled(name: str) -> None:
+    """Fused and simplified by XLA, on the samples of many rows."""
+    compiled = 0
+    for sample, args in samples_of(OPS[name], torch.float32):
+        if name != "quantized_matmul" and not sample.name.endswith("-rows"):
+            continue
+        static = tuple(at for at, arg in enumerate(args) if not isinstance(arg, jax.Array))
+        result = jax.jit(FUNCTIONS[name], static_argnums=static)(*args)
+        assert shortfall(sample, result, torch.float32) <= 0, sample.name
+        compiled += 1
+    assert compiled > 10
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBER_TYPES if NUMBER_TYPES[name].kind != "int"])
+def test_every_code_is_decoded_exactly(name: str) -> None:
+    number = NUMBER_TYPES[name]
+    codes = jnp.arange(1 << number.bits, dtype=jnp.uint8)
+    expected = [code_value(number, code) for code in range(1 << number.bits)]
+    np.testing.assert_array_equal(np.asarray(decode(codes, number)), np.asarray(expected, np.float32))
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3", "float8_e5m2", "float6_e2m3", "float6_e3m2", "float4_e2m1"])
+def test_every_float_is_encoded_as_on_the_cpu(name: str) -> None:
+    """All bfloat16 values, and the float32 just below and above each: ties, subnormals, overflow."""
+    patterns = np.arange(1 << 16, dtype=np.uint32) << 16
+    bits = np.concatenate([patterns, patterns + 1, np.maximum(patterns, 1) - 1])
+    values = torch.from_numpy(bits.view(np.float32))
+    values = values[~values.isnan()]
+    got = to_tensor(encode_float(to_array(values), NUMBER_TYPES[name]))
+    assert torch.equal(got, encode(values, name))
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_bits_are_packed_densely(bits: int) -> None:
+    codes = jnp.asarray(np.random.default_rng(bits).integers(0, 1 << bits, (3, 13)), jnp.uint8)
+    packed = pack_bits(codes, bits)
+    assert packed.shape == (3, -(-13 * bits // 8))
+    assert jnp.array_equal(unpack_bits(packed, bits, 13), codes)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_division_is_exact(compiled: bool) -> None:
+    """XLA multiplies by the reciprocal where it knows the divisor: 2.625 / 448 is no longer 0.005859375 then."""
+    x = jnp.asarray(np.arange(1, 4001, dtype=np.float32).reshape(1000, 4) / 16)
+    wanted = np.asarray(x) / np.float32(448)
+    by_a_constant = jax.jit(lambda x: divide(x, 448.0)) if compiled else lambda x: divide(x, 448.0)
+    by_a_column = jax.jit(divide) if compiled else divide
+    np.testing.assert_array_equal(np.asarray(by_a_constant(x)), wanted)
+    np.testing.assert_array_equal(np.asarray(by_a_column(x, jnp.full((1000, 1), 448.0))), wanted)
+
+
+@pytest.mark.parametrize("group", [4096, 128], ids=["channel", "group"])
+def test_integer_sums_are_32_bits(group: int) -> None:
+    """4096 products of 127 * -127 need 27 bits."""
+    k, n = 4096, 4
+    data = jnp.full((n, k), 1, jnp.uint8)
+    scale = jnp.ones((n, k // group), jnp.float32)
+    x = jnp.ones((1, k), jnp.float32)
+    args = (data, scale, None, None, "int8", n, k, 1, group, "plain", "int8", None, None)
+    y = jax.jit(lambda x: FUNCTIONS["dyn_linear"](x, *args))(x)
+    np.testing.assert_allclose(np.asarray(y), -127.0 * k, rtol=2.0**-23)
+    program = jax.jit(lambda x: FUNCTIONS["dyn_linear"](x, *args)).lower(x).as_text()
+    dots = [line for line in program.splitlines() if "dot_general" in line]
+    assert dots
+    assert all("xi8>" in line and line.rstrip().endswith("xi32>") for line in dots)
+
+
+def test_a_layout_of_another_device_is_refused() -> None:
+    args = (jnp.zeros((1, 8)), jnp.zeros((8, 8), jnp.uint8), jnp.ones((8, 1)), None, None)
+    with pytest.raises(ArgumentError, match="plain and k_major, not tile_packed_8"):
+        FUNCTIONS["linear"](*args, "int8", 8, 8, 1, 8, "tile_packed_8", None)

@@ -1,0 +1,155 @@
+"""torch programs with quantized weights on JAX: eager, compiled, exported; the numbers of the CPU."""
+
+from __future__ import annotations
+
+import copy
+
+import jax
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bitport
+from bitport.backends.xla import torchax_ops
+from bitport.backends.xla.move import to_array, to_tensor
+from bitport.nn import QuantizedLinear
+from bitport.numerics import sqnr
+from bitport.ops import OPS, samples, use_kernel
+from bitport.schemes import PRESETS
+from bitport.tensor import QTensor
+
+from .arrays import CPU
+
+pytestmark = pytest.mark.xla
+
+TORCHAX = torchax_ops.register()
+ENV = TORCHAX.default_env()
+SCHEMES = sorted(set(PRESETS) - {"int8-static"})  # needs a calibration; its op is among the samples
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 128)
+        self.up, self.down = nn.Linear(128, 96), nn.Linear(96, 128, bias=False)
+        self.register_buffer("shift", torch.randn(128))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.down(F.silu(self.up(self.embedding(ids) + self.shift)))
+
+
+IDS = torch.tensor([[3, 1, 7], [0, 39, 2]])
+
+
+def quantized(scheme: str) -> tuple[nn.Module, Tensor, float]:
+    """A model, its result on the CPU by the generic kernels, and the least SQNR in dB of another device's.
+
+    Two products follow each other, each within its budget; where inputs are rounded, a difference in the last place of
+    the first may move a value of the second across the border between two codes, which costs a step of its scale."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model = Model().eval()
+    bitport.quantize_(model, {"embedding": "int8", "*": scheme})
+    with torch.no_grad(), use_kernel("generic"):
+        expected = model(IDS)
+    rounds = PRESETS[scheme].act
+    return model, expected, 40.0 if rounds else samples.product_budget(torch.float32, 128, expected.numel()) - 3
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_model(scheme: str) -> None:
+    model, expected, budget = quantized(scheme)
+    state, function = torchax_ops.from_export(model, (IDS,))
+    exported = to_tensor(jax.jit(function)(state, (to_array(IDS),))[0])
+    moved = torchax_ops.to_jax(copy.deepcopy(model))
+    with ENV:
+        eager = to_tensor(moved(torchax_ops.wrap(to_array(IDS))).jax())
+    state, function = torchax_ops.as_function(model)
+    compiled = to_tensor(jax.jit(function)(state, to_array(IDS)))
+    levels = [float(sqnr(expected.double(), got)) for got in (exported, eager, compiled)]
+    assert min(levels) > budget, levels
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int8", "mxfp4", "nvfp4"])
+def test_weights_lie_as_the_device_wants_them(scheme: str) -> None:
+    model, _, _ = quantized(scheme)
+    weight = torchax_ops.to_jax(model).up.weight
+    assert weight.device.type == "jax"
+    assert weight.bits_layout == ("k_major" if scheme in ("int4", "int8") else "plain")
+    assert "float8" not in str(weight.scale.jax().dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_quantized_matmul_in_model_code(dtype: torch.dtype) -> None:
+    """torch.ops.bitport.quantized_matmul on torchax tensors: eager, and compiled by torchax's own jit."""
+    op = torch.ops.bitport.quantized_matmul
+    compiled = TORCHAX.interop.jax_jit(
+        lambda x, w, s, z, b, four, act: op(x, w, s, z, b, four, act),
+        kwargs_for_jax_jit={"static_argnums": (4, 5, 6)},
+    )
+    for sample in OPS["quantized_matmul"].samples(CPU, dtype):
+        args = [torchax_ops.wrap(to_array(arg)) if isinstance(arg, Tensor) else arg for arg in sample.args]
+        with ENV:
+            results = [op(*args), compiled(*args)]
+        for result in results:
+            assert result.dtype == dtype
+            assert float(sqnr(sample.expected(), to_tensor(result.jax()))) >= sample.budget, sample.name
+
+
+def test_a_layer_loaded_with_ready_made_weights() -> None:
+    """As on the PyTorch/XLA page: blocks of 32, with a zero point in units of the result."""
+    torch.manual_seed(0)
+    n, k, block = 24, 96, 32
+    codes = torch.randint(-8, 8, (k // block, block, n), dtype=torch.int8)
+    scaler, zero = torch.rand(k // block, n) + 0.5, torch.randn(k // block, n)
+    layer = QuantizedLinear(k, n, "int4-g32-fzero")
+    layer.load_quantized_weight(codes, scaler, zero)
+    x = torch.randn(5, k)
+    expected = torch.ops.bitport.quantized_matmul(x.double().float(), codes, scaler, zero, block, True)
+    state, function = torchax_ops.as_function(layer)
+    assert state["weight"]["qdata"].shape == (k, n // 2)
+    got = to_tensor(jax.jit(function)(state, to_array(x)))
+    # The zero point in codes is a rounded quotient: two roundings more than quantized_matmul has.
+    assert float(sqnr(expected.double(), got)) > samples.product_budget(torch.float32, k, got.numel()) - 6
+
+
+def test_functions_of_other_tensors_are_torchaxs() -> None:
+    x, w = torch.randn(3, 8), torch.randn(4, 8)
+    with ENV:
+        y = F.linear(torchax_ops.wrap(to_array(x)), torchax_ops.wrap(to_array(w)))
+        row = torchax_ops.wrap(to_array(x))[1]
+    torch.testing.assert_close(to_tensor(y.jax()), x @ w.T)
+    assert torch.equal(to_tensor(row.jax()), x[1])
+
+
+def test_exporting_leaves_the_model_as_it_was() -> None:
+    model, _, _ = quantized("int4")
+    before = {name: id(param) for name, param in model.named_parameters()}
+    torchax_ops.from_export(model, (IDS,))
+    assert {name: id(param) for name, param in model.named_parameters()} == before
+
+
+def dtypes(q: QTensor) -> list[torch.dtype | None]:
+    return [None if part is None else part.dtype for part in q.parts]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_there_and_back(scheme: str) -> None:
+    """Every bit, every dtype, and the CPU's own layout."""
+    model, _, _ = quantized(scheme)
+    before = {name: copy.deepcopy(param) for name, param in model.named_parameters()}
+    torchax_ops.to_cpu(torchax_ops.to_jax(model))
+    for name, param in model.named_parameters():
+        assert torch.equal(param, before[name])
+        if isinstance(param, QTensor):
+            other = before[name]
+            assert param.bits_layout == other.bits_layout
+            assert dtypes(param) == dtypes(other)
+
+
+def test_tied_weights_stay_tied() -> None:
+    model = Model()
+    model.down.weight = model.up.weight
+    torchax_ops.to_jax(model)
+    assert model.down.weight is model.up.weight
