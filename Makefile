@@ -25,13 +25,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 # What an installation compiles: changing it installs anew.
 NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
 
-<<<<<<< HEAD
-.PHONY: help demo test test-slow test-gpu test-xla test-peers sanitize ci lint format types bench bench-check bench-peers bench-page \
-	bench-gpu bench-gpu-page accuracy support clean
-=======
 .PHONY: help demo test test-slow test-gpu test-xla test-tpu test-peers sanitize ci lint format types bench bench-check \
-	bench-peers bench-page bench-xla bench-tpu xla-page accuracy support clean
->>>>>>> wip-xla
+	bench-peers bench-page bench-gpu bench-gpu-page bench-xla bench-tpu xla-page accuracy support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
