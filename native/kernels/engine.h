@@ -70,6 +70,10 @@ struct Product {
 };
 
 int32_t linear_int8(const Product& product, int32_t act, const float* act_scale);   // a Status
+#if BITPORT_X86
+bool takes_digits(const Product& product);   // few rows of bfloat16, whole numbers
+int32_t linear_digits(const Product& product, bool* taken);   // not taken: x is not finite, or near the end of the range
+#endif
 
 // The engine for m rows of this type, rounded like this, on this instruction set.
 const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m, int32_t act = BITPORT_AS_IS);

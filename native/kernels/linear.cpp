@@ -157,5 +157,12 @@ int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int
   constexpr int64_t kGrain = 1 << 18;   // below this many products a second thread costs more than it gives
   if (threads < 1 || w->n * w->k < kGrain / m) threads = 1;
   const Product product{*w, x, x_type, m, bias, y, x_type, threads, isa < 0 ? bitport_best_isa() : isa};
+#if BITPORT_X86
+  if (act == BITPORT_AS_IS && takes_digits(product)) {
+    bool taken = false;
+    const int32_t code = linear_digits(product, &taken);
+    if (taken) return code;
+  }
+#endif
   return floats ? linear_of_floats(product, act, act_scale) : linear_int8(product, act, act_scale);
 }

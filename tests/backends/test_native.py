@@ -84,6 +84,53 @@ def test_more_rows_than_are_worked_off_at_once(isa: str, scheme: str) -> None:
         assert shortfall(sample, OPS["linear"].overload(*sample.args)) <= 0
 
 
+@pytest.mark.parametrize(("scheme", "k"), [("int4", 4544), ("int4-int8", 8800)])
+def test_rows_so_long_that_only_a_span_of_them_stays_in_the_cache(isa: str, scheme: str, k: int) -> None:
+    op = "linear" if scheme == "int4" else "dyn_linear"
+    for sample in products(scheme, BF16, "cpu_tiles", n=17 * 32, k=k, m=130):
+        assert shortfall(sample, OPS[op].overload(*sample.args)) <= 0
+
+
+def weight_of(scheme: str, k: int = 512) -> tuple[QTensor, torch.Tensor]:
+    """Packed, and what it means in float64."""
+    generator = torch.Generator().manual_seed(7)
+    weight = torch.randn(64, k, generator=generator).to(BF16)
+    quantized = bp.quantize_tensor(weight, scheme)
+    return quantized.to_layout("cpu_tiles"), quantized.dequantize(torch.float32).double()
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+@pytest.mark.parametrize("scheme", ["int4", "int8"])
+def test_one_number_far_above_the_others(isa: str, scheme: str, m: int) -> None:
+    """It sets the unit that all others are cut at: what is lost must stay below the rounding of y to bfloat16, and does
+    by the square root of K over 2^7."""
+    packed, exact = weight_of(scheme)
+    x = torch.randn(m, 512, generator=torch.Generator().manual_seed(8)).to(BF16)
+    x[:, 77] *= 3000
+    error = F.linear(x, packed).double() - x.double() @ exact.T
+    rounding = (x.double() @ exact.T).abs() * 2.0**-9
+    assert error.square().mean().sqrt() <= 1.5 * rounding.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+@pytest.mark.parametrize("scheme", ["int4", "int8"])
+def test_a_row_that_is_not_finite_spoils_no_other(isa: str, scheme: str, m: int) -> None:
+    packed, exact = weight_of(scheme)
+    x = torch.randn(m, 512, generator=torch.Generator().manual_seed(9)).to(BF16)
+    x[0, 5] = float("inf")
+    y = F.linear(x, packed)
+    assert not y[0].isfinite().any()
+    assert all(sqnr(x[row].double() @ exact.T, y[row]) > 50 for row in range(1, m))
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0**-118, 2.0**-100, 2.0**100], ids=["zeros", "tiny", "small", "huge"])
+def test_rows_at_the_ends_of_the_range(isa: str, scale: float) -> None:
+    packed, exact = weight_of("int4-sym")
+    x = (torch.randn(1, 512, generator=torch.Generator().manual_seed(10)) * scale).to(BF16)
+    y, expected = F.linear(x, packed), x.double() @ exact.T
+    assert torch.equal(y, torch.zeros_like(y)) if scale == 0 else sqnr(expected, y) > 50
+
+
 @DTYPES
 @pytest.mark.parametrize("scheme", ["int4-int8", "int4-fp8"])
 def test_rounded_inputs(isa: str, scheme: str, dtype: torch.dtype) -> None:
