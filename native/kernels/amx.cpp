@@ -25,7 +25,10 @@ AMX void configure(int64_t rows0, int64_t rows1) {
 }
 
 AMX void begin() { configure(16, 16); }
-AMX void end() { _tile_release(); }
+AMX void end() {
+  _tile_release();
+  _mm_sfence();   // what was streamed
+}
 
 // What is done beside a step of K, part by part: an instruction for the tile registers takes 16 cycles, and none of the
 // vectors' time.
@@ -206,7 +209,7 @@ AMX void finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* 
 
 const Engine amx_engine = {
     true,  kDepth, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, finish, multiply, multiply_ahead, fuses, fused,
-    avx512_store, begin, end};
+    avx512_store, avx512_stream, begin, end};
 
 }  // namespace bitport
 #endif

@@ -87,7 +87,7 @@ void end() { amx_engine.end(); }
 }  // namespace
 
 const Engine amx_blocks_engine = {
-    true, kDepth, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, avx512_store, begin, end};
+    true, kDepth, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, avx512_store, avx512_stream, begin, end};
 
 }  // namespace bitport
 #endif

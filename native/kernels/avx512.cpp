@@ -73,8 +73,8 @@ AVX512 void avx512_widen(const void* from, int32_t type, int64_t count, float* t
   for (; i < count; ++i) to[i] = load_number(from, type, i);
 }
 
-// A line of a cache, written at once.
-AVX512_INLINE void store_line(const float* sum, const float* bias, void* y, int32_t type) {
+// 32 numbers of two bytes: a line of a cache.
+AVX512_INLINE __m512i line_of(const float* sum, const float* bias, int32_t type) {
   __m512 low = _mm512_load_ps(sum), high = _mm512_load_ps(sum + 16);
   if (bias) {
     low = _mm512_add_ps(low, _mm512_loadu_ps(bias));
@@ -83,11 +83,11 @@ AVX512_INLINE void store_line(const float* sum, const float* bias, void* y, int3
   const auto half = [&](__m512 v) AVX512 {
     return type == BITPORT_BF16 ? bf16_of(v) : _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   };
-  _mm512_storeu_si512(y, _mm512_inserti64x4(_mm512_castsi256_si512(half(low)), half(high), 1));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(half(low)), half(high), 1);
 }
 
 AVX512 void avx512_store(const float* sum, int64_t count, const float* bias, void* y, int32_t type) {
-  if (count == 32 && type != BITPORT_F32) return store_line(sum, bias, y, type);
+  if (count == 32 && type != BITPORT_F32) return _mm512_storeu_si512(y, line_of(sum, bias, type));
   for (int64_t j = 0; j < count; j += 16) {
     const __mmask16 mask = count - j < 16 ? __mmask16((1u << (count - j)) - 1) : __mmask16(0xffff);
     __m512 v = _mm512_load_ps(sum + j);
@@ -102,8 +102,12 @@ AVX512 void avx512_store(const float* sum, int64_t count, const float* bias, voi
   }
 }
 
+AVX512 void avx512_stream(const float* sum, const float* bias, void* y, int32_t type) {
+  _mm512_stream_si512(static_cast<__m512i*>(y), line_of(sum, bias, type));
+}
+
 const Engine avx512_engine = {
-    false, 256, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, avx512_store, nullptr, nullptr};
+    false, 256, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, avx512_store, nullptr, nullptr, nullptr};
 
 }  // namespace bitport
 #endif

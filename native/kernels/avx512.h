@@ -240,6 +240,7 @@ AVX512_INLINE void prefetch_ahead(const uint8_t* codes, int64_t bytes) {
 
 void avx512_widen(const void* from, int32_t type, int64_t count, float* to);
 void avx512_store(const float* sum, int64_t count, const float* bias, void* y, int32_t type);
+void avx512_stream(const float* sum, const float* bias, void* y, int32_t type);
 
 // Makes the call with Format = Codes<bits, integer> of w. Floats have 4, 6 or 8 bits.
 #define BITPORT_WITH_CODES(w, call)                                      \

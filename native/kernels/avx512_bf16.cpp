@@ -110,7 +110,7 @@ void avx512_fused_bf16(const Job& job, int64_t tile, void*, float* sum) {
 }
 
 const Engine avx512_bf16_engine = {
-    true,  256,  avx512_widen, nullptr, nullptr, nullptr, nullptr, nullptr, fuses, avx512_fused_bf16, avx512_store,
+    true,  256,  avx512_widen, nullptr, nullptr, nullptr, nullptr, nullptr, fuses, avx512_fused_bf16, avx512_store, nullptr,
     nullptr, nullptr};
 
 }  // namespace bitport

@@ -5,6 +5,7 @@
 //   fused   codes become values in registers or L1 and are used at once, scales act on the sums of a group: few rows.
 // The scale of the whole tensor (scale2) acts on the sums at the end: products of short floats stay exact in bfloat16.
 #pragma once
+#include <cstddef>
 #include "bitport_kernels.h"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -53,6 +54,8 @@ struct Engine {
   bool (*fuses)(const BitportTiles& weight, int64_t m);   // whether to go the fused way; null: never
   void (*fused)(const Job& job, int64_t tile, void* panel, float* sum);   // overwrites sum; memory of two panels
   void (*store)(const float* sum, int64_t count, const float* bias, void* y, int32_t type);   // part of a row
+  // 32 numbers of two bytes, a whole line, past the caches; seen by others after end(). null: never
+  void (*stream)(const float* sum, const float* bias, void* y, int32_t type);
   void (*begin)();      // once per thread and piece of work; may be null
   void (*end)();
 };
@@ -68,6 +71,13 @@ struct Product {
   int32_t y_type;   // of the bias too
   int32_t threads, isa;
 };
+
+// Whether rows of y are whole lines that stay in no L2 anyway: written through it they would drive out x, and sooner where
+// they lie a page apart and fall into the same few of its lines.
+static inline bool lines_past_caches(const Product& p) {
+  const size_t row = size_t(p.weight.n) * 2, stays = size_t(row % 4096 ? 4 : 1) << 20;
+  return p.y_type != BITPORT_F32 && row % 64 == 0 && reinterpret_cast<uintptr_t>(p.y) % 64 == 0 && size_t(p.m) * row > stays;
+}
 
 int32_t linear_int8(const Product& product, int32_t act, const float* act_scale);   // a Status
 #if BITPORT_X86

@@ -16,7 +16,7 @@ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 struct Int8Call : Product {
   const Int8Engine& engine;
-  const bool fused, stays_int;
+  const bool fused, stays_int, streams;
   Int8Job job, ones;         // ones: one row of them
   int8_t* codes;
   float* sums;
@@ -27,7 +27,8 @@ struct Int8Call : Product {
 
   Int8Call(const Product& product, const Int8Engine& chosen)
       : Product(product), engine(chosen), fused(chosen.fuses(product.weight, product.m)),
-        stays_int(!fused && chosen.stays_int && chosen.stays_int(product.weight)) {}
+        stays_int(!fused && chosen.stays_int && chosen.stays_int(product.weight)),
+        streams(!fused && chosen.streams && lines_past_caches(product)) {}
 
   const char* row_at(int64_t row) const { return static_cast<const char*>(x) + size_t(row * weight.k) * width(x_type); }
   size_t panel_bytes() const { return size_t(engine.stretch) * 32; }
@@ -122,7 +123,7 @@ struct Int8Call : Product {
     const float* own_bias = bias_values ? bias_values + n : nullptr;
     char* to = static_cast<char*>(y) + size_t(row * weight.n + n) * width(x_type);
     for (int64_t r = 0; r < rows; ++r, to += size_t(weight.n) * width(x_type))
-      engine.finish(sum + r * 32, one_sums, roundings[row + r], count, own_bias, to, x_type);
+      engine.finish(sum + r * 32, one_sums, roundings[row + r], count, own_bias, to, x_type, streams && count == 32);
   }
 
   void run_fused(int64_t first, int64_t last) {

@@ -72,8 +72,10 @@ struct Int8Engine {
   bool (*stays_int)(const BitportTiles& weight);
   void (*settle)(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, float* sum);
   // y = (sum - zero * ones) * scale + bias, for part of a row; ones and bias may be null.
+  // stream: y is a whole aligned line that may go past the caches (see linear.cpp).
   void (*finish)(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias, void* y,
-                 int32_t type);
+                 int32_t type, bool stream);
+  bool streams;   // finish() knows how, and end() orders it
   void (*begin)(const BitportTiles& weight);   // once per thread and piece of work; may be null
   void (*end)();
 };

@@ -27,7 +27,10 @@ AMX_INT8 void configure(int64_t step) {
 }
 
 AMX_INT8 void begin(const BitportTiles& w) { configure(step_of(w)); }
-AMX_INT8 void end() { _tile_release(); }
+AMX_INT8 void end() {
+  _tile_release();
+  _mm_sfence();   // what was streamed
+}
 
 // The codes of a panel less the center, by quarters of a tile: 16 rows by 16 columns, 4 lines of 64 codes.
 //   panel [K / step][2 halves of 16 rows][step / 4][16 rows][4]
@@ -246,7 +249,7 @@ bool fuses(const BitportTiles&, int64_t m) { return m <= 8; }
 }  // namespace
 
 const Int8Engine amx_int8_engine = {512, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
-                                    multiply, multiply_ahead, stays_int, settle, avx512_int8_finish, begin, end};
+                                    multiply, multiply_ahead, stays_int, settle, avx512_int8_finish, true, begin, end};
 
 }  // namespace bitport
 #endif

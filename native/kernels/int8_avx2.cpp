@@ -174,7 +174,7 @@ void fused(const Int8Job& job, int64_t tile, void* panel, float* sum) {
 }
 
 AVX2 void finish(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias, void* y,
-                 int32_t type) {
+                 int32_t type, bool) {
   const __m256 scale = _mm256_set1_ps(rounding.scale), zero = _mm256_set1_ps(rounding.zero);
   for (int64_t j = 0; j < 32; j += 8) {
     __m256 v = _mm256_load_ps(sum + j);
@@ -186,7 +186,7 @@ AVX2 void finish(float* sum, const float* ones, Rounding rounding, int64_t count
 
 }  // namespace
 
-const Int8Engine avx2_int8_engine = {512, range, round, fuses, fused, unpack, multiply, nullptr, nullptr, nullptr, finish,
+const Int8Engine avx2_int8_engine = {512, range, round, fuses, fused, unpack, multiply, nullptr, nullptr, nullptr, finish, false,
                                      nullptr, nullptr};
 
 }  // namespace bitport

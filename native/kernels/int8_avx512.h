@@ -39,7 +39,7 @@ void avx512_int8_range(const void* x, int32_t type, int64_t count, float* low, f
 int32_t avx512_int8_round(const void* x, int32_t type, int64_t count, Rounding rounding, int8_t* to, int64_t from,
                           int64_t next);
 void avx512_int8_finish(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias, void* y,
-                        int32_t type);
+                        int32_t type, bool stream);
 void avx512_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum);
 
 #define BITPORT_WITH_BITS(bits, call)                 \

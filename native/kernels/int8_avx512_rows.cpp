@@ -63,14 +63,15 @@ AVX512 int32_t avx512_int8_round(const void* x, int32_t type, int64_t count, Rou
 }
 
 AVX512 void avx512_int8_finish(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias,
-                               void* y, int32_t type) {
+                               void* y, int32_t type, bool stream) {
   const __m512 scale = _mm512_set1_ps(rounding.scale), zero = _mm512_set1_ps(rounding.zero);
   for (int64_t j = 0; j < 32; j += 16) {
     __m512 v = _mm512_load_ps(sum + j);
     if (ones) v = _mm512_fnmadd_ps(zero, _mm512_load_ps(ones + j), v);
     _mm512_store_ps(sum + j, _mm512_mul_ps(v, scale));
   }
-  avx512_store(sum, count, bias, y, type);
+  if (stream) avx512_stream(sum, bias, y, type);
+  else avx512_store(sum, count, bias, y, type);
 }
 
 }  // namespace bitport

@@ -58,7 +58,8 @@ void fused(const Int8Job& job, int64_t tile, void*, float* sum) {
     }
 }
 
-void finish(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias, void* y, int32_t type) {
+void finish(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias, void* y, int32_t type,
+            bool) {
   for (int64_t j = 0; j < count; ++j) {
     const float value = (ones ? sum[j] - rounding.zero * ones[j] : sum[j]) * rounding.scale;
     store_number(bias ? value + bias[j] : value, y, type, j);
@@ -68,6 +69,6 @@ void finish(float* sum, const float* ones, Rounding rounding, int64_t count, con
 }  // namespace
 
 const Int8Engine scalar_int8_engine = {kInt32Columns, range, round, fuses, fused, nullptr, nullptr, nullptr, nullptr, nullptr,
-                                       finish, nullptr, nullptr};
+                                       finish, false, nullptr, nullptr};
 
 }  // namespace bitport

@@ -18,6 +18,7 @@ struct Call : Product {
   std::atomic<bool> failed{false};
 
   Call(const Product& product, const Engine& chosen) : Product(product), engine(chosen) {}
+  bool streams = false;
   const float* row_scale = nullptr;   // what each row of sums is to be multiplied by, or null
 
   static size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
@@ -54,8 +55,11 @@ struct Call : Product {
     const int64_t n = tile * 32, count = weight.n - n < 32 ? weight.n - n : 32;
     const size_t next = size_t(weight.n) * width(y_type);
     char* to = static_cast<char*>(y) + size_t(row) * next + size_t(n) * width(y_type);
-    for (int64_t r = 0; r < rows; ++r, to += next)
-      engine.store(sum + r * 32, count, bias_values ? bias_values + n : nullptr, to, y_type);
+    const float* added = bias_values ? bias_values + n : nullptr;
+    if (streams && count == 32)
+      for (int64_t r = 0; r < rows; ++r, to += next) engine.stream(sum + r * 32, added, to, y_type);
+    else
+      for (int64_t r = 0; r < rows; ++r, to += next) engine.store(sum + r * 32, count, added, to, y_type);
   }
 
   void run_fused(int64_t first, int64_t last) {
@@ -128,6 +132,7 @@ int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
   call.bias_values = product.bias ? reinterpret_cast<float*>(memory + row_bytes + sum_bytes) : nullptr;
   if (product.bias) engine.widen(product.bias, product.y_type, w.n, reinterpret_cast<float*>(memory + row_bytes + sum_bytes));
 
+  call.streams = engine.stream && !fused && lines_past_caches(product);
   call.job = Job{&w, memory, sums, m, block, in_blocks ? row_scale : nullptr};
   share(ceil_div(m, 32), m > 64 ? product.threads : 1, [&](int64_t i) {
     for (int64_t row = i * 32; row < m && row < i * 32 + 32; ++row) call.lay_out(row, memory, sums);

@@ -91,6 +91,15 @@ def test_rows_so_long_that_only_a_span_of_them_stays_in_the_cache(isa: str, sche
         assert shortfall(sample, OPS[op].overload(*sample.args)) <= 0
 
 
+@pytest.mark.parametrize("scheme", ["int4", "int4-int8"])
+def test_results_that_go_past_the_caches(isa: str, scheme: str) -> None:
+    """Two megabytes of y, its rows a page apart; with one number more a row they do not fill lines."""
+    op = "linear" if scheme == "int4" else "dyn_linear"
+    for n in (2048, 2049):
+        for sample in products(scheme, BF16, "cpu_tiles", n=n, k=64, m=520):
+            assert shortfall(sample, OPS[op].overload(*sample.args)) <= 0
+
+
 def weight_of(scheme: str, k: int = 512) -> tuple[QTensor, torch.Tensor]:
     """Packed, and what it means in float64."""
     generator = torch.Generator().manual_seed(7)
