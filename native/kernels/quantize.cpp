@@ -2,7 +2,6 @@
 // then encoded while it lies in the cache; where a block has several rows, all of them are measured first.
 #include "quantize.h"
 #include <atomic>
-#include <cmath>
 #include "buffer.h"
 #include "engine.h"
 #include "number.h"
@@ -31,7 +30,7 @@ struct Quantizing {
   const Loops& loops;
   const Engine& engine;
   Loops::Encode encode;
-  float global = 1;
+  Scales scales{format, type};
 
   int64_t columns() const { return ceil_div(k, format.block_k); }   // of blocks
   int64_t strips() const { return ceil_div(n, format.block_n); }
@@ -43,7 +42,7 @@ struct Quantizing {
 
   void choose(int64_t strip, const Range* ranges, Step* steps) const {
     for (int64_t i = 0; i < columns(); ++i)
-      steps[i] = choose_step(format, ranges[i], type, global, scale, zero, strip * columns() + i);
+      steps[i] = scales.choose(ranges[i], scale, zero, strip * columns() + i);
   }
 
   void write(int64_t row, const Step* steps) const {
@@ -89,11 +88,7 @@ struct Quantizing {
     for (int64_t at = 0; at < strips(); ++at) {
       Range* merged = ranges + at * format.block_n * columns();
       for (int64_t row = 1; row < smaller(format.block_n, n - at * format.block_n); ++row)
-        for (int64_t i = 0; i < columns(); ++i) {
-          const Range& other = merged[row * columns() + i];
-          merged[i].low = other.low < merged[i].low ? other.low : merged[i].low;
-          merged[i].high = other.high > merged[i].high ? other.high : merged[i].high;
-        }
+        for (int64_t i = 0; i < columns(); ++i) merged[i].add(merged[row * columns() + i]);
       choose(at, merged, steps + at * columns());
     }
     share(n, threads, [&](int64_t row) { write(row, steps + row / format.block_n * columns()); });
@@ -111,8 +106,8 @@ struct Quantizing {
       for (int64_t row = at * format.block_n; row < smaller((at + 1) * format.block_n, n); ++row) measure(row, ranges);
       uint32_t found = 0;
       for (int64_t i = 0; i < columns(); ++i) {
-        const float size = amax_of(ranges[i], type);
-        if (std::isfinite(size) && bits_of_float(size) > found) found = bits_of_float(size);
+        const float size = scales.amax(ranges[i]);
+        if (size == size && bits_of_float(size) > found) found = bits_of_float(size);
       }
       for (uint32_t seen = most; found > seen && !most.compare_exchange_weak(seen, found);) {}
     });
@@ -125,7 +120,8 @@ struct Quantizing {
     if (format.global) {
       float amax;
       if (!measure_all(threads, &amax)) return false;
-      global = *scale2 = global_scale(format, amax);
+      scales.measured(amax);
+      *scale2 = scales.global();
     }
     if (strips() < threads) return tall(threads);
     const int64_t together = kGrain / (smaller(format.block_n, n) * k) + 1;   // strips

@@ -5,14 +5,18 @@
 
 namespace bitport {
 
-// Smallest and largest number of a block, as signed integers that are ordered like the numbers, NaN at both ends: the bits
-// of a float (of bfloat16 and float16, 16 bits), all but the sign turned where it is set.
+// The largest magnitude among the positive and among the negative numbers of a block, 0 without any. They are bits of the
+// numbers without the sign, 16 of bfloat16 and float16: ordered like the numbers, infinity and NaN above all.
 struct Range {
-  int32_t low = INT32_MAX, high = INT32_MIN;
+  uint32_t positive = 0, negative = 0;
+  void add(const Range& other) {
+    positive = other.positive > positive ? other.positive : positive;
+    negative = other.negative > negative ? other.negative : negative;
+  }
 };
 
-// How the numbers of a block become codes. constant: there is no scale, all are code `constant`. product: x / scale may
-// be had from products with the inverse, see quantize_loops.cpp.
+// How the numbers of a block become codes. constant: there is no scale. product: x / scale may be had from products with
+// the inverse, see quantize_loops.cpp.
 enum class Way : int32_t { constant, division, product };
 
 struct Step {
@@ -20,24 +24,37 @@ struct Step {
   Way way;
 };
 
-// A finite number of the range, or NaN where it holds one that is not: the largest magnitude.
-float amax_of(const Range& range, int32_t type);
+// From ranges of one format to scales; what all blocks share is worked out once.
+class Scales {
+ public:
+  Scales(const BitportFormat& format, int32_t x_type);
+  float amax(const Range& range) const;   // NaN where the block holds a number that is not finite
+  void measured(float amax);              // the largest of all finite blocks: the global scale follows from it
+  float global() const { return global_; }
+  // The scale, and the zero if there is one, are written to element `at`.
+  Step choose(const Range& range, void* scale, void* zero, int64_t at) const;
 
-float global_scale(const BitportFormat& format, float amax);   // amax: of all blocks that are finite
+ private:
+  float number(uint32_t bits) const;
+  float defined(float scale, float amax) const;
+  float kept(float scale, float amax, void* scales, int64_t at) const;
+  uint8_t power_of_two(float amax) const;
 
-// Scale and zero point of a block are written to element `at` of both.
-Step choose_step(const BitportFormat& format, const Range& range, int32_t type, float global, void* scale, void* zero,
-                 int64_t at);
+  const BitportFormat& f_;
+  const int32_t type_;
+  float global_ = 1, of_zeros_, smallest_, highest_, end_ = 0;
+  int32_t emax_;
+  uint32_t above_;   // a fraction of amax, in units of 2^-23: "rceil" takes the next power of two for larger ones
+};
 
 struct Loops {
-  // Columns [0, k) of a row, its blocks of `block` columns merged into ranges[0 ..].
+  // A row of k columns, its blocks of `block` columns added to ranges[0 ..].
   void (*measure16)(const void* x, int64_t k, int64_t block, Range* ranges);
   void (*measure32)(const void* x, int64_t k, int64_t block, Range* ranges);
-  // Columns [from, to) of a row, x and codes at the first of them; steps of the whole row.
+  // Columns [from, to) of a row to a byte each, x and codes at the first of them; steps of the whole row.
   using Encode = void (*)(const BitportFormat& format, const float* x, int64_t from, int64_t to, const Step* steps,
                           uint8_t* codes);
-  Encode (*encode)(const BitportFormat& format);
-  // A byte each to dense ones; `codes` may be read up to the next eight.
+  Encode (*encode)(const BitportFormat& format);   // null for a type that is not known
   void (*pack)(const uint8_t* codes, int64_t count, int32_t bits, uint8_t* dense);
 };
 

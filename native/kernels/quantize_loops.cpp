@@ -1,9 +1,13 @@
 // The loops over the numbers of a weight, made into vectors of each width by the compiler.
 #include <cstring>
+#include <type_traits>
 #include "bits.h"
 #include "engine.h"
 #include "number.h"
 #include "quantize.h"
+#if BITPORT_X86
+#include <immintrin.h>
+#endif
 
 namespace bitport {
 namespace {
@@ -14,23 +18,54 @@ namespace {
 #define BITPORT_INLINE inline
 #endif
 
+// As signed integers the positive numbers are the largest, as unsigned ones the negative: two comparisons per number.
+template <class T>
+struct Extremes {
+  using Signed = std::make_signed_t<T>;
+  static constexpr T kSign = T(T(1) << (8 * sizeof(T) - 1));
+  Signed positive = 0;
+  T negative = 0;
+  BITPORT_INLINE void add(T bits) {
+    positive = Signed(bits) > positive ? Signed(bits) : positive;
+    negative = bits > negative ? bits : negative;
+  }
+  BITPORT_INLINE Range range() const { return {uint32_t(positive), negative & kSign ? negative & T(~kSign) : 0u}; }
+};
+
 template <class T>
 BITPORT_INLINE void measure(const void* numbers, int64_t k, int64_t block, Range* ranges) {
-  constexpr int kSign = 8 * sizeof(T) - 1;
-  constexpr T kSize = T(low(kSign));
   const T* x = static_cast<const T*>(numbers);
   for (int64_t from = 0; from < k; from += block, ++ranges) {
-    const int64_t count = k - from < block ? k - from : block;
-    T least = kSize, most = T(~kSize);
-    for (int64_t i = 0; i < count; ++i) {
-      const T bits = x[from + i], key = T(bits ^ (T(bits >> kSign) & kSize));
-      least = key < least ? key : least;
-      most = key > most ? key : most;
-    }
-    ranges->low = least < ranges->low ? least : ranges->low;
-    ranges->high = most > ranges->high ? most : ranges->high;
+    Extremes<T> found;
+    for (int64_t i = from; i < (k - from < block ? k : from + block); ++i) found.add(x[i]);
+    ranges->add(found.range());
   }
 }
+
+#if BITPORT_X86
+// The same for 16 bits. One instruction finds the smallest of eight unsigned numbers: of what is left of a block the
+// largest are brought there.
+__attribute__((target("avx2"))) void measure_words(const void* numbers, int64_t k, int64_t block, Range* ranges) {
+  const uint16_t* x = static_cast<const uint16_t*>(numbers);
+  for (int64_t from = 0; from < k; from += block, ++ranges) {
+    const int64_t end = k - from < block ? k : from + block;
+    __m256i positive = _mm256_setzero_si256(), negative = positive;
+    int64_t i = from;
+    for (; i + 16 <= end; i += 16) {
+      const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+      positive = _mm256_max_epi16(positive, bits);
+      negative = _mm256_max_epu16(negative, bits);
+    }
+    const __m128i most = _mm_max_epi16(_mm256_castsi256_si128(positive), _mm256_extracti128_si256(positive, 1));
+    const __m128i least = _mm_max_epu16(_mm256_castsi256_si128(negative), _mm256_extracti128_si256(negative, 1));
+    Extremes<uint16_t> found;
+    found.add(uint16_t(~_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(most, _mm_set1_epi16(-1))))));
+    found.add(uint16_t(~_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(least, _mm_set1_epi16(-1))))));
+    for (; i < end; ++i) found.add(x[i]);
+    ranges->add(found.range());
+  }
+}
+#endif
 
 // A number in steps of its block, of at most 2^21, to a whole number, ties to even: it ends up in the lowest bits of the
 // sum.
@@ -46,7 +81,7 @@ struct Integer {   // a whole offset is added after rounding, which keeps the su
     const int32_t code = whole(q) + offset;
     return code < 0 ? 0 : code > most ? most : code;
   }
-  BITPORT_INLINE int32_t constant(float) const { return offset; }
+  BITPORT_INLINE int32_t constant() const { return offset; }
 };
 
 struct Shifted {   // any other before
@@ -57,7 +92,7 @@ struct Shifted {   // any other before
     const int32_t code = whole(q + offset);
     return code < 0 ? 0 : code > most ? most : code;
   }
-  BITPORT_INLINE int32_t constant(float) const { return int32_t(offset); }
+  BITPORT_INLINE int32_t constant() const { return int32_t(offset); }
 };
 
 // [sign | exponent | mantissa]. Subnormal codes count steps: added to a power of two whose last bit is one step, a number
@@ -78,9 +113,7 @@ struct Float {
     const uint32_t subnormal = bits_of_float(size + float_of_bits(kSteps)) - kSteps;
     return int32_t((bits < kNormal ? subnormal : normal) | bits_of_float(x) >> 31 << kSign);
   }
-  BITPORT_INLINE int32_t constant(float x) const {   // the quotient is a NaN, with the sign of x where x is one
-    return nan_code | (nan_code && x != x ? int32_t(bits_of_float(x) >> 31 << kSign) : 0);
-  }
+  BITPORT_INLINE int32_t constant() const { return nan_code; }
 };
 
 template <int Bits>
@@ -93,7 +126,7 @@ struct Codebook {
     for (int i = 0; i < (1 << Bits) - 1; ++i) code += q > thresholds[i];
     return code;
   }
-  BITPORT_INLINE int32_t constant(float) const { return nan_code; }
+  BITPORT_INLINE int32_t constant() const { return nan_code; }
 };
 
 // x / scale, rounded once. With the inverse rounded to nearest, x * inverse is off by less than two units in the last
@@ -109,7 +142,7 @@ template <bool Fma, class Code>
 BITPORT_INLINE void encode_some(const Code& code, const Step& step, const float* x, int64_t count, uint8_t* y) {
   const float scale = step.scale, inverse = step.inverse;
   if (step.way == Way::constant) {
-    for (int64_t i = 0; i < count; ++i) y[i] = uint8_t(code.constant(x[i]));
+    for (int64_t i = 0; i < count; ++i) y[i] = uint8_t(code.constant());
   } else if (Fma && step.way == Way::product) {
     for (int64_t i = 0; i < count; ++i) y[i] = uint8_t(code(quotient(x[i], scale, inverse), x[i]));
   } else {
@@ -139,20 +172,34 @@ BITPORT_INLINE void encode(const BitportFormat& f, const float* x, int64_t from,
   }
 }
 
+// Codes of 2 or 4 bits: those of a byte of the result lie in one word.
+template <int Bits, class Word>
+BITPORT_INLINE void pack_words(const uint8_t* codes, int64_t count, uint8_t* dense) {
+  for (int64_t i = 0; i < count; ++i) {
+    Word word;
+    std::memcpy(&word, codes + i * int64_t(sizeof word), sizeof word);
+    if constexpr (Bits == 2) word |= word >> 12;
+    dense[i] = uint8_t(word | word >> (8 - Bits));
+  }
+}
+
 template <int Bits>
 BITPORT_INLINE void pack_as(const uint8_t* codes, int64_t count, uint8_t* dense) {
-  const int64_t whole = count / 8;
-  for (int64_t i = 0; i < whole; ++i) {
-    uint64_t eight;
-    std::memcpy(&eight, codes + i * 8, 8);
-    eight = gather<Bits>(eight);
-    std::memcpy(dense + i * Bits, &eight, Bits);
-  }
-  if (count % 8) {
-    uint64_t rest = 0;
-    std::memcpy(&rest, codes + whole * 8, size_t(count % 8));
-    rest = gather<Bits>(rest);
-    std::memcpy(dense + whole * Bits, &rest, size_t((count % 8 * Bits + 7) / 8));
+  const int64_t eights = count / 8, rest = count % 8;
+  if constexpr (Bits == 4) pack_words<4, uint16_t>(codes, eights * 4, dense);
+  else if constexpr (Bits == 2) pack_words<2, uint32_t>(codes, eights * 2, dense);
+  else
+    for (int64_t i = 0; i < eights; ++i) {
+      uint64_t eight;
+      std::memcpy(&eight, codes + i * 8, 8);
+      eight = gather<Bits>(eight);
+      std::memcpy(dense + i * Bits, &eight, Bits);
+    }
+  if (rest) {
+    uint64_t last = 0;
+    std::memcpy(&last, codes + eights * 8, size_t(rest));
+    last = gather<Bits>(last);
+    std::memcpy(dense + eights * Bits, &last, size_t((rest * Bits + 7) / 8));
   }
 }
 
@@ -174,10 +221,9 @@ BITPORT_INLINE void pack_dense(const uint8_t* codes, int64_t count, int32_t bits
                       uint8_t* codes) {                                                                              \
     encode<fma, __VA_ARGS__>(f, x, from, to, steps, codes);                                                          \
   }
-#define BITPORT_LOOPS(variant, attribute, fma)                                                                        \
+#define BITPORT_LOOPS(variant, attribute, fma, words)                                                                        \
   namespace variant {                                                                                                 \
-  attribute void measure16(const void* x, int64_t k, int64_t b, Range* r) { measure<int16_t>(x, k, b, r); }           \
-  attribute void measure32(const void* x, int64_t k, int64_t b, Range* r) { measure<int32_t>(x, k, b, r); }           \
+  attribute void measure32(const void* x, int64_t k, int64_t b, Range* r) { measure<uint32_t>(x, k, b, r); }          \
   attribute void pack(const uint8_t* c, int64_t n, int32_t bits, uint8_t* d) { pack_dense(c, n, bits, d); }           \
   BITPORT_ENCODE(integer, attribute, fma, Integer)                                                                   \
   BITPORT_ENCODE(shifted, attribute, fma, Shifted)                                                                   \
@@ -190,7 +236,7 @@ BITPORT_INLINE void pack_dense(const uint8_t* codes, int64_t count, int32_t bits
   Loops::Encode encode_of(const BitportFormat& f) {                                                                   \
     if (f.kind == BITPORT_CODEBOOK) return f.bits == 4 ? codebook : nullptr;                                         \
     if (f.kind == BITPORT_INTEGER)                                                                                   \
-      return f.zero_type == BITPORT_U8 || (f.zero_type < 0 && f.bits > 1) ? (f.bits > 1 ? integer : shifted) : shifted; \
+      return f.bits > 1 && (f.zero_type < 0 || f.zero_type == BITPORT_U8) ? integer : shifted;                       \
     switch (f.bits * 10 + f.mantissa) {                                                                               \
       case 83: return e4m3;                                                                                          \
       case 82: return e5m2;                                                                                          \
@@ -200,12 +246,14 @@ BITPORT_INLINE void pack_dense(const uint8_t* codes, int64_t count, int32_t bits
       default: return nullptr;                                                                                       \
     }                                                                                                                 \
   }                                                                                                                   \
-  constexpr Loops loops = {measure16, measure32, encode_of, pack};                                                    \
+  constexpr Loops loops = {words, measure32, encode_of, pack};                                                    \
   }
-BITPORT_LOOPS(plain, , false)
+void measure_plainly(const void* x, int64_t k, int64_t b, Range* r) { measure<uint16_t>(x, k, b, r); }
+BITPORT_LOOPS(plain, , false, measure_plainly)
 #if BITPORT_X86
-BITPORT_LOOPS(avx2, __attribute__((target("avx2,fma"))), true)
-BITPORT_LOOPS(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512"))), true)
+BITPORT_LOOPS(avx2, __attribute__((target("avx2,fma"))), true, measure_words)
+BITPORT_LOOPS(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512"))), true,
+              measure_words)
 #endif
 
 }  // namespace
