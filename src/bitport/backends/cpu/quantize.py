@@ -82,7 +82,9 @@ def register(library: Library) -> None:
         )
         described, count = _described(fmt, n, k, dtype), math.prod(batch)
         for at in range(count):
-            source, *places = (None if part is None else part.data_ptr() + part.nbytes // count * at for part in (x, *parts))
+            source, *places = (
+                None if part is None else part.data_ptr() + part.nbytes // count * at for part in (x, *parts)
+            )
             code = call(described, source, TYPES[dtype], n, k, *places, torch.get_num_threads(), library.isa)
             library.check(code, f"quantize of {n}x{k} in {dtype} to {fmt.dtype}")
         return to_list(parts)
