@@ -3,7 +3,7 @@ runs. A NaN is a NaN: which sign it has the generic kernel leaves to PyTorch's c
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor
 import bitport as bp
 from bitport.backends import cpu
 from bitport.backends.cpu.native import ISAS, Library
-from bitport.numerics import NUMBER_TYPES, Format, Quantized
+from bitport.numerics import NUMBER_TYPES, Format, NumberType, Quantized
 from bitport.ops import decide, select, use_kernel
 from bitport.ops.convert import format_json, from_list
 from bitport.schemes import PRESETS, preset
 
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 NAMES = (
     *(name for name, scheme in PRESETS.items() if not scheme.static),
     *("int3-channel", "int4-g32-sym", "int4-g48", "int4-g64-fzero", "int4-tensor", "int4-b8x16-sym", "int5-g7"),
@@ -50,7 +51,7 @@ def weight(n: int, k: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
         x[10] *= end.smallest_normal
         x[11] = end.max * torch.linspace(-1, 1, k)
         x[12, k // 2] = float("-inf")
-    return x.clamp(-end.max, end.max).where(x.isfinite(), x).to(dtype)
+    return x.to(dtype)
 
 
 def parts_of(x: Tensor, fmt: Format, kernel: str) -> Quantized:
@@ -69,15 +70,11 @@ def differing(x: Tensor, fmt: Format) -> list[str]:
 def same(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    if a.is_floating_point():
-        nans = a.float().isnan()
-        if not torch.equal(nans, b.float().isnan()):
-            return False
-        a, b = (
-            a[~nans] if a.itemsize > 1 else a.view(torch.uint8)[~nans],
-            b.view(b.dtype if b.itemsize > 1 else torch.uint8)[~nans],
-        )
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    nans = a.float().isnan()
+    bits = [part.view(BITS[part.itemsize]) for part in (a, b)]
+    return torch.equal(nans, b.float().isnan()) and torch.equal(bits[0][~nans], bits[1][~nans])
 
 
 @DTYPES
@@ -88,24 +85,21 @@ def test_schemes(library: Library, name: str, dtype: torch.dtype) -> None:
         assert not differing(weight(n, k, dtype, seed), fmt), (n, k)
 
 
-def every_format() -> list[Format]:
-    """Numbers by scales by zeros."""
-    found = []
-    for (name, number), scale in itertools.product(NUMBER_TYPES.items(), ("bfloat16", "float16", "e8m0", "e4m3")):
-        zeros = ("none", "int", "float") if number.kind == "int" and scale.endswith("16") else ("none",)
-        if number.kind == "float" and not number.signed or (name, scale) == ("int1", "e8m0"):
-            continue
-        rules = ("floor", "ceil", "rceil", *(("even",) if name != "nf4" else ())) if scale == "e8m0" else ("floor",)
-        for zero, rule in itertools.product(zeros, rules):
-            found.append(Format(dtype=name, block=(1, 32), zero=zero, scale=scale, scale_rule=rule))
-    return found
+def formats_of(number: NumberType) -> Iterator[Format]:
+    """Every scale and zero, also those that no preset has: float16 scales are clipped by large numbers of float32."""
+    for scale in ("bfloat16", "float16", "e4m3"):
+        for zero in ("none", "int", "float") if number.kind == "int" and scale != "e4m3" else ("none",):
+            yield Format(dtype=number.name, block=(1, 32), zero=zero, scale=scale)
+    for rule in ("floor", "ceil", "rceil", "even"):
+        if number.name != "int1" and (rule, number.kind) != ("even", "codebook"):
+            yield Format(dtype=number.name, block=(1, 32), scale="e8m0", scale_rule=rule)
 
 
 @DTYPES
-@pytest.mark.parametrize("fmt", every_format(), ids=lambda fmt: f"{fmt.dtype}-{fmt.scale}-{fmt.zero}-{fmt.scale_rule}")
-def test_formats(library: Library, fmt: Format, dtype: torch.dtype) -> None:
-    """Also those that no preset has: float16 scales are clipped by large numbers of other types."""
-    assert not differing(weight(17, 100, dtype), fmt)
+@pytest.mark.parametrize("name", [name for name in NUMBER_TYPES if name != "float8_e8m0"])
+def test_formats(library: Library, name: str, dtype: torch.dtype) -> None:
+    for fmt in formats_of(NUMBER_TYPES[name]):
+        assert not differing(weight(17, 100, dtype), fmt), fmt
 
 
 @pytest.mark.parametrize("name", ["int4-tensor", "fp8", "int8-b8x16", "nvfp4", "int4", "fp8-block"])
@@ -148,7 +142,7 @@ def test_models_are_quantized_by_it() -> None:
     native = bp.quantize_tensor(x, "int4-g32")
     with use_kernel("quantize=generic"):
         generic = bp.quantize_tensor(x, "int4-g32")
-    assert all(a is None or torch.equal(a, b) for a, b in zip(native.parts, generic.parts, strict=True))
+    assert all(a is None or b is None or torch.equal(a, b) for a, b in zip(native.parts, generic.parts, strict=True))
 
 
 def test_an_empty_matrix_is_refused() -> None:
