@@ -101,17 +101,16 @@ template <int Exponent, int Mantissa>
 struct Float {
   static constexpr int kBias = (1 << (Exponent - 1)) - 1, kCut = 23 - Mantissa, kSign = Exponent + Mantissa;
   static constexpr uint32_t kNormal = uint32_t(128 - kBias) << 23, kSteps = uint32_t(128 - kBias + kCut) << 23;
-  float largest;
-  int32_t nan_code;
-  Float(const BitportFormat& f, const Step&) : largest(f.largest), nan_code(f.nan_code) {}
+  int32_t largest, nan_code;   // largest: its bits
+  Float(const BitportFormat& f, const Step&) : largest(int32_t(bits_of_float(f.largest))), nan_code(f.nan_code) {}
   BITPORT_INLINE int32_t operator()(float q, float x) const {
-    const float whole_size = float_of_bits(bits_of_float(q) & 0x7fffffffu);
-    const float size = whole_size > largest ? largest : whole_size;
-    const uint32_t bits = bits_of_float(size);
-    const uint32_t normal = ((bits + ((1u << (kCut - 1)) - 1) + (bits >> kCut & 1)) >> kCut) -
-                            (uint32_t(127 - kBias) << Mantissa);
-    const uint32_t subnormal = bits_of_float(size + float_of_bits(kSteps)) - kSteps;
-    return int32_t((bits < kNormal ? subnormal : normal) | bits_of_float(x) >> 31 << kSign);
+    const int32_t whole_size = int32_t(bits_of_float(q) & 0x7fffffffu);
+    const int32_t bits = whole_size < largest ? whole_size : largest;   // ordered like the numbers
+    const int32_t normal = ((bits + ((1 << (kCut - 1)) - 1) + (bits >> kCut & 1)) >> kCut) - ((127 - kBias) << Mantissa);
+    const int32_t subnormal = int32_t(bits_of_float(float_of_bits(uint32_t(bits)) + float_of_bits(kSteps)) - kSteps);
+    const int32_t below = -int32_t(bits < int32_t(kNormal));   // a mask: a choice would stay a branch
+    const int32_t code = (subnormal & below) | (normal & ~below);
+    return code | int32_t(bits_of_float(x) >> 31 << kSign);
   }
   BITPORT_INLINE int32_t constant() const { return nan_code; }
 };

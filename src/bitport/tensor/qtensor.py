@@ -36,8 +36,8 @@ KEPT = "_operand"
 """Where bitport.ops keeps the parts as ops take them."""
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""torch functions that take a QTensor and what computes them, e.g. F.linear, and our ``quantize``, which makes its parts;
-filled by bitport.ops."""
+"""torch functions that take a QTensor and what computes them, e.g. F.linear, and our ``quantize``, which makes its
+parts; filled by bitport.ops."""
 
 ATEN: dict[Any, Callable[..., Any]] = {}
 """aten ops that store, move and slice a QTensor; filled by bitport.tensor.aten."""
