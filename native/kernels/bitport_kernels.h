@@ -73,6 +73,30 @@ BITPORT_API int32_t bitport_pack(const uint8_t* dense, int32_t bits, int64_t n, 
 BITPORT_API int32_t bitport_unpack(const uint8_t* tiles, int32_t bits, int64_t n, int64_t k, uint8_t* dense,
                                    int32_t threads);
 
+// How a weight is rounded: numerics/format.py, its numbers and its scales.
+enum BitportKind : int32_t { BITPORT_INTEGER = 0, BITPORT_FLOAT = 1, BITPORT_CODEBOOK = 2 };
+enum BitportRule : int32_t { BITPORT_FLOOR = 0, BITPORT_CEIL = 1, BITPORT_EVEN = 2, BITPORT_RCEIL = 3 };
+
+struct BitportFormat {
+  const float* thresholds;    // of a codebook: 2^bits - 1, a code counts those below it
+  int64_t block_n, block_k;   // rows and columns of one scale; both at least 1
+  float largest;              // the magnitude that a symmetric scale maps the largest element to
+  int32_t kind, bits;
+  int32_t mantissa;           // bits of a float's mantissa; of an integer's largest power of two
+  int32_t nan_code;           // of a float or codebook: what a number in a block without a scale becomes
+  int32_t scale_type;         // all but U8
+  int32_t rule;               // how a scale of E8M0 is rounded (BitportRule)
+  int32_t zero_type;          // of integers: U8, or scale_type; -1 for none
+  int32_t global;             // 1: a scale of the whole matrix above those of E4M3
+};
+
+// x [n, k] of x_type (F32, BF16, F16), rows contiguous, rounded to nearest -> codes dense along k, lowest bits first,
+// [n, ceil(k * bits / 8)] bytes; scale and zero [ceil(n / block_n), ceil(k / block_k)]; scale2 one number.
+// zero and scale2: null where the format has none.
+BITPORT_API int32_t bitport_quantize(const BitportFormat* format, const void* x, int32_t x_type, int64_t n, int64_t k,
+                                     uint8_t* codes, void* scale, void* zero, float* scale2, int32_t threads,
+                                     int32_t isa);
+
 // How work reaches other threads: calls body(begin, end, context) on parts of [begin, end) and returns when all are
 // done. The default is a pool of OpenMP, where it was compiled with it.
 typedef void (*BitportBody)(int64_t begin, int64_t end, void* context);

@@ -60,6 +60,7 @@ static inline void store_number(float f, void* p, int32_t type, int64_t i) {
   switch (type) {
     case BITPORT_F32: static_cast<float*>(p)[i] = f; break;
     case BITPORT_BF16: static_cast<uint16_t*>(p)[i] = bf16_of_float(f); break;
+    case BITPORT_U8: static_cast<uint8_t*>(p)[i] = uint8_t(f); break;   // a whole number
     default: static_cast<uint16_t*>(p)[i] = f16_of_float(f);
   }
 }

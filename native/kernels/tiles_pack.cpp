@@ -1,6 +1,6 @@
-// Dense codes to tiles and back (the layout is drawn in bitport_kernels.h): eight codes of a row at a time, a byte each
-// in 64 bits, the first one lowest.
+// Dense codes to tiles and back (the layout is drawn in bitport_kernels.h): eight codes of a row at a time.
 #include <cstring>
+#include "bits.h"
 #include "share.h"
 #include "status.h"
 #include "tiles.h"
@@ -11,27 +11,6 @@ namespace {
 constexpr int64_t kSteps = 8;   // whose rows are copied at once: rows far apart may share a line of the cache
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-constexpr uint64_t low(int bits) { return bits < 64 ? (uint64_t(1) << bits) - 1 : ~uint64_t(0); }
-
-// The lowest 8 * Bits bits, Bits at a time, to a byte each: halves move apart, then halves of halves.
-template <int Bits>
-uint64_t spread(uint64_t v) {
-  constexpr uint64_t half = low(4 * Bits), quarter = low(2 * Bits) * 0x100000001u;
-  constexpr uint64_t eighth = low(Bits) * 0x1000100010001u;
-  v = (v & half) | (v >> 4 * Bits & half) << 32;
-  v = (v & quarter) | (v >> 2 * Bits & quarter) << 16;
-  return (v & eighth) | (v >> Bits & eighth) << 8;
-}
-
-template <int Bits>
-uint64_t gather(uint64_t v) {
-  constexpr uint64_t half = low(4 * Bits), quarter = low(2 * Bits) * 0x100000001u;
-  constexpr uint64_t eighth = low(Bits) * 0x1000100010001u;
-  v = (v & eighth) | (v >> 8 & eighth) << Bits;
-  v = (v & quarter) | (v >> 16 & quarter) << 2 * Bits;
-  return (v & half) | (v >> 32 & half) << 4 * Bits;
-}
 
 struct Line { uint16_t pair[2][16]; };   // by place: two neighbours in K of each row, then the next two
 

@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   try_threads(seed);
   for (long long i = 0; i < weights; ++i) {
     try_weight(i, seed);
+    try_quantize(i, seed);
     if ((i + 1) % 100 == 0) std::fprintf(stderr, "%lld weights\n", i + 1);
   }
   std::printf("%lld cases, %lld random weights, seed %llu, up to %s: no fault\n", cases, weights, seed,

@@ -47,6 +47,11 @@ def midpoints(table: Sequence[float]) -> tuple[float, ...]:
 _MIDPOINTS = {NF4: midpoints(NF4)}
 
 
+def zero_code(table: tuple[float, ...]) -> int:
+    """Index of the entry nearest to zero."""
+    return min(range(len(table)), key=lambda index: abs(table[index]))
+
+
 def encode_codebook(x: Tensor, table: tuple[float, ...]) -> Tensor:
     """Index of the nearest entry; halfway takes the lower entry, values outside the table take its ends.
 
@@ -55,8 +60,7 @@ def encode_codebook(x: Tensor, table: tuple[float, ...]) -> Tensor:
     codes = torch.zeros_like(x, dtype=torch.uint8)
     for threshold in thresholds:
         codes = codes + (x > threshold)
-    zero_code = min(range(len(table)), key=lambda index: abs(table[index]))
-    return torch.where(x.isnan(), zero_code, codes)
+    return torch.where(x.isnan(), zero_code(table), codes)
 
 
 def decode_codebook(codes: Tensor, table: tuple[float, ...]) -> Tensor:

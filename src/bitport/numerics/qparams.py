@@ -86,7 +86,7 @@ def _affine(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     end = torch.finfo(x.dtype).max * (steps / (steps + 2))
     low, high = low.clamp(min=-end), high.clamp(max=end)
     scale = _stored(_divide(high / 2 - low / 2, steps / 2), amax, 1.0, x.dtype, fmt)
-    zero = -low / scale.to(torch.float32)
+    zero = (0 - low) / scale.to(torch.float32)  # 0 - low, as -low would make zeros of both signs
     zero = torch.where(zero.isnan(), 0, zero.clamp(0, steps))
     if fmt.zero == "int":
         return scale, round_to_int(zero).to(torch.uint8)

@@ -71,12 +71,14 @@ def _samples_dequantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sa
 
 
 @functools.cache
-def _format(text: str) -> Format:
+def parse_format(text: str) -> Format:
+    """The inverse of :func:`format_json`."""
     fields = json.loads(text)
     fields["block"] = tuple(fields["block"])
     return Format(**fields)
 
 
+@functools.cache
 def format_json(fmt: Format) -> str:
     """A format as the op ``quantize`` takes it."""
     return json.dumps({**fmt.__dict__, "block": list(fmt.block)}, sort_keys=True)
@@ -86,13 +88,13 @@ def _check_quantize(value: Tensor, fmt: str) -> None:
     if value.dtype not in FLOATS or value.dim() < 2:
         raise ArgumentError(f"quantize takes a float matrix [..., N, K], not {value.dtype} {[*value.shape]}")
     try:
-        _format(fmt)
+        parse_format(fmt)
     except (ValueError, TypeError, KeyError) as error:
         raise ArgumentError(f"not a format: {fmt!r} ({error})") from error
 
 
 def _quantize(value: Tensor, fmt: str) -> list[Tensor]:
-    return to_list(quantize(value, _format(fmt)))
+    return to_list(quantize(value, parse_format(fmt)))
 
 
 def _samples_quantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:

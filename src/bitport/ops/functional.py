@@ -12,8 +12,9 @@ from torch import Tensor
 from torch._C._functorch import TransformType
 
 from bitport.errors import ArgumentError
-from bitport.numerics import fake_quantize
+from bitport.numerics import Format, Quantized, fake_quantize, quantize
 from bitport.ops import select
+from bitport.ops.convert import format_json, from_list
 from bitport.ops.linear import check_linear
 from bitport.ops.table import OPS
 from bitport.ops.weight import Weight
@@ -252,8 +253,14 @@ def grouped_mm(
     return y if out_dtype is None else y.to(out_dtype)
 
 
+def quantize_weight(value: Tensor, fmt: Format) -> Quantized:
+    """numerics.quantize by the kernel of the value's device."""
+    return from_list(run("quantize", value, format_json(fmt)))
+
+
 FUNCTIONS.update(
     {
+        quantize: quantize_weight,
         F.linear: linear,
         F.embedding: embedding,
         Tensor.__getitem__: getitem,

@@ -36,7 +36,8 @@ KEPT = "_operand"
 """Where bitport.ops keeps the parts as ops take them."""
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""torch functions that take a QTensor and what computes them, e.g. F.linear; filled by bitport.ops."""
+"""torch functions that take a QTensor and what computes them, e.g. F.linear, and our ``quantize``, which makes its
+parts; filled by bitport.ops."""
 
 ATEN: dict[Any, Callable[..., Any]] = {}
 """aten ops that store, move and slice a QTensor; filled by bitport.tensor.aten."""
@@ -312,7 +313,7 @@ def quantize_tensor(
     rows = value.flatten(1) if kind == "conv" else value.transpose(-1, -2) if transposed else value
     if any(size == 0 and block == 0 for size, block in zip(rows.shape[-2:], scheme.weight.block, strict=True)):
         raise ArgumentError(f"an empty matrix {list(rows.shape)} has no range to choose the one scale of {scheme} from")
-    parts = quantize(rows.detach(), scheme.weight)
+    parts = FUNCTIONS[quantize](rows.detach(), scheme.weight)
     made = from_parts(
         parts,
         scheme,

@@ -111,7 +111,7 @@ class Library:
                 torch.get_num_threads(),
                 self.isa,
             )
-            self._check(code, f"linear of {n}x{k} in {x.dtype}")
+            self.check(code, f"linear of {n}x{k} in {x.dtype}")
             del kept
         return y.reshape(*x.shape[:-1], n)
 
@@ -121,7 +121,7 @@ class Library:
         y = torch.empty(flat.numel(), weight.k, dtype=dtype)
         tiles, kept = _tiles(weight)
         code = self._rows(tiles, flat.data_ptr(), flat.numel(), y.data_ptr(), TYPES[dtype], torch.get_num_threads())
-        self._check(code, f"lookup in {weight.n}x{weight.k}")
+        self.check(code, f"lookup in {weight.n}x{weight.k}")
         del kept
         return y.reshape(*ids.shape, weight.k)
 
@@ -129,7 +129,7 @@ class Library:
         """One weight in cpu_tiles as floats, [N, K]."""
         y = torch.empty(weight.n, weight.k, dtype=dtype)
         tiles, kept = _tiles(weight)
-        self._check(self._dense(tiles, y.data_ptr(), TYPES[dtype], torch.get_num_threads()), "dense weight")
+        self.check(self._dense(tiles, y.data_ptr(), TYPES[dtype], torch.get_num_threads()), "dense weight")
         del kept
         return y
 
@@ -157,9 +157,9 @@ class Library:
         sizes = [part.numel() // max(count, 1) for part in (source, target)]
         for i in range(count):
             start, to = source.data_ptr() + i * sizes[0], target.data_ptr() + i * sizes[1]
-            self._check(move(start, bits, matrix.n, matrix.k, to, torch.get_num_threads()), f"packing of {matrix}")
+            self.check(move(start, bits, matrix.n, matrix.k, to, torch.get_num_threads()), f"packing of {matrix}")
 
-    def _check(self, code: int, what: str) -> None:
+    def check(self, code: int, what: str) -> None:
         if code:
             raise KernelError(f"native {what}: {self._error(code).decode()}")
 

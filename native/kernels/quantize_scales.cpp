@@ -1,0 +1,105 @@
+// Scales and zero points from ranges, in float32 and number for number as bitport.numerics.qparams chooses them.
+#include <cmath>
+#include "number.h"
+#include "quantize.h"
+
+namespace bitport {
+namespace {
+
+constexpr float kNoScale = __builtin_nanf("");
+constexpr double kFloat32Max = 0x1.fffffep127;
+constexpr float kE4m3Max = 448, kE4m3Smallest = 0x1p-9f;
+
+struct Limits { double largest, smallest, eps; };   // smallest: above 0
+constexpr Limits kLimits[] = {{kFloat32Max, 0x1p-149, 0x1p-23}, {0x1.fep127, 0x1p-133, 0x1p-7}, {65504, 0x1p-24, 0x1p-10}};
+
+float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+
+// Of a number from 2^-9 to 448, or NaN. Below 2^-6 the codes count steps of 2^-9.
+uint8_t e4m3_of(float x) {
+  if (x != x) return 0x7f;
+  if (x < 0x1p-6f) return uint8_t(bits_of_float(x + 0x1p14f) - bits_of_float(0x1p14f));
+  const uint32_t bits = bits_of_float(x);
+  return uint8_t(((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120u << 3));
+}
+
+float steps_of(const BitportFormat& f) { return float((1 << f.bits) - 1); }
+
+}  // namespace
+
+Scales::Scales(const BitportFormat& f, int32_t x_type) : f_(f), type_(x_type), emax_(std::ilogb(f.largest)) {
+  of_zeros_ = f.kind == BITPORT_INTEGER && f.bits == 1 && f.zero_type < 0 ? 0.0f : 1.0f;
+  above_ = uint32_t((double(f.largest) / std::ldexp(1.0, emax_) - 1) * 0x1p23);
+  const Limits& limits = kLimits[f.scale_type <= BITPORT_F16 ? f.scale_type : BITPORT_F32];
+  const double input = kLimits[x_type].largest, steps = steps_of(f);
+  const double highest = input / (f.zero_type < 0 ? double(f.largest) : 1) * (1 - limits.eps);
+  highest_ = float(highest < limits.largest ? highest : limits.largest);
+  smallest_ = float(limits.smallest);
+  end_ = float(input * (steps / (steps + 2)));
+}
+
+float Scales::number(uint32_t bits) const {
+  return type_ == BITPORT_F32 ? float_of_bits(bits)
+                              : type_ == BITPORT_BF16 ? float_of_bf16(uint16_t(bits)) : float_of_f16(uint16_t(bits));
+}
+
+float Scales::amax(const Range& range) const {
+  const float most = number(range.positive > range.negative ? range.positive : range.negative);
+  return std::isfinite(most) ? most : kNoScale;
+}
+
+void Scales::measured(float amax) {
+  const double largest = double(kE4m3Max) * double(f_.largest);
+  const double highest = kFloat32Max / (largest > double(kE4m3Max) ? largest : double(kE4m3Max)) * (1 - 0x1p-20);
+  global_ = amax == 0 ? 1 : clamp(amax / float(largest), 0x1p-140f, float(highest));
+}
+
+float Scales::defined(float scale, float amax) const { return amax != amax ? kNoScale : amax == 0 ? of_zeros_ : scale; }
+
+// The scale as its type keeps it.
+float Scales::kept(float scale, float amax, void* scales, int64_t at) const {
+  store_number(defined(clamp(scale, smallest_, highest_), amax), scales, f_.scale_type, at);
+  return load_number(scales, f_.scale_type, at);
+}
+
+uint8_t Scales::power_of_two(float amax) const {
+  if (amax != amax) return 255;
+  const uint32_t bits = bits_of_float(amax);
+  const uint32_t position = bits >= 0x800000u ? bits : bits > 0x400000u ? (bits - 0x400000u) * 2 : 0;
+  const uint32_t fraction = position & 0x7fffffu;
+  int code = int(position >> 23) - emax_;
+  switch (f_.rule) {
+    case BITPORT_EVEN: code += int((fraction + (1u << (22 - f_.mantissa))) >> 23); break;
+    case BITPORT_CEIL: code += fraction > 0; break;
+    case BITPORT_RCEIL: code += fraction > above_; break;
+    default: break;
+  }
+  return uint8_t(code < 0 ? 0 : code > 254 - emax_ ? 254 - emax_ : code);
+}
+
+Step Scales::choose(const Range& range, void* scales, void* zeros, int64_t at) const {
+  const float amax = this->amax(range);
+  float scale, offset = f_.kind != BITPORT_INTEGER ? 0 : f_.bits > 1 ? float(1 << (f_.bits - 1)) : 0.5f;
+  if (f_.zero_type >= 0) {
+    const float steps = steps_of(f_), low = number(range.negative), high = number(range.positive);
+    const float below = low > end_ ? end_ : low, above = high > end_ ? end_ : high;
+    scale = kept((above / 2 + below / 2) / (steps / 2), amax, scales, at);
+    const float zero = below / scale, inside = zero > 0 ? (zero < steps ? zero : steps) : 0;   // NaN: 0
+    store_number(f_.zero_type == BITPORT_U8 ? std::nearbyintf(inside) : inside, zeros, f_.zero_type, at);
+    offset = load_number(zeros, f_.zero_type, at);
+  } else if (f_.scale_type == BITPORT_E8M0 || f_.scale_type == BITPORT_E4M3) {
+    const float raw = amax / f_.largest, shared = f_.global ? raw / global_ : raw;
+    static_cast<uint8_t*>(scales)[at] = f_.scale_type == BITPORT_E8M0
+                                            ? power_of_two(amax)
+                                            : e4m3_of(defined(clamp(shared, kE4m3Smallest, kE4m3Max), amax));
+    scale = load_number(scales, f_.scale_type, at);
+  } else {
+    scale = kept(amax / f_.largest, amax, scales, at);
+  }
+  if (f_.global) scale *= global_;
+  // Products give the very quotient where nothing on the way leaves the exponents of float32.
+  const bool tame = scale > 0x1p-80f && scale < 0x1p80f && amax <= scale * 0x1p16f;
+  return {scale, tame ? 1 / scale : 0, offset, !(scale > 0) ? Way::constant : tame ? Way::product : Way::division};
+}
+
+}  // namespace bitport

@@ -1,0 +1,151 @@
+"""Weights rounded by the native kernel are those of the generic one, bit for bit, in every variant that this processor
+runs. A NaN is a NaN: which sign it has the generic kernel leaves to PyTorch's cast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import bitport as bp
+from bitport.backends import cpu
+from bitport.backends.cpu.native import ISAS, Library
+from bitport.numerics import NUMBER_TYPES, Format, NumberType, Quantized
+from bitport.ops import decide, select, use_kernel
+from bitport.ops.convert import format_json, from_list
+from bitport.schemes import PRESETS, preset
+
+pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+NAMES = (
+    *(name for name, scheme in PRESETS.items() if not scheme.static),
+    *("int3-channel", "int4-g32-sym", "int4-g48", "int4-g64-fzero", "int4-tensor", "int4-b8x16-sym", "int5-g7"),
+    *("int6-tensor-sym", "int7-b128x128", "int8-asym", "fp8-e5m2-wo-g64", "mxfp4-g16", "nvfp4-b3x16", "nf4-channel"),
+)
+
+
+@pytest.fixture(params=ISAS)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
+    assert isinstance(cpu.LIBRARY, Library)
+    if request.param not in cpu.LIBRARY.available:
+        pytest.skip(f"this processor runs {', '.join(cpu.LIBRARY.available)}")
+    monkeypatch.setattr(cpu.LIBRARY, "isa", ISAS[request.param])
+    return cpu.LIBRARY
+
+
+def weight(n: int, k: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Rows of every size, ties, and in the first rows what has an end of its own: zeros of both signs, the largest
+    numbers, the smallest, one sign only, infinities, NaN."""
+    made = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, k, generator=made) * torch.exp2(torch.randint(-12, 8, (n, 1), generator=made).float())
+    end = torch.finfo(dtype)
+    x[n // 2 :: 3] = (x[n // 2 :: 3] * 8).round() / 8
+    special = (0.0, -0.0, end.max, -end.max, end.smallest_normal, end.tiny * end.eps, float("inf"), float("nan"))
+    for row, value in enumerate(special[: n - 1]):
+        x[row, :: 1 + row % 3] = value
+    if n > 12:
+        x[8], x[9] = x[8].abs(), -x[9].abs()
+        x[10] *= end.smallest_normal
+        x[11] = end.max * torch.linspace(-1, 1, k)
+        x[12, k // 2] = float("-inf")
+    return x.to(dtype)
+
+
+def parts_of(x: Tensor, fmt: Format, kernel: str) -> Quantized:
+    with use_kernel(f"quantize={kernel}"):
+        return from_list(select.call("quantize", x, format_json(fmt), kernel=kernel))
+
+
+def differing(x: Tensor, fmt: Format) -> list[str]:
+    """Names of the parts that differ."""
+    assert decide("quantize", x, format_json(fmt)).kernel == "native"
+    got, expected = parts_of(x, fmt, "native"), parts_of(x, fmt, "generic")
+    pairs = zip(Quantized._fields, got, expected, strict=True)
+    return [name for name, a, b in pairs if (a is None) != (b is None) or not (a is None or b is None or same(a, b))]
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    nans = a.float().isnan()
+    bits = [part.view(BITS[part.itemsize]) for part in (a, b)]
+    return torch.equal(nans, b.float().isnan()) and torch.equal(bits[0][~nans], bits[1][~nans])
+
+
+@DTYPES
+@pytest.mark.parametrize("name", NAMES)
+def test_schemes(library: Library, name: str, dtype: torch.dtype) -> None:
+    fmt = preset(name).weight
+    for seed, (n, k) in enumerate([(1, 1), (5, 33), (40, 160), (131, 300), (2, 2100)]):
+        assert not differing(weight(n, k, dtype, seed), fmt), (n, k)
+
+
+def formats_of(number: NumberType) -> Iterator[Format]:
+    """Every scale and zero, also those that no preset has: float16 scales are clipped by large numbers of float32."""
+    for scale in ("bfloat16", "float16", "e4m3"):
+        for zero in ("none", "int", "float") if number.kind == "int" and scale != "e4m3" else ("none",):
+            yield Format(dtype=number.name, block=(1, 32), zero=zero, scale=scale)
+    for rule in ("floor", "ceil", "rceil", "even"):
+        if number.name != "int1" and (rule, number.kind) != ("even", "codebook"):
+            yield Format(dtype=number.name, block=(1, 32), scale="e8m0", scale_rule=rule)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", [name for name in NUMBER_TYPES if name != "float8_e8m0"])
+def test_formats(library: Library, name: str, dtype: torch.dtype) -> None:
+    for fmt in formats_of(NUMBER_TYPES[name]):
+        assert not differing(weight(17, 100, dtype), fmt), fmt
+
+
+@pytest.mark.parametrize("name", ["int4-tensor", "fp8", "int8-b8x16", "nvfp4", "int4", "fp8-block"])
+def test_threads_change_nothing(name: str) -> None:
+    fmt, x = preset(name).weight, weight(150, 700, torch.bfloat16)[13:]
+    torch.set_num_threads(1)
+    alone = parts_of(x, fmt, "native")
+    torch.set_num_threads(3)
+    try:
+        shared = parts_of(x, fmt, "native")
+    finally:
+        torch.set_num_threads(1)
+    assert all(a is None or b is None or same(a, b) for a, b in zip(shared, alone, strict=True))
+
+
+@pytest.mark.parametrize("scale", [1.0, 3e-39, 1e36], ids=["ordinary", "subnormal", "large"])
+def test_quotients_are_rounded_once(library: Library, scale: float) -> None:
+    """Float32 scales have 24 bits: a quotient that is off by one bit takes the other side of a tie now and then."""
+    made = torch.Generator().manual_seed(7)
+    x = torch.randn(2000, 64, generator=made)
+    steps = torch.randint(-126, 127, x.shape, generator=made) + 0.5
+    near = steps * (x.abs().amax(1, keepdim=True) / 127)
+    x[:, 1:] = torch.nextafter(near, near + torch.randint(-1, 2, near.shape, generator=made) * near)[:, 1:]
+    x = x * scale
+    assert not differing(x, Format(dtype="int8"))
+    assert not differing(x, Format(dtype="int4", block=(1, 16), zero="int"))
+    assert not differing(x, Format(dtype="float8_e4m3", block=(1, 16)))
+
+
+def test_experts_and_views() -> None:
+    """Leading dimensions are matrices; a transposed weight, or a piece of one, lies apart in memory."""
+    every = torch.randn(3, 48, 96)
+    for name in ("int4-g32", "nvfp4"):
+        for x in (every, every.transpose(-1, -2), every[:, ::2, 3:67], every[1].t()):
+            assert not differing(x, preset(name).weight)
+
+
+def test_models_are_quantized_by_it() -> None:
+    x = torch.randn(64, 96)
+    native = bp.quantize_tensor(x, "int4-g32")
+    with use_kernel("quantize=generic"):
+        generic = bp.quantize_tensor(x, "int4-g32")
+    assert all(a is None or b is None or torch.equal(a, b) for a, b in zip(native.parts, generic.parts, strict=True))
+
+
+def test_an_empty_matrix_is_refused() -> None:
+    refused = decide("quantize", torch.empty(0, 16), format_json(preset("int4-g16").weight))
+    assert refused.kernel == "generic"
+    assert refused.refused == (("native", "an empty matrix has nothing to round: [0, 16]"),)
