@@ -60,7 +60,8 @@ def measured(model: nn.Module, targets: Sequence[Target], wanted: Collection[str
 def blocks_of(model: nn.Module) -> list[str]:
     found: list[str] = []
     for name, module in model.named_modules():
-        if isinstance(module, (nn.ModuleList, nn.Sequential)) and not any(name.startswith(f"{at}.") for at in found):
+        inside = any(f"{name}.".startswith(f"{block}.") for block in found)
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and not inside:
             found += [f"{name}.{child}".lstrip(".") for child, _ in module.named_children()]
     return found
 
