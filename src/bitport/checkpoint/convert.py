@@ -42,9 +42,9 @@ def quantize_files(
     """Quantize ``source``, a Hugging Face directory or a .safetensors file, into the checkpoint directory ``target``.
 
     ``recipe``: as in quantize_; the weights it is applied to are found by their names and shapes
-    (:mod:`bitport.checkpoint.names`). ``algorithm``: as in quantize_, one that needs no inputs. ``dtype``: cast all float
-    tensors to it first. ``measure``: work out the error of each weight for the report. Configuration, tokenizer and all
-    other files that hold no weights are carried over.
+    (:mod:`bitport.checkpoint.names`). ``algorithm``: as in quantize_, one that needs no inputs. ``dtype``: cast all
+    float tensors to it first. ``measure``: work out the error of each weight for the report. Configuration, tokenizer
+    and all other files that hold no weights are carried over.
     """
     by = algorithm_of(algorithm)
     if by.needs_inputs:

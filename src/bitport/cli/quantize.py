@@ -60,7 +60,7 @@ def add_parser(verbs: Any) -> None:
         choices=ALGORITHMS,
         default="rtn",
         help="how codes and scales are chosen: to nearest (rtn, the default), in the best of several ranges (clip), by "
-        "a norm that forgives outliers (hqq), or so that the outputs on --data stay close (gptq; loads the model whole)",
+        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq; loads the model whole)",
     )
     verb.add_argument(
         "--data", type=Path, help='text to run through the model, in UTF-8; of a .jsonl file the "text" of each line'
