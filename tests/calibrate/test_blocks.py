@@ -140,6 +140,13 @@ def test_only_what_is_wanted_is_measured() -> None:
     assert [name for name, inputs in got.items() if inputs is not None] == ["layers.1.up.weight"]
 
 
+def test_whoever_quantizes_keeps_the_modes_of_torch() -> None:
+    model = Model()
+    targets = find_targets(model)
+    modes = [torch.is_grad_enabled() for _ in measured(model, targets, {"layers.1.up.weight"}, BATCHES)]
+    assert modes == [True] * len(targets)
+
+
 def test_a_model_is_left_as_it_was() -> None:
     model = Model().train()
     model.config = type("Config", (), {"use_cache": True})()

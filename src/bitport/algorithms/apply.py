@@ -92,7 +92,7 @@ def _unseen(inputs: Inputs) -> str:
 
 
 def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:
-    w = rows_of(value.float(), target.kind, target.transposed)
+    w = rows_of(value.detach().float(), target.kind, target.transposed)
     error = w - rows_of(q.dequantize(torch.float32), target.kind, target.transposed)
     gram = inputs.gram.to(w.device)
     signal, noise = (objective(each, gram).double().sum() for each in (w, error))

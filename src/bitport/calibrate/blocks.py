@@ -43,7 +43,7 @@ def measured(model: nn.Module, targets: Sequence[Target], wanted: Collection[str
     """Each of ``targets``, with its inputs if its name is ``wanted``. Whoever takes one quantizes it in place before
     asking for the next."""
     names = [name for name in blocks_of(model) if any(_inside(target, name) for target in targets)]
-    with torch.no_grad(), _without_cache(model):
+    with _without_cache(model):
         calls = _recorded(model, names, batches)
         order = list(calls[0]) if calls else []
         outputs: list[list[Any]] = [[] for _ in calls]
@@ -51,7 +51,7 @@ def measured(model: nn.Module, targets: Sequence[Target], wanted: Collection[str
             block, own = model.get_submodule(name), [target for target in targets if _inside(target, name)]
             ready = [_filled(calls[at].pop(name), outputs[at]) for at in range(len(calls))]
             yield from _watched(model, own, wanted, block, ready)
-            outputs = [tree_leaves(run_batch(block, _fresh(call))) for call in ready]
+            outputs = [tree_leaves(_run(block, call)) for call in ready]
         rest = [target for target in targets if not any(_inside(target, name) for name in order)]
         if rest:
             yield from _watched(model, rest, wanted, model, batches)
@@ -80,7 +80,7 @@ def _watched(
     watch = Watch(weights, [target.name for target in seen if target.transposed])
     with watch:
         for batch in batches if seen else ():
-            run_batch(module, _fresh(batch))
+            _run(module, batch)
     for target in targets:
         inputs = watch.seen.pop(target.name, None)
         if inputs is not None:
@@ -110,7 +110,7 @@ def _recorded(model: nn.Module, names: list[str], batches: Sequence[Any]) -> lis
         for batch in batches:
             records.append([])
             memory = _Memory()
-            run_batch(model, _fresh(batch))
+            _run(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
@@ -148,9 +148,11 @@ def _filled(call: Call, outputs: list[Any]) -> Call:
     return Call(*tree_map(put, tuple(call)))
 
 
-def _fresh(data: Any) -> Any:
-    """A copy for one run: a block may change what it is given."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), data)
+def _run(module: nn.Module, batch: Any) -> Any:
+    """On a copy: a block may change what it is given."""
+    fresh = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), batch)
+    with torch.no_grad():
+        return run_batch(module, fresh)
 
 
 @contextlib.contextmanager
