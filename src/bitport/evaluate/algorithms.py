@@ -35,7 +35,7 @@ give ordinary weights of the scheme, as large and as fast as any other. A dash: 
 `make algorithms` writes this page.
 """
 
-SCHEMES = ("int4", "int4-g32", "int4-sym", "int3", "int3-g32", "int2", "int2-g32", "nf4", "mxfp4", "nvfp4")
+SCHEMES = ("int4", "int3", "int2", "int2-g32")
 
 
 @dataclasses.dataclass(frozen=True)
