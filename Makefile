@@ -16,6 +16,7 @@ PYTEST_ARGS ?=
 PEERS_VENV ?= .venv-peers
 XLA_VENV ?= .venv-xla
 BENCH_ARGS ?=
+ALGORITHMS_OF ?=
 
 BIN := $(VENV)/bin
 comma := ,
@@ -26,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
 
 .PHONY: help demo test test-slow test-gpu test-xla test-tpu test-peers sanitize ci lint format types bench bench-check \
-	bench-peers bench-page bench-gpu bench-gpu-page bench-xla bench-tpu xla-page accuracy support clean
+	bench-peers bench-page bench-gpu bench-gpu-page bench-xla bench-tpu xla-page accuracy algorithms support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -128,6 +129,10 @@ bench-gpu-page: $(VENV)/.hf
 
 accuracy: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.golden models/tinylm docs/accuracy
+
+# Takes several minutes on two cores; ALGORITHMS_OF=int3 makes the rows of one scheme anew.
+algorithms: $(VENV)/.hf
+	$(BIN)/python -m bitport.evaluate.algorithms models/tinylm docs/algorithms $(ALGORITHMS_OF)
 
 # The matrix of what was checked where: this machine's CPU is measured, other devices keep their last run.
 support: $(VENV)/.hf

@@ -9,9 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from bitport import plugins
+from bitport.algorithms import Algorithm
+from bitport.algorithms import algorithm as algorithm_of
+from bitport.algorithms.apply import Outcome, apply
+from bitport.calibrate.batches import batches_of
+from bitport.calibrate.blocks import measured
 from bitport.calibrate.observe import input_scales
 from bitport.errors import ArgumentError
-from bitport.nn.quantize import check_finite, error_of, quantize_target
+from bitport.nn.quantize import check_finite, has_data
 from bitport.nn.targets import find_targets
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
@@ -26,6 +31,7 @@ def quantize_(
     model: nn.Module,
     recipe: str | Scheme | Recipe | Any,
     *,
+    algorithm: str | Algorithm = "rtn",
     calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None = None,
     device: torch.device | str | None = None,
     measure: bool = True,
@@ -34,11 +40,15 @@ def quantize_(
     """Quantize the weights of ``model`` in place: ``quantize_(model, "int4")``.
 
     ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), or a Recipe.
-    ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale.
-    ``device``: quantize there, layer by layer, and leave the model there.
+    ``algorithm``: how codes and scales are chosen, by name or as one of bitport.algorithms: "rtn" (to nearest),
+    "clip", "hqq", "gptq". Weights that it cannot treat are rounded to nearest, and the report says so.
+    ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale
+    and for algorithms that look at inputs.
+    ``device``: quantize there, layer by layer, and leave the model there; what looks at inputs runs it there.
     ``measure``: work out the error of each weight for the report.
     """
     plugins.load()
+    by = algorithm_of(algorithm)
     targets = find_targets(model)
     plan = Recipe.of(recipe).resolve(targets)
     by_name = dict(zip((target.name for target in targets), targets, strict=True))
@@ -47,22 +57,36 @@ def quantize_(
     static = [by_name[choice.name].module for choice in chosen if choice.scheme and choice.scheme.static]
     if static and calibrate is None:
         raise ArgumentError(f"{len(static)} layers have a static input scale; give calibrate=batches to measure it")
-    scales = input_scales(model, static, calibrate) if static and calibrate is not None else {}
+    runs = by.needs_inputs and all(has_data(_weight(model, by_name[choice.name])) for choice in chosen)
+    if runs and calibrate is None:
+        raise ArgumentError(f"{by.name} looks at the inputs of layers; give calibrate=batches to measure them")
+    if runs and device is not None:
+        model.to(device)
+    batches = batches_of(model, calibrate) if runs and calibrate is not None else []
+    if runs and not batches:
+        raise ArgumentError(f"{by.name} looks at the inputs of layers, and calibrate holds no batch")
+    scales = input_scales(model, static, batches or calibrate) if static and calibrate is not None else {}
     before = _nbytes(model)
-    done: dict[str, QTensor] = {}
-    facts: dict[str, tuple[int, int, float | None]] = {}
+    done: dict[str, Outcome] = {}
     layers: dict[str, LayerReport] = {}
-    for choice in with_progress(chosen, len(chosen), "quantizing", progress):
-        target = by_name[choice.name]
+    wanted = [by_name[choice.name] for choice in chosen]
+    seen = {
+        choice.name
+        for choice in chosen
+        if choice.scheme and not by.refuses(choice.scheme.weight, by_name[choice.name].kind)
+    }
+    work = measured(model, wanted, seen, batches) if runs else ((target, None) for target in wanted)
+    for target, inputs in with_progress(work, len(wanted), "quantizing", progress):
+        choice, value = plan[target.name], _weight(model, target)
         if target.storage not in done:
-            value = _weight(model, target)
-            moved = value if device is None else value.to(device)
             assert choice.scheme is not None
-            q = quantize_target(moved, target, choice.scheme, scales.get(target.module))
-            done[target.storage] = nn.Parameter(q, requires_grad=False)  # type: ignore[assignment]
-            facts[target.storage] = (value.nbytes, q.nbytes, error_of(moved, q) if measure else None)
-        layers[choice.name] = LayerReport(choice.name, str(choice.scheme), choice.reason, *facts[target.storage])
-        setattr(model.get_submodule(target.module), target.param, done[target.storage])
+            moved = value if device is None else value.to(device)
+            scale = scales.get(target.module)
+            outcome = apply(by, moved, target, choice.scheme, inputs, scale, measure=measure)
+            done[target.storage] = outcome.as_parameter()
+        outcome = done[target.storage]
+        layers[choice.name] = outcome.report(choice, value.nbytes)
+        setattr(model.get_submodule(target.module), target.param, outcome.q)
     if device is not None:
         model.to(device)  # what is not quantized; the quantized weights are there
     for choice in plan.choices:

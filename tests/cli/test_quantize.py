@@ -222,3 +222,41 @@ def test_inspect_of_nothing(run: Run, tmp_path: Path) -> None:
     ran = run("inspect", tmp_path / "nope")
     assert ran.code == 1
     assert ran.err.rstrip().endswith("nope does not exist")
+
+
+def test_an_algorithm_without_data_works_on_the_files(run: Run, llama: Path, tmp_path: Path) -> None:
+    words = ("quantize", llama, "--scheme", "int3-g32", "--algorithm", "hqq", "-o", tmp_path / "out", "--json")
+    foretold, done = run(*words, "--dry-run").data, run(*words).data
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype="auto").eval()
+    report = bp.quantize_(model, "int3-g32", algorithm="hqq")
+    assert torch.equal(logits(load_model(tmp_path / "out")), logits(model))
+    errors = {layer["name"]: layer["sqnr_rtn"] for layer in done["layers"] if layer["scheme"]}
+    assert errors == {layer.name: layer.sqnr_rtn for layer in report.quantized}
+    for layer in done["layers"]:
+        layer["sqnr"] = layer["sqnr_rtn"] = None
+    assert {**foretold, "dry_run": False} == done
+
+
+def test_an_algorithm_with_data_runs_the_model(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
+    words = ("quantize", llama, "--scheme", "int3-g32", "--algorithm", "gptq", "-o", tmp_path / "out")
+    ran = run(*words, "--data", text, "--json")
+    assert (ran.code, run(*words, "--dry-run").code) == (0, 0)
+    layers = [layer for layer in ran.data["layers"] if layer["scheme"]]
+    assert {layer["algorithm"] for layer in layers} == {"gptq"}
+    assert all(layer["output_sqnr"] > layer["output_sqnr_rtn"] for layer in layers)
+    assert logits(load_model(tmp_path / "out")).isfinite().all()
+    assert "int3-g32 by gptq" in run(*words, "--data", text, "--overwrite").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(["--algorithm", "gptq", "-o", "out"], "give a text with --data", id="no data"),
+        pytest.param(["--data", "a.txt", "--dry-run"], "not for rtn", id="data for nothing"),
+        pytest.param(["--algorithm", "gptq", "--data", "a.txt", "-o", "out"], "cannot read a.txt", id="missing data"),
+    ],
+)
+def test_problems_with_data_are_told(run: Run, llama: Path, words: list[str], message: str) -> None:
+    ran = run("quantize", llama, "--scheme", "int4", *words)
+    assert ran.code == 1
+    assert message in ran.err

@@ -16,7 +16,15 @@ LONGEST, MEDIAN = 500, 150
 OTHER_TESTS = {"meta", "bench", "examples"}
 """Test folders for what is not a folder of bitport."""
 
-PUBLIC = ("bitport", "bitport.checkpoint", "bitport.conformance", "bitport.layouts", "bitport.ops", "bitport.schemes")
+PUBLIC = (
+    "bitport",
+    "bitport.algorithms",
+    "bitport.checkpoint",
+    "bitport.conformance",
+    "bitport.layouts",
+    "bitport.ops",
+    "bitport.schemes",
+)
 
 
 def lines(path: Path) -> int:

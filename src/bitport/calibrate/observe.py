@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitport.calibrate.batches import run_batch
 from bitport.errors import ArgumentError
 
 
@@ -16,7 +17,7 @@ def input_scales(
 ) -> dict[str, Tensor]:
     """Run the model and return, per module, the int8 scale [1, 1] of its input: amax / 127 over everything it saw.
 
-    A batch is passed as the model's arguments: a tensor as one, a tuple as several, a dict as keywords.
+    ``calibrate``: batches (:mod:`bitport.calibrate.batches`), or a function that runs the model.
     """
     peaks: dict[str, Tensor] = {}
 
@@ -40,7 +41,7 @@ def input_scales(
                 calibrate(model)
             else:
                 for batch in calibrate:
-                    _run(model, batch)
+                    run_batch(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
@@ -51,12 +52,3 @@ def input_scales(
     if bad := [name for name, peak in peaks.items() if not bool(torch.isfinite(peak))]:
         raise ArgumentError(f"calibration gave NaN or infinity at the input of {', '.join(bad)}")
     return {name: (torch.where(peak > 0, peak, 1.0) / 127).reshape(1, 1) for name, peak in peaks.items()}
-
-
-def _run(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, dict):
-        model(**batch)
-    elif isinstance(batch, (tuple, list)):
-        model(*batch)
-    else:
-        model(batch)

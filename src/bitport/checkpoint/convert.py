@@ -5,19 +5,22 @@ What comes out is, bit for bit, what quantize_ and save make of the model itself
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bitport.algorithms import Algorithm
+from bitport.algorithms import algorithm as algorithm_of
+from bitport.algorithms.apply import apply
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE, Writer
 from bitport.errors import ArgumentError
-from bitport.nn.quantize import check_finite, error_of, quantize_target
+from bitport.nn.quantize import check_finite
 from bitport.report import LayerReport, Report
 from bitport.report.progress import progress as with_progress
-from bitport.schemes import Choice, Plan, Recipe, Scheme
-from bitport.tensor import QTensor
+from bitport.schemes import Plan, Recipe, Scheme
 
 
 def plan_files(source: str | Path, recipe: str | Scheme | Recipe | Any) -> Plan:
@@ -30,6 +33,7 @@ def quantize_files(
     target: str | Path,
     recipe: str | Scheme | Recipe | Any,
     *,
+    algorithm: str | Algorithm = "rtn",
     dtype: torch.dtype | None = None,
     shard_size: int = SHARD_SIZE,
     measure: bool = True,
@@ -38,9 +42,16 @@ def quantize_files(
     """Quantize ``source``, a Hugging Face directory or a .safetensors file, into the checkpoint directory ``target``.
 
     ``recipe``: as in quantize_; the weights it is applied to are found by their names and shapes
-    (:mod:`bitport.checkpoint.names`). ``dtype``: cast all float tensors to it first. ``measure``: work out the error of
-    each weight for the report. Configuration, tokenizer and all other files that hold no weights are carried over.
+    (:mod:`bitport.checkpoint.names`). ``algorithm``: as in quantize_, one that needs no inputs. ``dtype``: cast all
+    float tensors to it first. ``measure``: work out the error of each weight for the report. Configuration, tokenizer
+    and all other files that hold no weights are carried over.
     """
+    by = algorithm_of(algorithm)
+    if by.needs_inputs:
+        raise ArgumentError(
+            f"{by.name} looks at the inputs of layers, so the model has to run: load it and use "
+            f"quantize_(model, recipe, algorithm={by.name!r}, calibrate=batches)"
+        )
     files, directory = Source(source), Path(target)
     if files.is_directory and directory.resolve().is_relative_to(files.path.resolve()):
         raise ArgumentError(f"{directory} lies in the source {files.path}; choose another directory for the checkpoint")
@@ -52,19 +63,20 @@ def quantize_files(
         for name, stored in with_progress(files.read(), len(files.tensors) - len(files.tied), "quantizing", progress):
             value = stored.to(dtype) if dtype is not None and stored.is_floating_point() else stored
             scheme = choices[name].scheme if name in choices else None
+            result = value
             if scheme:
                 check_finite(value, targets[name])
-            result = quantize_target(value, targets[name], scheme) if scheme else value
+                outcome = apply(by, value, targets[name], scheme, measure=measure)
+                result = outcome.q
+                layers[name] = outcome.report(choices[name], stored.nbytes)
+            elif name in choices:
+                layers[name] = LayerReport(name, None, choices[name].reason, stored.nbytes, value.nbytes)
             writer.add(name, result)
             before, after = before + stored.nbytes, after + result.nbytes
-            if name in choices:
-                error = error_of(value, result) if measure and isinstance(result, QTensor) else None
-                layers[name] = _reported(choices[name], stored.nbytes, result.nbytes, error)
         for alias, name in files.tied.items():
             writer.tie(alias, name)
             if alias in choices:
-                same = layers[name]
-                layers[alias] = _reported(choices[alias], same.bytes_before, same.bytes_after, same.sqnr)
+                layers[alias] = dataclasses.replace(layers[name], name=alias, reason=choices[alias].reason)
         for path in files.others():
             writer.carry(files.path, path)
     return Report(tuple(layers[name] for name in choices), before, after)
@@ -78,8 +90,3 @@ def _planned(files: Source, recipe: str | Scheme | Recipe | Any) -> Plan:
             f"the model: load it and use quantize_(model, recipe, calibrate=batches), or choose a dynamic scheme"
         )
     return plan
-
-
-def _reported(choice: Choice, before: int, after: int, error: float | None) -> LayerReport:
-    scheme = None if choice.scheme is None else str(choice.scheme)
-    return LayerReport(choice.name, scheme, choice.reason, before, after, error)

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import torch
 
+from bitport.algorithms import Algorithm
+from bitport.algorithms.apply import apply
 from bitport.checkpoint import plan_files
 from bitport.checkpoint.source import Source
 from bitport.report import LayerReport, Report
 from bitport.schemes import Recipe
-from bitport.tensor import quantize_tensor
 
 
-def foretold(source: Path, recipe: Recipe, dtype: torch.dtype | None) -> Report:
+def foretold(source: Path, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
     """The report of quantize_files, without errors: weights are quantized as shapes, on the meta device."""
     plan = plan_files(source, recipe)
     files = Source(source)
@@ -29,10 +30,10 @@ def foretold(source: Path, recipe: Recipe, dtype: torch.dtype | None) -> Report:
         nbytes = kept.nbytes
         if name in targets:
             choice, target = plan[name], targets[name]
+            layers[name] = LayerReport(name, None, choice.reason, stored.nbytes, nbytes)
             if choice.scheme is not None:
-                nbytes = quantize_tensor(kept, choice.scheme, kind=target.kind, transposed=target.transposed).nbytes
-            scheme = None if choice.scheme is None else str(choice.scheme)
-            layers[name] = LayerReport(name, scheme, choice.reason, stored.nbytes, nbytes)
+                layers[name] = apply(by, kept, target, choice.scheme).report(choice, stored.nbytes)
+                nbytes = layers[name].bytes_after
         before, after = before + stored.nbytes, after + nbytes
     for alias, name in files.tied.items():
         if alias in targets:

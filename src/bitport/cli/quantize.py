@@ -11,19 +11,24 @@ from typing import Any
 
 import torch
 
+from bitport.algorithms import ALGORITHMS
 from bitport.api import quantize_
+from bitport.calibrate.batches import text_batches
 from bitport.checkpoint import quantize_files, save
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.source import Source
-from bitport.cli.common import DTYPES, add_verb, dtype_of, read_text, show
+from bitport.cli.common import DTYPES, add_verb, count, dtype_of, read_text, show
 from bitport.cli.foretell import foretold
 from bitport.errors import ArgumentError, BitportError, RecipeError
-from bitport.integrations.huggingface import cast_parameters, empty_model, load_model
+from bitport.integrations.huggingface import cast_parameters, empty_model, load_model, load_tokenizer, token_ids
 from bitport.report import LayerReport, Report
 from bitport.report.text import size, table
 from bitport.schemes import Recipe, Rule
 from bitport.schemes.recipe import DEFAULT_KINDS
+
+DATA_WINDOW = 2048
+"""Tokens of --data that the model sees at once, where it knows that many positions."""
 
 
 def add_parser(verbs: Any) -> None:
@@ -36,6 +41,7 @@ def add_parser(verbs: Any) -> None:
         "llama --scheme int4 -o llama-int4",
         "llama --scheme int4 --rule 'lm_head=int8' --rule '*.embed_tokens=int8' -o llama-mixed",
         "llama --recipe recipe.json -o llama-mixed --dry-run",
+        "llama --scheme int3 --algorithm gptq --data wiki.txt -o llama-int3",
     )
     verb.add_argument("source", type=Path, help="a Hugging Face directory, or a safetensors file")
     verb.add_argument("--scheme", help="for all linear layers and experts, such as int4 or int4-g32 (bitport.PRESETS)")
@@ -49,6 +55,17 @@ def add_parser(verbs: Any) -> None:
         help='for modules whose name fits the glob (or, after "re:", the regular expression); "skip" leaves them as '
         "they are. Rules come before --scheme, in the order given",
     )
+    verb.add_argument(
+        "--algorithm",
+        choices=ALGORITHMS,
+        default="rtn",
+        help="how codes and scales are chosen: to nearest (rtn, the default), in the best of several ranges (clip), by "
+        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq; loads the model whole)",
+    )
+    verb.add_argument(
+        "--data", type=Path, help='text to run through the model, in UTF-8; of a .jsonl file the "text" of each line'
+    )
+    verb.add_argument("--data-tokens", type=count, default=65536, help="take at most so many of them (default: 65536)")
     verb.add_argument("-o", "--output", type=Path, help="the directory to write")
     verb.add_argument("--dtype", choices=DTYPES, help="cast float tensors to this dtype first (default: keep)")
     verb.add_argument("--overwrite", action="store_true", help="replace the checkpoint in the output directory")
@@ -70,15 +87,20 @@ def run(args: argparse.Namespace) -> int:
     recipe, dtype = recipe_of(args), dtype_of(args)
     if not args.dry_run:
         _check_output(args)
-    if args.in_memory:
+    by = ALGORITHMS[args.algorithm]
+    if by.needs_inputs and args.data is None and not args.dry_run:
+        raise ArgumentError(f"{by.name} looks at the inputs of layers: give a text with --data")
+    if args.data is not None and not (args.in_memory or by.needs_inputs):
+        raise ArgumentError(f"--data is for algorithms that look at inputs and for --in-memory, not for {by.name}")
+    if args.in_memory or (by.needs_inputs and not args.dry_run):
         report = in_memory(args, recipe, dtype)
     else:
         for note in naming_notes(args.source):
             print(f"note: {note}", file=sys.stderr)
         report = (
-            foretold(args.source, recipe, dtype)
+            foretold(args.source, recipe, dtype, by)
             if args.dry_run
-            else quantize_files(args.source, args.output, recipe, dtype=dtype)
+            else quantize_files(args.source, args.output, recipe, algorithm=by, dtype=dtype)
         )
     end = "dry run: nothing was written" if args.dry_run else f"written to {args.output}"
     output = None if args.output is None else str(args.output)
@@ -88,20 +110,30 @@ def run(args: argparse.Namespace) -> int:
 
 
 def in_memory(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None) -> Report:
-    """Quantizes the model as transformers loads it: for those whose files name or cut their weights otherwise."""
+    """Quantizes the model as transformers loads it: for those whose files name or cut their weights otherwise, and for
+    algorithms that run it."""
     files = Source(args.source)
     if args.dry_run:
         model = empty_model(args.source)
         if dtype is not None:
             cast_parameters(model, dtype)
-        return quantize_(model, recipe, measure=False)
+        return quantize_(model, recipe, algorithm=args.algorithm, measure=False)
     model = load_model(args.source, dtype=dtype)
-    report = quantize_(model, recipe)
+    batches = None if args.data is None else calibration(args, model)
+    report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=batches)
     save(model, args.output)
     for path in files.others():
         (args.output / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(files.path / path, args.output / path)
     return report
+
+
+def calibration(args: argparse.Namespace, model: Any) -> list[torch.Tensor]:
+    tokenizer = load_tokenizer(args.source)
+    window = min(DATA_WINDOW, getattr(model.config, "max_position_embeddings", DATA_WINDOW))
+    return text_batches(
+        args.data, lambda text: token_ids(tokenizer, text).tolist(), window=window, tokens=args.data_tokens
+    )
 
 
 def naming_notes(source: Path) -> list[str]:
@@ -123,10 +155,11 @@ def naming_notes(source: Path) -> list[str]:
 
 
 def summary(report: Report) -> str:
-    """One line per scheme, and per reason of what is left."""
+    """One line per scheme and algorithm, and per reason of what is left."""
     groups: dict[tuple[str, str], list[LayerReport]] = {}
     for layer in report.layers:
-        groups.setdefault((layer.scheme or "-", "" if layer.scheme else layer.reason), []).append(layer)
+        how = "" if layer.algorithm in (None, "rtn") else f" by {layer.algorithm}"
+        groups.setdefault((f"{layer.scheme or '-'}{how}", "" if layer.scheme else layer.reason), []).append(layer)
     rows = []
     for (scheme, reason), layers in groups.items():
         errors = [layer.sqnr for layer in layers if layer.sqnr is not None]

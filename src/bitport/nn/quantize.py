@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 
 from bitport.errors import ArgumentError
-from bitport.numerics import sqnr
+from bitport.numerics import Format, Quantized, quantize, sqnr
 from bitport.schemes import Scheme, Target
 from bitport.tensor import QTensor, quantize_tensor
 
 
 def check_finite(value: Tensor, target: Target) -> None:
-    if _has_data(value) and not bool(torch.isfinite(value).all()):
+    if has_data(value) and not bool(torch.isfinite(value).all()):
         raise ArgumentError(f"{target.name} holds NaN or infinity; a scale cannot be chosen from it")
 
 
-def quantize_target(value: Tensor, target: Target, scheme: Scheme, act_scale: Tensor | None = None) -> QTensor:
-    """The weight that ``target`` describes in ``scheme``; errors name it."""
+def quantize_target(
+    value: Tensor,
+    target: Target,
+    scheme: Scheme,
+    act_scale: Tensor | None = None,
+    by: Callable[[Tensor, Format], Quantized] = quantize,
+) -> QTensor:
+    """The weight that ``target`` describes in ``scheme``, codes and scales chosen ``by``; errors name it."""
     scale = None if act_scale is None else act_scale.to(value.device)
     try:
-        return quantize_tensor(value, scheme, kind=target.kind, transposed=target.transposed, act_scale=scale)
+        return quantize_tensor(value, scheme, kind=target.kind, transposed=target.transposed, by=by, act_scale=scale)
     except ValueError as error:
         raise ArgumentError(f"{target.name}: {error}") from error
 
 
 def error_of(value: Tensor, q: QTensor) -> float | None:
     """Signal to quantization noise of a weight in dB; None where there is no data."""
-    if not _has_data(value, q.qdata):
+    if not has_data(value, q.qdata):
         return None
     return float(sqnr(value.to(q.qdata.device), q.dequantize(torch.float32)))
 
 
-def _has_data(*tensors: Tensor) -> bool:
+def has_data(*tensors: Tensor) -> bool:
     """Neither on the meta device nor under FakeTensorMode."""
     return all(tensor.device.type != "meta" for tensor in tensors) and detect_fake_mode(tensors) is None

@@ -11,7 +11,8 @@ from bitport.report.text import size, table
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """``scheme`` None: the weight stayed as it was. ``sqnr``: signal to noise of the weight in dB."""
+    """``scheme`` None: the weight stayed as it was. Errors are ratios of signal to noise in dB, None where they were
+    not measured; those of rounding to nearest stand beside those of any other ``algorithm``."""
 
     name: str
     scheme: str | None
@@ -19,6 +20,12 @@ class LayerReport:
     bytes_before: int
     bytes_after: int
     sqnr: float | None = None
+    """Of the weight."""
+    algorithm: str | None = None
+    sqnr_rtn: float | None = None
+    output_sqnr: float | None = None
+    """Of the layer's output over the calibration data, the rounding of inputs aside."""
+    output_sqnr_rtn: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +47,8 @@ class Report:
         """JSON has no infinity: the sqnr of a weight that its scheme holds exactly is null, as of one not measured."""
         data = dataclasses.asdict(self)
         for layer in data["layers"]:
-            layer["sqnr"] = layer["sqnr"] if layer["sqnr"] is not None and math.isfinite(layer["sqnr"]) else None
+            for error in ("sqnr", "sqnr_rtn", "output_sqnr", "output_sqnr_rtn"):
+                layer[error] = layer[error] if layer[error] is not None and math.isfinite(layer[error]) else None
         return json.dumps(data, allow_nan=False)
 
     def __str__(self) -> str:
@@ -51,13 +59,26 @@ class Report:
                 f"{size(layer.bytes_before)} -> {size(layer.bytes_after)}"
                 if layer.scheme
                 else size(layer.bytes_before),
-                "" if layer.sqnr is None else f"{layer.sqnr:.1f} dB",
+                _decibels(layer.sqnr, layer.sqnr_rtn),
+                layer.algorithm or "-",
+                _decibels(layer.output_sqnr, layer.output_sqnr_rtn),
                 layer.reason,
             )
             for layer in self.layers
         ]
+        shown = [0, 1, 2, 3, 6]
+        if any(layer.algorithm not in (None, "rtn") for layer in self.layers):
+            shown = [0, 1, 4, 2, 3, 5, 6]
+        header = ("weight", "scheme", "size", "SQNR", "algorithm", "SQNR of output", "why")
+        chosen = table([header[at] for at in shown], [[row[at] for at in shown] for row in rows])
         total = (
             f"{len(self.quantized)} weights quantized, {len(self.skipped)} left; "
             f"{size(self.bytes_before)} -> {size(self.bytes_after)}"
         )
-        return table(("weight", "scheme", "size", "SQNR", "why"), rows) + "\n" + total
+        return chosen + "\n" + total
+
+
+def _decibels(error: float | None, nearest: float | None) -> str:
+    if error is None:
+        return ""
+    return f"{error:.1f} dB" if nearest is None else f"{error:.1f} dB (rtn {nearest:.1f})"

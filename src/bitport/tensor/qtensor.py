@@ -25,7 +25,7 @@ from torch import Tensor
 from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
-from bitport.numerics import Quantized, dequantize, quantize
+from bitport.numerics import Format, Quantized, dequantize, quantize
 from bitport.numerics.format import SCALE_DTYPES
 from bitport.schemes import Scheme, preset
 from bitport.tensor.parts import FLOATS, check_extra, check_packed, check_parts, matrix_of, rows_and_columns
@@ -295,12 +295,18 @@ def from_parts(
 
 
 def quantize_tensor(
-    value: Tensor, scheme: Scheme | str, *, kind: str = "linear", transposed: bool = False, **extra: Tensor | None
+    value: Tensor,
+    scheme: Scheme | str,
+    *,
+    kind: str = "linear",
+    transposed: bool = False,
+    by: Callable[[Tensor, Format], Quantized] = quantize,
+    **extra: Tensor | None,
 ) -> QTensor:
     """``value`` rounded to the nearest numbers of ``scheme`` (or the preset of that name), in the layout of its device.
 
     A convolution's weight ([out, in, *kernel], ``kind="conv"``) is quantized as the matrix [out, in * kernel]; a
-    ``transposed`` one lies as [.., K, N].
+    ``transposed`` one lies as [.., K, N]. ``by`` chooses codes and scales of the matrix in another way.
     """
     if not value.is_floating_point():
         raise ArgumentError(f"only a float tensor can be quantized, not {value.dtype}")
@@ -310,10 +316,10 @@ def quantize_tensor(
             f"{list(value.shape)}; cast float64 with .float() first"
         )
     scheme = preset(scheme) if isinstance(scheme, str) else scheme
-    rows = value.flatten(1) if kind == "conv" else value.transpose(-1, -2) if transposed else value
+    rows = rows_of(value, kind, transposed)
     if any(size == 0 and block == 0 for size, block in zip(rows.shape[-2:], scheme.weight.block, strict=True)):
         raise ArgumentError(f"an empty matrix {list(rows.shape)} has no range to choose the one scale of {scheme} from")
-    parts = FUNCTIONS[quantize](rows.detach(), scheme.weight)
+    parts = FUNCTIONS.get(by, by)(rows.detach(), scheme.weight)  # of quantize, the device's best kernel
     made = from_parts(
         parts,
         scheme,
@@ -323,6 +329,11 @@ def quantize_tensor(
         **extra,  # type: ignore[arg-type]
     )
     return made.to_device_layout()
+
+
+def rows_of(value: Tensor, kind: str, transposed: bool) -> Tensor:
+    """The matrix [.., N, K] that a weight is quantized as."""
+    return value.flatten(1) if kind == "conv" else value.transpose(-1, -2) if transposed else value
 
 
 def rebuild(

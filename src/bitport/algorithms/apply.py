@@ -1,0 +1,99 @@
+"""An algorithm on one weight of a model: what came out, and how far it is from what it was."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from bitport.algorithms.algorithm import RTN, Algorithm
+from bitport.algorithms.gptq_core import objective
+from bitport.calibrate.inputs import Inputs
+from bitport.nn.quantize import error_of, has_data, quantize_target
+from bitport.numerics import Format, Quantized, quantize
+from bitport.report import LayerReport
+from bitport.schemes import Choice, Scheme, Target
+from bitport.tensor import QTensor
+from bitport.tensor.qtensor import rows_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """``algorithm``: the one that was used; ``note``: why it was not the one asked for, or not for all of the weight.
+    The errors are those of LayerReport."""
+
+    q: QTensor
+    algorithm: str
+    note: str = ""
+    sqnr: float | None = None
+    sqnr_rtn: float | None = None
+    output_sqnr: float | None = None
+    output_sqnr_rtn: float | None = None
+
+    def as_parameter(self) -> Outcome:
+        """Tied weights share one parameter."""
+        return dataclasses.replace(self, q=nn.Parameter(self.q, requires_grad=False))  # type: ignore[arg-type]
+
+    def report(self, choice: Choice, nbytes: int) -> LayerReport:
+        """``nbytes``: of the weight before."""
+        reason = "; ".join(filter(None, (choice.reason, self.note)))
+        return LayerReport(
+            choice.name,
+            str(choice.scheme),
+            reason,
+            nbytes,
+            self.q.nbytes,
+            sqnr=self.sqnr,
+            algorithm=self.algorithm,
+            sqnr_rtn=self.sqnr_rtn,
+            output_sqnr=self.output_sqnr,
+            output_sqnr_rtn=self.output_sqnr_rtn,
+        )
+
+
+def apply(
+    algorithm: Algorithm,
+    value: Tensor,
+    target: Target,
+    scheme: Scheme,
+    inputs: Inputs | None = None,
+    act_scale: Tensor | None = None,
+    *,
+    measure: bool = True,
+) -> Outcome:
+    """``value`` in ``scheme`` by ``algorithm``. A weight without data (on meta) gets shapes alone."""
+    refused = algorithm.refuses(scheme.weight, target.kind)
+    note = refused or (_unseen(inputs) if inputs is not None else "")
+    used = RTN() if refused or (inputs is not None and not inputs.any_rows) else algorithm
+
+    def by(rows: Tensor, fmt: Format) -> Quantized:
+        return used.solve(rows, fmt, inputs) if has_data(rows) else quantize(rows, fmt)
+
+    q = quantize_target(value, target, scheme, act_scale, quantize if isinstance(used, RTN) else by)
+    if not measure or not has_data(value, q.qdata):
+        return Outcome(q, used.name, note)
+    if used.name == "rtn":
+        return Outcome(q, used.name, note, error_of(value, q))
+    nearest = quantize_target(value, target, scheme)
+    weight = error_of(value, q), error_of(value, nearest)
+    if inputs is None:
+        return Outcome(q, used.name, note, *weight)
+    return Outcome(q, used.name, note, *weight, *(_output_sqnr(value, each, target, inputs) for each in (q, nearest)))
+
+
+def _unseen(inputs: Inputs) -> str:
+    empty = int((inputs.rows == 0).sum())
+    if not empty:
+        return ""
+    if inputs.rows.dim() == 0:
+        return "calibration showed no input of it: rounded to nearest"
+    return f"{empty} of {inputs.rows.numel()} matrices saw no input in calibration: rounded to nearest"
+
+
+def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:
+    w = rows_of(value.detach().float(), target.kind, target.transposed)
+    error = w - rows_of(q.dequantize(torch.float32), target.kind, target.transposed)
+    gram = inputs.gram.to(w.device)
+    signal, noise = (objective(each, gram).double().sum() for each in (w, error))
+    return float(10 * torch.log10(signal / noise))

@@ -1,0 +1,27 @@
+"""Rounding to nearest in the best of several ranges per block."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from bitport.algorithms.clip_core import search
+from bitport.calibrate.inputs import Inputs
+from bitport.numerics import Format, Quantized, quantize
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """The ranges that lose least, in the mean square of the weights; no data needed."""
+
+    name: ClassVar[str] = "clip"
+    needs_inputs: ClassVar[bool] = False
+
+    def refuses(self, fmt: Format, kind: str) -> str | None:
+        return None
+
+    def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None = None) -> Quantized:
+        scale, zero, scale2 = search(w, fmt)
+        return quantize(w, fmt, scale=scale, zero=zero, scale2=scale2)

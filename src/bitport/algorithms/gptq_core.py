@@ -1,0 +1,105 @@
+"""GPTQ: codes that keep the layer's output, column after column.
+
+With H = X^T X over the inputs of the layer, the error of its output is
+
+    |X (W - Q)^T|^2 = tr((W - Q) H (W - Q)^T)
+
+Rounding one column k leaves an error; the columns that are not rounded yet can make up for it. The best change of
+them is -(w_k - q_k) / [H^-1]_kk times row k of H^-1 over what is left (optimal brain surgeon). All these inverses at
+once are the rows of the upper Cholesky factor U of H^-1 (H^-1 = U^T U):
+
+    error = (w_k - q_k) / U_kk        W[:, k+1:] -= error U[k, k+1:]
+
+The changes within a block of columns are made at once, those beyond it in one product per block.
+
+Scales are chosen before ("static groups"), so columns may go in any order: the largest of diag(H) first, because what
+is rounded early can be made up for. The order leaves no trace in the result. Rows that end worse than plain rounding
+with the same scales (the greedy order promises nothing) keep plain rounding: so the result is never worse than that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from bitport.algorithms.parts import Params, rounded
+from bitport.errors import ArgumentError
+from bitport.numerics import Format, block_scale, dequantize_codes, expand, quantize_codes
+
+MOST_DAMPING = 1.0
+
+
+def solve(
+    w: Tensor, hessian: Tensor, fmt: Format, params: Params, damping: float = 0.01, block: int = 128, sort: bool = True
+) -> Tensor:
+    """uint8 codes [N, K] of w [N, K] for the scales in ``params``; ``hessian`` float32 [K, K].
+
+    ``damping``: this share of the mean of diag(H) is added to it, ten times more as often as H is still singular.
+    ``sort``: columns in descending order of diag(H), else as they lie.
+    """
+    n, k = w.shape
+    order = hessian.diagonal().argsort(descending=True) if sort else torch.arange(k, device=w.device)
+    upper = inverse_factor(hessian[order][:, order], damping)
+    left = w.float()[:, order].contiguous()
+    cell = dataclasses.replace(fmt, block=(1, 1))
+    by_column = _by_column(params, fmt, n, k, order)
+    codes = torch.empty(n, k, dtype=torch.uint8, device=w.device)
+    for start in range(0, k, block):
+        end = min(start + block, k)
+        errors = torch.empty(n, end - start, device=w.device)
+        for at in range(start, end):
+            here = slice(at, at + 1)
+            one = Params(by_column.scale[:, here], _column(by_column.zero, here), by_column.scale2)
+            codes[:, here] = quantize_codes(left[:, here], cell, *one)
+            error = (left[:, here] - dequantize_codes(codes[:, here], cell, *one)) / upper[at, at]
+            left[:, at + 1 : end] -= error * upper[at, at + 1 : end]
+            errors[:, at - start] = error[:, 0]
+        left[:, end:] -= errors @ upper[start:end, end:]
+    result = torch.empty_like(codes)
+    result[:, order] = codes
+    return _never_worse(w.float(), hessian, fmt, params, result)
+
+
+def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
+    """Upper triangular U with (H + d I)^-1 = U^T U. A column that never saw an input stands alone."""
+    mean = hessian.diagonal().mean()
+    mean = torch.where(mean > 0, mean, 1.0)
+    while damping <= MOST_DAMPING:
+        damped = hessian.clone()
+        damped.diagonal().add_(damping * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not bool(failed):
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if not bool(failed) and bool(upper.isfinite().all()):
+                return upper
+        damping = max(10 * damping, 1e-4)
+    raise ArgumentError(
+        "the inputs of this layer give no positive Hessian even with its mean added to its diagonal: they hold NaN, "
+        "infinity, or numbers whose squares float32 cannot hold"
+    )
+
+
+def objective(difference: Tensor, hessian: Tensor) -> Tensor:
+    """diag(D H D^T) for D [N, K]: the squared error of each output, summed over the inputs."""
+    return ((difference @ hessian) * difference).sum(-1)
+
+
+def _by_column(params: Params, fmt: Format, n: int, k: int, order: Tensor) -> Params:
+    """Scale and zero point [N, K] of each element, the columns in ``order``; the scale with its global one in it
+    would be rounded twice, so that stays apart."""
+    scale = expand(block_scale(params.scale), fmt.block, n, k)[:, order]
+    zero = None if params.zero is None else expand(params.zero, fmt.block, n, k)[:, order]
+    return Params(scale, zero, params.scale2)
+
+
+def _column(part: Tensor | None, here: slice) -> Tensor | None:
+    return None if part is None else part[:, here]
+
+
+def _never_worse(w: Tensor, hessian: Tensor, fmt: Format, params: Params, codes: Tensor) -> Tensor:
+    nearest = quantize_codes(w, fmt, *params)
+    before = objective(w - rounded(w, fmt, params), hessian)
+    after = objective(w - dequantize_codes(codes, fmt, *params), hessian)
+    return torch.where((after < before)[:, None], codes, nearest)

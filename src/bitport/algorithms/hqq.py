@@ -1,0 +1,29 @@
+"""Half-quadratic quantization of a weight."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from bitport.algorithms.hqq_core import P, solve
+from bitport.calibrate.inputs import Inputs
+from bitport.numerics import Format, Quantized, quantize
+
+
+@dataclasses.dataclass(frozen=True)
+class HQQ:
+    """``p``: the norm whose power is minimized; below 1 it forgives outliers."""
+
+    steps: int = 20
+    p: float = P
+    name: ClassVar[str] = "hqq"
+    needs_inputs: ClassVar[bool] = False
+
+    def refuses(self, fmt: Format, kind: str) -> str | None:
+        return "hqq fits scales, those of this format are powers of two" if fmt.scale == "e8m0" else None
+
+    def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None = None) -> Quantized:
+        scale, zero, scale2 = solve(w, fmt, self.steps, self.p)
+        return quantize(w, fmt, scale=scale, zero=zero, scale2=scale2)

@@ -1,0 +1,65 @@
+"""What the searches share: scales of a format as they are stored, the values they give, and the loss of each block."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.numerics import (
+    Format,
+    Quantized,
+    dequantize_codes,
+    encode,
+    number_type,
+    quantize_codes,
+    to_blocks,
+    to_storage,
+)
+
+E4M3 = number_type("float8_e4m3")
+
+
+class Params(NamedTuple):
+    """Scale and zero point of each block, and the global scale, in the dtypes they are stored in."""
+
+    scale: Tensor
+    zero: Tensor | None
+    scale2: Tensor | None
+
+
+def rounded(x: Tensor, fmt: Format, params: Params) -> Tensor:
+    """float32 [..., N, K]: x rounded to the nearest numbers that ``params`` allow."""
+    return dequantize_codes(quantize_codes(x, fmt, *params), fmt, *params)
+
+
+def stored(codes: Tensor, fmt: Format, params: Params) -> Quantized:
+    return Quantized(to_storage(codes, fmt.number), *params)
+
+
+def block_sum(x: Tensor, fmt: Format) -> Tensor:
+    """[..., N, K] to [..., SN, SK]: the sum over each block."""
+    return to_blocks(x, fmt.block).sum((-3, -1))
+
+
+def choose(better: Tensor, tried: Params, best: Params) -> Params:
+    """Of two sets of parameters the first in the blocks marked ``better``; the global scale is that of both."""
+    zero = None if best.zero is None or tried.zero is None else torch.where(better, tried.zero, best.zero)
+    return Params(_where(better, tried.scale, best.scale), zero, best.scale2)
+
+
+def _where(mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """torch.where, which does not know the 8-bit floats on every device."""
+    if first.dtype.itemsize > 1:
+        return torch.where(mask, first, second)
+    return torch.where(mask, first.view(torch.uint8), second.view(torch.uint8)).view(first.dtype)
+
+
+def scale_as_stored(raw: Tensor, like: Params) -> Tensor:
+    """float32 factors [..., SN, SK] of blocks as the scale of that dtype keeps them; not for e8m0."""
+    dtype = like.scale.dtype
+    if dtype == torch.float8_e4m3fn:
+        steps = raw if like.scale2 is None else raw / like.scale2
+        return encode(steps.clamp(E4M3.smallest, E4M3.max), E4M3).view(dtype)
+    return raw.clamp(max=torch.finfo(dtype).max).to(dtype)

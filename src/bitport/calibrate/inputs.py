@@ -1,0 +1,128 @@
+"""What the inputs of a weight have in common: the sum of x x^T, which tells the error of its output.
+
+They are found at the products themselves, not at modules: F.linear with a tied weight and an expert that is one slice
+of a parameter are seen like any nn.Linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from bitport.errors import ArgumentError
+
+
+class Inputs:
+    """``gram`` float32 [.., K, K]: the sum of x x^T over the inputs of each matrix; ``rows`` int64 [..]: how many there
+    were. Sums, so that those of several runs can be added."""
+
+    def __init__(self, batch: tuple[int, ...], k: int, device: torch.device | str | None = None) -> None:
+        self.gram = torch.zeros(*batch, k, k, device=device)
+        self.rows = torch.zeros(batch, dtype=torch.int64, device=device)
+
+    def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:
+        """``x`` [.., K] went into the matrix at ``index``."""
+        rows = x.detach().reshape(-1, x.shape[-1]).float()
+        self.gram[index] += rows.t() @ rows
+        self.rows[index] += rows.shape[0]
+
+    def __getitem__(self, at: int) -> Inputs:
+        """Those of one matrix of several."""
+        one = Inputs((), 0)
+        one.gram, one.rows = self.gram[at], self.rows[at]
+        return one
+
+    @property
+    def any_rows(self) -> bool:
+        return bool((self.rows > 0).any())
+
+    def __iadd__(self, other: Inputs) -> Inputs:
+        self.gram += other.gram
+        self.rows += other.rows
+        return self
+
+
+Product = tuple[Tensor, Tensor, bool, Tensor | None]
+"""(x, the weight, whether it lies as [.., K, N], ends of the groups of rows)."""
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Product:
+    return input, weight, False, None
+
+
+def _matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Product:
+    return input, other, True, None
+
+
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **kwargs: Any) -> Product:
+    return mat1, mat2, True, None
+
+
+def _grouped(mat_a: Tensor, mat_b: Tensor, offs: Tensor | None = None, *args: Any, **kwargs: Any) -> Product:
+    return mat_a, mat_b, True, offs
+
+
+PRODUCTS: dict[Callable[..., Any], Callable[..., Product]] = {
+    F.linear: _linear,
+    torch.addmm: _addmm,
+    torch._grouped_mm: _grouped,
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.mm), _matmul),
+}
+
+
+class Watch(TorchFunctionMode):
+    """Within this context every product with one of ``weights`` adds to its Inputs in ``seen``.
+
+    A weight is recognized as itself or as a whole matrix of it. ``transposed``: names of those that lie as [.., K, N].
+    """
+
+    def __init__(self, weights: dict[str, Tensor], transposed: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.weights = {id(weight): (name, weight, name in transposed) for name, weight in weights.items()}
+        self.seen: dict[str, Inputs] = {}
+        for name, weight, flipped in self.weights.values():
+            self.seen[name] = Inputs(tuple(weight.shape[:-2]), weight.shape[-2 if flipped else -1], weight.device)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in PRODUCTS:
+            self._note(*PRODUCTS[func](*args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, x: Tensor, weight: Tensor, flipped: bool, ends: Tensor | None) -> None:
+        owner = weight if weight._base is None else weight._base
+        if id(owner) not in self.weights:
+            return
+        name, owner, lies_flipped = self.weights[id(owner)]
+        rows_by_columns, whole = weight.mT if flipped else weight, owner.mT if lies_flipped else owner
+        alike = rows_by_columns.shape[-2:] == whole.shape[-2:] and rows_by_columns.stride()[-2:] == whole.stride()[-2:]
+        for index, rows in _matrices(x, rows_by_columns, whole, ends) if alike else ():
+            self.seen[name].add(rows, index)
+
+
+def _matrices(
+    x: Tensor, weight: Tensor, whole: Tensor, ends: Tensor | None
+) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    """(which matrix of the parameter ``whole``, what goes into it)."""
+    if whole.dim() == 2:
+        yield (), x
+    elif weight.dim() == 2:
+        at = (weight.storage_offset() - whole.storage_offset()) // whole.stride(0)
+        yield (at,), x
+    elif weight.shape == whole.shape and ends is not None:
+        start = 0
+        for at, end in enumerate(ends.tolist()):
+            yield (at,), x[start:end]
+            start = end
+    elif weight.shape == whole.shape and x.dim() == 3:
+        for at in range(whole.shape[0]):
+            yield (at,), x[at]
+
+
+def check_inputs(name: str, inputs: Inputs) -> None:
+    if not bool(inputs.gram.isfinite().all()):
+        raise ArgumentError(f"calibration gave NaN or infinity at the input of {name}")

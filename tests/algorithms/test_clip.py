@@ -1,0 +1,59 @@
+"""Clipping search against all its ranges, tried one by one in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bitport.algorithms import Clip
+from bitport.algorithms.clip_core import NARROWER, search
+from bitport.numerics import choose_qparams, dequantize_codes, quantize, quantize_codes, to_blocks
+from bitport.schemes import preset
+
+from .weights import DTYPES, SCHEMES, value, weight
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_no_block_gets_worse(scheme: str, dtype: torch.dtype) -> None:
+    w, fmt = weight(dtype=dtype), preset(scheme).weight
+    errors = [
+        to_blocks((w.double() - value(parts, scheme, *w.shape)).square(), fmt.block).sum((-3, -1))
+        for parts in (Clip().solve(w, fmt), quantize(w, fmt))
+    ]
+    assert bool((errors[0] <= errors[1] * (1 + 2.0**-18)).all())  # sums of 2^14 float32 squares at most, by halves
+    if scheme.startswith(("int2", "int3", "int4")):
+        assert float(errors[0].sum()) < 0.98 * float(errors[1].sum())
+
+
+def test_the_best_of_all_ranges_is_taken() -> None:
+    w, fmt = weight(), preset("int3-g32-sym").weight
+    importance = torch.rand(w.shape[1]) + 0.1
+    least = None
+    for factor in (1.0, *NARROWER):
+        scale, zero, _ = choose_qparams(w * factor, fmt)
+        q = dequantize_codes(quantize_codes(w, fmt, scale, zero), fmt, scale, zero).double()
+        loss = to_blocks((w.double() - q).square() * importance.double(), fmt.block).sum((-3, -1))
+        least = loss if least is None else torch.minimum(loss, least)
+    scale, zero, _ = search(w, fmt, importance)
+    q = dequantize_codes(quantize_codes(w, fmt, scale, zero), fmt, scale, zero).double()
+    found = to_blocks((w.double() - q).square() * importance.double(), fmt.block).sum((-3, -1))
+    torch.testing.assert_close(found, least, rtol=1e-5, atol=0)
+
+
+def test_what_matters_is_weighed() -> None:
+    """An outlier in a column that counts for nothing is given up; one that counts for all is kept."""
+    w, fmt = torch.linspace(-1, 1, 32).repeat(4, 1), preset("int3-channel-sym").weight
+    w[:, 7] = 3.0
+    for at, count in ((7, 0.0), (7, 1e4)):
+        importance = torch.ones(32)
+        importance[at] = count
+        scale = search(w, fmt, importance).scale
+        assert bool((scale * 3 < 2.0 if count == 0 else scale * 3 > 2.9).all())
+
+
+def test_matrices_of_a_batch_are_treated_alone() -> None:
+    w, fmt = torch.stack([weight(), 3 * weight()]), preset("int4").weight
+    both = Clip().solve(w, fmt)
+    for at in range(2):
+        assert torch.equal(both.data[at], Clip().solve(w[at], fmt).data)

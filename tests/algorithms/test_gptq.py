@@ -1,0 +1,134 @@
+"""GPTQ: against a float64 copy that goes one column at a time, and against what must hold of any optimum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.algorithms import GPTQ
+from bitport.algorithms.gptq_core import inverse_factor, solve
+from bitport.algorithms.parts import Params
+from bitport.calibrate.inputs import Inputs
+from bitport.errors import ArgumentError
+from bitport.numerics import choose_qparams, quantize, quantize_codes
+from bitport.schemes import preset
+
+from .weights import DTYPES, SCHEMES, inputs, output_error, seen, value, weight
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_outputs_are_nearer_than_those_of_plain_rounding(scheme: str, dtype: torch.dtype) -> None:
+    """No row is further, since rows that would be are rounded plainly; all together are much nearer."""
+    w, x, fmt = weight(dtype=dtype), inputs(), preset(scheme).weight
+    ours, plain = (
+        output_error(w, value(parts, scheme, *w.shape), x)
+        for parts in (GPTQ(clip=False).solve(w, fmt, seen(x)), quantize(w, fmt))
+    )
+    assert bool((ours <= plain * (1 + 2.0**-12)).all())  # x^T x in float32, 400 rows
+    assert float(ours.sum()) < 0.8 * float(plain.sum())
+
+
+@pytest.mark.parametrize("clip", [False, True], ids=["widest range", "searched range"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_inputs_that_are_not_correlated_give_plain_rounding(scheme: str, clip: bool) -> None:
+    """With a diagonal Hessian the output's error is a sum over columns, and the nearest number is best for each."""
+    w, fmt = weight(), preset(scheme).weight
+    x = torch.diag(torch.rand(w.shape[1]) + 0.1)
+    parts = GPTQ(clip=clip).solve(w, fmt, seen(x))
+    assert torch.equal(parts.data, quantize(w, fmt, scale=parts.scale, zero=parts.zero, scale2=parts.scale2).data)
+
+
+@pytest.mark.parametrize("block", [1, 7, 150, 1000])
+@pytest.mark.parametrize("sort", [False, True], ids=["as they lie", "sorted"])
+def test_codes_are_those_of_one_column_at_a_time(block: int, sort: bool) -> None:
+    """In float64, with the inverse of what is left made anew for each column. A code may differ where the float32 sums
+    end on the other side of a boundary; then the error is as good."""
+    w, x, fmt = weight(), inputs(), preset("int4-channel").weight
+    params = Params(*choose_qparams(w, fmt))
+    hessian = seen(x).gram
+    codes = solve(w, hessian, fmt, params, 0.01, block, sort)
+    exact = _one_by_one(w, hessian, params, sort)
+    assert float((codes != exact).float().mean()) < 0.01
+
+
+def _one_by_one(w: Tensor, hessian: Tensor, params: Params, sort: bool) -> Tensor:
+    fmt, k = preset("int4-channel").weight, w.shape[1]
+    damped = hessian.double() + 0.01 * hessian.double().diagonal().mean() * torch.eye(k)
+    left, remaining = w.double().clone(), list(range(k))
+    order = hessian.diagonal().argsort(descending=True).tolist() if sort else list(range(k))
+    codes = torch.empty(w.shape, dtype=torch.uint8)
+    scale, zero = params.scale.double(), params.zero.double()  # type: ignore[union-attr]
+    for column in order:
+        inverse = torch.linalg.inv(damped[remaining][:, remaining])
+        here = remaining.index(column)
+        codes[:, column] = (torch.round(left[:, column] / scale[:, 0]) + zero[:, 0]).clamp(0, fmt.number.qmax)
+        error = left[:, column] - (codes[:, column] - zero[:, 0]) * scale[:, 0]
+        left[:, remaining] -= error[:, None] / inverse[here, here] * inverse[here]
+        remaining.remove(column)
+    return codes
+
+
+def test_the_factor_is_that_of_the_inverse() -> None:
+    hessian = seen(inputs(40)).gram
+    upper = inverse_factor(hessian, 0.01).double()
+    damped = hessian.double() + 0.01 * hessian.double().diagonal().mean() * torch.eye(40)
+    assert torch.equal(upper, upper.triu())
+    torch.testing.assert_close(upper.t() @ upper @ damped, torch.eye(40, dtype=torch.float64), rtol=0, atol=1e-4)
+
+
+SINGULAR = {
+    "fewer inputs than columns": lambda: inputs(150, 5),
+    "one input": lambda: inputs(150, 1),
+    "columns that are never used": lambda: inputs() * (torch.arange(150) % 3 > 0),
+    "two columns alike": lambda: inputs()[:, torch.arange(150) // 2],
+    "nothing but zeros": lambda: torch.zeros(10, 150),
+    "huge": lambda: inputs() * 1e10,
+    "tiny": lambda: inputs() * 1e-12,
+}
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.01])
+@pytest.mark.parametrize("what", SINGULAR)
+def test_singular_hessians(what: str, damping: float) -> None:
+    w, x, fmt = weight(), SINGULAR[what](), preset("int4-g32").weight
+    parts = GPTQ(damping=damping, clip=False).solve(w, fmt, seen(x))
+    ours, plain = (output_error(w, value(each, "int4-g32", *w.shape), x) for each in (parts, quantize(w, fmt)))
+    assert bool((ours <= plain * (1 + 2.0**-10)).all())
+
+
+def test_columns_that_are_never_used_are_rounded_plainly() -> None:
+    w, fmt = weight(), preset("int4-g32").weight
+    dead = torch.arange(150) % 3 == 0
+    params = Params(*choose_qparams(w, fmt))
+    codes = solve(w, seen(inputs() * ~dead).gram, fmt, params)
+    assert torch.equal(codes[:, dead], quantize_codes(w, fmt, *params)[:, dead])
+
+
+def test_a_hessian_that_cannot_be_mended() -> None:
+    with pytest.raises(ArgumentError, match="no positive Hessian"):
+        inverse_factor(-torch.eye(3), 0.01)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (3, 2), (1, 33), (5, 129)])
+@pytest.mark.parametrize("scheme", ["int3-g32", "nvfp4", "fp8-block"])
+def test_odd_shapes(scheme: str, n: int, k: int) -> None:
+    w, x, fmt = weight(n, k), inputs(k, 2 * k + 1), preset(scheme).weight
+    ours, plain = (
+        output_error(w, value(parts, scheme, n, k), x)
+        for parts in (GPTQ(clip=False).solve(w, fmt, seen(x)), quantize(w, fmt))
+    )
+    assert bool((ours <= plain * (1 + 2.0**-12) + 1e-12).all())
+
+
+def test_experts_are_solved_each_with_its_own_inputs() -> None:
+    w, fmt = torch.stack([weight(8, 64), weight(8, 64), weight(8, 64)]), preset("int4-g32").weight
+    x = [inputs(64), inputs(64)]
+    both = Inputs((3,), 64)
+    both.add(x[0], (0,))
+    both.add(x[1], (2,))
+    parts = GPTQ().solve(w, fmt, both)
+    for at, alone in ((0, seen(x[0])), (2, seen(x[1]))):
+        assert torch.equal(parts.data[at], GPTQ().solve(w[at], fmt, alone).data)
+    assert torch.equal(parts.data[1], quantize(w[1], fmt).data)

@@ -1,0 +1,82 @@
+"""HQQ: its loss falls, block by block, and its steps are what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.algorithms import HQQ
+from bitport.algorithms.hqq_core import _fit, _shrink
+from bitport.algorithms.parts import Params
+from bitport.numerics import quantize, to_blocks
+from bitport.schemes import preset
+
+from .weights import DTYPES, SCHEMES, value, weight
+
+FITTED = [name for name in SCHEMES if not name.startswith("mx")]
+
+
+def losses(w: Tensor, scheme: str, steps: int) -> Tensor:
+    fmt = preset(scheme).weight
+    parts = HQQ(steps=steps).solve(w, fmt) if steps else quantize(w, fmt)
+    error = w.double() - value(parts, scheme, *w.shape)
+    return to_blocks(error.abs() ** 0.7, fmt.block).sum((-3, -1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", FITTED)
+def test_the_loss_of_no_block_rises(scheme: str, dtype: torch.dtype) -> None:
+    w = weight(dtype=dtype)
+    before, few, many = (losses(w, scheme, steps) for steps in (0, 2, 20))
+    slack = 1 + 2.0**-16  # the loss is a float32 sum of float32 powers
+    assert bool((few <= before * slack).all())
+    assert bool((many <= few * slack).all())
+
+
+@pytest.mark.parametrize("scheme", ["int2", "int3-g32", "int4", "int4-sym", "int4-fzero", "int4-channel"])
+def test_the_loss_falls(scheme: str) -> None:
+    w = weight()
+    assert float(losses(w, scheme, 20).sum()) < 0.97 * float(losses(w, scheme, 0).sum())
+
+
+@pytest.mark.parametrize("zero", [False, True], ids=["symmetric", "float zero"])
+def test_codes_made_from_a_grid_give_the_grid_back(zero: bool) -> None:
+    """Least squares against the codes of numbers that lie on a grid finds it, whatever scale it starts from."""
+    fmt = preset("int4-channel-fzero" if zero else "int4-channel-sym").weight
+    codes = torch.randint(0, 16, (3, 64), dtype=torch.uint8)
+    scale, offset = torch.tensor([[0.5], [0.03], [2.0]]), torch.tensor([[7.25], [3.0], [12.5]])
+    target = (codes.float() - (offset if zero else 8)) * scale
+    old = Params(torch.ones(3, 1), torch.zeros(3, 1) if zero else None, None)
+    found = _fit(target, codes, fmt, old)
+    torch.testing.assert_close(found.scale, scale, rtol=1e-5, atol=0)
+    if zero:
+        torch.testing.assert_close(found.zero, offset, rtol=1e-5, atol=0)
+
+
+def test_a_block_with_nothing_to_fit_keeps_its_scale() -> None:
+    fmt = preset("int4-channel").weight
+    old = Params(torch.full((1, 1), 0.25), torch.full((1, 1), 8, dtype=torch.uint8), None)
+    found = _fit(torch.zeros(1, 16), torch.full((1, 16), 8, dtype=torch.uint8), fmt, old)
+    assert float(found.scale) == 0.25
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int4-sym", "nvfp4", "fp8"])
+def test_zeros_stay_zeros(scheme: str) -> None:
+    parts = HQQ().solve(torch.zeros(4, 64), preset(scheme).weight)
+    assert not value(parts, scheme, 4, 64).any()
+
+
+def test_shrinkage_is_odd_and_spares_outliers() -> None:
+    """Small errors vanish, large ones are hardly changed, none grows."""
+    error = torch.linspace(-4, 4, 81)
+    shrunk = _shrink(error, 0.7, 10.0)
+    torch.testing.assert_close(shrunk, -shrunk.flip(0))
+    assert bool((shrunk.abs() <= error.abs()).all())
+    vanishing = 10.0 ** (-1 / (2 - 0.7))  # where |e| = |e|^(p - 1) / beta
+    assert torch.equal(shrunk == 0, error.abs() <= vanishing)
+    assert float(shrunk[-1]) > 3.9
+
+
+def test_powers_of_two_are_refused() -> None:
+    assert "powers of two" in str(HQQ().refuses(preset("mxfp4").weight, "linear"))

@@ -1,0 +1,163 @@
+"""Algorithms through quantize_: whole models, their reports, and what is said where an algorithm cannot help."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bitport
+from bitport.algorithms import ALGORITHMS, GPTQ, HQQ
+from bitport.errors import ArgumentError
+from bitport.numerics import sqnr
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 96), nn.Linear(96, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.silu(self.up(x)))
+
+
+class Model(nn.Module):
+    """Blocks, experts of which one is never asked, a convolution, and a head tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(40, 64)
+        self.mix = nn.Linear(64, 64)
+        self.layers = nn.Sequential(Layer(), Layer())
+        self.conv = nn.Conv1d(64, 64, 3, padding=1)
+        self.experts = nn.Parameter(torch.randn(3, 64, 64) * 0.1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.layers(self.mix(self.embed(ids)))
+        x = x + self.conv(x.transpose(1, 2)).transpose(1, 2)
+        first, rest = x[:, :1], x[:, 1:]
+        x = torch.cat([F.linear(first, self.experts[0]), F.linear(rest, self.experts[2])], 1)
+        return F.linear(x, self.embed.weight)
+
+
+TOKENS = torch.randint(0, 40, (24, 30), generator=torch.Generator().manual_seed(0))
+BATCHES, HELD_OUT = list(TOKENS[:16].split(4)), TOKENS[16:]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    torch.manual_seed(1)
+    model = Model()
+    with torch.no_grad():  # inputs of a layer are correlated, as in a trained model
+        model.mix.weight.copy_(torch.randn(64, 8) @ torch.randn(8, 64) * 0.05)
+    return model
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("scheme", ["int3-g32", "nvfp4", "int4-int8"])
+def test_every_algorithm_gives_ordinary_weights(model: Model, name: str, scheme: str) -> None:
+    plain, other = copy.deepcopy(model), copy.deepcopy(model)
+    bitport.quantize_(plain, scheme)
+    report = bitport.quantize_(other, scheme, algorithm=name, calibrate=BATCHES)
+    for ours, theirs in zip(other.parameters(), plain.parameters(), strict=True):
+        assert type(ours) is type(theirs)
+        assert ours.nbytes == theirs.nbytes
+        assert getattr(ours, "scheme", None) == getattr(theirs, "scheme", None)
+    assert {layer.algorithm for layer in report.quantized} == {name}
+    assert other(HELD_OUT).isfinite().all()
+
+
+def test_gptq_keeps_the_outputs(model: Model) -> None:
+    exact, errors = model(HELD_OUT), {}
+    for name in ("rtn", "gptq"):
+        other = copy.deepcopy(model)
+        report = bitport.quantize_(other, "int3-g32", algorithm=name, calibrate=BATCHES)
+        errors[name] = float(sqnr(exact, other(HELD_OUT)))
+    assert errors["gptq"] > errors["rtn"] + 1
+    for layer in report.quantized:
+        assert layer.output_sqnr is not None
+        assert layer.output_sqnr_rtn is not None
+        assert layer.output_sqnr > layer.output_sqnr_rtn
+    assert "gptq" in str(report)
+    assert json.loads(report.to_json())["layers"][0].keys() >= {"algorithm", "output_sqnr", "output_sqnr_rtn"}
+
+
+def test_the_error_of_the_output_is_what_it_says(model: Model) -> None:
+    """Of one layer, against its outputs in float64."""
+    other, kept = copy.deepcopy(model), []
+    model.mix.register_forward_pre_hook(lambda module, args: kept.append(args[0].detach()))
+    report = bitport.quantize_(other, {"mix": "int3-g32"}, algorithm="gptq", calibrate=BATCHES)
+    for batch in BATCHES:
+        model(batch)
+    x, w = torch.cat([rows.flatten(0, -2) for rows in kept]).double(), model.mix.weight.double()
+    q = other.mix.weight.dequantize(torch.float32).double()
+    expected = float(sqnr(x @ w.t(), x @ q.t()))
+    assert next(layer.output_sqnr for layer in report.quantized) == pytest.approx(expected, abs=0.01)
+
+
+def test_what_an_algorithm_cannot_treat_is_told(model: Model) -> None:
+    report = bitport.quantize_(copy.deepcopy(model), {"*": "int4-g32"}, algorithm="gptq", calibrate=BATCHES)
+    told = {layer.name: (layer.algorithm, layer.reason) for layer in report.layers}
+    assert told["embed.weight"][0] == told["conv.weight"][0] == "rtn"
+    assert "gptq needs a product" in told["conv.weight"][1]
+    assert told["experts"] == (
+        "gptq",
+        "rule '*'; 1 of 3 matrices saw no input in calibration: rounded to nearest",
+    )
+    report = bitport.quantize_(copy.deepcopy(model), "mxfp4", algorithm="hqq")
+    assert all("powers of two" in layer.reason for layer in report.quantized)
+
+
+def test_a_weight_whose_input_is_never_seen(model: Model) -> None:
+    other = nn.ModuleDict({"used": nn.Linear(64, 64), "unused": nn.Linear(64, 64)})
+    before = other["unused"].weight.detach().clone()
+    other.forward = lambda x: other["used"](x)  # type: ignore[method-assign]
+    report = bitport.quantize_(other, "int4-g32", algorithm="gptq", calibrate=[torch.randn(9, 64)])
+    assert [layer.algorithm for layer in report.layers] == ["gptq", "rtn"]
+    assert "showed no input of it" in report.layers[1].reason
+    assert torch.equal(other["unused"].weight.qdata, bitport.quantize_tensor(before, "int4-g32").qdata)
+
+
+def test_settings_and_a_function_as_data(model: Model) -> None:
+    """The same batches, once as a list and once as what a function runs, give the same bits."""
+    first, second = copy.deepcopy(model), copy.deepcopy(model)
+    algorithm = GPTQ(damping=0.1, sort=False, clip=False)
+    bitport.quantize_(first, "int4-g32", algorithm=algorithm, calibrate=BATCHES)
+    bitport.quantize_(
+        second, "int4-g32", algorithm=algorithm, calibrate=lambda model: [model(batch) for batch in BATCHES]
+    )
+    for ours, theirs in zip(first.layers.modules(), second.layers.modules(), strict=True):
+        if isinstance(ours, nn.Linear):
+            assert torch.equal(ours.weight.qdata, theirs.weight.qdata)
+
+
+def test_static_scales_beside_an_algorithm(model: Model) -> None:
+    other = copy.deepcopy(model)
+    bitport.quantize_(other, {"layers.*": "int8-static"}, algorithm=HQQ(steps=2), calibrate=iter(BATCHES))
+    assert other.layers[0].up.weight.act_scale is not None
+    bitport.quantize_(other, {"mix": "int8-static"}, algorithm="gptq", calibrate=iter(BATCHES))
+    assert other.mix.weight.act_scale is not None
+
+
+def test_a_model_of_shapes_needs_no_data() -> None:
+    report = bitport.quantize_(Model().to("meta"), "int4-g32", algorithm="gptq")
+    assert {layer.algorithm for layer in report.quantized} == {"gptq"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"algorithm": "gptq"}, "gptq looks at the inputs of layers; give calibrate", id="no data"),
+        pytest.param({"algorithm": "gptq", "calibrate": []}, "holds no batch", id="empty data"),
+        pytest.param({"algorithm": "magic"}, "unknown algorithm 'magic'; known: rtn, clip, hqq, gptq", id="unknown"),
+    ],
+)
+def test_problems_are_told_before_anything_is_changed(model: Model, options: dict[str, object], message: str) -> None:
+    other = copy.deepcopy(model)
+    with pytest.raises(ArgumentError, match=message):
+        bitport.quantize_(other, "int4-g32", **options)  # type: ignore[arg-type]
+    assert not any(isinstance(param, bitport.QTensor) for param in other.parameters())

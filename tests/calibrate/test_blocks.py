@@ -1,0 +1,156 @@
+"""Inputs block by block are those of a model whose earlier blocks are quantized, as runs of the whole model tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bitport.calibrate.blocks import blocks_of, measured
+from bitport.calibrate.inputs import Watch
+from bitport.nn import find_targets
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.calls = nn.Linear(8, 16), nn.Linear(16, 8), 0
+
+    def forward(self, x: Tensor, shift: Tensor, scale: float = 1.0) -> tuple[Tensor, int]:
+        self.calls += 1
+        return x + scale * self.down(torch.tanh(self.up(x) + shift)), self.calls
+
+
+class Careless(Block):
+    """Writes into what it is given."""
+
+    def forward(self, x: Tensor, shift: Tensor, scale: float = 1.0) -> tuple[Tensor, int]:
+        return x.add_(scale * self.down(torch.tanh(self.up(x) + shift))), 0
+
+
+class Model(nn.Module):
+    """Blocks that get a mask of their own, a head outside of them."""
+
+    def __init__(self, block: type[Block] = Block, between: str = "") -> None:
+        super().__init__()
+        self.embed, self.head, self.between = nn.Embedding(11, 8), nn.Linear(8, 11), between
+        self.layers = nn.ModuleList(block() for _ in range(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids).clone()
+        for at, layer in enumerate(self.layers):
+            shift = torch.full((16,), 0.1 * at) + ids.float().mean()
+            x = layer(x, shift, scale=1.0 + at)[0]
+            if self.between == "added":
+                x = x + 0.5
+            elif self.between == "written":
+                x += 0.5
+            elif self.between == "twice" and at == 1:
+                x = layer(x, shift)[0]
+        return self.head(x)
+
+
+BATCHES = [torch.randint(0, 11, (2, 5)), torch.randint(0, 11, (1, 7))]
+
+
+def spoil(model: nn.Module, name: str) -> None:
+    """Stands for quantization: changes the weight clearly."""
+    with torch.no_grad():
+        model.get_parameter(name).mul_(0.5)
+
+
+def grams(model: nn.Module, *, in_order: bool, **watched: Any) -> dict[str, Tensor]:
+    targets = [target for target in find_targets(model) if target.kind == "linear"]
+    found = {}
+    for target, inputs in measured(model, targets, {target.name for target in targets}, BATCHES):
+        assert inputs is not None
+        found[target.name] = inputs.gram.clone()
+        if in_order:
+            spoil(model, target.name)
+    return found
+
+
+def expected(model: nn.Module, names: list[list[str]]) -> dict[str, Tensor]:
+    """The same by whole runs: group after group is watched, then changed."""
+    found = {}
+    for group in names:
+        with torch.no_grad(), Watch({name: model.get_parameter(name) for name in group}) as watch:
+            for batch in BATCHES:
+                model(batch)
+        found |= {name: inputs.gram for name, inputs in watch.seen.items()}
+        for name in group:
+            spoil(model, name)
+    return found
+
+
+BLOCKS = [[f"layers.{at}.{part}.weight" for part in ("up", "down")] for at in range(3)]
+
+
+def two(*args: Any) -> tuple[Model, Model]:
+    model, same = Model(*args), Model(*args)
+    same.load_state_dict(model.state_dict())
+    return model, same
+
+
+@pytest.mark.parametrize("block", [Block, Careless])
+def test_each_block_sees_what_quantized_ones_give(block: type[Block]) -> None:
+    model, same = two(block)
+    found, wanted = grams(model, in_order=True), expected(same, [*BLOCKS, ["head.weight"]])
+    assert list(found) == list(wanted)
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+def test_a_block_runs_three_times_on_every_batch() -> None:
+    model = Model()
+    grams(model, in_order=True)
+    assert [layer.calls for layer in model.layers] == [4 * len(BATCHES)] * 3  # once more for the head
+
+
+@pytest.mark.parametrize("between", ["added", "written"])
+def test_what_a_model_does_between_blocks_is_not_lost(between: str) -> None:
+    """Then a block's inputs are those of the model as it was."""
+    model, same = two(Block, between)
+    found, wanted = grams(model, in_order=True), expected(same, [[name for group in BLOCKS for name in group]])
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+def test_a_block_that_is_called_twice() -> None:
+    model, same = two(Block, "twice")
+    found, wanted = grams(model, in_order=True), expected(same, [[*BLOCKS[0], *BLOCKS[1], *BLOCKS[2], "head.weight"]])
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+def test_blocks_are_the_children_of_the_outermost_lists() -> None:
+    model = nn.ModuleDict({"a": nn.ModuleList([nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)]), "b": nn.Linear(2, 2)})
+    assert blocks_of(model) == ["a.0", "a.1"]
+    assert blocks_of(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))) == ["0", "1"]
+    assert blocks_of(nn.Linear(2, 2)) == []
+
+
+def test_only_what_is_wanted_is_measured() -> None:
+    model = Model()
+    targets = find_targets(model)
+    got = {target.name: inputs for target, inputs in measured(model, targets, {"layers.1.up.weight"}, BATCHES)}
+    assert set(got) == {target.name for target in targets}
+    assert [name for name, inputs in got.items() if inputs is not None] == ["layers.1.up.weight"]
+
+
+def test_whoever_quantizes_keeps_the_modes_of_torch() -> None:
+    model = Model()
+    targets = find_targets(model)
+    modes = [torch.is_grad_enabled() for _ in measured(model, targets, {"layers.1.up.weight"}, BATCHES)]
+    assert modes == [True] * len(targets)
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    model = Model().train()
+    model.config = type("Config", (), {"use_cache": True})()
+    grams(model, in_order=False)
+    assert model.training
+    assert model.config.use_cache
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())

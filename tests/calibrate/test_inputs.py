@@ -1,0 +1,115 @@
+"""The inputs of weights, wherever a model multiplies with them: the sum of x x^T against one made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitport.calibrate.inputs import Inputs, Watch, check_inputs
+from bitport.errors import ArgumentError
+
+W, V = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(4, 6))
+"""One [N, K] = [6, 4], and one that lies as [K, N]."""
+
+X = torch.randn(2, 5, 4)
+
+SEEN: dict[str, Callable[[], Tensor]] = {
+    "linear": lambda: F.linear(X, W),
+    "module": lambda: _module()(X),
+    "matmul": lambda: torch.matmul(X, W.t()),
+    "operator": lambda: X @ W.mT,
+    "mm": lambda: torch.mm(X.flatten(0, 1), W.t()),
+    "addmm": lambda: torch.addmm(torch.zeros(6), X.flatten(0, 1), W.t()),
+}
+
+
+def _module() -> nn.Linear:
+    linear = nn.Linear(4, 6, bias=False)
+    linear.weight = W
+    return linear
+
+
+def by_hand(x: Tensor) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1]).double()
+    return rows.t() @ rows
+
+
+@pytest.mark.parametrize("how", SEEN)
+def test_a_product_is_seen(how: str) -> None:
+    with torch.no_grad(), Watch({"w": W}) as watch:
+        SEEN[how]()
+        SEEN[how]()
+    assert int(watch.seen["w"].rows) == 20
+    torch.testing.assert_close(watch.seen["w"].gram.double(), 2 * by_hand(X), rtol=1e-5, atol=1e-5)
+
+
+def test_a_weight_that_lies_transposed() -> None:
+    with torch.no_grad(), Watch({"v": V}, transposed=["v"]) as watch:
+        torch.addmm(torch.zeros(6), X.flatten(0, 1), V)
+        F.linear(X, V.t())
+    torch.testing.assert_close(watch.seen["v"].gram.double(), 2 * by_hand(X), rtol=1e-5, atol=1e-5)
+
+
+UNSEEN: dict[str, Callable[[], Tensor]] = {
+    "another weight": lambda: F.linear(X, W.detach().clone()),
+    "a part of it": lambda: F.linear(X, W[:3]),
+    "the other way round": lambda: F.linear(torch.ones(3, 6), W.t()),
+    "no product": lambda: X.sum() + W.sum(),
+}
+
+
+@pytest.mark.parametrize("how", UNSEEN)
+def test_what_is_no_product_with_all_of_it_is_not_seen(how: str) -> None:
+    with torch.no_grad(), Watch({"w": W}) as watch:
+        UNSEEN[how]()
+    assert not watch.seen["w"].any_rows
+
+
+EXPERTS = nn.Parameter(torch.randn(3, 16, 8))
+ROUTED = torch.randn(6, 8)
+
+ROUTES: dict[str, Callable[[], Tensor]] = {
+    "one by one": lambda: torch.cat([F.linear(ROUTED[:2], EXPERTS[0]), F.linear(ROUTED[2:], EXPERTS[2])]),
+    "grouped": lambda: F.grouped_mm(
+        ROUTED.bfloat16().float(), EXPERTS.mT, offs=torch.tensor([2, 2, 6], dtype=torch.int32)
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ROUTES)
+def test_experts_see_their_own_inputs(how: str) -> None:
+    with torch.no_grad(), Watch({"experts": EXPERTS}) as watch:
+        ROUTES[how]()
+    seen = watch.seen["experts"]
+    assert seen.rows.tolist() == [2, 0, 4]
+    for at, rows in ((0, ROUTED[:2]), (1, ROUTED[:0]), (2, ROUTED[2:])):
+        torch.testing.assert_close(seen[at].gram.double(), by_hand(rows), rtol=2e-2, atol=2e-2)
+
+
+def test_experts_in_one_batched_product() -> None:
+    x = torch.randn(3, 5, 8)
+    with torch.no_grad(), Watch({"experts": EXPERTS}) as watch:
+        torch.bmm(x, EXPERTS.mT)
+    for at in range(3):
+        torch.testing.assert_close(watch.seen["experts"][at].gram.double(), by_hand(x[at]), rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_of_two_runs_add_up() -> None:
+    first, second, both = (Inputs((), 4) for _ in range(3))
+    for part, rows in ((first, X[0]), (second, X[1]), (both, X)):
+        part.add(rows)
+    first += second
+    torch.testing.assert_close(first.gram, both.gram)
+    assert int(first.rows) == int(both.rows) == 10
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_bad_inputs_are_told(bad: float) -> None:
+    inputs = Inputs((), 4)
+    inputs.add(torch.tensor([1.0, bad, 0.0, 0.0]))
+    with pytest.raises(ArgumentError, match="NaN or infinity at the input of some"):
+        check_inputs("some.weight", inputs)
