@@ -67,6 +67,8 @@ struct Product {
   void* y;
   int32_t y_type;   // of the bias too
   int32_t threads, isa;
+  int32_t then;
+  const void* times;
 };
 
 int32_t linear_int8(const Product& product, int32_t act, const float* act_scale);   // a Status
