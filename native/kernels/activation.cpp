@@ -17,11 +17,12 @@ double activated(int32_t then, double z) {
 
 }  // namespace
 
-void scalar_activate(int32_t then, float* sum, const float* bias, const void* times, int32_t type, int64_t count) {
-  for (int64_t j = 0; j < count; ++j) {
-    const double y = activated(then, bias ? sum[j] + bias[j] : sum[j]);
-    sum[j] = float(times ? y * load_number(times, type, j) : y);
-  }
+void scalar_activate(const Following& f, float* sum, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r, sum += 32)
+    for (int64_t j = 0; j < f.count; ++j) {
+      const double y = activated(f.then, f.bias ? sum[j] + f.bias[j] : sum[j]);
+      sum[j] = float(f.times ? y * load_number(f.times, f.type, r * f.next + j) : y);
+    }
 }
 
 }  // namespace bitport

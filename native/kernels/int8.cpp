@@ -132,11 +132,10 @@ struct Int8Call : Product {
       return;
     }
     const char* factor = times ? static_cast<const char*>(times) + (to - static_cast<char*>(y)) : nullptr;
-    for (int64_t r = 0; r < rows; ++r, sum += 32, to += next) {
-      engine.finish(sum, one_sums, roundings[row + r], 32, nullptr, sum, BITPORT_F32);
-      activate(then, sum, own_bias, factor ? factor + size_t(r) * next : nullptr, x_type, count);
-      store(sum, count, nullptr, to, x_type);
-    }
+    for (int64_t r = 0; r < rows; ++r)
+      engine.finish(sum + r * 32, one_sums, roundings[row + r], 32, nullptr, sum + r * 32, BITPORT_F32);
+    activate({then, own_bias, factor, x_type, weight.n, count}, sum, rows);
+    for (int64_t r = 0; r < rows; ++r, to += next) store(sum + r * 32, count, nullptr, to, x_type);
   }
 
   void run_fused(int64_t first, int64_t last) {

@@ -58,11 +58,12 @@ struct Call : Product {
     const size_t next = size_t(weight.n) * width(y_type);
     char* to = static_cast<char*>(y) + size_t(row) * next + size_t(n) * width(y_type);
     const float* bias_at = bias_values ? bias_values + n : nullptr;
-    const char* factor = times ? static_cast<const char*>(times) + (to - static_cast<char*>(y)) : nullptr;
-    for (int64_t r = 0; r < rows; ++r, to += next) {
-      if (then) activate(then, sum + r * 32, bias_at, factor ? factor + size_t(r) * next : nullptr, y_type, count);
-      engine.store(sum + r * 32, count, then ? nullptr : bias_at, to, y_type);
+    if (then) {
+      const char* factor = times ? static_cast<const char*>(times) + (to - static_cast<char*>(y)) : nullptr;
+      activate({then, bias_at, factor, y_type, weight.n, count}, sum, rows);
+      bias_at = nullptr;
     }
+    for (int64_t r = 0; r < rows; ++r, to += next) engine.store(sum + r * 32, count, bias_at, to, y_type);
   }
 
   void run_fused(int64_t first, int64_t last) {
