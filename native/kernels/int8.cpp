@@ -132,10 +132,14 @@ struct Int8Call : Product {
       return;
     }
     const char* factor = times ? static_cast<const char*>(times) + (to - static_cast<char*>(y)) : nullptr;
-    for (int64_t r = 0; r < rows; ++r)
-      engine.finish(sum + r * 32, one_sums, roundings[row + r], 32, nullptr, sum + r * 32, BITPORT_F32);
-    activate({then, own_bias, factor, x_type, weight.n, count}, sum, rows);
-    for (int64_t r = 0; r < rows; ++r, to += next) store(sum + r * 32, count, nullptr, to, x_type);
+    for (int64_t first = 0; first < rows; first += kActivated) {
+      const int64_t last = smaller(first + kActivated, rows);
+      for (int64_t r = first; r < last; ++r)
+        engine.finish(sum + r * 32, one_sums, roundings[row + r], 32, nullptr, sum + r * 32, BITPORT_F32);
+      activate({then, own_bias, factor ? factor + size_t(first) * next : nullptr, x_type, weight.n, count}, sum + first * 32,
+               last - first);
+      for (int64_t r = first; r < last; ++r, to += next) store(sum + r * 32, count, nullptr, to, x_type);
+    }
   }
 
   void run_fused(int64_t first, int64_t last) {

@@ -58,12 +58,16 @@ struct Call : Product {
     const size_t next = size_t(weight.n) * width(y_type);
     char* to = static_cast<char*>(y) + size_t(row) * next + size_t(n) * width(y_type);
     const float* bias_at = bias_values ? bias_values + n : nullptr;
-    if (then) {
-      const char* factor = times ? static_cast<const char*>(times) + (to - static_cast<char*>(y)) : nullptr;
-      activate({then, bias_at, factor, y_type, weight.n, count}, sum, rows);
-      bias_at = nullptr;
+    if (!then) {
+      for (int64_t r = 0; r < rows; ++r, to += next) engine.store(sum + r * 32, count, bias_at, to, y_type);
+      return;
     }
-    for (int64_t r = 0; r < rows; ++r, to += next) engine.store(sum + r * 32, count, bias_at, to, y_type);
+    const char* const y_at = static_cast<char*>(y);
+    for (int64_t r = 0; r < rows; r += kActivated) {   // a few rows, while they are at hand
+      const int64_t few = rows - r < kActivated ? rows - r : kActivated;
+      activate({then, bias_at, times ? static_cast<const char*>(times) + (to - y_at) : nullptr, y_type, weight.n, count}, sum + r * 32, few);
+      for (int64_t i = 0; i < few; ++i, to += next) engine.store(sum + (r + i) * 32, count, nullptr, to, y_type);
+    }
   }
 
   void run_fused(int64_t first, int64_t last) {

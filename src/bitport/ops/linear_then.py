@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,11 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.ops import linear as products
 from bitport.ops import samples
 from bitport.ops.select import declare
 from bitport.ops.table import OPS, Op, Sample
-from bitport.ops.weight import SCHEMA
 
 FOLLOWING: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -84,21 +81,23 @@ def _samples(of: Op, device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
 
 
 def _budget(z: Tensor, then: str, times: Tensor | None, dtype: torch.dtype, k: int) -> float:
-    """Least SQNR in dB of f(z) t. The errors of z (see samples) reach the result by the slope of f, times t: those of
-    the weight and of the sum are independent of z, that of rounding z is in proportion to it. Two more roundings follow,
-    and f itself, in float32, may be off by 2^-20."""
+    """Least SQNR in dB of y = f(z) t. The errors of z (see samples) reach y by the slope of f, times t: those of the
+    weight and of the sum are of the mean size of z, that of rounding z goes with it. Two more roundings follow, and f
+    itself, in float32, may be off by 2^-20. Each result has a variance v of its own, so the power of the error, a sum of
+    squares, spreads by sqrt(2 sum v^2) around sum v: three times that is allowed for."""
     if not z.numel():
         return 0.0
-    factor = torch.ones_like(z) if times is None else times.cpu().double()
     z = z.detach().clone().requires_grad_()
-    y = FOLLOWING[then](z) * factor
+    y = FOLLOWING[then](z) if times is None else FOLLOWING[then](z) * times.cpu().double()
     (slope,) = torch.autograd.grad(y.sum(), z)
     z, y = z.detach(), y.detach()
     unit = 4.0 ** -samples.SIGNIFICAND[dtype]
-    spread = slope.square().mean() * z.square().mean()
-    kept = (slope * z).square().mean() + 2 * y.square().mean()
-    noise = 0.72**2 / 3 * ((unit + k * 4.0**-24) * spread + unit * kept) + 4.0**-20 * y.square().mean()
-    return -10 * math.log10(noise / y.square().mean()) - 3 * 4.34 * math.sqrt(4 / y.numel())
+    variance = (
+        0.72**2 / 3 * ((unit + k * 4.0**-24) * slope**2 * z.square().mean() + unit * ((slope * z) ** 2 + 2 * y**2))
+    )
+    variance += 4.0**-20 * y**2
+    spread = (2 * variance.square().sum()).sqrt() / variance.sum()
+    return float(-10 * (variance.sum() / y.square().sum()).log10() - 3 * 4.34 * spread)
 
 
 for _name, _count in (("linear", 12), ("dyn_linear", 14)):

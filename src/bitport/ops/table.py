@@ -53,7 +53,7 @@ class Op:
     decomposition: Callable[..., Any] | None = None
     """A form that traces, where the generic kernel looks at data or calls another op; the generic kernel otherwise."""
     composed: bool = False
-    """Whether the generic kernel is made of differentiable ops: gradients and transforms of its arguments are theirs."""
+    """Whether the generic kernel is made of differentiable ops, whose gradients and transforms are its own."""
 
     @property
     def overload(self) -> Any:

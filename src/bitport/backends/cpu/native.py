@@ -101,8 +101,8 @@ class Library:
         then: str = "",
         times: Tensor | None = None,
     ) -> Tensor:
-        """x [.., K], rounded as ``act`` (of ACTS) says, times one weight in cpu_tiles, plus bias; then ``then`` (of THEN),
-        times ``times``; in x's dtype."""
+        """x [.., K], rounded as ``act`` (of ACTS) says, times one weight in cpu_tiles, plus bias; that through ``then``
+        (of THEN), times ``times``; in x's dtype."""
         n, k = weight.n, weight.k
         rows = x.reshape(-1, k).contiguous().resolve_neg() if x.numel() else x.new_empty(0, k)
         y = rows.new_empty(rows.shape[0], n)
