@@ -83,8 +83,8 @@ def _samples(of: Op, device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
 def _budget(z: Tensor, then: str, times: Tensor | None, dtype: torch.dtype, k: int) -> float:
     """Least SQNR in dB of y = f(z) t. The errors of z (see samples) reach y by the slope of f, times t: those of the
     weight and of the sum are of the mean size of z, that of rounding z goes with it. Two more roundings follow, and f
-    itself, in float32, may be off by 2^-20. Each result has a variance v of its own, so the power of the error, a sum of
-    squares, spreads by sqrt(2 sum v^2) around sum v: three times that is allowed for."""
+    itself, in float32, may be off by 2^-20. Each result has a variance v of its own, so the power of the error, a sum
+    of squares, spreads by sqrt(2 sum v^2) around sum v: three times that is allowed for."""
     if not z.numel():
         return 0.0
     z = z.detach().clone().requires_grad_()
