@@ -108,7 +108,7 @@ inline double followed_error(int32_t then, double z, double error_of_z) {
   if (then == BITPORT_NOTHING) return error_of_z;
   const double value = followed(then, z), a = std::abs(z);
   const double e = then == BITPORT_GELU ? a * a / 2 : then == BITPORT_SILU ? a : std::sqrt(8 / M_PI) * (a + 0.044715 * a * a * a);
-  return 1.13 * error_of_z + std::abs(value) * 0x1p-22 + (std::max(z, 0.0) - value) * (12 + 2 * e) * 0x1p-24 + 1e-32;
+  return 1.13 * error_of_z + std::abs(value) * 0x1p-22 + (std::max(z, 0.0) - value) * (16 + 2 * e) * 0x1p-24 + (a > 5 ? 1e-12 : 0);
 }
 
 // A term meets less than k additions and 16 other roundings (conversions, zero, scales, bias) in float32, whatever

@@ -84,9 +84,9 @@ def test_the_ends(isa: str, then: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8", "nvfp4-wo", "int8-dyn", "fp8", "fp8-block"])
 def test_every_way_of_a_product(isa: str, scheme: str, dtype: torch.dtype, factor: bool) -> None:
-    """As the product alone, in float64, followed by the function: the product's budget less what the slope of f (below
-    1.13) and the loss of the negative half (f^2 has 0.4 of the power of z^2, at least) can take: 5 dB; the factor's power
-    is spread over fewer results: 3 dB more."""
+    """As the product alone, in float64, followed by the function: the product's budget, less what the slope of f (below
+    1.13: 1 dB) and the loss of the negative half (f^2 has 0.4 of the power of z^2: 4 dB) can take. A factor makes the
+    results unequal, so that fewer count: 3 dB more."""
     op = OPS["dyn_linear_then" if preset(scheme).act else "linear_then"]
     for m in (1, 3, 33):
         for sample, then in zip(products(scheme, dtype, "cpu_tiles", n=50, k=256, m=m), FOLLOWING, strict=False):

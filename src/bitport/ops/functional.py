@@ -92,7 +92,8 @@ def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
 def linear_then(input: Tensor, weight: Tensor, bias: Tensor | None, then: str, times: Tensor | None = None) -> Tensor:
     """``f(F.linear(input, weight, bias)) * times``, f of FOLLOWING, as one op where the weight is quantized and nothing
     is differentiated; otherwise as what it is made of."""
-    if not isinstance(weight, QTensor) or weight.transposed or _functorch() is not None:
+    transformed = not torch.compiler.is_compiling() and _functorch() is not None
+    if not isinstance(weight, QTensor) or weight.transposed or transformed:
         return follow(F.linear(input, weight, bias), then, times)
     x = prepare(input, weight)
     unlike = times is not None and (times.dtype != x.dtype or times.shape != (*x.shape[:-1], weight.matrix.n))
