@@ -27,7 +27,7 @@ def follow(y: Tensor, then: str, times: Tensor | None) -> Tensor:
     return y if times is None else y * times
 
 
-def _op(of: Op, draw: Callable[[torch.device, torch.dtype], Iterator[Sample]], count: int) -> Op:
+def _op(of: Op, count: int) -> Op:
     """``of``, which takes ``count`` arguments, and what follows it."""
 
     def check(*args: Any) -> None:
@@ -55,7 +55,7 @@ def _op(of: Op, draw: Callable[[torch.device, torch.dtype], Iterator[Sample]], c
         check=check,
         generic=generic,
         fake=of.fake,
-        samples=draw,
+        samples=lambda device, dtype: _samples(of, device, dtype),
         rows_apart=lambda *args: of.rows_apart(*args[:count]),
         decomposition=decomposition,
         composed=True,
@@ -100,5 +100,5 @@ def _budget(z: Tensor, then: str, times: Tensor | None, dtype: torch.dtype, k: i
     return float(-10 * (variance.sum() / y.square().sum()).log10() - 3 * 4.34 * spread)
 
 
-for _name, _count in (("linear", 12), ("dyn_linear", 14)):
-    declare(_op(OPS[_name], lambda device, dtype, of=OPS[_name]: _samples(of, device, dtype), _count))
+declare(_op(OPS["linear"], 12))
+declare(_op(OPS["dyn_linear"], 14))
