@@ -23,7 +23,7 @@ INLINE V over_one(V x) {   // 14 bits, doubled by a step of Newton's
   return near * _mm512_fnmadd_ps(near, x, all(2.0f));
 }
 INLINE V load_part(const void* numbers, int32_t type, int64_t i, int64_t count) {
-  return load_some(numbers, type, i, count);
+  return i < count ? load_some(numbers, type, i, count) : all(0.0f);
 }
 
 }  // namespace
