@@ -26,6 +26,10 @@ enum BitportAct : int32_t {
   BITPORT_FP8_128 = 9
 };
 
+// What is done to sums before they are rounded to y: nothing, or z * Phi(z), the same with the tanh that comes near it, or
+// z * sigmoid(z).
+enum BitportThen : int32_t { BITPORT_NOTHING = 0, BITPORT_GELU = 1, BITPORT_GELU_TANH = 2, BITPORT_SILU = 3 };
+
 // A weight [n, k] of 1 to 8 bits in tiles of 32 rows by 32 columns; both are filled up to 32, columns with code 0, rows
 // with code 0 and scale 0.
 //
@@ -53,12 +57,13 @@ struct BitportTiles {
   int32_t bits, integer, scale_type, zero_type;
 };
 
-// y [m, n] = round(x) W^T + bias. x and y of x_type (F32, BF16, F16), rows contiguous; bias of x_type or null. act_scale:
-// one number for BITPORT_INT8_TENSOR and BITPORT_FP8_TENSOR, the global one for BITPORT_NVFP4; null to measure it.
+// y [m, n] = then(round(x) W^T + bias) * times. x, y and times [m, n] of x_type (F32, BF16, F16), rows contiguous; bias of
+// x_type or null; times null where nothing is done. act_scale: one number for BITPORT_INT8_TENSOR and BITPORT_FP8_TENSOR, the global one for BITPORT_NVFP4; null to measure it.
 // threads: how many to use at most (1: the calling thread alone). isa < 0: the best this machine has. Returns
 // 0, or a code of bitport_error.
 BITPORT_API int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t act,
-                                   const float* act_scale, const void* bias, void* y, int32_t threads, int32_t isa);
+                                   const float* act_scale, const void* bias, int32_t then, const void* times, void* y,
+                                   int32_t threads, int32_t isa);
 
 // y [count, k] of y_type: the rows of the weight that ids names. An id outside 0 .. n-1 is an error.
 BITPORT_API int32_t bitport_rows(const BitportTiles* w, const int64_t* ids, int64_t count, void* y, int32_t y_type,

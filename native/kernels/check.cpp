@@ -27,6 +27,7 @@ const char* bitport_error(int32_t code) {
       "a row that the weight does not have",
       "this machine does not have the instruction set asked for",
       "out of memory",
+      "what follows the product: 0 to 3 (BitportThen), and a factor only where something does",
   };
-  return code >= 0 && code < 9 ? texts[code] : "unknown code";
+  return code >= 0 && code < 10 ? texts[code] : "unknown code";
 }

@@ -6,6 +6,7 @@
 // sqrt(K) < 2^7, however large a single number is, and far less where none stands out.
 #include <atomic>
 #include <cmath>
+#include "activation.h"
 #include "buffer.h"
 #include "int8.h"
 #include "share.h"
@@ -101,6 +102,7 @@ int32_t linear_digits(const Product& p, bool* taken) {
     }
   }
   const Int8Job job{&w, codes, sums, digits, digits, kInt32Columns, pieces};
+  const Activate activate = activate_for(p.isa);
   const int64_t tiles = tiles_of(w), piece = ceil_div(tiles, int64_t(p.threads) * 4);
   share(ceil_div(tiles, piece), p.threads, [&](int64_t i) {
     alignas(64) float sum[kMostRows * 2 * 32];
@@ -108,8 +110,12 @@ int32_t linear_digits(const Product& p, bool* taken) {
       const int64_t n = tile * 32, count = w.n - n < 32 ? w.n - n : 32;
       avx512_int8_fused(job, tile, nullptr, sum);
       for (int64_t row = 0; row < p.m; ++row) {
-        join(sum + row * 64, unit[row]);
-        avx512_store(sum + row * 64, count, bias ? bias + n : nullptr, static_cast<uint16_t*>(p.y) + row * w.n + n, BITPORT_BF16);
+        float* own = sum + row * 64;
+        const int64_t at = row * w.n + n;
+        const uint16_t* factor = p.times ? static_cast<const uint16_t*>(p.times) + at : nullptr;
+        join(own, unit[row]);
+        if (p.then) activate({p.then, bias ? bias + n : nullptr, factor, BITPORT_BF16, w.n, count}, own, 1);
+        avx512_store(own, count, bias && !p.then ? bias + n : nullptr, static_cast<uint16_t*>(p.y) + at, BITPORT_BF16);
       }
     }
   });

@@ -70,6 +70,8 @@ struct Product {
   void* y;
   int32_t y_type;   // of the bias too
   int32_t threads, isa;
+  int32_t then;
+  const void* times;
 };
 
 // Whether rows of y are whole lines that stay in no L2 anyway: written through it they would drive out x, and sooner where

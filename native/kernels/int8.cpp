@@ -1,4 +1,5 @@
 // y = round(x) W^T + bias in integers: rounds the rows of x, and shares the tiles of the weight among threads.
+#include "activation.h"
 #include "int8.h"
 #include "number.h"
 #include "status.h"
@@ -16,6 +17,8 @@ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 struct Int8Call : Product {
   const Int8Engine& engine;
+  const Activate activate;
+  decltype(Engine::store) const store;
   const bool fused, stays_int, streams;
   Int8Job job, ones;         // ones: one row of them
   int8_t* codes;
@@ -26,7 +29,8 @@ struct Int8Call : Product {
   std::atomic<bool> failed{false};
 
   Int8Call(const Product& product, const Int8Engine& chosen)
-      : Product(product), engine(chosen), fused(chosen.fuses(product.weight, product.m)),
+      : Product(product), engine(chosen), activate(activate_for(product.isa)),
+        store(engine_for(product.isa, BITPORT_F32, product.m).store), fused(chosen.fuses(product.weight, product.m)),
         stays_int(!fused && chosen.stays_int && chosen.stays_int(product.weight)),
         streams(!fused && chosen.streams && lines_past_caches(product)) {}
 
@@ -122,8 +126,21 @@ struct Int8Call : Product {
     const int64_t n = tile * 32, count = smaller(weight.n - n, 32);
     const float* own_bias = bias_values ? bias_values + n : nullptr;
     char* to = static_cast<char*>(y) + size_t(row * weight.n + n) * width(x_type);
-    for (int64_t r = 0; r < rows; ++r, to += size_t(weight.n) * width(x_type))
-      engine.finish(sum + r * 32, one_sums, roundings[row + r], count, own_bias, to, x_type, streams && count == 32);
+    const size_t next = size_t(weight.n) * width(x_type);
+    if (!then) {
+      for (int64_t r = 0; r < rows; ++r, to += next)
+        engine.finish(sum + r * 32, one_sums, roundings[row + r], count, own_bias, to, x_type, streams && count == 32);
+      return;
+    }
+    const char* factor = times ? static_cast<const char*>(times) + (to - static_cast<char*>(y)) : nullptr;
+    for (int64_t first = 0; first < rows; first += kActivated) {
+      const int64_t last = smaller(first + kActivated, rows);
+      for (int64_t r = first; r < last; ++r)
+        engine.finish(sum + r * 32, one_sums, roundings[row + r], 32, nullptr, sum + r * 32, BITPORT_F32, false);
+      activate({then, own_bias, factor ? factor + size_t(first) * next : nullptr, x_type, weight.n, count}, sum + first * 32,
+               last - first);
+      for (int64_t r = first; r < last; ++r, to += next) store(sum + r * 32, count, nullptr, to, x_type);
+    }
   }
 
   void run_fused(int64_t first, int64_t last) {

@@ -4,20 +4,6 @@
 #include "int8_avx512.h"
 
 namespace bitport {
-namespace {
-
-// Up to 16 numbers; those past the end are 0.
-AVX512_INLINE __m512 load_some(const void* x, int32_t type, int64_t i, int64_t count) {
-  if (count - i >= 16) return load16(x, type, i);
-  const __mmask16 mask = __mmask16((1u << (count - i)) - 1);
-  if (type == BITPORT_F32) return _mm512_maskz_loadu_ps(mask, static_cast<const float*>(x) + i);
-  const __m256i half = _mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(x) + i);
-  return type == BITPORT_F16 ? _mm512_cvtph_ps(half)
-                             : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-
-}  // namespace
-
 AVX512 void avx512_int8_range(const void* x, int32_t type, int64_t count, float* low, float* high) {
   __m512 least = _mm512_setzero_ps(), most = _mm512_setzero_ps();
   __mmask16 nan = 0;

@@ -1,4 +1,5 @@
 // Which instruction sets this machine has, and whether its system lets us use the tile registers.
+#include "activation.h"
 #include "engine.h"
 #if BITPORT_X86
 #include "avx512_bf16.h"
@@ -64,6 +65,15 @@ const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m, int32_t act) {
 #endif
   (void)isa, (void)x_type, (void)m, (void)act;
   return scalar_engine;
+}
+
+Activate activate_for(int32_t isa) {
+#if BITPORT_X86
+  if (isa >= BITPORT_AVX512_VNNI) return avx512_activate;
+  if (isa == BITPORT_AVX2) return avx2_activate;
+#endif
+  (void)isa;
+  return scalar_activate;
 }
 
 }  // namespace bitport

@@ -1,4 +1,5 @@
 // y = x W^T + bias: checks the arguments, lays the rows of x out, and shares the tiles of the weight among threads.
+#include "activation.h"
 #include "engine.h"
 #include "number.h"
 #include "round.h"
@@ -13,11 +14,13 @@ thread_local Buffer call_buffer, rounded_buffer;
 
 struct Call : Product {
   const Engine& engine;
+  const Activate activate;
   const float* bias_values;
   Job job;
   std::atomic<bool> failed{false};
 
-  Call(const Product& product, const Engine& chosen) : Product(product), engine(chosen) {}
+  Call(const Product& product, const Engine& chosen)
+      : Product(product), engine(chosen), activate(activate_for(product.isa)) {}
   bool streams = false;
   const float* row_scale = nullptr;   // what each row of sums is to be multiplied by, or null
 
@@ -55,11 +58,20 @@ struct Call : Product {
     const int64_t n = tile * 32, count = weight.n - n < 32 ? weight.n - n : 32;
     const size_t next = size_t(weight.n) * width(y_type);
     char* to = static_cast<char*>(y) + size_t(row) * next + size_t(n) * width(y_type);
-    const float* added = bias_values ? bias_values + n : nullptr;
-    if (streams && count == 32)
-      for (int64_t r = 0; r < rows; ++r, to += next) engine.stream(sum + r * 32, added, to, y_type);
-    else
-      for (int64_t r = 0; r < rows; ++r, to += next) engine.store(sum + r * 32, count, added, to, y_type);
+    const float* bias_at = bias_values ? bias_values + n : nullptr;
+    if (!then) {
+      if (streams && count == 32)
+        for (int64_t r = 0; r < rows; ++r, to += next) engine.stream(sum + r * 32, bias_at, to, y_type);
+      else
+        for (int64_t r = 0; r < rows; ++r, to += next) engine.store(sum + r * 32, count, bias_at, to, y_type);
+      return;
+    }
+    const char* const y_at = static_cast<char*>(y);
+    for (int64_t r = 0; r < rows; r += kActivated) {   // a few rows, while they are at hand
+      const int64_t few = rows - r < kActivated ? rows - r : kActivated;
+      activate({then, bias_at, times ? static_cast<const char*>(times) + (to - y_at) : nullptr, y_type, weight.n, count}, sum + r * 32, few);
+      for (int64_t i = 0; i < few; ++i, to += next) engine.store(sum + (r + i) * 32, count, nullptr, to, y_type);
+    }
   }
 
   void run_fused(int64_t first, int64_t last) {
@@ -147,12 +159,14 @@ int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
 }  // namespace bitport
 
 int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t act,
-                       const float* act_scale, const void* bias, void* y, int32_t threads, int32_t isa) {
+                       const float* act_scale, const void* bias, int32_t then, const void* times, void* y, int32_t threads,
+                       int32_t isa) {
   using namespace bitport;
   if (const int32_t code = check_weight(w)) return code;
   if (m < 0 || m > kMost) return kBadShape;
   if (x_type < BITPORT_F32 || x_type > BITPORT_F16) return kBadType;
   if (act < BITPORT_AS_IS || act > BITPORT_FP8_128) return kBadAct;
+  if (then < BITPORT_NOTHING || then > BITPORT_SILU || (times && !then)) return kBadThen;
   const bool floats = act == BITPORT_AS_IS || rounds_to_floats(act);
   if (!floats && !w->integer) return kBadAct;
   if (act_scale && act != BITPORT_INT8_TENSOR && act != BITPORT_FP8_TENSOR && act != BITPORT_NVFP4) return kBadAct;
@@ -161,7 +175,7 @@ int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int
   if (!x || !y) return kNullPointer;
   constexpr int64_t kGrain = 1 << 18;   // below this many products a second thread costs more than it gives
   if (threads < 1 || w->n * w->k < kGrain / m) threads = 1;
-  const Product product{*w, x, x_type, m, bias, y, x_type, threads, isa < 0 ? bitport_best_isa() : isa};
+  const Product product{*w, x, x_type, m, bias, y, x_type, threads, isa < 0 ? bitport_best_isa() : isa, then, times};
 #if BITPORT_X86
   if (act == BITPORT_AS_IS && takes_digits(product)) {
     bool taken = false;

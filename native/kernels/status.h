@@ -4,6 +4,6 @@
 
 namespace bitport {
 
-enum Status : int32_t { kOk, kNullPointer, kBadShape, kBadGroup, kBadType, kBadAct, kBadRow, kNoIsa, kNoMemory };
+enum Status : int32_t { kOk, kNullPointer, kBadShape, kBadGroup, kBadType, kBadAct, kBadRow, kNoIsa, kNoMemory, kBadThen };
 
 }  // namespace bitport

@@ -94,6 +94,23 @@ inline Product product(const Weight& w, const Rounded& x, int64_t m, const Numbe
   return y;
 }
 
+// What may follow a product, and how far the kernels may be from it: the slope of each function is below 1.13; floats
+// give its parts, max(z, 0) and the rest, within roundings and an exponential exp(-e), whose error grows with e.
+inline double followed(int32_t then, double z) {
+  switch (then) {
+    case BITPORT_GELU: return z * std::erfc(-z * std::sqrt(0.5)) / 2;
+    case BITPORT_GELU_TANH: return z / (1 + std::exp(-std::sqrt(8 / M_PI) * (z + 0.044715 * z * z * z)));
+    case BITPORT_SILU: return z / (1 + std::exp(-z));
+    default: return z;
+  }
+}
+inline double followed_error(int32_t then, double z, double error_of_z) {
+  if (then == BITPORT_NOTHING) return error_of_z;
+  const double value = followed(then, z), a = std::abs(z);
+  const double e = then == BITPORT_GELU ? a * a / 2 : then == BITPORT_SILU ? a : std::sqrt(8 / M_PI) * (a + 0.044715 * a * a * a);
+  return 1.13 * error_of_z + std::abs(value) * 0x1p-22 + (std::max(z, 0.0) - value) * (16 + 2 * e) * 0x1p-24 + (a > 5 ? 1e-12 : 0);
+}
+
 // A term meets less than k additions and 16 other roundings (conversions, zero, scales, bias) in float32, whatever
 // their order is, and one to bfloat16 on the ways in bfloat16: (1 + 2^-24)^(k + 16) - 1 < (k + 16) 2^-23, times its
 // size.

@@ -18,13 +18,13 @@ void draw_rows(Numbers& x, int64_t m, int64_t k, Random& random) {
 }
 
 void expect_close(const Numbers& y, int64_t i, double exact, double error, const char* what, const Shape& s,
-                  int64_t m, int32_t act) {
+                  int64_t m, int32_t act, int32_t then = BITPORT_NOTHING) {
   const double allowed = rounded_error(y.type, exact, error);
   EXPECT(std::abs(y[i] - exact) <= allowed,
          "%s: y[%lld] is %.9g, should be %.9g +- %.3g (n %lld, k %lld, group %lld, bits %d, integer %d, scale type %d, "
-         "zero type %d, m %lld, act %d, type %d)",
+         "zero type %d, m %lld, act %d, then %d, type %d)",
          what, (long long)i, y[i], exact, allowed, (long long)s.n, (long long)s.k, (long long)s.group, s.bits,
-         s.integer, s.scale_type, s.zero_type, (long long)m, act, y.type);
+         s.integer, s.scale_type, s.zero_type, (long long)m, act, then, y.type);
 }
 
 void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random& random) {
@@ -39,16 +39,22 @@ void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random&
   const bool takes_scale = act == BITPORT_INT8_TENSOR || act == BITPORT_FP8_TENSOR || act == BITPORT_NVFP4;
   const float* given = takes_scale && random() % 2 ? scale.data() : nullptr;
   const Product exact = product(w, rounded(x, m, k, act, given), m, bias);
+  const int32_t then = int32_t(below(random, 4));
+  Numbers times(type, m * n, some_place(random));
+  for (int64_t i = 0; i < m * n; ++i) times.set_random(i, random, -3, 2);
+  const bool factor = then && random() % 2;
   const bool int8 = act >= BITPORT_INT8_ROW && act <= BITPORT_INT8_TENSOR;
   for (int32_t isa = 0; isa <= bitport_best_isa(); ++isa) {
     Numbers y(type, m * n, some_place(random));
-    const int32_t code = bitport_linear(&w.view, x.data(), type, m, act, given, bias ? bias->data() : nullptr, y.data(),
-                                        int32_t(1 + random() % 3), isa);
+    const int32_t code = bitport_linear(&w.view, x.data(), type, m, act, given, bias ? bias->data() : nullptr, then,
+                                        factor ? times.data() : nullptr, y.data(), int32_t(1 + random() % 3), isa);
     EXPECT(code == 0, "%s: %s", bitport_isa_name(isa), bitport_error(code));
     const bool in_bf16 = !int8 && type == BITPORT_BF16 && isa >= BITPORT_AVX512_BF16;
-    for (int64_t i = 0; i < m * n; ++i)
-      expect_close(y, i, exact.value[size_t(i)], exact.size[size_t(i)] * relative_error(k, in_bf16),
-                   bitport_isa_name(isa), w.shape, m, act);
+    for (int64_t i = 0; i < m * n; ++i) {
+      const double z = exact.value[size_t(i)], by = factor ? times[i] : 1;
+      const double error = followed_error(then, z, exact.size[size_t(i)] * relative_error(k, in_bf16));
+      expect_close(y, i, followed(then, z) * by, error * std::abs(by), bitport_isa_name(isa), w.shape, m, act, then);
+    }
     ++cases;
   }
 }

@@ -15,8 +15,9 @@ struct Call {   // arguments of every entry point, right ones at first
   void* y;
   const float* act_scale = nullptr;
   const int64_t* ids;
+  const void* times = nullptr;
   int64_t m = 3, count = 2;
-  int32_t type = BITPORT_F32, act = BITPORT_AS_IS, isa = -1;
+  int32_t type = BITPORT_F32, act = BITPORT_AS_IS, isa = -1, then = BITPORT_NOTHING;
 };
 
 struct Refusal {
@@ -61,6 +62,9 @@ const Refusal kOfProducts[] = {
      [](Call& c) { c.act = BITPORT_INT8_ROW; c.tiles.zero = nullptr; c.tiles.integer = 0; }},
     {"a scale for rows that have their own", kBadAct,
      [](Call& c) { c.act = BITPORT_FP8_ROW; c.act_scale = c.tiles.table; }},
+    {"then -1", kBadThen, [](Call& c) { c.then = -1; }},
+    {"then 4", kBadThen, [](Call& c) { c.then = 4; }},
+    {"a factor and nothing before it", kBadThen, [](Call& c) { c.times = c.x; }},
     {"isa 5", kNoIsa, [](Call& c) { c.isa = 5; }},
 };
 
@@ -73,7 +77,7 @@ const Refusal kOfRows[] = {
 };
 
 int32_t linear(const Call& c) {
-  return bitport_linear(c.w, c.x, c.type, c.m, c.act, c.act_scale, nullptr, c.y, 1, c.isa);
+  return bitport_linear(c.w, c.x, c.type, c.m, c.act, c.act_scale, nullptr, c.then, c.times, c.y, 1, c.isa);
 }
 int32_t rows(const Call& c) { return bitport_rows(c.w, c.ids, c.count, c.y, c.type, 1); }
 int32_t dense(const Call& c) { return bitport_dense(c.w, c.y, c.type, 1); }
@@ -128,13 +132,13 @@ void try_refusals() {
   for (int32_t act = BITPORT_AS_IS; act <= BITPORT_FP8_128; ++act)
     for (int32_t isa = -1; isa <= bitport_best_isa(); ++isa) {
       const BitportTiles* some = &w.view;
-      EXPECT(bitport_linear(some, nullptr, BITPORT_BF16, 0, act, nullptr, nullptr, nullptr, -7, isa) == kOk, "m = 0");
-      EXPECT(bitport_linear(&none, nullptr, BITPORT_BF16, 3, act, nullptr, nullptr, nullptr, 0, isa) == kOk, "n = 0");
+      EXPECT(bitport_linear(some, nullptr, BITPORT_BF16, 0, act, nullptr, nullptr, 0, nullptr, nullptr, -7, isa) == kOk, "m = 0");
+      EXPECT(bitport_linear(&none, nullptr, BITPORT_BF16, 3, act, nullptr, nullptr, 0, nullptr, nullptr, 0, isa) == kOk, "n = 0");
       cases += 2;
     }
   EXPECT(bitport_rows(&none, nullptr, 0, nullptr, BITPORT_F32, -7) == kOk, "no ids");
   EXPECT(bitport_dense(&none, nullptr, BITPORT_F32, -7) == kOk, "no rows");
-  for (int32_t code : {-1, 9, INT32_MAX, INT32_MIN}) EXPECT(bitport_error(code), "no text");
+  for (int32_t code : {-1, 10, INT32_MAX, INT32_MIN}) EXPECT(bitport_error(code), "no text");
   for (int32_t isa : {-1, 5, INT32_MAX, INT32_MIN})
     EXPECT(!bitport_has_isa(isa) && bitport_isa_name(isa), "isa %d", isa);
   cases += 4;

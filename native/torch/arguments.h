@@ -33,7 +33,10 @@ struct View {
   template <class... Sizes>
   bool has_shape(Sizes... expected) const {
     const int64_t wanted[] = {int64_t(expected)...};
-    if (dim != int64_t(sizeof...(Sizes))) return false;
+    return has_sizes(int64_t(sizeof...(Sizes)), wanted);
+  }
+  bool has_sizes(int64_t dims, const int64_t* wanted) const {
+    if (dim != dims) return false;
     for (int64_t i = 0; i < dim; ++i)
       if (sizes[i] != wanted[i]) return false;
     return true;

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include "../kernels/bitport_kernels.h"
 
-// Registers CPU kernels of the ops bitport::linear, dyn_linear, grouped_linear, dyn_grouped_linear and embedding, all
-// switched off, and gives the library torch's thread pool. Each op's schema must exist when it is first called, and an
+// Registers CPU kernels of the ops bitport::linear, dyn_linear, linear_then, dyn_linear_then, grouped_linear, dyn_grouped_linear
+// and embedding, all switched off, and gives the library torch's thread pool. Each op's schema must exist when it is first called, and an
 // overload `choose` with the same arguments, each str as an int[] of its bytes. libtorch_cpu: path of the loaded library.
 // Null, or why it failed.
 BITPORT_API const char* bitport_register_torch(const char* libtorch_cpu);
@@ -18,6 +18,9 @@ BITPORT_API int32_t bitport_limit_rows(const char* name, int32_t whole_row, int6
 
 // A rounding of x (BitportAct), by the name that ops give it. 0, or 1 if it does not fit.
 BITPORT_API int32_t bitport_name_rounding(const char* name, int32_t act);
+
+// What may follow a product (BitportThen), by the name that ops give it. 0, or 1 if it does not fit.
+BITPORT_API int32_t bitport_name_activation(const char* name, int32_t then);
 
 // Whether the kernel of `op` takes calls; while it does not, all go to `choose`. 0, or 1 if there is no such op.
 BITPORT_API int32_t bitport_take_calls(const char* op, int32_t on);

@@ -31,13 +31,16 @@ bool are_rows(const View& x, int64_t k) {
 }
 
 bool run(const BitportTiles& w, const View& x, const void* rows, int64_t m, int32_t act, const float* act_scale,
-         const void* bias, void* y) {
+         const void* bias, void* y, int32_t then = BITPORT_NOTHING, const void* times = nullptr) {
   const int32_t variant = isa.load(std::memory_order_relaxed);
-  return !bitport_linear(&w, rows, x.type(), m, act, act_scale, bias, y, threads(), variant);
+  return !bitport_linear(&w, rows, x.type(), m, act, act_scale, bias, then, times, y, threads(), variant);
 }
 
+struct After { int32_t then = BITPORT_NOTHING; const Value* times = nullptr; };
+
 // x and ten arguments of the weight, then bias.
-bool product(const Value* stack, int32_t act, const Value* act_scale, const Value* bias_given, Value* result) {
+bool product(const Value* stack, int32_t act, const Value* act_scale, const Value* bias_given, Value* result,
+             After after = {}) {
   const View x(stack[0]);
   Weight weight;
   if (!x.ok || !weight.read(stack + 1, false) || !are_rows(x, weight.tiles.k)) return false;
@@ -50,10 +53,13 @@ bool product(const Value* stack, int32_t act, const Value* act_scale, const Valu
   int64_t sizes[kMostDims];
   std::memcpy(sizes, x.sizes, size_t(x.dim) * sizeof(int64_t));
   sizes[x.dim - 1] = weight.tiles.n;
+  const View times = after.times ? View(*after.times) : View();
+  if (after.times && (!times.ok || times.dtype != x.dtype || !times.has_sizes(x.dim, sizes))) return false;
   Fresh y;
   const int64_t m = x.count() / weight.tiles.k;
   if (!y.make(x.dim, sizes, x.dtype)) return false;
-  if (!run(weight.tiles, x, x.data, m, act, static_cast<const float*>(scale.data), bias.data, y.data)) return false;
+  if (!run(weight.tiles, x, x.data, m, act, static_cast<const float*>(scale.data), bias.data, y.data, after.then, times.data))
+    return false;
   *result = y.give();
   return true;
 }
@@ -65,6 +71,18 @@ bool linear(const Value* stack, Value* result) {
 bool dyn_linear(const Value* stack, Value* result) {
   const int32_t act = rounding(text(stack[11]));
   return act > BITPORT_AS_IS && product(stack, act, optional(stack[12]), optional(stack[13]), result);
+}
+
+bool linear_then(const Value* stack, Value* result) {
+  const After after{activation(text(stack[12])), optional(stack[13])};
+  return after.then > BITPORT_NOTHING && product(stack, BITPORT_AS_IS, nullptr, optional(stack[11]), result, after);
+}
+
+bool dyn_linear_then(const Value* stack, Value* result) {
+  const int32_t act = rounding(text(stack[11]));
+  const After after{activation(text(stack[14])), optional(stack[15])};
+  return act > BITPORT_AS_IS && after.then > BITPORT_NOTHING &&
+         product(stack, act, optional(stack[12]), optional(stack[13]), result, after);
 }
 
 // x [rows, k], int32 ends [experts], and ten arguments of the weight. Rows past the last end give zeros.
@@ -152,6 +170,8 @@ struct Op {
 Op ops[] = {
     {"bitport::linear", "T" BITPORT_WEIGHT "O", linear},
     {"bitport::dyn_linear", "T" BITPORT_WEIGHT "SOO", dyn_linear},
+    {"bitport::linear_then", "T" BITPORT_WEIGHT "OSO", linear_then},
+    {"bitport::dyn_linear_then", "T" BITPORT_WEIGHT "SOOSO", dyn_linear_then},
     {"bitport::grouped_linear", "TT" BITPORT_WEIGHT, grouped_linear},
     {"bitport::dyn_grouped_linear", "TT" BITPORT_WEIGHT "S", dyn_grouped_linear},
     {"bitport::embedding", "T" BITPORT_WEIGHT "I", embedding},
@@ -161,7 +181,7 @@ Op ops[] = {
 template <int at>
 void call(Value* stack, uint64_t, uint64_t) { ops[at].call(stack); }
 
-const Kernel kernels[] = {call<0>, call<1>, call<2>, call<3>, call<4>};
+const Kernel kernels[] = {call<0>, call<1>, call<2>, call<3>, call<4>, call<5>, call<6>};
 
 const char* enlist(const char* libtorch_cpu) {
   if (const char* reason = torch.load(libtorch_cpu)) return reason;

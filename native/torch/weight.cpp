@@ -8,11 +8,19 @@ namespace bitport {
 namespace {
 
 struct NamedType { std::string name; std::vector<float> table; NumberType type; };
-struct NamedRounding { std::string name; int32_t act; };
+struct NamedCode { std::string name; int32_t code; };
 
 // Written while bitport is loaded, read by every call after.
 std::deque<NamedType>& types() { static std::deque<NamedType> all; return all; }
-std::deque<NamedRounding>& roundings() { static std::deque<NamedRounding> all; return all; }
+std::deque<NamedCode>& roundings() { static std::deque<NamedCode> all; return all; }
+std::deque<NamedCode>& activations() { static std::deque<NamedCode> all; return all; }
+
+int32_t code_of(const std::deque<NamedCode>& all, std::string_view name) {
+  for (const NamedCode& known : all)
+    if (known.name == name) return known.code;
+  return -1;
+}
+
 
 constexpr int64_t kMost = int64_t(1) << 40;   // rows, columns, experts: products of sizes stay far below 2^63
 
@@ -32,11 +40,8 @@ const NumberType* number_type(std::string_view name) {
   return nullptr;
 }
 
-int32_t rounding(std::string_view name) {
-  for (const NamedRounding& known : roundings())
-    if (known.name == name) return known.act;
-  return -1;
-}
+int32_t rounding(std::string_view name) { return code_of(roundings(), name); }
+int32_t activation(std::string_view name) { return code_of(activations(), name); }
 
 bool Weight::read(const Value* arguments, bool batched) {
   if (text(arguments[9]) != "cpu_tiles") return false;
@@ -124,5 +129,12 @@ int32_t bitport_name_rounding(const char* name, int32_t act) {
   using namespace bitport;
   if (!name || act < BITPORT_AS_IS || act > BITPORT_FP8_128) return 1;
   if (rounding(name) < 0) roundings().push_back({name, act});
+  return 0;
+}
+
+int32_t bitport_name_activation(const char* name, int32_t then) {
+  using namespace bitport;
+  if (!name || then < BITPORT_NOTHING || then > BITPORT_SILU) return 1;
+  if (activation(name) < 0) activations().push_back({name, then});
   return 0;
 }

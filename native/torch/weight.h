@@ -13,6 +13,7 @@ struct NumberType {
 
 const NumberType* number_type(std::string_view name);   // null: nobody named it
 int32_t rounding(std::string_view name);                // BitportAct, or -1
+int32_t activation(std::string_view name);              // BitportThen, or -1
 
 // A weight in layout cpu_tiles, or `experts` of them one after another (-1: a single one without that dimension).
 struct Weight {

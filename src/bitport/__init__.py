@@ -3,6 +3,7 @@
 from bitport import ops  # noqa: F401  (declares the ops)
 from bitport.api import dequantize_, explain, quantize_
 from bitport.checkpoint import load, save
+from bitport.nn.fuse import fuse_activations_
 from bitport.ops import decompositions, use_kernel
 from bitport.schemes import PRESETS, Plan, Recipe, Rule, Scheme, preset
 from bitport.tensor import QTensor, quantize_tensor
@@ -17,6 +18,7 @@ __all__ = [
     "decompositions",
     "dequantize_",
     "explain",
+    "fuse_activations_",
     "load",
     "preset",
     "quantize_",

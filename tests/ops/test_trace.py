@@ -33,7 +33,7 @@ CASES = [pytest.param(op, sample, id=f"{op.name}-{sample.name}") for op in OPS.v
 @pytest.mark.parametrize(("op", "sample"), CASES)
 def test_opcheck(op: Op, sample: Sample) -> None:
     args = sample.args
-    if op.backward is not None:
+    if op.backward is not None or op.composed:
         args = (args[0].clone().requires_grad_(), *args[1:])
     results = torch.library.opcheck(op.overload, args, test_utils=CHECKS if comparable(args) else CHECKS[1:])
     assert set(results.values()) == {"SUCCESS"}

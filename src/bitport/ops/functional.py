@@ -16,6 +16,7 @@ from bitport.numerics import Format, Quantized, fake_quantize, quantize
 from bitport.ops import select
 from bitport.ops.convert import format_json, from_list
 from bitport.ops.linear import check_linear
+from bitport.ops.linear_then import follow
 from bitport.ops.table import OPS
 from bitport.ops.weight import Weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
@@ -87,6 +88,28 @@ def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
                 return _differentiated(x, bias, kernel, op, _kept_operand(q), rest[:-1])
             return kernel(x, *_kept_operand(q), *rest)
     return run(op, x, *operand(q), *rest)
+
+
+def linear_then(input: Tensor, weight: Tensor, bias: Tensor | None, then: str, times: Tensor | None = None) -> Tensor:
+    """``f(F.linear(input, weight, bias)) * times``, f of FOLLOWING, as one op where the weight is quantized and nothing
+    is differentiated; otherwise as what it is made of."""
+    transformed = not torch.compiler.is_compiling() and _functorch() is not None
+    if not isinstance(weight, QTensor) or weight.transposed or transformed:
+        return follow(F.linear(input, weight, bias), then, times)
+    x = prepare(input, weight)
+    unlike = times is not None and (times.dtype != x.dtype or times.shape != (*x.shape[:-1], weight.matrix.n))
+    learned = any(tensor is not None and tensor.requires_grad for tensor in (input, bias, times))
+    if unlike or (learned and torch.is_grad_enabled()):
+        return follow(F.linear(input, weight, bias), then, times)
+    act = weight.scheme.act
+    if act and weight.scheme.static and weight.act_scale is None:
+        return follow(F.linear(input, weight, bias), then, times)  # its error
+    op, rest = ("dyn_linear_then", (act, weight.act_scale, bias)) if act else ("linear_then", (bias,))
+    if not torch.compiler.is_compiling() and _is_plain(x):
+        kernel = select.DIRECT.get((op, _type(x.device), weight.bits_layout))
+        if kernel is not None:
+            return kernel(x, *_kept_operand(weight), *rest, then, times)
+    return run(op, x, *operand(weight), *rest, then, times)
 
 
 def _differentiates() -> bool:

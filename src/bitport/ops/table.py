@@ -51,7 +51,9 @@ class Op:
     rows_apart: Callable[..., bool] = lambda *args: True
     """(*args) -> whether each row's result depends on that row alone; not so where one scale is measured over all."""
     decomposition: Callable[..., Any] | None = None
-    """A form that traces, where the generic kernel looks at data; the generic kernel otherwise."""
+    """A form that traces, where the generic kernel looks at data or calls another op; the generic kernel otherwise."""
+    composed: bool = False
+    """Whether the generic kernel is made of differentiable ops, whose gradients and transforms are its own."""
 
     @property
     def overload(self) -> Any:
@@ -88,6 +90,9 @@ def declare(op: Op, run: Callable[..., Any]) -> None:
         LIB.define(overload + op.schema, tags=(torch.Tag.pt2_compliant_tag,))
         LIB.impl(overload, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"bitport::{overload}", fake, lib=LIB)
+    if op.composed:
+        LIB.impl(op.name, _composed(op, run), "Autograd", with_keyset=True)
+        torch.library.register_vmap(f"bitport::{op.name}", _mapped(op), lib=LIB)
     if op.backward is not None:
         LIB.impl(op.name, _differentiable(op, run), "Autograd", with_keyset=True)
         torch.library.register_vmap(f"bitport::{op.name}", _batched(op), lib=LIB)
@@ -129,6 +134,34 @@ def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
         return run(*args)
 
     return autograd
+
+
+def _composed(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The op at the Autograd key, where it is made of others if a gradient is wanted: they keep what it needs."""
+    redispatch, below = op.overload._handle.redispatch_boxed, torch._C._after_autograd_keyset
+
+    def autograd(keys: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            op.check(*args)
+            return op.generic(*args)
+        try:
+            with torch._C._AutoDispatchBelowAutograd():
+                return redispatch(keys & below, *args)
+        except RuntimeError as error:
+            if not lost_type(op.name, error):
+                raise
+        return run(*args)
+
+    return autograd
+
+
+def _mapped(op: Op) -> Callable[..., Any]:
+    """vmap over any of the tensors that the ops it is made of can be mapped over."""
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return torch.vmap(op.generic, in_dims)(*args), 0
+
+    return vmap
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from bitport.backends.cpu.native import ACTS, PATH, Library, table_of
+from bitport.backends.cpu.native import ACTS, PATH, THEN, Library, table_of
 from bitport.errors import KernelError
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import select
 from bitport.ops.table import lost_type
 
-OPS = ("linear", "dyn_linear", "grouped_linear", "dyn_grouped_linear", "embedding")
+OPS = ("linear", "dyn_linear", "linear_then", "dyn_linear_then", "grouped_linear", "dyn_grouped_linear", "embedding")
 TORCH = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
 KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
@@ -30,6 +30,7 @@ def register(library: Library) -> str | None:
     text, i32, functions = ctypes.c_char_p, ctypes.c_int32, library.functions
     functions.bitport_name_type.argtypes = [text, i32, i32, ctypes.POINTER(ctypes.c_float)]
     functions.bitport_name_rounding.argtypes = [text, i32]
+    functions.bitport_name_activation.argtypes = [text, i32]
     functions.bitport_take_calls.argtypes = [text, i32]
     functions.bitport_register_torch.argtypes = [text]
     functions.bitport_register_torch.restype = text
@@ -42,6 +43,8 @@ def register(library: Library) -> str | None:
             _agreed(functions.bitport_name_type(name.encode(), number.bits, number.kind == "int", table_of(name)), name)
     for name, act in ACTS.items():
         _agreed(functions.bitport_name_rounding(name.encode(), act), name)
+    for name, then in THEN.items():
+        _agreed(functions.bitport_name_activation(name.encode(), then), name)
 
     direct = {op: _direct(op) for op in OPS}
 

@@ -36,6 +36,8 @@ ISAS = {"scalar": 0, "avx2": 1, "avx512_vnni": 2, "avx512_bf16": 3, "amx": 4}
 INTEGER_ACTS = {"int8": 1, "int8-asym": 2, "int8-tensor": 3}
 ACTS = {"": 0, **INTEGER_ACTS, "fp8": 4, "fp8-tensor": 5, "mxfp8": 6, "mxfp4": 7, "nvfp4": 8, "fp8-128": 9}
 """Roundings of x that the kernels do themselves, to integers only for integer weights."""
+THEN = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
+"""What the kernels do to sums before they round them."""
 BEST = -1
 
 
@@ -60,7 +62,7 @@ class Library:
         self._has = _function(lib.bitport_has_isa, [i32], i32)
         self._best = _function(lib.bitport_best_isa, [], i32)
         self._linear = _function(
-            lib.bitport_linear, [tiles, pointer, i32, i64, i32, pointer, pointer, pointer, i32, i32], i32
+            lib.bitport_linear, [tiles, pointer, i32, i64, i32, pointer, pointer, i32, pointer, pointer, i32, i32], i32
         )
         self._rows = _function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
         self._dense = _function(lib.bitport_dense, [tiles, pointer, i32, i32], i32)
@@ -90,14 +92,23 @@ class Library:
         self.functions.bitport_limit_rows(dtype.encode(), whole_row, ctypes.c_int64(-1 if most is None else most))
 
     def linear(
-        self, x: Tensor, weight: Weight, bias: Tensor | None, act: str = "", act_scale: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        act: str = "",
+        act_scale: Tensor | None = None,
+        then: str = "",
+        times: Tensor | None = None,
     ) -> Tensor:
-        """x [.., K], rounded as ``act`` (of ACTS) says, times one weight in cpu_tiles, plus bias, in x's dtype."""
+        """x [.., K], rounded as ``act`` (of ACTS) says, times one weight in cpu_tiles, plus bias; that through ``then``
+        (of THEN), times ``times``; in x's dtype."""
         n, k = weight.n, weight.k
         rows = x.reshape(-1, k).contiguous().resolve_neg() if x.numel() else x.new_empty(0, k)
         y = rows.new_empty(rows.shape[0], n)
         if y.numel():
             bias = None if bias is None else bias.to(x.dtype).contiguous()
+            times = None if times is None else times.contiguous().resolve_neg()
             tiles, kept = _tiles(weight)
             code = self._linear(
                 tiles,
@@ -107,6 +118,8 @@ class Library:
                 ACTS[act],
                 None if act_scale is None else act_scale.data_ptr(),
                 None if bias is None else bias.data_ptr(),
+                THEN[then],
+                None if times is None else times.data_ptr(),
                 y.data_ptr(),
                 torch.get_num_threads(),
                 self.isa,

@@ -14,6 +14,7 @@ from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Quantized, fake_quantize
 from bitport.numerics.qparams import choose_qparams
 from bitport.ops import Impl, Weight, register_kernel
+from bitport.ops.linear_then import follow
 
 LAYOUT = CpuTiles()
 
@@ -61,6 +62,20 @@ def register(library: Library) -> None:
         *weight, act, act_scale, bias = rest
         return rounded(x, Weight(*weight), act, act_scale, bias)
 
+    def linear_then(x: Tensor, *rest: Any) -> Tensor:
+        *weight, bias, then, times = rest
+        return library.linear(x, Weight(*weight), bias, then=then, times=times)
+
+    def dense_mm_then(x: Tensor, *rest: Any) -> Tensor:
+        return follow(dense_mm(x, *rest[:11]), *rest[11:])
+
+    def dyn_linear_then(x: Tensor, *rest: Any) -> Tensor:
+        *parts, act, act_scale, bias, then, times = rest
+        weight = Weight(*parts)
+        if rounds(act, weight):
+            return library.linear(x, weight, bias, act, act_scale, then, times)
+        return follow(rounded(x, weight, act, act_scale, bias), then, times)
+
     def rounded(x: Tensor, weight: Weight, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
         """The library rounds what it can; otherwise the rounded input and the sum in float32, then one rounding, as the
         generic kernel does."""
@@ -100,9 +115,12 @@ def register(library: Library) -> None:
     for name, run, supports in (
         ("linear", linear, linear_refuses),
         ("dyn_linear", dyn_linear, second_refuses),
+        ("linear_then", linear_then, linear_refuses),
+        ("dyn_linear_then", dyn_linear_then, second_refuses),
         ("grouped_linear", grouped_linear, third_refuses),
         ("dyn_grouped_linear", dyn_grouped_linear, third_refuses),
         ("embedding", embedding, second_refuses),
     ):
         register_kernel(Impl(name, "native", "cpu", run, supports, priority=10))
     register_kernel(Impl("linear", "dense_mm", "cpu", dense_mm, second_refuses, priority=5))
+    register_kernel(Impl("linear_then", "dense_mm", "cpu", dense_mm_then, second_refuses, priority=5))

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bitport.backends.xla import contracts, convert, products
+from bitport.backends.xla import activations, contracts, convert, products
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "linear": products.linear,
     "dyn_linear": products.dyn_linear,
+    "linear_then": activations.linear_then,
+    "dyn_linear_then": activations.dyn_linear_then,
     "grouped_linear": products.grouped_linear,
     "dyn_grouped_linear": products.dyn_grouped_linear,
     "embedding": convert.embedding,

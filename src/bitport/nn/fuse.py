@@ -1,0 +1,116 @@
+"""Finding products whose result goes through an activation alone, and having both done by one op."""
+
+from __future__ import annotations
+
+import operator
+import types
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from bitport.ops.functional import linear_then
+from bitport.ops.select import IMPLS
+from bitport.tensor import QTensor
+
+ACTIVATIONS = {
+    "GELU": "gelu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+}
+"""Name of a module's class, torch's or one of transformers -> what it computes; a GELU says itself whether by tanh."""
+
+UNTRACEABLE = (fx.proxy.TraceError, TypeError, AttributeError, ValueError, RuntimeError, NotImplementedError, KeyError)
+"""What the forward of a module raises that looks at its values, or wants other arguments than proxies."""
+
+
+class _OneLevel(fx.Tracer):
+    """Children are called, not looked into."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def fuse_activations_(model: nn.Module) -> list[str]:
+    """Have ``activation(linear(x))`` and ``activation(linear(x)) * y`` done by one op, in place, wherever a module's
+    forward is nothing but children called and products of their results. Returns what was fused, e.g.
+    ``"model.layers.0.mlp: silu(gate_proj) * .."``.
+
+    Modules keep their class, children, parameters and hooks; only ``forward`` is replaced on the instance. A linear
+    layer or an activation with hooks of its own is left alone, and so is one whose device has no kernel for both.
+    """
+    return [f"{name}: {what}" for name, module in list(model.named_modules()) for what in _fuse(module)]
+
+
+def _fuse(module: nn.Module) -> list[str]:
+    children = dict(module.named_children())
+    if "forward" in vars(module) or isinstance(module, fx.GraphModule):
+        return []
+    if not any(map(_then, children.values())) or not any(map(_takes, children.values())):
+        return []
+    try:
+        graph = _OneLevel().trace(module)
+    except UNTRACEABLE:
+        return []
+    if not all(_is_known(node) for node in graph.nodes):
+        return []
+    done = [what for node in list(graph.nodes) if (what := _rewrite(graph, node, children))]
+    if done:
+        graph.lint()
+        forward = type(fx.GraphModule(module, graph)).forward
+        module.forward = types.MethodType(forward, module)
+    return done
+
+
+def _rewrite(graph: fx.Graph, node: fx.Node, children: dict[str, nn.Module]) -> str | None:
+    """Replace an activation, its linear layer, and a product that follows, if it is that; say what it was."""
+    then = _then(children.get(str(node.target))) if node.op == "call_module" else None
+    source = node.args[0] if node.args else None
+    if then is None or not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1:
+        return None
+    layer = children.get(str(source.target))
+    if not _takes(layer) or source.kwargs or len(source.args) != 1:
+        return None
+    last, times = node, None
+    (user,) = node.users if len(node.users) == 1 else (None,)
+    if user is not None and _is_product(user):
+        others = [arg for arg in user.args if arg is not node]
+        if len(others) == 1 and isinstance(others[0], fx.Node):
+            last, times = user, others[0]
+    with graph.inserting_before(last):
+        weight = graph.get_attr(f"{source.target}.weight")
+        bias = None if layer.bias is None else graph.get_attr(f"{source.target}.bias")  # type: ignore[union-attr]
+        fused = graph.call_function(linear_then, (source.args[0], weight, bias, then, times))
+    last.replace_all_uses_with(fused)
+    for old in dict.fromkeys((last, node, source)):
+        graph.erase_node(old)
+    return f"{then}({source.target})" + (" * .." if times is not None else "")
+
+
+def _is_product(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in (operator.mul, torch.mul) and not node.kwargs
+
+
+def _is_known(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "output", "call_module") or _is_product(node)
+
+
+def _then(module: Any) -> str | None:
+    name = ACTIVATIONS.get(type(module).__name__)
+    if name is None or _watched(module):
+        return None
+    return "gelu_tanh" if getattr(module, "approximate", "none") == "tanh" else name
+
+
+def _takes(layer: Any) -> bool:
+    if type(layer) is not nn.Linear or not isinstance(layer.weight, QTensor) or _watched(layer):
+        return False
+    op = "dyn_linear_then" if layer.weight.scheme.act else "linear_then"
+    return bool(IMPLS.get((op, layer.weight.device.type)))
+
+
+def _watched(module: nn.Module) -> bool:
+    return bool("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)

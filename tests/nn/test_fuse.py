@@ -1,0 +1,144 @@
+"""Which products and activations are fused, what stays as it was, and that the numbers are those of float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bitport as bp
+from bitport.numerics import sqnr
+from bitport.ops.functional import linear_then
+from tests.backends.taken import registered, takes
+
+pytestmark = [registered, pytest.mark.usefixtures("own_tables")]
+
+
+class Gated(nn.Module):
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(64, 96, bias), nn.Linear(64, 96), nn.Linear(96, 64)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act_fn(self.gate(x)) * self.up(x))
+
+
+class Plain(nn.Module):
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.fc1, self.act, self.drop, self.fc2 = (
+            nn.Linear(64, 96),
+            nn.GELU(approximate),
+            nn.Dropout(),
+            nn.Linear(96, 64),
+        )
+
+    def forward(self, x: Tensor, unused: Tensor | None = None) -> Tensor:
+        return self.fc2(self.drop(self.act(self.fc1(x))))
+
+
+class Looks(Plain):
+    """At its values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else x
+
+
+class Twice(Plain):
+    """Uses what the activation took."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc1(x)
+        return self.fc2(self.act(y) * y)
+
+
+class Residual(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.fc2(self.act(self.fc1(x)))
+
+
+def model(kind: nn.Module, scheme: str = "int4-g32") -> nn.Module:
+    torch.manual_seed(1)
+    whole = nn.ModuleDict({"mlp": kind}).bfloat16().eval()
+    bp.quantize_(whole, scheme, measure=False)
+    return whole
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "mxfp4"])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (Gated(), "silu(gate) * .."),
+        (Gated(bias=True), "silu(gate) * .."),
+        (Plain(), "gelu(fc1)"),
+        (Plain("tanh"), "gelu_tanh(fc1)"),
+    ],
+    ids=["gated", "gated-bias", "gelu", "gelu-tanh"],
+)
+def test_fused_is_nearer_to_the_truth(kind: nn.Module, what: str, scheme: str) -> None:
+    """One rounding in place of two or three: the error, over 96 x 7 results, is no larger."""
+    whole, x = model(copy.deepcopy(kind), scheme), torch.randn(7, 64).bfloat16()
+    keys = list(whole.state_dict())
+    with torch.no_grad():
+        apart = takes(lambda: whole["mlp"](x), 3 if isinstance(kind, Gated) else 2)
+        assert bp.fuse_activations_(whole) == [f"mlp: {what}"]
+        fused = takes(lambda: whole["mlp"](x), 3 if isinstance(kind, Gated) else 2)
+        again = copy.deepcopy(whole)
+        assert torch.equal(again["mlp"](x), fused)
+    assert list(whole.state_dict()) == keys
+    assert type(whole["mlp"]) is type(kind)
+    exact = bp.dequantize_(copy.deepcopy(whole), torch.float64).double()["mlp"](x.double())
+    if scheme == "int4-g32":  # a rounding of inputs in between turns small differences into steps
+        assert float(sqnr(exact, fused)) > float(sqnr(exact, apart)) - 0.5
+    assert float(sqnr(apart, fused)) > 35 - 10 * (scheme != "int4-g32")
+
+
+@pytest.mark.parametrize("kind", [Looks, Twice, Residual], ids=lambda kind: kind.__name__)
+def test_what_is_not_certain_is_left(kind: type[nn.Module]) -> None:
+    assert bp.fuse_activations_(model(kind())) == []
+
+
+def test_hooks_are_kept() -> None:
+    whole, seen = model(Plain()), []
+    whole["mlp"].fc1.register_forward_hook(lambda *args: seen.append(1))
+    assert bp.fuse_activations_(whole) == []
+    whole = model(Plain())
+    whole["mlp"].register_forward_hook(lambda *args: seen.append(2))
+    assert bp.fuse_activations_(whole)
+    whole["mlp"](torch.randn(2, 64).bfloat16())
+    assert seen == [2]
+
+
+def test_floats_and_what_is_fused_already_are_left() -> None:
+    assert bp.fuse_activations_(Plain()) == []
+    whole = model(Plain())
+    assert bp.fuse_activations_(whole)
+    assert bp.fuse_activations_(whole) == []
+
+
+def test_gradients_and_tracing() -> None:
+    whole = model(Gated())
+    x = torch.randn(5, 64, dtype=torch.bfloat16, requires_grad=True)
+    (wanted,) = torch.autograd.grad(whole["mlp"](x).sum(), x)
+    bp.fuse_activations_(whole)
+    (grad,) = torch.autograd.grad(whole["mlp"](x).sum(), x)
+    assert torch.equal(grad, wanted)
+    torch.compiler.reset()
+    run = torch.compile(whole["mlp"], fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch.no_grad():
+        for rows in (3, 6):
+            y = torch.randn(rows, 64, dtype=torch.bfloat16)
+            run(y)
+            assert torch.equal(takes(lambda y=y: run(y), 3), whole["mlp"](y))
+
+
+def test_a_factor_of_another_shape_or_dtype() -> None:
+    """As the operators do it: broadcast and promoted."""
+    weight = bp.quantize_tensor(torch.randn(96, 64).bfloat16(), bp.preset("int4-g32"))
+    x = torch.randn(3, 64).bfloat16()
+    for times in (torch.randn(96).bfloat16(), torch.randn(3, 96)):
+        y = linear_then(x, weight, None, "silu", times)
+        assert torch.equal(y, nn.functional.silu(nn.functional.linear(x, weight)) * times)
