@@ -48,9 +48,9 @@ def refuses_dyn(kernel: str) -> Callable[..., str | None]:
             return reason
         if kernel == "gemv" and act in SEPARATE:
             return f"the scales of {act} differ along a row"
-        return (
-            too_many(kernel, count(x), weight, x.device) if kernel == "gemv" else None if x.numel() else "x has no rows"
-        )
+        if kernel == "gemv":
+            return too_many(kernel, count(x), weight, x.device)
+        return None if x.numel() else NO_ROWS
 
     return refuses
 
