@@ -1,6 +1,7 @@
-"""torch_xla's own quantized_matmul on the cases that bench.xla_page wrote, and bitport's on torch_xla's device.
+r"""torch_xla's own quantized_matmul on the cases that bench.xla_page wrote, and bitport's on torch_xla's device.
 
-    PJRT_DEVICE=CPU BITPORT_DISABLE=cpu,cuda,xpu,mps,triton PYTHONPATH=src python bench/peers/torch_xla_rows.py CASES.pt RESULTS.json
+    PJRT_DEVICE=CPU BITPORT_DISABLE=cpu,cuda,xpu,mps,triton PYTHONPATH=src \
+        python bench/peers/torch_xla_rows.py CASES.pt RESULTS.json
 
 Run where torch_xla is, with torch 2.9. All that bitport lacks there to be imported is F.grouped_mm, for which this puts
 a stand-in.
