@@ -6,6 +6,7 @@ others are compared.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitport.checkpoint.source import Source
 from bitport.errors import ArgumentError
 from bitport.evaluate.compare import change_percent
 from bitport.evaluate.divergence import Divergence, summarized, token_divergence
@@ -78,38 +80,35 @@ def evaluate_directories(
     """The rows of a table, the original's first. ``layers``: compare all weights with the original's too, and their
     outputs on inputs of the first window. ``tell`` is given a line about memory; ``also`` each model while it is here.
     """
-    first = None
-    alone = len(directories) == 1
-    inputs: dict[str, Rows] = {}
-    original: LogitsFile | None = None
+    if layers:
+        Source(directories[0])  # says at once if its files are not those of an original
+    first: Perplexity | None = None
     tokens: Tensor | None = None
-    try:
+    original: LogitsFile | None = None
+    inputs: dict[str, Rows] = {}
+    with contextlib.ExitStack() as stack:
         for at, directory in enumerate(directories):
             tell(f"evaluating {directory}")
             model, own = _loaded(directory, text, how)
             if tokens is not None and not torch.equal(own, tokens):
                 raise ArgumentError(f"{directory} and {directories[0]} read the text as other tokens: not comparable")
             tokens = own
-            if at == 0 and not alone:
-                original = LogitsFile(scored_tokens(len(tokens), how.window, how.stride), how.scratch)
-                if layers:
-                    with torch.no_grad(), sampled(model) as inputs:
-                        logits_of(model)(tokens[None, : how.window])
+            if at == 0 and len(directories) > 1:
+                scored = scored_tokens(len(tokens), how.window, how.stride)
+                original = stack.enter_context(LogitsFile(scored, how.scratch))
+                inputs = _inputs(model, tokens, how) if layers else {}
             start = time.perf_counter()
             result, divergence = _read(model, tokens, how, original, keep=at == 0)
             seconds = time.perf_counter() - start
             if at == 0 and original is not None:
-                tell(
-                    f"one model in memory at a time; logits of the first: {size(original.nbytes)} in {original.folder}"
-                )
+                where = f"{size(original.nbytes)} in {original.folder}"
+                tell(f"one model is in memory at a time; the logits of the first take {where}")
             first = first or result
             also(model, directory)
             measured = size_of(model)
-            schemes = dict.fromkeys(str(param.scheme) for param in model.parameters() if isinstance(param, QTensor))
-            errors = layer_errors(model, directories[0], inputs, how.progress) if layers and at else None
             yield Evaluation(
                 str(directory),
-                tuple(schemes),
+                tuple(dict.fromkeys(str(param.scheme) for param in model.parameters() if isinstance(param, QTensor))),
                 measured.nbytes,
                 measured.bits_per_weight,
                 result.value,
@@ -118,12 +117,16 @@ def evaluate_directories(
                 _speed(model, tokens, how),
                 result.scored,
                 seconds,
-                errors,
+                layer_errors(model, directories[0], inputs, how.progress) if layers and at else None,
             )
             del model
-    finally:
-        if original is not None:
-            original.__exit__()
+
+
+@torch.no_grad()
+def _inputs(model: Any, tokens: Tensor, how: How) -> dict[str, Rows]:
+    with sampled(model) as seen:
+        logits_of(model)(tokens[None, : how.window])
+    return seen
 
 
 def _loaded(directory: str | Path, text: str, how: How) -> tuple[Any, Tensor]:

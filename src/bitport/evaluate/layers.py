@@ -73,7 +73,10 @@ def layer_errors(
         if target.storage not in layers:
             layers[target.storage] = _unknown(_weight(model, target), target, original)
     before = sum(held.dtype.itemsize * _numel(held.shape) for n, held in files.tensors.items() if n not in files.tied)
-    return Report(tuple(layers.values()), before, sum(param.nbytes for param in model.parameters()))
+    ordered = dict.fromkeys(target.storage for target in targets.values())
+    return Report(
+        tuple(layers[storage] for storage in ordered), before, sum(param.nbytes for param in model.parameters())
+    )
 
 
 def _layer(param: Tensor, value: Tensor, target: Target, inputs: Rows | None) -> LayerReport:

@@ -34,7 +34,7 @@ def page(models: Sequence[Evaluation], scores: Mapping[str, Scores], text: str, 
     if models:
         body.append(section("Models", rows(*columns(models), WORDS), note=_what(models[0], text, how)))
     if len(others) > 1:
-        points = [(Path(row.model).name, row.nbytes, row.divergence.kl) for row in models if row.divergence]
+        points = [(Path(row.model).name, row.nbytes, row.divergence.kl if row.divergence else 0.0) for row in models]
         body.append(section("Size and distance", scatter(points, "KL"), note=KL_NOTE))
     if scores:
         body.append(section("Tasks", rows(*task_columns(scores), WORDS)))

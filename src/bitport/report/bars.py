@@ -56,28 +56,28 @@ def size_bars(report: Report) -> list[Html]:
 
 
 def largest_errors(layers: Sequence[LayerReport], output: bool, count: int = 12) -> Html:
-    """The layers with the largest error as bars; a tick stands where rounding to nearest would have been."""
+    """The layers with the largest error as bars, before a pale one: that of rounding to nearest."""
 
     def errors(layer: LayerReport) -> tuple[float | None, float | None]:
         both = (layer.output_sqnr, layer.output_sqnr_rtn) if output else (layer.sqnr, layer.sqnr_rtn)
         return _part(both[0]), _part(both[1])
 
     worst = sorted((layer for layer in layers if errors(layer)[0]), key=lambda layer: -(errors(layer)[0] or 0))[:count]
-    per_part = (WIDTH - LABELS - 100) / max((each for layer in worst for each in errors(layer) if each), default=1.0)
+    per_part = (WIDTH - LABELS - 190) / max((each for layer in worst for each in errors(layer) if each), default=1.0)
     drawn = []
     for row, layer in enumerate(worst):
         error, nearest = errors(layer)
-        y, wide, tick = row * TALL, (error or 0) * per_part, (nearest or 0) * per_part
+        y, wide, pale = row * TALL, (error or 0) * per_part, (nearest or 0) * per_part
         name = layer.name.removesuffix(".weight")
         shown = name if len(name) <= 42 else f"…{name[-41:]}"
+        figure = f"{100 * (error or 0):.3g} %" + (f", to nearest {100 * nearest:.3g} %" if nearest else "")
         group = [
             el("title", about(layer)),
+            *([el("rect", x=LABELS, y=y + 4, width=pale, height=TALL - 8, rx=3, class_="pale")] if nearest else []),
             el("text", shown, x=LABELS - 10, y=y + 17, text_anchor="end"),
             el("rect", x=LABELS, y=y + 4, width=wide, height=TALL - 8, rx=3, class_="bar"),
-            el("text", f"{100 * (error or 0):.3g} %", x=LABELS + max(wide, tick) + 10, y=y + 17),
+            el("text", figure, x=LABELS + max(wide, pale) + 10, y=y + 17),
         ]
-        if nearest:
-            group.append(el("line", x1=LABELS + tick, y1=y + 1, x2=LABELS + tick, y2=y + TALL - 1, class_="tick"))
         drawn.append(el("g", *group))
     return svg(WIDTH, TALL * len(worst) + 2, *drawn, label="the layers with the largest error")
 

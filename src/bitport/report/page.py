@@ -25,7 +25,7 @@ WEIGHT_NOTE = (
     "40 dB a hundredth. Hover over a cell for its figures."
 )
 LARGEST_NOTE = (
-    "Where a few more bits help most: the norm of the error as a part of the norm of the {what}. The tick: rounding to "
+    "Where a few more bits help most: the norm of the error as a part of the norm of the {what}. Pale: rounding to "
     "nearest, where another algorithm was used."
 )
 
@@ -33,14 +33,14 @@ WORDS = ("why", "note", "weight", "weights", "scheme", "algorithm")
 """Columns that hold no numbers."""
 
 
-def page(report: Report, title: str = "", command: str = "") -> str:
+def page(report: Report, title: str = "", command: str = "", perplexity: tuple[float, float] | None = None) -> str:
     schemes = list(dict.fromkeys(layer.scheme for layer in report.quantized if layer.scheme))
     how = f" by {report.algorithm}" if report.algorithm not in ("", "rtn") else ""
     shown = f"{', '.join(schemes) or 'nothing quantized'}{how}"
     return document(
         title or "Quantization report",
         heading(title or "Quantization report", shown),
-        tiles(figures(report)),
+        tiles(figures(report, perplexity)),
         *sizes(report),
         *errors(report),
         *left(report),
@@ -60,12 +60,15 @@ def footer() -> Html:
     )
 
 
-def figures(report: Report) -> list[tuple[str, str, str]]:
+def figures(report: Report, perplexity: tuple[float, float] | None = None) -> list[tuple[str, str, str]]:
     ratio = report.bytes_before / max(report.bytes_after, 1)
     found = [
         ("Size", size(report.bytes_after), f"from {size(report.bytes_before)}, {ratio:.2f} times smaller"),
         ("Weights quantized", f"{_count(report.quantized)}", f"{_count(report.skipped)} left as they are"),
     ]
+    if perplexity is not None:
+        before, after = perplexity
+        found.append(("Perplexity", f"{after:.4f}", f"from {before:.4f}, {100 * (after / before - 1):+.2f} %"))
     for what, errors in (("weights", _measured(report, False)), ("outputs", _measured(report, True))):
         if errors:
             middle = statistics.median(errors)

@@ -63,12 +63,20 @@ class Report:
     def to_json(self) -> str:
         return json.dumps(self.as_data(), allow_nan=False)
 
-    def to_html(self, path: str | Path, *, title: str = "", command: str = "") -> None:
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        title: str = "",
+        command: str = "",
+        perplexity: tuple[float, float] | None = None,
+    ) -> None:
         """Write one page that needs nothing else: sizes, the error of each layer, what was left and why, how to do it
-        again. ``title``: the name of the model; ``command``: the command line that did it."""
+        again. ``title``: the name of the model; ``command``: the command line that did it; ``perplexity``: before and
+        after, where it is known."""
         from bitport.report.page import page  # which draws reports, and so knows this module
 
-        Path(path).write_text(page(self, title, command), encoding="utf-8")
+        Path(path).write_text(page(self, title, command, perplexity), encoding="utf-8")
 
     def __str__(self) -> str:
         rows = [
