@@ -27,6 +27,8 @@ from bitport.tensor.qtensor import rows_of
 ROWS = 128
 """Inputs that are kept of each matrix: with 4096 features in bf16 1 MB."""
 
+HELD = "as in the checkpoint"
+
 
 class Rows:
     """Up to ROWS inputs of each matrix of a weight: evenly taken from the first that it is given."""
@@ -72,23 +74,22 @@ def layer_errors(
     for target in targets.values():
         if target.storage not in layers:
             layers[target.storage] = _unknown(_weight(model, target), target, original)
-    before = sum(held.dtype.itemsize * _numel(held.shape) for n, held in files.tensors.items() if n not in files.tied)
     ordered = dict.fromkeys(target.storage for target in targets.values())
-    return Report(
-        tuple(layers[storage] for storage in ordered), before, sum(param.nbytes for param in model.parameters())
-    )
+    before = sum(held.dtype.itemsize * _numel(held.shape) for n, held in files.tensors.items() if n not in files.tied)
+    after = sum(param.nbytes for param in model.parameters())
+    return Report(tuple(layers[storage] for storage in ordered), before, after)
 
 
 def _layer(param: Tensor, value: Tensor, target: Target, inputs: Rows | None) -> LayerReport:
     if not isinstance(param, QTensor):
         return LayerReport(target.name, None, "not quantized", value.nbytes, param.nbytes)
     if param.shape != value.shape:
-        reason = f"not compared: {list(param.shape)} here, {list(value.shape)} in the original"
+        reason = f"{HELD}; not compared: {list(param.shape)} here, {list(value.shape)} in the original"
         return LayerReport(target.name, str(param.scheme), reason, value.nbytes, param.nbytes)
     return LayerReport(
         target.name,
         str(param.scheme),
-        "",
+        HELD,
         value.nbytes,
         param.nbytes,
         sqnr=error_of(value, param),
@@ -111,7 +112,7 @@ def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Rows) -> flo
 
 def _unknown(param: Tensor, target: Target, original: str | Path) -> LayerReport:
     scheme = str(param.scheme) if isinstance(param, QTensor) else None
-    reason = f"not compared: the files in {original} have no tensor of this name" if scheme else "not quantized"
+    reason = f"{HELD}; not compared: the files in {original} have no tensor of this name" if scheme else "not quantized"
     return LayerReport(target.name, scheme, reason, param.numel() * param.dtype.itemsize, param.nbytes)
 
 

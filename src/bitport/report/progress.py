@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from bitport.report.text import duration
+
 T = TypeVar("T")
 
 WATCHED_AFTER = 1.0
@@ -25,7 +27,10 @@ def progress(items: Iterable[T], total: int, what: str, show: bool | None = None
             left = (now - start) / (done + 1) * (total - done - 1)
             filled = "#" * (24 * (done + 1) // max(total, 1))
             print(
-                f"\r{what} [{filled:<24}] {done + 1}/{total}, {left:.0f} s left ", end="", file=sys.stderr, flush=True
+                f"\r{what} [{filled:<24}] {done + 1}/{total}, {duration(left)} left ",
+                end="",
+                file=sys.stderr,
+                flush=True,
             )
             drawn, shown = now, True
     if shown:
