@@ -26,12 +26,8 @@ def progress(items: Iterable[T], total: int, what: str, show: bool | None = None
         if visible and (show or now - start > WATCHED_AFTER) and (now - drawn > 0.1 or done + 1 == total):
             left = (now - start) / (done + 1) * (total - done - 1)
             filled = "#" * (24 * (done + 1) // max(total, 1))
-            print(
-                f"\r{what} [{filled:<24}] {done + 1}/{total}, {duration(left)} left ",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
+            line = f"{what} [{filled:<24}] {done + 1}/{total}, {duration(left)} left"
+            print(f"\r{line:<72}", end="", file=sys.stderr, flush=True)
             drawn, shown = now, True
     if shown:
         print(file=sys.stderr)
