@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bitport.cli.common import add_verb, count, read_text, show
+from bitport.cli.common import add_verb, count, dtype_of, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.cli.texts import add_text, as_data, as_note, how_of, tell
 from bitport.errors import ArgumentError
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.text is None:
         for directory in directories:
             tell(f"evaluating {directory}")
-            run_its_tasks(load_model(directory, args.device), directory)
+            run_its_tasks(load_model(directory, args.device, dtype_of(args)), directory)
     else:
         text, layers = read_text(args.text), args.against is not None
         rows = list(evaluate_directories(directories, text, how_of(args), layers=layers, tell=tell, also=run_its_tasks))
