@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -81,6 +81,9 @@ class Chosen(NamedTuple):
 class Field:
     """The workers, and what is known of each."""
 
+    child: ClassVar[type[Child]] = Child
+    peers: ClassVar[dict[str, str]] = PEERS
+
     def __init__(self, chosen: Chosen) -> None:
         self.chosen = chosen
         self.workers: dict[str, Worker] = {}
@@ -88,7 +91,7 @@ class Field:
         self.versions: dict[str, str] = {}
         self.missing: dict[str, str] = {}
         for peer in dict.fromkeys((BASE[0], *chosen.peers)):
-            worker = Worker(chosen.threads, Child, PEERS[peer])
+            worker = Worker(chosen.threads, self.child, self.peers[peer])
             started, reason = ask(worker, "start")
             if reason:
                 self.missing[peer] = reason

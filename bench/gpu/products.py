@@ -20,9 +20,7 @@ from bench.gpu.limits import GpuLimits, measure
 from bench.gpu.peers import PEERS
 from bench.gpu.peers.own import SCHEMES
 from bench.measure import append, header
-from bench.peers import BASE
-from bench.products import Candidate, Chosen, Row
-from bench.workers import Worker, ask
+from bench.products import Chosen, Row
 
 SUITE = "gpu-products"
 QUICK_SCHEMES = ("int4", "nf4", "int8", "int8-dyn", "fp8-row")
@@ -31,23 +29,8 @@ QUICK_SCHEMES = ("int4", "nf4", "int8", "int8-dyn", "fp8-row")
 class GpuField(products.Field):
     """The same, with the peers of a GPU in processes that have one."""
 
-    def __init__(self, chosen: Chosen) -> None:
-        self.chosen = chosen
-        self.workers, self.classes, self.versions, self.missing = {}, {}, {}, {}
-        for peer in dict.fromkeys((BASE[0], *chosen.peers)):
-            worker = Worker(chosen.threads, GpuChild, PEERS[peer])
-            started, reason = ask(worker, "start")
-            if reason:
-                self.missing[peer] = reason
-                worker.close()
-                continue
-            self.workers[peer] = worker
-            self.versions |= started["versions"]
-            for variant, kind in started["variants"].items():
-                if peer != "bitport" or variant in chosen.schemes:
-                    self.classes[Candidate(peer, variant)] = kind
-        if BASE[0] in self.missing:
-            raise SystemExit(f"nothing to compare with: {self.missing[BASE[0]]}")
+    child = GpuChild
+    peers = PEERS
 
 
 def run(chosen: Chosen, about: Row, found: GpuLimits, head: Row | None) -> list[Row]:

@@ -1,65 +1,14 @@
 // The product with AMX: 16 x 16 float32 sums in a tile register, 16 x 32 bfloat16 of x times 32 x 16 of the weight a step.
 #include "engine.h"
 #if BITPORT_X86
+#include "amx.h"
 #include "avx512_bf16.h"
-
-#define AMX __attribute__((target(AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
-#define AMX_INLINE AMX __attribute__((always_inline)) static inline
 
 namespace bitport {
 namespace {
 
-// Tiles 0..3 hold sums, 4 and 5 two times 16 rows of x, 6 and 7 two times 16 rows of the weight.
-AMX void configure(int64_t rows0, int64_t rows1) {
-  struct __attribute__((packed)) {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  for (int i = 0; i < 8; ++i) config.bytes[i] = 64;
-  config.rows[0] = config.rows[1] = config.rows[4] = uint8_t(rows0);
-  config.rows[2] = config.rows[3] = config.rows[5] = uint8_t(rows1);
-  config.rows[6] = config.rows[7] = 16;
-  asm volatile("" ::"r"(&config) : "memory");   // g++ 12 does not see that the next line reads it
-  _tile_loadconfig(&config);
-}
-
-AMX void begin() { configure(16, 16); }
-AMX void end() {
-  _tile_release();
-  _mm_sfence();   // what was streamed
-}
-
-// What is done beside a step of K, part by part: an instruction for the tile registers takes 16 cycles, and none of the
-// vectors' time.
-struct Nothing {
-  AMX_INLINE int begin() { return 0; }
-  AMX_INLINE void part(int, int64_t) {}
-  AMX_INLINE void end() {}
-};
-
-// Decodes a panel, so much of it a step that it is ready when `steps` steps are over.
-template <class Format, bool Scaled>
-struct Ahead {
-  Quarters<Format, Scaled> quarters;
-  const int64_t at_once;
-  bool any = true;   // left to decode
-
-  AVX512_BF16_MEMBER Ahead(const BitportTiles& w, const Panel& next, int64_t steps)
-      : quarters(w, next), at_once((quarters.end + steps - 1) / steps) {}
-
-  AVX512_BF16_MEMBER auto begin() {
-    any = quarters.at < quarters.end;
-    return any ? quarters.next() : typename Quarters<Format, Scaled>::Quarter{};
-  }
-  template <class Quarter>
-  AVX512_BF16_MEMBER void part(const Quarter& quarter, int64_t i) const {
-    if (any) quarters.decode(quarter, i);
-  }
-  AVX512_BF16_MEMBER void end() {
-    for (int64_t i = 1; i < at_once && quarters.at < quarters.end; ++i) quarters.decode();
-  }
-};
+AMX void begin() { configure(16, 16, 64); }
+AMX void end() { release(); }
 
 // 32 rows of sums (or 16) over a stretch of K; x and panel advance by what one step of 32 columns takes. The panel is to
 // stay in L1, x streams through it.
@@ -86,27 +35,6 @@ AMX_INLINE void multiply_block(const uint16_t* x, int64_t stride, const uint16_t
   }
 }
 
-template <bool Two>
-AMX_INLINE void zero_sums() {
-  _tile_zero(0);
-  _tile_zero(1);
-  if (Two) { _tile_zero(2); _tile_zero(3); }
-}
-
-template <bool Two>
-AMX_INLINE void load_sums(const float* sum) {
-  _tile_loadd(0, sum, 128);
-  _tile_loadd(1, sum + 16, 128);
-  if (Two) { _tile_loadd(2, sum + 512, 128); _tile_loadd(3, sum + 528, 128); }
-}
-
-template <bool Two>
-AMX_INLINE void store_sums(float* sum) {
-  _tile_stored(0, sum, 128);
-  _tile_stored(1, sum + 16, 128);
-  if (Two) { _tile_stored(2, sum + 512, 128); _tile_stored(3, sum + 528, 128); }
-}
-
 template <bool Two, class Beside>
 AMX_INLINE void multiply_whole(const Job& job, const Panel& panel, int64_t row, float* sum, Beside& beside) {
   const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k);
@@ -130,7 +58,8 @@ AMX void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows,
 
 template <class Format, bool Scaled>
 AMX void multiply_as(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
-  Ahead<Format, Scaled> ahead(*job.weight, next, (rows + 31) / 32 * (panel.count / 32));
+  using All = Quarters<Format, Scaled>;
+  Ahead<All> ahead(All(*job.weight, next), (rows + 31) / 32 * (panel.count / 32));
   multiply_rows(job, panel, row, rows, sum, ahead);
 }
 
@@ -163,7 +92,7 @@ AMX void fused(const Job& job, int64_t tile, void* panel, float* sum) {
   const BitportTiles& w = *job.weight;
   if (job.m == 1 || !has_tile_groups(w)) return avx512_fused_bf16(job, tile, panel, sum);
   const int64_t groups = groups_of(w), columns = steps_of(w) * 32, m = job.m, stride = job.block * 32;
-  if (job.block < 32) configure(job.block > 16 ? 16 : m, job.block > 16 ? m - 16 : 16);
+  if (job.block < 32) configure(job.block > 16 ? 16 : m, job.block > 16 ? m - 16 : 16, 64);
   alignas(64) float part[32 * 32];
   for (int64_t i = 0; i < m * 32; i += 16) _mm512_store_ps(sum + i, _mm512_setzero_ps());
   for (int64_t g = 0; g < groups; ++g) {

@@ -4,10 +4,8 @@
 // at random: with 128 x 128 blocks a rounded one is off by more than a product's budget.
 #include "engine.h"
 #if BITPORT_X86
+#include "amx.h"
 #include "avx512_bf16.h"
-
-#define AMX __attribute__((target(AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
-#define AMX_INLINE AMX __attribute__((always_inline)) static inline
 
 namespace bitport {
 namespace {
@@ -36,9 +34,7 @@ AMX_INLINE void multiply_block(const uint16_t* x, int64_t rows, int64_t count, c
   const float* scale = reinterpret_cast<const float*>(panel + kPanel);
   alignas(64) float part[32 * 32];
   for (int64_t k = 0; k < count; ++row_scale, scale += 32) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (Two) { _tile_zero(2); _tile_zero(3); }
+    zero_sums<Two>();
     asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
     for (const int64_t end = k + kScaled < count ? k + kScaled : count; k < end; k += 32, x += 1024, panel += 1024) {
       _tile_loadd(6, panel, 64);
@@ -52,10 +48,7 @@ AMX_INLINE void multiply_block(const uint16_t* x, int64_t rows, int64_t count, c
         _tile_dpbf16ps(3, 5, 7);
       }
     }
-    _tile_stored(0, part, 128);
-    _tile_stored(1, part + 16, 128);
-    if (Two) { _tile_stored(2, part + 512, 128); _tile_stored(3, part + 528, 128); }
-    asm volatile("" ::: "memory");
+    store_sums<Two>(part);
     const __m512 s0 = _mm512_load_ps(scale), s1 = _mm512_load_ps(scale + 16);
     for (int64_t r = 0; r < rows; ++r) {
       const __m512 times = _mm512_set1_ps(row_scale[r * scales]);

@@ -39,7 +39,7 @@ struct Quarters {
     const int64_t half = at & 1, column = at >> 1;   // column: in units of 16
     Quarter q = {codes + (column >> 1) * 128 * w.bits, half * 8 + (column & 1) * 4,
                  to + (column >> 1) * 1024 + half * 512 + (column & 1) * 256, {}, {}};
-    prefetch_ahead(q.codes + (at & 3) * 32 * w.bits, 32 * w.bits);
+    prefetch_ahead<_MM_HINT_T1>(q.codes + (at & 3) * 32 * w.bits, 32 * w.bits);
     ++at;
     if (!Scaled) return q;
     if (columns_left == 0) {

@@ -14,10 +14,10 @@ struct Buffer {
   void* data = nullptr;
   size_t size = 0;
   char* need(size_t bytes) {   // null where there is no memory
-    if (bytes > size) {
+    if (!data || bytes > size) {
       std::free(data);
       constexpr size_t kPage = size_t(2) << 20;
-      size = (bytes + kPage - 1) / kPage * kPage;
+      size = (bytes / kPage + 1) * kPage;
       data = std::aligned_alloc(kPage, size);
       if (!data) size = 0;
 #if defined(__linux__)

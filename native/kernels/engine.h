@@ -21,14 +21,15 @@ constexpr int64_t kBehindPanel = 256;   // bytes that an engine may use
 // rows; the rest of it is undefined.
 struct Job {
   const BitportTiles* weight;
-  const void* rows;    // float32 or bfloat16, as the engine asks
+  void* rows;          // float32 or bfloat16, as the engine asks
   const float* sums;   // [m][groups]: sums of x over each group, where the weight has a zero and scales act on sums
   int64_t m, block;
   const float* scales = nullptr;   // [m][k / kScaled, rounded up]: of x, for engines whose multiply() takes them
+  int64_t first = 0;               // the row that `rows` begins with, a multiple of the block
 
   // Where the number of a row and column lies; the column is a multiple of 32.
   int64_t at(int64_t row, int64_t k) const {
-    return ((row / block * ((weight->k + 31) / 32) + k / 32) * block + row % block) * 32;
+    return (((row - first) / block * ((weight->k + 31) / 32) + k / 32) * block + row % block) * 32;
   }
 };
 
@@ -77,7 +78,7 @@ struct Product {
 // Whether rows of y are whole lines that stay in no L2 anyway: written through it they would drive out x, and sooner where
 // they lie a page apart and fall into the same few of its lines.
 static inline bool lines_past_caches(const Product& p) {
-  const size_t row = size_t(p.weight.n) * 2, stays = size_t(row % 4096 ? 4 : 1) << 20;
+  const size_t row = size_t(p.weight.n) * 2, stays = size_t(row % 4096 ? 2 : 1) << 20;
   return p.y_type != BITPORT_F32 && row % 64 == 0 && reinterpret_cast<uintptr_t>(p.y) % 64 == 0 && size_t(p.m) * row > stays;
 }
 

@@ -19,27 +19,31 @@ struct Int8Call : Product {
   const Int8Engine& engine;
   const Activate activate;
   decltype(Engine::store) const store;
+  const int32_t act;
   const bool fused, stays_int, streams;
   Int8Job job, ones;         // ones: one row of them
-  int8_t* codes;
   float* sums;
   Rounding* roundings;       // of each row
+  Rounding all;              // what every row is rounded by, where it is the tensor that has one
   const float* bias_values;
   bool has_zeros;
   std::atomic<bool> failed{false};
 
-  Int8Call(const Product& product, const Int8Engine& chosen)
+  Int8Call(const Product& product, const Int8Engine& chosen, int32_t act)
       : Product(product), engine(chosen), activate(activate_for(product.isa)),
-        store(engine_for(product.isa, BITPORT_F32, product.m).store), fused(chosen.fuses(product.weight, product.m)),
+        store(engine_for(product.isa, BITPORT_F32, product.m).store), act(act), fused(chosen.fuses(product.weight, product.m)),
         stays_int(!fused && chosen.stays_int && chosen.stays_int(product.weight)),
         streams(!fused && chosen.streams && lines_past_caches(product)) {}
 
   const char* row_at(int64_t row) const { return static_cast<const char*>(x) + size_t(row * weight.k) * width(x_type); }
   size_t panel_bytes() const { return size_t(engine.stretch) * 32; }
 
+  size_t row_bytes() const { return size_t(int8_steps(weight) * kInt8Step); }   // of one that is laid out
+  Sweep plan() const { return {m, tiles_of(weight), weight.k, engine.stretch, row_bytes(), 1, panel_bytes(), threads}; }
+
   // Cuts the memory of the call; without any, says how much that is.
-  size_t lay_out(char* memory, bool zeros) {
-    const int64_t steps = int8_steps(weight), block = smaller(m, 32);
+  size_t cut(char* memory, bool zeros) {
+    const int64_t block = smaller(m, 32), apart = fused ? 0 : plan().rows_apart();
     const int64_t stretch = stays_int ? kInt32Columns : engine.stretch;
     const int64_t pieces = pieces_before(weight, stretch, weight.k);
     size_t used = 0;
@@ -48,12 +52,12 @@ struct Int8Call : Product {
       used += aligned(bytes);
       return at;
     };
-    codes = reinterpret_cast<int8_t*>(take(size_t(ceil_div(m, block) * block * steps * kInt8Step) + kTileBytes));
+    int8_t* codes = reinterpret_cast<int8_t*>(take(size_t(ceil_div(m - apart, block) * block) * row_bytes() + kTileBytes));
     // as many sums as 32 rows have may be read past the first of the last block
     sums = reinterpret_cast<float*>(take(size_t((m + 31) * pieces) * 4));
     roundings = reinterpret_cast<Rounding*>(take(size_t(m) * sizeof(Rounding)));
     float* bias_at = reinterpret_cast<float*>(take(bias ? size_t(weight.n) * 4 : 0));
-    int8_t* one_codes = reinterpret_cast<int8_t*>(take(zeros ? size_t(steps * kInt8Step) : 0));
+    int8_t* one_codes = reinterpret_cast<int8_t*>(take(zeros ? row_bytes() : 0));
     const int64_t one_pieces = pieces_before(weight, engine.stretch, weight.k);
     float* one_sums = reinterpret_cast<float*>(take(zeros ? size_t(one_pieces) * 4 : 0));
     if (!memory) return used;
@@ -61,10 +65,10 @@ struct Int8Call : Product {
     bias_values = bias ? bias_at : nullptr;
     if (bias)
       for (int64_t j = 0; j < weight.n; ++j) bias_at[j] = load_number(bias, x_type, j);
-    job = {&weight, codes, sums, m, block, stretch, pieces};
+    job = {&weight, codes, sums, m, block, stretch, pieces, apart};
     if (zeros) {
       std::memset(one_codes, 1, size_t(weight.k));
-      std::memset(one_codes + weight.k, 0, size_t(steps * kInt8Step - weight.k));
+      std::memset(one_codes + weight.k, 0, row_bytes() - size_t(weight.k));
       ones = {&weight, one_codes, one_sums, 1, 1, engine.stretch, one_pieces};
       for (int64_t k = 0; k < weight.k; ++one_sums) {
         const int64_t end = piece_end(weight, engine.stretch, k);
@@ -75,19 +79,20 @@ struct Int8Call : Product {
     return used;
   }
 
-  // Calls work on every row, by several threads where one would take longer than they take to start.
+  // Calls work on every row from the first on, by several threads where one would take longer than they take to start.
   template <class Work>
-  void each_row(const Work& work) const {
+  void each_row(int64_t first, const Work& work) const {
     constexpr int64_t kAlone = 1 << 16;   // numbers
-    const int64_t together = ceil_div(m, int64_t(threads) * 4);
-    share(ceil_div(m, together), m * weight.k > kAlone ? threads : 1, [&](int64_t i) {
-      for (int64_t row = i * together; row < smaller(m, (i + 1) * together); ++row) work(row);
+    const int64_t rows = m - first, together = ceil_div(rows, int64_t(threads) * 4);
+    if (!rows) return;
+    share(ceil_div(rows, together), rows * weight.k > kAlone ? threads : 1, [&](int64_t i) {
+      for (int64_t row = first + i * together, end = smaller(m, row + together); row < end; ++row) work(row);
     });
   }
 
   // What all of x is rounded by.
   Rounding measure() {
-    each_row([&](int64_t row) {   // ranges stand where the roundings will
+    each_row(0, [&](int64_t row) {   // ranges stand where the roundings will
       engine.range(row_at(row), x_type, weight.k, &roundings[row].scale, &roundings[row].zero);
     });
     float low = 0, high = 0;
@@ -98,18 +103,17 @@ struct Int8Call : Product {
     return rounding_of(low, high, x_type, BITPORT_INT8_TENSOR);
   }
 
-  // all: what every row is rounded by; null where each has its own.
-  void round_row(int64_t row, int32_t act, const Rounding* all) {
-    const int64_t k_end = weight.k, filled = int8_steps(weight) * kInt8Step;
+  void round_row(const Int8Job& rows, int64_t row) const {
+    const int64_t k_end = weight.k, filled = int64_t(row_bytes());
     const char* from = row_at(row);
-    if (all) {
-      roundings[row] = *all;
+    if (act == BITPORT_INT8_TENSOR) {
+      roundings[row] = all;
     } else {
       float low, high;
       engine.range(from, x_type, k_end, &low, &high);
       roundings[row] = rounding_of(low, high, x_type, act);
     }
-    int8_t* to = codes + (codes_at(job, row, 0) - job.rows);
+    int8_t* to = rows.rows + (codes_at(rows, row, 0) - rows.rows);
     const int64_t next = job.block * kInt8Step;
     float* sum = sums + row * job.pieces;
     for (int64_t k = 0; k < k_end; ++sum) {
@@ -159,10 +163,18 @@ struct Int8Call : Product {
   // What a sweep over many rows calls.
   void start() const { if (engine.begin) engine.begin(weight); }
   void stop() const { if (engine.end) engine.end(); }
+  Int8Job laid_out(int64_t row, int64_t rows, char* memory) const {
+    if (!memory) return job;
+    Int8Job own = job;
+    own.rows = reinterpret_cast<int8_t*>(memory);
+    own.first = row;
+    for (const int64_t end = row + rows; row < end; ++row) round_row(own, row);
+    return own;
+  }
   void unpack(const Panel& panel) const { engine.unpack(weight, panel); }
-  void multiply(const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel* next) const {
-    if (next && engine.multiply_ahead) return engine.multiply_ahead(job, panel, row, rows, sum, *next);
-    engine.multiply(job, panel, row, rows, sum);
+  void multiply(const Int8Job& own, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel* next) const {
+    if (next && engine.multiply_ahead) return engine.multiply_ahead(own, panel, row, rows, sum, *next);
+    engine.multiply(own, panel, row, rows, sum);
     if (next) unpack(*next);
   }
   void done(int64_t tile, int64_t row, int64_t rows, float* sum, void* scratch) const {
@@ -173,8 +185,8 @@ struct Int8Call : Product {
   }
 
   bool run() {
+    if (!fused) return sweep(plan(), *this);
     const int64_t tiles = tiles_of(weight);
-    if (!fused) return sweep({m, tiles, weight.k, engine.stretch, 1, panel_bytes(), threads}, *this);
     const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
     share(ceil_div(tiles, piece), threads,
           [&](int64_t i) { run_fused(i * piece, smaller(i * piece + piece, tiles)); });
@@ -185,14 +197,13 @@ struct Int8Call : Product {
 }  // namespace
 
 int32_t linear_int8(const Product& product, int32_t act, const float* act_scale) {
-  Int8Call call(product, int8_engine_for(product.isa, product.weight));
+  Int8Call call(product, int8_engine_for(product.isa, product.weight), act);
   const bool zeros = act == BITPORT_INT8_ROW_ASYM;
-  char* memory = call_buffer.need(call.lay_out(nullptr, zeros));
+  char* memory = call_buffer.need(call.cut(nullptr, zeros));
   if (!memory) return kNoMemory;
-  call.lay_out(memory, zeros);
-  const bool together = act == BITPORT_INT8_TENSOR;
-  const Rounding all = !together ? Rounding{} : act_scale ? Rounding{*act_scale, 0} : call.measure();
-  call.each_row([&](int64_t row) { call.round_row(row, act, together ? &all : nullptr); });
+  call.cut(memory, zeros);
+  if (act == BITPORT_INT8_TENSOR) call.all = act_scale ? Rounding{*act_scale, 0} : call.measure();
+  call.each_row(call.job.first, [&](int64_t row) { call.round_row(call.job, row); });
   const bool enough = call.run();
   call_buffer.trim();
   return enough ? kOk : kNoMemory;

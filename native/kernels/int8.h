@@ -18,9 +18,10 @@ struct Rounding { float scale, zero; };
 // of it is undefined.
 struct Int8Job {
   const BitportTiles* weight;
-  const int8_t* rows;
+  int8_t* rows;
   const float* sums;       // [m][pieces], of the codes; exact
   int64_t m, block, stretch, pieces;
+  int64_t first = 0;       // the row that `rows` begins with, a multiple of the block
 };
 
 constexpr int64_t kInt8Step = 64;              // columns
@@ -46,7 +47,7 @@ static inline int32_t center(const BitportTiles& w) { return w.bits == 1 ? 0 : 1
 static inline bool has_shift(const BitportTiles& w) { return w.zero || w.bits == 1; }
 
 static inline const int8_t* codes_at(const Int8Job& job, int64_t row, int64_t k) {
-  const int64_t step = row / job.block * int8_steps(*job.weight) + k / kInt8Step;
+  const int64_t step = (row - job.first) / job.block * int8_steps(*job.weight) + k / kInt8Step;
   return job.rows + (step * job.block + row % job.block) * kInt8Step + k % kInt8Step;
 }
 

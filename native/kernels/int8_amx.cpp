@@ -2,35 +2,16 @@
 // weight a step, all signed. Groups of an odd number of 32 columns take steps of 32.
 #include "int8.h"
 #if BITPORT_X86
+#include "amx.h"
 #include "int8_avx512.h"
-
-#define AMX_INT8 __attribute__((target(AVX512_TARGET ",amx-tile,amx-int8")))
-#define AMX_INT8_INLINE AMX_INT8 __attribute__((always_inline)) static inline
 
 namespace bitport {
 namespace {
 
 int64_t step_of(const BitportTiles& w) { return w.group >= w.k || w.group % 64 == 0 ? 64 : 32; }
 
-// Tiles 0..3 hold sums, 4 and 5 two times 16 rows of x, 6 and 7 two times 16 rows of the weight.
-AMX_INT8 void configure(int64_t step) {
-  struct __attribute__((packed)) {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  for (int i = 0; i < 8; ++i) { config.bytes[i] = 64; config.rows[i] = 16; }
-  config.bytes[4] = config.bytes[5] = uint16_t(step);
-  config.rows[6] = config.rows[7] = uint8_t(step / 4);
-  asm volatile("" ::"r"(&config) : "memory");   // g++ 12 does not see that the next line reads it
-  _tile_loadconfig(&config);
-}
-
-AMX_INT8 void begin(const BitportTiles& w) { configure(step_of(w)); }
-AMX_INT8 void end() {
-  _tile_release();
-  _mm_sfence();   // what was streamed
-}
+AMX void begin(const BitportTiles& w) { configure(16, 16, step_of(w)); }
+AMX void end() { release(); }
 
 // The codes of a panel less the center, by quarters of a tile: 16 rows by 16 columns, 4 lines of 64 codes.
 //   panel [K / step][2 halves of 16 rows][step / 4][16 rows][4]
@@ -56,62 +37,32 @@ struct Quarters {
     const int64_t tile = at >> 2, half = at >> 1 & 1, first = (at & 1) * 4;   // first: of 8 lines
     const int64_t wide = step == 64, place = (tile >> wide) * 2 + half, later = wide ? (tile & 1) * 512 : 0;
     const Quarter q = {codes + tile * 128 * Bits, half * 8 + first, to + place * step * 16 + later + first * 64};
-    prefetch_ahead(q.codes + (at & 3) * 32 * Bits, 32 * Bits);
+    prefetch_ahead<_MM_HINT_T1>(q.codes + (at & 3) * 32 * Bits, 32 * Bits);
     ++at;
     return q;
   }
 
-  AVX512_MEMBER void unpack(const Quarter& q, int64_t line) const {
+  AVX512_MEMBER void decode(const Quarter& q, int64_t line) const {
     _mm512_store_si512(q.to + line * 64, _mm512_sub_epi8(read_quads<Bits>(q.codes, q.line + line), middle_of_codes));
   }
 
-  AVX512_MEMBER void unpack() {
+  AVX512_MEMBER void decode() {
     const Quarter q = next();
 #pragma GCC unroll 4
-    for (int64_t line = 0; line < 4; ++line) unpack(q, line);
+    for (int64_t line = 0; line < 4; ++line) decode(q, line);
   }
 };
 
 template <int Bits>
 AVX512 void unpack_as(const BitportTiles& w, const Panel& panel) {
   Quarters<Bits> quarters(w, panel);
-  while (quarters.at < quarters.end) quarters.unpack();
+  while (quarters.at < quarters.end) quarters.decode();
 }
 
 void unpack(const BitportTiles& w, const Panel& panel) { BITPORT_WITH_BITS(w.bits, unpack_as<Bits>(w, panel)) }
 
-// What is done beside a step of K, part by part: see amx.cpp.
-struct Nothing {
-  AMX_INT8_INLINE int begin() { return 0; }
-  AMX_INT8_INLINE void part(int, int64_t) {}
-  AMX_INT8_INLINE void end() {}
-};
-
-// Unpacks a panel, so much of it a step that it is ready when `steps` steps are over.
-template <int Bits>
-struct Ahead {
-  Quarters<Bits> quarters;
-  const int64_t at_once;
-  bool any = true;   // left to unpack
-
-  AVX512_MEMBER Ahead(const BitportTiles& w, const Panel& next, int64_t steps)
-      : quarters(w, next), at_once(ceil_div(quarters.end, steps)) {}
-
-  AVX512_MEMBER auto begin() {
-    any = quarters.at < quarters.end;
-    return any ? quarters.next() : typename Quarters<Bits>::Quarter{};
-  }
-  template <class Quarter>
-  AVX512_MEMBER void part(const Quarter& quarter, int64_t i) const {
-    if (any) quarters.unpack(quarter, i);
-  }
-  AVX512_MEMBER void end() {
-    for (int64_t i = 1; i < at_once && quarters.at < quarters.end; ++i) quarters.unpack();
-  }
-};
-
 template <bool Two, class Beside>
-AMX_INT8_INLINE void multiply_step(const int8_t* x, const uint8_t* panel, int64_t step, Beside& beside) {
+AMX_INLINE void multiply_step(const int8_t* x, const uint8_t* panel, int64_t step, Beside& beside) {
   const auto work = beside.begin();
   _tile_loadd(6, panel, 64);
   _tile_stream_loadd(4, x, 64);
@@ -130,38 +81,14 @@ AMX_INT8_INLINE void multiply_step(const int8_t* x, const uint8_t* panel, int64_
   beside.end();
 }
 
-template <bool Two>
-AMX_INT8_INLINE void zero_sums() {
-  _tile_zero(0);
-  _tile_zero(1);
-  if (Two) { _tile_zero(2); _tile_zero(3); }
-}
-
-template <bool Two>
-AMX_INT8_INLINE void store_sums(void* to) {
-  int32_t* sum = static_cast<int32_t*>(to);
-  _tile_stored(0, sum, 128);
-  _tile_stored(1, sum + 16, 128);
-  if (Two) {
-    _tile_stored(2, sum + 512, 128);
-    _tile_stored(3, sum + 528, 128);
-  }
-  asm volatile("" ::: "memory");
-}
-
 // 32 rows (or 16) with sums that stay int32.
 template <bool Two, class Beside>
-AMX_INT8_INLINE void multiply_whole(const Int8Job& job, const Panel& stretch, int64_t row, float* sum, Beside& beside) {
+AMX_INLINE void multiply_whole(const Int8Job& job, const Panel& stretch, int64_t row, float* sum, Beside& beside) {
   const int8_t* x = codes_at(job, row, stretch.k);
   const uint8_t* panel = static_cast<const uint8_t*>(stretch.data);
   asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-  if (stretch.k == 0) {
-    zero_sums<Two>();
-  } else {
-    _tile_loadd(0, sum, 128);
-    _tile_loadd(1, sum + 16, 128);
-    if (Two) { _tile_loadd(2, sum + 512, 128); _tile_loadd(3, sum + 528, 128); }
-  }
+  if (stretch.k == 0) zero_sums<Two>();
+  else load_sums<Two>(sum);
   for (int64_t k = 0; k < stretch.count; k += 64, x += job.block * kInt8Step, panel += 2048)
     multiply_step<Two>(x, panel, 64, beside);
   store_sums<Two>(sum);
@@ -170,7 +97,7 @@ AMX_INT8_INLINE void multiply_whole(const Int8Job& job, const Panel& stretch, in
 // The same over several pieces, whose sums become float32 one by one. All 32 (or 16) rows are worked off, whether x has
 // them or not.
 template <bool Two, bool Shifts, class Beside>
-AMX_INT8_INLINE void multiply_pieces(const Int8Job& job, const Panel& stretch, int64_t row, float* sum, Beside& beside) {
+AMX_INLINE void multiply_pieces(const Int8Job& job, const Panel& stretch, int64_t row, float* sum, Beside& beside) {
   const BitportTiles& w = *job.weight;
   const int64_t step = step_of(w), last = stretch.k + stretch.count;
   const int8_t* x = codes_at(job, row, 0);
@@ -199,7 +126,7 @@ AMX_INT8_INLINE void multiply_pieces(const Int8Job& job, const Panel& stretch, i
 bool stays_int(const BitportTiles& w) { return w.group >= w.k && w.k <= kInt32Columns; }
 
 template <bool Two, class Beside>
-AMX_INT8_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int64_t row, float* sum, Beside& beside) {
+AMX_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int64_t row, float* sum, Beside& beside) {
   const BitportTiles& w = *job.weight;
   if (stays_int(w)) multiply_whole<Two>(job, panel, row, sum, beside);
   else if (has_shift(w)) multiply_pieces<Two, true>(job, panel, row, sum, beside);
@@ -207,23 +134,23 @@ AMX_INT8_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int6
 }
 
 template <class Beside>
-AMX_INT8_INLINE void multiply_rows(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
+AMX_INLINE void multiply_rows(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
                                    Beside& beside) {
   for (int64_t r = 0; r < rows; r += 32, sum += 1024)
     if (rows - r > 16) multiply_block<true>(job, panel, row + r, sum, beside);
     else multiply_block<false>(job, panel, row + r, sum, beside);
 }
 
-AMX_INT8 void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+AMX void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
   Nothing nothing;
   multiply_rows(job, panel, row, rows, sum, nothing);
 }
 
 template <int Bits>
-AMX_INT8 void multiply_as(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
+AMX void multiply_as(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
                           const Panel& next) {
   const BitportTiles& w = *job.weight;
-  Ahead<Bits> ahead(w, next, ceil_div(rows, 32) * ceil_div(panel.count, step_of(w)));
+  Ahead<Quarters<Bits>> ahead(Quarters<Bits>(w, next), ceil_div(rows, 32) * ceil_div(panel.count, step_of(w)));
   multiply_rows(job, panel, row, rows, sum, ahead);
 }
 

@@ -16,6 +16,7 @@ struct Call : Product {
   const Engine& engine;
   const Activate activate;
   const float* bias_values;
+  float* sums_of_x = nullptr;   // those of the job, or null
   Job job;
   std::atomic<bool> failed{false};
 
@@ -26,12 +27,17 @@ struct Call : Product {
 
   static size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
   bool late() const { return engine.look_up && groups_of(weight) == 1; }
+  size_t item() const { return engine.bf16 ? 2 : 4; }   // of a row that is laid out
+  size_t row_bytes() const { return size_t(steps_of(weight)) * 32 * item(); }
+  Sweep plan() const {
+    return {m, tiles_of(weight), steps_of(weight) * 32, engine.depth, row_bytes(), item(), panel_bytes(), threads};
+  }
   size_t panel_bytes() const { return aligned(size_t(engine.depth) * 32 * (engine.bf16 ? 2 : 4)) + kBehindPanel; }
 
-  void lay_out(int64_t row, char* rows, float* sums) const {
-    const size_t item = engine.bf16 ? 2 : 4, next = size_t(job.block) * 32 * item;
+  void lay_out(const Job& rows, int64_t row) const {
+    const size_t item = this->item(), next = size_t(job.block) * 32 * item;
     const char* from = static_cast<const char*>(x) + size_t(row) * weight.k * width(x_type);
-    char* to = rows + size_t(job.at(row, 0)) * item;
+    char* to = static_cast<char*>(rows.rows) + size_t(rows.at(row, 0)) * item;
     for (int64_t k = 0; k < weight.k; k += 32, from += 32 * width(x_type), to += next) {
       const int64_t count = weight.k - k < 32 ? weight.k - k : 32;
       if (count < 32) std::memset(to, 0, 32 * item);
@@ -39,12 +45,12 @@ struct Call : Product {
       else if (count == 32) std::memcpy(to, from, 64);   // a size that the compiler knows
       else std::memcpy(to, from, size_t(count) * 2);
     }
-    if (!sums) return;
+    if (!sums_of_x) return;
     const uint16_t* values = static_cast<const uint16_t*>(x) + row * weight.k;
     for (int64_t g = 0, k = 0; k < weight.k; ++g) {
       float part[8] = {};
       for (const int64_t end = k + weight.group; k < end && k < weight.k; ++k) part[k & 7] += float_of_bf16(values[k]);
-      sums[row * groups_of(weight) + g] =
+      sums_of_x[row * groups_of(weight) + g] =
           ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
     }
   }
@@ -69,7 +75,8 @@ struct Call : Product {
     const char* const y_at = static_cast<char*>(y);
     for (int64_t r = 0; r < rows; r += kActivated) {   // a few rows, while they are at hand
       const int64_t few = rows - r < kActivated ? rows - r : kActivated;
-      activate({then, bias_at, times ? static_cast<const char*>(times) + (to - y_at) : nullptr, y_type, weight.n, count}, sum + r * 32, few);
+      const char* factor = times ? static_cast<const char*>(times) + (to - y_at) : nullptr;
+      activate({then, bias_at, factor, y_type, weight.n, count}, sum + r * 32, few);
       for (int64_t i = 0; i < few; ++i, to += next) engine.store(sum + (r + i) * 32, count, nullptr, to, y_type);
     }
   }
@@ -89,10 +96,18 @@ struct Call : Product {
   // What a sweep over many rows calls.
   void start() const { if (engine.begin) engine.begin(); }
   void stop() const { if (engine.end) engine.end(); }
+  Job laid_out(int64_t row, int64_t rows, char* memory) const {
+    if (!memory) return job;
+    Job own = job;
+    own.rows = memory;
+    own.first = row;
+    for (const int64_t end = row + rows; row < end; ++row) lay_out(own, row);
+    return own;
+  }
   void unpack(const Panel& panel) const { (late() ? engine.look_up : engine.decode)(weight, panel); }
-  void multiply(const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel* next) const {
-    if (next && engine.multiply_ahead) return engine.multiply_ahead(job, panel, row, rows, sum, *next, late());
-    engine.multiply(job, panel, row, rows, sum);
+  void multiply(const Job& own, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel* next) const {
+    if (next && engine.multiply_ahead) return engine.multiply_ahead(own, panel, row, rows, sum, *next, late());
+    engine.multiply(own, panel, row, rows, sum);
     if (next) unpack(*next);
   }
   void done(int64_t tile, int64_t row, int64_t rows, float* sum, void*) const {
@@ -101,9 +116,8 @@ struct Call : Product {
   }
 
   bool run(bool fused) {
+    if (!fused) return sweep(plan(), *this);
     const int64_t tiles = tiles_of(weight);
-    if (!fused)
-      return sweep({m, tiles, steps_of(weight) * 32, engine.depth, size_t(engine.bf16 ? 2 : 4), panel_bytes(), threads}, *this);
     const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
     share(ceil_div(tiles, piece), threads, [&](int64_t i) {
       const int64_t first = i * piece, last = first + piece;
@@ -136,18 +150,19 @@ int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
   if (!in_blocks) call.row_scale = row_scale;
   const bool tiles_of_rows = engine.bf16 && !fused;   // a tile register takes 16 rows, whatever m is
   const int64_t block = m < 32 && !tiles_of_rows ? m : 32;
-  const size_t row_bytes = aligned(size_t(ceil_div(m, block)) * block * steps_of(w) * 32 * (engine.bf16 ? 2 : 4));
+  const int64_t apart = fused ? 0 : call.plan().rows_apart();   // rows that a thread lays out where it needs them
+  const size_t row_bytes = aligned(size_t(ceil_div(m - apart, block)) * block * call.row_bytes());
   const size_t sum_bytes = w.zero && (fused || call.late()) ? aligned(size_t(m) * groups_of(w) * 4) : 0;
   char* memory = call_buffer.need(row_bytes + sum_bytes + (product.bias ? size_t(w.n) * 4 : 0));
   if (!memory) return kNoMemory;
-  float* sums = sum_bytes ? reinterpret_cast<float*>(memory + row_bytes) : nullptr;
+  if (sum_bytes) call.sums_of_x = reinterpret_cast<float*>(memory + row_bytes);
   call.bias_values = product.bias ? reinterpret_cast<float*>(memory + row_bytes + sum_bytes) : nullptr;
   if (product.bias) engine.widen(product.bias, product.y_type, w.n, reinterpret_cast<float*>(memory + row_bytes + sum_bytes));
 
   call.streams = engine.stream && !fused && lines_past_caches(product);
-  call.job = Job{&w, memory, sums, m, block, in_blocks ? row_scale : nullptr};
-  share(ceil_div(m, 32), m > 64 ? product.threads : 1, [&](int64_t i) {
-    for (int64_t row = i * 32; row < m && row < i * 32 + 32; ++row) call.lay_out(row, memory, sums);
+  call.job = Job{&w, memory, call.sums_of_x, m, block, in_blocks ? row_scale : nullptr, apart};
+  share(ceil_div(m - apart, 32), m - apart > 64 ? product.threads : 1, [&](int64_t i) {
+    for (int64_t row = apart + i * 32, end = row + 32; row < m && row < end; ++row) call.lay_out(call.job, row);
   });
   const bool enough = call.run(fused);
   call_buffer.trim();

@@ -17,36 +17,48 @@ constexpr int64_t kTilesAtOnce = 16;             // whose sums wait there: 256 K
 
 struct Sweep {
   int64_t m, tiles, columns, stretch;
-  size_t column_bytes, panel_bytes;   // of one row of x, of a whole panel
+  size_t row_bytes, column_bytes, panel_bytes;   // of a row of x that is laid out, a column of it, a whole panel
   int32_t threads;
+
+  int64_t parts() const { return ceil_div(m, part()); }
+  int64_t part() const { return ceil_div(ceil_div(m, ceil_div(m, kRowsAtOnce)), 32) * 32; }   // rows
+  // Parts that one thread works off each, and lays their rows out in memory of its own. The last parts are cut into
+  // pieces, which several threads share, so that no thread waits long for another.
+  int64_t whole() const { return threads == 1 ? parts() : parts() > threads ? parts() - threads : 0; }
+  int64_t rows_apart() const { return whole() * part() < m ? whole() * part() : m; }   // the rows of those
 };
 
 // Work brings
-//   start(), stop()                           once per thread and piece of work
+//   start(), stop()                              once per thread and piece of work
+//   laid_out(row, rows, memory)                  the rows, laid out there or, where memory is null, already
 //   unpack(panel)
-//   multiply(panel, row, rows, sum, next)     adds to sum [rows][32], which the first panel of a tile overwrites, and
-//                                             unpacks next, unless it is null
-//   done(tile, row, rows, sum, scratch)       scratch: the memory of a panel that nobody needs any more
+//   multiply(x, panel, row, rows, sum, next)     adds to sum [rows][32], which the first panel of a tile overwrites, and
+//                                                unpacks next, unless it is null; x: what laid_out() gave
+//   done(tile, row, rows, sum, scratch)          scratch: the memory of a panel that nobody needs any more
 // False where there is no memory.
 template <class Work>
 bool sweep(const Sweep& s, const Work& work) {
   const auto smaller = [](int64_t a, int64_t b) { return a < b ? a : b; };
-  const int64_t parts = ceil_div(s.m, kRowsAtOnce), part = ceil_div(ceil_div(s.m, parts), 32) * 32;
+  const int64_t parts = s.parts(), part = s.part(), whole = s.whole();
   const int64_t stays = int64_t(kSpanBytes / (size_t(part) * s.column_bytes)) / s.stretch * s.stretch;
   const int64_t spans = ceil_div(s.columns, stays ? stays : s.stretch);
   const int64_t span = ceil_div(ceil_div(s.columns, spans), s.stretch) * s.stretch;
-  const int64_t pieces = ceil_div(int64_t(s.threads) * 4, parts), piece = ceil_div(s.tiles, pieces);
-  const int64_t together = span < s.columns ? smaller(piece, kTilesAtOnce) : piece, waiting = span < s.columns ? together : 1;
+  const int64_t pieces = whole < parts ? ceil_div(int64_t(s.threads) * 4, parts - whole) : 1;
   const size_t sums = size_t(part) * 32;   // of a tile; engines may write whole blocks of 32 rows
   std::atomic<bool> failed{false};
 
-  share(parts * pieces, s.threads, [&](int64_t i) {
-    const int64_t row = i / pieces * part, rows = smaller(s.m - row, part);
-    const int64_t tiles = i % pieces * piece, tiles_end = smaller(tiles + piece, s.tiles);
-    if (rows <= 0 || tiles >= tiles_end) return;
-    char* memory = own_buffer.need(2 * s.panel_bytes + sums * size_t(waiting) * 4);
+  share(whole + (parts - whole) * pieces, s.threads, [&](int64_t i) {
+    const bool apart = i < whole;
+    const int64_t row = (apart ? i : whole + (i - whole) / pieces) * part, rows = smaller(s.m - row, part);
+    const int64_t piece = apart ? s.tiles : ceil_div(s.tiles, pieces);
+    const int64_t tiles = apart ? 0 : (i - whole) % pieces * piece, tiles_end = smaller(tiles + piece, s.tiles);
+    if (tiles >= tiles_end) return;
+    const int64_t together = span < s.columns ? smaller(piece, kTilesAtOnce) : piece;
+    const size_t sum_bytes = sums * size_t(span < s.columns ? together : 1) * 4, row_bytes = apart ? size_t(part) * s.row_bytes : 0;
+    char* memory = own_buffer.need(2 * s.panel_bytes + sum_bytes + row_bytes);
     if (!memory) { failed = true; return; }
     float* sum = reinterpret_cast<float*>(memory + 2 * s.panel_bytes);
+    const auto x = work.laid_out(row, rows, apart ? memory + 2 * s.panel_bytes + sum_bytes : nullptr);
     work.start();
     for (int64_t first = tiles; first < tiles_end; first += together)
       for (int64_t begin = 0; begin < s.columns; begin += span) {
@@ -59,8 +71,8 @@ bool sweep(const Sweep& s, const Work& work) {
         work.unpack(panel_at(0));
         for (int64_t p = 0; p < panels; ++p) {
           const Panel panel = panel_at(p), next = panel_at(p + 1);
-          float* to = sum + (panel.tile - first) % waiting * int64_t(sums);
-          work.multiply(panel, row, rows, to, p + 1 < panels ? &next : nullptr);
+          float* to = span < s.columns ? sum + (panel.tile - first) * int64_t(sums) : sum;
+          work.multiply(x, panel, row, rows, to, p + 1 < panels ? &next : nullptr);
           if (panel.k + panel.count == s.columns) work.done(panel.tile, row, rows, to, panel.data);
         }
       }

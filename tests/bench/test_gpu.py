@@ -162,7 +162,7 @@ def test_a_run_leaves_its_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
     """In real processes, with a stand-in for the device in each."""
     monkeypatch.setattr(measure, "RESULTS", tmp_path)
     monkeypatch.setitem(peers.PEERS, "absent", "tests.bench.not_there")
-    monkeypatch.setattr(products, "Worker", lambda threads, made, peer: Worker(threads, made, peer, stand_in.gpu))
+    monkeypatch.setattr("bench.products.Worker", lambda threads, made, peer: Worker(threads, made, peer, stand_in.gpu))
     chosen = products.Chosen((Shape(256, 64),), (1, 4), ("int4",), ("bitport", "tinygemm", "absent"), 3, 1, "")
     rows = products.run(chosen, ABOUT, FOUND, measure.header())
     head, *lines = (json.loads(line) for line in (tmp_path / "gpu-products.jsonl").read_text().splitlines())
