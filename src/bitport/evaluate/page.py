@@ -20,6 +20,8 @@ KL_NOTE = (
     "Top-1: how often both hold the same token for the most likely."
 )
 
+CHART_NOTE = "Further down is closer to the original, further left is smaller."
+
 
 def page(models: Sequence[Evaluation], scores: Mapping[str, Scores], text: str, how: How, command: str) -> str:
     """``models``: the original first, or one alone; none where only tasks were run. ``text``: the name of its file."""
@@ -35,7 +37,13 @@ def page(models: Sequence[Evaluation], scores: Mapping[str, Scores], text: str, 
         body.append(section("Models", rows(*columns(models), WORDS), note=_what(models[0], text, how)))
     if len(others) > 1:
         points = [(Path(row.model).name, row.nbytes, row.divergence.kl if row.divergence else 0.0) for row in models]
-        body.append(section("Size and distance", scatter(points, "KL"), note=KL_NOTE))
+        body.append(
+            section(
+                "Size and distance",
+                scatter(points, "KL"),
+                note=CHART_NOTE,
+            )
+        )
     if scores:
         body.append(section("Tasks", rows(*task_columns(scores), WORDS)))
     if len(reports) == 1:

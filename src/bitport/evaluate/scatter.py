@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bitport.report.html import Html, el, svg
+from bitport.report.html import WIDTH, Html, el, svg
 from bitport.report.text import size
 
-WIDTH, HEIGHT = 960, 340
+HEIGHT = 340
 LEFT, RIGHT, TOP, BOTTOM = 74, 150, 18, 44
 HUES = 8
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bitport.report.html import Html, el, svg
+from bitport.report.html import WIDTH, Html, el, svg
 from bitport.report.layer_map import about
 from bitport.report.quantized import LayerReport, Report
 from bitport.report.text import size
 
-WIDTH, LABELS, TALL = 960, 300, 26
+LABELS, TALL = 300, 26
 HUES = 8
 """Of the style sheet: hue-0 .. hue-7, and "rest" for what no weight of the report accounts for."""
 STAY = "not quantized"

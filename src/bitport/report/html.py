@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STYLE = Path(__file__).with_name("style.css")
+WIDTH = 950
+"""Of a picture, in the style sheet's pixels: what a section has room for."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Whatever a page holds: no script runs, and nothing is fetched."""
 

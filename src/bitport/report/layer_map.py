@@ -7,14 +7,14 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from bitport.report.html import Html, el, svg
+from bitport.report.html import WIDTH, Html, el, svg
 from bitport.report.quantized import LayerReport
 
 SHADES = 10
 """Of the style sheet: shade-0 is the best, shade-9 the worst."""
 LEAST_SPAN = 6.0
 """dB between the best and the worst shade, at least: layers that are all alike look alike."""
-WIDTH, LABELS, TALL = 960, 210, 26
+LABELS, TALL = 210, 26
 WIDEST, WITH_FIGURE, NARROWEST = 62, 29, 7
 
 
