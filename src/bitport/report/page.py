@@ -64,7 +64,7 @@ def figures(report: Report, perplexity: tuple[float, float] | None = None) -> li
     ratio = report.bytes_before / max(report.bytes_after, 1)
     found = [
         ("Size", size(report.bytes_after), f"from {size(report.bytes_before)}, {ratio:.2f} times smaller"),
-        ("Weights quantized", f"{_count(report.quantized)}", f"{_count(report.skipped)} left as they are"),
+        ("Quantized", f"{_count(report.quantized)}", f"weights; {_count(report.skipped)} left as they are"),
     ]
     if perplexity is not None:
         before, after = perplexity
@@ -79,7 +79,7 @@ def figures(report: Report, perplexity: tuple[float, float] | None = None) -> li
         if layer.output_sqnr is not None and layer.output_sqnr_rtn is not None
     ]
     if gains:
-        found.append(("Gain over rounding to nearest", f"{statistics.median(gains):+.1f} dB", "of outputs, median"))
+        found.append(("Gain", f"{statistics.median(gains):+.1f} dB", "over rounding to nearest; outputs, median"))
     return found
 
 
