@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 # What an installation compiles: changing it installs anew.
 NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
 
-.PHONY: help demo test test-slow test-gpu test-xla test-tpu test-peers sanitize ci lint format types bench bench-check \
+.PHONY: help browser demo test test-slow test-gpu test-xla test-tpu test-peers sanitize ci lint format types bench bench-check \
 	bench-peers bench-page bench-gpu bench-gpu-page bench-xla bench-tpu xla-page accuracy algorithms support clean
 
 help:
@@ -82,6 +82,13 @@ $(SANITIZED)/kernels_test: $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(wildcard n
 $(SANITIZED)/%.o: native/%.cpp $(wildcard native/kernels/*.h native/tests/*.h)
 	@mkdir -p $(@D)
 	$(SANITIZE_CXX) -c -o $@ $<
+
+# The page of a report is opened in a browser; where there is none, its tests are skipped, and say so.
+browser:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; \
+	  else echo "no chromium: install it (apt-get install chromium), or the pages of reports are not opened"; fi; }
 
 ci:
 	.ci/run

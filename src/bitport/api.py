@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bitport import plugins
-from bitport.algorithms import Algorithm
+from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import Outcome, apply
 from bitport.calibrate.batches import batches_of
@@ -48,9 +49,9 @@ def quantize_(
     ``measure``: work out the error of each weight for the report.
     """
     plugins.load()
-    by = algorithm_of(algorithm)
+    by, rules = algorithm_of(algorithm), Recipe.of(recipe)
     targets = find_targets(model)
-    plan = Recipe.of(recipe).resolve(targets)
+    plan = rules.resolve(targets)
     by_name = dict(zip((target.name for target in targets), targets, strict=True))
     chosen = [choice for choice in plan.quantized if not isinstance(_weight(model, by_name[choice.name]), QTensor)]
     _check(model, by_name, chosen, device)
@@ -94,7 +95,12 @@ def quantize_(
             weight = _weight(model, by_name[choice.name])
             reason = f"is {weight.scheme} already" if isinstance(weight, QTensor) else choice.reason
             layers[choice.name] = LayerReport(choice.name, None, reason, weight.nbytes, weight.nbytes)
-    return Report(tuple(layers[choice.name] for choice in plan.choices), before, _nbytes(model))
+    first = {target.storage: target.name for target in reversed(targets)}
+    listed = (
+        dataclasses.replace(layers[target.name], tied=first[target.storage] != target.name)
+        for target in (by_name[choice.name] for choice in plan.choices)
+    )
+    return Report(tuple(listed), before, _nbytes(model), rules.to_json(), expression(by))
 
 
 def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:

@@ -23,7 +23,7 @@ EXAMPLES = [
 
 
 def test_the_verbs_are_these() -> None:
-    assert list(VERBS) == ["quantize", "inspect", "explain", "eval", "generate", "bench", "tune", "doctor"]
+    assert list(VERBS) == ["quantize", "inspect", "explain", "eval", "compare", "generate", "bench", "tune", "doctor"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -52,7 +52,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 WRONG = {
     "no verb": [],
     "unknown verb": ["quantise"],
-    "missing argument": ["eval", "llama"],
+    "missing argument": ["compare", "llama"],
+    "report of another kind": ["compare", "llama", "--text", "t", "--report", "r.pdf"],
     "zero window": ["eval", "llama", "--text", "t", "--window", "0"],
     "words for rows": ["explain", "llama", "--rows", "1,many"],
     "no such device": ["explain", "llama", "--device", "warp drive"],

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
+import json
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import bitport as bp
 from bitport.checkpoint import quantize_files
-from bitport.evaluate import perplexity
+from bitport.evaluate import divergence, perplexity
 from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
 
 from .conftest import Run
@@ -42,25 +47,92 @@ def test_explain_of_a_float_model(run: Run, llama: Path) -> None:
     assert run("explain", llama).out == "no quantized weight in this model\n"
 
 
-def test_eval_measures_perplexity(run: Run, llama: Path, int4: Path, text: Path) -> None:
+def test_eval_measures_perplexity(run: Run, int4: Path, text: Path) -> None:
     words = ("--text", text, "--window", 64, "--stride", 32, "--max-tokens", 200, "--dtype", "float32", "--json")
-    first, second = run("eval", llama, int4, *words).data
-    for row, directory in ((first, llama), (second, int4)):
-        tokens = token_ids(load_tokenizer(directory), text.read_text())[:200]
-        model = load_model(directory, dtype=torch.float32)
-        judge = perplexity(logits_of(model), tokens, window=64, stride=32)
-        assert (row["perplexity"], row["scored"]) == (pytest.approx(judge.value, rel=1e-6), 199)
-        assert row["nbytes"] == sum(param.nbytes for param in model.parameters())
-    assert (first["change_percent"], first["schemes"], second["schemes"]) == (0, [], ["int4"])
-    assert second["change_percent"] == pytest.approx(100 * (second["perplexity"] / first["perplexity"] - 1))
+    row = run("eval", int4, *words).data
+    tokens = token_ids(load_tokenizer(int4), text.read_text())[:200]
+    model = load_model(int4, dtype=torch.float32)
+    judge = perplexity(logits_of(model), tokens, window=64, stride=32)
+    assert (row["perplexity"], row["scored"]) == (pytest.approx(judge.value, rel=1e-6), 199)
+    assert row["nbytes"] == sum(param.nbytes for param in model.parameters())
+    assert (row["schemes"], row["divergence"], row["original"], row["tasks"]) == (["int4"], None, None, None)
 
 
-def test_eval_prints_a_line_per_model_and_progress_elsewhere(run: Run, llama: Path, int4: Path, text: Path) -> None:
-    ran = run("eval", llama, int4, "--text", text, "--window", 32, "--max-tokens", 64)
+def test_eval_against_the_original(run: Run, llama: Path, int4: Path, text: Path) -> None:
+    words = (int4, "--against", llama, "--text", text, "--window", 64, "--max-tokens", 200)
+    row = run("eval", *words, "--json").data
+    tokens = token_ids(load_tokenizer(llama), text.read_text())[:200]
+    judge = divergence(*(logits_of(load_model(each)) for each in (llama, int4)), tokens, window=64)
+    assert row["divergence"] == dataclasses.asdict(judge)
+    assert row["original"]["model"] == str(llama)
+    assert row["change_percent"] == pytest.approx(100 * (row["perplexity"] / row["original"]["perplexity"] - 1))
+    compared = {layer["name"]: layer for layer in row["layers"]["layers"] if layer["scheme"]}
+    assert len(compared) == 14
+    assert all(layer["sqnr"] > 0 and layer["output_sqnr"] > 0 for layer in compared.values())
+    ran = run("eval", *words)
+    assert "lowest of 14 layers" in ran.out
+    assert ran.out.count("_proj.weight") == 5
+    assert "one model is in memory at a time" in ran.err
+    assert run("eval", *words, "--verbose").out.count("_proj.weight") == 14
+
+
+def test_compare_is_a_table(run: Run, llama: Path, int4: Path, text: Path) -> None:
+    words = ("compare", llama, int4, llama, "--text", text, "--window", 32, "--max-tokens", 64)
+    ran, data = run(*words), run(*words, "--json").data
     lines = ran.out.splitlines()
-    assert [line.split()[0] for line in lines[2:4]] == [str(llama), str(int4)]
-    assert lines[-1] == "62 tokens scored, windows of 32"
+    assert lines[0].split("  ")[0] == "model"
+    assert [line.split()[0] for line in lines[2:5]] == [str(llama), str(int4), str(llama)]
+    assert lines[-1].startswith("62 tokens scored, windows of 32")
     assert f"evaluating {int4}" in ran.err
+    assert [row["divergence"] is None for row in data] == [True, False, False]
+    assert (data[2]["divergence"]["kl"], data[2]["divergence"]["top1"], data[2]["change_percent"]) == (0, 1, 0)
+    assert f"{data[1]['divergence']['kl']:.5f}" in lines[3]
+    assert data[1]["layers"] is None
+
+
+def test_reports_of_models(run: Run, llama: Path, int4: Path, text: Path, tmp_path: Path) -> None:
+    page, record = tmp_path / "a.html", tmp_path / "a.json"
+    words = ("--text", text, "--window", 32, "--max-tokens", 64, "--report", page, "--report", record)
+    for command in (("eval", int4, "--against", llama), ("compare", llama, int4, int4, "--layers", "--speed", 2)):
+        ran = run(*command, *words, "--json")
+        assert (ran.code, json.loads(record.read_text())["result"]) == (0, ran.data)
+        shown = html.unescape(page.read_text())
+        assert shlex.join(map(str, ("bitport", *command, *words, "--json"))) in shown
+        assert shown.count("model.layers.1.mlp.up_proj.weight") >= 1
+        assert "KL" in shown
+
+
+def test_a_report_without_a_folder_is_told_before_the_work(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
+    ran = run("eval", llama, "--text", text, "--report", tmp_path / "none" / "a.html")
+    assert ran.code == 1
+    assert "there is no folder" in ran.err
+    assert "evaluating" not in ran.err
+
+
+def test_eval_runs_tasks(
+    run: Run, llama: Path, int4: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scored(model: Any, tokenizer: Any, tasks: Any, **options: Any) -> Any:
+        kinds = {type(param) for param in model.parameters()}
+        assert (tasks, options) == (("one", "two"), {"batch": 2, "shots": 0, "limit": 7, "include": None})
+        return {task: {"acc": 0.25 if bp.QTensor in kinds else 0.75} for task in tasks}
+
+    monkeypatch.setattr("bitport.cli.evaluate.run_tasks", scored)
+    monkeypatch.setattr("bitport.cli.evaluate.check_installed", lambda: None)
+    words = ("--against", llama, "--tasks", "one,two", "--limit", 7, "--shots", 0, "--batch", 2)
+    alone = run("eval", int4, *words, "--report", tmp_path / "tasks.html")
+    assert alone.out.split()[-8:] == ["one", "acc", "0.7500", "0.2500", "two", "acc", "0.7500", "0.2500"]
+    assert "0.7500" in (tmp_path / "tasks.html").read_text()
+    data = run("eval", int4, *words, "--text", text, "--window", 32, "--max-tokens", 64, "--json").data
+    assert data["tasks"] == {"one": {"acc": 0.25}, "two": {"acc": 0.25}}
+    assert data["original"]["tasks"]["one"] == {"acc": 0.75}
+    assert data["perplexity"] > 1
+
+
+def test_eval_wants_something_to_measure(run: Run, llama: Path) -> None:
+    ran = run("eval", llama)
+    assert ran.code == 1
+    assert "--text FILE" in ran.err
 
 
 def test_eval_of_a_missing_text(run: Run, llama: Path, tmp_path: Path) -> None:

@@ -109,6 +109,20 @@ def test_problems_are_told(run: Run, llama: Path, problem: str) -> None:
     assert message in ran.err
 
 
+def test_reports_are_written(run: Run, llama: Path, tmp_path: Path) -> None:
+    page, record = tmp_path / "page.html", tmp_path / "record.json"
+    words = ("quantize", llama, "--scheme", "int4", "--algorithm", "hqq", "--report", page, "--report", record)
+    ran = run(*words, "-o", tmp_path / "out", "--json")
+    held = json.loads(record.read_text())
+    assert held["result"] == ran.data
+    assert held["command"].startswith("bitport quantize ")
+    assert bp.Recipe.from_json(ran.data["recipe"]) == bp.Recipe.of("int4")
+    assert ran.data["algorithm"] == "hqq"
+    shown = page.read_text()
+    assert "bp.quantize_(model, &quot;int4&quot;, algorithm=&quot;hqq&quot;)" in shown
+    assert all(layer["name"] in shown for layer in ran.data["layers"])
+
+
 def test_a_single_file_is_a_source_too(run: Run, llama: Path, tmp_path: Path) -> None:
     file = next(llama.glob("*.safetensors"))
     ran = run("quantize", file, "--scheme", "int4", "-o", tmp_path, "--json")

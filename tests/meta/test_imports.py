@@ -43,6 +43,7 @@ HEAVY = (
     "torch._inductor",
     "torch._dynamo",
     "jax",
+    "lm_eval",
 )
 
 

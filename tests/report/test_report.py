@@ -12,7 +12,7 @@ from torch import nn
 import bitport
 from bitport.report import LayerReport, Report
 from bitport.report.progress import progress
-from bitport.report.text import size, table
+from bitport.report.text import duration, size, table
 
 ROWS = (
     LayerReport("a.weight", "int4", "rule '*'", 2_000_000, 531_250, 23.456),
@@ -59,6 +59,14 @@ def test_json_is_json_where_an_error_is_infinite() -> None:
 )
 def test_sizes(nbytes: int, text: str) -> None:
     assert size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (89, "89 s"), (90, "2 min"), (5340, "89 min"), (5400, "1 h 30 min"), (90000, "25 h 0 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_table() -> None:

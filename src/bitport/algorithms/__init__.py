@@ -22,3 +22,8 @@ def algorithm(given: str | Algorithm) -> Algorithm:
     if given not in ALGORITHMS:
         raise ArgumentError(f"unknown algorithm {given!r}; known: {', '.join(ALGORITHMS)}")
     return ALGORITHMS[given]
+
+
+def expression(by: Algorithm) -> str:
+    """How to ask for it again: its name, or its settings in Python where they are not the usual ones."""
+    return by.name if ALGORITHMS.get(by.name) == by else repr(by)

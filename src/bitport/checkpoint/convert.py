@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bitport.algorithms import Algorithm
+from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
 from bitport.checkpoint.source import Source
@@ -76,10 +76,11 @@ def quantize_files(
         for alias, name in files.tied.items():
             writer.tie(alias, name)
             if alias in choices:
-                layers[alias] = dataclasses.replace(layers[name], name=alias, reason=choices[alias].reason)
+                layers[alias] = dataclasses.replace(layers[name], name=alias, reason=choices[alias].reason, tied=True)
         for path in files.others():
             writer.carry(files.path, path)
-    return Report(tuple(layers[name] for name in choices), before, after)
+    listed = tuple(layers[name] for name in choices)
+    return Report(listed, before, after, Recipe.of(recipe).to_json(), expression(by))
 
 
 def _planned(files: Source, recipe: str | Scheme | Recipe | Any) -> Plan:

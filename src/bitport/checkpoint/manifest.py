@@ -16,7 +16,6 @@ shard. Any other tensor has the single part "", under its own name.
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import math
 import zlib
@@ -138,14 +137,6 @@ def _described(entry: Entry, ids: dict[Scheme, str]) -> dict[str, Any]:
 def checksum(content: dict[str, Any]) -> int:
     """crc32 of a manifest without its own crc32: an edited or damaged one is noticed whatever was hit."""
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
-
-
-def library_version() -> str:
-    """The installed version, or "source" where bitport runs from a source tree that is not installed."""
-    try:
-        return importlib.metadata.version("bitport")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"
 
 
 def shortened(names: Iterable[str], limit: int = 10) -> str:

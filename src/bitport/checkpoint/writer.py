@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport.checkpoint.dtypes import name_of
-from bitport.checkpoint.manifest import NAME, Entry, Manifest, library_version
+from bitport.checkpoint.manifest import NAME, Entry, Manifest
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
 from bitport.errors import ArgumentError, CheckpointError
+from bitport.report.versions import library_version
 from bitport.tensor import QTensor
 from bitport.tensor.parts import rows_and_columns
 

@@ -1,34 +1,22 @@
-"""``bitport eval``: perplexity of one or several models."""
+"""``bitport eval``: how good a model is, by itself and against the one it came from."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bitport.cli.common import add_device, add_verb, count, dtype_of, read_text, show
+from bitport.cli.common import add_verb, count, dtype_of, read_text, show
+from bitport.cli.reports import add_report, check_reports, write_reports
+from bitport.cli.texts import add_text, as_data, as_note, how_of, tell
 from bitport.errors import ArgumentError
-from bitport.evaluate import perplexity
-from bitport.evaluate.measure import size_of
-from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
-from bitport.report.text import size, table
-from bitport.tensor import QTensor
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    model: str
-    schemes: tuple[str, ...]
-    nbytes: int
-    bits_per_weight: float
-    perplexity: float
-    change_percent: float
-    """Against the first model."""
-    scored: int
-    seconds: float
+from bitport.evaluate.columns import columns, lowest, task_columns
+from bitport.evaluate.directories import Evaluation, evaluate_directories
+from bitport.evaluate.page import page
+from bitport.integrations.huggingface import load_model, load_tokenizer
+from bitport.integrations.lm_eval import Scores, check_installed, run_tasks
+from bitport.report.text import table
 
 
 def add_parser(verbs: Any) -> None:
@@ -36,64 +24,74 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "eval",
         run,
-        "Measure perplexity on a text. Lower is better; several models give a table that compares each with the first.",
-        "llama --text wiki.txt",
-        "llama llama-int8 llama-int4 --text wiki.txt --max-tokens 16384",
+        "Measure how good a model is. Perplexity on a text; with --against, the KL divergence of its predictions from "
+        "those of the original, how often both hold the same token for the most likely, and the error of every layer; "
+        "with --tasks, the scores of lm-evaluation-harness. One model is in memory at a time.",
+        "llama-int4 --text wiki.txt",
+        "llama-int4 --against llama --text wiki.txt --max-tokens 16384 --report quality.html",
+        "llama-int4 --against llama --tasks arc_easy,hellaswag --limit 200",
     )
-    verb.add_argument("directories", type=Path, nargs="+", metavar="DIR", help="a Hugging Face directory")
-    verb.add_argument("--text", type=Path, required=True, help="a text file in UTF-8")
-    verb.add_argument("--window", type=count, default=512, help="tokens that the model sees at once (default: 512)")
     verb.add_argument(
-        "--stride", type=count, help="tokens between starts of windows; a smaller one gives context (default: window)"
+        "directory", type=Path, metavar="DIR", help="a Hugging Face directory, quantized by bitport or not"
     )
-    verb.add_argument("--max-tokens", type=count, help="take only the first N tokens of the text (default: all)")
-    verb.add_argument("--batch", type=count, default=1, help="windows to run at once (default: 1)")
-    add_device(verb)
+    verb.add_argument("--against", type=Path, metavar="ORIGINAL", help="the directory of the model it came from")
+    verb.add_argument("--verbose", action="store_true", help="with --against: one line per layer")
+    verb.add_argument("--tasks", type=names, default=(), help="tasks of lm-evaluation-harness, with commas between")
+    verb.add_argument("--shots", type=int, help="examples in the prompts of the tasks (default: as each task says)")
+    verb.add_argument("--limit", type=count, help="take only the first N documents of each task (default: all)")
+    verb.add_argument("--task-folder", type=Path, help="a folder of further task files (YAML)")
+    add_text(verb, required=False)
+    add_report(verb)
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
 
 
 def run(args: argparse.Namespace) -> int:
-    text = read_text(args.text)
+    if args.text is None and not args.tasks:
+        raise ArgumentError("say what to measure: --text FILE for perplexity, --tasks NAMES for tasks, or both")
+    check_reports(args)
+    if args.tasks:
+        check_installed()
+    directories = [args.directory] if args.against is None else [args.against, args.directory]
+    scores: dict[str, Scores] = {}
+
+    def run_its_tasks(model: Any, directory: str | Path) -> None:
+        if args.tasks:
+            options = {"batch": args.batch, "shots": args.shots, "limit": args.limit, "include": args.task_folder}
+            scores[str(directory)] = run_tasks(model, load_tokenizer(directory), args.tasks, **options)
+
     rows: list[Evaluation] = []
-    for directory in args.directories:
-        print(f"evaluating {directory}", file=sys.stderr)
-        rows.append(_evaluate(directory, text, args, rows[0].perplexity if rows else None))
-    data = [dataclasses.asdict(row) for row in rows]
-    cells = [
-        (
-            row.model,
-            ", ".join(row.schemes) or "-",
-            size(row.nbytes),
-            f"{row.bits_per_weight:.2f}",
-            f"{row.perplexity:.4f}",
-            f"{row.change_percent:+.2f} %",
-        )
-        for row in rows
-    ]
-    text = table(("model", "schemes", "size", "bits/weight", "perplexity", "change"), cells)
-    show(args, data, f"{text}\n{rows[0].scored} tokens scored, windows of {args.window}")
+    if args.text is None:
+        for directory in directories:
+            tell(f"evaluating {directory}")
+            run_its_tasks(load_model(directory, args.device, dtype_of(args)), directory)
+    else:
+        text, layers = read_text(args.text), args.against is not None
+        rows = list(evaluate_directories(directories, text, how_of(args), layers=layers, tell=tell, also=run_its_tasks))
+    found = [as_data(row) for row in rows] or [{"model": str(directory)} for directory in directories]
+    models = [{**data, "tasks": scores.get(data["model"])} for data in found]
+    data = {**models[-1], "original": models[0] if len(models) > 1 else None}
+    write_reports(args, lambda command: page(rows, scores, str(args.text), how_of(args), command), data)
+    parts = [_text(rows, args)] if rows else []
+    parts += [table(*task_columns(scores))] if scores else []
+    show(args, data, "\n\n".join(parts))
     return 0
 
 
-def _evaluate(directory: Path, text: str, args: argparse.Namespace, base: float | None) -> Evaluation:
-    model = load_model(directory, args.device, dtype_of(args))
-    positions = getattr(model.config, "max_position_embeddings", args.window)
-    if args.window > positions:
-        raise ArgumentError(
-            f"{directory} knows {positions} positions; --window {args.window} is more, give at most that"
-        )
-    tokens = token_ids(load_tokenizer(directory), text)[: args.max_tokens]
-    start = time.perf_counter()
-    result = perplexity(logits_of(model), tokens, window=args.window, stride=args.stride, batch=args.batch)
-    seconds = time.perf_counter() - start
-    schemes = dict.fromkeys(str(param.scheme) for param in model.parameters() if isinstance(param, QTensor))
-    measured = size_of(model)
-    return Evaluation(
-        str(directory),
-        tuple(schemes),
-        measured.nbytes,
-        measured.bits_per_weight,
-        result.value,
-        100 * (result.value / (base or result.value) - 1),
-        result.scored,
-        seconds,
-    )
+def _text(rows: Sequence[Evaluation], args: argparse.Namespace) -> str:
+    lines = [table(*columns(rows)), as_note(rows, args)]
+    report = rows[-1].layers
+    if report is not None and args.verbose:
+        lines += ["", str(report)]
+    elif report is not None:
+        worst = list(lowest(rows[-1]))
+        cells = [(layer.name, layer.scheme, _decibels(layer.sqnr), _decibels(layer.output_sqnr)) for layer in worst]
+        header = (f"lowest of {len(report.quantized)} layers", "scheme", "SQNR", "SQNR of output")
+        lines += ["", table(header, cells) if cells else "no layer could be compared"]
+    return "\n".join(lines)
+
+
+def _decibels(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1f} dB"

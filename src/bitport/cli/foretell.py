@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bitport.algorithms import Algorithm
+from bitport.algorithms import Algorithm, expression
 from bitport.algorithms.apply import apply
 from bitport.checkpoint import plan_files
 from bitport.checkpoint.source import Source
@@ -37,5 +37,6 @@ def foretold(source: Path, recipe: Recipe, dtype: torch.dtype | None, by: Algori
         before, after = before + stored.nbytes, after + nbytes
     for alias, name in files.tied.items():
         if alias in targets:
-            layers[alias] = dataclasses.replace(layers[name], name=alias, reason=plan[alias].reason)
-    return Report(tuple(layers[choice.name] for choice in plan.choices), before, after)
+            layers[alias] = dataclasses.replace(layers[name], name=alias, reason=plan[alias].reason, tied=True)
+    listed = tuple(layers[choice.name] for choice in plan.choices)
+    return Report(listed, before, after, recipe.to_json(), expression(by))

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
-from bitport.checkpoint.manifest import library_version
-from bitport.cli import bench, doctor, evaluate, explain, generate, inspect, quantize, tune
+from bitport.cli import bench, compare, doctor, evaluate, explain, generate, inspect, quantize, tune
 from bitport.errors import BitportError
+from bitport.report.versions import library_version
 
-VERBS = (quantize, inspect, explain, evaluate, generate, bench, tune, doctor)
+VERBS = (quantize, inspect, explain, evaluate, compare, generate, bench, tune, doctor)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    args.command = shlex.join(["bitport", *(sys.argv[1:] if argv is None else argv)])
     try:
         code: int = args.run(args)
         sys.stdout.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -20,9 +19,11 @@ from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.source import Source
 from bitport.cli.common import DTYPES, add_verb, count, dtype_of, read_text, show
 from bitport.cli.foretell import foretold
+from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, RecipeError
 from bitport.integrations.huggingface import cast_parameters, empty_model, load_model, load_tokenizer, token_ids
 from bitport.report import LayerReport, Report
+from bitport.report.page import page
 from bitport.report.text import size, table
 from bitport.schemes import Recipe, Rule
 from bitport.schemes.recipe import DEFAULT_KINDS
@@ -74,6 +75,7 @@ def add_parser(verbs: Any) -> None:
         "--in-memory", action="store_true", help="load the model with transformers and quantize that, not its files"
     )
     verb.add_argument("--verbose", action="store_true", help="one line per tensor")
+    add_report(verb)
 
 
 def rule(text: str) -> tuple[str, str]:
@@ -85,6 +87,7 @@ def rule(text: str) -> tuple[str, str]:
 
 def run(args: argparse.Namespace) -> int:
     recipe, dtype = recipe_of(args), dtype_of(args)
+    check_reports(args)
     if not args.dry_run:
         _check_output(args)
     by = ALGORITHMS[args.algorithm]
@@ -104,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
         )
     end = "dry run: nothing was written" if args.dry_run else f"written to {args.output}"
     output = None if args.output is None else str(args.output)
-    data = {"dry_run": args.dry_run, "output": output, **json.loads(report.to_json())}
+    data = {"dry_run": args.dry_run, "output": output, **report.as_data()}
+    write_reports(args, lambda command: page(report, args.source.name, command), data)
     show(args, data, f"{report if args.verbose else summary(report)}\n{end}")
     return 0
 

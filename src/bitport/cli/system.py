@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from bitport import plugins
-from bitport.checkpoint.manifest import library_version
 from bitport.layouts import LAYOUTS
 from bitport.ops import IMPLS, OPS
 from bitport.ops.select import GENERIC, own_kernel
+from bitport.report.versions import library_version
 
 CPU_FEATURES = {
     "x86_64": {

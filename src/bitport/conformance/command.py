@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from bitport.checkpoint.manifest import library_version
 from bitport.conformance.matrix import support_table
 from bitport.conformance.suite import Row, run
 from bitport.errors import BitportError
 from bitport.ops import OPS
 from bitport.report.text import table
+from bitport.report.versions import library_version
 
 
 def main(argv: list[str] | None = None) -> int:

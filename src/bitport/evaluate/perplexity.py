@@ -37,9 +37,12 @@ def perplexity(
     logits: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Perplexity:
     """``logits``: token ids [batch, length] -> [batch, length, vocabulary]. ``batch``: windows that run at once."""
-    losses = token_losses(logits, tokens, window=window, stride=stride, batch=batch)
-    nll = float(losses.double().mean())
-    return Perplexity(math.exp(nll) if nll < 700 else math.inf, nll, losses.numel())
+    return summary(token_losses(logits, tokens, window=window, stride=stride, batch=batch))
+
+
+def summary(token_losses: Tensor) -> Perplexity:
+    nll = float(token_losses.double().mean())
+    return Perplexity(math.exp(nll) if nll < 700 else math.inf, nll, token_losses.numel())
 
 
 @torch.no_grad()
@@ -47,6 +50,15 @@ def token_losses(
     logits: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Tensor:
     """-log p of every scored token, in the order of the text."""
+    windows = predictions(logits, tokens, window=window, stride=stride, batch=batch)
+    return torch.cat([losses(predicted, wanted) for predicted, wanted in windows])
+
+
+@torch.no_grad()
+def predictions(
+    logits: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits [t, vocabulary] of every window that stand before a scored token, and these t tokens."""
     stride = window if stride is None else stride
     if tokens.dim() != 1 or tokens.numel() < 2:
         raise ArgumentError(f"perplexity needs at least two token ids in one dimension, not shape {list(tokens.shape)}")
@@ -55,14 +67,35 @@ def token_losses(
             f"window {window}, stride {stride}, batch {batch}: the window must be at least 2, the stride from 1 to the "
             f"window, the batch at least 1"
         )
-    losses = []
-    for _, group in itertools.groupby(_windows(tokens.numel(), window, stride), key=lambda span: span[1] - span[0]):
-        spans = list(group)
-        for at in range(0, len(spans), batch):
-            chunk = spans[at : at + batch]
+    spans = _windows(tokens.numel(), window, stride)
+    for _, group in itertools.groupby(spans, key=lambda span: span[1] - span[0]):
+        alike = list(group)
+        for at in range(0, len(alike), batch):
+            chunk = alike[at : at + batch]
             output = logits(torch.stack([tokens[begin:end] for begin, end, _ in chunk]))
-            losses += [_losses(row, tokens, *span) for row, span in zip(output, chunk, strict=True)]
-    return torch.cat(losses)
+            for row, (begin, end, first) in zip(output, chunk, strict=True):
+                predicted = row[first - begin - 1 : end - begin - 1]  # position t predicts token begin + t + 1
+                if bool(torch.isnan(predicted).any()):
+                    raise ArgumentError(
+                        f"the model's logits hold NaN for tokens {begin} to {end}: its perplexity is not defined"
+                    )
+                yield predicted, tokens[first:end]
+
+
+def count_windows(n: int, window: int, stride: int | None = None) -> int:
+    """How many windows :func:`predictions` makes of n tokens."""
+    return sum(1 for _ in _windows(n, window, stride or window))
+
+
+def scored_tokens(n: int, window: int, stride: int | None = None) -> int:
+    """How many of n tokens are scored."""
+    return sum(end - first for _, end, first in _windows(n, window, stride or window))
+
+
+def losses(predicted: Tensor, wanted: Tensor) -> Tensor:
+    """-log p of each of the tokens ``wanted`` under its logits; on the CPU."""
+    exact = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
+    return F.cross_entropy(exact, wanted, reduction="none").cpu()
 
 
 def _windows(n: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -74,13 +107,3 @@ def _windows(n: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]
         end = min(begin + window, n)
         yield begin, end, max(scored, begin + 1)
         scored = end
-
-
-def _losses(row: Tensor, tokens: Tensor, begin: int, end: int, first: int) -> Tensor:
-    """Position t of ``row`` predicts token begin + t + 1."""
-    predictions = row[first - begin - 1 : end - begin - 1]
-    exact = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
-    losses = F.cross_entropy(exact, tokens[first:end], reduction="none")
-    if bool(torch.isnan(losses).any()):
-        raise ArgumentError(f"the model's logits hold NaN for tokens {begin} to {end}: its perplexity is not defined")
-    return losses.cpu()

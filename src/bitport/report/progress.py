@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from bitport.report.text import duration
+
 T = TypeVar("T")
 
 WATCHED_AFTER = 1.0
@@ -24,9 +26,8 @@ def progress(items: Iterable[T], total: int, what: str, show: bool | None = None
         if visible and (show or now - start > WATCHED_AFTER) and (now - drawn > 0.1 or done + 1 == total):
             left = (now - start) / (done + 1) * (total - done - 1)
             filled = "#" * (24 * (done + 1) // max(total, 1))
-            print(
-                f"\r{what} [{filled:<24}] {done + 1}/{total}, {left:.0f} s left ", end="", file=sys.stderr, flush=True
-            )
+            line = f"{what} [{filled:<24}] {done + 1}/{total}, {duration(left)} left"
+            print(f"\r{line:<72}", end="", file=sys.stderr, flush=True)
             drawn, shown = now, True
     if shown:
         print(file=sys.stderr)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 from bitport.report.text import size, table
 
@@ -26,6 +28,8 @@ class LayerReport:
     output_sqnr: float | None = None
     """Of the layer's output over the calibration data, the rounding of inputs aside."""
     output_sqnr_rtn: float | None = None
+    tied: bool = False
+    """A second name of a parameter that is listed under another one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +38,10 @@ class Report:
     bytes_before: int
     """All parameters of the model, tied ones once."""
     bytes_after: int
+    recipe: str = ""
+    """As Recipe.to_json writes it; empty where none was used."""
+    algorithm: str = ""
+    """The name, or the Python expression of one with other settings."""
 
     @property
     def quantized(self) -> tuple[LayerReport, ...]:
@@ -43,13 +51,32 @@ class Report:
     def skipped(self) -> tuple[LayerReport, ...]:
         return tuple(layer for layer in self.layers if layer.scheme is None)
 
-    def to_json(self) -> str:
-        """JSON has no infinity: the sqnr of a weight that its scheme holds exactly is null, as of one not measured."""
+    def as_data(self) -> dict[str, Any]:
+        """What JSON can hold. It has no infinity: the sqnr of a weight that its scheme holds exactly is null, as of one
+        not measured."""
         data = dataclasses.asdict(self)
         for layer in data["layers"]:
             for error in ("sqnr", "sqnr_rtn", "output_sqnr", "output_sqnr_rtn"):
                 layer[error] = layer[error] if layer[error] is not None and math.isfinite(layer[error]) else None
-        return json.dumps(data, allow_nan=False)
+        return data
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_data(), allow_nan=False)
+
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        title: str = "",
+        command: str = "",
+        perplexity: tuple[float, float] | None = None,
+    ) -> None:
+        """Write one page that needs nothing else: sizes, the error of each layer, what was left and why, how to do it
+        again. ``title``: the name of the model; ``command``: the command line that did it; ``perplexity``: before and
+        after, where it is known."""
+        from bitport.report.page import page  # which draws reports, and so knows this module
+
+        Path(path).write_text(page(self, title, command, perplexity), encoding="utf-8")
 
     def __str__(self) -> str:
         rows = [

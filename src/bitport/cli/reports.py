@@ -1,0 +1,51 @@
+"""``--report FILE``, of the verbs that have more to show than fits a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bitport.cli.common import finite
+from bitport.errors import ArgumentError
+
+SUFFIXES = (".html", ".json")
+
+
+def add_report(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--report",
+        type=report_path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write a report: FILE.html, one page that needs nothing else, or FILE.json; may be given twice",
+    )
+
+
+def report_path(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{text!r} ends in neither {' nor '.join(SUFFIXES)}")
+    return path
+
+
+def check_reports(args: argparse.Namespace) -> None:
+    """Before hours of work: is there a folder to write to?"""
+    for path in args.report:
+        if not path.absolute().parent.is_dir():
+            raise ArgumentError(f"--report {path}: there is no folder {path.parent}; make it first")
+
+
+def write_reports(args: argparse.Namespace, page: Callable[[str], str], data: Any) -> None:
+    """``page`` is given the command line that this was."""
+    for path in args.report:
+        if path.suffix == ".json":
+            text = json.dumps({"command": args.command, "result": finite(data)}, indent=1, allow_nan=False) + "\n"
+        else:
+            text = page(args.command)
+        path.write_text(text, encoding="utf-8")
+        print(f"report: {path}", file=sys.stderr)

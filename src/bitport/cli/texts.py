@@ -1,0 +1,50 @@
+"""The options of verbs that read a text with models, and the table that they print."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bitport.cli.common import add_device, count, dtype_of
+from bitport.evaluate.directories import Evaluation, How
+
+
+def add_text(verb: argparse.ArgumentParser, *, required: bool) -> None:
+    verb.add_argument("--text", type=Path, required=required, help="a text file in UTF-8")
+    verb.add_argument("--window", type=count, default=512, help="tokens that the model sees at once (default: 512)")
+    verb.add_argument(
+        "--stride", type=count, help="tokens between starts of windows; a smaller one gives context (default: window)"
+    )
+    verb.add_argument("--max-tokens", type=count, help="take only the first N tokens of the text (default: all)")
+    verb.add_argument("--batch", type=count, default=1, help="windows to run at once (default: 1)")
+    verb.add_argument(
+        "--scratch",
+        type=Path,
+        help="folder for the logits of the first model, which are kept in a file while the others run (default: the "
+        "system's for temporary files)",
+    )
+    add_device(verb)
+
+
+def how_of(args: argparse.Namespace, new_tokens: int = 0) -> How:
+    return How(
+        args.window, args.stride, args.max_tokens, args.batch, args.device, dtype_of(args), args.scratch, new_tokens
+    )
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def as_data(row: Evaluation) -> dict[str, Any]:
+    """JSON has one level of models; the layers come as the report of quantize has them."""
+    return {**dataclasses.asdict(dataclasses.replace(row, layers=None)), "layers": row.layers and row.layers.as_data()}
+
+
+def as_note(rows: Sequence[Evaluation], args: argparse.Namespace) -> str:
+    what = f"{rows[0].scored} tokens scored, windows of {args.window}"
+    return what + ("; KL in nats per token, from the first model" if len(rows) > 1 else "")

@@ -1,0 +1,163 @@
+"""Models in directories, measured on one text: size, perplexity, and how far each is from the first.
+
+One model is in memory at a time. The first is the original: its logits go to a temporary file, with which those of the
+others are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Source
+from bitport.errors import ArgumentError
+from bitport.evaluate.compare import change_percent
+from bitport.evaluate.divergence import Divergence, summarized, token_divergence
+from bitport.evaluate.layers import Rows, layer_errors, sampled
+from bitport.evaluate.logits_file import LogitsFile
+from bitport.evaluate.measure import generation_speed, size_of
+from bitport.evaluate.perplexity import Perplexity, count_windows, losses, predictions, scored_tokens, summary
+from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
+from bitport.report import Report
+from bitport.report.progress import progress as with_progress
+from bitport.report.text import size
+from bitport.tensor import QTensor
+
+PROMPT = 32
+"""Tokens of the text that generation is timed after."""
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """How a text is read: :mod:`bitport.evaluate.perplexity`; the rest as for load_model."""
+
+    window: int = 512
+    stride: int | None = None
+    max_tokens: int | None = None
+    batch: int = 1
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
+    scratch: Path | None = None
+    """The folder for the logits of the original (default: the system's for temporary files)."""
+    new_tokens: int = 0
+    """So many are generated to measure speed."""
+    progress: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    model: str
+    schemes: tuple[str, ...]
+    nbytes: int
+    bits_per_weight: float
+    perplexity: float
+    change_percent: float
+    """Of the perplexity, against the first model."""
+    divergence: Divergence | None
+    """From the first model; None for itself."""
+    tokens_per_second: float | None
+    scored: int
+    seconds: float
+    layers: Report | None = None
+
+
+def evaluate_directories(
+    directories: Sequence[str | Path],
+    text: str,
+    how: How,
+    *,
+    layers: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    also: Callable[[Any, str | Path], None] = lambda model, directory: None,
+) -> Iterator[Evaluation]:
+    """The rows of a table, the original's first. ``layers``: compare all weights with the original's too, and their
+    outputs on inputs of the first window. ``tell`` is given a line about memory; ``also`` each model while it is here.
+    """
+    if layers:
+        Source(directories[0])  # says at once if its files are not those of an original
+    first: Perplexity | None = None
+    tokens: Tensor | None = None
+    original: LogitsFile | None = None
+    inputs: dict[str, Rows] = {}
+    with contextlib.ExitStack() as stack:
+        for at, directory in enumerate(directories):
+            tell(f"evaluating {directory}")
+            model, own = _loaded(directory, text, how)
+            if tokens is not None and not torch.equal(own, tokens):
+                raise ArgumentError(f"{directory} and {directories[0]} read the text as other tokens: not comparable")
+            tokens = own
+            if at == 0 and len(directories) > 1:
+                scored = scored_tokens(len(tokens), how.window, how.stride)
+                original = stack.enter_context(LogitsFile(scored, how.scratch))
+                inputs = _inputs(model, tokens, how) if layers else {}
+            start = time.perf_counter()
+            result, divergence = _read(model, tokens, how, original, keep=at == 0)
+            seconds = time.perf_counter() - start
+            if at == 0 and original is not None:
+                where = f"{size(original.nbytes)} in {original.folder}"
+                tell(f"one model is in memory at a time; the logits of the first take {where}")
+            first = first or result
+            also(model, directory)
+            measured = size_of(model)
+            yield Evaluation(
+                str(directory),
+                tuple(dict.fromkeys(str(param.scheme) for param in model.parameters() if isinstance(param, QTensor))),
+                measured.nbytes,
+                measured.bits_per_weight,
+                result.value,
+                change_percent(result.nll, first.nll),
+                divergence,
+                _speed(model, tokens, how),
+                result.scored,
+                seconds,
+                layer_errors(model, directories[0], inputs, how.progress) if layers and at else None,
+            )
+            del model
+
+
+@torch.no_grad()
+def _inputs(model: Any, tokens: Tensor, how: How) -> dict[str, Rows]:
+    with sampled(model) as seen:
+        logits_of(model)(tokens[None, : how.window])
+    return seen
+
+
+def _loaded(directory: str | Path, text: str, how: How) -> tuple[Any, Tensor]:
+    """The model, and the text as its tokens."""
+    model = load_model(directory, how.device, how.dtype)
+    positions = getattr(model.config, "max_position_embeddings", how.window)
+    if how.window > positions:
+        raise ArgumentError(
+            f"{directory} knows {positions} positions; --window {how.window} is more, give at most that"
+        )
+    return model, token_ids(load_tokenizer(directory), text)[: how.max_tokens]
+
+
+def _read(
+    model: Any, tokens: Tensor, how: How, original: LogitsFile | None, keep: bool
+) -> tuple[Perplexity, Divergence | None]:
+    """Runs ``model`` over the text once; its logits are kept in ``original``, or compared with those there."""
+    windows = predictions(logits_of(model), tokens, window=how.window, stride=how.stride, batch=how.batch)
+    total = count_windows(len(tokens), how.window, how.stride)
+    reference = iter(original) if original is not None and not keep else None
+    scored, apart = [], []
+    for predicted, wanted in with_progress(windows, total, "reading the text", how.progress):
+        scored.append(losses(predicted, wanted))
+        if reference is not None:
+            apart.append(token_divergence(next(reference), predicted))
+        elif original is not None:
+            original.write(predicted)
+    return summary(torch.cat(scored)), summarized(apart) if apart else None
+
+
+def _speed(model: Any, tokens: Tensor, how: How) -> float | None:
+    if not how.new_tokens:
+        return None
+    return generation_speed(model, tokens[None, :PROMPT].to(model.device), how.new_tokens)

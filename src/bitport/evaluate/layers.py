@@ -1,0 +1,128 @@
+"""The error of every layer of a quantized model: of its weight, and of its output on inputs of the original model.
+
+The original's weights are read from its files, one at a time; of its inputs a few rows are kept, noted while it ran.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitport.calibrate.inputs import Watch
+from bitport.checkpoint.source import Source
+from bitport.nn.quantize import error_of
+from bitport.nn.targets import find_targets
+from bitport.numerics.activations import fake_quantize
+from bitport.report import LayerReport, Report
+from bitport.report.progress import progress as with_progress
+from bitport.schemes import Target
+from bitport.tensor import QTensor
+from bitport.tensor.qtensor import rows_of
+
+ROWS = 128
+"""Inputs that are kept of each matrix: with 4096 features in bf16 1 MB."""
+
+HELD = "as in the checkpoint"
+
+
+class Rows:
+    """Up to ROWS inputs of each matrix of a weight: evenly taken from the first that it is given."""
+
+    def __init__(self, *_: Any) -> None:
+        self.kept: dict[tuple[int, ...], Tensor] = {}
+
+    def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:
+        rows = x.detach().reshape(-1, x.shape[-1])
+        if index in self.kept or not len(rows):
+            return
+        at = torch.linspace(0, len(rows) - 1, min(ROWS, len(rows)), device=rows.device).round().long()
+        self.kept[index] = rows[at].cpu()
+
+
+@contextlib.contextmanager
+def sampled(model: nn.Module) -> Iterator[dict[str, Rows]]:
+    """Within this context: what goes into each weight of ``model``, by its name."""
+    targets = [target for target in find_targets(model) if not isinstance(_weight(model, target), QTensor)]
+    weights = {target.name: _weight(model, target) for target in targets}
+    watch = Watch(weights, [target.name for target in targets if target.transposed], Rows)
+    with watch:
+        yield watch.seen
+
+
+@torch.no_grad()
+def layer_errors(
+    model: nn.Module, original: str | Path, inputs: dict[str, Rows], progress: bool | None = None
+) -> Report:
+    """Each quantized weight of ``model`` against that of its name in the files of ``original``.
+
+    ``inputs``: of the original model, as :func:`sampled` notes them. The output is that of the dequantized weight in
+    float32; where the scheme rounds inputs, they are rounded.
+    """
+    files = Source(original)
+    targets = {target.name: target for target in find_targets(model)}
+    seen = {targets[name].storage: rows for name, rows in inputs.items() if name in targets and rows.kept}
+    layers: dict[str, LayerReport] = {}  # by storage: a tied weight is one layer
+    total = len(files.tensors) - len(files.tied)
+    for name, value in with_progress(files.read(), total, "comparing weights", progress):
+        if name in targets and (storage := targets[name].storage) not in layers:
+            layers[storage] = _layer(_weight(model, targets[name]), value, targets[name], seen.get(storage))
+    for target in targets.values():
+        if target.storage not in layers:
+            layers[target.storage] = _unknown(_weight(model, target), target, original)
+    ordered = dict.fromkeys(target.storage for target in targets.values())
+    before = sum(held.dtype.itemsize * _numel(held.shape) for n, held in files.tensors.items() if n not in files.tied)
+    after = sum(param.nbytes for param in model.parameters())
+    return Report(tuple(layers[storage] for storage in ordered), before, after)
+
+
+def _layer(param: Tensor, value: Tensor, target: Target, inputs: Rows | None) -> LayerReport:
+    if not isinstance(param, QTensor):
+        return LayerReport(target.name, None, "not quantized", value.nbytes, param.nbytes)
+    if param.shape != value.shape:
+        reason = f"{HELD}; not compared: {list(param.shape)} here, {list(value.shape)} in the original"
+        return LayerReport(target.name, str(param.scheme), reason, value.nbytes, param.nbytes)
+    return LayerReport(
+        target.name,
+        str(param.scheme),
+        HELD,
+        value.nbytes,
+        param.nbytes,
+        sqnr=error_of(value, param),
+        output_sqnr=_output_sqnr(value, param, target, inputs) if inputs and inputs.kept else None,
+    )
+
+
+def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Rows) -> float:
+    exact = rows_of(value.float(), target.kind, target.transposed)
+    rounded = rows_of(q.dequantize(torch.float32).cpu(), target.kind, target.transposed)
+    signal = noise = torch.zeros((), dtype=torch.float64)
+    for index, kept in inputs.kept.items():
+        x = kept.float()
+        seen = fake_quantize(x, q.scheme.act, _cpu(q.act_scale)) if q.scheme.act else x
+        wanted = x @ exact[index].t()
+        signal = signal + wanted.double().square().sum()
+        noise = noise + (wanted - seen @ rounded[index].t()).double().square().sum()
+    return float(10 * torch.log10(signal / noise))
+
+
+def _unknown(param: Tensor, target: Target, original: str | Path) -> LayerReport:
+    scheme = str(param.scheme) if isinstance(param, QTensor) else None
+    reason = f"{HELD}; not compared: the files in {original} have no tensor of this name" if scheme else "not quantized"
+    return LayerReport(target.name, scheme, reason, param.numel() * param.dtype.itemsize, param.nbytes)
+
+
+def _weight(model: nn.Module, target: Target) -> Tensor:
+    return getattr(model.get_submodule(target.module), target.param)
+
+
+def _cpu(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.cpu()
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()

@@ -1,0 +1,58 @@
+"""The logits of a text in a temporary file, so that two models can be compared without both being in memory.
+
+They are kept as the model gave them, bit for bit. The file has no name: nothing of it stays, whatever ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.report.text import size
+
+
+class LogitsFile(contextlib.AbstractContextManager["LogitsFile"]):
+    """``rows``: how many rows of logits will be written; ``folder``: where (default: the system's)."""
+
+    def __init__(self, rows: int, folder: Path | None = None) -> None:
+        self.folder = Path(folder or tempfile.gettempdir())
+        if not self.folder.is_dir():
+            raise ArgumentError(f"{self.folder} is no folder; name one that is there for the logits of the original")
+        self.rows = rows
+        self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  (closed on exit)
+        self._parts: list[tuple[torch.Size, torch.dtype]] = []
+
+    def __exit__(self, *_: Any) -> None:
+        self._file.close()
+
+    @property
+    def nbytes(self) -> int:
+        """What it will take in the end; known from the first rows on."""
+        shape, dtype = self._parts[0]
+        return self.rows * shape[-1] * dtype.itemsize
+
+    def write(self, logits: Tensor) -> None:
+        """``logits`` [t, vocabulary]; in the order in which they will be read."""
+        self._parts.append((logits.shape, logits.dtype))
+        if len(self._parts) == 1 and (free := shutil.disk_usage(self.folder).free) < self.nbytes:
+            raise ArgumentError(
+                f"the logits of the original take {size(self.nbytes)} for {self.rows} tokens, and {self.folder} has "
+                f"{size(free)} left: take fewer tokens, or another folder"
+            )
+        self._file.write(logits.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """What was written, part by part, on the CPU."""
+        self._file.seek(0)
+        for shape, dtype in self._parts:
+            held = bytearray(shape.numel() * dtype.itemsize)
+            self._file.readinto(held)
+            yield torch.frombuffer(held, dtype=dtype).reshape(shape)

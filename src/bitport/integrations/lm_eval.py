@@ -1,0 +1,82 @@
+"""The tasks of lm-evaluation-harness, run on a model that is in memory: accuracy on MMLU, ARC and so on.
+
+The harness sets the seeds of torch, numpy and random, as it always does; torch's are put back.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitport.errors import ArgumentError, BitportError
+
+INSTALL = "pip install 'bitport[lm-eval]'"
+
+Scores = dict[str, dict[str, float]]
+"""Task, metric ("acc", "acc_stderr", "exact_match,strict-match" with the name of its filter) -> value."""
+
+
+def run_tasks(
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[str | dict[str, Any]],
+    *,
+    batch: int = 1,
+    shots: int | None = None,
+    limit: int | None = None,
+    include: str | Path | None = None,
+) -> Scores:
+    """``tasks``: names known to the harness, or configurations as in its YAML files; ``include``: a folder of more such
+    files. ``shots``: examples in the prompt (default: those of the task); ``limit``: documents per task."""
+    evaluator, manager, wrapper = (
+        _module("lm_eval.evaluator"),
+        _module("lm_eval.tasks").TaskManager(include_path=None if include is None else str(include)),
+        _module("lm_eval.models.huggingface"),
+    )
+    _check_known(tasks, manager.all_tasks)
+    with torch.random.fork_rng():
+        found = evaluator.simple_evaluate(
+            model=wrapper.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch),
+            tasks=list(tasks),
+            num_fewshot=shots,
+            limit=limit,
+            task_manager=manager,
+            log_samples=False,
+        )
+    return {task: _numbers(metrics) for task, metrics in found["results"].items()}
+
+
+def check_installed() -> None:
+    """Before a model is loaded for it."""
+    _module("lm_eval.evaluator")
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BitportError(f"tasks are run by lm-evaluation-harness ({error}); install it: {INSTALL}") from error
+
+
+def _check_known(tasks: Sequence[str | dict[str, Any]], known: Sequence[str]) -> None:
+    unknown = [task for task in tasks if isinstance(task, str) and task not in known]
+    if unknown:
+        raise ArgumentError(
+            f"lm-evaluation-harness knows no task {', '.join(unknown)}; `lm-eval ls tasks` lists the {len(known)} it "
+            f"knows, and a folder of task files can be added (--task-folder)"
+        )
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """ "acc,none" is "acc"; what is no number (a name, a standard error that was not computed) is left out."""
+    numbers = {key: value for key, value in metrics.items() if isinstance(value, (int, float))}
+    return {
+        key.removesuffix(",none"): float(value)
+        for key, value in numbers.items()
+        if key != "sample_len" and math.isfinite(value)
+    }

@@ -1,0 +1,13 @@
+"""Which bitport this is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+
+def library_version() -> str:
+    """The installed version, or "source" where bitport runs from a source tree that is not installed."""
+    try:
+        return importlib.metadata.version("bitport")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"
