@@ -88,7 +88,7 @@ browser:
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; \
-	  else echo "no chromium: install it (apt-get install chromium), or the pages of reports are not opened"; fi; }
+	  else false; fi; } || echo "no chromium: install it (apt-get install chromium), or the pages of reports are not opened"
 
 ci:
 	.ci/run

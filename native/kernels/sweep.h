@@ -11,7 +11,7 @@
 
 namespace bitport {
 
-constexpr int64_t kRowsAtOnce = 128;             // of a part: their sums of a tile take 16 KiB
+constexpr int64_t kRowsAtOnce = 128;             // of a part: their sums of a tile take 16 KiB; twice as many of bytes
 constexpr size_t kSpanBytes = size_t(1) << 20;   // of x in L2
 constexpr int64_t kTilesAtOnce = 16;             // whose sums wait there: 256 KiB
 
@@ -21,7 +21,10 @@ struct Sweep {
   int32_t threads;
 
   int64_t parts() const { return ceil_div(m, part()); }
-  int64_t part() const { return ceil_div(ceil_div(m, ceil_div(m, kRowsAtOnce)), 32) * 32; }   // rows
+  int64_t part() const {   // rows
+    const int64_t most = column_bytes == 1 ? 2 * kRowsAtOnce : kRowsAtOnce;
+    return ceil_div(ceil_div(m, ceil_div(m, most)), 32) * 32;
+  }
   // Parts that one thread works off each, and lays their rows out in memory of its own. The last parts are cut into
   // pieces, which several threads share, so that no thread waits long for another.
   int64_t whole() const { return threads == 1 ? parts() : parts() > threads ? parts() - threads : 0; }
