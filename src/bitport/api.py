@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bitport import plugins
-from bitport.algorithms import Algorithm
+from bitport.algorithms import Algorithm, Transform
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import Outcome, apply
+from bitport.algorithms.chain import Preparation
 from bitport.calibrate.batches import batches_of
 from bitport.calibrate.blocks import measured
 from bitport.calibrate.observe import input_scales
@@ -31,7 +32,7 @@ def quantize_(
     model: nn.Module,
     recipe: str | Scheme | Recipe | Any,
     *,
-    algorithm: str | Algorithm = "rtn",
+    algorithm: str | Algorithm | Sequence[str | Algorithm | Transform] = "rtn",
     calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None = None,
     device: torch.device | str | None = None,
     measure: bool = True,
@@ -41,7 +42,8 @@ def quantize_(
 
     ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), or a Recipe.
     ``algorithm``: how codes and scales are chosen, by name or as one of bitport.algorithms: "rtn" (to nearest),
-    "clip", "hqq", "gptq". Weights that it cannot treat are rounded to nearest, and the report says so.
+    "clip", "hqq", "gptq". Weights that it cannot treat are rounded to nearest, and the report says so. Before it may
+    stand what changes the model around its weights and not what it computes: "awq", "awq+gptq", ("awq", GPTQ()).
     ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale
     and for algorithms that look at inputs.
     ``device``: quantize there, layer by layer, and leave the model there; what looks at inputs runs it there.
@@ -75,14 +77,17 @@ def quantize_(
         for choice in chosen
         if choice.scheme and not by.refuses(choice.scheme.weight, by_name[choice.name].kind)
     }
-    work = measured(model, wanted, seen, batches) if runs else ((target, None) for target in wanted)
+    prepared = Preparation(model, by, targets, chosen, scales)
+    work = measured(model, wanted, seen, batches, prepared) if runs else ((target, None) for target in wanted)
     for target, inputs in with_progress(work, len(wanted), "quantizing", progress):
         choice, value = plan[target.name], _weight(model, target)
         if target.storage not in done:
             assert choice.scheme is not None
             moved = value if device is None else value.to(device)
             scale = scales.get(target.module)
-            outcome = apply(by, moved, target, choice.scheme, inputs, scale, measure=measure)
+            pre_scale = prepared.pre_scale(target.name)
+            outcome = apply(by, moved, target, choice.scheme, inputs, scale, measure=measure, pre_scale=pre_scale)
+            outcome = prepared.noted(target.name, outcome)
             done[target.storage] = outcome.as_parameter()
         outcome = done[target.storage]
         layers[choice.name] = outcome.report(choice, value.nbytes)
