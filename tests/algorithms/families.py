@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from bitport.algorithms.pairs import find_pairs, shared_parameters
+from bitport.algorithms.trial import Trial
+from bitport.calibrate.batches import Call
 from bitport.calibrate.blocks import blocks_of
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
@@ -111,3 +114,15 @@ def calls_of(model: nn.Module, name: str) -> list[tuple[str, tuple[Any, ...], di
     for hook in hooks:
         hook.remove()
     return calls
+
+
+def plant_outliers(model: nn.Module, name: str, size: float = 40.0) -> None:
+    """Three channels of what goes into each product become large, and the columns of weights there as small: the model
+    computes what it did."""
+    for block, args, kwargs in calls_of(model, name):
+        module = model.get_submodule(block)
+        pairs, _ = find_pairs(Trial(module, [Call(args, kwargs)]), shared_parameters(model, block))
+        for pair in pairs:
+            scale = torch.ones(pair.shape)
+            scale[..., [1, 5, 11]] = 1 / size
+            pair.scale_(module, scale)

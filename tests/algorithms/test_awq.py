@@ -153,7 +153,7 @@ def test_a_scale_at_run_time_must_be_worth_it(model: Unequal) -> None:
         copy.deepcopy(model), "int4-channel", algorithm=(AWQ(least_gain=99),), calibrate=DATA, measure=False
     )
     told = next(layer.reason for layer in report.layers if layer.name == "layers.0.down.weight")
-    assert "nothing before it takes a scale; at run time one would gain" in told
+    assert "nothing before it takes a scale; at run time a scale would gain" in told
 
 
 def test_what_is_not_quantized_computes_what_it_did(model: Unequal) -> None:

@@ -19,11 +19,8 @@ from torch import Tensor
 
 from bitport.algorithms.gptq_core import objective
 from bitport.algorithms.parts import Params, rounded
-from bitport.algorithms.scales_core import Found, best, power, to_channels
+from bitport.algorithms.scales_core import Found, best, few_rows, power, to_channels
 from bitport.numerics import Format, choose_qparams, expand, to_blocks
-
-ROWS = 256
-"""Of each matrix at most so many rows, spread evenly, are looked at: errors of rows are alike in what they say of s."""
 
 
 class Factor(NamedTuple):
@@ -38,7 +35,7 @@ class Factor(NamedTuple):
 
 def search(factors: Sequence[Factor], shape: tuple[int, ...], steps: int = 20) -> Found:
     """``shape``: of the scale, the channels last; before them matrices that have scales of their own."""
-    factors = [_sampled(factor) for factor in factors]
+    factors = [factor._replace(w=few_rows(factor.w, factor.fmt)) for factor in factors]
     ones = torch.ones(shape, device=factors[0].w.device)
 
     def error(scale: Tensor) -> Tensor:
@@ -81,12 +78,3 @@ def _weights(factor: Factor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) == 1:
         mean = mean.reshape(-1, k).mean(0)
     return to_channels(mean, factor.channels, shape[-1])
-
-
-def _sampled(factor: Factor) -> Factor:
-    """Fewer rows, where each row has blocks of its own."""
-    n = factor.w.shape[-2]
-    if factor.fmt.block[0] != 1 or n <= ROWS:
-        return factor
-    at = torch.arange(ROWS, device=factor.w.device) * n // ROWS
-    return factor._replace(w=factor.w.index_select(-2, at))

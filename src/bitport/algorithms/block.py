@@ -75,7 +75,7 @@ class Block:
                 weight.inputs.gram = weight.inputs.divided(own).gram
 
     def rows(self, name: str, limit: int) -> list[tuple[tuple[int, ...], Tensor]]:
-        """(which matrix, inputs [M, K]) of a weight, at most ``limit`` of each, spread evenly."""
+        """(which matrix, inputs [M, K]) of a weight in the trial's batches: at most ``limit`` rows of each."""
         found: dict[tuple[int, ...], list[Tensor]] = {}
         for index, rows in self.trial.before.rows[name].calls:
             found.setdefault(index, []).append(rows)

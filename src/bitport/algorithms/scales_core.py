@@ -13,8 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bitport.numerics import Format
+
 LIMIT = 2.0**10
 """Scales stay between 1 / LIMIT and LIMIT: norm weights in float16 must hold what is divided by them."""
+ROWS = 256
+"""Of each matrix at most so many rows, spread evenly, are looked at: errors of rows are alike in what they say of s."""
 
 
 class Found(NamedTuple):
@@ -58,3 +62,11 @@ def to_channels(values: Tensor, channels: Tensor, count: int) -> Tensor:
     """[.., K] to [.., count]: the mean over the inputs that come from one channel."""
     total = values.new_zeros(*values.shape[:-1], count).index_add_(-1, channels, values)
     return total / (channels.numel() // count)
+
+
+def few_rows(w: Tensor, fmt: Format) -> Tensor:
+    """At most ROWS of the rows of w [.., N, K], where each row has blocks of its own."""
+    n = w.shape[-2]
+    if fmt.block[0] != 1 or n <= ROWS:
+        return w
+    return w.index_select(-2, torch.arange(ROWS, device=w.device) * n // ROWS)
