@@ -67,8 +67,13 @@ def quantize_(
     batches = batches_of(model, calibrate) if runs and calibrate is not None else []
     if runs and not batches:
         raise ArgumentError(f"{by.name} looks at the inputs of layers, and calibrate holds no batch")
-    scales = input_scales(model, static, batches or calibrate) if static and calibrate is not None else {}
     before = _nbytes(model)
+    prepared = Preparation(model, by, targets, chosen)
+    if runs:
+        prepared.model_(batches)
+        by_name = {target.name: target for target in find_targets(model)}  # what was tied may be so no more
+    if static and calibrate is not None:
+        prepared.act_scales |= input_scales(model, static, batches or calibrate)
     done: dict[str, Outcome] = {}
     layers: dict[str, LayerReport] = {}
     wanted = [by_name[choice.name] for choice in chosen]
@@ -77,14 +82,13 @@ def quantize_(
         for choice in chosen
         if choice.scheme and not by.refuses(choice.scheme.weight, by_name[choice.name].kind)
     }
-    prepared = Preparation(model, by, targets, chosen, scales)
     work = measured(model, wanted, seen, batches, prepared) if runs else ((target, None) for target in wanted)
     for target, inputs in with_progress(work, len(wanted), "quantizing", progress):
         choice, value = plan[target.name], _weight(model, target)
         if target.storage not in done:
             assert choice.scheme is not None
             moved = value if device is None else value.to(device)
-            scale = scales.get(target.module)
+            scale = prepared.act_scales.get(target.module)
             pre_scale = prepared.pre_scale(target.name)
             outcome = apply(by, moved, target, choice.scheme, inputs, scale, measure=measure, pre_scale=pre_scale)
             outcome = prepared.noted(target.name, outcome)

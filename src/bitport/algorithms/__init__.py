@@ -12,13 +12,18 @@ from bitport.algorithms.chain import Chain
 from bitport.algorithms.clip import Clip
 from bitport.algorithms.gptq import GPTQ
 from bitport.algorithms.hqq import HQQ
+from bitport.algorithms.rotate import Rotate
 from bitport.algorithms.smooth import Smooth
 from bitport.errors import ArgumentError
 
 ALGORITHMS: dict[str, Algorithm] = {each.name: each for each in (RTN(), Clip(), HQQ(), GPTQ())}
 """By name, with their usual settings."""
 
-TRANSFORMS: dict[str, tuple[Transform, Algorithm]] = {"awq": (AWQ(), Clip()), "smooth": (Smooth(), RTN())}
+TRANSFORMS: dict[str, tuple[Transform, Algorithm]] = {
+    "awq": (AWQ(), Clip()),
+    "smooth": (Smooth(), RTN()),
+    "rotate": (Rotate(), RTN()),
+}
 """What changes the model around a weight before it is rounded, by name, and how it is rounded if nothing is said."""
 
 __all__ = [
@@ -31,6 +36,7 @@ __all__ = [
     "Algorithm",
     "Chain",
     "Clip",
+    "Rotate",
     "Smooth",
     "Transform",
     "algorithm",

@@ -92,5 +92,8 @@ class Transform(Protocol):
 
     name: ClassVar[str]
 
+    def model_(self, model: nn.Module, batches: Sequence[Any]) -> dict[str, str]:
+        """Before all blocks: change the model in place. Says of weights by name what was done, or why not."""
+
     def block_(self, block: Block) -> None:
         """Change a block in place. Says in the notes of its weights what was done, or why not."""

@@ -21,7 +21,8 @@ from bitport.schemes import Choice, Target
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """``transforms`` in their order on each block, then ``solver`` on each weight. ``name``: as it was asked for."""
+    """``transforms`` in their order, first those of the whole model, then block by block, then ``solver`` on each
+    weight. ``name``: as it was asked for."""
 
     transforms: tuple[Transform, ...]
     solver: Algorithm
@@ -47,13 +48,20 @@ class Preparation:
         by: Algorithm,
         targets: Sequence[Target],
         choices: Iterable[Choice],
-        act_scales: dict[str, Tensor],
     ) -> None:
-        self.model, self.act_scales = model, act_scales
+        self.model = model
+        self.act_scales: dict[str, Tensor] = {}
         self.transforms: tuple[Transform, ...] = getattr(by, "transforms", ())
         self.targets = {target.name: target for target in targets}
         self.schemes = {choice.name: choice.scheme for choice in choices if choice.scheme is not None}
         self.weights: dict[str, Weight] = {}
+        self.notes: dict[str, list[str]] = {}
+
+    def model_(self, batches: Sequence[Any]) -> None:
+        """Change the model in place, as far as that is not done block by block."""
+        for transform in self.transforms:
+            for name, note in transform.model_(self.model, batches).items():
+                self.notes.setdefault(name, []).append(f"{transform.name}: {note}")
 
     def __call__(self, name: str, module: nn.Module, batches: Sequence[Any], seen: dict[str, Inputs]) -> None:
         """Change the block called ``name`` in place, and ``seen``, the inputs of its weights, with it."""
@@ -77,5 +85,5 @@ class Preparation:
 
     def noted(self, name: str, outcome: Outcome) -> Outcome:
         """With what the transforms said of the weight."""
-        notes = self.weights[name].notes if name in self.weights else ()
+        notes = [*self.notes.get(name, ()), *(self.weights[name].notes if name in self.weights else ())]
         return dataclasses.replace(outcome, note="; ".join(filter(None, (*notes, outcome.note))))

@@ -14,7 +14,7 @@ and up), so the parts that fit are tried. A value head may serve several query h
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,10 @@ class Part:
     axis: int | None
     rows: slice
     offset: float = 0.0
+
+    def of(self, param: Tensor) -> Tensor:
+        """They themselves, not a copy."""
+        return param.data[..., self.rows, :] if self.axis == -2 else param.data[..., self.rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +70,11 @@ class Pair:
         return (*self.matrices, self.count)
 
     @property
+    def names(self) -> list[str]:
+        """Of all parameters in it."""
+        return list(dict.fromkeys([*(part.name for part in self.producer), *(each.name for each in self.consumers)]))
+
+    @property
     def label(self) -> str:
         first = self.producer[0]
         rows = "" if first.rows == slice(None) else f"[{first.rows.start}:{first.rows.stop}:{first.rows.step or 1}]"
@@ -77,6 +86,15 @@ class Pair:
             _multiply(block.get_parameter(part.name), part, 1 / scale)
         for consumer in self.consumers:
             _multiply_inputs(block.get_parameter(consumer.name), consumer, scale)
+
+    def rotate_(self, block: nn.Module, rotated: Callable[[Tensor, int], Tensor]) -> None:
+        """The channels of producer and consumers through ``rotated`` (weight, axis)."""
+        for part in self.producer:
+            held = part.of(block.get_parameter(part.name))
+            held.copy_(rotated(held, part.axis or -1))
+        for consumer in self.consumers:
+            param = block.get_parameter(consumer.name)
+            param.data.copy_(rotated(param.data, consumer.axis))
 
 
 def find_pairs(trial: Trial, fixed: Collection[str] = (), seed: int = 0) -> tuple[list[Pair], dict[str, str]]:
@@ -107,9 +125,8 @@ def find_pairs(trial: Trial, fixed: Collection[str] = (), seed: int = 0) -> tupl
 def _proven(trial: Trial, producer: tuple[Part, ...], factors: Tensor) -> list[Consumer]:
     """The consumers of a producer; none if the output does not stay."""
     params = dict(trial.block.named_parameters())
-    kept = {part.name: params[part.name].detach().clone() for part in producer}
     consumers: dict[str, Consumer] = {}
-    try:
+    with trial.undone(params):
         for part in producer:
             _multiply(params[part.name], part, factors)
         while True:
@@ -120,11 +137,7 @@ def _proven(trial: Trial, producer: tuple[Part, ...], factors: Tensor) -> list[C
                 return list(consumers.values()) if trial.keeps_output(run) else []
             for consumer in new:
                 consumers[consumer.name] = consumer
-                kept.setdefault(consumer.name, params[consumer.name].detach().clone())
                 _multiply_inputs(params[consumer.name], consumer, 1 / factors)
-    finally:
-        for name, value in kept.items():
-            params[name].data.copy_(value)
 
 
 def _fed(trial: Trial, name: str, run: Run, factors: Tensor) -> Consumer | None:
@@ -158,7 +171,7 @@ def _producers(trial: Trial, fixed: Collection[str]) -> Iterator[tuple[tuple[Par
     for name, weight in trial.weights.items():
         axis = -1 if name in trial.flipped else -2
         rows, matrices = weight.shape[axis], tuple(weight.shape[:-2])
-        names = [name, *_biases(trial.block, name, (*matrices, rows))]
+        names = [name, *biases_of(trial.block, name, axis)]
         if set(names) & set(fixed):
             continue
         for part in _slices(rows, inputs):
@@ -178,8 +191,11 @@ def _slices(rows: int, inputs: set[int]) -> Iterator[slice]:
     yield from {(each.start, each.stop, each.step): each for each in found}.values()
 
 
-def _biases(block: nn.Module, name: str, shape: tuple[int, ...]) -> list[str]:
+def biases_of(block: nn.Module, name: str, axis: int) -> list[str]:
+    """Names of what is added to the outputs of a weight, which lie along ``axis`` of it."""
     params = dict(block.named_parameters())
+    weight = params[name]
+    shape = (*weight.shape[:-2], weight.shape[axis])
     prefix, dot, last = name.rpartition(".")
     labels = {f"{prefix}{dot}{last.replace('weight', 'bias')}", f"{name}_bias"} - {name}
     return [label for label in sorted(labels) if label in params and tuple(params[label].shape) == shape]
@@ -190,12 +206,9 @@ def _repeated(count: int, inputs: int, width: int) -> Tensor:
 
 
 def _multiply(param: Tensor, part: Part, factors: Tensor) -> None:
-    if part.axis is None:
-        held = param.data[..., part.rows]
-    elif part.axis == -1:
-        held, factors = param.data[..., part.rows], factors.unsqueeze(-2)
-    else:
-        held, factors = param.data[..., part.rows, :], factors.unsqueeze(-1)
+    held = part.of(param)
+    if part.axis is not None:
+        factors = factors.unsqueeze(-1 if part.axis == -2 else -2)
     held.copy_((_precise(held) + part.offset) * factors - part.offset)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitport.algorithms.block import Block, Weight
 from bitport.algorithms.scales_core import Found
@@ -38,6 +38,9 @@ class Scaling:
         if weight.target.kind not in KINDS:
             return f"a weight of kind {weight.target.kind} takes no scale"
         return None if weight.inputs.any_rows else "no input was seen"
+
+    def model_(self, model: nn.Module, batches: Sequence[Any]) -> dict[str, str]:
+        return {}
 
     def block_(self, block: Block) -> None:
         for weight in block.weights.values():

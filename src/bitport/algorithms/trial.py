@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -77,9 +78,20 @@ class Trial:
         return self.weights[name].shape[self.axis(name)]
 
     def keeps_output(self, run: Run) -> bool:
-        return len(run.output) == len(self.before.output) and all(
+        return 0 < len(run.output) == len(self.before.output) and all(
             same(ours, theirs) for ours, theirs in zip(run.output, self.before.output, strict=True)
         )
+
+    @contextlib.contextmanager
+    def undone(self, names: Iterable[str]) -> Iterator[Callable[[], None]]:
+        """Parameters that change within are put back in the end, unless what is handed out is called."""
+        params = {name: self.block.get_parameter(name) for name in names}
+        before = {name: param.detach().clone() for name, param in params.items()}
+        try:
+            yield before.clear
+        finally:
+            for name, value in before.items():
+                params[name].data.copy_(value)
 
     def changed(self, name: str, run: Run) -> bool:
         return any(now is None or not same(now, was) for _, was, now in self.compared(name, run))

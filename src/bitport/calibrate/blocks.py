@@ -50,7 +50,7 @@ def measured(
     asking for the next. ``prepare`` may change a block, and the inputs of its weights with it, before its first is
     handed out: it gets the block's name ("" for what lies in none), the block, its batches, and the inputs."""
     names = [name for name in blocks_of(model) if any(_inside(target, name) for target in targets)]
-    with _without_cache(model):
+    with without_cache(model):
         calls = _recorded(model, names, batches)
         order = list(calls[0]) if calls else []
         outputs: list[list[Any]] = [[] for _ in calls]
@@ -163,7 +163,7 @@ def _filled(call: Call, outputs: list[Any]) -> Call:
 
 
 @contextlib.contextmanager
-def _without_cache(model: nn.Module) -> Iterator[None]:
+def without_cache(model: nn.Module) -> Iterator[None]:
     """A cache of keys and values that grows with every run of a block would be wrong the second time."""
     config = getattr(model, "config", None)
     before = getattr(config, "use_cache", None)
