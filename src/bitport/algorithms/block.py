@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -34,7 +34,7 @@ class Block:
 
     module: nn.Module
     weights: dict[str, Weight]
-    batches: Sequence[Any]
+    batches: Iterable[Any]
     fixed: Collection[str] = ()
     whole: bool = False
 
@@ -92,7 +92,7 @@ class Transform(Protocol):
 
     name: ClassVar[str]
 
-    def model_(self, model: nn.Module, batches: Sequence[Any]) -> dict[str, str]:
+    def model_(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, str]:
         """Before all blocks: change the model in place. Says of weights by name what was done, or why not."""
 
     def block_(self, block: Block) -> None:

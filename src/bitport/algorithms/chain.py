@@ -57,13 +57,13 @@ class Preparation:
         self.weights: dict[str, Weight] = {}
         self.notes: dict[str, list[str]] = {}
 
-    def model_(self, batches: Sequence[Any]) -> None:
+    def model_(self, batches: Iterable[Any]) -> None:
         """Change the model in place, as far as that is not done block by block."""
         for transform in self.transforms:
             for name, note in transform.model_(self.model, batches).items():
                 self.notes.setdefault(name, []).append(f"{transform.name}: {note}")
 
-    def __call__(self, name: str, module: nn.Module, batches: Sequence[Any], seen: dict[str, Inputs]) -> None:
+    def __call__(self, name: str, module: nn.Module, batches: Iterable[Any], seen: dict[str, Inputs]) -> None:
         """Change the block called ``name`` in place, and ``seen``, the inputs of its weights, with it."""
         if not self.transforms:
             return

@@ -7,7 +7,8 @@ done on a copy in float32 and proven there: the model computes what it did, or i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -38,7 +39,7 @@ class Rotate:
     def block_(self, block: Block) -> None:
         """All is done before, since one rotation goes through all blocks."""
 
-    def model_(self, model: nn.Module, batches: Sequence[Any]) -> dict[str, str]:
+    def model_(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, str]:
         if any(isinstance(param, QTensor) for param in model.parameters()):
             return {target.name: "parts of the model are quantized already" for target in find_targets(model)}
         if self.untie:
@@ -46,7 +47,7 @@ class Rotate:
         told: dict[str, list[str]] = {target.name: [] for target in find_targets(model)}
         pairs: list[tuple[str, Pair]] = []
         with without_cache(model):
-            whole = Trial(model, batches[:1])
+            whole = Trial(model, list(itertools.islice(batches, 1)))
             for name, trial in _trials(whole):
                 found, _ = find_pairs(trial, shared_parameters(model, name))
                 pairs += [(name, pair) for pair in found]

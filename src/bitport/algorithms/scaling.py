@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -39,7 +39,7 @@ class Scaling:
             return f"a weight of kind {weight.target.kind} takes no scale"
         return None if weight.inputs.any_rows else "no input was seen"
 
-    def model_(self, model: nn.Module, batches: Sequence[Any]) -> dict[str, str]:
+    def model_(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, str]:
         return {}
 
     def block_(self, block: Block) -> None:

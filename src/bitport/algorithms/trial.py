@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -43,20 +44,23 @@ class Run:
 
 
 class Trial:
-    """``batches``: of these as many as it takes to reach every weight that any of them reaches."""
+    """``batches``, which can be gone through again: as many of them as it takes to reach every weight that any
+    reaches."""
 
-    def __init__(self, module: nn.Module, batches: Sequence[Any]) -> None:
+    def __init__(self, module: nn.Module, batches: Iterable[Any]) -> None:
         self.block = copy.deepcopy(module).float()
         own = dict(self.block.named_parameters())  # those tied to each other once
         found = [target for target in find_targets(self.block) if _is_factor(target)]
         named = {target.name: param for target in found if (param := own.get(target.name)) is not None}
         self.weights = {name: param for name, param in named.items() if not isinstance(param, QTensor)}
         self.flipped = [target.name for target in found if target.transposed]
-        self.batches = [_in_float(batch) for batch in batches[:1]]
-        self.before = self.run()
-        while self.unseen() and len(self.batches) < len(batches):
-            self.batches = [_in_float(batch) for batch in batches[: 2 * len(self.batches)]]
+        asked = 1
+        while True:
+            self.batches = [_in_float(batch) for batch in itertools.islice(batches, asked)]
             self.before = self.run()
+            if not self.unseen() or len(self.batches) < asked:
+                break
+            asked *= 2
 
     def run(self) -> Run:
         output: list[Tensor] = []
