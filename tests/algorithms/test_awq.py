@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,6 +147,16 @@ def test_scales_go_into_the_norm_or_are_multiplied_in(model: Unequal) -> None:
         assert layer.output_sqnr is not None
         assert layer.output_sqnr_rtn is not None
         assert layer.output_sqnr > layer.output_sqnr_rtn
+
+
+def test_scales_at_run_time_are_saved(model: Unequal, tmp_path: Path) -> None:
+    """And the value of such a weight is that of the weight as it was: both forms compute the same in float32."""
+    other, x = copy.deepcopy(model), torch.randn(9, 64)
+    bitport.quantize_(other, "int4-channel", algorithm="awq", calibrate=DATA)
+    bitport.save(other, tmp_path)
+    loaded = bitport.load(Unequal, tmp_path)
+    assert torch.equal(loaded(x), other(x))
+    assert sqnr(bitport.dequantize_(copy.deepcopy(other))(x), other(x)) > 100
 
 
 def test_a_scale_at_run_time_must_be_worth_it(model: Unequal) -> None:
