@@ -54,7 +54,7 @@ class Preparation:
         self.transforms: tuple[Transform, ...] = getattr(by, "transforms", ())
         self.targets = {target.name: target for target in targets}
         self.schemes = {choice.name: choice.scheme for choice in choices if choice.scheme is not None}
-        self.weights: dict[str, Weight] = {}
+        self.pre_scales: dict[str, Tensor] = {}
         self.notes: dict[str, list[str]] = {}
 
     def model_(self, batches: Iterable[Any]) -> None:
@@ -78,12 +78,14 @@ class Preparation:
             modules = [local.rpartition(".")[0] for local in static]
             found = input_scales(module, modules, lambda run: [run_fresh(run, batch) for batch in batches])
             self.act_scales |= {f"{name}.{local}": scale for local, scale in found.items()}
-        self.weights |= {weight.target.name: weight for weight in weights.values()}
+        for weight in weights.values():  # which hold inputs, and are not kept
+            self.notes.setdefault(weight.target.name, []).extend(weight.notes)
+            if weight.pre_scale is not None:
+                self.pre_scales[weight.target.name] = weight.pre_scale
 
     def pre_scale(self, name: str) -> Tensor | None:
-        return self.weights[name].pre_scale if name in self.weights else None
+        return self.pre_scales.get(name)
 
     def noted(self, name: str, outcome: Outcome) -> Outcome:
         """With what the transforms said of the weight."""
-        notes = [*self.notes.get(name, ()), *(self.weights[name].notes if name in self.weights else ())]
-        return dataclasses.replace(outcome, note="; ".join(filter(None, (*notes, outcome.note))))
+        return dataclasses.replace(outcome, note="; ".join(filter(None, (*self.notes.get(name, ()), outcome.note))))
