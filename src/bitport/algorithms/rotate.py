@@ -28,8 +28,9 @@ from bitport.tensor import QTensor
 @dataclasses.dataclass(frozen=True)
 class Rotate:
     """``heads``: rotate values too: for schemes that round the input of the layer behind the attention, where a few
-    channels of it are large; without such it may cost. ``untie``: an output head that is the embedding gets weights of its own, since the last norm's weight is folded
-    into it: the model grows by that. Without it the residual stream of such a model is not rotated."""
+    channels of it are large; without such it may cost. ``untie``: an output head that is the embedding gets weights of
+    its own, since the last norm's weight is folded into it: the model grows by that. Without it the residual stream of
+    such a model is not rotated."""
 
     seed: int = 0
     heads: bool = False
