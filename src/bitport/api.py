@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bitport import plugins
-from bitport.algorithms import Algorithm, expression
+from bitport.algorithms import Algorithm, Transform, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import Outcome, apply
+from bitport.algorithms.chain import Preparation
 from bitport.calibrate.batches import batches_of
 from bitport.calibrate.blocks import measured
 from bitport.calibrate.observe import input_scales
@@ -32,7 +33,7 @@ def quantize_(
     model: nn.Module,
     recipe: str | Scheme | Recipe | Any,
     *,
-    algorithm: str | Algorithm = "rtn",
+    algorithm: str | Algorithm | Sequence[str | Algorithm | Transform] = "rtn",
     calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None = None,
     device: torch.device | str | None = None,
     measure: bool = True,
@@ -42,7 +43,8 @@ def quantize_(
 
     ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), or a Recipe.
     ``algorithm``: how codes and scales are chosen, by name or as one of bitport.algorithms: "rtn" (to nearest),
-    "clip", "hqq", "gptq". Weights that it cannot treat are rounded to nearest, and the report says so.
+    "clip", "hqq", "gptq". Weights that it cannot treat are rounded to nearest, and the report says so. Before it may
+    stand what changes the model around its weights and not what it computes: "awq", "awq+gptq", ("awq", GPTQ()).
     ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale
     and for algorithms that look at inputs.
     ``device``: quantize there, layer by layer, and leave the model there; what looks at inputs runs it there.
@@ -66,8 +68,13 @@ def quantize_(
     batches = batches_of(model, calibrate) if runs and calibrate is not None else []
     if runs and not batches:
         raise ArgumentError(f"{by.name} looks at the inputs of layers, and calibrate holds no batch")
-    scales = input_scales(model, static, batches or calibrate) if static and calibrate is not None else {}
     before = _nbytes(model)
+    prepared = Preparation(model, by, targets, chosen)
+    if runs:
+        prepared.model_(batches)
+        by_name = {target.name: target for target in find_targets(model)}  # what was tied may be so no more
+    if static and calibrate is not None:
+        prepared.act_scales |= input_scales(model, static, batches or calibrate)
     done: dict[str, Outcome] = {}
     layers: dict[str, LayerReport] = {}
     wanted = [by_name[choice.name] for choice in chosen]
@@ -76,14 +83,16 @@ def quantize_(
         for choice in chosen
         if choice.scheme and not by.refuses(choice.scheme.weight, by_name[choice.name].kind)
     }
-    work = measured(model, wanted, seen, batches) if runs else ((target, None) for target in wanted)
+    work = measured(model, wanted, seen, batches, prepared) if runs else ((target, None) for target in wanted)
     for target, inputs in with_progress(work, len(wanted), "quantizing", progress):
         choice, value = plan[target.name], _weight(model, target)
         if target.storage not in done:
             assert choice.scheme is not None
             moved = value if device is None else value.to(device)
-            scale = scales.get(target.module)
-            outcome = apply(by, moved, target, choice.scheme, inputs, scale, measure=measure)
+            scale = prepared.act_scales.get(target.module)
+            pre_scale = prepared.pre_scale(target.name)
+            outcome = apply(by, moved, target, choice.scheme, inputs, scale, measure=measure, pre_scale=pre_scale)
+            outcome = prepared.noted(target.name, outcome)
             done[target.storage] = outcome.as_parameter()
         outcome = done[target.storage]
         layers[choice.name] = outcome.report(choice, value.nbytes)

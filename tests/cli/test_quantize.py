@@ -262,9 +262,21 @@ def test_an_algorithm_with_data_runs_the_model(run: Run, llama: Path, text: Path
     assert "int3-g32 by gptq" in run(*words, "--data", text, "--overwrite").out
 
 
+def test_steps_in_a_row(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
+    words = ("quantize", llama, "--scheme", "int3-g32", "--algorithm", "awq+gptq", "-o", tmp_path / "out")
+    ran = run(*words, "--data", text, "--json")
+    assert (ran.code, run(*words, "--dry-run").code) == (0, 0)
+    layers = [layer for layer in ran.data["layers"] if layer["scheme"]]
+    assert {layer["algorithm"] for layer in layers} == {"awq+gptq"}
+    assert any("awq: input_layernorm.weight takes a scale" in layer["reason"] for layer in layers)
+    assert logits(load_model(tmp_path / "out")).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        pytest.param(["--algorithm", "awq+magic", "-o", "out"], "unknown algorithm 'magic'", id="unknown step"),
+        pytest.param(["--algorithm", "gptq+awq", "-o", "out"], "give transforms", id="wrong order"),
         pytest.param(["--algorithm", "gptq", "-o", "out"], "give a text with --data", id="no data"),
         pytest.param(["--data", "a.txt", "--dry-run"], "not for rtn", id="data for nothing"),
         pytest.param(["--algorithm", "gptq", "--data", "a.txt", "-o", "out"], "cannot read a.txt", id="missing data"),

@@ -3,27 +3,79 @@ it makes of a weight, ``measure`` what it brought."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bitport.algorithms.algorithm import RTN, Algorithm
+from bitport.algorithms.awq import AWQ
+from bitport.algorithms.block import Transform
+from bitport.algorithms.chain import Chain
 from bitport.algorithms.clip import Clip
 from bitport.algorithms.gptq import GPTQ
 from bitport.algorithms.hqq import HQQ
+from bitport.algorithms.rotate import Rotate
+from bitport.algorithms.smooth import Smooth
 from bitport.errors import ArgumentError
 
 ALGORITHMS: dict[str, Algorithm] = {each.name: each for each in (RTN(), Clip(), HQQ(), GPTQ())}
 """By name, with their usual settings."""
 
-__all__ = ["ALGORITHMS", "GPTQ", "HQQ", "RTN", "Algorithm", "Clip", "algorithm"]
+TRANSFORMS: dict[str, tuple[Transform, Algorithm]] = {
+    "awq": (AWQ(), Clip()),
+    "smooth": (Smooth(), RTN()),
+    "rotate": (Rotate(), RTN()),
+}
+"""What changes the model around a weight before it is rounded, by name, and how it is rounded if nothing is said."""
+
+__all__ = [
+    "ALGORITHMS",
+    "AWQ",
+    "GPTQ",
+    "HQQ",
+    "RTN",
+    "TRANSFORMS",
+    "Algorithm",
+    "Chain",
+    "Clip",
+    "Rotate",
+    "Smooth",
+    "Transform",
+    "algorithm",
+]
 
 
-def algorithm(given: str | Algorithm) -> Algorithm:
-    """The algorithm of that name, or the one that is given."""
-    if not isinstance(given, str):
-        return given
-    if given not in ALGORITHMS:
-        raise ArgumentError(f"unknown algorithm {given!r}; known: {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[given]
+def algorithm(given: str | Algorithm | Sequence[str | Algorithm | Transform]) -> Algorithm:
+    """The algorithm of that name, or the one that is given. Several steps, ``"awq+gptq"`` or ``("awq", GPTQ())``, are
+    transforms and then at most one algorithm."""
+    if isinstance(given, Sequence):
+        steps = given.split("+") if isinstance(given, str) else given
+        return _chain([_step(step) if isinstance(step, str) else step for step in steps])
+    return given
+
+
+def _step(name: str) -> Algorithm | Transform:
+    if name in TRANSFORMS:
+        return TRANSFORMS[name][0]
+    if name not in ALGORITHMS:
+        raise ArgumentError(f"unknown algorithm {name!r}; known: {', '.join((*ALGORITHMS, *TRANSFORMS))}")
+    return ALGORITHMS[name]
+
+
+def _chain(steps: Sequence[Algorithm | Transform]) -> Algorithm:
+    transforms = [step for step in steps if not isinstance(step, Algorithm)]
+    solvers = [step for step in steps if isinstance(step, Algorithm)]
+    if not steps or len(solvers) > 1 or (solvers and steps[-1] is not solvers[0]):
+        raise ArgumentError(
+            f"{'+'.join(step.name for step in steps)!r} is no algorithm: give transforms "
+            f"({', '.join(TRANSFORMS)}) first, then at most one of {', '.join(ALGORITHMS)}"
+        )
+    if not transforms:
+        return solvers[0]
+    last = transforms[-1].name
+    solver = solvers[0] if solvers else TRANSFORMS[last][1] if last in TRANSFORMS else RTN()
+    return Chain(tuple(transforms), solver, "+".join(step.name for step in steps))
 
 
 def expression(by: Algorithm) -> str:
     """How to ask for it again: its name, or its settings in Python where they are not the usual ones."""
-    return by.name if ALGORITHMS.get(by.name) == by else repr(by)
+    known = all(step in ALGORITHMS or step in TRANSFORMS for step in by.name.split("+"))
+    return by.name if known and algorithm(by.name) == by else repr(by)

@@ -4,7 +4,7 @@ weight of the scheme, so layouts, kernels and checkpoints know nothing of it."""
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -12,8 +12,11 @@ from bitport.calibrate.inputs import Inputs
 from bitport.numerics import Format, Quantized, quantize
 
 
+@runtime_checkable
 class Algorithm(Protocol):
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
+
     needs_inputs: ClassVar[bool]
     """Whether it wants to know what goes into a weight: then there must be calibration data."""
 

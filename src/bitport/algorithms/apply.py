@@ -61,16 +61,25 @@ def apply(
     act_scale: Tensor | None = None,
     *,
     measure: bool = True,
+    pre_scale: Tensor | None = None,
 ) -> Outcome:
-    """``value`` in ``scheme`` by ``algorithm``. A weight without data (on meta) gets shapes alone."""
+    """``value`` in ``scheme`` by ``algorithm``. A weight without data (on meta) gets shapes alone. ``pre_scale``: what
+    its input is to be multiplied by before the product."""
     refused = algorithm.refuses(scheme.weight, target.kind)
     note = refused or (_unseen(inputs) if inputs is not None else "")
     used = RTN() if refused or (inputs is not None and not inputs.any_rows) else algorithm
 
-    def by(rows: Tensor, fmt: Format) -> Quantized:
-        return used.solve(rows, fmt, inputs) if has_data(rows) else quantize(rows, fmt)
+    divided, seen = value, inputs
+    if pre_scale is not None:
+        pre_scale = pre_scale.to(value)
+        divided = value / (pre_scale[:, None] if target.transposed else pre_scale)
+        seen = None if inputs is None else inputs.divided(1 / pre_scale.to(inputs.gram))
 
-    q = quantize_target(value, target, scheme, act_scale, quantize if isinstance(used, RTN) else by)
+    def by(rows: Tensor, fmt: Format) -> Quantized:
+        return used.solve(rows, fmt, seen) if has_data(rows) else quantize(rows, fmt)
+
+    how = quantize if isinstance(used, RTN) else by
+    q = quantize_target(divided, target, scheme, act_scale, how, pre_scale)
     if not measure or not has_data(value, q.qdata):
         return Outcome(q, used.name, note)
     if used.name == "rtn":

@@ -14,8 +14,10 @@ from bitport.numerics import Format, Quantized, quantize
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """The ranges that lose least, in the mean square of the weights; no data needed."""
+    """The ranges that lose least, in the mean square of the weights; no data needed. Where inputs are known, each
+    column counts by their mean square; ``damping``: this share of the mean of all is added."""
 
+    damping: float = 0.01
     name: ClassVar[str] = "clip"
     needs_inputs: ClassVar[bool] = False
 
@@ -23,5 +25,9 @@ class Clip:
         return None
 
     def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None = None) -> Quantized:
-        scale, zero, scale2 = search(w, fmt)
+        importance = None
+        if inputs is not None:
+            squares = inputs.gram.to(w.device).diagonal(dim1=-2, dim2=-1)
+            importance = squares + self.damping * squares.mean(-1, keepdim=True)
+        scale, zero, scale2 = search(w, fmt, importance)
         return quantize(w, fmt, scale=scale, zero=zero, scale2=scale2)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from bitport.errors import ArgumentError
 
@@ -32,6 +33,13 @@ def run_batch(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return model(*batch)
     return model(batch)
+
+
+def run_fresh(module: nn.Module, batch: Any) -> Any:
+    """On a copy of the batch, as a module may change what it is given; without gradients."""
+    fresh = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), batch)
+    with torch.no_grad():
+        return run_batch(module, fresh)
 
 
 def batches_of(model: nn.Module, calibrate: Iterable[Any] | Callable[[nn.Module], Any]) -> list[Any]:

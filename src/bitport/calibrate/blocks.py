@@ -16,14 +16,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bitport.calibrate.batches import Call, run_batch
+from bitport.calibrate.batches import Call, run_fresh
 from bitport.calibrate.inputs import Inputs, Watch, check_inputs
 from bitport.schemes import Target
 from bitport.tensor import QTensor
@@ -37,24 +36,32 @@ class Previous:
 
 
 Measured = Iterator[tuple[Target, "Inputs | None"]]
+Prepare = Callable[[str, nn.Module, Sequence[Any], dict[str, Inputs]], None]
 
 
-def measured(model: nn.Module, targets: Sequence[Target], wanted: Collection[str], batches: Sequence[Any]) -> Measured:
+def measured(
+    model: nn.Module,
+    targets: Sequence[Target],
+    wanted: Collection[str],
+    batches: Sequence[Any],
+    prepare: Prepare | None = None,
+) -> Measured:
     """Each of ``targets``, with its inputs if its name is ``wanted``. Whoever takes one quantizes it in place before
-    asking for the next."""
+    asking for the next. ``prepare`` may change a block, and the inputs of its weights with it, before its first is
+    handed out: it gets the block's name ("" for what lies in none), the block, its batches, and the inputs."""
     names = [name for name in blocks_of(model) if any(_inside(target, name) for target in targets)]
-    with _without_cache(model):
+    with without_cache(model):
         calls = _recorded(model, names, batches)
         order = list(calls[0]) if calls else []
         outputs: list[list[Any]] = [[] for _ in calls]
         for name in order:
             block, own = model.get_submodule(name), [target for target in targets if _inside(target, name)]
             ready = [_filled(calls[at].pop(name), outputs[at]) for at in range(len(calls))]
-            yield from _watched(model, own, wanted, block, ready)
-            outputs = [tree_leaves(_run(block, call)) for call in ready]
+            yield from _watched(model, own, wanted, name, ready, prepare)
+            outputs = [tree_leaves(run_fresh(block, call)) for call in ready]
         rest = [target for target in targets if not any(_inside(target, name) for name in order)]
         if rest:
-            yield from _watched(model, rest, wanted, model, batches)
+            yield from _watched(model, rest, wanted, "", batches, prepare)
 
 
 def blocks_of(model: nn.Module) -> list[str]:
@@ -71,21 +78,28 @@ def _inside(target: Target, block: str) -> bool:
 
 
 def _watched(
-    model: nn.Module, targets: list[Target], wanted: Collection[str], module: nn.Module, batches: Sequence[Any]
+    model: nn.Module,
+    targets: list[Target],
+    wanted: Collection[str],
+    name: str,
+    batches: Sequence[Any],
+    prepare: Prepare | None,
 ) -> Measured:
-    """The inputs of ``targets`` while ``module``, the model or a block of it, runs on ``batches``."""
+    """The inputs of ``targets`` while the block ``name`` ("": the model) runs on ``batches``."""
+    module = model.get_submodule(name)
     weights = {target.name: getattr(model.get_submodule(target.module), target.param) for target in targets}
     seen = [each for each in targets if each.name in wanted and not isinstance(weights[each.name], QTensor)]
     weights = {target.name: weights[target.name] for target in seen}  # a tied one is quantized already
     watch = Watch(weights, [target.name for target in seen if target.transposed])
     with watch:
         for batch in batches if seen else ():
-            _run(module, batch)
+            run_fresh(module, batch)
+    for seen_name, inputs in watch.seen.items():
+        check_inputs(seen_name, inputs)
+    if prepare is not None:
+        prepare(name, module, batches, watch.seen)
     for target in targets:
-        inputs = watch.seen.pop(target.name, None)
-        if inputs is not None:
-            check_inputs(target.name, inputs)
-        yield target, inputs
+        yield target, watch.seen.pop(target.name, None)
 
 
 def _recorded(model: nn.Module, names: list[str], batches: Sequence[Any]) -> list[dict[str, Call]]:
@@ -110,7 +124,7 @@ def _recorded(model: nn.Module, names: list[str], batches: Sequence[Any]) -> lis
         for batch in batches:
             records.append([])
             memory = _Memory()
-            _run(model, batch)
+            run_fresh(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
@@ -148,15 +162,8 @@ def _filled(call: Call, outputs: list[Any]) -> Call:
     return Call(*tree_map(put, tuple(call)))
 
 
-def _run(module: nn.Module, batch: Any) -> Any:
-    """On a copy: a block may change what it is given."""
-    fresh = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), batch)
-    with torch.no_grad():
-        return run_batch(module, fresh)
-
-
 @contextlib.contextmanager
-def _without_cache(model: nn.Module) -> Iterator[None]:
+def without_cache(model: nn.Module) -> Iterator[None]:
     """A cache of keys and values that grows with every run of a block would be wrong the second time."""
     config = getattr(model, "config", None)
     before = getattr(config, "use_cache", None)

@@ -6,7 +6,7 @@ of a parameter are seen like any nn.Linear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,12 @@ class Inputs:
     @property
     def any_rows(self) -> bool:
         return bool((self.rows > 0).any())
+
+    def divided(self, scale: Tensor) -> Inputs:
+        """As if every x had been divided by ``scale`` [.., K]."""
+        other = Inputs((), 0)
+        other.gram, other.rows = self.gram / (scale[..., None] * scale[..., None, :]), self.rows
+        return other
 
     def __iadd__(self, other: Inputs) -> Inputs:
         self.gram += other.gram
@@ -83,7 +89,7 @@ class Watch(TorchFunctionMode):
     """
 
     def __init__(
-        self, weights: dict[str, Tensor], transposed: Sequence[str] = (), collect: Callable[..., Any] = Inputs
+        self, weights: Mapping[str, Tensor], transposed: Sequence[str] = (), collect: Callable[..., Any] = Inputs
     ) -> None:
         super().__init__()
         self.weights = {id(weight): (name, weight, name in transposed) for name, weight in weights.items()}

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bitport.algorithms import ALGORITHMS
+from bitport.algorithms import TRANSFORMS, algorithm
 from bitport.api import quantize_
 from bitport.calibrate.batches import text_batches
 from bitport.checkpoint import quantize_files, save
@@ -58,10 +58,11 @@ def add_parser(verbs: Any) -> None:
     )
     verb.add_argument(
         "--algorithm",
-        choices=ALGORITHMS,
         default="rtn",
+        metavar="NAME[+NAME..]",
         help="how codes and scales are chosen: to nearest (rtn, the default), in the best of several ranges (clip), by "
-        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq; loads the model whole)",
+        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq; loads the model whole). "
+        f"Before it may stand what changes the model around its weights: {', '.join(TRANSFORMS)}, as in awq+gptq",
     )
     verb.add_argument(
         "--data", type=Path, help='text to run through the model, in UTF-8; of a .jsonl file the "text" of each line'
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     check_reports(args)
     if not args.dry_run:
         _check_output(args)
-    by = ALGORITHMS[args.algorithm]
+    by = algorithm(args.algorithm)
     if by.needs_inputs and args.data is None and not args.dry_run:
         raise ArgumentError(f"{by.name} looks at the inputs of layers: give a text with --data")
     if args.data is not None and not (args.in_memory or by.needs_inputs):

@@ -25,11 +25,16 @@ def quantize_target(
     scheme: Scheme,
     act_scale: Tensor | None = None,
     by: Callable[[Tensor, Format], Quantized] = quantize,
+    pre_scale: Tensor | None = None,
 ) -> QTensor:
-    """The weight that ``target`` describes in ``scheme``, codes and scales chosen ``by``; errors name it."""
+    """The weight that ``target`` describes in ``scheme``, codes and scales chosen ``by``; errors name it. With a
+    ``pre_scale`` of its input, ``value`` is the weight divided by it."""
     scale = None if act_scale is None else act_scale.to(value.device)
+    kind, transposed = target.kind, target.transposed
     try:
-        return quantize_tensor(value, scheme, kind=target.kind, transposed=target.transposed, by=by, act_scale=scale)
+        return quantize_tensor(
+            value, scheme, kind=kind, transposed=transposed, by=by, act_scale=scale, pre_scale=pre_scale
+        )
     except ValueError as error:
         raise ArgumentError(f"{target.name}: {error}") from error
 

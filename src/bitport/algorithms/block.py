@@ -1,0 +1,99 @@
+"""A block of a model on its way to be quantized: in float, its inputs measured, still to be changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bitport.algorithms.pairs import Pair, find_pairs
+from bitport.algorithms.trial import Trial
+from bitport.calibrate.inputs import Inputs
+from bitport.schemes import Scheme, Target
+
+
+@dataclasses.dataclass
+class Weight:
+    """One that is to be quantized. ``pre_scale``: what its input shall be multiplied by at run time."""
+
+    target: Target
+    scheme: Scheme
+    inputs: Inputs
+    pre_scale: Tensor | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Block:
+    """``weights``: by their names in ``module``. ``batches``: what it runs on. ``fixed``: parameters that are used
+    outside of it too. ``whole``: no block but the model, for what lies in no block."""
+
+    module: nn.Module
+    weights: dict[str, Weight]
+    batches: Iterable[Any]
+    fixed: Collection[str] = ()
+    whole: bool = False
+
+    @functools.cached_property
+    def trial(self) -> Trial:
+        return Trial(self.module, self.batches)
+
+    @functools.cached_property
+    def _found(self) -> tuple[list[Pair], dict[str, str]]:
+        return ([], {}) if self.whole else find_pairs(self.trial, self.fixed)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return self._found[0]
+
+    def why_unpaired(self, name: str) -> str:
+        return self._found[1].get(name, "nothing before it takes a scale")
+
+    def value(self, name: str) -> Tensor:
+        """As [.., N, K]."""
+        param = self.module.get_parameter(name).detach()
+        return param.mT if self.weights[name].target.transposed else param
+
+    def unpaired(self) -> list[str]:
+        paired = {consumer.name for pair in self.pairs for consumer in pair.consumers}
+        return [name for name in self.weights if name not in paired]
+
+    def scale_(self, pair: Pair, scale: Tensor) -> None:
+        """The producer divided, the consumers multiplied, and what was measured of their inputs divided with them."""
+        pair.scale_(self.module, scale)
+        pair.scale_(self.trial.block, scale)
+        for consumer in pair.consumers:
+            own = scale[..., consumer.channels(pair.count).to(scale.device)]
+            for index, rows in self.trial.before.rows[consumer.name].calls:
+                rows /= own[index] if own.dim() > 1 else own
+            if consumer.name in self.weights:
+                weight = self.weights[consumer.name]
+                weight.inputs.gram = weight.inputs.divided(own).gram
+
+    def rows(self, name: str, limit: int) -> list[tuple[tuple[int, ...], Tensor]]:
+        """(which matrix, inputs [M, K]) of a weight in the trial's batches: at most ``limit`` rows of each."""
+        found: dict[tuple[int, ...], list[Tensor]] = {}
+        for index, rows in self.trial.before.rows[name].calls:
+            found.setdefault(index, []).append(rows)
+        return [(index, _spread(torch.cat(parts), limit)) for index, parts in found.items()]
+
+
+def _spread(rows: Tensor, limit: int) -> Tensor:
+    count = rows.shape[0]
+    return rows if count <= limit else rows[torch.arange(limit, device=rows.device) * count // limit]
+
+
+class Transform(Protocol):
+    """A change of a model that leaves what it computes as it is, in float, and makes rounding hurt less."""
+
+    name: ClassVar[str]
+
+    def model_(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, str]:
+        """Before all blocks: change the model in place. Says of weights by name what was done, or why not."""
+
+    def block_(self, block: Block) -> None:
+        """Change a block in place. Says in the notes of its weights what was done, or why not."""

@@ -1,0 +1,91 @@
+"""Several steps as one algorithm: changes of the model around its weights, in float, then one way to round each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from bitport.algorithms.algorithm import Algorithm
+from bitport.algorithms.apply import Outcome
+from bitport.algorithms.block import Block, Transform, Weight
+from bitport.algorithms.pairs import shared_parameters
+from bitport.calibrate.batches import run_fresh
+from bitport.calibrate.inputs import Inputs
+from bitport.calibrate.observe import input_scales
+from bitport.numerics import Format, Quantized
+from bitport.schemes import Choice, Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """``transforms`` in their order, first those of the whole model, then block by block, then ``solver`` on each
+    weight. ``name``: as it was asked for."""
+
+    transforms: tuple[Transform, ...]
+    solver: Algorithm
+    name: str
+    needs_inputs: ClassVar[bool] = True
+
+    def refuses(self, fmt: Format, kind: str) -> str | None:
+        return self.solver.refuses(fmt, kind)
+
+    def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None) -> Quantized:
+        return self.solver.solve(w, fmt, inputs)
+
+
+class Preparation:
+    """What the transforms of an algorithm do to the blocks of a model, and what they leave to be done to a weight.
+
+    ``act_scales``: static scales of inputs by module, measured anew where a transform changed the input.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        by: Algorithm,
+        targets: Sequence[Target],
+        choices: Iterable[Choice],
+    ) -> None:
+        self.model = model
+        self.act_scales: dict[str, Tensor] = {}
+        self.transforms: tuple[Transform, ...] = getattr(by, "transforms", ())
+        self.targets = {target.name: target for target in targets}
+        self.schemes = {choice.name: choice.scheme for choice in choices if choice.scheme is not None}
+        self.pre_scales: dict[str, Tensor] = {}
+        self.notes: dict[str, list[str]] = {}
+
+    def model_(self, batches: Iterable[Any]) -> None:
+        """Change the model in place, as far as that is not done block by block."""
+        for transform in self.transforms:
+            for name, note in transform.model_(self.model, batches).items():
+                self.notes.setdefault(name, []).append(f"{transform.name}: {note}")
+
+    def __call__(self, name: str, module: nn.Module, batches: Iterable[Any], seen: dict[str, Inputs]) -> None:
+        """Change the block called ``name`` in place, and ``seen``, the inputs of its weights, with it."""
+        if not self.transforms:
+            return
+        cut = len(name) + 1 if name else 0
+        weights = {full[cut:]: Weight(self.targets[full], self.schemes[full], seen[full]) for full in seen}
+        fixed = shared_parameters(self.model, name) if name else ()
+        block = Block(module, weights, batches, fixed, whole=not name)
+        for transform in self.transforms:
+            transform.block_(block)
+        static = [local for local, weight in weights.items() if weight.scheme.static]
+        if static and not block.whole:
+            modules = [local.rpartition(".")[0] for local in static]
+            found = input_scales(module, modules, lambda run: [run_fresh(run, batch) for batch in batches])
+            self.act_scales |= {f"{name}.{local}": scale for local, scale in found.items()}
+        for weight in weights.values():  # which hold inputs, and are not kept
+            self.notes.setdefault(weight.target.name, []).extend(weight.notes)
+            if weight.pre_scale is not None:
+                self.pre_scales[weight.target.name] = weight.pre_scale
+
+    def pre_scale(self, name: str) -> Tensor | None:
+        return self.pre_scales.get(name)
+
+    def noted(self, name: str, outcome: Outcome) -> Outcome:
+        """With what the transforms said of the weight."""
+        return dataclasses.replace(outcome, note="; ".join(filter(None, (*self.notes.get(name, ()), outcome.note))))

@@ -1,0 +1,231 @@
+"""Which parameters can take a scale of each channel off which weights, without any change of the model's output.
+
+Nothing is known about kinds of models here; pairs are found by trying on a copy of a block in float32 (a Trial). The
+channels of a producer, which is the weight and bias of a norm or rows of a matrix, are multiplied by random powers of
+two. Every product whose input is now the old one times these factors is a consumer: its columns are divided by them,
+and the block runs again, until no more are found. If the block's output is then what it was, the pair is proven: powers
+of two are exact, the factors differ from each other, and a norm that feeds anything else, a GELU between two layers or
+rows that meet in a product of their own would show. If not, the producer takes no scale.
+
+A norm may compute with 1 + w, so both forms are tried. A matrix may hold several layers (queries, keys and values; gate
+and up), so the parts that fit are tried. A value head may serve several query heads, so channels may repeat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from bitport.algorithms.trial import Run, Trial, same
+
+LARGEST = 6
+"""Factors are 2^-6 to 2^6 and never 1: far enough that a limit somewhere in the block is reached and shows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Elements of a vector or rows of a matrix, one per channel. ``axis``: along which they lie, None in a vector.
+    ``offset``: the parameter acts as offset + w."""
+
+    name: str
+    axis: int | None
+    rows: slice
+    offset: float = 0.0
+
+    def of(self, param: Tensor) -> Tensor:
+        """They themselves, not a copy."""
+        return param.data[..., self.rows, :] if self.axis == -2 else param.data[..., self.rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Consumer:
+    """``axis``: along which its inputs lie. ``width``: input channels come from the producer's in runs of so many, each
+    run as often as there are more inputs than channels."""
+
+    name: str
+    axis: int
+    inputs: int
+    width: int
+
+    def channels(self, count: int) -> Tensor:
+        """Of each input, the channel of the producer that it comes from."""
+        return _repeated(count, self.inputs, self.width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """``count``: of channels; ``matrices``: each with channels of its own, in experts that feed experts."""
+
+    producer: tuple[Part, ...]
+    consumers: tuple[Consumer, ...]
+    count: int
+    matrices: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a scale: the channels last."""
+        return (*self.matrices, self.count)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all parameters in it."""
+        return list(dict.fromkeys([*(part.name for part in self.producer), *(each.name for each in self.consumers)]))
+
+    @property
+    def label(self) -> str:
+        first = self.producer[0]
+        rows = "" if first.rows == slice(None) else f"[{first.rows.start}:{first.rows.stop}:{first.rows.step or 1}]"
+        return f"{first.name}{rows}"
+
+    def scale_(self, block: nn.Module, scale: Tensor) -> None:
+        """Divide the producer by ``scale``, multiply the consumers."""
+        for part in self.producer:
+            _multiply(block.get_parameter(part.name), part, 1 / scale)
+        for consumer in self.consumers:
+            _multiply_inputs(block.get_parameter(consumer.name), consumer, scale)
+
+    def rotate_(self, block: nn.Module, rotated: Callable[[Tensor, int], Tensor]) -> None:
+        """The channels of producer and consumers through ``rotated`` (weight, axis)."""
+        for part in self.producer:
+            held = part.of(block.get_parameter(part.name))
+            held.copy_(rotated(held, part.axis or -1))
+        for consumer in self.consumers:
+            param = block.get_parameter(consumer.name)
+            param.data.copy_(rotated(param.data, consumer.axis))
+
+
+def find_pairs(trial: Trial, fixed: Collection[str] = (), seed: int = 0) -> tuple[list[Pair], dict[str, str]]:
+    """Of a block, each consumer in one pair at most; and of others what could not be told. ``fixed``: parameters that
+    something outside of the block uses too."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs: list[Pair] = []
+    doubts: dict[str, str] = {}
+    taken: set[str] = set()
+    for producer, count, matrices in _producers(trial, fixed):
+        exponents = torch.randint(1, LARGEST + 1, (*matrices, count), generator=generator).float()
+        signs = torch.randint(0, 2, exponents.shape, generator=generator) * 2 - 1
+        factors = torch.exp2(exponents * signs).to(next(trial.block.parameters()).device)
+        consumers = _proven(trial, producer, factors)
+        pair = Pair(producer, tuple(consumers), count, matrices)
+        names = {consumer.name for consumer in consumers}
+        widths = {consumer.inputs for consumer in consumers}
+        unseen = [name for name in trial.unseen() if trial.columns(name) in widths]
+        if unseen:
+            doubt = f"{pair.label} may feed {', '.join(unseen)} too, which calibration never reached"
+            doubts |= dict.fromkeys(names, doubt)
+        elif names and not names & (taken | set(fixed)):
+            pairs.append(pair)
+            taken |= names
+    return pairs, doubts
+
+
+def _proven(trial: Trial, producer: tuple[Part, ...], factors: Tensor) -> list[Consumer]:
+    """The consumers of a producer; none if the output does not stay."""
+    params = dict(trial.block.named_parameters())
+    consumers: dict[str, Consumer] = {}
+    with trial.undone(params):
+        for part in producer:
+            _multiply(params[part.name], part, factors)
+        while True:
+            run = trial.run()
+            left = [name for name in trial.weights if name not in consumers]
+            new = [found for name in left if (found := _fed(trial, name, run, factors)) is not None]
+            if not new:
+                return list(consumers.values()) if trial.keeps_output(run) else []
+            for consumer in new:
+                consumers[consumer.name] = consumer
+                _multiply_inputs(params[consumer.name], consumer, 1 / factors)
+
+
+def _fed(trial: Trial, name: str, run: Run, factors: Tensor) -> Consumer | None:
+    """The weight as a consumer, if all that goes into it is what did before times the factors."""
+    inputs, count = trial.columns(name), factors.shape[-1]
+    if inputs % count or factors.shape[:-1] not in ((), trial.weights[name].shape[:-2]):
+        return None
+    compared = list(trial.compared(name, run))
+    if not compared or any(now is None for _, _, now in compared) or not trial.changed(name, run):
+        return None
+    for width in (each for each in range(count, 0, -1) if count % each == 0):
+        channels = _repeated(count, inputs, width).to(factors.device)
+        own = factors[..., channels].expand(*trial.weights[name].shape[:-2], -1)
+        if all(now is not None and same(now, was * own[index]) for index, was, now in compared):
+            return Consumer(name, trial.axis(name), inputs, width)
+        if inputs == count:
+            return None
+    return None
+
+
+def _producers(trial: Trial, fixed: Collection[str]) -> Iterator[tuple[tuple[Part, ...], int, tuple[int, ...]]]:
+    """(parts that take one scale, how many channels, of how many matrices): norms first, then rows of matrices."""
+    inputs = {trial.columns(name) for name in trial.weights if name not in trial.unseen()}
+    for prefix, module in trial.block.named_modules():
+        own = dict(module.named_parameters(prefix, recurse=False))
+        sizes = {param.shape for param in own.values()}
+        if len(sizes) == 1 and len(size := next(iter(sizes))) == 1 and size[0] in inputs and not set(own) & set(fixed):
+            for offset in (0.0, 1.0):
+                parts = [Part(name, None, slice(None), 0.0 if at else offset) for at, name in enumerate(own)]
+                yield tuple(parts), size[0], ()
+    for name, weight in trial.weights.items():
+        axis = -1 if name in trial.flipped else -2
+        rows, matrices = weight.shape[axis], tuple(weight.shape[:-2])
+        names = [name, *biases_of(trial.block, name, axis)]
+        if set(names) & set(fixed):
+            continue
+        for part in _slices(rows, inputs):
+            parts = [Part(each, None if at else axis, part) for at, each in enumerate(names)]
+            yield tuple(parts), len(range(rows)[part]), matrices
+
+
+def _slices(rows: int, inputs: set[int]) -> Iterator[slice]:
+    """All of a matrix, a half of it in either order, or the last part after queries and keys."""
+    found = [slice(None)] if any(size % rows == 0 for size in inputs) else []
+    for size in sorted(inputs):
+        if rows == 2 * size:
+            found += [slice(size, rows), slice(0, size), slice(1, rows, 2), slice(0, rows, 2)]
+        last = (rows - size) // 2
+        if last > 0 and rows == size + 2 * last and size % last == 0:
+            found.append(slice(rows - last, rows))
+    yield from {(each.start, each.stop, each.step): each for each in found}.values()
+
+
+def biases_of(block: nn.Module, name: str, axis: int) -> list[str]:
+    """Names of what is added to the outputs of a weight, which lie along ``axis`` of it."""
+    params = dict(block.named_parameters())
+    weight = params[name]
+    shape = (*weight.shape[:-2], weight.shape[axis])
+    prefix, dot, last = name.rpartition(".")
+    labels = {f"{prefix}{dot}{last.replace('weight', 'bias')}", f"{name}_bias"} - {name}
+    return [label for label in sorted(labels) if label in params and tuple(params[label].shape) == shape]
+
+
+def _repeated(count: int, inputs: int, width: int) -> Tensor:
+    return torch.arange(count).view(count // width, 1, width).expand(-1, inputs // count, -1).reshape(-1)
+
+
+def _multiply(param: Tensor, part: Part, factors: Tensor) -> None:
+    held = part.of(param)
+    if part.axis is not None:
+        factors = factors.unsqueeze(-1 if part.axis == -2 else -2)
+    held.copy_((_precise(held) + part.offset) * factors - part.offset)
+
+
+def _multiply_inputs(param: Tensor, consumer: Consumer, factors: Tensor) -> None:
+    own = factors[..., consumer.channels(factors.shape[-1]).to(factors.device)]
+    param.data.copy_(_precise(param.data) * (own.unsqueeze(-2) if consumer.axis == -1 else own.unsqueeze(-1)))
+
+
+def _precise(value: Tensor) -> Tensor:
+    return value.to(torch.promote_types(value.dtype, torch.float32))
+
+
+def shared_parameters(model: nn.Module, block: str) -> set[str]:
+    """Names, as in the block, of parameters that modules outside of it hold too."""
+    inside = {id(param): name for name, param in model.get_submodule(block).named_parameters(remove_duplicate=False)}
+    return {
+        inside[id(param)]
+        for name, param in model.named_parameters(remove_duplicate=False)
+        if id(param) in inside and not name.startswith(f"{block}.")
+    }

@@ -1,0 +1,120 @@
+"""Rotation of a model, in its weights alone: of the values of each head (R2) and of the residual stream (R1).
+
+The layer that makes values and the one behind the attention may both be rotated, each head like every other. All is
+done on a copy in float32 and proven there: the model computes what it did, or it is left as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from bitport.algorithms.block import Block
+from bitport.algorithms.pairs import Pair, find_pairs, shared_parameters
+from bitport.algorithms.residual import find_stream
+from bitport.algorithms.rotation_core import Rotation
+from bitport.algorithms.trial import Trial
+from bitport.calibrate.batches import Call, run_fresh
+from bitport.calibrate.blocks import blocks_of, without_cache
+from bitport.nn.targets import find_targets
+from bitport.tensor import QTensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotate:
+    """``heads``: rotate values too: for schemes that round the input of the layer behind the attention, where a few
+    channels of it are large; without such it may cost. ``untie``: an output head that is the embedding gets weights of
+    its own, since the last norm's weight is folded into it: the model grows by that. Without it the residual stream of
+    such a model is not rotated."""
+
+    seed: int = 0
+    heads: bool = False
+    stream: bool = True
+    untie: bool = False
+    name: ClassVar[str] = "rotate"
+
+    def block_(self, block: Block) -> None:
+        """All is done before, since one rotation goes through all blocks."""
+
+    def model_(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, str]:
+        if any(isinstance(param, QTensor) for param in model.parameters()):
+            return {target.name: "parts of the model are quantized already" for target in find_targets(model)}
+        if self.untie:
+            _untie(model)
+        told: dict[str, list[str]] = {target.name: [] for target in find_targets(model)}
+        pairs: list[tuple[str, Pair]] = []
+        with without_cache(model):
+            whole = Trial(model, list(itertools.islice(batches, 1)))
+            for name, trial in _trials(whole):
+                found, _ = find_pairs(trial, shared_parameters(model, name))
+                pairs += [(name, pair) for pair in found]
+                for pair in found if self.heads else ():
+                    self._rotate_heads(whole, name, trial, pair, told)
+            if self.stream:
+                self._rotate_stream(whole, pairs, told)
+        with torch.no_grad():
+            for name, param in model.named_parameters():
+                param.copy_(whole.block.get_parameter(name))
+        return {name: ", ".join(notes) or "takes part in none" for name, notes in told.items()}
+
+    def _rotate_stream(self, whole: Trial, pairs: list[tuple[str, Pair]], told: dict[str, list[str]]) -> None:
+        found = find_stream(whole, pairs)
+        why_not = found if isinstance(found, str) else found.rotate_(whole, Rotation.random(found.size, self.seed))
+        for name, notes in told.items():
+            if why_not or isinstance(found, str):
+                notes.append(f"residual stream left: {why_not}")
+            elif name in found.readers or name in found.writers:
+                notes.append("residual stream")
+
+    def _rotate_heads(self, whole: Trial, prefix: str, trial: Trial, pair: Pair, told: dict[str, list[str]]) -> None:
+        """By the widest rotation of runs of channels under which the block's output stays."""
+        width = min(consumer.width for consumer in pair.consumers)
+        if pair.producer[0].axis is None or pair.matrices or width % 2:
+            return
+        if not _stays(trial, pair, Rotation.random(2, self.seed)):
+            return  # channels that meet one by one, as in a gate
+        for size in (each for each in range(width, 1, -1) if width % each == 0 and each % 2 == 0):
+            rotation = Rotation.random(size, self.seed + 1)
+            if _stays(trial, pair, rotation):
+                pair.rotate_(whole.block.get_submodule(prefix), rotation.apply)
+                for each in pair.names:
+                    told.get(f"{prefix}.{each}", []).append(f"heads of {size}")
+                return
+
+
+def _stays(trial: Trial, pair: Pair, rotation: Rotation) -> bool:
+    with trial.undone(pair.names):
+        pair.rotate_(trial.block, rotation.apply)
+        return trial.keeps_output(trial.run())
+
+
+def _trials(whole: Trial) -> Iterator[tuple[str, Trial]]:
+    """Of each block that a run of the model calls once."""
+    calls: dict[str, list[Call]] = {name: [] for name in blocks_of(whole.block)}
+
+    def note(name: str) -> Any:
+        return lambda module, args, kwargs: calls[name].append(Call(args, kwargs))
+
+    hooks = [whole.block.get_submodule(name).register_forward_pre_hook(note(name), with_kwargs=True) for name in calls]
+    for batch in whole.batches:
+        run_fresh(whole.block, batch)
+    for hook in hooks:
+        hook.remove()
+    for name, given in calls.items():
+        if len(given) == len(whole.batches):
+            yield name, Trial(whole.block.get_submodule(name), given)
+
+
+def _untie(model: nn.Module) -> None:
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and id(module.weight) in tables:
+            module.weight = nn.Parameter(module.weight.detach().clone(), module.weight.requires_grad)
+            config: Any = getattr(model, "config", None)
+            if config is not None:
+                config.tie_word_embeddings = False

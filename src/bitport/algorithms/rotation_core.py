@@ -1,0 +1,98 @@
+"""Rotations by Hadamard matrices: every channel becomes a mean of all with signs, so that none sticks out.
+
+A Hadamard matrix H of order n holds 1 and -1, its rows are orthogonal, and H / sqrt(n) is a rotation. Known here: 1 and
+2, twice any known order (Sylvester), and, from the squares modulo a prime q (Paley), q + 1 for q = 3 mod 4 and
+2 (q + 1) for q = 1 mod 4: 12, 20, 28, 36 .., so all sizes of common models. For another size it stands in blocks along
+the diagonal, of the largest known order that divides it. Random signs before it make it random:
+
+    x -> (x * signs) H / sqrt(n)
+
+A large one is a Kronecker product of small ones, and is applied as such.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+WHOLE = 64
+"""Powers of two up to this are applied in one product."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rotation:
+    """Of every run of ``signs.numel()`` channels, all alike."""
+
+    signs: Tensor
+
+    @classmethod
+    def random(cls, size: int, seed: int) -> Rotation:
+        return cls(torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(seed)).float() * 2 - 1)
+
+    def apply(self, x: Tensor, axis: int = -1) -> Tensor:
+        """float32, of x along ``axis``, whose size is a multiple of this one's."""
+        last = x.float().movedim(axis, -1)
+        runs = last.reshape(*last.shape[:-1], -1, self.signs.numel()) * self.signs.to(x.device)
+        return hadamard_product(runs).reshape(last.shape).movedim(-1, axis)
+
+
+def hadamard_product(x: Tensor) -> Tensor:
+    """x [.., n] times the orthonormal matrix of :func:`factors`."""
+    sizes = factors(x.shape[-1])
+    y = x.reshape(-1, x.shape[-1] // math.prod(sizes), *sizes)
+    for at, size in enumerate(sizes, 2):
+        y = torch.tensordot(y, hadamard(size).to(y), dims=([at], [0])).movedim(-1, at)
+    return (y / math.sqrt(math.prod(sizes))).reshape(x.shape)
+
+
+def factors(size: int) -> list[int]:
+    """Orders whose Kronecker product has the largest known order that divides ``size``."""
+    order = next(each for each in range(size, 0, -1) if size % each == 0 and is_known(each))
+    found = []
+    while order > WHOLE and order % 2 == 0 and is_known(order // 2):
+        power = next(p for p in (64, 32, 16, 8, 4, 2) if order % p == 0 and is_known(order // p))
+        found.append(power)
+        order //= power
+    return [*found, order]
+
+
+@functools.cache
+def is_known(order: int) -> bool:
+    if order <= 2:
+        return order > 0
+    return order % 2 == 0 and (is_known(order // 2) or bool(_paley(order)))
+
+
+@functools.cache
+def hadamard(order: int) -> Tensor:
+    """float32 [order, order] of 1 and -1."""
+    if order == 1:
+        return torch.ones(1, 1)
+    if is_known(order // 2):
+        return torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), hadamard(order // 2))
+    q = _paley(order)
+    residues = {at * at % q for at in range(1, q)}
+    character = torch.tensor([0.0] + [1.0 if at in residues else -1.0 for at in range(1, q)])
+    index = (torch.arange(q)[:, None] - torch.arange(q)[None, :]) % q
+    core = torch.zeros(q + 1, q + 1)
+    core[0, 1:], core[1:, 0], core[1:, 1:] = 1, 1 if q % 4 == 1 else -1, character[index]
+    if q % 4 == 3:
+        return core + torch.eye(q + 1)
+    plus, minus = torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.tensor([[1.0, -1.0], [-1.0, -1.0]])
+    return torch.kron(core, plus) + torch.kron(torch.eye(q + 1), minus)
+
+
+def _paley(order: int) -> int:
+    """The prime that gives this order; 0 if none does."""
+    if order % 4 == 0 and _is_prime(order - 1):
+        return order - 1
+    half = order // 2 - 1
+    return half if order % 4 == 0 and half % 4 == 1 and _is_prime(half) else 0
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % at for at in range(2, math.isqrt(number) + 1))

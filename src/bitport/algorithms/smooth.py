@@ -1,0 +1,35 @@
+"""SmoothQuant of a block: scales of channels for schemes that round the input too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from bitport.algorithms.block import Block, Weight
+from bitport.algorithms.scales_core import Found
+from bitport.algorithms.scaling import Scaling
+from bitport.algorithms.smooth_core import Factor, search
+
+
+@dataclasses.dataclass(frozen=True)
+class Smooth(Scaling):
+    """``rows``: the largest inputs are those of the first batches; so many of them are multiplied to know the error."""
+
+    rows: int = 512
+    name: ClassVar[str] = "smooth"
+    needs_rows: ClassVar[bool] = True
+
+    def refuses(self, weight: Weight) -> str | None:
+        if not weight.scheme.act:
+            return f"{weight.scheme} does not round the input"
+        return super().refuses(weight)
+
+    def factor(self, block: Block, name: str, channels: Tensor) -> Factor:
+        value, scheme = block.value(name), block.weights[name].scheme
+        return Factor(value, scheme.weight, scheme.act, block.rows(name, self.rows), channels.to(value.device))
+
+    def search(self, factors: Sequence[Factor], shape: tuple[int, ...]) -> Found:
+        return search(factors, shape, self.steps)

@@ -1,0 +1,69 @@
+"""SmoothQuant: the scale of the input channels under which rounding the input and the weight costs the product least.
+
+A token's input shares one scale of its numbers: a channel that is large in every token leaves few steps to the others.
+Dividing the channels by s and multiplying the columns of the weight by s moves that difficulty to the weight, which
+has scales of its own:
+
+    s = max |x|^alpha / max |w|^(1 - alpha)
+
+alpha, in steps from 0 to 1, is the one with the least error of what is computed, on a sample of the inputs X:
+
+    minimize    |Q(X diag(1/s)) Q(W diag(s))^T - X W^T|^2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.algorithms.parts import Params, rounded
+from bitport.algorithms.scales_core import Found, best, few_rows, power
+from bitport.numerics import Format, choose_qparams, fake_quantize
+
+
+class Factor(NamedTuple):
+    """A weight [.., N, K], the rounding of its input, and (which matrix, inputs [M, K]). ``channels`` [K]: where in the
+    scale its inputs are."""
+
+    w: Tensor
+    fmt: Format
+    act: str
+    inputs: Sequence[tuple[tuple[int, ...], Tensor]]
+    channels: Tensor
+
+
+def search(factors: Sequence[Factor], shape: tuple[int, ...], steps: int = 20) -> Found:
+    """``shape``: of the scale, the channels last; before them matrices that have scales of their own."""
+    thin = [factor._replace(w=few_rows(factor.w, factor.fmt)) for factor in factors]
+    device = factors[0].w.device
+
+    def error(scale: Tensor) -> Tensor:
+        total = torch.zeros(shape[:-1], device=device)
+        for factor in thin:
+            for index, x in factor.inputs:
+                total[index if scale.dim() > 1 else ()] += _error(factor, index, x.to(device), scale)
+        return total
+
+    return best(_candidates(factors, shape, steps), error, torch.ones(shape, device=device))
+
+
+def _error(factor: Factor, index: tuple[int, ...], x: Tensor, scale: Tensor) -> Tensor:
+    own, w = (scale[index] if scale.dim() > 1 else scale)[factor.channels], factor.w[index]
+    scaled = (w.float() * own).to(w.dtype)
+    q = rounded(scaled, factor.fmt, Params(*choose_qparams(scaled, factor.fmt)))
+    return (fake_quantize(x / own, factor.act) @ q.t() - x @ w.float().t()).square().sum()
+
+
+def _candidates(factors: Sequence[Factor], shape: tuple[int, ...], steps: int) -> Iterator[Tensor]:
+    x, w = (torch.zeros(shape, device=factors[0].w.device) for _ in range(2))
+    for factor in factors:
+        channels, count = factor.channels, factor.w.shape[-1]
+        for index, rows in factor.inputs:
+            at = index if len(shape) > 1 else ()
+            for sizes, found in ((rows.to(x.device), x), (factor.w[index].float(), w)):
+                found[at] = found[at].scatter_reduce(0, channels, sizes.abs().amax(0).reshape(count), "amax")
+    for step in range(steps + 1):
+        yield power(x, step / steps, w, 1 - step / steps)

@@ -1,0 +1,127 @@
+"""A block in float32 that may be changed and run at will: what goes into each of its products, and what comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bitport.calibrate.batches import run_fresh
+from bitport.calibrate.inputs import Watch
+from bitport.nn.targets import find_targets
+from bitport.schemes import Target
+from bitport.tensor import QTensor
+
+TOLERANCE = 2.0**-10
+"""Of what counts as the same, relative to the size of a channel. What a wrong change does is of the size itself; what
+float32 does to a right one is 2^-20 at most, and nothing where the factors are powers of two."""
+
+NO_PRODUCTS = ("conv", "embedding")
+
+
+class Rows:
+    """What went into a weight, call by call: (which matrix of it, rows [M, K])."""
+
+    def __init__(self, batch: tuple[int, ...], k: int, device: torch.device | str | None = None) -> None:
+        self.calls: list[tuple[tuple[int, ...], Tensor]] = []
+
+    def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:
+        if x.numel():
+            self.calls.append((index, x.detach().reshape(-1, x.shape[-1]).clone()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    rows: dict[str, Rows]
+    output: list[Tensor]
+
+
+class Trial:
+    """``batches``, which can be gone through again: as many of them as it takes to reach every weight that any
+    reaches."""
+
+    def __init__(self, module: nn.Module, batches: Iterable[Any]) -> None:
+        self.block = copy.deepcopy(module).float()
+        own = dict(self.block.named_parameters())  # those tied to each other once
+        found = [target for target in find_targets(self.block) if _is_factor(target)]
+        named = {target.name: param for target in found if (param := own.get(target.name)) is not None}
+        self.weights = {name: param for name, param in named.items() if not isinstance(param, QTensor)}
+        self.flipped = [target.name for target in found if target.transposed]
+        asked = 1
+        while True:
+            self.batches = [_in_float(batch) for batch in itertools.islice(batches, asked)]
+            self.before = self.run()
+            if not self.unseen() or len(self.batches) < asked:
+                break
+            asked *= 2
+
+    def run(self) -> Run:
+        output: list[Tensor] = []
+        watch = Watch(self.weights, self.flipped, collect=Rows)
+        with watch:
+            for batch in self.batches:
+                leaves = tree_leaves(run_fresh(self.block, batch))
+                output += [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        return Run(watch.seen, output)
+
+    def unseen(self) -> list[str]:
+        return [name for name in self.weights if not self.before.rows[name].calls]
+
+    def axis(self, name: str) -> int:
+        """Along which the inputs of a weight lie."""
+        return -2 if name in self.flipped else -1
+
+    def columns(self, name: str) -> int:
+        return self.weights[name].shape[self.axis(name)]
+
+    def keeps_output(self, run: Run) -> bool:
+        return 0 < len(run.output) == len(self.before.output) and all(
+            same(ours, theirs) for ours, theirs in zip(run.output, self.before.output, strict=True)
+        )
+
+    @contextlib.contextmanager
+    def undone(self, names: Iterable[str]) -> Iterator[Callable[[], None]]:
+        """Parameters that change within are put back in the end, unless what is handed out is called."""
+        params = {name: self.block.get_parameter(name) for name in names}
+        before = {name: param.detach().clone() for name, param in params.items()}
+        try:
+            yield before.clear
+        finally:
+            for name, value in before.items():
+                params[name].data.copy_(value)
+
+    def changed(self, name: str, run: Run) -> bool:
+        return any(now is None or not same(now, was) for _, was, now in self.compared(name, run))
+
+    def compared(self, name: str, run: Run) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor | None]]:
+        """(which matrix, what went into it at first, what in ``run``; None where the calls are others)."""
+        was, now = self.before.rows[name].calls, run.rows[name].calls
+        alike = [(index, x.shape) for index, x in was] == [(index, x.shape) for index, x in now]
+        for at, (index, x) in enumerate(was):
+            yield index, x, now[at][1] if alike else None
+
+
+def _is_factor(target: Target) -> bool:
+    """The biases of experts [experts, N] are no matrices."""
+    return target.kind not in NO_PRODUCTS and not target.param.endswith("bias")
+
+
+def same(ours: Tensor, theirs: Tensor) -> bool:
+    """Channel by channel; one that is next to nothing beside the others may differ by next to nothing."""
+    if ours.shape != theirs.shape or torch.equal(ours, theirs):
+        return ours.shape == theirs.shape
+    ours, theirs = (each.reshape(-1, each.shape[-1] if each.dim() else 1) for each in (ours, theirs))
+    size = theirs.norm(dim=0)
+    floor = TOLERANCE * size.square().mean().sqrt()
+    return bool(((ours - theirs).norm(dim=0) <= TOLERANCE * (size + floor)).all())
+
+
+def _in_float(batch: Any) -> Any:
+    return tree_map(lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch)

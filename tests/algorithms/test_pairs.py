@@ -1,0 +1,192 @@
+"""Pairs that can share a scale: found in every kind of model, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitport.algorithms.pairs import Pair, find_pairs, shared_parameters
+from bitport.algorithms.trial import Trial
+from bitport.calibrate.batches import Call
+from bitport.numerics import sqnr
+
+from .families import CONFIGS, calls_of, model_of, output
+
+ATTENTION = {
+    "input_layernorm.weight -> self_attn.k_proj.weight self_attn.q_proj.weight self_attn.v_proj.weight",
+    "self_attn.v_proj.weight -> self_attn.o_proj.weight",
+}
+GATED = {
+    "post_attention_layernorm.weight -> mlp.gate_proj.weight mlp.up_proj.weight",
+    "mlp.up_proj.weight -> mlp.down_proj.weight",
+}
+ROUTED = {
+    "post_attention_layernorm.weight -> mlp.experts.gate_up_proj mlp.gate.weight",
+}
+
+EXPECTED: dict[str, set[str]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), ATTENTION | GATED),
+    "gemma2": ATTENTION
+    | {
+        "pre_feedforward_layernorm.weight -> mlp.gate_proj.weight mlp.up_proj.weight",
+        "mlp.up_proj.weight -> mlp.down_proj.weight",
+    },
+    "phi": {
+        "input_layernorm.weight -> mlp.fc1.weight self_attn.k_proj.weight self_attn.q_proj.weight "
+        "self_attn.v_proj.weight",
+        "self_attn.v_proj.weight -> self_attn.dense.weight",
+    },
+    "phi3": {
+        "input_layernorm.weight -> self_attn.qkv_proj.weight",
+        "post_attention_layernorm.weight -> mlp.gate_up_proj.weight",
+        "self_attn.qkv_proj.weight[96:128:1] -> self_attn.o_proj.weight",
+        "mlp.gate_up_proj.weight[96:192:1] -> mlp.down_proj.weight",
+    },
+    "olmo2": {"self_attn.v_proj.weight -> self_attn.o_proj.weight", "mlp.up_proj.weight -> mlp.down_proj.weight"},
+    "gpt2": {
+        "ln_1.weight -> attn.c_attn.weight",
+        "ln_2.weight -> mlp.c_fc.weight",
+        "attn.c_attn.weight[128:192:1] -> attn.c_proj.weight",
+    },
+    "opt": {
+        "self_attn_layer_norm.weight -> self_attn.k_proj.weight self_attn.q_proj.weight self_attn.v_proj.weight",
+        "final_layer_norm.weight -> fc1.weight",
+        "self_attn.v_proj.weight -> self_attn.out_proj.weight",
+        "fc1.weight -> fc2.weight",
+    },
+    "bert": {"attention.self.value.weight -> attention.output.dense.weight"},
+    "whisper": {
+        "self_attn_layer_norm.weight -> self_attn.k_proj.weight self_attn.q_proj.weight self_attn.v_proj.weight",
+        "final_layer_norm.weight -> fc1.weight",
+        "self_attn.v_proj.weight -> self_attn.out_proj.weight",
+    },
+    "mixtral": ATTENTION | ROUTED | {"mlp.experts.gate_up_proj[96:192:1] -> mlp.experts.down_proj"},
+    "qwen3-moe": ATTENTION | ROUTED | {"mlp.experts.gate_up_proj[32:64:1] -> mlp.experts.down_proj"},
+    "gpt-oss": ATTENTION | {"post_attention_layernorm.weight -> mlp.experts.gate_up_proj mlp.router.weight"},
+    "deepseek": {
+        "input_layernorm.weight -> self_attn.kv_a_proj_with_mqa.weight self_attn.q_a_proj.weight",
+        "self_attn.q_a_layernorm.weight -> self_attn.q_b_proj.weight",
+        "self_attn.kv_a_layernorm.weight -> self_attn.kv_b_proj.weight",
+        "post_attention_layernorm.weight -> mlp.experts.gate_up_proj mlp.gate.weight "
+        "mlp.shared_experts.gate_proj.weight mlp.shared_experts.up_proj.weight",
+        "mlp.experts.gate_up_proj[32:64:1] -> mlp.experts.down_proj",
+        "mlp.shared_experts.up_proj.weight -> mlp.shared_experts.down_proj.weight",
+    },
+}
+"""Of the first block. What is missing has a reason: a GELU or a clamp between (fc1 and fc2, gpt-oss), a norm that the
+residual takes too (BERT), no norm before (OLMo 2), values that lie among other rows of one matrix (DeepSeek)."""
+
+
+def described(pair: Pair) -> str:
+    return f"{pair.label} -> {' '.join(sorted(consumer.name for consumer in pair.consumers))}"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_pairs_of_a_family(name: str) -> None:
+    """Found in the first block as expected; and scales at random in all blocks leave the model's output as it was.
+
+    Each number of float32 is off by 2^-25 of itself at most after every step; a hundred such errors in a row, of one
+    sign, would still be 110 dB away."""
+    model = model_of(name)
+    before = output(model, name)
+    calls = calls_of(model, name)
+    for at, (block, args, kwargs) in enumerate(calls):
+        module = model.get_submodule(block)
+        pairs, doubts = find_pairs(Trial(module, [Call(args, kwargs)]), shared_parameters(model, block))
+        assert doubts == {}
+        if at == 0:
+            assert {described(pair) for pair in pairs} == EXPECTED[name]
+        for pair in pairs:
+            pair.scale_(module, torch.randn(pair.shape).clamp(-2, 2).exp())
+    assert sqnr(before, output(model, name)) > 110
+
+
+class Gated(nn.Module):
+    """``between``: what happens to the product before the last layer."""
+
+    def __init__(self, between: str = "") -> None:
+        super().__init__()
+        self.norm, self.between = nn.LayerNorm(16), between
+        self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+        self.other = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.norm(x)
+        y = F.silu(self.gate(seen)) * self.up(seen)
+        if self.between == "limit":
+            y = y.clamp(-4, 4)
+        if self.between == "norm":
+            y = F.layer_norm(y, (24,))
+        result = x + self.down(y)
+        return result + seen if self.between == "norm goes on" else result
+
+
+def pairs_of(module: nn.Module, **options: object) -> set[str]:
+    pairs, _ = find_pairs(Trial(module, [torch.randn(30, 16)]), **options)  # type: ignore[arg-type]
+    return {described(pair) for pair in pairs}
+
+
+NORM, UP = "norm.weight -> gate.weight up.weight", "up.weight -> down.weight"
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"),
+    [("", {NORM, UP}), ("limit", {NORM}), ("norm", {NORM}), ("norm goes on", {UP})],
+    ids=["plain", "a limit that data do not reach", "a norm", "a norm that feeds the residual"],
+)
+def test_what_would_change_the_output_is_no_pair(between: str, expected: set[str]) -> None:
+    torch.manual_seed(0)
+    module = Gated(between)
+    del module.other  # nothing reaches it, and that would cast doubt on all
+    assert pairs_of(module) == expected
+
+
+def test_a_weight_that_is_never_reached_casts_doubt() -> None:
+    torch.manual_seed(0)
+    pairs, doubts = find_pairs(Trial(Gated(), [torch.randn(30, 16)]))
+    assert {described(pair) for pair in pairs} == {UP}
+    assert set(doubts) == {"gate.weight", "up.weight"}
+    assert "norm.weight may feed other.weight too, which calibration never reached" in doubts["up.weight"]
+
+
+def test_parameters_that_are_used_elsewhere_stay() -> None:
+    torch.manual_seed(0)
+    first, second = Gated(), Gated()
+    model = nn.ModuleDict({"layers": nn.ModuleList([first, second])})
+    del first.other
+    second.down.weight = first.down.weight
+    fixed = shared_parameters(model, "layers.0")
+    assert fixed == {"down.weight"}
+    assert pairs_of(first, fixed=fixed) == {NORM}
+
+
+def test_trying_leaves_the_block_as_it_was() -> None:
+    torch.manual_seed(0)
+    module = Gated().half()
+    before = {name: param.clone() for name, param in module.named_parameters()}
+    trial = Trial(module, [torch.randn(30, 16)])
+    find_pairs(trial)
+    for name, param in module.named_parameters():
+        assert param.dtype == torch.float16
+        assert torch.equal(param, before[name])
+        assert torch.equal(trial.block.get_parameter(name), before[name].float())
+
+
+def test_more_batches_are_tried_until_every_weight_is_reached() -> None:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+            self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.experts[int(x[0, 0] > 0)](self.norm(x))
+
+    torch.manual_seed(0)
+    batches = [-torch.rand(3, 8), -torch.rand(3, 8), torch.rand(3, 8)]
+    pairs, doubts = find_pairs(Trial(module := Routed(), batches))
+    assert [described(pair) for pair in pairs] == ["norm.weight -> experts.0.weight experts.1.weight"]
+    assert find_pairs(Trial(module, batches[:2]))[0] == []
+    assert doubts == {}
