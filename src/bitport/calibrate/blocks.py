@@ -125,7 +125,10 @@ class Walk:
                     run(self.model, each)
 
         whole = functools.partial(_run_all, self.model, self.batches)
-        with self.place.outside(self.order):
+        with contextlib.ExitStack() as held:
+            held.enter_context(self.place.outside(self.order))
+            for target in self.rest:
+                held.enter_context(self.place.inside(target.name))
             try:
                 yield from self._watched(self.rest, around if last else whole, runs)
             except Between as error:

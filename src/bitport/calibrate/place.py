@@ -18,8 +18,8 @@ class Place(Protocol):
     def outside(self, blocks: Collection[str]) -> AbstractContextManager[None]:
         """Within it modules outside of ``blocks`` have their weights when they are called."""
 
-    def inside(self, module: str) -> AbstractContextManager[None]:
-        """Within it that module has its weights: quantized ones if its step is done."""
+    def inside(self, name: str) -> AbstractContextManager[None]:
+        """Within it that module has its weights, quantized ones if its step is done; or that parameter is there."""
 
     def done(self, step: str) -> bool:
         """Whether a run that ended early has dealt with that block, or with REST, already."""
@@ -36,7 +36,7 @@ class Whole:
     def outside(self, blocks: Collection[str]) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def inside(self, module: str) -> AbstractContextManager[None]:
+    def inside(self, name: str) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def done(self, step: str) -> bool:

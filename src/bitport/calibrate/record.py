@@ -36,11 +36,13 @@ class Given:
 @dataclasses.dataclass
 class Record:
     """``order``: the blocks, as every batch calls them, each once. ``calls``: of each batch, with Previous and Given
-    for tensors. ``shapes``: of the outputs; empty where the blocks really ran."""
+    for tensors. ``shapes``: of the outputs; empty where the blocks really ran. ``given``: bytes of the tensors
+    behind Given, for each batch."""
 
     order: list[str]
     calls: list[dict[str, Call]]
     shapes: list[dict[str, Shape]]
+    given: list[int]
 
     def uses(self, batch: int, block: str, kind: type[Previous] | type[Given]) -> set[int]:
         leaves = tree_leaves(tuple(self.calls[batch][block]))
@@ -76,6 +78,7 @@ def _run_through(
     called: list[dict[str, Call]] = []
     orders: list[list[str]] = []
     shapes: list[dict[str, Shape]] = []
+    given: list[int] = []
     known: dict[object, Shape] = {}
     memory = _Memory()
 
@@ -111,9 +114,10 @@ def _run_through(
             memory = _Memory()
             with contextlib.suppress(Enough):
                 run(model, batch)
+            given.append(sum(tensor.nbytes for tensor in memory.tensors.values()))
             store.put(GIVEN, at, memory.tensors)
     alike = bool(orders) and all(order == orders[0] for order in orders) and len(orders[0]) == len(called[0])
-    return Record(orders[0], called, shapes if stand_ins else []) if alike else Record([], [], [])
+    return Record(orders[0], called, shapes if stand_ins else [], given) if alike else Record([], [], [], [])
 
 
 class _Memory:

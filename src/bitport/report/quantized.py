@@ -34,6 +34,10 @@ class Report:
     bytes_before: int
     """All parameters of the model, tied ones once."""
     bytes_after: int
+    memory_estimate: int | None = None
+    """Bytes: how much a streamed run was to take at most, worked out before it."""
+    memory_peak: int | None = None
+    """The most that the process has taken since it began."""
 
     @property
     def quantized(self) -> tuple[LayerReport, ...]:
@@ -75,7 +79,13 @@ class Report:
             f"{len(self.quantized)} weights quantized, {len(self.skipped)} left; "
             f"{size(self.bytes_before)} -> {size(self.bytes_after)}"
         )
-        return chosen + "\n" + total
+        return chosen + "\n" + total + self.memory()
+
+    def memory(self) -> str:
+        """A line, where it was measured."""
+        if self.memory_estimate is None or self.memory_peak is None:
+            return ""
+        return f"\nmemory: at most {size(self.memory_peak)}, foretold {size(self.memory_estimate)}"
 
 
 def _decibels(error: float | None, nearest: float | None) -> str:
