@@ -85,16 +85,21 @@ class Stream:
             discard(self.directory)
         self.output = Output(self.directory, same, shard_size, resume=resume)
         self.place = Streamed(model, self.files, self.output, dtype)
+        self.walk: Walk | None = None
+        self.memory: memory.Memory | None = None
+        if self.output.closed:  # what is left is to move the files
+            return
         on_disk = activations == "disk"
         store = Disk(self.output.folder, len(batches)) if on_disk else stores.Memory()
         wanted = {each.name for each in self.targets if not self._refused(each)} if self.by.needs_inputs else set()
         self.walk = Walk(model, self.targets, wanted, batches, self.place, store)
         self.memory = memory.estimate(self.walk, self.files, dtype, on_disk=on_disk)
-        self._check_memory(memory_limit)
+        _check_memory(self.memory, memory_limit)
 
     def run(self) -> Report:
-        work = self.walk.measured()
+        """Quantize what is left to quantize, and make the result the checkpoint of the directory."""
         left = [each for each in self.targets if each.name not in self.output.layers]
+        work = self.walk.measured() if self.walk else ()
         for target, inputs in with_progress(work, len(left), "quantizing", self.progress):
             name = self.place.name_of[target.name]
             if name in self.output.writer.entries:
@@ -126,7 +131,7 @@ class Stream:
             kept = LayerReport(choice.name, None, choice.reason, self._stored(name), manifest.tensors[name].nbytes)
             layers.append(self.output.layers.get(choice.name, kept))
         before = sum(self._stored(name) for name in self.place.slots)
-        return Report(tuple(layers), before, manifest.nbytes, self.memory.total, memory.peak())
+        return Report(tuple(layers), before, manifest.nbytes, self.memory and self.memory.total, memory.peak())
 
     def _stored(self, name: str) -> int:
         held = self.files.tensors[name]
@@ -150,14 +155,6 @@ class Stream:
                 f"whole model: load it and use quantize_(model, recipe, calibrate=batches), or choose a dynamic scheme"
             )
 
-    def _check_memory(self, given: int | None) -> None:
-        limit = memory.available() if given is None else given
-        if limit is not None and self.memory.total > limit:
-            raise ArgumentError(
-                f"this needs about {self.memory} of memory, and {size(limit)} are allowed: take fewer or shorter "
-                f"batches, keep activations on disk, or leave out the largest weights"
-            )
-
     def _fingerprint(self, batches: Sequence[Any], shard_size: int) -> dict[str, str]:
         files = {held.file for held in self.files.tensors.values()}
         stats = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
@@ -170,6 +167,15 @@ class Stream:
             shard_size=str(shard_size),
             measure=str(self.measure),
             torch=str(torch.__version__),
+        )
+
+
+def _check_memory(needed: memory.Memory, given: int | None) -> None:
+    limit = memory.available() if given is None else given
+    if limit is not None and needed.total > limit:
+        raise ArgumentError(
+            f"this needs about {needed} of memory, and {size(limit)} are allowed: take fewer or shorter batches, keep "
+            f"activations on disk, or leave out the largest weights"
         )
 
 
