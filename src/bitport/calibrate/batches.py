@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 
 class Call(NamedTuple):
@@ -28,6 +29,13 @@ def run_batch(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return model(*batch)
     return model(batch)
+
+
+def run_fresh(module: nn.Module, batch: Any) -> Any:
+    """On a copy of the batch, as a module may change what it is given; without gradients."""
+    fresh = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), batch)
+    with torch.no_grad():
+        return run_batch(module, fresh)
 
 
 def batches_of(model: nn.Module, calibrate: Iterable[Any] | Callable[[nn.Module], Any]) -> list[Any]:

@@ -14,17 +14,16 @@ it, the inputs are those of the unquantized model, which then has to run as a wh
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bitport.calibrate.batches import Call
+from bitport.calibrate.batches import Call, run_fresh
 from bitport.calibrate.inputs import Inputs, Watch, check_inputs
 from bitport.calibrate.place import REST, Place, Whole
-from bitport.calibrate.record import Given, Previous, Record, filled, recorded, replaced, run
+from bitport.calibrate.record import Given, Previous, Record, filled, recorded, replaced
 from bitport.calibrate.stand_in import Between
 from bitport.calibrate.store import GIVEN, Memory, Store
 from bitport.errors import ArgumentError
@@ -32,6 +31,9 @@ from bitport.schemes import Target
 from bitport.tensor import QTensor
 
 Measured = Iterator[tuple[Target, "Inputs | None"]]
+Prepare = Callable[[str, nn.Module, Iterable[Any], dict[str, Inputs]], None]
+"""It may change a block, in float, and the inputs of its weights with it, before the first of these is handed out: gets
+the name of the block ("" for what lies in none), the block, its batches, and the inputs."""
 
 
 def measured(
@@ -41,10 +43,11 @@ def measured(
     batches: Sequence[Any],
     place: Place | None = None,
     store: Store | None = None,
+    prepare: Prepare | None = None,
 ) -> Measured:
     """Each of ``targets``, with its inputs if its name is ``wanted``. Whoever takes one quantizes it in place before
     asking for the next. Targets of steps that are done (Place.done) are left out."""
-    return Walk(model, targets, wanted, batches, place or Whole(), store or Memory()).measured()
+    return Walk(model, targets, wanted, batches, place or Whole(), store or Memory(), prepare).measured()
 
 
 class Walk:
@@ -56,12 +59,13 @@ class Walk:
         batches: Sequence[Any],
         place: Place,
         store: Store,
+        prepare: Prepare | None = None,
     ) -> None:
-        self.model, self.wanted, self.batches = model, wanted, batches
+        self.model, self.wanted, self.batches, self.prepare = model, wanted, batches, prepare
         self.place, self.store = place, store
         every = blocks_of(model)
         own = [name for name in every if any(_inside(target, name) for target in targets)]
-        with _without_cache(model):
+        with without_cache(model):
             self.record = recorded(model, every, own, batches, store, place)
         self.targets = {name: [each for each in targets if _inside(each, name)] for name in self.order}
         self.rest = [each for each in targets if not any(_inside(each, name) for name in self.order)]
@@ -72,17 +76,17 @@ class Walk:
 
     def measured(self) -> Measured:
         rest_runs = any(target.name in self.wanted for target in self.rest)
-        with _without_cache(self.model):
+        with without_cache(self.model):
             first = self._first()
             for at, name in enumerate(self.order[first:], first):
                 previous = self.order[at - 1] if at else None
                 block, calls = self.model.get_submodule(name), _Calls(self.record, self.store, name, previous)
                 with self.place.inside(name):
                     if not self.place.done(name):
-                        yield from self._watched(self.targets[name], functools.partial(_run_all, block, calls))
+                        yield from self._watched(name, calls, self.targets[name])
                     if at + 1 < len(self.order) or rest_runs:
                         for batch, call in enumerate(calls):
-                            leaves = tree_leaves(run(block, call))
+                            leaves = tree_leaves(run_fresh(block, call))
                             self.store.put(name, batch, _used(self.record, batch, at, leaves))
                     self.place.finish(name)
                 if previous:
@@ -122,36 +126,43 @@ class Walk:
             with replaced(self.model, {name: stub(name) for name in self.order}):
                 for at, each in enumerate(self.batches):
                     batch = at
-                    run(self.model, each)
+                    run_fresh(self.model, each)
 
-        whole = functools.partial(_run_all, self.model, self.batches)
         with contextlib.ExitStack() as held:
             held.enter_context(self.place.outside(self.order))
             for target in self.rest:
                 held.enter_context(self.place.inside(target.name))
             try:
-                yield from self._watched(self.rest, around if last else whole, runs)
+                yield from self._watched(REST, self.batches if runs else (), self.rest, around if last else None)
             except Between as error:
                 if self.place.must_stream:
                     raise ArgumentError(
                         f"{type(self.model).__name__} uses the output of more than its last block: load it whole"
                     ) from error
-                yield from self._watched(self.rest, whole, runs)
+                yield from self._watched(REST, self.batches if runs else (), self.rest)
 
-    def _watched(self, targets: list[Target], work: Callable[[], object], runs: bool = True) -> Measured:
-        """The inputs of ``targets`` while ``work`` runs the model or a block of it."""
+    def _watched(
+        self, step: str, batches: Iterable[Any], targets: list[Target], work: Callable[[], None] | None = None
+    ) -> Measured:
+        """The inputs of ``targets`` while the module ``step`` (the model, for REST) runs on ``batches``, by ``work``
+        where that does it in another way."""
+        module = self.model.get_submodule(step)
         weights = {each.name: getattr(self.model.get_submodule(each.module), each.param) for each in targets}
         seen = [each for each in targets if each.name in self.wanted and not isinstance(weights[each.name], QTensor)]
         weights = {target.name: weights[target.name] for target in seen}  # a tied one is quantized already
         watch = Watch(weights, [target.name for target in seen if target.transposed])
-        if seen and runs:
+        if seen:
             with watch:
-                work()
+                if work is None:
+                    _run_all(module, batches)
+                else:
+                    work()
+        for name, inputs in watch.seen.items():
+            check_inputs(name, inputs)
+        if self.prepare is not None:
+            self.prepare(step, module, batches, watch.seen)
         for target in targets:
-            inputs = watch.seen.pop(target.name, None)
-            if inputs is not None:
-                check_inputs(target.name, inputs)
-            yield target, inputs
+            yield target, watch.seen.pop(target.name, None)
 
 
 class _Calls(Iterable[Call]):
@@ -168,7 +179,7 @@ class _Calls(Iterable[Call]):
 
 def _run_all(module: nn.Module, batches: Iterable[Any]) -> None:
     for batch in batches:
-        run(module, batch)
+        run_fresh(module, batch)
 
 
 def _used(record: Record, batch: int, at: int, leaves: list[Any]) -> dict[int, Tensor]:
@@ -192,7 +203,7 @@ def _inside(target: Target, block: str) -> bool:
 
 
 @contextlib.contextmanager
-def _without_cache(model: nn.Module) -> Iterator[None]:
+def without_cache(model: nn.Module) -> Iterator[None]:
     """A cache of keys and values that grows with every run of a block would be wrong the second time."""
     config = getattr(model, "config", None)
     before = getattr(config, "use_cache", None)

@@ -8,11 +8,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bitport.calibrate.batches import Call, run_batch
+from bitport.calibrate.batches import Call, run_fresh
 from bitport.calibrate.place import Place
 from bitport.calibrate.stand_in import Between, Shape, StandIn, signature
 from bitport.calibrate.store import GIVEN, Store, Tensors
@@ -113,7 +112,7 @@ def _run_through(
             shapes.append({})
             memory = _Memory()
             with contextlib.suppress(Enough):
-                run(model, batch)
+                run_fresh(model, batch)
             given.append(sum(tensor.nbytes for tensor in memory.tensors.values()))
             store.put(GIVEN, at, memory.tensors)
     alike = bool(orders) and all(order == orders[0] for order in orders) and len(orders[0]) == len(called[0])
@@ -157,13 +156,6 @@ def filled(call: Call, given: Tensors, outputs: Tensors) -> Call:
 
 def _plain(leaf: Any) -> Any:
     return leaf.as_subclass(Tensor).clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
-
-
-def run(module: nn.Module, batch: Any) -> Any:
-    """On a copy: a block may change what it is given."""
-    fresh = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), batch)
-    with torch.no_grad():
-        return run_batch(module, fresh)
 
 
 @contextlib.contextmanager

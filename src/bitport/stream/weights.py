@@ -108,7 +108,8 @@ class Streamed:
             }
 
     def _put(self, name: str, tensor: Tensor) -> None:
-        held = tensor if self.slots[name][0].buffer else nn.Parameter(tensor, requires_grad=False)
+        """Trained as the parameter before was: PyTorch chooses its kernels by that, too."""
+        held = self.slots[name][0].parameter(tensor)
         for slot in self.slots[name]:
             slot.put(held)
 
