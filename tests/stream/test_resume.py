@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,17 +13,18 @@ import pytest
 from bitport.errors import ArgumentError
 from bitport.stream import Stream
 
-from .models import batches, empty, hashes, write
+from .models import batches, empty, write
 
 KILLED = """
-import os, signal, sys, time, torch
+import os, random, signal, sys, torch
 from pathlib import Path
 from bitport.stream import Stream
-from tests.stream.models import batches, empty
+from tests.stream.models import batches, empty, hashes
 torch.set_num_threads(1)
-source, target, activations = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+folder, activations = Path(sys.argv[1]), sys.argv[2]
+source = folder / "model"
 
-def child(last, resume):
+def child(target, last, resume):
     '''Runs in a process of its own, which kills itself at its last write to the disk; the number of writes it made.'''
     read, write = os.pipe()
     pid = os.fork()
@@ -49,36 +49,29 @@ def child(last, resume):
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, status
     return int(told) if told else None
 
-if sys.argv[4:] == ["count"]:
-    print(child(None, False))
-else:
-    for last in map(int, sys.argv[4:]):
-        assert child(last, True) is None, "it was to be killed"
-    assert child(None, True) is not None
+writes = child(folder / "whole", None, False)
+expected = hashes(folder / "whole")
+assert "bitport.json" in expected
+places = sorted(random.Random(0).sample(range(2, writes), 6))
+for at, kills in enumerate([*([place] for place in places), [places[3], places[1]]]):
+    target = folder / f"killed {at}"
+    for last in kills:
+        assert child(target, last, True) is None, "it was to be killed"
+    assert child(target, None, True) is not None
+    assert hashes(target) == expected, f"killed at {kills} of {writes}"
+print(writes, places)
 """
-
-
-def run(*words: object) -> str:
-    command = [sys.executable, "-c", KILLED, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that it forks")
 @pytest.mark.parametrize("activations", ["memory", "disk"])
 def test_kill(tmp_path: Path, activations: str) -> None:
     """Once at each of several random places, and twice in one run."""
-    source = write(tmp_path)
-    writes = int(run(source, tmp_path / "whole", activations, "count"))
-    expected = hashes(tmp_path / "whole")
-    assert "bitport.json" in expected
-    source_of_chance = random.Random(0)
-    places = sorted(source_of_chance.sample(range(2, writes), 4))
-    for at, kills in enumerate([*([place] for place in places), [places[2], places[0]]]):
-        target = tmp_path / f"killed {at}"
-        run(source, target, activations, *kills)
-        assert hashes(target) == expected, f"killed at {kills} of {writes}"
+    write(tmp_path)
+    command = [sys.executable, "-c", KILLED, str(tmp_path), activations]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
 
 
 BLOCK = ("up.weight", "down.weight", "experts")

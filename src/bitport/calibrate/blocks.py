@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from bitport.calibrate.batches import Call, run_fresh
 from bitport.calibrate.inputs import Inputs, Watch, check_inputs
 from bitport.calibrate.place import REST, Place, Whole
+from bitport.calibrate.processes import Processes, Rows
 from bitport.calibrate.record import Given, Previous, Record, filled, recorded, replaced
 from bitport.calibrate.stand_in import Between
 from bitport.calibrate.store import GIVEN, Memory, Store
@@ -60,13 +61,17 @@ class Walk:
         place: Place,
         store: Store,
         prepare: Prepare | None = None,
+        processes: Processes | None = None,
     ) -> None:
-        self.model, self.wanted, self.batches, self.prepare = model, wanted, batches, prepare
-        self.place, self.store = place, store
+        self.model, self.wanted, self.prepare = model, wanted, prepare
+        self.place, self.store, self.processes = place, store, processes or Processes()
+        self.batches = self.processes.share(batches)
+        self.rounds = self.processes.rounds(len(batches))
+        self.owner = {target.name: at % self.processes.world for at, target in enumerate(targets)}
         every = blocks_of(model)
         own = [name for name in every if any(_inside(target, name) for target in targets)]
         with without_cache(model):
-            self.record = recorded(model, every, own, batches, store, place)
+            self.record = recorded(model, every, own, self.batches, store, place)
         self.targets = {name: [each for each in targets if _inside(each, name)] for name in self.order}
         self.rest = [each for each in targets if not any(_inside(each, name) for name in self.order)]
 
@@ -121,19 +126,19 @@ class Walk:
 
             return forward
 
-        def around() -> None:
+        def around() -> Iterator[None]:
             nonlocal batch
             with replaced(self.model, {name: stub(name) for name in self.order}):
                 for at, each in enumerate(self.batches):
                     batch = at
-                    run_fresh(self.model, each)
+                    yield run_fresh(self.model, each)
 
         with contextlib.ExitStack() as held:
             held.enter_context(self.place.outside(self.order))
             for target in self.rest:
                 held.enter_context(self.place.inside(target.name))
             try:
-                yield from self._watched(REST, self.batches if runs else (), self.rest, around if last else None)
+                yield from self._watched(REST, self.batches if runs else (), self.rest, around() if last else None)
             except Between as error:
                 if self.place.must_stream:
                     raise ArgumentError(
@@ -142,7 +147,7 @@ class Walk:
                 yield from self._watched(REST, self.batches if runs else (), self.rest)
 
     def _watched(
-        self, step: str, batches: Iterable[Any], targets: list[Target], work: Callable[[], None] | None = None
+        self, step: str, batches: Iterable[Any], targets: list[Target], work: Iterator[None] | None = None
     ) -> Measured:
         """The inputs of ``targets`` while the module ``step`` (the model, for REST) runs on ``batches``, by ``work``
         where that does it in another way."""
@@ -150,19 +155,32 @@ class Walk:
         weights = {each.name: getattr(self.model.get_submodule(each.module), each.param) for each in targets}
         seen = [each for each in targets if each.name in self.wanted and not isinstance(weights[each.name], QTensor)]
         weights = {target.name: weights[target.name] for target in seen}  # a tied one is quantized already
-        watch = Watch(weights, [target.name for target in seen if target.transposed])
-        if seen:
-            with watch:
-                if work is None:
-                    _run_all(module, batches)
-                else:
-                    work()
-        for name, inputs in watch.seen.items():
-            check_inputs(name, inputs)
+        transposed = [target.name for target in seen if target.transposed]
+        steps = work or (run_fresh(module, batch) for batch in batches)
+        inputs = self._inputs(weights, transposed, steps) if seen else {}
+        for name, each in inputs.items():
+            check_inputs(name, each)
         if self.prepare is not None:
-            self.prepare(step, module, batches, watch.seen)
+            self.prepare(step, module, batches, inputs)
         for target in targets:
-            yield target, watch.seen.pop(target.name, None)
+            yield target, inputs.pop(target.name, None)
+
+    def _inputs(self, weights: dict[str, Tensor], transposed: list[str], steps: Iterator[Any]) -> dict[str, Inputs]:
+        """Of those weights that this process owns, over the batches of all; ``steps`` runs those of this one."""
+        watch = Watch(weights, transposed)
+        if self.processes.world == 1:
+            with watch:
+                for _ in steps:
+                    pass
+            return watch.seen
+        found = {name: each for name, each in watch.seen.items() if self.owner[name] == self.processes.rank}
+        for _ in range(self.rounds):
+            rows = Watch(weights, transposed, make=Rows)
+            with rows:
+                next(steps, None)
+            for name in weights:
+                self.processes.total(self.owner[name], found.get(name), rows.seen[name])
+        return found
 
 
 class _Calls(Iterable[Call]):
@@ -175,11 +193,6 @@ class _Calls(Iterable[Call]):
         for batch, calls in enumerate(self.record.calls):
             outputs = self.store.get(self.previous, batch) if self.previous else {}
             yield filled(calls[self.block], self.store.get(GIVEN, batch), outputs)
-
-
-def _run_all(module: nn.Module, batches: Iterable[Any]) -> None:
-    for batch in batches:
-        run_fresh(module, batch)
 
 
 def _used(record: Record, batch: int, at: int, leaves: list[Any]) -> dict[int, Tensor]:

@@ -6,7 +6,7 @@ of a parameter are seen like any nn.Linear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,14 +80,17 @@ class Watch(TorchFunctionMode):
     """Within this context every product with one of ``weights`` adds to its Inputs in ``seen``.
 
     A weight is recognized as itself or as a whole matrix of it. ``transposed``: names of those that lie as [.., K, N].
+    ``make``: of what else adds rows as Inputs do.
     """
 
-    def __init__(self, weights: dict[str, Tensor], transposed: Sequence[str] = ()) -> None:
+    def __init__(
+        self, weights: Mapping[str, Tensor], transposed: Sequence[str] = (), make: Callable[..., Any] = Inputs
+    ) -> None:
         super().__init__()
         self.weights = {id(weight): (name, weight, name in transposed) for name, weight in weights.items()}
-        self.seen: dict[str, Inputs] = {}
+        self.seen: dict[str, Any] = {}
         for name, weight, flipped in self.weights.values():
-            self.seen[name] = Inputs(tuple(weight.shape[:-2]), weight.shape[-2 if flipped else -1], weight.device)
+            self.seen[name] = make(tuple(weight.shape[:-2]), weight.shape[-2 if flipped else -1], weight.device)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in PRODUCTS:

@@ -15,8 +15,9 @@ from bitport.stream.output import ACTIVATIONS
 class Disk:
     """A file is whole or no safetensors file; those of a step that the journal calls done are all whole."""
 
-    def __init__(self, folder: Path, batches: int) -> None:
-        self.folder, self.batches = folder, batches
+    def __init__(self, folder: Path, batches: int, label: str = "") -> None:
+        """``label``: in the names of the files of this process, where there are several."""
+        self.folder, self.batches, self.label = folder, batches, label
 
     def put(self, step: str, batch: int, tensors: Tensors) -> None:
         path = self._path(step, batch)
@@ -43,4 +44,4 @@ class Disk:
         return all(self._path(step, batch).is_file() for batch in range(self.batches))
 
     def _path(self, step: str, batch: int) -> Path:
-        return self.folder / f"{ACTIVATIONS}{zlib.crc32(step.encode()):08x}-{batch:06}.safetensors"
+        return self.folder / f"{ACTIVATIONS}{zlib.crc32(step.encode()):08x}-{self.label}{batch:06}.safetensors"

@@ -23,8 +23,8 @@ tried, dequantized values) and a float64 for the sums of errors."""
 GRAMS = 6
 """Matrices [K, K] of float32 beside the sums themselves: H sorted, damped, its factor and inverse, and the product of a
 batch that is added."""
-RUNTIME = 64 << 20
-"""What PyTorch's libraries come to need when they first run: packed matrices, buffers of threads."""
+RUNTIME = 128 << 20
+"""What PyTorch's libraries come to need when they first run: code, packed matrices, buffers of threads."""
 
 
 @dataclasses.dataclass(frozen=True)

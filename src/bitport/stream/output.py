@@ -35,24 +35,29 @@ Fingerprint = dict[str, str]
 
 
 class Output:
-    def __init__(self, directory: Path, fingerprint: Fingerprint, shard_size: int, *, resume: bool) -> None:
-        """``resume``: go on with what an earlier run has left, if there is anything."""
+    def __init__(
+        self, directory: Path, fingerprint: Fingerprint, shard_size: int, *, resume: bool, writes: bool = True
+    ) -> None:
+        """``resume``: go on with what an earlier run has left, if there is anything. ``writes``: False where another
+        process does that."""
+        self.writes = writes
         self.directory, self.folder, self.fingerprint = directory, directory / FOLDER, fingerprint
         state = _read(self.folder / JOURNAL, resume, fingerprint)
         self.done: list[str] = state.get("done", [])
         self.layers = {row["name"]: LayerReport(**row) for row in state.get("layers", [])}
         self.closed: bool = state.get("closed", False)
         begun = parse_manifest(state["manifest"].encode(), self.folder / JOURNAL) if state else None
+        self.names = set(begun.tensors) if begun else set()
         self.resumed = len(self.done)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not self.closed:
+            if writes and not self.closed:
                 self._clear(set(begun.shards) if begun else set())
         except OSError as error:
             raise CheckpointError(f"{self.folder} cannot be written: {error}") from error
         digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
         self.writer = _Staged(self.folder, shard_size=shard_size, id=digest[:8], begun=begun)
-        if not state:
+        if writes and not state:
             self._note()
 
     @property
@@ -60,13 +65,16 @@ class Output:
         return self.writer.manifest
 
     def add(self, name: str, tensor: Tensor) -> None:
-        self.writer.add(name, tensor)
+        self.names.add(name)
+        if self.writes:
+            self.writer.add(name, tensor)
 
     def finish(self, step: str) -> None:
         """What was added since the last step is on the disk, and stays."""
-        self.writer.end_shard()
         self.done.append(step)
-        self._note()
+        if self.writes:
+            self.writer.end_shard()
+            self._note()
 
     def publish(self, tied: dict[str, str], order: Iterable[str], carry: Iterable[tuple[Path, Path]]) -> None:
         """Make it the checkpoint of the directory. ``order``: of the tensors in the manifest; ``carry``: (root, path in

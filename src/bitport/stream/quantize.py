@@ -18,6 +18,7 @@ from bitport.algorithms.apply import Outcome, apply
 from bitport.calibrate import store as stores
 from bitport.calibrate.blocks import Walk
 from bitport.calibrate.inputs import Inputs
+from bitport.calibrate.processes import Processes
 from bitport.checkpoint.dtypes import to_bytes
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE
@@ -46,6 +47,8 @@ class Stream:
     default what the machine allows: what would take more is refused before it begins. ``resume``: go on with what a run
     that ended early has left in ``target``; ``overwrite``: throw that away.
 
+    ``processes``: those that do it together, each calling this with the same arguments (Processes.joined()).
+
     The files that come out are the same however often the run was killed and resumed.
     """
 
@@ -66,6 +69,7 @@ class Stream:
         shard_size: int = SHARD_SIZE,
         measure: bool = True,
         progress: bool | None = None,
+        processes: Processes | None = None,
     ) -> None:
         if activations not in KEEP:
             raise ArgumentError(f"activations are kept in {' or '.join(KEEP)}, not {activations!r}")
@@ -80,19 +84,29 @@ class Stream:
         self.choices = {choice.name: choice for choice in self.plan.choices}
         self.targets = [each for each in found if self.choices[each.name].scheme]
         self._check_static()
+        self.processes = processes or Processes()
+        first = self.processes.first
         same = self._fingerprint(batches, shard_size)
-        if overwrite and unfinished(self.directory):
-            discard(self.directory)
-        self.output = Output(self.directory, same, shard_size, resume=resume)
+
+        def begin() -> None:
+            if overwrite and unfinished(self.directory):
+                discard(self.directory)
+            self.output = Output(self.directory, same, shard_size, resume=resume)
+
+        self.processes.shared(0, begin)
+        if not first:
+            self.output = Output(self.directory, same, shard_size, resume=True, writes=False)
         self.place = Streamed(model, self.files, self.output, dtype)
         self.walk: Walk | None = None
         self.memory: memory.Memory | None = None
         if self.output.closed:  # what is left is to move the files
             return
         on_disk = activations == "disk"
-        store = Disk(self.output.folder, len(batches)) if on_disk else stores.Memory()
+        own = len(self.processes.share(batches))
+        label = "" if self.processes.world == 1 else f"{self.processes.rank}-of-{self.processes.world}-"
+        store = Disk(self.output.folder, own, label) if on_disk else stores.Memory()
         wanted = {each.name for each in self.targets if not self._refused(each)} if self.by.needs_inputs else set()
-        self.walk = Walk(model, self.targets, wanted, batches, self.place, store)
+        self.walk = Walk(model, self.targets, wanted, batches, self.place, store, processes=self.processes)
         self.memory = memory.estimate(self.walk, self.files, dtype, on_disk=on_disk)
         _check_memory(self.memory, memory_limit)
 
@@ -102,10 +116,13 @@ class Stream:
         work = self.walk.measured() if self.walk else ()
         for target, inputs in with_progress(work, len(left), "quantizing", self.progress):
             name = self.place.name_of[target.name]
-            if name in self.output.writer.entries:
+            if name in self.output.names:
                 self.output.layers[target.name] = self._tied(target, name)
             else:
                 self._quantize(target, name, inputs)
+        return self.processes.shared(0, self._end)
+
+    def _end(self) -> Report:
         report = self._report()
         carried = [(self.files.path, path) for path in self.files.others()]
         order = [name for name in self.files.tensors if name not in self.files.tied]
@@ -117,7 +134,11 @@ class Stream:
         assert choice.scheme is not None
         value: Tensor = getattr(module, target.param)
         check_finite(value, target)
-        outcome: Outcome = apply(self.by, value, target, choice.scheme, inputs, measure=self.measure).as_parameter()
+        scheme, owner = choice.scheme, self.walk.owner[target.name] if self.walk else 0
+        found: Outcome = self.processes.shared(
+            owner, lambda: apply(self.by, value, target, scheme, inputs, measure=self.measure)
+        )
+        outcome = found.as_parameter()
         for slot in self.place.slots[name]:
             slot.put(outcome.q)
         self.output.add(name, outcome.q)

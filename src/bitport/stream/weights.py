@@ -74,7 +74,7 @@ class Streamed:
             return
         inner = "" if step == REST else f"{step}."
         for name, group in self.slots.items():
-            if name not in self.output.writer.entries and any(slot.name.startswith(inner) for slot in group):
+            if name not in self.output.names and any(slot.name.startswith(inner) for slot in group):
                 loaded = self._load([name])
                 self.output.add(name, group[0].tensor.detach())
                 self._drop(loaded)
