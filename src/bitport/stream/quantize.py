@@ -152,7 +152,7 @@ class Stream:
             kept = LayerReport(choice.name, None, choice.reason, self._stored(name), manifest.tensors[name].nbytes)
             layers.append(self.output.layers.get(choice.name, kept))
         before = sum(self._stored(name) for name in self.place.slots)
-        return Report(tuple(layers), before, manifest.nbytes, self.memory and self.memory.total, memory.peak())
+        return Report(tuple(layers), before, manifest.nbytes, self.memory.total if self.memory else None, memory.peak())
 
     def _stored(self, name: str) -> int:
         held = self.files.tensors[name]
