@@ -58,7 +58,7 @@ def test_the_peak_is_below_what_was_foretold(tmp_path: Path, algorithm: str, blo
 
 
 def test_what_the_system_says() -> None:
-    assert 0 <= resident() <= peak() or resident() == 0
+    assert peak() >= 0.9 * resident()
     limit = available()
     assert limit is None or limit > resident()
 

@@ -111,7 +111,7 @@ def peak() -> int:
     if sys.platform == "win32":
         return 0
     used = importlib.import_module("resource").getrusage(0).ru_maxrss
-    return int(used) * (1 if sys.platform == "darwin" else 1024)
+    return max(int(used) * (1 if sys.platform == "darwin" else 1024), resident())  # Linux counts the peak in batches
 
 
 def available() -> int | None:
