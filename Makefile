@@ -26,14 +26,23 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 # What an installation compiles: changing it installs anew.
 NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
 
-.PHONY: help browser demo test test-slow test-gpu test-xla test-tpu test-peers sanitize ci lint format types bench bench-check \
-	bench-peers bench-page bench-gpu bench-gpu-page bench-xla bench-tpu xla-page accuracy algorithms support clean
+.PHONY: help browser demo demo-stream test test-slow test-gpu test-xla test-tpu test-peers sanitize ci lint format types bench \
+	bench-check bench-peers bench-page bench-gpu bench-gpu-page bench-xla bench-tpu xla-page accuracy algorithms support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
 
 demo: $(VENV)/.hf
 	$(BIN)/python examples/demo.py
+
+# A model of 12 GB quantized with calibration in 4 GiB of memory, killed twice and resumed; needs 20 GB of disk and hours
+# on two cores. STREAM_ARGS="--gigabytes 1" is a smaller one.
+STREAM_ARGS ?=
+STREAM_FOLDER ?= build/demo-stream
+
+demo-stream: $(VENV)/.hf
+	rm -rf $(STREAM_FOLDER)
+	$(BIN)/python -m bench.stream $(STREAM_FOLDER) --json $(STREAM_ARGS)
 
 test: $(VENV)/.test
 	$(PYTEST)

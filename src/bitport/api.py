@@ -83,7 +83,7 @@ def quantize_(
         for choice in chosen
         if choice.scheme and not by.refuses(choice.scheme.weight, by_name[choice.name].kind)
     }
-    work = measured(model, wanted, seen, batches, prepared) if runs else ((target, None) for target in wanted)
+    work = measured(model, wanted, seen, batches, prepare=prepared) if runs else ((target, None) for target in wanted)
     for target, inputs in with_progress(work, len(wanted), "quantizing", progress):
         choice, value = plan[target.name], _weight(model, target)
         if target.storage not in done:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 
 import bitport as bp
 from bitport.checkpoint import read_manifest
-from bitport.integrations.huggingface import load_model
+from bitport.errors import BitportError
+from bitport.integrations.huggingface import load_model, load_tokenizer, token_ids
+from bitport.stream.output import Output
 
 from ..integrations.models import logits, transformers
 from .conftest import Run
@@ -259,7 +262,47 @@ def test_an_algorithm_with_data_runs_the_model(run: Run, llama: Path, text: Path
     assert {layer["algorithm"] for layer in layers} == {"gptq"}
     assert all(layer["output_sqnr"] > layer["output_sqnr_rtn"] for layer in layers)
     assert logits(load_model(tmp_path / "out")).isfinite().all()
-    assert "int3-g32 by gptq" in run(*words, "--data", text, "--overwrite").out
+    again = run(*words, "--data", text, "--overwrite", "--activations", "disk")
+    assert "int3-g32 by gptq" in again.out
+    assert f"calibrated on at most 65536 tokens of {text}" in again.out
+    assert "memory foretold" in again.out
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype="auto").eval()
+    ids = token_ids(load_tokenizer(llama), text.read_text())
+    bp.quantize_(model, "int3-g32", algorithm="gptq", calibrate=[part[None] for part in ids.split(256)])
+    assert torch.equal(logits(load_model(tmp_path / "out")), logits(model))
+
+
+def test_memory_is_foretold(run: Run, llama: Path) -> None:
+    words = ("quantize", llama, "--scheme", "int4-g32", "--algorithm", "gptq", "--dry-run", "--json", "--data-tokens")
+    few, many = (run(*words, tokens).data["memory_estimate"] for tokens in (256, 25600))
+    hidden, itemsize = 128, 2
+    assert many - few > (25600 - 256) * hidden * itemsize - 10**7
+
+
+def test_without_data_the_model_writes_its_own(run: Run, llama: Path, tmp_path: Path) -> None:
+    words = ("quantize", llama, "--scheme", "int3-g32", "--algorithm", "gptq", "--data-tokens", 24, "--json")
+    ran, same, other = (
+        run(*words, "--data-seed", seed, "-o", tmp_path / name) for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert ran.data["calibration"] == "24 tokens that the model wrote itself, seed 1"
+    assert ran.data["layers"] == same.data["layers"] != other.data["layers"]
+
+
+def test_an_interrupted_run_is_resumed_on_demand(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ("quantize", llama, "--scheme", "int4-g32", "--algorithm", "gptq", "--data", text, "-o", out)
+    assert run(*words).code == 0
+    expected = {path.name: path.read_bytes() for path in out.iterdir()}
+    shutil.rmtree(out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Output, "publish", lambda *args: (_ for _ in ()).throw(BitportError("the power fails")))
+        assert "the power fails" in run(*words).err
+    refused = run(*words)
+    assert refused.code == 1
+    assert "resume it (--resume)" in refused.err
+    resumed = run(*words, "--resume")
+    assert "resumed: 3 of 3 steps are done" in resumed.err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == expected
 
 
 def test_steps_in_a_row(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
@@ -277,12 +320,20 @@ def test_steps_in_a_row(run: Run, llama: Path, text: Path, tmp_path: Path) -> No
     [
         pytest.param(["--algorithm", "awq+magic", "-o", "out"], "unknown algorithm 'magic'", id="unknown step"),
         pytest.param(["--algorithm", "gptq+awq", "-o", "out"], "give transforms", id="wrong order"),
-        pytest.param(["--algorithm", "gptq", "-o", "out"], "give a text with --data", id="no data"),
+        pytest.param(
+            ["--algorithm", "gptq", "-o", "out", "--memory-limit", "10kB"], "Give a text with --data", id="no data"
+        ),
+        pytest.param(
+            ["--algorithm", "gptq", "--dry-run", "--memory-limit", "1MB"], "1.0 MB are allowed", id="no memory"
+        ),
         pytest.param(["--data", "a.txt", "--dry-run"], "not for rtn", id="data for nothing"),
         pytest.param(["--algorithm", "gptq", "--data", "a.txt", "-o", "out"], "cannot read a.txt", id="missing data"),
     ],
 )
-def test_problems_with_data_are_told(run: Run, llama: Path, words: list[str], message: str) -> None:
+def test_problems_with_data_are_told(
+    run: Run, llama: Path, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     ran = run("quantize", llama, "--scheme", "int4", *words)
     assert ran.code == 1
     assert message in ran.err

@@ -20,6 +20,7 @@ ORDER = (
     ("nn", "report", "calibrate", "train", "interop", "export"),
     ("algorithms",),
     ("checkpoint",),
+    ("stream",),
     ("api",),
     ("__init__",),
     ("integrations", "conformance"),

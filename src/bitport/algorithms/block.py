@@ -91,6 +91,8 @@ class Transform(Protocol):
     """A change of a model that leaves what it computes as it is, in float, and makes rounding hurt less."""
 
     name: ClassVar[str]
+    needs_model: ClassVar[bool]
+    """Whether model_() changes it: then all of it must be in memory."""
 
     def model_(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, str]:
         """Before all blocks: change the model in place. Says of weights by name what was done, or why not."""

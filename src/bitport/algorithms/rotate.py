@@ -37,6 +37,7 @@ class Rotate:
     stream: bool = True
     untie: bool = False
     name: ClassVar[str] = "rotate"
+    needs_model: ClassVar[bool] = True
 
     def block_(self, block: Block) -> None:
         """All is done before, since one rotation goes through all blocks."""

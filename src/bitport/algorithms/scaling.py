@@ -23,6 +23,7 @@ class Scaling:
     steps: int = 20
     least_gain: float = 0.5
     name: ClassVar[str]
+    needs_model: ClassVar[bool] = False
     needs_rows: ClassVar[bool] = False
     """Whether it wants the inputs themselves, which only a block's trial has."""
 

@@ -1,4 +1,4 @@
-"""Calibration data: batches that a model runs on, given as such, recorded from a function, or cut from a text.
+"""Calibration data: batches that a model runs on, given as such, or recorded from a function.
 
 A batch is passed as the model's arguments: a tensor as one, a tuple or list as several, a dict as keywords.
 """
@@ -6,16 +6,12 @@ A batch is passed as the model's arguments: a tensor as one, a tuple or list as 
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-
-from bitport.errors import ArgumentError
 
 
 class Call(NamedTuple):
@@ -59,40 +55,3 @@ def batches_of(model: nn.Module, calibrate: Iterable[Any] | Callable[[nn.Module]
     finally:
         hook.remove()
     return calls
-
-
-def text_batches(
-    path: str | Path, encode: Callable[[str], Sequence[int]], *, window: int = 512, tokens: int = 65536
-) -> list[Tensor]:
-    """Token ids [1, window] of the first ``tokens`` tokens of a UTF-8 text; the last one may be shorter.
-
-    Of a file named .jsonl the field "text" of each line, one document after the other. ``encode``: text -> token ids.
-    """
-    file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"cannot read {file} as UTF-8 text: {error}") from error
-    documents = _documents(file, text) if file.suffix == ".jsonl" else [text]
-    ids: list[int] = []
-    for document in documents:
-        if len(ids) < tokens:
-            ids += list(encode(document))
-    if len(ids) < 2:
-        raise ArgumentError(f"{file} gives {len(ids)} tokens; calibration needs a text of at least two")
-    return [piece[None] for piece in torch.tensor(ids[:tokens], dtype=torch.int64).split(window)]
-
-
-def _documents(file: Path, text: str) -> list[str]:
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ArgumentError(f"{file}, line {number}: not JSON: {error}") from error
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise ArgumentError(f'{file}, line {number}: each line must be an object with a string "text"')
-        found.append(row["text"])
-    return found

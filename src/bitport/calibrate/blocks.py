@@ -1,42 +1,40 @@
 """Block by block: the inputs of each weight of a model whose earlier blocks are quantized already.
 
-A model's blocks are the children of its outermost ModuleLists and Sequentials. One run of the model on every batch
-records what each block is called with; what is the very output of the block before is left out and filled in later.
-Then for each block: run it on every batch and watch its weights; hand them out to be quantized; run it again,
-quantized, for the outputs that go into the next. So every block runs three times on every batch, however many there
-are.
+A model's blocks are the children of its outermost ModuleLists and Sequentials. A run on every batch in which the blocks
+do not compute (:mod:`bitport.calibrate.record`) tells what each is called with, and which of that is the very output of
+the block before. Then for each block: run it on every batch and watch its weights; hand them out to be quantized; run
+it again, quantized, for the outputs that go into the next. So every block runs twice on every batch, however many there
+are, and a model whose weights come and go block by block (:class:`bitport.calibrate.place.Place`) is walked in the same
+way as one in memory. What lies in no block (an output head) comes last, from the outputs of the last block.
 
 Where a model calls a block more than once or not at all, or does something to the output of one before the next gets
-it, the inputs are those of the unquantized model. What lies in no block (an output head) comes last, from a whole
-run.
+it, the inputs are those of the unquantized model, which then has to run as a whole.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from bitport.calibrate.batches import Call, run_fresh
 from bitport.calibrate.inputs import Inputs, Watch, check_inputs
+from bitport.calibrate.place import REST, Place, Whole
+from bitport.calibrate.processes import Processes, Rows
+from bitport.calibrate.record import Given, Previous, Record, filled, recorded, replaced
+from bitport.calibrate.stand_in import Between
+from bitport.calibrate.store import GIVEN, Memory, Store
+from bitport.errors import ArgumentError
 from bitport.schemes import Target
 from bitport.tensor import QTensor
 
-
-@dataclasses.dataclass(frozen=True)
-class Previous:
-    """Stands for leaf ``at`` of the output of the block before."""
-
-    at: int
-
-
 Measured = Iterator[tuple[Target, "Inputs | None"]]
-Prepare = Callable[[str, nn.Module, Sequence[Any], dict[str, Inputs]], None]
+Prepare = Callable[[str, nn.Module, Iterable[Any], dict[str, Inputs]], None]
+"""It may change a block, in float, and the inputs of its weights with it, before the first of these is handed out: gets
+the name of the block ("" for what lies in none), the block, its batches, and the inputs."""
 
 
 def measured(
@@ -44,24 +42,164 @@ def measured(
     targets: Sequence[Target],
     wanted: Collection[str],
     batches: Sequence[Any],
+    place: Place | None = None,
+    store: Store | None = None,
     prepare: Prepare | None = None,
 ) -> Measured:
     """Each of ``targets``, with its inputs if its name is ``wanted``. Whoever takes one quantizes it in place before
-    asking for the next. ``prepare`` may change a block, and the inputs of its weights with it, before its first is
-    handed out: it gets the block's name ("" for what lies in none), the block, its batches, and the inputs."""
-    names = [name for name in blocks_of(model) if any(_inside(target, name) for target in targets)]
-    with without_cache(model):
-        calls = _recorded(model, names, batches)
-        order = list(calls[0]) if calls else []
-        outputs: list[list[Any]] = [[] for _ in calls]
-        for name in order:
-            block, own = model.get_submodule(name), [target for target in targets if _inside(target, name)]
-            ready = [_filled(calls[at].pop(name), outputs[at]) for at in range(len(calls))]
-            yield from _watched(model, own, wanted, name, ready, prepare)
-            outputs = [tree_leaves(run_fresh(block, call)) for call in ready]
-        rest = [target for target in targets if not any(_inside(target, name) for name in order)]
-        if rest:
-            yield from _watched(model, rest, wanted, "", batches, prepare)
+    asking for the next. Targets of steps that are done (Place.done) are left out."""
+    return Walk(model, targets, wanted, batches, place or Whole(), store or Memory(), prepare).measured()
+
+
+class Walk:
+    def __init__(
+        self,
+        model: nn.Module,
+        targets: Sequence[Target],
+        wanted: Collection[str],
+        batches: Sequence[Any],
+        place: Place,
+        store: Store,
+        prepare: Prepare | None = None,
+        processes: Processes | None = None,
+    ) -> None:
+        self.model, self.wanted, self.prepare = model, wanted, prepare
+        self.place, self.store, self.processes = place, store, processes or Processes()
+        self.batches = self.processes.share(batches)
+        self.rounds = self.processes.rounds(len(batches))
+        self.owner = {target.name: at % self.processes.world for at, target in enumerate(targets)}
+        every = blocks_of(model)
+        own = [name for name in every if any(_inside(target, name) for target in targets)]
+        with without_cache(model):
+            self.record = recorded(model, every, own, self.batches, store, place)
+        self.targets = {name: [each for each in targets if _inside(each, name)] for name in self.order}
+        self.rest = [each for each in targets if not any(_inside(each, name) for name in self.order)]
+
+    @property
+    def order(self) -> list[str]:
+        return self.record.order
+
+    def measured(self) -> Measured:
+        rest_runs = any(target.name in self.wanted for target in self.rest)
+        with without_cache(self.model):
+            first = self._first()
+            for at, name in enumerate(self.order[first:], first):
+                previous = self.order[at - 1] if at else None
+                block, calls = self.model.get_submodule(name), _Calls(self.record, self.store, name, previous)
+                with self.place.inside(name):
+                    if not self.place.done(name):
+                        yield from self._watched(name, calls, self.targets[name])
+                    if at + 1 < len(self.order) or rest_runs:
+                        for batch, call in enumerate(calls):
+                            leaves = tree_leaves(run_fresh(block, call))
+                            self.store.put(name, batch, _used(self.record, batch, at, leaves))
+                    self.place.finish(name)
+                if previous:
+                    self.store.drop(previous)
+                elif at + 1 < len(self.order):
+                    self._forget_first(at + 1)
+            if not self.place.done(REST):
+                yield from self._rest(rest_runs)
+                self.place.finish(REST)
+
+    def _first(self) -> int:
+        """The first block whose outputs are not there yet."""
+        done = [at for at, name in enumerate(self.order) if self.place.done(name) and self.store.holds(name)]
+        return done[-1] + 1 if done else 0
+
+    def _forget_first(self, later: int) -> None:
+        """What only the first block is given, such as the embedded tokens, need not be kept."""
+        for batch in range(len(self.batches)):
+            held = self.store.get(GIVEN, batch)
+            used = {at for name in self.order[later:] for at in self.record.uses(batch, name, Given)}
+            if set(held) - used:
+                self.store.put(GIVEN, batch, {at: held[at] for at in used})
+
+    def _rest(self, runs: bool) -> Measured:
+        """In one run of all that lies around the blocks, which return what they returned to each other."""
+        last = self.order[-1] if self.record.shapes else None
+        batch = 0
+
+        def stub(name: str) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                return self.record.shapes[batch][name].filled(self.store.get(name, batch) if name == last else {})
+
+            return forward
+
+        def around() -> Iterator[None]:
+            nonlocal batch
+            with replaced(self.model, {name: stub(name) for name in self.order}):
+                for at, each in enumerate(self.batches):
+                    batch = at
+                    yield run_fresh(self.model, each)
+
+        with contextlib.ExitStack() as held:
+            held.enter_context(self.place.outside(self.order))
+            for target in self.rest:
+                held.enter_context(self.place.inside(target.name))
+            try:
+                yield from self._watched(REST, self.batches if runs else (), self.rest, around() if last else None)
+            except Between as error:
+                if self.place.must_stream:
+                    raise ArgumentError(
+                        f"{type(self.model).__name__} uses the output of more than its last block: load it whole"
+                    ) from error
+                yield from self._watched(REST, self.batches if runs else (), self.rest)
+
+    def _watched(
+        self, step: str, batches: Iterable[Any], targets: list[Target], work: Iterator[None] | None = None
+    ) -> Measured:
+        """The inputs of ``targets`` while the module ``step`` (the model, for REST) runs on ``batches``, by ``work``
+        where that does it in another way."""
+        module = self.model.get_submodule(step)
+        weights = {each.name: getattr(self.model.get_submodule(each.module), each.param) for each in targets}
+        seen = [each for each in targets if each.name in self.wanted and not isinstance(weights[each.name], QTensor)]
+        weights = {target.name: weights[target.name] for target in seen}  # a tied one is quantized already
+        transposed = [target.name for target in seen if target.transposed]
+        steps = work or (run_fresh(module, batch) for batch in batches)
+        inputs = self._inputs(weights, transposed, steps) if seen else {}
+        for name, each in inputs.items():
+            check_inputs(name, each)
+        if self.prepare is not None:
+            self.prepare(step, module, batches, inputs)
+        for target in targets:
+            yield target, inputs.pop(target.name, None)
+
+    def _inputs(self, weights: dict[str, Tensor], transposed: list[str], steps: Iterator[Any]) -> dict[str, Inputs]:
+        """Of those weights that this process owns, over the batches of all; ``steps`` runs those of this one."""
+        watch = Watch(weights, transposed)
+        if self.processes.world == 1:
+            with watch:
+                for _ in steps:
+                    pass
+            return watch.seen
+        found = {name: each for name, each in watch.seen.items() if self.owner[name] == self.processes.rank}
+        for _ in range(self.rounds):
+            rows = Watch(weights, transposed, collect=Rows)
+            with rows:
+                next(steps, None)
+            for name in weights:
+                self.processes.total(self.owner[name], found.get(name), rows.seen[name])
+        return found
+
+
+class _Calls(Iterable[Call]):
+    """The calls of one block, again and again; of each batch no more in memory than its own."""
+
+    def __init__(self, record: Record, store: Store, block: str, previous: str | None) -> None:
+        self.record, self.store, self.block, self.previous = record, store, block, previous
+
+    def __iter__(self) -> Iterator[Call]:
+        for batch, calls in enumerate(self.record.calls):
+            outputs = self.store.get(self.previous, batch) if self.previous else {}
+            yield filled(calls[self.block], self.store.get(GIVEN, batch), outputs)
+
+
+def _used(record: Record, batch: int, at: int, leaves: list[Any]) -> dict[int, Tensor]:
+    """The leaves of the output of block ``at`` that go into the next; of the last one all tensors."""
+    if at + 1 < len(record.order):
+        return {leaf: leaves[leaf] for leaf in record.uses(batch, record.order[at + 1], Previous)}
+    return {leaf: value for leaf, value in enumerate(leaves) if isinstance(value, Tensor)}
 
 
 def blocks_of(model: nn.Module) -> list[str]:
@@ -75,91 +213,6 @@ def blocks_of(model: nn.Module) -> list[str]:
 
 def _inside(target: Target, block: str) -> bool:
     return target.module == block or target.module.startswith(f"{block}.")
-
-
-def _watched(
-    model: nn.Module,
-    targets: list[Target],
-    wanted: Collection[str],
-    name: str,
-    batches: Sequence[Any],
-    prepare: Prepare | None,
-) -> Measured:
-    """The inputs of ``targets`` while the block ``name`` ("": the model) runs on ``batches``."""
-    module = model.get_submodule(name)
-    weights = {target.name: getattr(model.get_submodule(target.module), target.param) for target in targets}
-    seen = [each for each in targets if each.name in wanted and not isinstance(weights[each.name], QTensor)]
-    weights = {target.name: weights[target.name] for target in seen}  # a tied one is quantized already
-    watch = Watch(weights, [target.name for target in seen if target.transposed])
-    with watch:
-        for batch in batches if seen else ():
-            run_fresh(module, batch)
-    for seen_name, inputs in watch.seen.items():
-        check_inputs(seen_name, inputs)
-    if prepare is not None:
-        prepare(name, module, batches, watch.seen)
-    for target in targets:
-        yield target, watch.seen.pop(target.name, None)
-
-
-def _recorded(model: nn.Module, names: list[str], batches: Sequence[Any]) -> list[dict[str, Call]]:
-    """For each batch the call of each block, in order; [] unless every batch calls the same blocks, each once."""
-    records: list[list[tuple[str, Call]]] = []
-    memory = _Memory()
-
-    def before(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            records[-1].append((name, Call(*tree_map(memory.kept, (args, kwargs)))))
-
-        return hook
-
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        memory.put_out(tree_leaves(output))
-
-    hooks = []
-    for name in names:
-        block = model.get_submodule(name)
-        hooks += [block.register_forward_pre_hook(before(name), with_kwargs=True), block.register_forward_hook(after)]
-    try:
-        for batch in batches:
-            records.append([])
-            memory = _Memory()
-            run_fresh(model, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    orders = {tuple(name for name, _ in record) for record in records}
-    alike = len(orders) == 1 and len(order := next(iter(orders))) == len(set(order))
-    return [dict(record) for record in records] if alike else []
-
-
-class _Memory:
-    """What the blocks of one run were given. A tensor counts as the same as long as nobody has written into it."""
-
-    def __init__(self) -> None:
-        self.copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self.output: dict[tuple[int, int], tuple[Tensor, int]] = {}
-
-    def put_out(self, leaves: list[Any]) -> None:
-        tensors = [(at, leaf) for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self.output = {(id(leaf), leaf._version): (leaf, at) for at, leaf in tensors}
-
-    def kept(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return copy.deepcopy(leaf)
-        key = (id(leaf), leaf._version)
-        if key in self.output:
-            return Previous(self.output[key][1])
-        if key not in self.copies:
-            self.copies[key] = (leaf, leaf.clone())
-        return self.copies[key][1]
-
-
-def _filled(call: Call, outputs: list[Any]) -> Call:
-    def put(leaf: Any) -> Any:
-        return outputs[leaf.at] if isinstance(leaf, Previous) else leaf
-
-    return Call(*tree_map(put, tuple(call)))
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ def load(
     with Shards(path, manifest, verify=verify, mmap=mmap) as shards:
         for entry in with_progress(chosen, len(chosen), "loading", progress):
             targets = filled[entry.name]
-            tensor = targets[0].parameter(_read(shards, path, entry, _device(targets, device)))
+            tensor = targets[0].parameter(read_tensor(shards, path, entry, _device(targets, device)))
             for slot in targets:
                 slot.put(tensor)
     return built
@@ -133,7 +133,8 @@ def _device(targets: list[Slot], device: torch.device | str | None) -> torch.dev
     return torch.device("cpu") if own.type == "meta" else own
 
 
-def _read(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Tensor:
+def read_tensor(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Tensor:
+    """That tensor of the checkpoint at ``path``; a quantized one in the layout of ``device``."""
     parts = {name: shards.read(entry, name, device) for name in entry.parts}
     if entry.scheme is None:
         return parts[""]

@@ -38,6 +38,11 @@ def read_manifest(directory: str | Path) -> Manifest:
         data = source.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{source} cannot be read: {error}") from error
+    return parse_manifest(data, source)
+
+
+def parse_manifest(data: bytes, source: Path) -> Manifest:
+    """What the text of a manifest says; ``source``: where it stood, for errors."""
     return _Parser(source).manifest(data)
 
 

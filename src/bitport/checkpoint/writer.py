@@ -36,16 +36,21 @@ OURS = re.compile(r"model-[0-9a-f]{8}-\d{5,}\.safetensors|\.bitport-[0-9a-f]{8}-
 class Writer:
     """``with Writer(directory) as writer: writer.add(name, tensor)``; the end of the block makes it the checkpoint, an
     error inside leaves the directory as it was. A shard ends before a tensor that would make it larger than
-    ``shard_size`` bytes."""
+    ``shard_size`` bytes.
 
-    def __init__(self, directory: str | Path, *, shard_size: int = SHARD_SIZE) -> None:
+    ``id``: eight hexadecimal digits in the names of the shards, by default random. ``begun``: what a writer of this id
+    has written to finished shards already."""
+
+    def __init__(
+        self, directory: str | Path, *, shard_size: int = SHARD_SIZE, id: str = "", begun: Manifest | None = None
+    ) -> None:
         if shard_size < 1:
             raise ArgumentError(f"shard_size must be at least 1 byte, not {shard_size}")
         self.directory, self.shard_size = Path(directory), shard_size
-        self.id = secrets.token_hex(4)
-        self.entries: dict[str, Entry] = {}
-        self.tied: dict[str, str] = {}
-        self.shards: dict[str, int] = {}
+        self.id = id or secrets.token_hex(4)
+        self.entries: dict[str, Entry] = dict(begun.tensors) if begun else {}
+        self.tied: dict[str, str] = dict(begun.tied) if begun else {}
+        self.shards: dict[str, int] = dict(begun.shards) if begun else {}
         self.carried: dict[Path, Path] = {}
         self.current: SafetensorsWriter | None = None
         with self._reported():
@@ -98,18 +103,18 @@ class Writer:
     def close(self) -> Manifest:
         """Finish the last shard and make all of it the checkpoint of the directory."""
         with self._reported():
-            self._finish_shard()
+            self.end_shard()
             for name, size in self.shards.items():
                 if os.path.getsize(self.directory / name) != size:
                     raise OSError(f"{name} was changed by somebody else meanwhile")
             staged = self._staged("manifest")
-            _write(staged, self.manifest.to_json().encode())
+            write_new(staged, self.manifest.to_json().encode())
             for copy, path in self.carried.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(copy, path)
-            _sync_directory(self.directory)
+            sync_directory(self.directory)
             os.replace(staged, self.directory / NAME)
-            _sync_directory(self.directory)
+            sync_directory(self.directory)
             for path in self.directory.iterdir():
                 if OURS.fullmatch(path.name) and path.name not in self.shards:
                     path.unlink(missing_ok=True)
@@ -130,13 +135,14 @@ class Writer:
         nbytes = sum(value.nbytes for value in tensors.values())
         current = self.current
         if current and not (current.holds(header) and current.data_size + nbytes <= self.shard_size):
-            self._finish_shard()
+            self.end_shard()
         if self.current is None:
             name = f"model-{self.id}-{len(self.shards) + 1:05}.safetensors"
             self.current = SafetensorsWriter(self.directory / name, header)
         return self.current
 
-    def _finish_shard(self) -> None:
+    def end_shard(self) -> None:
+        """Bring what was added to the disk; the next tensor begins a new shard."""
         if self.current is not None:
             self.shards[self.current.path.name] = self.current.finish()
             self.current = None
@@ -186,14 +192,14 @@ def _parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     return {"": tensor}
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_new(path: Path, data: bytes) -> None:
     with open(path, "xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make renames last through a power cut, where the system lets a directory be opened (not on Windows)."""
     if os.name != "posix":
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,17 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def nbytes(text: str) -> int:
+    """4GiB, 500 MB, 1000000."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", text)
+    if not found or found[2].lower() not in UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory, such as 4GiB or 500MB")
+    return int(float(found[1]) * UNITS[found[2].lower()])
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -12,24 +13,22 @@ import torch
 
 from bitport.algorithms import TRANSFORMS, algorithm
 from bitport.api import quantize_
-from bitport.calibrate.batches import text_batches
 from bitport.checkpoint import quantize_files, save
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.source import Source
-from bitport.cli.common import DTYPES, add_verb, count, dtype_of, read_text, show
+from bitport.cli import streamed
+from bitport.cli.common import DTYPES, add_verb, dtype_of, read_text, show
 from bitport.cli.foretell import foretold
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, RecipeError
-from bitport.integrations.huggingface import cast_parameters, empty_model, load_model, load_tokenizer, token_ids
+from bitport.integrations.huggingface import cast_parameters, empty_model, load_model
 from bitport.report import LayerReport, Report
 from bitport.report.page import page
 from bitport.report.text import size, table
 from bitport.schemes import Recipe, Rule
 from bitport.schemes.recipe import DEFAULT_KINDS
-
-DATA_WINDOW = 2048
-"""Tokens of --data that the model sees at once, where it knows that many positions."""
+from bitport.stream.output import unfinished
 
 
 def add_parser(verbs: Any) -> None:
@@ -61,13 +60,10 @@ def add_parser(verbs: Any) -> None:
         default="rtn",
         metavar="NAME[+NAME..]",
         help="how codes and scales are chosen: to nearest (rtn, the default), in the best of several ranges (clip), by "
-        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq; loads the model whole). "
+        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq). "
         f"Before it may stand what changes the model around its weights: {', '.join(TRANSFORMS)}, as in awq+gptq",
     )
-    verb.add_argument(
-        "--data", type=Path, help='text to run through the model, in UTF-8; of a .jsonl file the "text" of each line'
-    )
-    verb.add_argument("--data-tokens", type=count, default=65536, help="take at most so many of them (default: 65536)")
+    streamed.add_arguments(verb)
     verb.add_argument("-o", "--output", type=Path, help="the directory to write")
     verb.add_argument("--dtype", choices=DTYPES, help="cast float tensors to this dtype first (default: keep)")
     verb.add_argument("--overwrite", action="store_true", help="replace the checkpoint in the output directory")
@@ -92,12 +88,12 @@ def run(args: argparse.Namespace) -> int:
     if not args.dry_run:
         _check_output(args)
     by = algorithm(args.algorithm)
-    if by.needs_inputs and args.data is None and not args.dry_run:
-        raise ArgumentError(f"{by.name} looks at the inputs of layers: give a text with --data")
     if args.data is not None and not (args.in_memory or by.needs_inputs):
         raise ArgumentError(f"--data is for algorithms that look at inputs and for --in-memory, not for {by.name}")
-    if args.in_memory or (by.needs_inputs and not args.dry_run):
+    if args.in_memory:
         report = in_memory(args, recipe, dtype)
+    elif by.needs_inputs:
+        report = streamed.quantize(args, recipe, dtype, by)
     else:
         for note in naming_notes(args.source):
             print(f"note: {note}", file=sys.stderr)
@@ -124,21 +120,15 @@ def in_memory(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | Non
             cast_parameters(model, dtype)
         return quantize_(model, recipe, algorithm=args.algorithm, measure=False)
     model = load_model(args.source, dtype=dtype)
-    batches = None if args.data is None else calibration(args, model)
+    batches = streamed.calibration(args, model) if args.data or algorithm(args.algorithm).needs_inputs else None
     report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=batches)
+    if batches is not None:
+        report = dataclasses.replace(report, calibration=streamed.described(args))
     save(model, args.output)
     for path in files.others():
         (args.output / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(files.path / path, args.output / path)
     return report
-
-
-def calibration(args: argparse.Namespace, model: Any) -> list[torch.Tensor]:
-    tokenizer = load_tokenizer(args.source)
-    window = min(DATA_WINDOW, getattr(model.config, "max_position_embeddings", DATA_WINDOW))
-    return text_batches(
-        args.data, lambda text: token_ids(tokenizer, text).tolist(), window=window, tokens=args.data_tokens
-    )
 
 
 def naming_notes(source: Path) -> list[str]:
@@ -170,7 +160,7 @@ def summary(report: Report) -> str:
         errors = [layer.sqnr for layer in layers if layer.sqnr is not None]
         sizes = f"{size(sum(x.bytes_before for x in layers))} -> {size(sum(x.bytes_after for x in layers))}"
         rows.append((scheme, f"{len(layers)}", sizes, f"{min(errors):.1f} dB" if errors else "", reason))
-    total = f"all tensors: {size(report.bytes_before)} -> {size(report.bytes_after)}"
+    total = f"all tensors: {size(report.bytes_before)} -> {size(report.bytes_after)}{report.run()}"
     return table(("scheme", "weights", "size", "lowest SQNR", "why not"), rows) + "\n" + total
 
 
@@ -194,5 +184,5 @@ def _check_output(args: argparse.Namespace) -> None:
         raise ArgumentError(f"{args.output} is a file; give a directory")
     if args.output.resolve() == args.source.resolve():
         raise ArgumentError(f"{args.output} is the source; choose another directory for the checkpoint")
-    if (args.output / MANIFEST).exists() and not args.overwrite:
+    if (args.output / MANIFEST).exists() and not (args.overwrite or (args.resume and unfinished(args.output))):
         raise ArgumentError(f"{args.output} holds a checkpoint already; --overwrite replaces it")

@@ -103,6 +103,31 @@ def token_ids(tokenizer: Any, text: str) -> Tensor:
     return torch.tensor(tokenizer(text, verbose=False).input_ids, dtype=torch.int64)
 
 
+def own_text(model: Any, *, tokens: int, window: int, seed: int) -> list[Tensor]:
+    """Token ids [1, window] that ``model`` writes itself, each text after a first token drawn by ``seed``, every
+    following one by its own probabilities: a calibration set where there is no other."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    texts = []
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for start in range(0, tokens, window):
+            length = min(window, tokens - start)
+            first = torch.randint(vocabulary, (1, 1), device=model.device)
+            texts.append(_written(model, first, length).cpu())
+    return texts
+
+
+def _written(model: Any, ids: Tensor, length: int) -> Tensor:
+    cache = None
+    with torch.no_grad():
+        while ids.shape[1] < length:
+            new = ids if cache is None else ids[:, -1:]
+            out = model(input_ids=new, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            ids = torch.cat([ids, out.logits[:, -1].float().softmax(-1).multinomial(1)], 1)
+    return ids
+
+
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the float parameters of ``model`` in place and let the quantized ones give ``dtype``. Buffers stay: rotary
     frequencies are to be float32. Tied parameters stay tied."""

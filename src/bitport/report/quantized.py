@@ -42,6 +42,12 @@ class Report:
     """As Recipe.to_json writes it; empty where none was used."""
     algorithm: str = ""
     """The name, or the Python expression of one with other settings."""
+    memory_estimate: int | None = None
+    """Bytes: how much a streamed run was to take at most, worked out before it."""
+    memory_peak: int | None = None
+    """The most that the process has taken since it began."""
+    calibration: str | None = None
+    """What the inputs of layers were measured on."""
 
     @property
     def quantized(self) -> tuple[LayerReport, ...]:
@@ -102,7 +108,15 @@ class Report:
             f"{len(self.quantized)} weights quantized, {len(self.skipped)} left; "
             f"{size(self.bytes_before)} -> {size(self.bytes_after)}"
         )
-        return chosen + "\n" + total
+        return chosen + "\n" + total + self.run()
+
+    def run(self) -> str:
+        """Lines on the run, as far as it was streamed."""
+        lines = [] if self.calibration is None else [f"calibrated on {self.calibration}"]
+        if self.memory_estimate is not None:
+            measured = "" if self.memory_peak is None else f"; at most {size(self.memory_peak)} were taken"
+            lines.append(f"memory foretold: {size(self.memory_estimate)}{measured}")
+        return "".join(f"\n{line}" for line in lines)
 
 
 def _decibels(error: float | None, nearest: float | None) -> str:

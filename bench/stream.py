@@ -1,0 +1,194 @@
+"""A model larger than its memory limit, quantized with calibration, killed and resumed: the same files as without.
+
+A Llama-like model of random weights (12 GB in bf16) is written to disk by seed. ``bitport quantize --algorithm gptq``
+then runs on it twice under a limit on its memory: once undisturbed, once killed (SIGKILL) at random moments of its
+first and of its second third, each time resumed. Every file of the two results is compared byte by byte.
+
+The limit is RLIMIT_DATA: Linux refuses every private writable mapping beyond it, which is all that a process allocates,
+whether it touches it or not. What it does not count are the files that the system caches and may drop at any time; the
+weights are read, not mapped, so that they do count. The peak of resident memory (libraries included) stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.measure import append, header
+from bitport.checkpoint.safetensors_writer import SafetensorsWriter
+from bitport.report.text import size
+from bitport.stream.output import FOLDER, JOURNAL
+
+GIB = 2**30
+HIDDEN, INNER, HEADS, VOCABULARY = 2048, 5632, 16, 32000
+TOKENS, WINDOW = 1024, 512
+
+
+def shapes(layers: int) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    for at in range(layers):
+        block = f"model.layers.{at}"
+        found |= {f"{block}.self_attn.{name}_proj.weight": (HIDDEN, HIDDEN) for name in "qkvo"}
+        found |= {f"{block}.mlp.{name}_proj.weight": (INNER, HIDDEN) for name in ("gate", "up")}
+        found[f"{block}.mlp.down_proj.weight"] = (HIDDEN, INNER)
+        found |= {f"{block}.{name}_layernorm.weight": (HIDDEN,) for name in ("input", "post_attention")}
+    return {**found, "model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+
+
+def write_model(folder: Path, nbytes: int, seed: int) -> int:
+    """About ``nbytes`` of weights, one shard of at most 2 GB after the other; the number of layers."""
+    outer, inner = (sum(map(lambda s: int(np.prod(s)), shapes(n).values())) for n in (0, 1))
+    layers = max(1, round((nbytes / 2 - outer) / (inner - outer)))
+    folder.mkdir(parents=True)
+    draw, index, shards = torch.Generator().manual_seed(seed), {}, 0
+    file: SafetensorsWriter | None = None
+    for name, shape in shapes(layers).items():
+        if file is None or file.data_size > 2 * 10**9 - 2 * int(np.prod(shape)):
+            if file is not None:
+                file.finish()
+            shards += 1
+            file = SafetensorsWriter(folder / f"model-{shards:05}.safetensors", 1 << 20)
+        one = len(shape) == 1
+        file.write(name, torch.ones(shape).bfloat16() if one else _weight(shape, draw))
+        index[name] = file.path.name
+    assert file is not None
+    file.finish()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "num_hidden_layers": layers,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": WINDOW,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    ids = np.random.default_rng(seed).integers(0, VOCABULARY, TOKENS)
+    np.save(folder / "tokens.npy", ids)
+    return layers
+
+
+def _weight(shape: tuple[int, ...], draw: torch.Generator) -> torch.Tensor:
+    return (torch.randn(shape, generator=draw) * shape[-1] ** -0.5).bfloat16()
+
+
+def command(source: Path, target: Path, limit: int, *more: str) -> list[str]:
+    words = ["quantize", source, "--scheme", "int4", "--algorithm", "gptq", "--data", source / "tokens.npy"]
+    words += ["--data-tokens", TOKENS, "--memory-limit", limit, "-o", target, "--json", *more]
+    return [sys.executable, "-m", "bitport", *map(str, words)]
+
+
+def started(words: list[str], limit: int) -> subprocess.Popen[str]:
+    """With two threads, as the machine of the record has; glibc's arenas count as soon as they are reserved."""
+    env = {**os.environ, "OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "2"}
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=limited)
+
+
+def finished(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"bitport quantize ended with {process.returncode}")
+    report: dict[str, Any] = json.loads(out)
+    return report
+
+
+def steps_done(target: Path) -> int:
+    path = target / FOLDER / JOURNAL
+    return len(json.loads(path.read_bytes())["done"]) if path.is_file() else 0
+
+
+def disturbed(source: Path, target: Path, limit: int, layers: int, source_of_chance: random.Random) -> list[int]:
+    """Kills the run twice; after how many steps."""
+    killed = []
+    for third in (1, 2):
+        process = started(command(source, target, limit, "--resume"), limit)
+        goal = source_of_chance.randrange((third - 1) * layers // 3, third * layers // 3) + 1
+        while steps_done(target) < goal and process.poll() is None:
+            time.sleep(0.2)
+        time.sleep(source_of_chance.random() * 2)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if process.returncode != -signal.SIGKILL:
+            raise SystemExit(f"the run ended with {process.returncode} before it was killed")
+        killed.append(steps_done(target))
+    return killed
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with open(path, "rb") as file:
+                found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("folder", type=Path, help="an empty or new folder, with room for the model and two results")
+    parser.add_argument("--gigabytes", type=float, default=12.0)
+    parser.add_argument("--limit", type=float, default=4.0, help="GiB of memory")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="append to bench/results/stream.jsonl")
+    args = parser.parse_args(argv)
+    source, whole, broken = (args.folder / name for name in ("model", "undisturbed", "killed"))
+    limit = int(args.limit * GIB)
+    layers = write_model(source, int(args.gigabytes * 1e9), args.seed)
+    nbytes = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    print(f"{size(nbytes)}, {layers} layers, limit {size(limit)}", flush=True)
+    begin = time.monotonic()
+    report = finished(started(command(source, whole, limit), limit))
+    seconds = time.monotonic() - begin
+    print(f"undisturbed: {seconds:.0f} s, peak {size(report['memory_peak'])}", flush=True)
+    killed = disturbed(source, broken, limit, layers, random.Random(args.seed))
+    again = finished(started(command(source, broken, limit, "--resume"), limit))
+    first, second = hashes(whole), hashes(broken)
+    result = {
+        "bytes": nbytes,
+        "layers": layers,
+        "limit": limit,
+        "tokens": TOKENS,
+        "seconds": round(seconds, 1),
+        "memory_estimate": report["memory_estimate"],
+        "memory_peak": max(report["memory_peak"], again["memory_peak"]),
+        "killed_after_steps": killed,
+        "files": len(first),
+        "bytes_after": report["bytes_after"],
+        "same_bytes": first == second,
+    }
+    print(json.dumps(result, indent=1))
+    if args.json:
+        head = header()
+        append("stream", [head, {"run": head["run"], **result}])
+    for folder in (source, whole, broken):
+        shutil.rmtree(folder)
+    if first != second:
+        raise SystemExit("the results differ")
+
+
+if __name__ == "__main__":
+    main()

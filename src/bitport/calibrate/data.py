@@ -1,0 +1,140 @@
+"""Token ids to calibrate on, from what people have: a text, lines of JSON, a dataset, or token ids.
+
+Nothing that is read is executed: no pickles, no dataset scripts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+
+Encode = Callable[[str], Sequence[int]]
+
+TABLES = (".parquet", ".arrow")
+TEXTS = (".txt", ".md", ".jsonl")
+TOKENS = (".safetensors", ".npy")
+REACH = 4
+"""With a seed, windows are drawn from so many times the tokens that are asked for."""
+
+
+def token_batches(
+    path: str | Path, encode: Encode, *, window: int = 512, tokens: int = 65536, seed: int | None = None
+) -> list[Tensor]:
+    """int64 token ids [1, window] of ``tokens`` tokens, of which the last may be shorter.
+
+    ``path``: a UTF-8 text; a .jsonl file, of which the field "text" of each line is a document; a .parquet or .arrow
+    file, of which the column "text"; a directory of these, such as a dataset of Hugging Face; or token ids, the first
+    tensor of a .safetensors file or a .npy file. ``encode``: text -> token ids. ``seed``: documents are taken in random
+    order, and windows at random from what they give; None: the first ones.
+    """
+    file, few = Path(path), 2
+    draw = None if seed is None else torch.Generator().manual_seed(seed)
+    enough = tokens if draw is None else REACH * tokens
+    if file.suffix in TOKENS:
+        ids = _stored_ids(file)
+    else:
+        found: list[int] = []
+        for document in _documents(file, draw):
+            if len(found) >= enough:
+                break
+            found += list(encode(document))
+        ids = torch.tensor(found, dtype=torch.int64)
+    if len(ids) < few:
+        raise ArgumentError(f"{file} gives {len(ids)} tokens; calibration needs at least two")
+    pieces = [piece[None] for piece in ids[:enough].split(window)]
+    if draw is None:
+        return pieces
+    whole = [piece for piece in pieces if piece.shape[1] == window] or pieces
+    chosen = torch.randperm(len(whole), generator=draw)[: max(1, tokens // window)]
+    return [whole[at] for at in chosen.tolist()]
+
+
+def _documents(path: Path, draw: torch.Generator | None) -> Iterator[str]:
+    files = [path]
+    if path.is_dir():
+        kinds = (*TABLES, *TEXTS)
+        files = [each for each in sorted(path.rglob("*")) if each.suffix in kinds and each.is_file()]
+        if not files:
+            raise ArgumentError(f"{path} holds no {', '.join(kinds)} file; give a text or a dataset")
+    if draw is None:
+        for file in files:
+            yield from _documents_of(file)
+        return
+    every = [document for file in files for document in _documents_of(file)]
+    for at in torch.randperm(len(every), generator=draw).tolist():
+        yield every[at]
+
+
+def _documents_of(file: Path) -> Iterator[str]:
+    if file.suffix in TABLES:
+        yield from _column(file)
+        return
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"cannot read {file} as UTF-8 text: {error}") from error
+    if file.suffix != ".jsonl":
+        yield text
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ArgumentError(f"{file}, line {number}: not JSON: {error}") from error
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise ArgumentError(f'{file}, line {number}: each line must be an object with a string "text"')
+        yield row["text"]
+
+
+def _column(file: Path) -> Iterator[str]:
+    """The column "text", a part of the file at a time."""
+    arrow = _pyarrow(file)
+    try:
+        if file.suffix == ".parquet":
+            parts: Any = importlib.import_module("pyarrow.parquet").ParquetFile(file).iter_batches(columns=["text"])
+        else:
+            parts = arrow.ipc.open_stream(arrow.memory_map(str(file)))
+        for part in parts:
+            if "text" not in part.schema.names:
+                raise ArgumentError(f'{file} has the columns {", ".join(part.schema.names)}; "text" is needed')
+            for value in part.column("text").to_pylist():
+                if isinstance(value, str):
+                    yield value
+    except (OSError, arrow.ArrowException) as error:
+        raise ArgumentError(f"cannot read {file} as a table: {error}") from error
+
+
+def _pyarrow(file: Path) -> Any:
+    try:
+        return importlib.import_module("pyarrow")
+    except ModuleNotFoundError as error:
+        raise ArgumentError(f"{file} needs pyarrow, which is not installed: pip install pyarrow") from error
+
+
+def _stored_ids(file: Path) -> Tensor:
+    """All integers of the file, in a row."""
+    try:
+        if file.suffix == ".npy":
+            ids = torch.from_numpy(np.load(file, allow_pickle=False).astype(np.int64, casting="safe"))
+        else:
+            with safe_open(file, "pt") as stored:
+                ids = stored.get_tensor(next(iter(stored.keys())))
+    except (OSError, ValueError, TypeError, StopIteration, SafetensorError) as error:
+        raise ArgumentError(f"cannot read token ids from {file}: {error}") from error
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ArgumentError(f"{file} holds {ids.dtype}, not token ids")
+    if bool((ids < 0).any()):
+        raise ArgumentError(f"{file} holds negative token ids")
+    return ids.reshape(-1).to(torch.int64)

@@ -1,0 +1,74 @@
+"""Several processes that calibrate one model together, with the very result of one.
+
+Each runs its share of the batches. The sum over the inputs of a weight is made by one process, its owner, from the rows
+that all have seen, in the order of the batches: the same additions in the same order as one process makes. (Adding up
+partial sums would be less to send, but float addition is not associative.) The owner chooses the codes, too, and tells
+the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bitport.calibrate.inputs import Inputs
+from bitport.errors import ArgumentError
+
+T = TypeVar("T")
+
+
+class Rows:
+    """Stands for Inputs: keeps the rows themselves."""
+
+    def __init__(self, batch: tuple[int, ...], k: int, device: torch.device | str | None = None) -> None:
+        self.calls: list[tuple[tuple[int, ...], Tensor]] = []
+
+    def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:
+        self.calls.append((index, x.detach().clone()))
+
+
+class Processes:
+    """``rank`` of ``world``; by default this process alone."""
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        self.rank, self.world = rank, world
+
+    @classmethod
+    def joined(cls) -> Processes:
+        """Those of the default group of torch.distributed, which torchrun and init_process_group make."""
+        return cls(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else cls()
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, batches: Sequence[T]) -> Sequence[T]:
+        if len(batches) < self.world:
+            raise ArgumentError(f"{len(batches)} batches are too few for {self.world} processes: give smaller ones")
+        return batches[self.rank :: self.world]
+
+    def rounds(self, batches: int) -> int:
+        """How many batches the process with most of them runs."""
+        return -(-batches // self.world)
+
+    def total(self, owner: int, inputs: Inputs | None, rows: Rows) -> None:
+        """Adds what every process has seen in one round to ``inputs``, which the owner has."""
+        every: list[Any] | None = [None] * self.world if self.rank == owner else None
+        dist.gather_object(rows.calls, every, dst=owner)
+        for calls in every or ():
+            for index, x in calls:
+                assert inputs is not None
+                inputs.add(x, index)
+
+    def shared(self, owner: int, make: Callable[[], T]) -> T:
+        """What ``make`` gives in the process ``owner``, in all of them."""
+        if self.world == 1:
+            return make()
+        held: list[Any] = [make() if self.rank == owner else None]
+        dist.broadcast_object_list(held, src=owner)
+        found: T = held[0]
+        return found

@@ -1,0 +1,174 @@
+"""What the blocks of a model are called with, from a run of it in which the blocks are replaced by stand-ins."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bitport.calibrate.batches import Call, run_fresh
+from bitport.calibrate.place import Place
+from bitport.calibrate.stand_in import Between, Shape, StandIn, signature
+from bitport.calibrate.store import GIVEN, Store, Tensors
+from bitport.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Previous:
+    """Stands for leaf ``at`` of the output of the block before."""
+
+    at: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Stands for tensor ``at`` among those that the model itself gives to its blocks."""
+
+    at: int
+
+
+@dataclasses.dataclass
+class Record:
+    """``order``: the blocks, as every batch calls them, each once. ``calls``: of each batch, with Previous and Given
+    for tensors. ``shapes``: of the outputs; empty where the blocks really ran. ``given``: bytes of the tensors
+    behind Given, for each batch."""
+
+    order: list[str]
+    calls: list[dict[str, Call]]
+    shapes: list[dict[str, Shape]]
+    given: list[int]
+
+    def uses(self, batch: int, block: str, kind: type[Previous] | type[Given]) -> set[int]:
+        leaves = tree_leaves(tuple(self.calls[batch][block]))
+        return {leaf.at for leaf in leaves if isinstance(leaf, kind)}
+
+
+class Enough(BaseException):
+    """The blocks have all been called: the rest of this run would tell nothing."""
+
+
+def recorded(
+    model: nn.Module, blocks: Sequence[str], own: Sequence[str], batches: Sequence[Any], store: Store, place: Place
+) -> Record:
+    """The calls of ``blocks``; where the model does something between these, the true inputs of those of ``own``, from
+    a run of the whole model as it is."""
+    reason = "it has no blocks, which are the children of its ModuleLists and Sequentials"
+    if blocks:
+        try:
+            record = _run_through(model, blocks, batches, store, place, stand_ins=True)
+            if record.order:
+                return record
+            reason = "it calls some block twice, or not for every batch"
+        except Between:
+            reason = "it does something with the output of a block before the next one gets it"
+    if place.must_stream:
+        raise ArgumentError(f"{type(model).__name__} cannot be calibrated block by block: {reason}. Load it whole")
+    return _run_through(model, own, batches, store, place, stand_ins=False)
+
+
+def _run_through(
+    model: nn.Module, blocks: Sequence[str], batches: Sequence[Any], store: Store, place: Place, *, stand_ins: bool
+) -> Record:
+    called: list[dict[str, Call]] = []
+    orders: list[list[str]] = []
+    shapes: list[dict[str, Shape]] = []
+    given: list[int] = []
+    known: dict[object, Shape] = {}
+    memory = _Memory()
+
+    def instead(name: str) -> Callable[..., Any]:
+        block = model.get_submodule(name)
+        forward = block.forward
+
+        def stub(*args: Any, **kwargs: Any) -> Any:
+            called[-1][name] = Call(*tree_map(memory.kept, (args, kwargs)))
+            orders[-1].append(name)
+            if not stand_ins:
+                output = forward(*args, **kwargs)
+            else:
+                look = signature(block, (args, kwargs))
+                if look not in known:
+                    with place.inside(name):
+                        plain = tree_map(_plain, (args, kwargs))
+                        known[look] = Shape(forward(*plain[0], **plain[1]))
+                shapes[-1][name] = known[look]
+                output = known[look].stand_in()
+            memory.put_out(tree_leaves(output))
+            if stand_ins and len(orders) > 1 and orders[-1] == orders[0]:
+                raise Enough
+            return output
+
+        return stub
+
+    with replaced(model, {name: instead(name) for name in blocks}), place.outside(blocks):
+        for at, batch in enumerate(batches if blocks else ()):
+            called.append({})
+            orders.append([])
+            shapes.append({})
+            memory = _Memory()
+            with contextlib.suppress(Enough):
+                run_fresh(model, batch)
+            given.append(sum(tensor.nbytes for tensor in memory.tensors.values()))
+            store.put(GIVEN, at, memory.tensors)
+    alike = bool(orders) and all(order == orders[0] for order in orders) and len(orders[0]) == len(called[0])
+    return Record(orders[0], called, shapes if stand_ins else [], given) if alike else Record([], [], [], [])
+
+
+class _Memory:
+    """What the blocks of one run were given. A tensor counts as the same as long as nobody has written into it."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, int], tuple[Tensor, int]] = {}
+        self.tensors: Tensors = {}
+        self.output: dict[tuple[int, int], tuple[Tensor, int]] = {}
+
+    def put_out(self, leaves: list[Any]) -> None:
+        tensors = [(at, leaf) for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.output = {(id(leaf), leaf._version): (leaf, at) for at, leaf in tensors}
+
+    def kept(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return copy.deepcopy(leaf)
+        key = (id(leaf), leaf._version)
+        if key in self.output:
+            return Previous(self.output[key][1])
+        if isinstance(leaf, StandIn):
+            raise Between("a call of the next block")
+        if key not in self.places:
+            self.places[key] = leaf, len(self.tensors)
+            self.tensors[len(self.tensors)] = leaf.detach().clone()
+        return Given(self.places[key][1])
+
+
+def filled(call: Call, given: Tensors, outputs: Tensors) -> Call:
+    def put(leaf: Any) -> Any:
+        if isinstance(leaf, Previous):
+            return outputs[leaf.at]
+        return given[leaf.at] if isinstance(leaf, Given) else leaf
+
+    return Call(*tree_map(put, tuple(call)))
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf.as_subclass(Tensor).clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+
+
+@contextlib.contextmanager
+def replaced(model: nn.Module, forwards: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """The forward of each named module is another one meanwhile; its hooks still run."""
+    modules = {name: model.get_submodule(name) for name in forwards}
+    before = {name: vars(module)["forward"] for name, module in modules.items() if "forward" in vars(module)}
+    for name, module in modules.items():
+        module.forward = forwards[name]
+    try:
+        yield
+    finally:
+        for name, module in modules.items():
+            del module.forward
+            if name in before:
+                module.forward = before[name]

@@ -1,0 +1,138 @@
+"""``bitport quantize`` with calibration data: block by block, from files to files."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitport.algorithms import Algorithm
+from bitport.calibrate.data import token_batches
+from bitport.cli.common import count, nbytes
+from bitport.cli.foretell import foretold
+from bitport.errors import ArgumentError
+from bitport.integrations.huggingface import empty_model, load_model, load_tokenizer, own_text, token_ids
+from bitport.report import Report
+from bitport.report.text import size
+from bitport.schemes import Recipe
+from bitport.stream import KEEP, Stream
+from bitport.stream.memory import available
+
+WINDOW = 2048
+"""Tokens that the model sees at once, where it knows that many positions."""
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--data",
+        type=Path,
+        help='what to run through the model: a UTF-8 text, a .jsonl file (the "text" of each line), a directory of '
+        "these or of .parquet or .arrow files, or token ids in a .safetensors or .npy file (default: text that the "
+        "model writes itself)",
+    )
+    verb.add_argument("--data-tokens", type=count, default=65536, help="take at most so many of them (default: 65536)")
+    verb.add_argument(
+        "--data-seed", type=int, help="take them from all over the data, by this seed (default: the first)"
+    )
+    verb.add_argument(
+        "--activations",
+        choices=KEEP,
+        default="memory",
+        help="where what goes from block to block waits (default: memory)",
+    )
+    verb.add_argument(
+        "--memory-limit",
+        type=nbytes,
+        metavar="SIZE",
+        help="refuse to begin what would take more memory, such as 4GiB (default: what the machine allows)",
+    )
+    verb.add_argument("--resume", action="store_true", help="go on with what an interrupted run has left in the output")
+
+
+def quantize(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
+    model = empty_model(args.source)
+    if args.dry_run:
+        return _foretold(args, recipe, dtype, by, model)
+    print(f"calibration: {described(args)}", file=sys.stderr)
+    stream = _stream(args, recipe, dtype, by, model, calibration(args, model), args.output)
+    if stream.output.resumed:
+        steps = f"{stream.output.resumed} of {len(stream.walk.order) + 1}" if stream.walk else "all"
+        print(f"resumed: {steps} steps are done", file=sys.stderr)
+    if stream.memory:
+        print(f"memory: {stream.memory}", file=sys.stderr)
+    return dataclasses.replace(stream.run(), calibration=described(args))
+
+
+def _foretold(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any) -> Report:
+    """What a run with as many tokens as --data-tokens allows would make, and how much memory it would take."""
+    batches = [part[None] for part in torch.zeros(args.data_tokens, dtype=torch.int64).split(window_of(model))]
+    with tempfile.TemporaryDirectory() as folder:
+        stream = _stream(args, recipe, dtype, by, model, batches, Path(folder))
+    assert stream.memory is not None
+    print(f"memory: {stream.memory}", file=sys.stderr)
+    return dataclasses.replace(foretold(args.source, recipe, dtype, by), memory_estimate=stream.memory.total)
+
+
+def _stream(
+    args: argparse.Namespace,
+    recipe: Recipe,
+    dtype: torch.dtype | None,
+    by: Algorithm,
+    model: Any,
+    batches: Sequence[Any],
+    target: Path,
+) -> Stream:
+    return Stream(
+        model,
+        args.source,
+        target,
+        recipe,
+        batches=batches,
+        algorithm=by,
+        dtype=dtype,
+        activations=args.activations,
+        memory_limit=args.memory_limit,
+        resume=args.resume,
+        overwrite=args.overwrite,
+    )
+
+
+def described(args: argparse.Namespace) -> str:
+    """The calibration data in words."""
+    seed = "" if args.data_seed is None else f", seed {args.data_seed}"
+    if args.data is None:
+        return f"{args.data_tokens} tokens that the model wrote itself, seed {args.data_seed or 0}"
+    return f"at most {args.data_tokens} tokens of {args.data}{seed}"
+
+
+def calibration(args: argparse.Namespace, model: Any) -> list[torch.Tensor]:
+    """Of --data, or of what the model itself writes."""
+    window = window_of(model)
+    if args.data is None:
+        return _own_text(args, window)
+
+    def encode(text: str) -> list[int]:
+        return token_ids(load_tokenizer(args.source), text).tolist()
+
+    return token_batches(args.data, encode, window=window, tokens=args.data_tokens, seed=args.data_seed)
+
+
+def _own_text(args: argparse.Namespace, window: int) -> list[torch.Tensor]:
+    files = sum(file.stat().st_size for file in args.source.glob("*.safetensors"))
+    limits = [limit for limit in (args.memory_limit, available()) if limit is not None]
+    if limits and files > min(limits):
+        raise ArgumentError(
+            f"without --data the model writes its own calibration text, for which it has to be in memory: "
+            f"{size(files)}, and {size(min(limits))} are allowed. Give a text with --data"
+        )
+    return own_text(load_model(args.source), tokens=args.data_tokens, window=window, seed=args.data_seed or 0)
+
+
+def window_of(model: Any) -> int:
+    return min(WINDOW, getattr(model.config, "max_position_embeddings", WINDOW))

@@ -1,0 +1,47 @@
+"""Activations on disk: of each step and batch one safetensors file."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from bitport.calibrate.store import Tensors
+from bitport.checkpoint.safetensors_reader import SafetensorsReader
+from bitport.checkpoint.safetensors_writer import SafetensorsWriter
+from bitport.errors import CheckpointError
+from bitport.stream.output import ACTIVATIONS
+
+
+class Disk:
+    """A file is whole or no safetensors file; those of a step that the journal calls done are all whole."""
+
+    def __init__(self, folder: Path, batches: int, label: str = "") -> None:
+        """``label``: in the names of the files of this process, where there are several."""
+        self.folder, self.batches, self.label = folder, batches, label
+
+    def put(self, step: str, batch: int, tensors: Tensors) -> None:
+        path = self._path(step, batch)
+        try:
+            path.unlink(missing_ok=True)
+            file = SafetensorsWriter(path)
+            for at, tensor in tensors.items():
+                file.write(str(at), tensor)
+            file.finish()
+        except OSError as error:
+            raise CheckpointError(
+                f"activations cannot be written to {self.folder}: {error}. Make room or keep them in memory, and resume"
+            ) from error
+
+    def get(self, step: str, batch: int) -> Tensors:
+        with SafetensorsReader(self._path(step, batch)) as file:
+            return {int(at): file.read(at) for at in file.tensors}
+
+    def drop(self, step: str) -> None:
+        for batch in range(self.batches):
+            self._path(step, batch).unlink(missing_ok=True)
+
+    def holds(self, step: str) -> bool:
+        return all(self._path(step, batch).is_file() for batch in range(self.batches))
+
+    def _path(self, step: str, batch: int) -> Path:
+        return self.folder / f"{ACTIVATIONS}{zlib.crc32(step.encode()):08x}-{self.label}{batch:06}.safetensors"

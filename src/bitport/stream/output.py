@@ -1,0 +1,180 @@
+"""A checkpoint that is written in steps, each of which is there for good once it is finished.
+
+Everything is written to the folder ``unfinished`` of the output directory: shards, a journal, activations. The journal
+is replaced in one step (os.replace) whenever a step is finished; what a killed run wrote beyond it is thrown away.
+At the end the files move to the output directory, the manifest last. Names and bytes depend on nothing but the
+fingerprint, so that a run that was interrupted leaves the same files as one that was not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bitport.checkpoint.manifest import NAME, Manifest
+from bitport.checkpoint.parse import parse_manifest, read_manifest
+from bitport.checkpoint.writer import OURS, Writer, sync_directory, write_new
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.report import LayerReport
+from bitport.report.versions import library_version
+
+FOLDER = "unfinished"
+JOURNAL = "journal.json"
+ACTIVATIONS = "activations-"
+"""What the names of files with activations begin with."""
+
+Fingerprint = dict[str, str]
+"""What decides the bytes of the result: what it is -> its value, or a hash of it."""
+
+
+class Output:
+    def __init__(
+        self, directory: Path, fingerprint: Fingerprint, shard_size: int, *, resume: bool, writes: bool = True
+    ) -> None:
+        """``resume``: go on with what an earlier run has left, if there is anything. ``writes``: False where another
+        process does that."""
+        self.writes = writes
+        self.directory, self.folder, self.fingerprint = directory, directory / FOLDER, fingerprint
+        state = _read(self.folder / JOURNAL, resume, fingerprint)
+        self.done: list[str] = state.get("done", [])
+        self.layers = {row["name"]: LayerReport(**row) for row in state.get("layers", [])}
+        self.closed: bool = state.get("closed", False)
+        begun = parse_manifest(state["manifest"].encode(), self.folder / JOURNAL) if state else None
+        self.names = set(begun.tensors) if begun else set()
+        self.resumed = len(self.done)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if writes and not self.closed:
+                self._clear(set(begun.shards) if begun else set())
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be written: {error}") from error
+        digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
+        self.writer = _Staged(self.folder, shard_size=shard_size, id=digest[:8], begun=begun)
+        if writes and not state:
+            self._note()
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.writer.manifest
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        self.names.add(name)
+        if self.writes:
+            self.writer.add(name, tensor)
+
+    def finish(self, step: str) -> None:
+        """What was added since the last step is on the disk, and stays."""
+        self.done.append(step)
+        if self.writes:
+            self.writer.end_shard()
+            self._note()
+
+    def publish(self, tied: dict[str, str], order: Iterable[str], carry: Iterable[tuple[Path, Path]]) -> None:
+        """Make it the checkpoint of the directory. ``order``: of the tensors in the manifest; ``carry``: (root, path in
+        it) of files to copy."""
+        if not self.closed:
+            self.writer.tied = {}
+            for alias, name in tied.items():
+                self.writer.tie(alias, name)
+            self.writer.entries = {name: self.writer.entries[name] for name in order}
+            for root, path in carry:
+                self.writer.carry(root, path)
+            self.writer.close()
+            self.closed = True
+            self._note()
+        self._move()
+
+    def _move(self) -> None:
+        ours = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and not self._own(path)]
+        for path in sorted(ours, key=lambda path: path == self.folder / NAME):
+            target = self.directory / path.relative_to(self.folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            sync_directory(self.directory)
+            os.replace(path, target)
+        sync_directory(self.directory)
+        kept = read_manifest(self.directory).shards
+        for path in self.directory.iterdir():
+            if OURS.fullmatch(path.name) and path.name not in kept:
+                path.unlink()
+        shutil.rmtree(self.folder)
+
+    def _own(self, path: Path) -> bool:
+        return path.parent == self.folder and path.name.startswith((JOURNAL, ACTIVATIONS))
+
+    def _clear(self, shards: set[str]) -> None:
+        """Remove what no finished step has written, but activations."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in shards and path.name != JOURNAL and not path.name.startswith(ACTIVATIONS):
+                path.unlink()
+
+    def _note(self) -> None:
+        state = {
+            "fingerprint": self.fingerprint,
+            "done": self.done,
+            "closed": self.closed,
+            "layers": [dataclasses.asdict(layer) for layer in self.layers.values()],
+            "manifest": self.writer.manifest.to_json(),
+        }
+        staged = self.folder / f"{JOURNAL}.new"
+        try:
+            staged.unlink(missing_ok=True)
+            write_new(staged, json.dumps(state).encode())
+            os.replace(staged, self.folder / JOURNAL)
+            sync_directory(self.folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder / JOURNAL} cannot be written: {error}. Make room, and resume"
+            ) from error
+
+
+class _Staged(Writer):
+    """Keeps its finished shards when it fails."""
+
+    def abandon(self) -> None:
+        if self.current is not None:
+            self.current.abandon()
+            self.current = None
+
+
+def unfinished(directory: Path) -> bool:
+    """Whether a run that ended early has left something to resume."""
+    return (directory / FOLDER / JOURNAL).is_file()
+
+
+def discard(directory: Path) -> None:
+    """Throw that away."""
+    shutil.rmtree(directory / FOLDER, ignore_errors=False)
+
+
+def fingerprint(**parts: str) -> Fingerprint:
+    return {**parts, "bitport": library_version()}
+
+
+def _read(path: Path, resume: bool, expected: Fingerprint) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    if not resume:
+        raise ArgumentError(
+            f"{path.parent} holds what an earlier run has begun: resume it (--resume), or overwrite it (--overwrite)"
+        )
+    try:
+        state: dict[str, Any] = json.loads(path.read_bytes())
+        found = state["fingerprint"]
+        other = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged ({error!r}); begin anew with --overwrite") from error
+    if other:
+        raise ArgumentError(
+            f"{path.parent} was begun with another {', '.join(sorted(other))}: give the same, or --overwrite it"
+        )
+    return state

@@ -1,0 +1,150 @@
+"""The weights of a model that is built on the meta device: brought from files for as long as they are needed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitport.calibrate.place import REST
+from bitport.checkpoint.load import read_tensor
+from bitport.checkpoint.manifest import Manifest, shortened
+from bitport.checkpoint.safetensors_reader import SafetensorsReader
+from bitport.checkpoint.shards import Shards
+from bitport.checkpoint.slots import Slot, identity, slots
+from bitport.checkpoint.source import Source
+from bitport.errors import CheckpointError
+from bitport.stream.output import Output
+
+
+class Streamed:
+    """A Place. A block comes from ``files``, or, where its step is done, from ``output``; when it goes, its slots are
+    on meta again. Tied tensors come and go together."""
+
+    must_stream = True
+
+    def __init__(self, model: nn.Module, files: Source, output: Output, dtype: torch.dtype | None = None) -> None:
+        self.model, self.files, self.output, self.dtype = model, files, output, dtype
+        self.slots = _fill(model, files)
+        self.name_of = {slot.name: name for name, group in self.slots.items() for slot in group}
+        self.empty = {name: group[0].tensor for name, group in self.slots.items()}
+
+    def outside(self, blocks: Collection[str]) -> contextlib.AbstractContextManager[None]:
+        return self._outside(blocks)
+
+    @contextlib.contextmanager
+    def _outside(self, blocks: Collection[str]) -> Iterator[None]:
+        loaded: list[str] = []
+
+        def bring(module: nn.Module, args: Any) -> None:
+            prefix = names[module]
+            own = [f"{prefix}.{attribute}".lstrip(".") for attribute in (*module._parameters, *module._buffers)]
+            loaded.extend(self._load([name for name in own if name in self.name_of]))
+
+        inner = tuple(f"{block}." for block in blocks)
+        names = {module: name for name, module in self.model.named_modules() if not f"{name}.".startswith(inner)}
+        hooks = [module.register_forward_pre_hook(bring) for module in names]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._drop(loaded)
+
+    def inside(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return self._inside(name)
+
+    @contextlib.contextmanager
+    def _inside(self, name: str) -> Iterator[None]:
+        loaded = self._load([slot for slot in self.name_of if f"{slot}.".startswith(f"{name}.")])
+        try:
+            yield
+        finally:
+            self._drop(loaded)
+
+    def done(self, step: str) -> bool:
+        return step in self.output.done
+
+    def finish(self, step: str) -> None:
+        """What else lies in that block, or nowhere else, is written as it is."""
+        if self.done(step):
+            return
+        inner = "" if step == REST else f"{step}."
+        for name, group in self.slots.items():
+            if name not in self.output.names and any(slot.name.startswith(inner) for slot in group):
+                loaded = self._load([name])
+                self.output.add(name, group[0].tensor.detach())
+                self._drop(loaded)
+        self.output.finish(step)
+
+    def value(self, name: str) -> Tensor:
+        with SafetensorsReader(self.files.tensors[name].file) as reader:
+            stored = reader.read(name)
+        return stored.to(self.dtype) if self.dtype is not None and stored.is_floating_point() else stored
+
+    def _load(self, names: list[str]) -> list[str]:
+        """Bring those that are on meta, and what is tied to them; which they were, by their names in the files."""
+        wanted = [name for name in dict.fromkeys(map(self.name_of.__getitem__, names))]
+        wanted = [name for name in wanted if self.slots[name][0].tensor.device.type == "meta"]
+        written = self.output.manifest
+        ready = [name for name in wanted if name in written.tensors and written.tensors[name].shard in written.shards]
+        tensors = self._written(written, ready)
+        for name in wanted:
+            self._put(name, tensors[name] if name in tensors else self.value(name))
+        return wanted
+
+    def _written(self, manifest: Manifest, names: list[str]) -> dict[str, Tensor]:
+        if not names:
+            return {}
+        entries = {name: manifest.tensors[name] for name in names}
+        part = Manifest(entries, {}, {entry.shard: manifest.shards[entry.shard] for entry in entries.values()}, "")
+        with Shards(self.output.folder, part) as shards:
+            return {
+                name: read_tensor(shards, self.output.folder, entry, torch.device("cpu"))
+                for name, entry in entries.items()
+            }
+
+    def _put(self, name: str, tensor: Tensor) -> None:
+        """Trained as the parameter before was: PyTorch chooses its kernels by that, too."""
+        held = self.slots[name][0].parameter(tensor)
+        for slot in self.slots[name]:
+            slot.put(held)
+
+    def _drop(self, names: list[str]) -> None:
+        for name in names:
+            for slot in self.slots[name]:
+                slot.put(self.empty[name])
+
+
+def _fill(model: nn.Module, files: Source) -> dict[str, list[Slot]]:
+    """The slots of each tensor of ``files``; buffers that the model has computed already take the numbers of the files.
+    CheckpointError where the names are not the same."""
+    groups: dict[object, list[Slot]] = {}
+    for slot in slots(model):
+        groups.setdefault(identity(slot.tensor), []).append(slot)
+    found: dict[str, list[Slot]] = {}
+    lost = []
+    for group in groups.values():
+        names = [slot.name for slot in group if slot.name in files.tensors and slot.name not in files.tied]
+        if names:
+            found[names[0]] = group
+        elif group[0].buffer != "derived":
+            lost.append(group[0].name)
+    unknown = [name for name in files.tensors if name not in files.tied and name not in found]
+    wrong = [name for name in found if tuple(found[name][0].tensor.shape) != files.tensors[name].shape]
+    if lost or unknown or wrong:
+        raise CheckpointError(
+            f"the files in {files.path} do not hold the weights of {type(model).__name__} as it has them, so they "
+            f"cannot be brought block by block. Only in the model: {shortened(lost, 3) or '-'}; only in the files: "
+            f"{shortened(unknown, 3) or '-'}; of another shape: {shortened(wrong, 3) or '-'}. Load the model whole "
+            f"(--in-memory)"
+        )
+    for name in [name for name, group in found.items() if group[0].tensor.device.type != "meta"]:
+        with SafetensorsReader(files.tensors[name].file) as reader:
+            value = reader.read(name)
+        for slot in found[name]:
+            slot.put(slot.parameter(value))
+    return found

@@ -1,0 +1,139 @@
+"""Token ids from texts, lines of JSON, directories, tables and files of ids; drawn by seed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bitport.calibrate.data import token_batches
+from bitport.errors import ArgumentError
+
+
+def encode(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def letters(batches: list[Tensor]) -> list[str]:
+    return ["".join(map(chr, batch[0].tolist())) for batch in batches]
+
+
+def test_a_text_is_cut_into_windows(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("abcdefgh")
+    found = token_batches(file, encode, window=3)
+    assert letters(found) == ["abc", "def", "gh"]
+    assert {(batch.dtype, batch.dim()) for batch in found} == {(torch.int64, 2)}
+    assert letters(token_batches(file, encode, window=3, tokens=5)) == ["abc", "de"]
+
+
+def lines(file: Path) -> Path:
+    file.write_text("\n".join(json.dumps({"text": text, "id": 1}) for text in ("ab", "cd")) + "\n\n")
+    return file
+
+
+def folder(path: Path) -> Path:
+    (path / "train").mkdir(parents=True)
+    lines(path / "train" / "a.jsonl")
+    (path / "b.txt").write_text("ef")
+    (path / "dataset_info.json").write_text("{}")
+    return path
+
+
+def numpy_ids(file: Path) -> Path:
+    np.save(file, np.array([[97, 98], [99, 100]], dtype=np.uint16))
+    return file
+
+
+def tensor_ids(file: Path) -> Path:
+    save_file({"ids": torch.tensor([97, 98, 99, 100], dtype=torch.int32)}, file)
+    return file
+
+
+KINDS: dict[str, tuple[str, Callable[[Path], Path], str]] = {
+    "lines of JSON": ("a.jsonl", lines, "abcd"),
+    "a directory": ("data", folder, "efabcd"),
+    "numpy": ("a.npy", numpy_ids, "abcd"),
+    "safetensors": ("a.safetensors", tensor_ids, "abcd"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_follow_each_other(tmp_path: Path, kind: str) -> None:
+    name, make, text = KINDS[kind]
+    assert letters(token_batches(make(tmp_path / name), encode)) == [text]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_tables(tmp_path: Path, suffix: str) -> None:
+    """As `datasets` keeps them: Arrow streams and Parquet files."""
+    arrow = pytest.importorskip("pyarrow")
+    data = arrow.table({"id": [1, 2, 3], "text": ["ab", None, "cd"]})
+    file = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        importlib.import_module("pyarrow.parquet").write_table(data, file)
+    else:
+        with arrow.OSFile(str(file), "wb") as sink, arrow.ipc.new_stream(sink, data.schema) as writer:
+            writer.write_table(data)
+    assert letters(token_batches(tmp_path, encode)) == ["abcd"]
+    file.write_bytes(b"no table")
+    with pytest.raises(ArgumentError, match=r"cannot read .* as a table"):
+        token_batches(file, encode)
+
+
+def test_a_table_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    (tmp_path / "a.parquet").write_bytes(b"")
+    with pytest.raises(ArgumentError, match="pip install pyarrow"):
+        token_batches(tmp_path / "a.parquet", encode)
+
+
+def test_a_seed_draws_windows_from_all_over(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(json.dumps({"text": chr(65 + at) * 4}) for at in range(50)))
+    first, again, other = (letters(token_batches(file, encode, window=4, tokens=20, seed=s)) for s in (1, 1, 2))
+    assert first == again != other
+    assert len(first) == 5
+    assert all(len(set(window)) == 1 for window in first)
+    assert first != letters(token_batches(file, encode, window=4, tokens=20))
+    assert max(first) > "U", "documents beyond the first ones are taken"
+    long = tmp_path / "long.txt"
+    long.write_text("".join(chr(65 + at) for at in range(60)))
+    assert letters(token_batches(long, encode, window=4, tokens=12, seed=3)) != ["ABCD", "EFGH", "IJKL"]
+
+
+def objects(file: Path) -> None:
+    np.save(file, np.array([{}], dtype=object), allow_pickle=True)
+
+
+PROBLEMS: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "one token": ("a.txt", lambda file: file.write_text("a"), "gives 1 tokens"),
+    "not JSON": ("a.jsonl", lambda file: file.write_text('{"text": "ab"}\nab'), "line 2: not JSON"),
+    "no text": ("a.jsonl", lambda file: file.write_text('{"story": "ab"}'), 'must be an object with a string "text"'),
+    "not there": ("nowhere.txt", lambda file: None, "cannot read"),
+    "an empty directory": ("data", lambda file: file.mkdir(), "holds no .parquet"),
+    "a pickle": ("a.npy", objects, "cannot read token ids"),
+    "floats": ("a.npy", lambda file: np.save(file, np.ones(4)), "cannot read token ids"),
+    "float tensors": ("a.safetensors", lambda file: save_file({"a": torch.ones(4)}, file), "not token ids"),
+    "negative ids": ("a.npy", lambda file: np.save(file, np.array([1, -1])), "negative"),
+    "no safetensors": ("a.safetensors", lambda file: file.write_text("x"), "cannot read token ids"),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_problems_name_the_file(tmp_path: Path, problem: str) -> None:
+    name, make, message = PROBLEMS[problem]
+    make(tmp_path / name)
+    with pytest.raises(ArgumentError, match=message) as error:
+        token_batches(tmp_path / name, encode)
+    assert name in str(error.value)

@@ -1,0 +1,142 @@
+"""Killed at any point and resumed, a run leaves the files of one that was not killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bitport.errors import ArgumentError
+from bitport.stream import Stream
+
+from .models import batches, empty, write
+
+KILLED = """
+import os, random, signal, sys, torch
+from pathlib import Path
+from bitport.algorithms import GPTQ
+from bitport.stream import Stream
+from tests.stream.models import batches, empty, hashes
+torch.set_num_threads(1)
+folder, activations = Path(sys.argv[1]), sys.argv[2]
+source = folder / "model"
+
+def child(target, last, resume):
+    '''Runs in a process of its own, which kills itself at its last write to the disk; the number of writes it made.'''
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        calls = 0
+        def counted(call):
+            def stands_for(*args, **kwargs):
+                nonlocal calls
+                calls += 1
+                if calls == last:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*args, **kwargs)
+            return stands_for
+        for name in ("fsync", "replace", "open", "unlink", "mkdir"):
+            setattr(os, name, counted(getattr(os, name)))
+        quick = GPTQ(block=32, clip=False)
+        rest = {"activations": activations, "resume": resume, "measure": False}
+        Stream(empty(), source, target, "int4-g32", batches=batches(), algorithm=quick, **rest).run()
+        os.write(write, str(calls).encode())
+        os._exit(0)
+    os.close(write)
+    _, status = os.waitpid(pid, 0)
+    told = os.read(read, 100)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, status
+    return int(told) if told else None
+
+writes = child(folder / "whole", None, False)
+expected = hashes(folder / "whole")
+assert "bitport.json" in expected
+places = sorted(random.Random(0).sample(range(2, writes), 4))
+for at, kills in enumerate([*([place] for place in places), [places[2], places[0]]]):
+    target = folder / f"killed {at}"
+    for last in kills:
+        assert child(target, last, True) is None, "it was to be killed"
+    assert child(target, None, True) is not None
+    assert hashes(target) == expected, f"killed at {kills} of {writes}"
+print(writes, places)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that it forks")
+@pytest.mark.parametrize("activations", ["memory", "disk"])
+def test_kill(tmp_path: Path, activations: str) -> None:
+    """Once at each of several random places, and twice in one run."""
+    write(tmp_path)
+    command = [sys.executable, "-c", KILLED, str(tmp_path), activations]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+
+
+BLOCK = ("up.weight", "down.weight", "experts")
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> tuple[Path, Path]:
+    """(source, output with two finished steps)."""
+    source, target = write(tmp_path), tmp_path / "out"
+    stream = Stream(empty(), source, target, "int4-g32", batches=batches(), activations="disk")
+    assert stream.walk is not None
+    work = stream.walk.measured()
+    for target_of, inputs in work:
+        stream._quantize(target_of, target_of.name, inputs)
+        if len(stream.output.done) == 2:
+            break
+    work.close()
+    return source, target
+
+
+def test_what_is_done_is_not_done_again(begun: tuple[Path, Path]) -> None:
+    source, target = begun
+    stream = Stream(empty(), source, target, "int4-g32", batches=batches(), activations="disk", resume=True)
+    assert stream.output.resumed == 2
+    before = set(stream.output.layers)
+    report = stream.run()
+    new = {layer.name for layer in report.quantized} - before
+    assert {name.split(".")[1] for name in new if name.startswith("layers")} == {"2"}
+    assert len(before) == 2 * len(BLOCK)
+
+
+def test_a_run_that_was_interrupted_is_not_overwritten_in_silence(begun: tuple[Path, Path]) -> None:
+    source, target = begun
+    with pytest.raises(ArgumentError, match=r"an earlier run has begun: resume it \(--resume\), or overwrite"):
+        Stream(empty(), source, target, "int4-g32", batches=batches())
+    stream = Stream(empty(), source, target, "int4-g32", batches=batches(), overwrite=True)
+    assert stream.output.resumed == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        pytest.param({"recipe": "int3-g32"}, "recipe", id="recipe"),
+        pytest.param({"batches": batches()[:2]}, "data", id="data"),
+        pytest.param({"algorithm": "hqq"}, "algorithm", id="algorithm"),
+    ],
+)
+def test_another_run_is_not_resumed(begun: tuple[Path, Path], options: dict[str, object], what: str) -> None:
+    source, target = begun
+    given = {"recipe": "int4-g32", "batches": batches(), **options}
+    with pytest.raises(ArgumentError, match=f"begun with another {what}: give the same"):
+        Stream(empty(), source, target, resume=True, **given)  # type: ignore[arg-type]
+
+
+def test_a_source_that_changed_is_noticed(begun: tuple[Path, Path]) -> None:
+    source, target = begun
+    file = next(source.glob("*.safetensors"))
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(ArgumentError, match="another source"):
+        Stream(empty(), source, target, "int4-g32", batches=batches(), resume=True)
+
+
+def test_resuming_nothing_begins(tmp_path: Path) -> None:
+    Stream(empty(), write(tmp_path), tmp_path / "out", "int4-g32", batches=batches(), resume=True).run()
+    assert json.loads((tmp_path / "out" / "bitport.json").read_text())["format"] == "bitport"

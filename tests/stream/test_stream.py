@@ -1,0 +1,150 @@
+"""A streamed run gives the weights that quantize_ gives, holds no more than a block, and says what it cannot do."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bitport as bp
+from bitport.checkpoint import read_manifest
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.stream import Stream
+
+from ..checkpoint.models import assert_same
+from .models import Block, Model, batches, built, empty, write
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write(tmp_path)
+
+
+RUNS: dict[str, tuple[Any, str]] = {
+    "gptq": ("int3-g32", "gptq"),
+    "embedding and head": ({"embed": "int8", "*": "int4-g32"}, "gptq"),
+    "blocks alone": ({"layers.*": "int4-g32"}, "gptq"),
+    "one block": ({"layers.1.*": "int4-g32"}, "gptq"),
+    "no data needed": ("int4-g32", "hqq"),
+}
+
+
+@pytest.mark.parametrize("activations", ["memory", "disk"])
+@pytest.mark.parametrize("run", RUNS)
+def test_the_result_is_that_of_quantize(source: Path, tmp_path: Path, run: str, activations: str) -> None:
+    recipe, algorithm = RUNS[run]
+    model = built()
+    expected = bp.quantize_(model, recipe, algorithm=algorithm, calibrate=batches())
+    stream = Stream(
+        empty(),
+        source,
+        tmp_path / "out",
+        recipe,
+        batches=batches(),
+        algorithm=algorithm,
+        activations=activations,
+    )
+    report = stream.run()
+    assert report.layers == expected.layers
+    assert report.bytes_before == expected.bytes_before
+    assert report.bytes_after == expected.bytes_after
+    assert_same(bp.load(Model, tmp_path / "out"), model)
+    assert (tmp_path / "out" / "tokenizer" / "words.txt").read_text() == "words"
+    assert not (tmp_path / "out" / "unfinished").exists()
+    assert list(read_manifest(tmp_path / "out").tensors) == list(stream.files.tensors)
+
+
+def test_an_expert_that_saw_no_token_is_told(source: Path, tmp_path: Path) -> None:
+    report = Stream(empty(), source, tmp_path / "out", "int4-g32", batches=batches()).run()
+    reasons = {layer.name: layer.reason for layer in report.layers}
+    assert "1 of 3 matrices saw no input in calibration" in reasons["layers.1.experts"]
+
+
+@pytest.mark.parametrize("activations", ["memory", "disk"])
+def test_one_block_at_a_time(source: Path, tmp_path: Path, activations: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a block runs, no other has weights; afterwards none has."""
+    model, seen = empty(), []
+    forward = Block.forward
+
+    def watched(block: Block, *args: Any) -> Any:
+        seen.append([name for name, param in model.named_parameters() if param.device.type != "meta"])
+        return forward(block, *args)
+
+    monkeypatch.setattr(Block, "forward", watched)
+    Stream(model, source, tmp_path / "out", "int4-g32", batches=batches(), activations=activations).run()
+    blocks = [{name.split(".")[1] for name in names if name.startswith("layers")} for names in seen]
+    assert {len(each) for each in blocks} == {1}
+    assert all(param.device.type == "meta" for param in model.parameters())
+
+
+def test_a_checkpoint_that_is_there_is_replaced_and_other_files_stay(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    bp.save(nn.Linear(4, 4), out)
+    (out / "notes.txt").write_text("mine")
+    Stream(empty(), source, out, "int4-g32", batches=batches()).run()
+    assert_same(bp.load(Model, out), _quantized("int4-g32"))
+    assert (out / "notes.txt").read_text() == "mine"
+    assert {path.name for path in out.glob("*.safetensors")} == set(read_manifest(out).shards)
+
+
+def _quantized(recipe: str) -> Model:
+    model = built()
+    bp.quantize_(model, recipe, algorithm="gptq", calibrate=batches())
+    return model
+
+
+def test_the_estimate_counts_what_there_is(source: Path, tmp_path: Path) -> None:
+    given = batches()
+    told = {}
+    for keep in ("memory", "disk"):
+        told[keep] = Stream(empty(), source, tmp_path / keep, "int4-g32", batches=given, activations=keep).memory
+    tokens = sum(batch.numel() for batch in given)
+    block = sum(param.numel() for param in Block().parameters()) * 4
+    between = tokens * (WIDTH + WIDTH + 1) * 4  # what blocks hand on; the embedded tokens and the shift they are given
+    assert told["memory"].weights == block
+    assert told["memory"].activations == between
+    assert told["memory"].disk == 0
+    assert told["disk"].disk == 2 * between
+    assert told["disk"].activations < between
+    grams = 2 * WIDTH**2 + 96**2 + 3 * WIDTH**2 - WIDTH**2
+    assert told["memory"].grams == 4 * grams
+
+
+WIDTH = 64
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"memory_limit": 1000}, "1.0 kB are allowed", id="memory"),
+        pytest.param({"batches": []}, "no batch", id="no data"),
+        pytest.param({"activations": "tape"}, "memory or disk, not 'tape'", id="activations"),
+        pytest.param({"recipe": "int8-static"}, "static input scale", id="static"),
+        pytest.param({"model": Model(lambda x: x + 1)}, "cannot be calibrated block by block", id="between"),
+        pytest.param({"target": "model/out"}, "lies in the source", id="inside"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before(
+    source: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    given = {"model": empty(), "target": "out", "recipe": "int4-g32", "batches": batches(), **options}
+    model, target, recipe = (given.pop(name) for name in ("model", "target", "recipe"))
+    with pytest.raises(ArgumentError, match=message):
+        Stream(model, source, tmp_path / target, recipe, **given)
+
+
+def test_files_of_another_model(source: Path, tmp_path: Path) -> None:
+    with torch.device("meta"):
+        other = nn.Sequential(nn.Linear(3, 3))
+    with pytest.raises(CheckpointError, match=r"Only in the model: 0.weight, 0.bias; only in the files: .*--in-memory"):
+        Stream(other, source, tmp_path / "out", "int4-g32", batches=batches())
+
+
+def test_sizes_of_weights_do_not_change(source: Path, tmp_path: Path) -> None:
+    report = Stream(empty(), source, tmp_path / "out", "int4-g32", batches=batches(), dtype=torch.bfloat16).run()
+    assert report.bytes_after == read_manifest(tmp_path / "out").nbytes
+    assert math.isclose(report.bytes_before, sum(param.nbytes for param in built().parameters()))
