@@ -1,0 +1,87 @@
+"""Packages that are cut, changed or made for something else: an error before anything of them is run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitport.errors import ExportError
+from bitport.export import load
+from bitport.export.archive import ArchiveReader
+from bitport.export.load import MANIFEST
+from bitport.export.package import WEIGHTS
+
+
+def changed(packed: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The package with another manifest."""
+    with zipfile.ZipFile(packed) as source, zipfile.ZipFile(target, "w") as copy:
+        for entry in source.infolist():
+            data = source.read(entry)
+            if entry.filename.endswith(MANIFEST):
+                manifest = json.loads(data)
+                change(manifest)
+                data = json.dumps(manifest).encode()
+            copy.writestr(entry.filename, data)
+    return target
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "version": (lambda m: m.update(version=2), "version 2"),
+    "format": (lambda m: m.update(format="other"), "this is other"),
+    "machine": (lambda m: m["target"].update(machine="riscv64"), "compiled for riscv64"),
+    "level": (lambda m: m["target"].update(level="x86-64-v9"), "no whole package"),
+    "no methods": (lambda m: m.pop("methods"), "no whole package"),
+    "code": (lambda m: m["methods"]["half"]["code"].update(crc32=1), "damaged"),
+    "no code": (lambda m: m["methods"]["half"]["code"].update(entry="gone.so"), "no whole package"),
+    "constant": (lambda m: m["methods"]["half"]["constants"].update({"first.bias": "gone"}), "no whole package"),
+    "size": (lambda m: m["weights"].update(size=7), "another size"),
+    "weights elsewhere": (
+        lambda m: m.update(weights={"file": "/etc/passwd", "size": 7, "crc32": 0}),
+        "no whole package",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_manifest_that_does_not_fit(name: str, packed: Path, tmp_path: Path) -> None:
+    change, said = CHANGES[name]
+    with pytest.raises(ExportError, match=said):
+        load(changed(packed, tmp_path / "changed.pt2", change))
+
+
+@pytest.mark.parametrize("part", [0, 0.001, 0.5, 0.99, 0.9999])
+def test_a_package_that_was_cut(part: float, packed: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.pt2"
+    shutil.copyfile(packed, cut)
+    with open(cut, "r+b") as file:
+        file.truncate(int(cut.stat().st_size * part))
+    with pytest.raises(ExportError, match="no whole package"):
+        load(cut)
+
+
+def test_a_byte_that_changed(packed: Path, tmp_path: Path) -> None:
+    """In a library always, in the weights where they are verified."""
+    with ArchiveReader(packed) as archive:
+        manifest = json.loads(archive.read(MANIFEST))
+        code, weights = archive.place(manifest["methods"]["half"]["code"]["entry"]), archive.place(WEIGHTS)
+    for (start, size), verify in ((code, False), (weights, True)):
+        spoiled = tmp_path / "spoiled.pt2"
+        shutil.copyfile(packed, spoiled)
+        with open(spoiled, "r+b") as file:
+            file.seek(start + size - 100)
+            byte = file.read(1)[0]
+            file.seek(start + size - 100)
+            file.write(bytes([byte ^ 1]))
+        with pytest.raises(ExportError):
+            load(spoiled, verify=verify)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="no whole package"):
+        load(tmp_path / "gone.pt2")
