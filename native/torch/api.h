@@ -25,12 +25,9 @@ using Body = void (*)(int64_t begin, int64_t end, void* context);
 // The version of the conventions above: 2.10.
 constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
 
-// F(name, result, arguments): those that must exist. An int32_t that is no dtype, device or tag is 0 for success.
-#define BITPORT_TORCH_FUNCTIONS(F) \
-  F(aoti_torch_library_init_impl, int32_t, \
-    (const char* ns, const char* key, const char* file, uint32_t line, LibraryHandle*)) \
-  F(torch_library_impl, int32_t, (LibraryHandle, const char* op, Kernel, uint64_t abi)) \
-  F(torch_call_dispatcher, int32_t, (const char* op, const char* overload, Value* stack, uint64_t abi)) \
+// F(name, result, arguments): what is asked of tensors, of threads and of numbers for dtypes. An int32_t that is no dtype
+// or device is 0 for success.
+#define BITPORT_TENSOR_FUNCTIONS(F) \
   F(aoti_torch_get_dim, int32_t, (TensorHandle, int64_t*)) \
   F(aoti_torch_get_sizes, int32_t, (TensorHandle, int64_t**)) \
   F(aoti_torch_get_dtype, int32_t, (TensorHandle, int32_t*)) \
@@ -42,11 +39,6 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
     (int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t device, int32_t index, \
      TensorHandle*)) \
   F(aoti_torch_delete_tensor_object, int32_t, (TensorHandle)) \
-  F(torch_string_length, int32_t, (StringHandle, size_t*)) \
-  F(torch_string_c_str, int32_t, (StringHandle, const char**)) \
-  F(torch_delete_string, int32_t, (StringHandle)) \
-  F(torch_new_list_reserve_size, int32_t, (size_t, ListHandle*)) \
-  F(torch_list_push_back, int32_t, (ListHandle, Value)) \
   F(torch_parallel_for, int32_t, (int64_t begin, int64_t end, int64_t grain, Body, void* context)) \
   F(torch_get_num_threads, int32_t, (uint32_t*)) \
   F(aoti_torch_device_type_cpu, int32_t, ()) \
@@ -59,6 +51,18 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
   F(aoti_torch_dtype_float8_e4m3fn, int32_t, ()) \
   F(torch_dtype_float8_e8m0fnu, int32_t, ())
 
+// What registration needs beside them.
+#define BITPORT_LIBRARY_FUNCTIONS(F) \
+  F(aoti_torch_library_init_impl, int32_t, \
+    (const char* ns, const char* key, const char* file, uint32_t line, LibraryHandle*)) \
+  F(torch_library_impl, int32_t, (LibraryHandle, const char* op, Kernel, uint64_t abi)) \
+  F(torch_call_dispatcher, int32_t, (const char* op, const char* overload, Value* stack, uint64_t abi)) \
+  F(torch_string_length, int32_t, (StringHandle, size_t*)) \
+  F(torch_string_c_str, int32_t, (StringHandle, const char**)) \
+  F(torch_delete_string, int32_t, (StringHandle)) \
+  F(torch_new_list_reserve_size, int32_t, (size_t, ListHandle*)) \
+  F(torch_list_push_back, int32_t, (ListHandle, Value))
+
 // Those of torch 2.13 and later, null before it.
 #define BITPORT_TORCH_NEWER_FUNCTIONS(F) \
   F(torch_delete_stable_ivalue, int32_t, (Value*)) \
@@ -66,15 +70,24 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
 
 struct Api {
 #define BITPORT_DECLARE(name, result, arguments) result(*name) arguments = nullptr;
-  BITPORT_TORCH_FUNCTIONS(BITPORT_DECLARE)
+  BITPORT_TENSOR_FUNCTIONS(BITPORT_DECLARE)
+  BITPORT_LIBRARY_FUNCTIONS(BITPORT_DECLARE)
   BITPORT_TORCH_NEWER_FUNCTIONS(BITPORT_DECLARE)
 #undef BITPORT_DECLARE
   int32_t cpu = -1;
   int32_t dtypes[6] = {};   // torch's numbers by BitportType
   int32_t int32 = -1, int64 = -1;
 
-  const char* load(const char* libtorch_cpu);   // null, or what is missing
-  int32_t type_of(int32_t dtype) const;         // BitportType, or -1
+  const char* load(const char* libtorch_cpu);   // by name from that library; null, or what is missing
+  void link();                                  // the functions of tensors as the linker finds them (native/shim)
+  void ask();                                   // for the numbers above, once the functions are there
+
+  // BitportType, or -1
+  int32_t type_of(int32_t dtype) const {
+    for (int32_t type = 0; type < int32_t(sizeof(dtypes) / sizeof(dtypes[0])); ++type)
+      if (dtypes[type] == dtype) return type;
+    return -1;
+  }
 };
 
 extern Api torch;

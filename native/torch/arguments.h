@@ -1,56 +1,17 @@
 // The arguments of a boxed kernel: read without taking them, given back to torch when the work is done.
 #pragma once
-#include <cstring>
 #include <string_view>
 #include "api.h"
 
 namespace bitport {
 
-constexpr int64_t kMostDims = 16;
+inline TensorHandle tensor(Value value) { return reinterpret_cast<TensorHandle>(value); }
 
-// A contiguous tensor on the CPU, as far as kernels look at it. Not `ok`: anything else, or one whose parts torch would
-// not tell.
-struct View {
-  TensorHandle handle = nullptr;
-  int64_t dim = 0;
-  const int64_t* sizes = nullptr;
-  int32_t dtype = -1;
-  const void* data = nullptr;
-  bool ok = false;
-
-  View() = default;
-  explicit View(Value value) : handle(reinterpret_cast<TensorHandle>(value)) {
-    int64_t* found = nullptr;
-    int32_t device = -1;
-    bool contiguous = false;
-    ok = !torch.aoti_torch_get_device_type(handle, &device) && device == torch.cpu &&
-         !torch.aoti_torch_is_contiguous(handle, &contiguous) && contiguous &&
-         !torch.aoti_torch_get_dim(handle, &dim) && dim <= kMostDims && !torch.aoti_torch_get_sizes(handle, &found) &&
-         !torch.aoti_torch_get_dtype(handle, &dtype) && !torch.torch_get_const_data_ptr(handle, &data) && data;
-    sizes = found;
-  }
-
-  template <class... Sizes>
-  bool has_shape(Sizes... expected) const {
-    const int64_t wanted[] = {int64_t(expected)...};
-    return has_sizes(int64_t(sizeof...(Sizes)), wanted);
-  }
-  bool has_sizes(int64_t dims, const int64_t* wanted) const {
-    if (dim != dims) return false;
-    for (int64_t i = 0; i < dim; ++i)
-      if (sizes[i] != wanted[i]) return false;
-    return true;
-  }
-  int64_t count() const {
-    int64_t product = 1;
-    for (int64_t i = 0; i < dim; ++i) product *= sizes[i];
-    return product;
-  }
-  int32_t type() const { return torch.type_of(dtype); }
-};
-
-// A T? argument: null where it is None.
-inline const Value* optional(Value value) { return reinterpret_cast<const Value*>(value); }
+// A Tensor? argument: null where it is None.
+inline TensorHandle optional(Value value) {
+  const Value* held = reinterpret_cast<const Value*>(value);
+  return held ? tensor(*held) : nullptr;
+}
 
 inline std::string_view text(Value value) {
   const StringHandle handle = reinterpret_cast<StringHandle>(value);
@@ -89,27 +50,5 @@ inline bool spell_out(Value* stack, const char* kinds) {
   }
   return true;
 }
-
-// A fresh contiguous tensor on the CPU.
-struct Fresh {
-  TensorHandle handle = nullptr;
-  void* data = nullptr;
-
-  bool make(int64_t dim, const int64_t* sizes, int32_t dtype) {
-    int64_t strides[kMostDims], step = 1;
-    for (int64_t i = dim; i-- > 0; step *= sizes[i]) strides[i] = step;
-    return !torch.aoti_torch_empty_strided(dim, sizes, strides, dtype, torch.cpu, 0, &handle) &&
-           !torch.torch_get_mutable_data_ptr(handle, &data);
-  }
-  Value give() {
-    const Value value = reinterpret_cast<Value>(handle);
-    handle = nullptr;
-    return value;
-  }
-  Fresh() = default;
-  Fresh(const Fresh&) = delete;
-  Fresh& operator=(const Fresh&) = delete;
-  ~Fresh() { if (handle) torch.aoti_torch_delete_tensor_object(handle); }
-};
 
 }  // namespace bitport

@@ -31,3 +31,7 @@ class DeviceError(BitportError, RuntimeError):
 
 class CheckpointError(BitportError, RuntimeError):
     """A checkpoint that is missing, damaged, hostile, or from a newer version."""
+
+
+class ExportError(BitportError, RuntimeError):
+    """A program that cannot be made or loaded: what it would need is missing, or its package is damaged."""

@@ -8,9 +8,10 @@ import torch
 
 import bitport as bp
 from bitport.backends import cpu
-from bitport.backends.cpu.native import ACTS, INTEGER_ACTS, ISAS, Library
+from bitport.backends.cpu.native import ISAS, Library
 from bitport.numerics import fake_quantize
 from bitport.ops.functional import operand
+from bitport.ops.native_codes import ACTS, INTEGER_ACTS
 
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
 K = 240

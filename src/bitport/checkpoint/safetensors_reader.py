@@ -41,18 +41,22 @@ ALIGNED = 16
 
 
 class SafetensorsReader:
-    def __init__(self, path: Path, *, mapped: bool = False) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, mapped: bool = False, start: int = 0, size: int | None = None) -> None:
+        """``start``, ``size``: of the safetensors file inside ``path``, where it is a part of that."""
+        self.path, self.start = path, start
         self.mapped: Tensor | None = None
         try:
             self.file = open(path, "rb")  # noqa: SIM115  (closed by close)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be opened: {error}") from error
         try:
-            self.size = os.fstat(self.file.fileno()).st_size
+            whole = os.fstat(self.file.fileno()).st_size
+            self.size = whole - start if size is None else size
+            if not 0 <= start <= start + self.size <= whole:
+                self._fail(f"{self.size} bytes from {start} on are not within its {whole} bytes")
             self.tensors = dict(self._spans())
             if mapped:  # privately: what is written to a tensor stays in memory
-                self.mapped = torch.from_file(str(path), shared=False, size=self.size, dtype=torch.uint8)
+                self.mapped = torch.from_file(str(path), shared=False, size=whole, dtype=torch.uint8)
         except BaseException:
             self.close()
             raise
@@ -91,6 +95,7 @@ class SafetensorsReader:
 
     def _spans(self) -> Iterator[tuple[str, Span]]:
         """The tensors in the order of their data."""
+        self.file.seek(self.start)
         length = int.from_bytes(self.file.read(8), "little")
         if not 2 <= length <= self.size - 8:
             self._fail(f"its header of {length} bytes does not fit into its {self.size} bytes")
@@ -120,4 +125,4 @@ class SafetensorsReader:
             self._fail(
                 f"{reprlib.repr(name)}, {tag} {reprlib.repr(shape)}, cannot be bytes {start} to {end} of its data"
             )
-        return Span(tag, tuple(shape), offset + start, offset + end)
+        return Span(tag, tuple(shape), self.start + offset + start, self.start + offset + end)

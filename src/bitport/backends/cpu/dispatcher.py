@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from bitport.backends.cpu.native import ACTS, PATH, THEN, Library, table_of
+from bitport.backends.cpu.native import PATH, Library, table_of
 from bitport.errors import KernelError
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import select
+from bitport.ops.native_codes import ACTS, THEN
 from bitport.ops.table import lost_type
 
 OPS = ("linear", "dyn_linear", "linear_then", "dyn_linear_then", "grouped_linear", "dyn_grouped_linear", "embedding")

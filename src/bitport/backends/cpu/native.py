@@ -19,9 +19,10 @@ from torch import Tensor
 from bitport.errors import KernelError
 from bitport.layouts import Matrix
 from bitport.layouts.cpu_tiles import pack_tiles, unpack_tiles
-from bitport.numerics import NUMBER_TYPES, decode
+from bitport.numerics import NUMBER_TYPES
 from bitport.numerics.packing import packed_size
 from bitport.ops import Weight
+from bitport.ops.native_codes import ACTS, THEN, meanings
 
 PATH = Path(__file__).with_name("libbitport_kernels.so")
 TYPES = {
@@ -33,11 +34,6 @@ TYPES = {
     torch.float8_e4m3fn: 5,
 }
 ISAS = {"scalar": 0, "avx2": 1, "avx512_vnni": 2, "avx512_bf16": 3, "amx": 4}
-INTEGER_ACTS = {"int8": 1, "int8-asym": 2, "int8-tensor": 3}
-ACTS = {"": 0, **INTEGER_ACTS, "fp8": 4, "fp8-tensor": 5, "mxfp8": 6, "mxfp4": 7, "nvfp4": 8, "fp8-128": 9}
-"""Roundings of x that the kernels do themselves, to integers only for integer weights."""
-THEN = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
-"""What the kernels do to sums before they round them."""
 BEST = -1
 
 
@@ -213,15 +209,8 @@ def _tiles(weight: Weight) -> tuple[Tiles, list[Tensor | None]]:
 @functools.cache
 def table_of(dtype: str) -> ctypes.Array[ctypes.c_float]:
     """What each code means."""
-    number = NUMBER_TYPES[dtype]
-    codes = torch.arange(1 << number.bits, dtype=torch.uint8)
-    if number.kind == "int":
-        values = codes.float() - number.midpoint
-    elif number.kind == "codebook":
-        values = torch.tensor(number.table)
-    else:
-        values = decode(codes, dtype)
-    return (ctypes.c_float * len(codes))(*values.tolist())
+    values = meanings(dtype)
+    return (ctypes.c_float * len(values))(*values)
 
 
 def load() -> Library | str:

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.backends.cpu import crossovers
-from bitport.backends.cpu.native import ACTS, INTEGER_ACTS, Library
+from bitport.backends.cpu.native import Library
 from bitport.errors import ArgumentError
 from bitport.layouts.cpu_tiles import CpuTiles
-from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Quantized, fake_quantize
+from bitport.numerics import ACTIVATIONS, Quantized, fake_quantize
 from bitport.numerics.qparams import choose_qparams
 from bitport.ops import Impl, Weight, register_kernel
 from bitport.ops.linear_then import follow
+from bitport.ops.native_codes import rounds
 
 LAYOUT = CpuTiles()
 
@@ -72,19 +73,16 @@ def register(library: Library) -> None:
     def dyn_linear_then(x: Tensor, *rest: Any) -> Tensor:
         *parts, act, act_scale, bias, then, times = rest
         weight = Weight(*parts)
-        if rounds(act, weight):
+        if rounds(act, weight.dtype):
             return library.linear(x, weight, bias, act, act_scale, then, times)
         return follow(rounded(x, weight, act, act_scale, bias), then, times)
 
     def rounded(x: Tensor, weight: Weight, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
         """The library rounds what it can; otherwise the rounded input and the sum in float32, then one rounding, as the
         generic kernel does."""
-        if rounds(act, weight):
+        if rounds(act, weight.dtype):
             return library.linear(x, weight, bias, act, act_scale)
         return library.linear(fake_quantize(x, act, act_scale), weight, bias).to(x.dtype)
-
-    def rounds(act: str, weight: Weight) -> bool:
-        return act in ACTS and (act not in INTEGER_ACTS or NUMBER_TYPES[weight.dtype].kind == "int")
 
     def grouped_linear(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
         return by_expert(x, ends, Weight(*rest))
@@ -92,7 +90,7 @@ def register(library: Library) -> None:
     def dyn_grouped_linear(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
         *parts, act = rest
         weight = Weight(*parts)
-        if rounds(act, weight):
+        if rounds(act, weight.dtype):
             return by_expert(x, ends, weight, act, _scale_of_all(x, act))
         return by_expert(fake_quantize(x, act), ends, weight).to(x.dtype)
 

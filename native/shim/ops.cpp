@@ -1,0 +1,101 @@
+// The ops of exported models.
+#include "../torch/calls.h"
+#include "error.h"
+
+namespace bitport {
+namespace {
+
+TensorHandle as_handle(AtenTensorHandle tensor) { return reinterpret_cast<TensorHandle>(tensor); }
+TensorHandle as_optional(const AtenTensorHandle* tensor) { return tensor ? as_handle(*tensor) : nullptr; }
+
+// A weight as the functions take it.
+struct Given {
+  AtenTensorHandle data, scale, *zero, *scale2, table;
+  int64_t n, k, group, bits, integer;
+
+  const char* read(Parts* parts) const {
+    if (bits < 1 || bits > 8) return "a weight has 1 to 8 bits";
+    const View meaning(as_handle(table));
+    if (!meaning.ok || meaning.type() != BITPORT_F32 || !meaning.has_shape(int64_t(1) << bits))
+      return "the table is not contiguous float32 [2^bits] on the CPU";
+    *parts = {as_handle(data), as_handle(scale), as_optional(zero), as_optional(scale2), {}, n, k, group};
+    parts->number.bits = int32_t(bits);
+    parts->number.integer = integer != 0;
+    parts->number.table = static_cast<const float*>(meaning.data);
+    return nullptr;
+  }
+};
+
+const char* check(const AtenTensorHandle* result) { return result ? nullptr : "the pointer for the result is null"; }
+
+const char* check_code(int64_t code, int64_t least, int64_t most, const char* reason) {
+  return code < least || code > most ? reason : nullptr;
+}
+
+const char* check_act(int64_t act) { return check_code(act, BITPORT_AS_IS, BITPORT_FP8_128, "act is no BitportAct"); }
+
+void give(TensorHandle y, AtenTensorHandle* result) { *result = reinterpret_cast<AtenTensorHandle>(y); }
+
+}  // namespace
+}  // namespace bitport
+
+using namespace bitport;
+
+constexpr int32_t kBestIsa = -1;
+
+AOTITorchError aoti_torch_cpu_bitport_linear(
+    AtenTensorHandle x, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero, AtenTensorHandle* scale2,
+    AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, int64_t act,
+    AtenTensorHandle* act_scale, AtenTensorHandle* bias, int64_t then, AtenTensorHandle* times, AtenTensorHandle* result) {
+  return guarded("bitport_linear", [&]() -> const char* {
+    Product call;
+    const Given weight{data, scale, zero, scale2, table, n, k, group, bits, integer};
+    if (const char* reason = check(result)) return reason;
+    if (const char* reason = check_act(act)) return reason;
+    if (const char* reason = check_code(then, BITPORT_NOTHING, BITPORT_SILU, "then is no BitportThen")) return reason;
+    if (const char* reason = weight.read(&call.weight)) return reason;
+    call.x = as_handle(x);
+    call.act = int32_t(act);
+    call.act_scale = as_optional(act_scale);
+    call.bias = as_optional(bias);
+    call.then = int32_t(then);
+    call.times = as_optional(times);
+    TensorHandle y = nullptr;
+    if (const char* reason = product(call, kBestIsa, &y)) return reason;
+    give(y, result);
+    return nullptr;
+  });
+}
+
+AOTITorchError aoti_torch_cpu_bitport_grouped_linear(
+    AtenTensorHandle x, AtenTensorHandle ends, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero,
+    AtenTensorHandle* scale2, AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer,
+    int64_t act, AtenTensorHandle* result) {
+  return guarded("bitport_grouped_linear", [&]() -> const char* {
+    Parts parts;
+    const Given weight{data, scale, zero, scale2, table, n, k, group, bits, integer};
+    if (const char* reason = check(result)) return reason;
+    if (const char* reason = check_act(act)) return reason;
+    if (const char* reason = weight.read(&parts)) return reason;
+    TensorHandle y = nullptr;
+    if (const char* reason = by_expert(as_handle(x), as_handle(ends), parts, int32_t(act), kBestIsa, &y)) return reason;
+    give(y, result);
+    return nullptr;
+  });
+}
+
+AOTITorchError aoti_torch_cpu_bitport_embedding(
+    AtenTensorHandle ids, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero, AtenTensorHandle* scale2,
+    AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, int32_t dtype,
+    AtenTensorHandle* result) {
+  return guarded("bitport_embedding", [&]() -> const char* {
+    Parts parts;
+    const Given weight{data, scale, zero, scale2, table, n, k, group, bits, integer};
+    if (const char* reason = check(result)) return reason;
+    if (const char* reason = weight.read(&parts)) return reason;
+    TensorHandle y = nullptr;
+    if (const char* reason = embedding(as_handle(ids), parts, dtype, &y)) return reason;
+    give(y, result);
+    return nullptr;
+  });
+}

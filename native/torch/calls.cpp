@@ -1,0 +1,123 @@
+#include "calls.h"
+#include <cstring>
+
+namespace bitport {
+namespace {
+
+const char* const kNoMemory = "torch gave no tensor for the result";
+
+int32_t threads() {
+  uint32_t count = 1;
+  return torch.torch_get_num_threads(&count) ? 1 : int32_t(count);
+}
+
+bool is_float(int32_t type) { return type == BITPORT_F32 || type == BITPORT_BF16 || type == BITPORT_F16; }
+
+// x [.., k] of floats
+bool are_rows(const View& x, int64_t k) {
+  return x.ok && is_float(x.type()) && x.dim >= 1 && x.sizes[x.dim - 1] == k;
+}
+
+const char* said(int32_t code) { return code ? bitport_error(code) : nullptr; }
+
+// One scale for all of x cannot be that of one expert's rows.
+bool by_row(int32_t act) {
+  switch (act) {
+    case BITPORT_AS_IS: case BITPORT_INT8_ROW: case BITPORT_INT8_ROW_ASYM:
+    case BITPORT_FP8_ROW: case BITPORT_FP8_128: case BITPORT_MXFP8: case BITPORT_MXFP4: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+int32_t torch_pool(int64_t begin, int64_t end, int64_t grain, BitportBody body, void* context) {
+  return torch.torch_parallel_for(begin, end, grain, body, context);
+}
+
+const char* product(const Product& call, int32_t isa, TensorHandle* result) {
+  const View x(call.x);
+  Weight weight;
+  if (const char* reason = weight.read(call.weight, false)) return reason;
+  const BitportTiles& w = weight.tiles;
+  if (!are_rows(x, w.k)) return "x is not contiguous float32, bfloat16 or float16 [.., k] on the CPU";
+  const int64_t m = x.count() / w.k;
+  if (call.act == BITPORT_AS_IS && m > weight.most_rows) return "x has more rows than this kernel is asked for";
+  const View scale(call.act_scale);
+  if (call.act_scale) {
+    const bool takes = call.act == BITPORT_INT8_TENSOR || call.act == BITPORT_FP8_TENSOR;
+    if (!takes || !scale.ok || scale.type() != BITPORT_F32 || scale.count() != 1)
+      return "act_scale is not one float32 number for a rounding with one scale";
+  }
+  const View bias(call.bias);
+  if (call.bias && (!bias.ok || bias.dtype != x.dtype || !bias.has_shape(w.n))) return "bias is not contiguous [n] of x's dtype";
+  int64_t sizes[kMostDims];
+  std::memcpy(sizes, x.sizes, size_t(x.dim) * sizeof(int64_t));
+  sizes[x.dim - 1] = w.n;
+  const View times(call.times);
+  if (call.times && (!times.ok || times.dtype != x.dtype || !times.has_sizes(x.dim, sizes)))
+    return "times is not contiguous, of the result's shape and x's dtype";
+  Fresh y;
+  if (!y.make(x.dim, sizes, x.dtype)) return kNoMemory;
+  if (m) {
+    const int32_t code = bitport_linear(&w, x.data, x.type(), m, call.act, static_cast<const float*>(scale.data),
+                                        bias.data, call.then, times.data, y.data, threads(), isa);
+    if (code) return said(code);
+  }
+  *result = y.give();
+  return nullptr;
+}
+
+const char* by_expert(TensorHandle x_handle, TensorHandle ends_handle, const Parts& parts, int32_t act, int32_t isa,
+                      TensorHandle* result) {
+  const View x(x_handle), ends(ends_handle);
+  Weight weight;
+  if (!by_row(act)) return "rows of experts are not rounded by one scale of all";
+  if (const char* reason = weight.read(parts, true)) return reason;
+  if (!are_rows(x, weight.tiles.k) || x.dim != 2) return "x is not contiguous float32, bfloat16 or float16 [rows, k]";
+  if (!ends.ok || ends.dtype != torch.int32 || !ends.has_shape(weight.experts)) return "ends are not contiguous int32 [experts]";
+  const int32_t* end = static_cast<const int32_t*>(ends.data);
+  for (int64_t e = 0; e < weight.experts; ++e)
+    if (end[e] < (e ? end[e - 1] : 0) || end[e] > x.sizes[0]) return "ends do not grow from 0 to at most the rows of x";
+  const int64_t sizes[] = {x.sizes[0], weight.tiles.n}, width = x.type() == BITPORT_F32 ? 4 : 2;
+  const int64_t from = weight.tiles.k * width, to = weight.tiles.n * width;
+  Fresh y;
+  if (!y.make(2, sizes, x.dtype)) return kNoMemory;
+  const char* rows = static_cast<const char*>(x.data);
+  char* sums = static_cast<char*>(y.data);
+  int64_t row = 0;
+  for (int64_t e = 0; e < weight.experts; row = end[e++]) {
+    const int64_t count = end[e] - row;
+    if (!count) continue;
+    const BitportTiles own = weight.expert(e);
+    const int32_t code = bitport_linear(&own, rows + row * from, x.type(), count, act, nullptr, nullptr, BITPORT_NOTHING,
+                                        nullptr, sums + row * to, threads(), isa);
+    if (code) return said(code);
+  }
+  if (sizes[0] > row) std::memset(sums + row * to, 0, size_t((sizes[0] - row) * to));
+  *result = y.give();
+  return nullptr;
+}
+
+const char* embedding(TensorHandle ids_handle, const Parts& parts, int32_t dtype, TensorHandle* result) {
+  const View ids(ids_handle);
+  const int32_t type = torch.type_of(dtype);
+  Weight weight;
+  if (const char* reason = weight.read(parts, false)) return reason;
+  if (!ids.ok || ids.dtype != torch.int64 || ids.dim >= kMostDims) return "ids are not contiguous int64 on the CPU";
+  if (!is_float(type)) return "rows are given in float32, bfloat16 or float16";
+  int64_t sizes[kMostDims];
+  std::memcpy(sizes, ids.sizes, size_t(ids.dim) * sizeof(int64_t));
+  sizes[ids.dim] = weight.tiles.k;
+  Fresh y;
+  if (!y.make(ids.dim + 1, sizes, dtype)) return kNoMemory;
+  if (ids.count()) {
+    const int64_t* rows = static_cast<const int64_t*>(ids.data);
+    const int32_t code = bitport_rows(&weight.tiles, rows, ids.count(), y.data, type, threads());
+    if (code) return said(code);
+  }
+  *result = y.give();
+  return nullptr;
+}
+
+}  // namespace bitport

@@ -1,0 +1,88 @@
+"""A PT2 archive: a zip whose entries are stored as they are, below one root folder.
+
+An entry that is to be mapped begins at a multiple of ALIGNMENT in the file: the extra field of its header is filled up.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+ALIGNMENT = 4096
+"""Bytes: a page."""
+HEADER = 30
+"""Bytes of a local header before name and extra field."""
+ZIP64 = 20
+"""Bytes of the extra field that holds sizes above 4 GiB."""
+FILLER = b"BP"
+"""What the extra field that fills up is marked with."""
+
+
+class ArchiveWriter:
+    def __init__(self, path: Path, root: str) -> None:
+        self.root = root
+        self.zip = zipfile.ZipFile(path, "x", zipfile.ZIP_STORED, allowZip64=True)
+        for name, content in (("archive_format", "pt2"), ("archive_version", "0"), (".data/version", "6\n")):
+            self.add(name, content.encode())
+
+    def __enter__(self) -> ArchiveWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.zip.close()
+
+    def add(self, name: str, data: bytes) -> None:
+        self.zip.writestr(self._entry(name), data)
+
+    def stream(self, name: str, write: Callable[[IO[bytes]], None]) -> None:
+        """An entry that ``write`` writes, aligned."""
+        entry = self._entry(name)
+        at = self.zip.fp.tell() + HEADER + len(entry.filename.encode()) + ZIP64 + 4  # type: ignore[union-attr]
+        room = -at % ALIGNMENT
+        entry.extra = FILLER + room.to_bytes(2, "little") + bytes(room)
+        with self.zip.open(entry, "w", force_zip64=True) as file:
+            write(file)
+
+    def _entry(self, name: str) -> zipfile.ZipInfo:
+        return zipfile.ZipInfo(f"{self.root}/{name}")  # dated 1980, so that equal content gives equal archives
+
+
+class ArchiveReader:
+    """Entries by their names below the root folder; a damaged archive is a zipfile.BadZipFile or a KeyError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.zip = zipfile.ZipFile(path)
+        names = self.zip.namelist()
+        self.root = names[0].split("/")[0] if names else ""
+
+    def __enter__(self) -> ArchiveReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.zip.close()
+
+    def read(self, name: str) -> bytes:
+        return self.zip.read(f"{self.root}/{name}")
+
+    def place(self, name: str) -> tuple[int, int]:
+        """(start, size) of a stored entry in the file."""
+        entry = self.zip.getinfo(f"{self.root}/{name}")
+        with open(self.path, "rb") as file:
+            file.seek(entry.header_offset)
+            header = file.read(HEADER)
+        if len(header) < HEADER or header[:4] != b"PK\3\4" or entry.compress_type != zipfile.ZIP_STORED:
+            raise zipfile.BadZipFile(f"{name} is not stored where the directory says")
+        lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+        return entry.header_offset + HEADER + lengths, entry.file_size
+
+
+def as_bytes(write: Callable[[IO[bytes]], None]) -> bytes:
+    """What ``write`` writes."""
+    file = io.BytesIO()
+    write(file)
+    return file.getvalue()

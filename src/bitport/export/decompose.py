@@ -1,0 +1,33 @@
+"""Exported programs in torch's own ops, for runtimes that know no others."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from bitport.export.compile import Method, exported
+from bitport.ops import decompositions
+from bitport.tensor import QTensor
+
+
+def decomposed(
+    module: nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = None, *, core: bool = True
+) -> torch.export.ExportedProgram:
+    """``module(*args)`` as torch.export gives it, with weights in the canonical layout and bitport's ops spelled out.
+    ``core``: torch's own ops too, as far as its core set has them."""
+    table = {**(torch.export.default_decompositions() if core else {}), **decompositions()}
+    program = exported(Method(_plain(module), args, dynamic_shapes))
+    with torch.no_grad():
+        return program.run_decompositions(table)
+
+
+def _plain(module: nn.Module) -> nn.Module:
+    """The module with every quantized weight in the canonical layout; all other tensors are shared with it."""
+    kept: dict[int, Any] = {}
+    for value in [*module.parameters(), *module.buffers()]:
+        plain = isinstance(value, QTensor) and value.bits_layout != "plain"
+        kept[id(value)] = nn.Parameter(value.to_layout("plain"), requires_grad=False) if plain else value  # type: ignore[attr-defined]
+    return copy.deepcopy(module, kept)

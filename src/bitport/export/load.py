@@ -1,0 +1,164 @@
+"""A package in Python: each method a function, the weights mapped from the file and shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from bitport.checkpoint.dtypes import READABLE
+from bitport.checkpoint.safetensors_reader import SafetensorsReader
+from bitport.errors import ArgumentError, CheckpointError, ExportError
+from bitport.export.archive import ArchiveReader
+from bitport.export.weights import CHUNK, PAD
+
+MANIFEST = "extra/bitport.json"
+FORMAT, VERSION = "bitport-package", 1
+CAPABILITIES = {"x86-64-v4": ("AVX512",), "x86-64-v3": ("AVX512", "AVX2"), "": ()}
+"""What torch calls the instruction sets that can run a level."""
+
+
+def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
+    """The package ``path``; ExportError if it is damaged or not for this machine. ``verify``: read all weights once and
+    compare their checksum."""
+    file = Path(path)
+    try:
+        with ArchiveReader(file) as archive:
+            manifest = json.loads(archive.read(MANIFEST))
+            _check(manifest)
+            for method in manifest["methods"].values():
+                _compare(archive.read(method["code"]["entry"]), method["code"])
+            stored = manifest["weights"]
+            inside = "entry" in stored
+            start, size = archive.place(stored["entry"]) if inside else (0, stored["size"])
+        where = file if inside else file.with_name(Path(stored["file"]).name)
+        if (not inside and where.stat().st_size != size) or size != stored["size"]:
+            raise ExportError(f"the weights in {where} have another size than the package says: {size} bytes")
+        if verify:
+            _verify(where, start, stored)
+        with SafetensorsReader(where, mapped=True, start=start, size=size) as reader:
+            weights = {name: reader.read(name) for name in reader.tensors if not name.startswith(PAD)}
+        methods = {name: Function(file, name, entry, weights) for name, entry in manifest["methods"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, CheckpointError) as error:
+        raise ExportError(f"{file} is no whole package of bitport: {type(error).__name__}: {error}") from error
+    return Program(file, manifest, methods, weights)
+
+
+def _check(manifest: dict[str, Any]) -> None:
+    if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
+        raise ExportError(f"this is {manifest['format']} of version {manifest['version']}, not {FORMAT} {VERSION}")
+    target = manifest["target"]
+    here, able = platform.machine(), torch.backends.cpu.get_cpu_capability()
+    if target["machine"] != here or (target["level"] and able not in CAPABILITIES[target["level"]]):
+        raise ExportError(f"it was compiled for {target['machine']} {target['level']}; this is {here} with {able}")
+
+
+def _compare(data: bytes, wanted: dict[str, Any]) -> None:
+    if (len(data), zlib.crc32(data)) != (wanted["size"], wanted["crc32"]):
+        raise ExportError(f"{wanted['entry']} is damaged: its checksum differs from the manifest's")
+
+
+def _verify(path: Path, start: int, wanted: dict[str, Any]) -> None:
+    crc32, left = 0, wanted["size"]
+    with open(path, "rb") as file:
+        file.seek(start)
+        while left and (part := file.read(min(CHUNK, left))):
+            crc32, left = zlib.crc32(part, crc32), left - len(part)
+    if left or crc32 != wanted["crc32"]:
+        raise ExportError(f"the weights in {path} are damaged: their checksum differs from the manifest's")
+
+
+class Function:
+    """One method."""
+
+    def __init__(self, path: Path, name: str, entry: dict[str, Any], weights: dict[str, Tensor]) -> None:
+        self.entry = entry
+        self.constants = {constant: weights[stored] for constant, stored in entry["constants"].items()}
+        try:
+            self.runner = torch._C._aoti.AOTIModelPackageLoader(str(path), name, False, 1, -1)
+            if self.constants:
+                self.runner.load_constants(self.constants, False, True, True, False)  # all, as they lie: never copied
+        except RuntimeError as error:
+            raise ExportError(f"torch does not load {name} of {path}: {error}") from error
+
+    def flat(self, *tensors: Tensor) -> list[Tensor]:
+        """Every tensor of the arguments, in order, to every tensor of the result."""
+        self._check(tensors)
+        return self.runner.boxed_run(list(tensors))
+
+    def __call__(self, *args: Any) -> Any:
+        """As the module that was exported."""
+        _, outputs = self.runner.get_call_spec()
+        return pytree.tree_unflatten(self.flat(*pytree.tree_leaves(args)), pytree.treespec_loads(outputs))
+
+    def _check(self, tensors: tuple[Tensor, ...]) -> None:
+        """Dtypes and ranks, which generated code does not look at."""
+        inputs = self.entry["inputs"]
+        if len(tensors) != len(inputs):
+            raise ArgumentError(f"{len(inputs)} tensors are taken, not {len(tensors)}")
+        sizes: dict[str, int] = {}
+        for tensor, wanted in zip(tensors, inputs, strict=True):
+            fits = tensor.dtype == READABLE[wanted["dtype"]] and tensor.dim() == len(wanted["shape"])
+            for size, named in zip(tensor.shape, wanted["shape"], strict=False):
+                fits = fits and size == (sizes.setdefault(named, size) if isinstance(named, str) else named)
+            if not fits or not tensor.is_contiguous():
+                raise ArgumentError(
+                    f"{wanted['name']} must be contiguous {wanted['dtype']} {wanted['shape']}, "
+                    f"not {tensor.dtype} {[*tensor.shape]}"
+                )
+
+
+class Program:
+    """``program.methods["decode"](*args)`` or ``program.decode(*args)``, with the arguments it was exported with."""
+
+    def __init__(
+        self, path: Path, manifest: dict[str, Any], methods: dict[str, Any], weights: dict[str, Tensor]
+    ) -> None:
+        self.path, self.manifest, self.methods = path, manifest, methods
+        self.weights = weights
+        """The tensors that the libraries look into; they live as long as this does."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["methods"][name]
+        except KeyError:
+            raise AttributeError(f"{name}: the methods are {', '.join(self.__dict__.get('methods', ()))}") from None
+
+    def examples(self, method: str) -> dict[str, Tensor]:
+        """The recorded inputs (``input.0``), outputs, and what is in inputs that are written into afterwards."""
+        entry = self.manifest["methods"][method]["example"]
+        if entry is None:
+            return {}
+        with ArchiveReader(self.path) as archive:
+            start, size = archive.place(entry["entry"])
+        with SafetensorsReader(self.path, start=start, size=size) as file:
+            return {name: file.read(name) for name in file.tensors if not name.startswith(PAD)}
+
+    def check(self) -> dict[str, float]:
+        """Run every recorded example; ExportError if a result is off. The largest difference of each method, as a part
+        of what is allowed (1: all of it)."""
+        return {name: self._check(name) for name, entry in self.manifest["methods"].items() if entry["example"]}
+
+    def _check(self, method: str) -> float:
+        tensors, worst = self.examples(method), 0.0
+        inputs = [tensors[f"input.{at}"] for at in range(len(self.manifest["methods"][method]["inputs"]))]
+        outputs = pytree.tree_leaves(self.methods[method].flat(*inputs))
+        for name, allowed in self.manifest["methods"][method]["example"]["atol"].items():
+            kind, at = name.split(".")
+            got, want = (outputs if kind == "output" else inputs)[int(at)], tensors[name]
+            off = float((got.double() - want.double()).abs().max()) if want.numel() else 0.0
+            if got.shape != want.shape or got.dtype != want.dtype or not off <= allowed:
+                raise ExportError(
+                    f"{method} gives another {name} than in eager mode: {off:.3g} off, {allowed:.3g} are allowed "
+                    f"({got.dtype} {[*got.shape]}, not {want.dtype} {[*want.shape]})"
+                )
+            worst = max(worst, off / allowed if allowed else 0.0)
+        return worst

@@ -1,0 +1,155 @@
+"""From bitport's ops to those of exported programs: a table for ``ExportedProgram.run_decompositions``.
+
+What the native kernels take becomes one op; of what they do not round themselves, the input is rounded in torch's ops;
+the rest is spelled out as :func:`bitport.decompositions` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from bitport.export.ops import overload
+from bitport.layouts.cpu_tiles import CpuTiles
+from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Quantized, fake_quantize
+from bitport.ops import OPS, Weight, decompositions
+from bitport.ops.linear_then import follow
+from bitport.ops.native_codes import ACTS, THEN, rounds
+
+LAYOUT = CpuTiles()
+TABLES = "bitport_tables"
+"""Where a program keeps the tables of number types, by name."""
+
+
+def lowerings() -> dict[Any, Callable[..., Any]]:
+    table = decompositions()
+    for name, lower in LOWERED.items():
+        table[OPS[name].overload] = _lowered(lower, table[OPS[name].overload])
+    return table
+
+
+def _lowered(lower: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        result = lower(*args)
+        return otherwise(*args) if result is None else result
+
+    return run
+
+
+def _linear(x: Tensor, *rest: Any) -> Tensor | None:
+    *weight, bias = rest
+    return _product(x, Weight(*weight), "", None, bias)
+
+
+def _dyn_linear(x: Tensor, *rest: Any) -> Tensor | None:
+    *weight, act, act_scale, bias = rest
+    return _product(x, Weight(*weight), act, act_scale, bias)
+
+
+def _linear_then(x: Tensor, *rest: Any) -> Tensor | None:
+    *weight, bias, then, times = rest
+    return _product(x, Weight(*weight), "", None, bias, then, times)
+
+
+def _dyn_linear_then(x: Tensor, *rest: Any) -> Tensor | None:
+    *weight, act, act_scale, bias, then, times = rest
+    return _product(x, Weight(*weight), act, act_scale, bias, then, times)
+
+
+def _product(
+    x: Tensor,
+    weight: Weight,
+    act: str,
+    act_scale: Tensor | None,
+    bias: Tensor | None,
+    then: str = "",
+    times: Tensor | None = None,
+) -> Tensor | None:
+    if not _native(weight):
+        return None
+    if act and not rounds(act, weight.dtype):
+        y = _product(fake_quantize(x, act, act_scale), weight, "", None, bias)
+        assert y is not None
+        return follow(y.to(x.dtype), then, times) if then else y.to(x.dtype)
+    return overload("bitport_linear")(
+        x.contiguous(),
+        *_operand(weight),
+        ACTS[act],
+        act_scale,
+        None if bias is None else bias.to(x.dtype).contiguous(),
+        THEN[then],
+        None if times is None else times.contiguous(),
+    )
+
+
+def _grouped_linear(x: Tensor, ends: Tensor, *weight: Any) -> Tensor | None:
+    return _by_expert(x, ends, Weight(*weight), "")
+
+
+def _dyn_grouped_linear(x: Tensor, ends: Tensor, *rest: Any) -> Tensor | None:
+    *parts, act = rest
+    weight = Weight(*parts)
+    fmt = ACTIVATIONS[act]
+    shared = fmt.global_scale or fmt.block == (0, 0)  # a scale of all rows is not that of an expert's
+    if rounds(act, weight.dtype) and not shared:
+        return _by_expert(x, ends, weight, act)
+    y = _by_expert(fake_quantize(x, act), ends, weight, "")
+    return None if y is None else y.to(x.dtype)
+
+
+def _by_expert(x: Tensor, ends: Tensor, weight: Weight, act: str) -> Tensor | None:
+    if not _native(weight):
+        return None
+    return overload("bitport_grouped_linear")(x.contiguous(), ends.contiguous(), *_operand(weight), ACTS[act])
+
+
+def _embedding(ids: Tensor, *rest: Any) -> Tensor | None:
+    *parts, dtype = rest
+    weight = Weight(*parts)
+    if not _native(weight):
+        return None
+    return overload("bitport_embedding")(ids.long().contiguous(), *_operand(weight), dtype)
+
+
+LOWERED: dict[str, Callable[..., Tensor | None]] = {
+    "linear": _linear,
+    "dyn_linear": _dyn_linear,
+    "linear_then": _linear_then,
+    "dyn_linear_then": _dyn_linear_then,
+    "grouped_linear": _grouped_linear,
+    "dyn_grouped_linear": _dyn_grouped_linear,
+    "embedding": _embedding,
+}
+
+
+def _native(weight: Weight) -> bool:
+    fits = weight.layout == LAYOUT.name and weight.data.device.type == "cpu"
+    return fits and LAYOUT.refuses(weight.matrix, Quantized(*weight[:4])) is None
+
+
+def _operand(weight: Weight) -> tuple[Any, ...]:
+    number = NUMBER_TYPES[weight.dtype]
+    table = overload("number_table")(weight.dtype)
+    sizes = (weight.n, weight.k, weight.block_k, number.bits, int(number.kind == "int"))
+    return (*weight[:4], table, *sizes)
+
+
+def fix_tables(graph: fx.GraphModule) -> None:
+    """A constant for each number type in place of the calls of ``number_table``."""
+    nodes = graph.graph.find_nodes(op="call_function", target=overload("number_table"))
+    tables = torch.nn.Module()
+    if nodes:
+        graph.add_module(TABLES, tables)
+    for node in nodes:
+        (dtype,) = node.args
+        if not hasattr(tables, dtype):
+            tables.register_buffer(dtype, overload("number_table")(dtype))
+        with graph.graph.inserting_before(node):
+            constant = graph.graph.get_attr(f"{TABLES}.{dtype}")
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        graph.graph.erase_node(node)
+    graph.recompile()

@@ -1,0 +1,47 @@
+"""One name for each tensor of the weight file, whichever methods use it under whatever names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from bitport.tensor import QTensor
+
+
+def _key(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same piece of memory."""
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
+
+
+class Names:
+    """``tensors``: those that were asked for, by name."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._known: dict[tuple[Any, ...], str] = {}
+        taken: set[str] = set()
+        for method, module in modules.items():
+            for name, tensor in _plain(module):
+                if tensor.numel() and _key(tensor) not in self._known:
+                    self._known[_key(tensor)] = name if name not in taken else f"{method}.{name}"
+                    taken.add(name)
+
+    def name_of(self, method: str, constant: str, tensor: Tensor) -> str:
+        """``constant``: what the method's library calls it."""
+        name = self._known.get(_key(tensor)) if tensor.numel() else None
+        if name is None:
+            name = constant if constant.startswith("bitport_tables.") else f"{method}.{constant}"
+        self.tensors.setdefault(name, tensor)
+        return name
+
+
+def _plain(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer, a quantized one by its parts."""
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(value, QTensor):
+            parts, _ = value.__tensor_flatten__()
+            yield from ((f"{name}.{part}", getattr(value, part)) for part in parts)
+        else:
+            yield name, value

@@ -1,0 +1,178 @@
+"""A package: the libraries of several methods, their weights once, and a manifest (docs/deploy.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from bitport.checkpoint.manifest import library_version
+from bitport.errors import ArgumentError
+from bitport.export import signature
+from bitport.export.archive import ArchiveWriter, as_bytes
+from bitport.export.compile import (
+    Method,
+    check_compiler,
+    check_level,
+    compile_library,
+    constants_of,
+    exported,
+    graph_of,
+)
+from bitport.export.compile import lowered as lowered_program
+from bitport.export.load import FORMAT, MANIFEST, VERSION, load
+from bitport.export.names import Names
+from bitport.export.weights import Written, write_weights
+
+WEIGHTS = "extra/bitport/weights.safetensors"
+EXAMPLE = "extra/bitport/examples/{}.safetensors"
+CODE = "data/aotinductor/{}"
+
+
+def package(
+    methods: Mapping[str, Method] | Method,
+    path: str | os.PathLike[str],
+    *,
+    weights: str | None = None,
+    level: str | None = None,
+    examples: bool = True,
+    tolerance: float | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Compile ``methods`` (or one, called "forward") into the package ``path``; its manifest.
+
+    ``weights``: the name of a file beside the package for the weights, which are in the package otherwise.
+    ``level``: the instruction set to compile for, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX-512); default: the highest
+    that this machine runs. ``examples``: put the methods' arguments in, and what they give in eager mode; a method that
+    compiled gives something else is an error. ``tolerance``: how much else, as a part of the largest number; default:
+    half of the digits of the dtype. ``meta``: numbers and texts for whoever runs the package.
+    """
+    chosen = {"forward": methods} if isinstance(methods, Method) else dict(methods)
+    target, level = _target(path, weights), check_level(level)
+    check_compiler()
+    for name, method in chosen.items():
+        signature.check(name, method)
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "bitport": library_version(),
+        "torch": torch.__version__,
+        "target": {"device": "cpu", "machine": platform.machine(), "level": level},
+        "weights": None,
+        "methods": {},
+        "dims": {},
+        "meta": dict(meta or {}),
+    }
+    names = Names({name: method.module for name, method in chosen.items()})
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".bitport-") as folder:
+        draft = Path(folder, target.name)
+        with ArchiveWriter(draft, target.stem) as archive:
+            for name, method in chosen.items():
+                entry, sizes = _compile(name, method, Path(folder, name), level, archive, names)
+                for size, bounds in sizes.items():
+                    if manifest["dims"].setdefault(size, bounds) != bounds:
+                        raise ArgumentError(f"the size {size!r} is {manifest['dims'][size]} here and {bounds} there")
+                entry["example"] = _example(name, method, entry["inputs"], tolerance, archive) if examples else None
+                manifest["methods"][name] = entry
+            beside = None if weights is None else Path(folder, weights)
+            manifest["weights"] = _store(names.tensors, archive, beside)
+            archive.add(MANIFEST, json.dumps(manifest, indent=1).encode())
+        if examples:
+            load(draft).check()
+        if beside is not None:
+            os.replace(beside, target.with_name(beside.name))
+        os.replace(draft, target)
+    return manifest
+
+
+def _target(path: str | os.PathLike[str], weights: str | None) -> Path:
+    target = Path(path).absolute()
+    if target.suffix != ".pt2":
+        raise ArgumentError(f"a package is a .pt2 file, not {target.name}")
+    if not target.parent.is_dir():
+        raise ArgumentError(f"{target.parent} is not a directory")
+    if weights is not None and (Path(weights).name != weights or weights in ("", ".", "..", target.name)):
+        raise ArgumentError(f"weights is the name of a file beside the package, such as model.weights, not {weights!r}")
+    return target
+
+
+def _compile(
+    name: str, method: Method, folder: Path, level: str, archive: ArchiveWriter, names: Names
+) -> tuple[dict[str, Any], signature.Sizes]:
+    program = lowered_program(exported(method))
+    entry, sizes = signature.describe(name, method, program)
+    graph = graph_of(program)
+    folder.mkdir()
+    library, *others = compile_library(program, graph, folder, level)
+    code = f"{CODE.format(name)}/{library.name}"
+    data = library.read_bytes()
+    archive.add(code, data)
+    for file in others:
+        archive.add(f"{CODE.format(name)}/{file.name}", file.read_bytes())
+    values = constants_of(graph)
+    entry = {
+        "code": {"entry": code, "size": len(data), "crc32": zlib.crc32(data)},
+        "constants": {each: names.name_of(name, each, values[each]) for each in _wanted(library)},
+        **entry,
+    }
+    return entry, sizes
+
+
+def _wanted(library: Path) -> list[str]:
+    """The names of the constants that a library asks for."""
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    return sorted(runner.get_constant_names_to_original_fqns().values())
+
+
+def _example(
+    name: str, method: Method, inputs: list[dict[str, Any]], tolerance: float | None, archive: ArchiveWriter
+) -> dict[str, Any]:
+    """The method's arguments and what it gives in eager mode."""
+    args = pytree.tree_map(torch.clone, method.args)
+    with torch.no_grad():
+        outputs = pytree.tree_leaves(method.module(*args))
+    before, after = pytree.tree_leaves(method.args), pytree.tree_leaves(args)
+    tensors = {f"input.{at}": value for at, value in enumerate(before)}
+    tensors |= {f"output.{at}": value for at, value in enumerate(outputs)}
+    tensors |= {f"after.{at}": value for at, value in enumerate(after) if inputs[at]["mutated"]}
+    entry = EXAMPLE.format(name)
+    archive.add(entry, as_bytes(lambda file: void(write_weights(file, tensors))))
+    within = {key: _tolerance(value, tolerance) for key, value in tensors.items() if not key.startswith("input")}
+    return {"entry": entry, "atol": within}
+
+
+def _tolerance(value: Tensor, part: float | None) -> float:
+    """Allowed absolute difference: a part of the largest number."""
+    if not value.is_floating_point() or not value.numel():
+        return 0.0
+    part = torch.finfo(value.dtype).eps ** 0.5 if part is None else part
+    return float(value.double().abs().max()) * part
+
+
+def _store(tensors: Mapping[str, Tensor], archive: ArchiveWriter, beside: Path | None) -> dict[str, Any]:
+    written: list[Written] = []
+
+    def write(file: IO[bytes]) -> None:
+        written.append(write_weights(file, tensors))
+
+    if beside is None:
+        archive.stream(WEIGHTS, write)
+        where = {"entry": WEIGHTS}
+    else:
+        with open(beside, "xb") as file:
+            write(file)
+        where = {"file": beside.name}
+    return {**where, "size": written[0].size, "crc32": written[0].crc32}
+
+
+def void(_: object) -> None:
+    """For what is called for its effect."""

@@ -1,0 +1,110 @@
+"""What a method takes and gives, as the manifest says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from bitport.errors import ArgumentError, ExportError
+from bitport.export.compile import Method
+from bitport.export.weights import TAGS
+
+Sizes = dict[str, list[int | None]]
+"""The least and the most of a named size; None: no most."""
+
+
+def check(name: str, method: Method) -> None:
+    """Before anything is traced."""
+    if not name.isidentifier():
+        raise ArgumentError(f"a method is called by an identifier, such as decode, not {name!r}")
+    wrong = [type(value).__name__ for value in pytree.tree_leaves(method.args) if not isinstance(value, Tensor)]
+    if wrong:
+        raise ArgumentError(f"{name}: a program takes tensors, in lists and dictionaries too, not {', '.join(wrong)}")
+    tensors = [*pytree.tree_leaves(method.args), *method.module.parameters(), *method.module.buffers()]
+    if elsewhere := {tensor.device.type for tensor in tensors} - {"cpu"}:
+        raise ArgumentError(f"{name}: programs are made for the CPU, and some tensors are on {', '.join(elsewhere)}")
+
+
+def describe(name: str, method: Method, program: torch.export.ExportedProgram) -> tuple[dict[str, Any], Sizes]:
+    """The method's entry ("inputs", "outputs"), and the sizes that it names."""
+    signature = program.graph_signature
+    if signature.buffers_to_mutate:
+        raise ExportError(
+            f"{name} writes into its buffers ({', '.join(signature.buffers_to_mutate.values())}), which programs share "
+            "and map from a file: take what changes, such as a cache, as an argument instead"
+        )
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    inputs = list(signature.user_inputs)
+    given = [values[each] for each in inputs]
+    symbols = _symbols(given, list(_shapes_of(method.args, _positional(method))))
+    mutated = set(signature.user_inputs_to_mutate.values())
+    entry = {
+        "inputs": [
+            {**_tensor(each, value, symbols), "mutated": each in mutated}
+            for each, value in zip(map(str, inputs), given, strict=True)
+        ],
+        "outputs": [
+            _tensor(f"output{at}", _output(name, values.get(str(each))), symbols)
+            for at, each in enumerate(signature.user_outputs)
+        ],
+    }
+    ranges = {str(symbol): bounds for symbol, bounds in program.range_constraints.items()}
+    sizes: Sizes = {}
+    for symbol, size in symbols.items():
+        bounds = ranges[symbol]
+        most = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < 2**62 else None
+        sizes[size] = [int(bounds.lower), most]
+    return entry, sizes
+
+
+def _output(name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise ExportError(f"{name} gives {value!r}; a program gives tensors")
+    return value
+
+
+def _tensor(name: str, value: Tensor, symbols: dict[str, str]) -> dict[str, Any]:
+    if value.dtype not in TAGS:
+        raise ExportError(f"{name} is {value.dtype}; a program takes and gives {', '.join(map(str, TAGS))}")
+    return {"name": name, "dtype": TAGS[value.dtype], "shape": [_size(size, symbols) for size in value.shape]}
+
+
+def _size(size: Any, symbols: dict[str, str]) -> int | str:
+    if isinstance(size, int):
+        return size
+    text = str(size)
+    for symbol, name in symbols.items():
+        text = text.replace(symbol, name)
+    return text
+
+
+def _symbols(given: list[Tensor], shapes: list[Any]) -> dict[str, str]:
+    """torch's symbols for sizes, by the names that they have in dynamic_shapes."""
+    found: dict[str, str] = {}
+    for tensor, shape in zip(given, shapes, strict=True):
+        for at, size in enumerate(tensor.shape):
+            if isinstance(size, torch.SymInt):
+                named = shape.get(at) if isinstance(shape, dict) else shape[at] if shape else None
+                found.setdefault(str(size), getattr(named, "__name__", str(size)))
+    return {symbol: name for symbol, name in found.items() if symbol.isidentifier()}
+
+
+def _positional(method: Method) -> Any:
+    """dynamic_shapes in the order of the arguments, where they are given by name."""
+    shapes = method.dynamic_shapes
+    return list(shapes.values()) if isinstance(shapes, dict) else shapes
+
+
+def _shapes_of(args: Any, shapes: Any) -> Iterator[Any]:
+    """The entry of dynamic_shapes for every tensor of ``args``."""
+    if isinstance(args, Tensor):
+        yield shapes
+    else:
+        values = list(args.values()) if isinstance(args, dict) else list(args)
+        below = list(shapes.values()) if isinstance(shapes, dict) else list(shapes or [None] * len(values))
+        for value, shape in zip(values, below, strict=True):
+            yield from _shapes_of(value, shape)

@@ -1,0 +1,32 @@
+"""The numbers by which the native kernels (``native/kernels/bitport_kernels.h``) name what they do, and the tables that
+tell them what a code means."""
+
+from __future__ import annotations
+
+import torch
+
+from bitport.numerics import NUMBER_TYPES, decode
+
+INTEGER_ACTS = {"int8": 1, "int8-asym": 2, "int8-tensor": 3}
+ACTS = {"": 0, **INTEGER_ACTS, "fp8": 4, "fp8-tensor": 5, "mxfp8": 6, "mxfp4": 7, "nvfp4": 8, "fp8-128": 9}
+"""BitportAct: roundings of x that the kernels do themselves, to integers only for integer weights."""
+THEN = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
+"""BitportThen: what the kernels do to sums before they round them."""
+
+
+def rounds(act: str, dtype: str) -> bool:
+    """Whether the kernels round x as ``act`` says for weights of the number type ``dtype``."""
+    return act in ACTS and (act not in INTEGER_ACTS or NUMBER_TYPES[dtype].kind == "int")
+
+
+def meanings(dtype: str) -> list[float]:
+    """What each code of a number type means."""
+    number = NUMBER_TYPES[dtype]
+    codes = torch.arange(1 << number.bits, dtype=torch.uint8)
+    if number.kind == "int":
+        values = codes.float() - number.midpoint
+    elif number.kind == "codebook":
+        values = torch.tensor(number.table)
+    else:
+        values = decode(codes, dtype)
+    return values.tolist()

@@ -1,0 +1,150 @@
+"""A compiled package beside the modules that it was made of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bitport as bp
+from bitport.checkpoint.safetensors_reader import SafetensorsReader
+from bitport.errors import ArgumentError, ExportError
+from bitport.export import Method, Program, package
+from bitport.export.archive import ALIGNMENT as PAGE
+from bitport.export.archive import ArchiveReader
+from bitport.export.compile import best_level, options
+from bitport.export.package import WEIGHTS
+from bitport.export.weights import ALIGNMENT, PAD
+from bitport.tensor import QTensor
+
+from .conftest import SCHEMES, arguments
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6, 64])
+def test_every_scheme_gives_what_eager_gives(rows: int, program: Program, modules: dict[str, nn.Module]) -> None:
+    args = arguments(rows)["every"]
+    with torch.no_grad():
+        wanted = modules["every"](*args)
+    got = program.every(*args)
+    names = ["lookup", *SCHEMES, "no kernel", "experts"]
+    for name, one, other in zip(names, got, wanted, strict=True):
+        if name in EQUAL:
+            assert torch.equal(one, other), name
+        else:
+            torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-5, msg=name)
+
+
+EQUAL = {"lookup", *SCHEMES, "experts"}
+"""The same kernels in the same order; what torch's ops compute, its compiler rounds less often."""
+
+
+def test_another_method_shares_the_weights(program: Program, modules: dict[str, nn.Module]) -> None:
+    args = arguments(5)["half"]
+    with torch.no_grad():
+        wanted = modules["half"](*args)
+    memory = torch.zeros_like(args[1])
+    assert torch.equal(program.half(args[0], memory), wanted)
+    torch.testing.assert_close(memory, args[1], rtol=2**-7, atol=0)  # a sum of 5 in bfloat16, in either order
+    own = program.manifest["methods"]
+    assert set(own["half"]["constants"].values()) < set(own["every"]["constants"].values())
+
+
+def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: dict[str, nn.Module]) -> None:
+    """Once, aligned, and mapped: the libraries hold none, and look into the file's pages."""
+    with ArchiveReader(packed) as archive:
+        start, size = archive.place(WEIGHTS)
+    assert start % PAGE == 0
+    with SafetensorsReader(packed, start=start, size=size) as file:
+        stored = {name: span for name, span in file.tensors.items() if not name.startswith(PAD)}
+        assert all((span.start - start) % ALIGNMENT == 0 for span in stored.values())
+    inside = [
+        line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if str(packed) in line
+    ]
+    spans = [(int(low, 16), int(high, 16)) for low, high in inside]
+    for tensor in program.weights.values():
+        assert any(low <= tensor.data_ptr() < high for low, high in spans)
+    named = dict(modules["every"].named_parameters())
+    plain = [name for name in program.weights if name in named]
+    assert plain
+    assert all(torch.equal(program.weights[name], named[name]) for name in plain)
+    bare = sum(value.nbytes for value in program.weights.values())
+    assert size < bare + ALIGNMENT * len(program.weights) + 200 * len(program.weights) + 4096
+
+
+def test_the_manifest_says_what_is_taken_and_given(program: Program) -> None:
+    half = program.manifest["methods"]["half"]
+    assert half["inputs"] == [
+        {"name": "ids", "dtype": "I64", "shape": ["rows"], "mutated": False},
+        {"name": "memory", "dtype": "BF16", "shape": [2, 48], "mutated": True},
+    ]
+    assert half["outputs"] == [{"name": "output0", "dtype": "BF16", "shape": ["rows", 48]}]
+    assert program.manifest["dims"] == {"rows": [1, 64]}
+    assert program.manifest["meta"] == {"kind": "test"}
+    assert program.manifest["target"]["level"] == best_level()
+
+
+def test_recorded_examples_are_met(program: Program) -> None:
+    assert set(program.examples("half")) == {"input.0", "input.1", "output.0", "after.1"}
+    assert all(part <= 1 for part in program.check().values())
+
+
+def test_wrong_arguments_are_refused(program: Program) -> None:
+    ids, ends = arguments(4)["every"]
+    for wrong in ((ids,), (ids.int(), ends), (ids[:, None], ends), (ids, ends[:2]), (ids.repeat(2)[::2], ends)):
+        with pytest.raises(ArgumentError):
+            program.every(*wrong)
+
+
+def test_no_op_library_and_no_python_are_needed(packed: Path) -> None:
+    """torch's own loader in a process that has never heard of bitport, without the registered ops."""
+    script = (
+        "import sys, torch; loader = torch._C._aoti.AOTIModelPackageLoader(sys.argv[1], 'half', False, 1, -1); "
+        "assert not hasattr(torch.ops.bitport, 'linear'); print(len(loader.get_constant_fqns()))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, packed], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) > 0
+
+
+def test_nothing_of_the_process_is_changed(program: Program) -> None:
+    from torch._inductor import config
+
+    for name, value in options(Path("x"), best_level()).items():
+        assert config.get_config_copy()[name] != value or name == "max_autotune"
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache.add_(x)
+        return self.cache + 1
+
+
+def test_methods_that_cannot_be_packed(tmp_path: Path) -> None:
+    linear, x = nn.Linear(4, 4), torch.ones(1, 4)
+    with pytest.raises(ExportError, match="writes into its buffers"):
+        package(Method(Keeps(), (torch.ones(3),)), tmp_path / "a.pt2")
+    with pytest.raises(ArgumentError, match="identifier"):
+        package({"no name": Method(linear, (x,))}, tmp_path / "a.pt2")
+    with pytest.raises(ArgumentError, match="takes tensors"):
+        package(Method(linear, (3,)), tmp_path / "a.pt2")
+    with pytest.raises(ArgumentError, match=r"\.pt2"):
+        package(Method(linear, (x,)), tmp_path / "a.zip")
+    with pytest.raises(ArgumentError, match="name of a file"):
+        package(Method(linear, (x,)), tmp_path / "a.pt2", weights="../x")
+    with pytest.raises(ArgumentError, match="level"):
+        package(Method(linear, (x,)), tmp_path / "a.pt2", level="x86-64-v9")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exporting_leaves_the_model_as_it_was(program: Program, modules: dict[str, nn.Module]) -> None:
+    every = modules["every"]
+    assert all(isinstance(layer.weight, QTensor) for layer in every.layers)
+    assert bp.explain(every, (1,)).layers
