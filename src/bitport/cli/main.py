@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from bitport.checkpoint.manifest import library_version
-from bitport.cli import bench, doctor, evaluate, explain, generate, inspect, quantize, tune
+from bitport.cli import bench, doctor, evaluate, explain, export, generate, inspect, quantize, tune
 from bitport.errors import BitportError
 
-VERBS = (quantize, inspect, explain, evaluate, generate, bench, tune, doctor)
+VERBS = (quantize, inspect, explain, evaluate, generate, export, bench, tune, doctor)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -81,7 +81,7 @@ class ArchiveReader:
         return entry.header_offset + HEADER + lengths, entry.file_size
 
 
-def as_bytes(write: Callable[[IO[bytes]], None]) -> bytes:
+def as_bytes(write: Callable[[IO[bytes]], object]) -> bytes:
     """What ``write`` writes."""
     file = io.BytesIO()
     write(file)

@@ -133,7 +133,8 @@ class Program:
             raise AttributeError(f"{name}: the methods are {', '.join(self.__dict__.get('methods', ()))}") from None
 
     def examples(self, method: str) -> dict[str, Tensor]:
-        """The recorded inputs (``input.0``), outputs, and what is in inputs that are written into afterwards."""
+        """The recorded inputs (``input.0``), outputs (``output.0``), and what is in inputs that are written into
+        (``after.0``)."""
         entry = self.manifest["methods"][method]["example"]
         if entry is None:
             return {}
@@ -145,20 +146,27 @@ class Program:
     def check(self) -> dict[str, float]:
         """Run every recorded example; ExportError if a result is off. The largest difference of each method, as a part
         of what is allowed (1: all of it)."""
-        return {name: self._check(name) for name, entry in self.manifest["methods"].items() if entry["example"]}
+        found = {name: entry["example"] for name, entry in self.manifest["methods"].items() if entry["example"]}
+        return {
+            name: compare(name, self.methods[name], self.examples(name), each["atol"]) for name, each in found.items()
+        }
 
-    def _check(self, method: str) -> float:
-        tensors, worst = self.examples(method), 0.0
-        inputs = [tensors[f"input.{at}"] for at in range(len(self.manifest["methods"][method]["inputs"]))]
-        outputs = pytree.tree_leaves(self.methods[method].flat(*inputs))
-        for name, allowed in self.manifest["methods"][method]["example"]["atol"].items():
-            kind, at = name.split(".")
-            got, want = (outputs if kind == "output" else inputs)[int(at)], tensors[name]
-            off = float((got.double() - want.double()).abs().max()) if want.numel() else 0.0
-            if got.shape != want.shape or got.dtype != want.dtype or not off <= allowed:
-                raise ExportError(
-                    f"{method} gives another {name} than in eager mode: {off:.3g} off, {allowed:.3g} are allowed "
-                    f"({got.dtype} {[*got.shape]}, not {want.dtype} {[*want.shape]})"
-                )
-            worst = max(worst, off / allowed if allowed else 0.0)
-        return worst
+
+def compare(name: str, function: Function, example: dict[str, Tensor], atol: dict[str, float]) -> float:
+    """Whether ``function`` gives what was recorded; an input that was not is zeros."""
+    inputs = []
+    for at, each in enumerate(function.entry["inputs"]):
+        given = example.get(f"input.{at}")
+        inputs.append(torch.zeros(each["shape"], dtype=READABLE[each["dtype"]]) if given is None else given.clone())
+    outputs, worst = function.flat(*inputs), 0.0
+    for key, allowed in atol.items():
+        kind, at = key.split(".")
+        got, want = (outputs if kind == "output" else inputs)[int(at)], example[key]
+        off = float((got.double() - want.double()).abs().max()) if want.numel() and got.shape == want.shape else 0.0
+        if got.shape != want.shape or got.dtype != want.dtype or not off <= allowed:
+            raise ExportError(
+                f"{name} gives another {key} than in eager mode: {off:.3g} off, {allowed:.3g} are allowed "
+                f"({got.dtype} {[*got.shape]}, not {want.dtype} {[*want.shape]})"
+            )
+        worst = max(worst, off / allowed if allowed else 0.0)
+    return worst

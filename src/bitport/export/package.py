@@ -8,6 +8,7 @@ import platform
 import tempfile
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,12 +30,14 @@ from bitport.export.compile import (
     graph_of,
 )
 from bitport.export.compile import lowered as lowered_program
-from bitport.export.load import FORMAT, MANIFEST, VERSION, load
+from bitport.export.load import FORMAT, MANIFEST, VERSION, compare, load
 from bitport.export.names import Names
 from bitport.export.weights import Written, write_weights
 
 WEIGHTS = "extra/bitport/weights.safetensors"
 EXAMPLE = "extra/bitport/examples/{}.safetensors"
+MOST_AFTER = 1 << 16
+"""Bytes of a tensor that was written into, up to which it is recorded."""
 CODE = "data/aotinductor/{}"
 
 
@@ -72,6 +75,7 @@ def package(
         "dims": {},
         "meta": dict(meta or {}),
     }
+    recorded: dict[str, dict[str, Tensor]] = {}
     names = Names({name: method.module for name, method in chosen.items()})
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".bitport-") as folder:
         draft = Path(folder, target.name)
@@ -81,13 +85,19 @@ def package(
                 for size, bounds in sizes.items():
                     if manifest["dims"].setdefault(size, bounds) != bounds:
                         raise ArgumentError(f"the size {size!r} is {manifest['dims'][size]} here and {bounds} there")
-                entry["example"] = _example(name, method, entry["inputs"], tolerance, archive) if examples else None
+                entry["example"] = None
+                if examples:
+                    recorded[name] = _record(method, entry["inputs"])
+                    stored, place = _stored(recorded[name], entry["inputs"]), EXAMPLE.format(name)
+                    archive.add(place, as_bytes(partial(write_weights, tensors=stored)))
+                    entry["example"] = {"entry": place, "atol": _within(stored, tolerance)}
                 manifest["methods"][name] = entry
             beside = None if weights is None else Path(folder, weights)
             manifest["weights"] = _store(names.tensors, archive, beside)
             archive.add(MANIFEST, json.dumps(manifest, indent=1).encode())
-        if examples:
-            load(draft).check()
+        program = load(draft)
+        for name, example in recorded.items():
+            compare(name, program.methods[name], example, _within(example, tolerance))
         if beside is not None:
             os.replace(beside, target.with_name(beside.name))
         os.replace(draft, target)
@@ -133,9 +143,7 @@ def _wanted(library: Path) -> list[str]:
     return sorted(runner.get_constant_names_to_original_fqns().values())
 
 
-def _example(
-    name: str, method: Method, inputs: list[dict[str, Any]], tolerance: float | None, archive: ArchiveWriter
-) -> dict[str, Any]:
+def _record(method: Method, inputs: list[dict[str, Any]]) -> dict[str, Tensor]:
     """The method's arguments and what it gives in eager mode."""
     args = pytree.tree_map(torch.clone, method.args)
     with torch.no_grad():
@@ -143,11 +151,20 @@ def _example(
     before, after = pytree.tree_leaves(method.args), pytree.tree_leaves(args)
     tensors = {f"input.{at}": value for at, value in enumerate(before)}
     tensors |= {f"output.{at}": value for at, value in enumerate(outputs)}
-    tensors |= {f"after.{at}": value for at, value in enumerate(after) if inputs[at]["mutated"]}
-    entry = EXAMPLE.format(name)
-    archive.add(entry, as_bytes(lambda file: void(write_weights(file, tensors))))
-    within = {key: _tolerance(value, tolerance) for key, value in tensors.items() if not key.startswith("input")}
-    return {"entry": entry, "atol": within}
+    return tensors | {f"after.{at}": value for at, value in enumerate(after) if inputs[at]["mutated"]}
+
+
+def _stored(recorded: dict[str, Tensor], inputs: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """What goes into the package: no zeros, where their size is known without them, and no large caches."""
+    empty = {
+        f"input.{at}" for at, each in enumerate(inputs) if all(isinstance(size, int) for size in each["shape"])
+    } - {key for key, value in recorded.items() if value.count_nonzero()}
+    large = {key for key, value in recorded.items() if key.startswith("after") and value.nbytes > MOST_AFTER}
+    return {key: value for key, value in recorded.items() if key not in empty | large}
+
+
+def _within(tensors: dict[str, Tensor], tolerance: float | None) -> dict[str, float]:
+    return {key: _tolerance(value, tolerance) for key, value in tensors.items() if not key.startswith("input")}
 
 
 def _tolerance(value: Tensor, part: float | None) -> float:
@@ -172,7 +189,3 @@ def _store(tensors: Mapping[str, Tensor], archive: ArchiveWriter, beside: Path |
             write(file)
         where = {"file": beside.name}
     return {**where, "size": written[0].size, "crc32": written[0].crc32}
-
-
-def void(_: object) -> None:
-    """For what is called for its effect."""

@@ -1,0 +1,16 @@
+// The C functions over tensors, without torch.   shim_test [rounds [seed]]
+#include <cstdlib>
+#include "shim_test.h"
+
+int main(int count, char** arguments) {
+  const long rounds = count > 1 ? std::atol(arguments[1]) : 20;
+  Random random(count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 1);
+  refuse_tinygemm();
+  refuse_ops();
+  for (long round = 0; round < rounds; ++round) {
+    try_tinygemm(random);
+    try_ops(random);
+  }
+  std::printf("%lld cases: no fault\n", cases);
+  return 0;
+}

@@ -1,0 +1,30 @@
+// What shim_test runs, and what a refusal must look like.
+#pragma once
+#include <cmath>
+#include <random>
+#include <string>
+#include "../../kernels/number.h"
+#include "../../tests/check.h"
+#include "host.h"
+
+using Random = std::mt19937_64;
+
+void try_tinygemm(Random& random);
+void refuse_tinygemm();
+void try_ops(Random& random);
+void refuse_ops();
+
+// `code` says InvalidArgument, the text speaks of `about`, the result was left alone and nothing was leaked.
+inline void expect_refused(const char* what, AOTITorchError code, AtenTensorHandle result, AtenTensorHandle before,
+                           const char* about) {
+  EXPECT(code == BITPORT_INVALID_ARGUMENT, "%s: code %d", what, code);
+  EXPECT(std::string(bitport_shim_error()).find(about) != std::string::npos, "%s: '%s' does not speak of %s", what,
+         bitport_shim_error(), about);
+  EXPECT(result == before, "%s: the result was written", what);
+  EXPECT(host::alive == 0, "%s: a tensor was left behind", what);
+  ++cases;
+}
+
+inline double uniform(Random& random, double low, double high) {
+  return std::uniform_real_distribution<double>(low, high)(random);
+}

@@ -1,0 +1,95 @@
+"""A causal language model of Hugging Face as methods of a program: ``prefill`` for a prompt, ``decode`` for one token.
+
+Both take (ids [1, n], positions [n], keys and values of each layer [1, heads, capacity, size]) and give the logits
+[1, vocabulary] behind the last id; keys and values of those positions are written into the caches, which belong to the
+caller.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitport.errors import ArgumentError, ExportError
+from bitport.export import Method
+
+LONGEST = 2048
+"""Positions of the cache where nothing else is asked for, and the model knows that many."""
+SAMPLE = 5
+"""Ids of the recorded prompt."""
+
+
+class Given:
+    """One layer of a cache whose memory is given, as models of transformers use it."""
+
+    is_compileable, is_sliding, is_initialized = True, False, True
+
+    def __init__(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        self.keys, self.values, self.positions = keys, values, positions
+
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self.positions, keys)
+        self.values.index_copy_(2, self.positions, values)
+        return self.keys, self.values
+
+
+class WithCache(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor]) -> Tensor:
+        from transformers.cache_utils import Cache
+
+        layers: Any = [Given(*pair, positions) for pair in zip(cache[::2], cache[1::2], strict=True)]
+        seen = torch.arange(cache[0].shape[2], device=ids.device) <= positions[:, None]
+        result = self.model(
+            input_ids=ids,
+            attention_mask=seen[None, None],
+            position_ids=positions[None],
+            past_key_values=Cache(layers=layers),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return result.logits[:, -1]
+
+
+def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method], dict[str, Any]]:
+    """The methods, and what whoever runs them has to know. ``capacity``: positions of the cache."""
+    known = int(getattr(model.config, "max_position_embeddings", LONGEST))
+    capacity = min(known, LONGEST) if capacity is None else capacity
+    if not SAMPLE < capacity <= known:
+        raise ArgumentError(f"a cache of {capacity} positions: give {SAMPLE + 1} to {known}, which the model knows")
+    ids = torch.arange(SAMPLE)[None] % model.config.vocab_size
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=True)
+    cache = [
+        part.new_zeros(1, part.shape[1], capacity, part.shape[3])
+        for layer in whole.past_key_values.layers
+        for part in (layer.keys, layer.values)
+    ]
+    module, positions = WithCache(model).eval(), torch.arange(SAMPLE)
+    filled = [part.clone() for part in cache]
+    with torch.no_grad():
+        logits = module(ids, positions, filled)
+    _check(logits, whole.logits[:, -1])
+    length = torch.export.Dim("length", min=2, max=capacity)
+    methods = {
+        "prefill": Method(module, (ids, positions, cache), ({1: length}, {0: length}, [None] * len(cache))),
+        "decode": Method(module, (ids[:, -1:], torch.tensor([0]), cache)),
+    }
+    meta = {"kind": "causal-lm", "capacity": capacity, "eos": model.config.eos_token_id}
+    return methods, meta
+
+
+def _check(logits: Tensor, wanted: Tensor) -> None:
+    """Models that look at less than everything before, or keep something else, are not these methods."""
+    off = float((logits.double() - wanted.double()).abs().max())
+    allowed = float(wanted.double().abs().max()) * torch.finfo(wanted.dtype).eps ** 0.5
+    if not off <= allowed:
+        raise ExportError(
+            f"with its cache in given tensors this model computes something else (logits {off:.3g} off): only models "
+            "with full attention and keys and values as their state can be exported so"
+        )
