@@ -27,9 +27,9 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 # What an installation compiles: changing it installs anew.
 NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
 
-.PHONY: help demo test test-slow test-gpu test-xla test-tpu test-peers sanitize sanitize-runner runner runner-tarball \
-	ci lint format types bench bench-check bench-peers bench-page bench-gpu bench-gpu-page bench-xla bench-tpu xla-page \
-	accuracy algorithms support clean
+.PHONY: help demo demo-deploy test test-slow test-gpu test-xla test-tpu test-peers sanitize sanitize-runner runner \
+	runner-tarball ci lint format types bench bench-check bench-peers bench-page bench-gpu bench-gpu-page bench-xla \
+	bench-tpu bench-voxtral voxtral-page xla-page accuracy algorithms support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -95,6 +95,10 @@ runner: $(VENV)/.torch
 	cmake -S native/runner -B $(RUNNER) -DTORCH_LIB="$(TORCH_LIB)"
 	cmake --build $(RUNNER) --parallel
 
+# Quantizes the small model, exports it and runs it without Python: the tokens of eager mode.
+demo-deploy: $(VENV)/.hf runner
+	$(BIN)/python examples/deploy.py
+
 runner-tarball: runner
 	rm -rf build/$(RUNNER_NAME)
 	cmake --install $(RUNNER) --prefix build/$(RUNNER_NAME)
@@ -157,6 +161,13 @@ bench-gpu: $(VENV)/.hf
 
 bench-gpu-page: $(VENV)/.hf
 	$(BIN)/python -m bench.gpu.page
+
+# A program like Voxtral without Python, of two layers; BENCH_ARGS=--full for all of them (20 GB of disk, 20 of memory).
+bench-voxtral: $(VENV)/.hf runner
+	$(BIN)/python -m bench.voxtral --json $(BENCH_ARGS)
+
+voxtral-page: $(VENV)/.hf
+	$(BIN)/python -m bench.voxtral.page
 
 accuracy: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.golden models/tinylm docs/accuracy

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
+from torch.utils import _pytree as pytree
 
 import bitport
 from bench.voxtral.program import VOXTRAL, Program, Sizes, inputs, module_of, program
@@ -58,22 +59,21 @@ def methods_of(made: Program) -> dict[str, Method]:
     cache = made.text_decoder.cache()
     chosen = {}
     for method, given in inputs(made, torch.device("cpu")).items():
-        args = (*given, *(cache if method.startswith("text_") else ()))
+        args = (*given, cache) if method.startswith("text_") else given
         shapes = {
             "token_embedding": ({1: length},),
-            "text_prefill": ({1: length}, {0: length}, (None,) * len(cache)),
+            "text_prefill": ({1: length}, {0: length}, [None] * len(cache)),
         }.get(method)
         chosen[method] = Method(module_of(made, method), args, shapes)
     return chosen
 
 
 def record(method: Method, path: Path) -> None:
-    """The arguments, and the output in eager mode, as the runner reads them."""
-    args = [value.clone() for value in method.args]
+    """The arguments, and the output in eager mode, as the runner reads them; caches, which are zeros, it makes itself."""
+    args = pytree.tree_map(torch.clone, method.args)
+    tensors = {f"input.{at}": value.clone() for at, value in enumerate(args) if isinstance(value, torch.Tensor)}
     with torch.inference_mode():
-        output: Tensor = method.module(*args)
-    tensors = {f"input.{at}": value for at, value in enumerate(method.args)}
-    save_file({**{key: value.clone() for key, value in tensors.items()}, "output.0": output.clone()}, path)
+        save_file({**tensors, "output.0": method.module(*args)}, path)
 
 
 def build(sizes: Sizes, name: str, folder: Path, algorithm: str) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 Four methods, as a runtime without Python would have them: each takes tensors of one size and reads and writes a cache
 of one size that the caller keeps, so that each is a graph. The arithmetic is that of the models (Whisper's layers;
-grouped attention, rotary positions and a gated feed-forward), since a product is only as slow as the work around it lets
-it be seen.
+grouped attention, rotary positions and a gated feed-forward), since a product is only as slow as the work around it
+lets it be seen.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class TextDecoder(nn.Module):
         shape = (1, self.sizes.groups, self.sizes.length, self.sizes.head)
         return [self.cos.new_zeros(shape) for _ in range(2 * len(self.layers))]
 
-    def forward(self, x: Tensor, at: Tensor, *cache: Tensor) -> Tensor:
+    def forward(self, x: Tensor, at: Tensor, cache: list[Tensor]) -> Tensor:
         """x [1, n, width] at the positions ``at`` [n] -> logits of the last, [1, words]"""
         turn = self.cos[at], self.sin[at]
         seen = self.positions <= at[:, None]
@@ -195,7 +195,7 @@ def inputs(made: Program, device: torch.device) -> dict[str, tuple[Tensor, ...]]
         "audio_encoder": (frames,),
         "token_embedding": (ids,),
         "text_prefill": (prompt, torch.arange(sizes.prompt, device=device)),
-        "text_decode": (prompt[:, -1:].clone(), torch.full((1,), sizes.prompt, device=device)),
+        "text_decode": (prompt[:, -1].clone()[:, None], torch.full((1,), sizes.prompt, device=device)),
     }
 
 
@@ -209,6 +209,6 @@ def methods(made: Program, device: torch.device) -> dict[str, Callable[[], Tenso
 
     def call(method: str, given: tuple[Tensor, ...]) -> Callable[[], Tensor]:
         module = module_of(made, method)
-        return lambda: module(*given, *(cache if method.startswith("text_") else ()))
+        return lambda: module(*given, *([cache] if method.startswith("text_") else []))
 
     return {method: call(method, given) for method, given in inputs(made, device).items()}

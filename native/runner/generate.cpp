@@ -1,4 +1,5 @@
 #include "generate.h"
+#include <algorithm>
 #include <numeric>
 #include "measure.h"
 #include "numbers.h"
@@ -22,7 +23,8 @@ Generated generate(Program& program, const std::vector<int64_t>& prompt, int64_t
   if (prompt.empty()) fail("the prompt is empty");
   const Json& meta = program.manifest()->meta;
   const int64_t capacity = meta["capacity"].number("capacity");
-  const int64_t eos = meta["eos"].is_null() ? -1 : meta["eos"].number("eos");
+  const Sizes ends = meta["eos"].is_list() ? meta["eos"].sizes("eos") : meta["eos"].is_null() ? Sizes() : Sizes{meta["eos"].number("eos")};
+  const auto ended = [&](int64_t id) { return std::find(ends.begin(), ends.end(), id) != ends.end(); };
   const auto length = int64_t(prompt.size());
   if (length > capacity) fail("a prompt of ", length, " tokens; the cache holds ", capacity);
 
@@ -44,7 +46,7 @@ Generated generate(Program& program, const std::vector<int64_t>& prompt, int64_t
   made.ids.push_back(step(length > 1 ? program.load("prefill") : decode, prompt, 0));
   made.prompt_ms = now_ms() - start;
   start = now_ms();
-  for (int64_t at = length; at < capacity && int64_t(made.ids.size()) < count && made.ids.back() != eos; ++at)
+  for (int64_t at = length; at < capacity && int64_t(made.ids.size()) < count && !ended(made.ids.back()); ++at)
     made.ids.push_back(step(decode, {made.ids.back()}, at));
   made.tokens_ms = now_ms() - start;
   return made;

@@ -26,6 +26,7 @@ class Json {
 
   bool is_null() const { return std::holds_alternative<std::nullptr_t>(held_); }
   bool is_text() const { return std::holds_alternative<std::string>(held_); }
+  bool is_list() const { return std::holds_alternative<JsonArray>(held_); }
   // What the value is, or a Failure; ``what`` names it there.
   const std::string& text(const std::string& what) const { return get<std::string>(what, "a string"); }
   int64_t number(const std::string& what) const { return get<int64_t>(what, "a whole number"); }

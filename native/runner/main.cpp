@@ -20,6 +20,7 @@ int run(const Arguments& given) {
   double start = now_ms();
   Program program(given.package, given.options);
   summary.program_ms = now_ms() - start;
+  if (!program.manifest()) setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);   // then the code itself refuses inputs that do not fit
   if (given.check) program.check();
   if (given.check || given.list) {
     std::string lines;
@@ -49,7 +50,6 @@ int run(const Arguments& given) {
 }  // namespace
 
 int main(int count, char** values) {
-  setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);   // libraries of AOTInductor then refuse inputs that do not fit
   try {
     return run(arguments_of(count, values));
   } catch (const std::exception& failure) {   // the last handler of the program: std::bad_alloc has a text too

@@ -128,6 +128,8 @@ void Argument::check(const Type& given, const Sizes& given_sizes, const Ranges& 
   }
 }
 
+bool Argument::has_fixed_sizes() const { return std::all_of(shape.begin(), shape.end(), is_number); }
+
 Sizes Argument::sizes(const Named& named) const {
   Sizes made;
   for (const std::string& size : shape) {

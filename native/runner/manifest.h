@@ -24,6 +24,7 @@ struct Argument {
 
   // A Failure unless a tensor of this type and these sizes fits; names met for the first time get their size.
   void check(const Type& given, const Sizes& sizes, const Ranges& ranges, Named& named) const;
+  bool has_fixed_sizes() const;
   // The sizes with these for the names.
   Sizes sizes(const Named& named) const;
 };

@@ -19,10 +19,18 @@ Tensor random_of(const std::string& text, uint64_t seed) {
   return random_tensor(type_of(known == kShort.end() ? name : known->second), sizes.sizes("--shape " + text), seed);
 }
 
-Tensor named(const TensorFile& file, const std::string& key, const std::string& where) {
-  const auto found = file.tensors.find(key);
-  if (found == file.tensors.end()) fail(where, ": ", key, " is missing");
-  return found->second;
+// Copies: what a method writes into belongs to this run. An input of fixed sizes that is not there is zeros.
+std::vector<Tensor> recorded_inputs(const Method& method, const TensorFile& file, const std::string& where) {
+  std::vector<Tensor> made;
+  for (size_t i = 0; i < method.input_count(); ++i) {
+    const std::string key = "input." + std::to_string(i);
+    const auto found = file.tensors.find(key);
+    const Argument* input = i < method.inputs().size() ? &method.inputs()[i] : nullptr;
+    if (found != file.tensors.end()) made.push_back(copy_of(found->second));
+    else if (input && input->has_fixed_sizes()) made.push_back(Tensor::zeros(*input->type, input->sizes({})));
+    else fail(where, ": ", key, " is missing");
+  }
+  return made;
 }
 
 std::vector<Tensor> random_inputs(const Program& program, const Method& method, const RunOptions& options) {
@@ -65,11 +73,8 @@ Report measure(Program& program, const std::string& name, const RunOptions& opti
   if (!options.inputs.empty()) recorded = read_tensors(options.inputs);
   else if (!options.random && options.shapes.empty()) recorded = program.example(name);
   const std::string where = options.inputs.empty() ? "the example of " + name : options.inputs;
-  std::vector<Tensor> inputs;
-  if (recorded.tensors.empty()) inputs = random_inputs(program, method, options);
-  else
-    for (size_t i = 0; i < method.input_count(); ++i)   // copies: what a method writes into belongs to this run
-      inputs.push_back(copy_of(named(recorded, "input." + std::to_string(i), where)));
+  const std::vector<Tensor> inputs = recorded.tensors.empty() ? random_inputs(program, method, options)
+                                                              : recorded_inputs(method, recorded, where);
   for (const Tensor& input : inputs) report.inputs.push_back(text_of(*input.type, input.sizes));
 
   const double first = now_ms();

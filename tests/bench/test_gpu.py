@@ -209,9 +209,9 @@ def test_the_program_reads_its_cache() -> None:
     made = program(TINY, torch.device("cpu")).float()
     cache = made.text_decoder.cache()
     x = torch.randn(1, 6, TINY.width)
-    whole = made.text_decoder(x, torch.arange(6), *cache)
+    whole = made.text_decoder(x, torch.arange(6), cache)
     for at in range(6):
-        last = made.text_decoder(x[:, at : at + 1], torch.tensor([at]), *cache)
+        last = made.text_decoder(x[:, at : at + 1], torch.tensor([at]), cache)
     torch.testing.assert_close(last, whole, rtol=1e-4, atol=1e-5)
 
 
