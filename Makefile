@@ -25,11 +25,11 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 # What an installation compiles: changing it installs anew.
-NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
+NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
-.PHONY: help demo demo-deploy test test-slow test-gpu test-xla test-tpu test-peers sanitize sanitize-runner runner \
-	runner-tarball ci lint format types bench bench-check bench-peers bench-page bench-gpu bench-gpu-page bench-xla \
-	bench-tpu bench-voxtral voxtral-page xla-page accuracy algorithms support clean
+.PHONY: help demo demo-deploy test test-slow test-gpu test-xla test-tpu test-peers sanitize sanitize-shim \
+	sanitize-runner runner runner-tarball ci lint format types bench bench-check bench-peers bench-page bench-gpu \
+	bench-gpu-page bench-xla bench-tpu bench-voxtral voxtral-page xla-page accuracy algorithms support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -75,13 +75,24 @@ SANITIZED := build/sanitize-$(subst $(comma),-,$(SANITIZERS))
 SANITIZE_CXX = $(or $(shell command -v g++ || command -v clang++),$(error no C++ compiler: install g++ or clang++)) \
 	-std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$(SANITIZERS) -fno-sanitize-recover=all -pthread
 
-sanitize: $(SANITIZED)/kernels_test
-	ASAN_OPTIONS=max_malloc_fill_size=268435456:malloc_fill_byte=255 UBSAN_OPTIONS=print_stacktrace=1 $< $(SANITIZE_ARGS)
+SANITIZE_RUN := ASAN_OPTIONS=max_malloc_fill_size=268435456:malloc_fill_byte=255 UBSAN_OPTIONS=print_stacktrace=1
+
+sanitize: $(SANITIZED)/kernels_test sanitize-shim
+	$(SANITIZE_RUN) $< $(SANITIZE_ARGS)
+
+# The C functions over tensors, with a stand-in for torch.
+sanitize-shim: $(SANITIZED)/shim_test
+	$(SANITIZE_RUN) $< $(SANITIZE_ARGS)
 
 $(SANITIZED)/kernels_test: $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(wildcard native/kernels/*.cpp native/tests/*.cpp))
 	$(SANITIZE_CXX) -o $@ $^
 
-$(SANITIZED)/%.o: native/%.cpp $(wildcard native/kernels/*.h native/tests/*.h)
+SHIM_SOURCES := $(wildcard native/kernels/*.cpp native/shim/*.cpp native/shim/tests/*.cpp) \
+	$(patsubst %,native/torch/%.cpp,calls weight ask)
+$(SANITIZED)/shim_test: $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(SHIM_SOURCES))
+	$(SANITIZE_CXX) -o $@ $^
+
+$(SANITIZED)/%.o: native/%.cpp $(wildcard native/*/*.h native/shim/tests/*.h)
 	@mkdir -p $(@D)
 	$(SANITIZE_CXX) -c -o $@ $<
 

@@ -69,7 +69,7 @@ def methods_of(made: Program) -> dict[str, Method]:
 
 
 def record(method: Method, path: Path) -> None:
-    """The arguments, and the output in eager mode, as the runner reads them; caches, which are zeros, it makes itself."""
+    """The arguments, and the output in eager mode, as the runner reads them; it makes caches, zeros, itself."""
     args = pytree.tree_map(torch.clone, method.args)
     tensors = {f"input.{at}": value.clone() for at, value in enumerate(args) if isinstance(value, torch.Tensor)}
     with torch.inference_mode():

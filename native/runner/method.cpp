@@ -97,9 +97,10 @@ struct Method::State : MethodSource {
       const auto found = constants.find(full);
       if (found == constants.end()) fail(name, ": the weights lack ", full);
       const Tensor& tensor = found->second;
-      if (dtype != torch.dtype_of(*tensor.type) || bytes != size_t(tensor.count() * tensor.type->bytes))
-        fail(name, ": the weights hold ", full, " as ", text_of(*tensor.type, tensor.sizes), "; the code wants ", bytes,
-             " bytes, and perhaps another type: they do not belong together");
+      // The code knows how large the memory was that a constant lay in at export, which others may have lain in too.
+      if (dtype != torch.dtype_of(*tensor.type) || bytes < size_t(tensor.count() * tensor.type->bytes))
+        fail(name, ": the weights hold ", full, " as ", text_of(*tensor.type, tensor.sizes),
+             ", which the code takes for something else: they do not belong together");
       handles.push_back(torch.handle_of(tensor));
       pairs.push_back({inner, handles.back()});
     }

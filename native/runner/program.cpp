@@ -78,6 +78,15 @@ void Program::read_weights() {
   if (manifest_ && !own && options_.verify && crc32(bytes) != manifest_->weights.crc)
     fail(where, ": damaged: the checksum is wrong");
   weights_ = read_tensors(bytes, file, where);
+  if (!own || !manifest_ || manifest_->weights.entry.empty()) return;
+  const auto replaced = zip_.entries().find(entry(manifest_->weights.entry));
+  if (replaced == zip_.entries().end()) return;
+  for (const auto& [name, tensor] : read_tensors(replaced->second.bytes, file_, path_).tensors) {
+    const auto mine = weights_.tensors.find(name);
+    if (mine != weights_.tensors.end() && (mine->second.type != tensor.type || mine->second.sizes != tensor.sizes))
+      fail(where, ": ", name, " is ", text_of(*mine->second.type, mine->second.sizes), "; the package wants ",
+           text_of(*tensor.type, tensor.sizes));
+  }
 }
 
 std::vector<std::string> Program::methods() const {

@@ -1,6 +1,5 @@
-// The functions of torch as the linker finds them, and torch's threads.
-#include "../torch/calls.h"
-#include "error.h"
+// The functions of torch as the linker finds them.
+#include "../torch/api.h"
 
 namespace bitport {
 
@@ -15,14 +14,6 @@ void Api::link() {
   BITPORT_TENSOR_FUNCTIONS(BITPORT_TAKE)
 #undef BITPORT_TAKE
   ask();
-}
-
-void link_once() {
-  [[maybe_unused]] static const bool linked = [] {
-    torch.link();
-    bitport_use_pool(torch_pool);
-    return true;
-  }();
 }
 
 }  // namespace bitport

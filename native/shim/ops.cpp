@@ -37,6 +37,15 @@ const char* check_act(int64_t act) { return check_code(act, BITPORT_AS_IS, BITPO
 void give(TensorHandle y, AtenTensorHandle* result) { *result = reinterpret_cast<AtenTensorHandle>(y); }
 
 }  // namespace
+
+void link_once() {
+  [[maybe_unused]] static const bool linked = [] {
+    torch.link();
+    bitport_use_pool(torch_pool);
+    return true;
+  }();
+}
+
 }  // namespace bitport
 
 using namespace bitport;

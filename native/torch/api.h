@@ -74,7 +74,7 @@ struct Api {
   BITPORT_LIBRARY_FUNCTIONS(BITPORT_DECLARE)
   BITPORT_TORCH_NEWER_FUNCTIONS(BITPORT_DECLARE)
 #undef BITPORT_DECLARE
-  int32_t cpu = -1;
+  int32_t device = -1;      // the type of device whose tensors are taken: the CPU, unless a host sets another
   int32_t dtypes[6] = {};   // torch's numbers by BitportType
   int32_t int32 = -1, int64 = -1;
 

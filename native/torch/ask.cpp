@@ -6,7 +6,7 @@ namespace bitport {
 Api torch;
 
 void Api::ask() {
-  cpu = aoti_torch_device_type_cpu();
+  device = aoti_torch_device_type_cpu();
   dtypes[BITPORT_F32] = aoti_torch_dtype_float32();
   dtypes[BITPORT_BF16] = aoti_torch_dtype_bfloat16();
   dtypes[BITPORT_F16] = aoti_torch_dtype_float16();

@@ -22,7 +22,7 @@ struct View {
     int64_t* found = nullptr;
     int32_t device = -1;
     bool contiguous = false;
-    ok = !torch.aoti_torch_get_device_type(handle, &device) && device == torch.cpu &&
+    ok = !torch.aoti_torch_get_device_type(handle, &device) && device == torch.device &&
          !torch.aoti_torch_is_contiguous(handle, &contiguous) && contiguous &&
          !torch.aoti_torch_get_dim(handle, &dim) && dim <= kMostDims && !torch.aoti_torch_get_sizes(handle, &found) &&
          !torch.aoti_torch_get_dtype(handle, &dtype) && !torch.torch_get_const_data_ptr(handle, &data);
@@ -54,10 +54,10 @@ struct Fresh {
   TensorHandle handle = nullptr;
   void* data = nullptr;
 
-  bool make(int64_t dim, const int64_t* sizes, int32_t dtype) {
+  bool make(int64_t dim, const int64_t* sizes, int32_t dtype, int32_t index = 0) {
     int64_t strides[kMostDims], step = 1;
     for (int64_t i = dim; i-- > 0; step *= sizes[i]) strides[i] = step;
-    return !torch.aoti_torch_empty_strided(dim, sizes, strides, dtype, torch.cpu, 0, &handle) &&
+    return !torch.aoti_torch_empty_strided(dim, sizes, strides, dtype, torch.device, index, &handle) &&
            !torch.torch_get_mutable_data_ptr(handle, &data);
   }
   TensorHandle give() {

@@ -21,6 +21,7 @@ PUBLIC = (
     "bitport.algorithms",
     "bitport.checkpoint",
     "bitport.conformance",
+    "bitport.export",
     "bitport.layouts",
     "bitport.ops",
     "bitport.schemes",

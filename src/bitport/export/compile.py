@@ -81,6 +81,7 @@ def options(folder: Path, level: str) -> dict[str, Any]:
         "aot_inductor.custom_op_libs": [_linked(ARCHIVE)],
         "aot_inductor.enable_line_tables": False,
         "cpp.dynamic_threads": True,
+        "emulate_precision_casts": True,
         "max_autotune": False,
     }
     if level:

@@ -155,8 +155,8 @@ class Program:
 def compare(name: str, function: Function, example: dict[str, Tensor], atol: dict[str, float]) -> float:
     """Whether ``function`` gives what was recorded; an input that was not is zeros."""
     inputs = []
-    for at, each in enumerate(function.entry["inputs"]):
-        given = example.get(f"input.{at}")
+    for position, each in enumerate(function.entry["inputs"]):
+        given = example.get(f"input.{position}")
         inputs.append(torch.zeros(each["shape"], dtype=READABLE[each["dtype"]]) if given is None else given.clone())
     outputs, worst = function.flat(*inputs), 0.0
     for key, allowed in atol.items():
