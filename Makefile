@@ -4,6 +4,7 @@
 #   make test                        the test suite
 #   make sanitize                    the native kernels under the address and the undefined behaviour sanitizer; needs a
 #                                    C++ compiler alone (SANITIZERS=thread: for races)
+#   make runner                      the program that runs exported packages without Python
 #   make TORCH=torch demo            another build of torch: any requirement that pip understands, also with the
 #                                    options of its index before it (TORCH="--index-url URL torch")
 #   make PYTHON=python3.12 VENV=/tmp/bitport-env test
@@ -24,11 +25,11 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 # What an installation compiles: changing it installs anew.
-NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
+NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
-.PHONY: help browser demo demo-stream test test-slow test-gpu test-xla test-tpu test-peers sanitize sanitize-shim ci lint format \
-	types bench bench-check bench-peers bench-page bench-gpu bench-gpu-page bench-xla bench-tpu xla-page accuracy algorithms \
-	support clean
+.PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-xla test-tpu test-peers sanitize \
+	sanitize-shim sanitize-runner runner runner-tarball ci lint format types bench bench-check bench-peers bench-page \
+	bench-gpu bench-gpu-page bench-xla bench-tpu bench-voxtral voxtral-page xla-page accuracy algorithms support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -111,6 +112,39 @@ browser:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; \
 	  else false; fi; } || echo "no chromium: install it (apt-get install chromium), or the pages of reports are not opened"
 
+# The program that runs packages without Python. TORCH_LIB: the folder of libtorch_cpu.so.
+TORCH_LIB ?= $(shell $(BIN)/python -c 'import torch; print(torch.__path__[0] + "/lib")')
+RUNNER := build/runner
+RUNNER_LIBS ?= libtorch_cpu.so libc10.so libgomp.so.1
+RUNNER_NAME := bitport-runner-$(shell uname -m)
+
+runner: $(VENV)/.torch
+	cmake -S native/runner -B $(RUNNER) -DTORCH_LIB="$(TORCH_LIB)"
+	cmake --build $(RUNNER) --parallel
+
+# Quantizes the small model, exports it and runs it without Python: the tokens of eager mode.
+demo-deploy: $(VENV)/.hf runner
+	$(BIN)/python examples/deploy.py
+
+runner-tarball: runner
+	rm -rf build/$(RUNNER_NAME)
+	cmake --install $(RUNNER) --prefix build/$(RUNNER_NAME)
+	for library in $(RUNNER_LIBS); do cp "$(TORCH_LIB)/$$library" build/$(RUNNER_NAME)/lib/ || exit 1; done
+	mkdir -p dist
+	tar -C build -czf dist/$(RUNNER_NAME).tar.gz $(RUNNER_NAME)
+	@ls -l dist/$(RUNNER_NAME).tar.gz
+
+# Packages damaged in thousands of ways; MUTATE: how many, and a seed.
+MUTATE ?= 20000 0
+
+sanitize-runner:
+	cmake -S native/runner -B $(SANITIZED)/runner -DSANITIZE=$(SANITIZERS) -DCMAKE_BUILD_TYPE=Debug
+	cmake --build $(SANITIZED)/runner --parallel --target mutate
+	$(PYTHON) native/runner/tests/synthetic.py $(SANITIZED)/package.pt2
+	$(PYTHON) native/runner/tests/synthetic.py $(SANITIZED)/plain.pt2 --plain
+	$(SANITIZED)/runner/mutate $(SANITIZED)/package.pt2 $(MUTATE)
+	$(SANITIZED)/runner/mutate $(SANITIZED)/plain.pt2 $(MUTATE)
+
 ci:
 	.ci/run
 
@@ -154,6 +188,13 @@ bench-gpu: $(VENV)/.hf
 
 bench-gpu-page: $(VENV)/.hf
 	$(BIN)/python -m bench.gpu.page
+
+# A program like Voxtral without Python, of two layers; BENCH_ARGS=--full for all of them (20 GB of disk, 20 of memory).
+bench-voxtral: $(VENV)/.hf runner
+	$(BIN)/python -m bench.voxtral --json $(BENCH_ARGS)
+
+voxtral-page: $(VENV)/.hf
+	$(BIN)/python -m bench.voxtral.page
 
 accuracy: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.golden models/tinylm docs/accuracy

@@ -15,9 +15,9 @@ import torch
 
 import bitport
 from bench.gpu.accelerator import Accelerator, present
-from bench.gpu.program import VOXTRAL, Program, Sizes, methods, program
 from bench.measure import append, header
 from bench.products import figures_of
+from bench.voxtral.program import VOXTRAL, Program, Sizes, methods, program
 from bitport.report.text import table
 
 SUITE = "gpu-methods"

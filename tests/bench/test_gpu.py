@@ -14,9 +14,9 @@ from bench.gpu import child, limits, methods, page, peers, products
 from bench.gpu.accelerator import Accelerator
 from bench.gpu.child import GpuChild, copies_of
 from bench.gpu.limits import GpuLimits
-from bench.gpu.program import Sizes, program
 from bench.peers.base import Prepared
 from bench.suites import SUITES, Shape
+from bench.voxtral.program import Sizes, program
 from bench.workers import Worker
 from tests.bench import stand_in
 
@@ -207,17 +207,17 @@ def test_a_peer_is_there_or_says_what_is_missing(name: str) -> None:
 def test_the_program_reads_its_cache() -> None:
     """Position by position gives what all at once gives: cache, mask and rotation agree."""
     made = program(TINY, torch.device("cpu")).float()
+    cache = made.text_decoder.cache()
     x = torch.randn(1, 6, TINY.width)
-    whole = made.text_decoder(x, torch.arange(6))
+    whole = made.text_decoder(x, torch.arange(6), cache)
     for at in range(6):
-        last = made.text_decoder(x[:, at : at + 1], torch.tensor([at]))
+        last = made.text_decoder(x[:, at : at + 1], torch.tensor([at]), cache)
     torch.testing.assert_close(last, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_the_shapes_are_those_of_the_suites() -> None:
     """What the suites time, the program has."""
-    with torch.device("meta"):
-        made = program(dataclasses.replace(Sizes(), audio_layers=1, layers=1), torch.device("meta"))
+    made = program(dataclasses.replace(Sizes(), audio_layers=1, layers=1), torch.device("meta"))
     linear = {
         Shape(each.in_features, each.out_features) for each in made.modules() if isinstance(each, torch.nn.Linear)
     }

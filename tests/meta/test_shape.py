@@ -13,7 +13,7 @@ from .tree import PACKAGE, ROOT, modules
 
 LONGEST, MEDIAN = 500, 150
 
-OTHER_TESTS = {"meta", "bench", "examples"}
+OTHER_TESTS = {"meta", "bench", "examples", "native"}
 """Test folders for what is not a folder of bitport."""
 
 PUBLIC = (

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bitport.checkpoint.manifest import library_version
 from bitport.errors import ArgumentError
 from bitport.export import signature
 from bitport.export.archive import ArchiveWriter, as_bytes
@@ -33,6 +32,7 @@ from bitport.export.compile import lowered as lowered_program
 from bitport.export.load import FORMAT, MANIFEST, VERSION, compare, load
 from bitport.export.names import Names
 from bitport.export.weights import Written, write_weights
+from bitport.report.versions import library_version
 
 WEIGHTS = "extra/bitport/weights.safetensors"
 EXAMPLE = "extra/bitport/examples/{}.safetensors"

@@ -1,8 +1,9 @@
 """A program shaped like Voxtral: an encoder of audio, an embedding of tokens, a decoder of text, with random weights.
 
 Four methods, as a runtime without Python would have them: each takes tensors of one size and reads and writes a cache
-of one size, so that each is a graph. The arithmetic is that of the models (Whisper's layers; grouped attention, rotary
-positions and a gated feed-forward), since a product is only as slow as the work around it lets it be seen.
+of one size that the caller keeps, so that each is a graph. The arithmetic is that of the models (Whisper's layers;
+grouped attention, rotary positions and a gated feed-forward), since a product is only as slow as the work around it
+lets it be seen.
 """
 
 from __future__ import annotations
@@ -79,9 +80,6 @@ class AudioEncoder(nn.Module):
 
 
 class TextLayer(nn.Module):
-    keys: Tensor
-    values: Tensor
-
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.head = sizes.head
@@ -91,16 +89,15 @@ class TextLayer(nn.Module):
         self.out = nn.Linear(sizes.heads * sizes.head, sizes.width, bias=False)
         self.gate, self.up = (nn.Linear(sizes.width, sizes.inner, bias=False) for _ in range(2))
         self.down = nn.Linear(sizes.inner, sizes.width, bias=False)
-        cache = (1, sizes.groups, sizes.length, sizes.head)
-        self.register_buffer("keys", torch.zeros(cache), persistent=False)
-        self.register_buffer("values", torch.zeros(cache), persistent=False)
 
-    def forward(self, x: Tensor, at: Tensor, turn: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, at: Tensor, keys: Tensor, values: Tensor, turn: tuple[Tensor, Tensor], seen: Tensor
+    ) -> Tensor:
         h = self.before(x)
         q, k, v = (part(h).unflatten(-1, (-1, self.head)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        self.keys.index_copy_(2, at, turned(k, turn))
-        self.values.index_copy_(2, at, v)
-        mixed = F.scaled_dot_product_attention(turned(q, turn), self.keys, self.values, attn_mask=seen, enable_gqa=True)
+        keys.index_copy_(2, at, turned(k, turn))
+        values.index_copy_(2, at, v)
+        mixed = F.scaled_dot_product_attention(turned(q, turn), keys, values, attn_mask=seen, enable_gqa=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(-2))
         h = self.between(x)
         y: Tensor = x + self.down(F.silu(self.gate(h)) * self.up(h))
@@ -121,20 +118,31 @@ class TextDecoder(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
+        self.sizes = sizes
         self.layers = nn.ModuleList(TextLayer(sizes) for _ in range(sizes.layers))
         self.norm = nn.RMSNorm(sizes.width)
         self.words = nn.Linear(sizes.width, sizes.words, bias=False)
-        angles = torch.arange(sizes.length)[:, None] / 1e8 ** (torch.arange(0, sizes.head, 2) / sizes.head)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-        self.register_buffer("positions", torch.arange(sizes.length), persistent=False)
+        self.lay_out(torch.empty(0))
 
-    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+    def lay_out(self, like: Tensor) -> None:
+        """What is computed from the sizes alone; positions stay whole numbers."""
+        sizes, device = self.sizes, like.device
+        angles = torch.arange(sizes.length)[:, None] / 1e8 ** (torch.arange(0, sizes.head, 2) / sizes.head)
+        self.register_buffer("cos", angles.cos().to(like), persistent=False)
+        self.register_buffer("sin", angles.sin().to(like), persistent=False)
+        self.register_buffer("positions", torch.arange(sizes.length, device=device), persistent=False)
+
+    def cache(self) -> list[Tensor]:
+        """Keys and values of every layer, one after another."""
+        shape = (1, self.sizes.groups, self.sizes.length, self.sizes.head)
+        return [self.cos.new_zeros(shape) for _ in range(2 * len(self.layers))]
+
+    def forward(self, x: Tensor, at: Tensor, cache: list[Tensor]) -> Tensor:
         """x [1, n, width] at the positions ``at`` [n] -> logits of the last, [1, words]"""
         turn = self.cos[at], self.sin[at]
         seen = self.positions <= at[:, None]
-        for layer in self.layers:
-            x = layer(x, at, turn, seen)
+        for layer, keys, values in zip(self.layers, cache[::2], cache[1::2], strict=True):
+            x = layer(x, at, keys, values, turn, seen)
         y: Tensor = self.words(self.norm(x[:, -1]))
         return y
 
@@ -148,24 +156,59 @@ class Program(nn.Module):
         self.text_decoder = TextDecoder(sizes)
 
 
-def program(sizes: Sizes, device: torch.device) -> Program:
-    """The same weights for the same sizes and device, in bfloat16. Positions stay whole numbers."""
-    with torch.device(device), torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
-        torch.manual_seed(0)
-        return Program(sizes).to(torch.bfloat16).eval().requires_grad_(False)
+Treat = Callable[[str, nn.Module], None]
 
 
-def methods(made: Program, device: torch.device) -> dict[str, Callable[[], Tensor]]:
-    """Name -> the method with inputs of its size: half a minute of audio, its prompt, one more token."""
+def program(sizes: Sizes, device: torch.device, treat: Treat | None = None) -> Program:
+    """The same weights for the same sizes, in bfloat16. ``treat`` gets the name and the module of each layer as soon as
+    that has its weights, and may replace them: of a quantized program only one layer is there in full at any time."""
+    with torch.device("meta"):
+        made = Program(sizes).to(torch.bfloat16).eval().requires_grad_(False)
+    for at, (name, module) in enumerate(made.named_modules()):
+        if next(module.parameters(recurse=False), None) is None:
+            continue
+        module.to_empty(device=device, recurse=False)
+        fill(module, at)
+        if treat:
+            treat(name, module)
+    made.text_decoder.lay_out(torch.empty(0, dtype=torch.bfloat16, device=device))
+    return made
+
+
+def fill(module: nn.Module, seed: int) -> None:
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        module.reset_parameters()
+        return
+    for parameter in module.parameters(recurse=False):
+        generator = None if parameter.is_meta else torch.Generator(parameter.device).manual_seed(seed)
+        parameter.normal_(0.0, 0.02, generator=generator)
+
+
+def inputs(made: Program, device: torch.device) -> dict[str, tuple[Tensor, ...]]:
+    """Method -> tensors of its size: half a minute of audio, its prompt, one more token. The caches are not in them."""
     sizes = made.sizes
     generator = torch.Generator().manual_seed(0)
     frames = torch.randn(1, sizes.frames, sizes.audio, generator=generator).to(device, torch.bfloat16)
     ids = torch.randint(sizes.words, (1, sizes.prompt), generator=generator).to(device)
     prompt = torch.randn(1, sizes.prompt, sizes.width, generator=generator).to(device, torch.bfloat16)
-    before, now = (torch.arange(sizes.prompt, device=device), torch.full((1,), sizes.prompt, device=device))
     return {
-        "audio_encoder": lambda: made.audio_encoder(frames),
-        "token_embedding": lambda: made.token_embedding(ids),
-        "text_prefill": lambda: made.text_decoder(prompt, before),
-        "text_decode": lambda: made.text_decoder(prompt[:, -1:], now),
+        "audio_encoder": (frames,),
+        "token_embedding": (ids,),
+        "text_prefill": (prompt, torch.arange(sizes.prompt, device=device)),
+        "text_decode": (prompt[:, -1].clone()[:, None], torch.full((1,), sizes.prompt, device=device)),
     }
+
+
+def module_of(made: Program, method: str) -> nn.Module:
+    return made.get_submodule("text_decoder" if method.startswith("text_") else method)
+
+
+def methods(made: Program, device: torch.device) -> dict[str, Callable[[], Tensor]]:
+    """Name -> the method with its inputs; those of the decoder share a cache."""
+    cache = made.text_decoder.cache()
+
+    def call(method: str, given: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+        module = module_of(made, method)
+        return lambda: module(*given, *([cache] if method.startswith("text_") else []))
+
+    return {method: call(method, given) for method, given in inputs(made, device).items()}

@@ -1,0 +1,82 @@
+"""docs/performance-voxtral.md: ``python -m bench.voxtral.page`` writes it from what ``bench.voxtral`` recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.measure import RESULTS
+from bench.page import DOCS
+from bench.results import lines_of, runs_of
+from bench.voxtral.__main__ import GOALS, METHODS, SUITE
+from bench.voxtral.build import BASE
+from bitport.report.text import size
+
+Row = dict[str, Any]
+PAGE = "performance-voxtral.md"
+FIGURES = ("program", "load, mapped", "load, resident", "load, cold", "first", "run", "run, p99")
+
+INTRODUCTION = """# A program like Voxtral, without Python
+
+An audio encoder, an embedding of tokens and a text decoder of Voxtral's shape with random weights, as a package of
+bitport's export in `bitport-run`: bf16 against low-bit weights. `make bench-voxtral` measures, `make voxtral-page`
+writes this page; nothing in it is typed by hand. How it is measured: [bench](../bench/README.md).
+
+*x bf16* is the time (or size) as a part of bf16's, in the same turn: below 1 is better. *load, mapped*: weights are
+read when they are first used. *load, resident*: they are read while the method is loaded, from the page cache; *cold*:
+from the disk.
+"""
+
+
+def page(lines: list[Row]) -> str:
+    """The newest run of each size."""
+    heads: dict[str, Row] = {str(head["sizes"]): head for head in runs_of(lines).values()}
+    text = [INTRODUCTION]
+    for head in sorted(heads.values(), key=lambda each: -each["sizes"]["layers"]):
+        text.append(section(head, [row for row in lines if row["run"] == head["run"] and "figure" in row]))
+    return "\n".join(text).rstrip() + "\n"
+
+
+def section(head: Row, rows: list[Row]) -> str:
+    sizes, machine = head["sizes"], head["machine"]
+    names = list(dict.fromkeys(row["candidate"] for row in rows))
+    title = f"## {sizes['audio_layers']} layers of the encoder, {sizes['layers']} of the decoder\n"
+    where = (
+        f"Run {head['run']}, commit {head['commit']}: {machine['cpu']}, {head['runner_threads']} threads, "
+        f"{sizes['frames']} positions of audio, a prompt of {sizes['frames'] // 4}; codes by {head['algorithm']}. "
+        f"Other processes used {head['busy']} cores.\n"
+    )
+    columns = [cell for name in names for cell in ([name] if name == BASE else [name, "x bf16", "goal"])]
+    lines = [("", *columns), ("---", *("---:" for _ in columns))]
+    lines.append(("size", *cells_of([row for row in rows if row["figure"] == "size"], GOALS["size"])))
+    for method in METHODS:
+        for figure in FIGURES:
+            mine = [row for row in rows if row.get("method") == method and row["figure"] == figure]
+            lines.append((f"{method}: {figure}", *cells_of(mine, goal_of(method, figure))))
+    return "\n".join([title, where, *(f"| {' | '.join(line)} |" for line in lines), ""])
+
+
+def goal_of(method: str, figure: str) -> float | None:
+    if figure == "run":
+        return GOALS.get(method, GOALS["run"])
+    return GOALS["load"] if figure == "load, resident" else None
+
+
+def cells_of(rows: list[Row], goal: float | None) -> list[str]:
+    cells = []
+    for row in rows:
+        cells.append(size(row["nbytes"]) if "nbytes" in row else f"{row['ms']:.3f} ms")
+        if row["candidate"] != BASE:
+            verdict = "" if goal is None else f"{goal} {'met' if row['ratio'] <= goal else 'MISSED'}"
+            cells += [f"{row['ratio']:.3f}", verdict]
+    return cells
+
+
+def main() -> None:
+    lines = lines_of(RESULTS / f"{SUITE}.jsonl")
+    if not lines:
+        raise SystemExit("nothing was measured yet: make bench-voxtral")
+    (DOCS / PAGE).write_text(page(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+#include "json.h"
+#include <cerrno>
+#include <cstdlib>
+
+namespace bitport::runner {
+namespace {
+
+constexpr int kMostLevels = 32;
+
+class Reader {
+ public:
+  Reader(std::string_view text, const std::string& where) : text_(text), where_(where) {}
+
+  Json whole() {
+    Json value = any(0);
+    if (space() < text_.size()) wrong("something follows the end");
+    return value;
+  }
+
+ private:
+  [[noreturn]] void wrong(const char* reason) { fail(where_, ": no valid JSON at byte ", at_, ": ", reason); }
+
+  size_t space() {
+    while (at_ < text_.size() && std::string_view(" \t\r\n").find(text_[at_]) != text_.npos) ++at_;
+    return at_;
+  }
+
+  bool take(char letter) {
+    if (space() >= text_.size() || text_[at_] != letter) return false;
+    ++at_;
+    return true;
+  }
+
+  void want(char letter, const char* reason) {
+    if (!take(letter)) wrong(reason);
+  }
+
+  bool word(std::string_view name) {
+    if (text_.substr(at_, name.size()) != name) return false;
+    at_ += name.size();
+    return true;
+  }
+
+  Json any(int level) {
+    if (level > kMostLevels) wrong("nested too deep");
+    if (space() >= text_.size()) wrong("it ends too early");
+    if (text_[at_] == '{') return object(level);
+    if (text_[at_] == '[') return array(level);
+    if (text_[at_] == '"') return Json(string());
+    if (word("true")) return Json(true);
+    if (word("false")) return Json(false);
+    if (word("null")) return Json();
+    return number();
+  }
+
+  Json object(int level) {
+    JsonObject members;
+    want('{', "an object");
+    if (take('}')) return Json(std::move(members));
+    do {
+      space();
+      std::string key = string();
+      want(':', "a colon follows a key");
+      if (!members.emplace(std::move(key), any(level + 1)).second) wrong("a key stands there twice");
+    } while (take(','));
+    want('}', "a comma or } follows a member");
+    return Json(std::move(members));
+  }
+
+  Json array(int level) {
+    JsonArray values;
+    want('[', "an array");
+    if (take(']')) return Json(std::move(values));
+    do values.push_back(any(level + 1));
+    while (take(','));
+    want(']', "a comma or ] follows a value");
+    return Json(std::move(values));
+  }
+
+  Json number() {
+    const size_t begin = at_;
+    while (at_ < text_.size() && std::string_view("+-.0123456789eE").find(text_[at_]) != text_.npos) ++at_;
+    const std::string digits(text_.substr(begin, at_ - begin));
+    if (digits.empty() || digits[0] == '+') wrong("a value is wanted");
+    char* end = nullptr;
+    errno = 0;
+    const bool whole = digits.find_first_of(".eE") == digits.npos;
+    const int64_t value = whole ? std::strtoll(digits.c_str(), &end, 10) : 0;
+    const double real = whole ? 0 : std::strtod(digits.c_str(), &end);
+    if (*end || errno) wrong("no number, or one too large");
+    return whole ? Json(value) : Json(real);
+  }
+
+  uint32_t hex() {
+    uint32_t value = 0;
+    for (int i = 0; i < 4; ++i, ++at_) {
+      const size_t digit = at_ < text_.size() ? std::string_view("0123456789abcdef").find(char(text_[at_] | 32)) : 16;
+      if (digit > 15) wrong("four hexadecimal digits follow \\u");
+      value = value * 16 + uint32_t(digit);
+    }
+    return value;
+  }
+
+  void escaped(std::string& out) {
+    static constexpr std::string_view kShort = "\"\\/bfnrt", kMeant = "\"\\/\b\f\n\r\t";
+    if (at_ >= text_.size()) wrong("it ends in a string");
+    const char letter = text_[at_++];
+    if (const size_t found = kShort.find(letter); found != kShort.npos) return void(out += kMeant[found]);
+    if (letter != 'u') wrong("an unknown escape");
+    uint32_t code = hex();
+    if (code >= 0xd800 && code < 0xe000) {
+      const bool pair = code < 0xdc00 && word("\\u");
+      const uint32_t low = pair ? hex() : 0;
+      if (low < 0xdc00 || low > 0xdfff) wrong("half a surrogate pair");
+      code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+    }
+    if (code < 0x80) return void(out += char(code));
+    const int rest = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;   // bytes that follow the first in UTF-8
+    out += char((rest == 1 ? 0xc0 : rest == 2 ? 0xe0 : 0xf0) | code >> 6 * rest);
+    for (int i = rest - 1; i >= 0; --i) out += char(0x80 | (code >> 6 * i & 63));
+  }
+
+  std::string string() {
+    std::string out;
+    want('"', "a string is wanted");
+    for (;;) {
+      if (at_ >= text_.size()) wrong("it ends in a string");
+      const char letter = text_[at_++];
+      if (letter == '"') return out;
+      if (static_cast<unsigned char>(letter) < 32) wrong("a control character in a string");
+      if (letter == '\\') escaped(out);
+      else out += letter;
+    }
+  }
+
+  std::string_view text_;
+  const std::string& where_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+Json Json::parse(std::string_view text, const std::string& where) { return Reader(text, where).whole(); }
+
+double Json::real(const std::string& what) const {
+  const int64_t* whole = std::get_if<int64_t>(&held_);
+  return whole ? double(*whole) : get<double>(what, "a number");
+}
+
+uint64_t Json::size(const std::string& what) const {
+  const int64_t value = number(what);
+  if (value < 0) fail(what, " is ", value, ", below zero");
+  return uint64_t(value);
+}
+
+std::vector<int64_t> Json::sizes(const std::string& what) const {
+  std::vector<int64_t> made;
+  for (const Json& each : array(what)) made.push_back(int64_t(each.size(what)));
+  return made;
+}
+
+const Json& Json::operator[](const std::string& key) const {
+  static const Json kNone;
+  const JsonObject* members = std::get_if<JsonObject>(&held_);
+  const auto found = members ? members->find(key) : JsonObject::const_iterator();
+  return members && found != members->end() ? found->second : kNone;
+}
+
+std::string json_text(std::string_view text) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char letter : text) {
+    const auto code = static_cast<unsigned char>(letter);
+    if (letter == '"' || letter == '\\') out += '\\';
+    if (code >= 32) out += letter;
+    else ((out += "\\u00") += kDigits[code >> 4]) += kDigits[code & 15];
+  }
+  return out + '"';
+}
+
+}  // namespace bitport::runner

@@ -1,0 +1,56 @@
+// JSON as manifests and headers hold it: read once, strictly (RFC 8259, no key twice, a limit to the depth).
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+#include "failure.h"
+
+namespace bitport::runner {
+
+class Json;
+using JsonArray = std::vector<Json>;
+using JsonObject = std::map<std::string, Json>;
+
+class Json {
+ public:
+  using Held = std::variant<std::nullptr_t, bool, int64_t, double, std::string, JsonArray, JsonObject>;
+
+  static Json parse(std::string_view text, const std::string& where);
+
+  Json() = default;
+  template <typename Value>   // one of those held; by its own type, since g++ 12 warns of moved variants
+  explicit Json(Value value) : held_(std::move(value)) {}
+
+  bool is_null() const { return std::holds_alternative<std::nullptr_t>(held_); }
+  bool is_text() const { return std::holds_alternative<std::string>(held_); }
+  bool is_list() const { return std::holds_alternative<JsonArray>(held_); }
+  // What the value is, or a Failure; ``what`` names it there.
+  const std::string& text(const std::string& what) const { return get<std::string>(what, "a string"); }
+  int64_t number(const std::string& what) const { return get<int64_t>(what, "a whole number"); }
+  bool truth(const std::string& what) const { return get<bool>(what, "true or false"); }
+  double real(const std::string& what) const;
+  const JsonArray& array(const std::string& what) const { return get<JsonArray>(what, "an array"); }
+  const JsonObject& object(const std::string& what) const { return get<JsonObject>(what, "an object"); }
+  // A number that is not below zero.
+  uint64_t size(const std::string& what) const;
+  std::vector<int64_t> sizes(const std::string& what) const;
+  // The member ``key`` of an object; null where there is none.
+  const Json& operator[](const std::string& key) const;
+
+ private:
+  template <typename T>
+  const T& get(const std::string& what, const char* kind) const {
+    if (const T* value = std::get_if<T>(&held_)) return *value;
+    fail(what, " must be ", kind);
+  }
+
+  Held held_ = nullptr;
+};
+
+// As it stands between quotation marks.
+std::string json_text(std::string_view text);
+
+}  // namespace bitport::runner

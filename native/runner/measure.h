@@ -1,0 +1,35 @@
+// One method, run and timed: where its inputs come from, what it is checked against, how long it takes.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+#include "numbers.h"
+#include "program.h"
+
+namespace bitport::runner {
+
+struct RunOptions {
+  std::string inputs;                  // a file of inputs, and outputs to compare with
+  std::string outputs;                 // a file to write
+  std::vector<std::string> shapes;     // random inputs, for packages without a manifest: "bf16[1,2048]"
+  Named sizes;                         // for the names in a manifest
+  bool random = false;                 // random inputs even where recorded ones are
+  int64_t repeat = 20;
+  double relative = 0, absolute = -1;  // by how much outputs may differ; below 0: as recorded
+};
+
+struct Report {
+  std::string method;
+  std::vector<std::string> inputs;
+  double load_ms = 0, first_ms = 0;
+  std::vector<double> times_ms;        // sorted
+  std::optional<Difference> check;     // none: nothing was recorded
+
+  // Of `times_ms`, by rank: at least this share of the runs took no longer.
+  double quantile(double share) const;
+};
+
+Report measure(Program& program, const std::string& method, const RunOptions& options);
+double now_ms();
+
+}  // namespace bitport::runner

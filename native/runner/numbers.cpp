@@ -1,0 +1,104 @@
+#include "numbers.h"
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+namespace bitport::runner {
+namespace {
+
+template <typename Number>
+Number at(const Tensor& dense, int64_t i) {
+  Number value;
+  std::memcpy(&value, static_cast<const char*>(dense.data()) + i * int64_t(sizeof value), sizeof value);
+  return value;
+}
+
+float from_bf16(uint16_t bits) {
+  const uint32_t wide = uint32_t(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+double from_f16(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const double size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                                     : exponent ? std::ldexp(1024 + fraction, exponent - 25) : std::ldexp(fraction, -24);
+  return bits & 0x8000 ? -size : size;
+}
+
+// Cut, not rounded: for filling, any number near will do.
+uint16_t to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return uint16_t(bits >> 16);
+}
+
+uint16_t to_f16(double value) {   // of numbers between 2^-14 and 65504; smaller ones become zeros
+  int exponent = 0;
+  const double fraction = std::frexp(std::fabs(value), &exponent);   // in [1/2, 1)
+  if (exponent < -13) return 0;
+  const auto bits = uint16_t((exponent + 14) << 10 | (int(fraction * 2048) & 1023));
+  return uint16_t(value < 0 ? bits | 0x8000 : bits);
+}
+
+bool is(const Tensor& tensor, const char* name) { return !std::strcmp(tensor.type->name, name); }
+
+}  // namespace
+
+std::optional<double> value_at(const Tensor& dense, int64_t i) {
+  if (is(dense, "BF16")) return from_bf16(at<uint16_t>(dense, i));
+  if (is(dense, "F32")) return at<float>(dense, i);
+  if (is(dense, "F16")) return from_f16(at<uint16_t>(dense, i));
+  if (is(dense, "F64")) return at<double>(dense, i);
+  if (is(dense, "I64")) return double(at<int64_t>(dense, i));
+  if (is(dense, "I32")) return at<int32_t>(dense, i);
+  if (is(dense, "I16")) return at<int16_t>(dense, i);
+  if (is(dense, "I8")) return at<int8_t>(dense, i);
+  if (is(dense, "U8") || is(dense, "BOOL")) return at<uint8_t>(dense, i);
+  return std::nullopt;
+}
+
+Tensor random_tensor(const Type& type, const Sizes& sizes, uint64_t seed) {
+  Tensor made = Tensor::zeros(type, sizes);
+  std::mt19937_64 generator(seed);
+  std::normal_distribution<double> normal;
+  auto* const data = static_cast<char*>(made.mutable_data());
+  const auto fill = [&](auto convert) {
+    for (int64_t i = 0, count = made.count(); i < count; ++i) {
+      const auto value = convert(normal(generator));
+      std::memcpy(data + i * int64_t(sizeof value), &value, sizeof value);
+    }
+  };
+  if (is(made, "BF16")) fill([](double x) { return to_bf16(float(x)); });
+  if (is(made, "F16")) fill([](double x) { return to_f16(x); });
+  if (is(made, "F32")) fill([](double x) { return float(x); });
+  if (is(made, "F64")) fill([](double x) { return x; });
+  return made;
+}
+
+Tensor copy_of(const Tensor& tensor) {
+  Tensor made = Tensor::zeros(*tensor.type, tensor.sizes);
+  std::memcpy(made.mutable_data(), tensor.dense().data(), size_t(tensor.count() * tensor.type->bytes));
+  return made;
+}
+
+Difference compare(const Tensor& got, const Tensor& want, double relative, double absolute) {
+  Difference found;
+  found.alike = got.type == want.type && got.sizes == want.sizes;
+  if (!found.alike) return found;
+  const Tensor mine = got.dense(), theirs = want.dense();
+  const bool exact = relative == 0 && absolute == 0;
+  const auto bytes = size_t(mine.type->bytes);
+  for (int64_t i = 0, count = mine.count(); i < count; ++i) {
+    const auto place = size_t(i) * bytes;
+    if (!std::memcmp(static_cast<const char*>(mine.data()) + place, static_cast<const char*>(theirs.data()) + place, bytes)) continue;
+    const auto x = value_at(mine, i), y = value_at(theirs, i);
+    const double difference = x && y ? std::fabs(*x - *y) : INFINITY;
+    if (std::isnan(difference) || exact || !(difference <= absolute + relative * std::fabs(*y))) ++found.beyond;
+    found.worst = std::isnan(difference) ? INFINITY : std::max(found.worst, difference);
+  }
+  return found;
+}
+
+}  // namespace bitport::runner

@@ -1,0 +1,33 @@
+"""The programs of native/, built once for all tests of a checkout."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = Path(torch.__path__[0]) / "lib"
+
+
+def runner() -> Path:
+    """The folder of bitport-run, embed and mutate. Workers that run tests side by side take turns with it."""
+    if not shutil.which("cmake") or not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        pytest.skip("cmake and a C++ compiler are needed")
+    folder = ROOT / "build" / "tests-runner"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        options = ["-DCMAKE_BUILD_TYPE=Debug", f"-DTORCH_LIB={LIBRARIES}"]
+        run("cmake", "-S", str(ROOT / "native" / "runner"), "-B", str(folder), *options)
+        run("cmake", "--build", str(folder), "--parallel", "2")
+    return folder
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
