@@ -7,12 +7,13 @@ from bitport.algorithms.algorithm import RTN, Algorithm
 from bitport.algorithms.clip import Clip
 from bitport.algorithms.gptq import GPTQ
 from bitport.algorithms.hqq import HQQ
+from bitport.algorithms.signround import SignRound
 from bitport.errors import ArgumentError
 
-ALGORITHMS: dict[str, Algorithm] = {each.name: each for each in (RTN(), Clip(), HQQ(), GPTQ())}
+ALGORITHMS: dict[str, Algorithm] = {each.name: each for each in (RTN(), Clip(), HQQ(), GPTQ(), SignRound())}
 """By name, with their usual settings."""
 
-__all__ = ["ALGORITHMS", "GPTQ", "HQQ", "RTN", "Algorithm", "Clip", "algorithm"]
+__all__ = ["ALGORITHMS", "GPTQ", "HQQ", "RTN", "Algorithm", "Clip", "SignRound", "algorithm"]
 
 
 def algorithm(given: str | Algorithm) -> Algorithm:
