@@ -27,7 +27,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 NATIVE := setup.py $(filter-out native/tests/%,$(wildcard native/*/*.cpp native/*/*.h))
 
 .PHONY: help demo test test-slow test-gpu test-xla test-tpu test-peers sanitize ci lint format types bench bench-check \
-	bench-peers bench-algorithms bench-page bench-gpu bench-gpu-page bench-xla bench-tpu xla-page accuracy algorithms support clean
+	bench-peers bench-algorithms bench-page bench-gpu bench-gpu-page bench-xla bench-tpu xla-page accuracy \
+	algorithms support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile

@@ -1,5 +1,5 @@
-"""AutoRound's wrapper of a layer and its optimizer, in a loop as its own: 200 steps, each on 8 sequences drawn at random,
-the best kept. Its loop itself works on models alone."""
+"""AutoRound's wrapper of a layer and its optimizer, in a loop as its own: 200 steps, each on 8 sequences drawn at
+random, the best kept. Its loop itself works on models alone."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def quantize_(
 
     ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), or a Recipe.
     ``algorithm``: how codes and scales are chosen, by name or as one of bitport.algorithms: "rtn" (to nearest),
-    "clip", "hqq", "gptq". Weights that it cannot treat are rounded to nearest, and the report says so.
+    "clip", "hqq", "gptq", "signround". Weights that it cannot treat are rounded to nearest, and the report says so.
     ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale
     and for algorithms that look at inputs.
     ``device``: quantize there, layer by layer, and leave the model there; what looks at inputs runs it there.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -125,9 +126,10 @@ def costs(
                 lost = of_output(value, outcome.q, target, inputs)
             options.append(Option(outcome.q.nbytes, lost))
         found[target.storage] = tuple(options)
-    groups = _grouped(targets, _label(together)).values()
-    sums = (_summed({target.storage for target in group}, found) for group in groups)
-    return Costs(tuple(map(tuple, groups)), tuple(schemes), tuple(sums), tuple(rules))
+    alike = _grouped(every, lambda target: _label(tied[target.storage], together)).values()
+    groups = (tuple(itertools.chain(*(tied[target.storage] for target in group))) for group in alike)
+    sums = (_summed([found[target.storage] for target in group]) for group in alike)
+    return Costs(tuple(groups), tuple(schemes), tuple(sums), tuple(rules))
 
 
 def of_output(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:
@@ -159,16 +161,13 @@ def _chosen_for(model: nn.Module, scheme: Scheme, rules: Sequence[Rule]) -> list
     return chosen
 
 
-def _label(together: Sequence[Sequence[str]]) -> Callable[[Target], str]:
-    """What weights have in common that share a scheme."""
-
-    def label(target: Target) -> str:
-        for at, globs in enumerate(together):
+def _label(tied: Sequence[Target], together: Sequence[Sequence[str]]) -> str:
+    """What the one weight that ``tied`` name has in common with those that it shares a scheme with."""
+    for at, globs in enumerate(together):
+        for target in tied:
             if any(fnmatchcase(name, each) for name in (target.module, target.name) for each in globs):
                 return f"{at} {target.module.rpartition('.')[0]}"
-        return target.storage
-
-    return label
+    return tied[0].storage
 
 
 def _grouped(targets: Sequence[Target], label: Callable[[Target], str]) -> dict[str, list[Target]]:
@@ -178,8 +177,8 @@ def _grouped(targets: Sequence[Target], label: Callable[[Target], str]) -> dict[
     return groups
 
 
-def _summed(storages: set[str], found: dict[str, tuple[Option, ...]]) -> tuple[Option, ...]:
-    each = zip(*(found[storage] for storage in storages), strict=True)
+def _summed(several: Sequence[tuple[Option, ...]]) -> tuple[Option, ...]:
+    each = zip(*several, strict=True)
     return tuple(Option(sum(o.nbytes for o in options), sum(o.error for o in options)) for options in each)
 
 
