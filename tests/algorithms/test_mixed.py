@@ -107,7 +107,7 @@ def test_the_budget_holds_and_what_counts_gets_the_bits(model: Model, cost: str,
     found = costs(model, CANDIDATES, calibrate=BATCHES, cost=cost, algorithm=algorithm)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
     last = math.inf
-    for bits in (3.2, 4.0, 5.3, 7.0, 9.0):
+    for bits in (3.3, 4.0, 5.3, 7.0, 9.0):
         recipe = found.recipe(bits=bits)
         other = copy.deepcopy(model)
         report = bitport.quantize_(other, recipe, algorithm=algorithm, calibrate=BATCHES)
@@ -137,9 +137,9 @@ def test_the_cost_is_what_it_says(model: Model) -> None:
     changed = copy.deepcopy(model)
     bitport.quantize_(changed, {"loud": "int2-g32"})
     x = torch.cat(BATCHES)
-    exact, other = model(x).double(), changed(x).double()
+    exact, other = model(x).double().detach(), changed(x).double().detach()
     expected = {"kl": float((exact - other).square().sum() / exact.square().sum())}
-    hidden, weight = model.two(model.one(model.blocks(x))).double(), model.loud.weight.double()
+    hidden, weight = (each.double().detach() for each in (model.two(model.one(model.blocks(x))), model.loud.weight))
     rounded = changed.loud.weight.dequantize(torch.float32).double()
     signal, noise = ((hidden @ each.t()).square().sum() for each in (weight, weight - rounded))
     expected["output"] = float(noise / signal)
@@ -163,7 +163,7 @@ def test_predictions_are_compared_by_kl() -> None:
     found = costs(model, ["int2-g32"], calibrate=[x])
     changed = copy.deepcopy(model)
     bitport.quantize_(changed, "int2-g32")
-    p, q = (each(x).logits.double().log_softmax(-1) for each in (model, changed))  # type: ignore[attr-defined]
+    p, q = (each(x).logits.double().log_softmax(-1).detach() for each in (model, changed))  # type: ignore[attr-defined]
     assert found.options[0][0].error == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)
 
 
@@ -179,7 +179,7 @@ def test_weights_together_and_rules(model: Model) -> None:
     assert {f"blocks.0.{name}.weight" for name in ("q_proj", "k_proj")} in names
     assert {"one.weight", "two.weight"} in names
     assert len(names) == 5
-    for bits in (3.0, 4.0, 5.0, 6.0):
+    for bits in (3.5, 4.0, 5.0, 6.0):
         schemes = scheme_of(found.recipe(bits=bits), model)
         assert schemes["blocks.1.q_proj.weight"] == schemes["blocks.1.k_proj.weight"]
         assert schemes["loud.weight"] == "int4-g32"
