@@ -1,4 +1,5 @@
-"""HQQ's own proximal solver, in eager mode."""
+"""HQQ's own proximal solver, in eager mode. It stops where the mean error no longer falls, after a few steps: ours takes
+as many here, a third of what it does by default."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from bitport.algorithms import HQQ
 
 PACKAGES = ("hqq",)
-SCHEME, ALGORITHM = "int4-fzero", HQQ()
+SCHEME, ALGORITHM = "int4-fzero", HQQ(steps=6)
 
 
 def solve(weight: Tensor, x: Tensor) -> Tensor:

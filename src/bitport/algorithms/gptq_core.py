@@ -41,21 +41,20 @@ def solve(
     n, k = w.shape
     order = hessian.diagonal().argsort(descending=True) if sort else torch.arange(k, device=w.device)
     upper = inverse_factor(hessian[order][:, order], damping)
-    left = w.float()[:, order].contiguous()
+    left = w.float().t()[order].contiguous()  # columns as rows
     columns = Columns(fmt, params, n, k, order)
-    codes = torch.empty(n, k, dtype=torch.uint8, device=w.device)
+    codes = torch.empty(k, n, dtype=torch.uint8, device=w.device)
     for start in range(0, k, block):
         end = min(start + block, k)
-        errors = torch.empty(n, end - start, device=w.device)
+        errors = torch.empty(end - start, n, device=w.device)
         for at in range(start, end):
-            here = slice(at, at + 1)
-            codes[:, here], value = columns.rounded(left[:, here], at)
-            error = (left[:, here] - value) / upper[at, at]
-            left[:, at + 1 : end] -= error * upper[at, at + 1 : end]
-            errors[:, at - start] = error[:, 0]
-        left[:, end:] -= errors @ upper[start:end, end:]
+            codes[at], value = columns.rounded(left[at], at)
+            error = errors[at - start] = (left[at] - value) / upper[at, at]
+            left[at + 1 : end].addr_(upper[at, at + 1 : end], error, alpha=-1)
+        left[end:] -= upper[start:end, end:].t() @ errors
     result = torch.empty_like(codes)
-    result[:, order] = codes
+    result[order] = codes
+    result = result.t().contiguous()
     return _never_worse(w.float(), hessian, fmt, params, result)
 
 

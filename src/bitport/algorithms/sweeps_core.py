@@ -23,25 +23,24 @@ def sweep(
     """uint8 codes [N, K] for w [N, K], from those given; ``hessian`` float32 [K, K]. A column that never saw an input
     keeps its codes."""
     k = w.shape[-1]
-    columns, codes = Columns(fmt, params, *w.shape), codes.clone()
-    q = dequantize_codes(codes, fmt, *params)
-    product = (w.float() - q) @ hessian
+    columns, found = Columns(fmt, params, *w.shape), codes.t().contiguous()
+    q = dequantize_codes(codes, fmt, *params).t().contiguous()  # columns as rows
+    product = hessian @ (w.float().t() - q)
     power = hessian.diagonal().tolist()
     for _ in range(sweeps):
         changed = False
         for start in range(0, k, block):
             end = min(start + block, k)
-            before = q[:, start:end].clone()
+            before = q[start:end].clone()
             for at in range(start, end):
-                here = slice(at, at + 1)
                 if power[at] > 0:
-                    codes[:, here], new = columns.rounded(q[:, here] + product[:, here] / power[at], at)
-                    product[:, start:end] += (q[:, here] - new) * hessian[at, start:end]
-                    q[:, here] = new
-            change = before - q[:, start:end]
-            product[:, :start] += change @ hessian[start:end, :start]
-            product[:, end:] += change @ hessian[start:end, end:]
+                    found[at], new = columns.rounded(q[at] + product[at] / power[at], at)
+                    product[start:end].addr_(hessian[at, start:end], q[at] - new)
+                    q[at] = new
+            change = before - q[start:end]
+            product[:start] += hessian[:start, start:end] @ change
+            product[end:] += hessian[end:, start:end] @ change
             changed = changed or bool(change.any())
         if not changed:
             break
-    return codes
+    return found.t().contiguous()

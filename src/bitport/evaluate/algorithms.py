@@ -89,8 +89,7 @@ class Measurer:
             recipe, by = (self._mixed(scheme), "gptq") if name == MIXED else (scheme, name)
             model = copy.deepcopy(self.yardstick.base)
             if recipe is not None:
-                options = {"algorithm": by, "calibrate": self.batches, "measure": False, "progress": False}
-                report = quantize_(model, recipe, **options)
+                report = quantize_(model, recipe, algorithm=by, calibrate=self.batches, measure=False, progress=False)
             if recipe is None or {layer.algorithm for layer in report.quantized} != {by}:
                 yield Row(scheme, name, None, None)
                 continue
@@ -106,8 +105,8 @@ class Measurer:
 
     @functools.cached_property
     def _costs(self) -> Costs:
-        options = {"algorithm": "gptq", "calibrate": self.batches, "sample": 1, "progress": False}
-        return costs(self.yardstick.base, CANDIDATES, **options)
+        base, batches = self.yardstick.base, self.batches
+        return costs(base, CANDIDATES, calibrate=batches, algorithm="gptq", sample=1, progress=False)
 
 
 def nll(yardstick: Yardstick, model: Any) -> float:
@@ -138,18 +137,21 @@ def main() -> None:
     args = parser.parse_args()
     yardstick, record = Yardstick(args.model), args.output.with_suffix(".json")
     measurer = Measurer(yardstick)
-    made = [dataclasses.asdict(row) for scheme in args.schemes for row in _told(measurer.rows(scheme))]
     kept = json.loads(record.read_text(encoding="utf-8"))["rows"] if record.exists() else []
     kept = [row for row in kept if row["scheme"] in SCHEMES and row["algorithm"] in algorithms_of(row["scheme"])]
-    kept = [row for row in kept if row["scheme"] not in args.schemes]
-    data = {
-        "model": args.model.as_posix(),
-        "baseline": math.exp(measurer.baseline),
-        "calibration": min(CALIBRATION_TOKENS, len(yardstick.calibration)),
-        "rows": sorted(kept + made, key=lambda row: SCHEMES.index(row["scheme"])),
-    }
-    record.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    if {row["scheme"] for row in data["rows"]} == set(SCHEMES):
+    for scheme in args.schemes:
+        made = [dataclasses.asdict(row) for row in _told(measurer.rows(scheme))]
+        kept = sorted(
+            [row for row in kept if row["scheme"] != scheme] + made, key=lambda row: SCHEMES.index(row["scheme"])
+        )
+        data = {
+            "model": args.model.as_posix(),
+            "baseline": math.exp(measurer.baseline),
+            "calibration": min(CALIBRATION_TOKENS, len(yardstick.calibration)),
+            "rows": kept,
+        }
+        record.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if {(row["scheme"], row["algorithm"]) for row in kept} == {(s, name) for s in SCHEMES for name in algorithms_of(s)}:
         args.output.with_suffix(".md").write_text(as_markdown(data), encoding="utf-8")
 
 
