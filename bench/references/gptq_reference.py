@@ -1,5 +1,5 @@
-"""llm-compressor's GPTQ: columns in the order of what goes into them, static groups, as it does by default. It searches no
-ranges, so ours does not here."""
+"""llm-compressor's GPTQ: columns in the order of what goes into them, static groups, as it does by default. It searches
+no ranges, so ours does not here."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""HQQ's own proximal solver, in eager mode. It stops where the mean error no longer falls, after a few steps: ours takes
-as many here, a third of what it does by default."""
+"""HQQ's own proximal solver, in eager mode. It stops where the mean error no longer falls, after a few steps: ours
+takes as many here, a third of what it does by default."""
 
 from __future__ import annotations
 
