@@ -98,7 +98,7 @@ class Measurer:
 
     def _mixed(self, scheme: str) -> Recipe | None:
         """As large as the whole model in ``scheme``; None where that is as small as can be."""
-        model = copy.deepcopy(self.yardstick.base).to("meta")
+        model = copy.deepcopy(self.yardstick.base)
         nbytes = sum(layer.bytes_after for layer in quantize_(model, scheme, measure=False, progress=False).quantized)
         least = sum(min(option.nbytes for option in each) for each in self._costs.options)
         return self._costs.recipe(nbytes=nbytes) if nbytes > least else None
