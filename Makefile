@@ -28,8 +28,9 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-xla test-tpu test-peers sanitize \
-	sanitize-shim sanitize-runner runner runner-tarball ci lint format types bench bench-check bench-peers bench-page \
-	bench-gpu bench-gpu-page bench-xla bench-tpu bench-voxtral voxtral-page xla-page accuracy algorithms support clean
+	sanitize-shim sanitize-runner runner runner-tarball ci lint format types bench bench-check bench-peers bench-algorithms \
+	bench-page bench-gpu bench-gpu-page bench-xla bench-tpu bench-voxtral voxtral-page xla-page accuracy algorithms support \
+	clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -178,6 +179,10 @@ bench-peers: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.generate --json
 	$(PEERS_VENV)/bin/python -m bench.quantize --json
 
+# Algorithms beside their reference implementations, in the same environment.
+bench-algorithms: $(PEERS_VENV)/.peers
+	$(PEERS_VENV)/bin/python -m bench.algorithms --json $(BENCH_ARGS)
+
 bench-page: $(VENV)/.hf
 	$(BIN)/python -m bench.page
 
@@ -199,7 +204,7 @@ voxtral-page: $(VENV)/.hf
 accuracy: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.golden models/tinylm docs/accuracy
 
-# Takes several minutes on two cores; ALGORITHMS_OF=int3 makes the rows of one scheme anew.
+# Takes a quarter of an hour on two cores; ALGORITHMS_OF=int3 makes the rows of one scheme anew.
 algorithms: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.algorithms models/tinylm docs/algorithms $(ALGORITHMS_OF)
 

@@ -1,6 +1,7 @@
 """One low-bit model, right and fast on every accelerator."""
 
 from bitport import ops  # noqa: F401  (declares the ops)
+from bitport.algorithms.mixed import mixed
 from bitport.api import dequantize_, explain, quantize_
 from bitport.checkpoint import load, save
 from bitport.nn.fuse import fuse_activations_
@@ -20,6 +21,7 @@ __all__ = [
     "explain",
     "fuse_activations_",
     "load",
+    "mixed",
     "preset",
     "quantize_",
     "quantize_tensor",

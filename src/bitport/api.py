@@ -43,8 +43,9 @@ def quantize_(
 
     ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), or a Recipe.
     ``algorithm``: how codes and scales are chosen, by name or as one of bitport.algorithms: "rtn" (to nearest),
-    "clip", "hqq", "gptq". Weights that it cannot treat are rounded to nearest, and the report says so. Before it may
-    stand what changes the model around its weights and not what it computes: "awq", "awq+gptq", ("awq", GPTQ()).
+    "clip", "hqq", "gptq", "signround". Weights that it cannot treat are rounded to nearest, and the report says so.
+    Before it may stand what changes the model around its weights and not what it computes: "awq", "awq+gptq",
+    ("awq", GPTQ()).
     ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale
     and for algorithms that look at inputs.
     ``device``: quantize there, layer by layer, and leave the model there; what looks at inputs runs it there.

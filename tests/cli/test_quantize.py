@@ -337,3 +337,32 @@ def test_problems_with_data_are_told(
     ran = run("quantize", llama, "--scheme", "int4", *words)
     assert ran.code == 1
     assert message in ran.err
+
+
+def test_bits_are_chosen_for_each_weight(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
+    words = ["--scheme", "auto", "--bits", "4.6", "--candidates", "int3-g32,int4-g32,int8", "--data", text]
+    rules = ["--rule", "*.q_proj=int2-g32"]
+    ran = run("quantize", llama, *words, *rules, "--algorithm", "hqq", "-o", tmp_path / "out", "--json")
+    assert ran.code == 0
+    layers = [layer for layer in ran.data["layers"] if layer["scheme"]]
+    queries = [layer["scheme"] for layer in layers if "q_proj" in layer["name"]]
+    others = [layer for layer in layers if "q_proj" not in layer["name"]]
+    assert set(queries) == {"int2-g32"}
+    assert {layer["scheme"] for layer in others} <= {"int3-g32", "int4-g32", "int8"}
+    assert len({layer["scheme"] for layer in others}) > 1
+    weights = sum(layer["bytes_before"] for layer in others) / load_model(llama).dtype.itemsize
+    assert 8 * sum(layer["bytes_after"] for layer in others) <= 4.6 * weights
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(["--scheme", "auto"], "--scheme auto and --bits belong together", id="no size"),
+        pytest.param(["--scheme", "int4", "--bits", "4"], "--scheme auto and --bits belong together", id="no auto"),
+        pytest.param(["--scheme", "auto", "--bits", "4"], "give a text with --data", id="no data"),
+    ],
+)
+def test_problems_with_chosen_bits_are_told(run: Run, llama: Path, words: list[str], message: str) -> None:
+    ran = run("quantize", llama, *words, "-o", llama.parent / "never")
+    assert ran.code != 0
+    assert message in ran.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 
-from bitport.algorithms import ALGORITHMS
-from bitport.evaluate.algorithms import SCHEMES, as_markdown, nll, rows
+from bitport.evaluate.algorithms import SCHEMES, TABLES, Measurer, algorithms_of, as_markdown
 from bitport.evaluate.golden import Yardstick
 
 ROOT = Path(__file__).parents[2]
@@ -20,33 +18,36 @@ COST = {(row["scheme"], row["algorithm"]): row["change_percent"] for row in RECO
 
 
 @pytest.fixture(scope="module")
-def yardstick() -> Yardstick:
+def measurer() -> Measurer:
     found = Yardstick(ROOT / RECORD["model"])
     found.tokens, found.calibration = found.tokens[:1024], found.calibration[:1024]
-    return found
-
-
-@pytest.fixture(scope="module")
-def baseline(yardstick: Yardstick) -> float:
-    return nll(yardstick, copy.deepcopy(yardstick.base))
+    return Measurer(found)
 
 
 @pytest.mark.parametrize("scheme", ["int3", "int4-sym"])
-def test_gptq_is_better_than_rounding_to_nearest(yardstick: Yardstick, baseline: float, scheme: str) -> None:
+def test_gptq_is_better_than_rounding_to_nearest(measurer: Measurer, scheme: str) -> None:
     """At less than half its cost, even on an eighth of the text and a quarter of the data."""
-    cost = {row.algorithm: row.change_percent for row in rows(yardstick, scheme, baseline, ("rtn", "gptq"))}
+    cost = {row.algorithm: row.change_percent for row in measurer.rows(scheme, ("rtn", "gptq"))}
     assert cost["gptq"] is not None
     assert cost["rtn"] is not None
     assert cost["gptq"] < 0.5 * cost["rtn"]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", TABLES[0].schemes)
 def test_recorded_order(scheme: str) -> None:
-    """GPTQ before all others; below four bits, where rounding hurts, clipping and HQQ before rounding to nearest."""
-    others = [COST[scheme, name] for name in ("rtn", "clip", "hqq") if COST[scheme, name] is not None]
-    assert COST[scheme, "gptq"] < min(others)
+    """What looks at inputs before all that does not; below four bits, where rounding hurts, clipping and HQQ before
+    rounding to nearest, SignRound before GPTQ, and mixed bits before the same for all."""
+    blind = [COST[scheme, name] for name in ("rtn", "clip", "hqq") if COST[scheme, name] is not None]
+    assert max(COST[scheme, "gptq"], COST[scheme, "signround"]) < min(blind)
     if scheme.startswith(("int2", "int3")):
         assert max(COST[scheme, "clip"], COST[scheme, "hqq"]) < COST[scheme, "rtn"]
+        assert COST[scheme, "signround"] < COST[scheme, "gptq"]
+        assert COST[scheme, "mixed"] is None or COST[scheme, "mixed"] < COST[scheme, "gptq"]
+
+
+@pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4"])
+def test_recorded_order_of_floats(scheme: str) -> None:
+    assert max(COST[scheme, "gptq"], COST[scheme, "signround"]) < COST[scheme, "rtn"]
 
 
 def test_rounding_to_nearest_is_that_of_the_accuracy_table() -> None:
@@ -58,5 +59,5 @@ def test_rounding_to_nearest_is_that_of_the_accuracy_table() -> None:
 
 
 def test_the_record_is_complete_and_its_page_is_its_own() -> None:
-    assert set(COST) == {(scheme, name) for scheme in SCHEMES for name in ALGORITHMS}
+    assert set(COST) == {(scheme, name) for scheme in SCHEMES for name in algorithms_of(scheme)}
     assert (ROOT / "docs" / "algorithms.md").read_text() == as_markdown(RECORD)

@@ -13,10 +13,11 @@ from bitport.algorithms.clip import Clip
 from bitport.algorithms.gptq import GPTQ
 from bitport.algorithms.hqq import HQQ
 from bitport.algorithms.rotate import Rotate
+from bitport.algorithms.signround import SignRound
 from bitport.algorithms.smooth import Smooth
 from bitport.errors import ArgumentError
 
-ALGORITHMS: dict[str, Algorithm] = {each.name: each for each in (RTN(), Clip(), HQQ(), GPTQ())}
+ALGORITHMS: dict[str, Algorithm] = {each.name: each for each in (RTN(), Clip(), HQQ(), GPTQ(), SignRound())}
 """By name, with their usual settings."""
 
 TRANSFORMS: dict[str, tuple[Transform, Algorithm]] = {
@@ -37,6 +38,7 @@ __all__ = [
     "Chain",
     "Clip",
     "Rotate",
+    "SignRound",
     "Smooth",
     "Transform",
     "algorithm",

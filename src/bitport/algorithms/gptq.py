@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from bitport.algorithms.clip_core import search
 from bitport.algorithms.gptq_core import solve
-from bitport.algorithms.parts import Params, stored
+from bitport.algorithms.parts import Params, batch_of, stored
 from bitport.calibrate.inputs import Inputs
 from bitport.numerics import Format, Quantized, choose_qparams, quantize
 
@@ -35,9 +34,7 @@ class GPTQ:
     def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None) -> Quantized:
         assert inputs is not None
         if w.dim() > 2:
-            each = [self.solve(matrix, fmt, inputs[at]) for at, matrix in enumerate(w)]
-            stacked = [None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True)]
-            return Quantized(*stacked)  # type: ignore[arg-type]
+            return batch_of([self.solve(matrix, fmt, inputs[at]) for at, matrix in enumerate(w)])
         if not inputs.any_rows:
             return quantize(w, fmt)
         hessian = inputs.gram.to(w.device)

@@ -19,14 +19,13 @@ with the same scales (the greedy order promises nothing) keep plain rounding: so
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
+from bitport.algorithms.columns import Columns
 from bitport.algorithms.parts import Params, rounded
 from bitport.errors import ArgumentError
-from bitport.numerics import Format, block_scale, dequantize_codes, expand, quantize_codes
+from bitport.numerics import Format, dequantize_codes, quantize_codes
 
 MOST_DAMPING = 1.0
 
@@ -42,23 +41,20 @@ def solve(
     n, k = w.shape
     order = hessian.diagonal().argsort(descending=True) if sort else torch.arange(k, device=w.device)
     upper = inverse_factor(hessian[order][:, order], damping)
-    left = w.float()[:, order].contiguous()
-    cell = dataclasses.replace(fmt, block=(1, 1))
-    by_column = _by_column(params, fmt, n, k, order)
-    codes = torch.empty(n, k, dtype=torch.uint8, device=w.device)
+    left = w.float().t()[order].contiguous()  # columns as rows
+    columns = Columns(fmt, params, n, k, order)
+    codes = torch.empty(k, n, dtype=torch.uint8, device=w.device)
     for start in range(0, k, block):
         end = min(start + block, k)
-        errors = torch.empty(n, end - start, device=w.device)
+        errors = torch.empty(end - start, n, device=w.device)
         for at in range(start, end):
-            here = slice(at, at + 1)
-            one = Params(by_column.scale[:, here], _column(by_column.zero, here), by_column.scale2)
-            codes[:, here] = quantize_codes(left[:, here], cell, *one)
-            error = (left[:, here] - dequantize_codes(codes[:, here], cell, *one)) / upper[at, at]
-            left[:, at + 1 : end] -= error * upper[at, at + 1 : end]
-            errors[:, at - start] = error[:, 0]
-        left[:, end:] -= errors @ upper[start:end, end:]
+            codes[at], value = columns.rounded(left[at], at)
+            error = errors[at - start] = (left[at] - value) / upper[at, at]
+            left[at + 1 : end].addr_(upper[at, at + 1 : end], error, alpha=-1)
+        left[end:] -= upper[start:end, end:].t() @ errors
     result = torch.empty_like(codes)
-    result[:, order] = codes
+    result[order] = codes
+    result = result.t().contiguous()
     return _never_worse(w.float(), hessian, fmt, params, result)
 
 
@@ -84,18 +80,6 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
 def objective(difference: Tensor, hessian: Tensor) -> Tensor:
     """diag(D H D^T) for D [N, K]: the squared error of each output, summed over the inputs."""
     return ((difference @ hessian) * difference).sum(-1)
-
-
-def _by_column(params: Params, fmt: Format, n: int, k: int, order: Tensor) -> Params:
-    """Scale and zero point [N, K] of each element, the columns in ``order``; the scale with its global one in it
-    would be rounded twice, so that stays apart."""
-    scale = expand(block_scale(params.scale), fmt.block, n, k)[:, order]
-    zero = None if params.zero is None else expand(params.zero, fmt.block, n, k)[:, order]
-    return Params(scale, zero, params.scale2)
-
-
-def _column(part: Tensor | None, here: slice) -> Tensor | None:
-    return None if part is None else part[:, here]
 
 
 def _never_worse(w: Tensor, hessian: Tensor, fmt: Format, params: Params, codes: Tensor) -> Tensor:

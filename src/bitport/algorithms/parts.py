@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,12 @@ def rounded(x: Tensor, fmt: Format, params: Params) -> Tensor:
 
 def stored(codes: Tensor, fmt: Format, params: Params) -> Quantized:
     return Quantized(to_storage(codes, fmt.number), *params)
+
+
+def batch_of(each: Sequence[Quantized]) -> Quantized:
+    """The parts of several matrices as those of one batch."""
+    parts = [None if part[0] is None else torch.stack(part) for part in zip(*each, strict=True)]
+    return Quantized(*parts)  # type: ignore[arg-type]
 
 
 def block_sum(x: Tensor, fmt: Format) -> Tensor:

@@ -178,7 +178,7 @@ class Walk:
             rows = Watch(weights, transposed, collect=Rows)
             with rows:
                 next(steps, None)
-            for name in weights:
+            for name, _, _ in rows.weights.values():  # of tied ones the first
                 self.processes.total(self.owner[name], found.get(name), rows.seen[name])
         return found
 

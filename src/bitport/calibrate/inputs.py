@@ -93,10 +93,13 @@ class Watch(TorchFunctionMode):
         self, weights: Mapping[str, Tensor], transposed: Sequence[str] = (), collect: Callable[..., Any] = Inputs
     ) -> None:
         super().__init__()
-        self.weights = {id(weight): (name, weight, name in transposed) for name, weight in weights.items()}
+        self.weights: dict[int, tuple[str, Tensor, bool]] = {}
         self.seen: dict[str, Any] = {}
-        for name, weight, flipped in self.weights.values():
-            self.seen[name] = collect(tuple(weight.shape[:-2]), weight.shape[-2 if flipped else -1], weight.device)
+        for name, weight in weights.items():
+            first, _, flipped = self.weights.setdefault(id(weight), (name, weight, name in transposed))
+            if first == name:
+                self.seen[name] = collect(tuple(weight.shape[:-2]), weight.shape[-2 if flipped else -1], weight.device)
+            self.seen[name] = self.seen[first]  # tied: what goes into either goes into both
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in PRODUCTS:

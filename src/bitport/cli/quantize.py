@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from bitport.algorithms import TRANSFORMS, algorithm
+from bitport.algorithms.mixed import CANDIDATES, mixed
 from bitport.api import quantize_
 from bitport.checkpoint import quantize_files, save
 from bitport.checkpoint.manifest import NAME as MANIFEST
@@ -42,9 +43,22 @@ def add_parser(verbs: Any) -> None:
         "llama --scheme int4 --rule 'lm_head=int8' --rule '*.embed_tokens=int8' -o llama-mixed",
         "llama --recipe recipe.json -o llama-mixed --dry-run",
         "llama --scheme int3 --algorithm gptq --data wiki.txt -o llama-int3",
+        "llama --scheme auto --bits 3.5 --algorithm gptq --data wiki.txt -o llama-3.5",
     )
     verb.add_argument("source", type=Path, help="a Hugging Face directory, or a safetensors file")
-    verb.add_argument("--scheme", help="for all linear layers and experts, such as int4 or int4-g32 (bitport.PRESETS)")
+    verb.add_argument(
+        "--scheme",
+        help="for all linear layers and experts, such as int4 or int4-g32 (bitport.PRESETS); auto: for each the one of "
+        "--candidates that keeps the model closest on --data within --bits",
+    )
+    verb.add_argument("--bits", type=float, help="with --scheme auto: bits for each weight, scales included")
+    verb.add_argument(
+        "--candidates",
+        type=lambda text: tuple(text.split(",")),
+        default=CANDIDATES,
+        metavar="SCHEME,...",
+        help=f"with --scheme auto (default: {','.join(CANDIDATES)})",
+    )
     verb.add_argument("--recipe", type=Path, help="a JSON file with rules, as Recipe.to_json writes")
     verb.add_argument(
         "--rule",
@@ -60,7 +74,8 @@ def add_parser(verbs: Any) -> None:
         default="rtn",
         metavar="NAME[+NAME..]",
         help="how codes and scales are chosen: to nearest (rtn, the default), in the best of several ranges (clip), by "
-        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq). "
+        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq; signround takes longer "
+        "and ends closer). "
         f"Before it may stand what changes the model around its weights: {', '.join(TRANSFORMS)}, as in awq+gptq",
     )
     streamed.add_arguments(verb)
@@ -83,14 +98,19 @@ def rule(text: str) -> tuple[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    recipe, dtype = recipe_of(args), dtype_of(args)
+    auto = args.scheme == "auto"
+    recipe, dtype = None if auto else recipe_of(args), dtype_of(args)
     check_reports(args)
     if not args.dry_run:
         _check_output(args)
+    if auto != (args.bits is not None):
+        raise RecipeError("--scheme auto and --bits belong together: how many bits a weight may take on average")
+    if auto and (args.dry_run or args.recipe or args.data is None):
+        raise ArgumentError("--scheme auto measures the model: give a text with --data, and no --recipe or --dry-run")
     by = algorithm(args.algorithm)
-    if args.data is not None and not (args.in_memory or by.needs_inputs):
+    if args.data is not None and not (args.in_memory or by.needs_inputs or auto):
         raise ArgumentError(f"--data is for algorithms that look at inputs and for --in-memory, not for {by.name}")
-    if args.in_memory:
+    if recipe is None or args.in_memory:
         report = in_memory(args, recipe, dtype)
     elif by.needs_inputs:
         report = streamed.quantize(args, recipe, dtype, by)
@@ -110,17 +130,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def in_memory(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None) -> Report:
+def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtype | None) -> Report:
     """Quantizes the model as transformers loads it: for those whose files name or cut their weights otherwise, and for
-    algorithms that run it."""
+    algorithms that run it. ``recipe`` None: one of mixed bits is found first."""
     files = Source(args.source)
-    if args.dry_run:
+    if args.dry_run and recipe is not None:
         model = empty_model(args.source)
         if dtype is not None:
             cast_parameters(model, dtype)
         return quantize_(model, recipe, algorithm=args.algorithm, measure=False)
     model = load_model(args.source, dtype=dtype)
     batches = streamed.calibration(args, model) if args.data or algorithm(args.algorithm).needs_inputs else None
+    if recipe is None:
+        assert batches is not None
+        options = {"algorithm": args.algorithm, "rules": [Rule(*given) for given in args.rule]}
+        recipe = mixed(model, args.candidates, bits=args.bits, calibrate=batches, **options)
     report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=batches)
     if batches is not None:
         report = dataclasses.replace(report, calibration=streamed.described(args))

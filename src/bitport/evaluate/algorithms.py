@@ -9,33 +9,59 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import functools
 import json
 import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from bitport.algorithms import ALGORITHMS
+from bitport.algorithms.mixed import Costs, costs
 from bitport.api import quantize_
 from bitport.evaluate.compare import change_percent
 from bitport.evaluate.golden import CALIBRATION_TOKENS, WINDOW, Yardstick
 from bitport.evaluate.perplexity import token_losses
 from bitport.integrations.huggingface import cast_parameters, logits_of
+from bitport.schemes import Recipe
 
 INTRODUCTION = """# Algorithms
 
 Perplexity of `{model}` in each scheme by each algorithm, on the text and in the way of [accuracy.md](accuracy.md); in
 brackets the change against bf16, {baseline:.4f}. `rtn` rounds to nearest; `clip` takes the best of several ranges for
 each block; `hqq` fits scale and zero point to a norm that forgives outliers; `gptq` lets the columns that are not yet
-rounded make up for those that are, on {calibration} tokens of `calibration.txt`. The first three need no data. All
-give ordinary weights of the scheme, as large and as fast as any other. A dash: the algorithm refuses this format.
+rounded make up for those that are; `signround` starts there, and learns to which side each weight is rounded, and the
+ranges. `mixed` gives each weight a scheme of its own, out of {candidates}, so that all together are
+no larger than in the row's scheme: what each costs was measured, and the weights are quantized, by `gptq`. The first
+three need no data, the others see {calibration} tokens of `calibration.txt`. All give ordinary weights of a scheme, as
+large and as fast as any other. A dash: the algorithm refuses this format, or nothing smaller is left to choose.
 `make algorithms` writes this page.
 """
 
-SCHEMES = ("int4", "int3", "int2", "int2-g32")
+
+class Table(NamedTuple):
+    title: str
+    schemes: tuple[str, ...]
+    algorithms: tuple[str, ...]
+
+
+MIXED = "mixed"
+CANDIDATES = ("int2", "int2-g32", "int3", "int3-g32", "int4", "int4-g32", "int5", "int6")
+"""Of every row in the column "mixed"."""
+
+TABLES = (
+    Table(
+        "Integers in groups",
+        tuple(f"int{bits}{group}" for bits in (4, 3, 2) for group in ("-g32", "-g64", "")),
+        ("rtn", "clip", "hqq", "gptq", "signround", MIXED),
+    ),
+    Table("Rounded inputs", ("int8-dyn", "mxfp4", "nvfp4"), ("rtn", "gptq", "signround")),
+)
+"""An algorithm is added to the tables by its name."""
+
+SCHEMES = tuple(scheme for table in TABLES for scheme in table.schemes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,20 +73,40 @@ class Row:
     change_percent: float | None
 
 
-def rows(
-    yardstick: Yardstick, scheme: str, baseline: float, names: tuple[str, ...] = tuple(ALGORITHMS)
-) -> Iterator[Row]:
-    """``baseline``: :func:`nll` of the model as it is."""
-    batches = [ids[None] for ids in yardstick.calibration.split(WINDOW)]
-    for name in names:
-        model = copy.deepcopy(yardstick.base)
-        report = quantize_(model, scheme, algorithm=name, calibrate=batches, measure=False, progress=False)
-        used = {layer.algorithm for layer in report.quantized}
-        if used != {name}:
-            yield Row(scheme, name, None, None)
-            continue
-        value = nll(yardstick, model)
-        yield Row(scheme, name, math.exp(value), change_percent(value, baseline))
+def algorithms_of(scheme: str) -> tuple[str, ...]:
+    return next(table.algorithms for table in TABLES if scheme in table.schemes)
+
+
+class Measurer:
+    def __init__(self, yardstick: Yardstick) -> None:
+        self.yardstick = yardstick
+        self.batches = [ids[None] for ids in yardstick.calibration.split(WINDOW)]
+        self.baseline = nll(yardstick, copy.deepcopy(yardstick.base))
+
+    def rows(self, scheme: str, names: tuple[str, ...] | None = None) -> Iterator[Row]:
+        """``names``: algorithms; None: those of the scheme's table."""
+        for name in algorithms_of(scheme) if names is None else names:
+            recipe, by = (self._mixed(scheme), "gptq") if name == MIXED else (scheme, name)
+            model = copy.deepcopy(self.yardstick.base)
+            if recipe is not None:
+                report = quantize_(model, recipe, algorithm=by, calibrate=self.batches, measure=False, progress=False)
+            if recipe is None or {layer.algorithm for layer in report.quantized} != {by}:
+                yield Row(scheme, name, None, None)
+                continue
+            value = nll(self.yardstick, model)
+            yield Row(scheme, name, math.exp(value), change_percent(value, self.baseline))
+
+    def _mixed(self, scheme: str) -> Recipe | None:
+        """As large as the whole model in ``scheme``; None where that is as small as can be."""
+        model = copy.deepcopy(self.yardstick.base)
+        nbytes = sum(layer.bytes_after for layer in quantize_(model, scheme, measure=False, progress=False).quantized)
+        least = sum(min(option.nbytes for option in each) for each in self._costs.options)
+        return self._costs.recipe(nbytes=nbytes) if nbytes > least else None
+
+    @functools.cached_property
+    def _costs(self) -> Costs:
+        base, batches = self.yardstick.base, self.batches
+        return costs(base, CANDIDATES, calibrate=batches, algorithm="gptq", sample=1, progress=False)
 
 
 def nll(yardstick: Yardstick, model: Any) -> float:
@@ -71,9 +117,12 @@ def nll(yardstick: Yardstick, model: Any) -> float:
 
 def as_markdown(data: dict[str, Any]) -> str:
     cells = {(row["scheme"], row["algorithm"]): _cell(row) for row in data["rows"]}
-    lines = [("scheme", *ALGORITHMS), ("---",) * (1 + len(ALGORITHMS))]
-    lines += [(scheme, *(cells[scheme, name] for name in ALGORITHMS)) for scheme in SCHEMES]
-    return INTRODUCTION.format(**data) + "\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    parts = [INTRODUCTION.format(**data, candidates=", ".join(f"`{name}`" for name in CANDIDATES))]
+    for table in TABLES:
+        lines = [("scheme", *table.algorithms), ("---",) * (1 + len(table.algorithms))]
+        lines += [(scheme, *(cells[scheme, name] for name in table.algorithms)) for scheme in table.schemes]
+        parts.append(f"## {table.title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n")
+    return "\n".join(parts)
 
 
 def _cell(row: dict[str, Any]) -> str:
@@ -87,18 +136,22 @@ def main() -> None:
     parser.add_argument("schemes", nargs="*", default=SCHEMES, help=f"default: {' '.join(SCHEMES)}")
     args = parser.parse_args()
     yardstick, record = Yardstick(args.model), args.output.with_suffix(".json")
-    baseline = nll(yardstick, copy.deepcopy(yardstick.base))
-    made = [dataclasses.asdict(row) for scheme in args.schemes for row in _told(rows(yardstick, scheme, baseline))]
+    measurer = Measurer(yardstick)
     kept = json.loads(record.read_text(encoding="utf-8"))["rows"] if record.exists() else []
-    kept = [row for row in kept if row["scheme"] in SCHEMES and row["scheme"] not in args.schemes]
-    data = {
-        "model": args.model.as_posix(),
-        "baseline": math.exp(baseline),
-        "calibration": min(CALIBRATION_TOKENS, len(yardstick.calibration)),
-        "rows": sorted(kept + made, key=lambda row: SCHEMES.index(row["scheme"])),
-    }
-    record.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    if {row["scheme"] for row in data["rows"]} == set(SCHEMES):
+    kept = [row for row in kept if row["scheme"] in SCHEMES and row["algorithm"] in algorithms_of(row["scheme"])]
+    for scheme in args.schemes:
+        made = [dataclasses.asdict(row) for row in _told(measurer.rows(scheme))]
+        kept = sorted(
+            [row for row in kept if row["scheme"] != scheme] + made, key=lambda row: SCHEMES.index(row["scheme"])
+        )
+        data = {
+            "model": args.model.as_posix(),
+            "baseline": math.exp(measurer.baseline),
+            "calibration": min(CALIBRATION_TOKENS, len(yardstick.calibration)),
+            "rows": kept,
+        }
+        record.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if {(row["scheme"], row["algorithm"]) for row in kept} == {(s, name) for s in SCHEMES for name in algorithms_of(s)}:
         args.output.with_suffix(".md").write_text(as_markdown(data), encoding="utf-8")
 
 

@@ -1,0 +1,42 @@
+"""A matrix under fixed scales, rounded one column at a time. Columns lie as rows here: what is read together lies
+together."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from bitport.algorithms.parts import Params
+from bitport.numerics import Format, block_scale, dequantize_codes, expand, quantize_codes
+
+
+class Columns:
+    """``order``: of the columns [K]; None: as they lie. The scale with its global one in it would be rounded twice, so
+    that stays apart."""
+
+    def __init__(self, fmt: Format, params: Params, n: int, k: int, order: Tensor | None = None) -> None:
+        self.fmt, self.cell, self.scale2 = fmt, dataclasses.replace(fmt, block=(1, 1)), params.scale2
+        self.scale = _columns(block_scale(params.scale), fmt, n, k, order)
+        self.zero = None if params.zero is None else _columns(params.zero, fmt, n, k, order)
+        if self.zero is not None and fmt.zero == "int":
+            self.zero = self.zero.float()
+        self.whole = fmt.number.kind == "int" and fmt.zero != "float" and fmt.number.midpoint != 0.5
+
+    def rounded(self, x: Tensor, at: int) -> tuple[Tensor, Tensor]:
+        """Codes and values [N] of x [N] as column ``at``."""
+        zero = None if self.zero is None else self.zero[at]
+        if self.whole:  # the same as below, in fewer steps
+            offset = self.fmt.number.midpoint if zero is None else zero
+            scale = self.scale[at]
+            codes = (x / scale).round_().add_(offset).clamp_(0, self.fmt.number.qmax)
+            return codes.to(torch.uint8), (codes - offset) * scale
+        params = Params(self.scale[at][:, None], None if zero is None else zero[:, None], self.scale2)
+        codes = quantize_codes(x[:, None], self.cell, *params)
+        return codes[:, 0], dequantize_codes(codes, self.cell, *params)[:, 0]
+
+
+def _columns(part: Tensor, fmt: Format, n: int, k: int, order: Tensor | None) -> Tensor:
+    each = expand(part, fmt.block, n, k).t()
+    return each.contiguous() if order is None else each[order].contiguous()

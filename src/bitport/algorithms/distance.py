@@ -1,0 +1,67 @@
+"""How far a model's outputs go when one of its weights is changed.
+
+Of a model whose outputs have logits: KL(p || q) of its predictions, in nats per token; of any other the squared error
+of its outputs as a part of their square.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bitport.calibrate.batches import run_batch
+from bitport.schemes import Target
+from bitport.tensor import QTensor
+
+
+class Outputs(NamedTuple):
+    value: Tensor
+    are_logarithms: bool
+    """Of probabilities, along the last axis."""
+
+
+class Distance:
+    """How far the outputs of ``model`` on ``batches`` go from what they are now."""
+
+    def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
+        self.model, self.batches = model, batches
+        self.exact = [self._outputs(batch) for batch in batches]
+
+    def __call__(self, targets: Sequence[Target], q: QTensor) -> float:
+        """With the one weight that ``targets`` name in the form ``q``."""
+        modules = [self.model.get_submodule(target.module) for target in targets]
+        before = getattr(modules[0], targets[0].param)
+        try:
+            for module, target in zip(modules, targets, strict=True):
+                setattr(module, target.param, q)
+            pairs = [(exact, self._outputs(batch)) for exact, batch in zip(self.exact, self.batches, strict=True)]
+        finally:
+            for module, target in zip(modules, targets, strict=True):
+                setattr(module, target.param, before)
+        lost, scale = (sum(each) for each in zip(*itertools.starmap(_divergence, pairs), strict=True))
+        return lost / scale
+
+    def _outputs(self, batch: Any) -> Outputs:
+        with torch.no_grad():
+            result = run_batch(self.model, batch)
+        logits = getattr(result, "logits", None)
+        if isinstance(logits, Tensor):
+            return Outputs(logits.float().log_softmax(-1), True)
+        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        return Outputs(torch.cat([leaf.float().flatten() for leaf in leaves]), False)
+
+
+def _divergence(exact: Outputs, changed: Outputs) -> tuple[float, float]:
+    """(a sum, what to divide the sum over batches by)."""
+    if exact.are_logarithms:
+        lost = (exact.value.exp() * (exact.value - changed.value)).sum(-1)
+        return float(lost.double().sum()), lost.numel()
+    return (
+        float((exact.value - changed.value).square().double().sum()),
+        float(exact.value.square().double().sum()),
+    )

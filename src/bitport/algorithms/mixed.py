@@ -1,0 +1,186 @@
+"""Different bits for different weights: what each costs in each scheme, and the best recipe within a size.
+
+The cost of a weight in a scheme is measured with all other weights as they are, and costs are added up:
+
+    "kl"        KL(p || q) of the model's predictions in nats per token, over ``sample`` batches; of a model without
+                logits, the squared error of its outputs as a part of their square. One run of the model for each
+                weight and scheme: dear, and what counts
+    "output"    the squared error of the weight's own output as a part of its square: one run of the model in all
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitport.algorithms import Algorithm
+from bitport.algorithms import algorithm as algorithm_of
+from bitport.algorithms.apply import apply
+from bitport.algorithms.distance import Distance
+from bitport.algorithms.gptq_core import objective
+from bitport.algorithms.mixed_core import Option, choose
+from bitport.calibrate.batches import batches_of
+from bitport.calibrate.blocks import measured
+from bitport.calibrate.inputs import Inputs
+from bitport.errors import ArgumentError
+from bitport.nn.targets import find_targets
+from bitport.report.progress import progress as with_progress
+from bitport.schemes import Recipe, Rule, Scheme, Target, preset
+from bitport.schemes.recipe import DEFAULT_KINDS
+from bitport.tensor import QTensor
+from bitport.tensor.qtensor import rows_of
+
+CANDIDATES = ("int2", "int3", "int4", "int8")
+COSTS = ("kl", "output")
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """``options[g][c]``: bytes and cost of the weights in ``groups[g]``, which share a scheme, in ``candidates[c]``."""
+
+    groups: tuple[tuple[Target, ...], ...]
+    candidates: tuple[Scheme, ...]
+    options: tuple[tuple[Option, ...], ...]
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def weights(self) -> int:
+        """How many numbers there are to choose for."""
+        unique = {target.storage: target for group in self.groups for target in group}
+        return sum(torch.Size(target.shape).numel() for target in unique.values())
+
+    def recipe(self, *, bits: float | None = None, nbytes: int | None = None) -> Recipe:
+        """The one of least cost within ``nbytes``, or ``bits`` for each weight, scales and zero points included."""
+        if (bits is None) == (nbytes is None):
+            raise ArgumentError(f"give the size as bits= or as nbytes=, one of them, not bits={bits}, nbytes={nbytes}")
+        budget = int(bits * self.weights / 8) if bits is not None else nbytes
+        assert budget is not None
+        chosen = choose(self.options, budget)
+        rules = [
+            Rule(glob.escape(target.name), self.candidates[at], (target.kind,))
+            for group, at in zip(self.groups, chosen, strict=True)
+            for target in group
+        ]
+        return Recipe((*self.rules, *rules))
+
+
+def mixed(
+    model: nn.Module,
+    candidates: Sequence[str | Scheme] = CANDIDATES,
+    *,
+    calibrate: Iterable[Any] | Callable[[nn.Module], Any],
+    bits: float | None = None,
+    nbytes: int | None = None,
+    **options: Any,
+) -> Recipe:
+    """The recipe of least :func:`costs` within ``bits`` for each weight, or ``nbytes`` for all; ``options``: those of
+    :func:`costs`."""
+    if (bits is None) == (nbytes is None):
+        raise ArgumentError(f"give the size as bits= or as nbytes=, one of them, not bits={bits}, nbytes={nbytes}")
+    return costs(model, candidates, calibrate=calibrate, **options).recipe(bits=bits, nbytes=nbytes)
+
+
+def costs(
+    model: nn.Module,
+    candidates: Sequence[str | Scheme] = CANDIDATES,
+    *,
+    calibrate: Iterable[Any] | Callable[[nn.Module], Any],
+    algorithm: str | Algorithm = "rtn",
+    cost: str = "kl",
+    sample: int = 2,
+    rules: Sequence[Rule] = (),
+    together: Sequence[Sequence[str]] = (),
+    progress: bool | None = None,
+) -> Costs:
+    """``candidates``: schemes for all linear layers, attention projections and experts, of which each gets one; but
+    what fits one of ``rules`` gets the scheme of that. ``together``: globs of names; weights of one module (its
+    children) that fit globs of the same entry share a scheme, as tied ones always do. ``algorithm``: that the model
+    will be quantized by."""
+    by, schemes = algorithm_of(algorithm), [each if isinstance(each, Scheme) else preset(each) for each in candidates]
+    _check(schemes, cost)
+    targets, batches = _chosen_for(model, schemes[0], rules), batches_of(model, calibrate)
+    if not batches:
+        raise ArgumentError("the cost of bits is measured on data, and calibrate holds no batch")
+    tied = _grouped(targets, lambda target: target.storage)
+    every = [names[0] for names in tied.values()]
+    distance = Distance(model, batches[:sample]) if cost == "kl" else None
+    seen = {target.name for target in every} if by.needs_inputs or distance is None else set()
+    work: Iterable[tuple[Target, Inputs | None]] = ((target, None) for target in every)
+    work = measured(model, every, seen, batches) if seen else work
+    found: dict[str, tuple[Option, ...]] = {}
+    for target, inputs in with_progress(work, len(every), "measuring", progress):
+        value, options = _weight(model, target), []
+        for scheme in schemes:
+            outcome = apply(by, value, target, scheme, inputs, measure=False).as_parameter()
+            if distance is not None:
+                lost = distance(tied[target.storage], outcome.q)
+            else:
+                assert inputs is not None
+                lost = of_output(value, outcome.q, target, inputs)
+            options.append(Option(outcome.q.nbytes, lost))
+        found[target.storage] = tuple(options)
+    alike = _grouped(every, lambda target: _label(tied[target.storage], together)).values()
+    groups = (tuple(itertools.chain(*(tied[target.storage] for target in group))) for group in alike)
+    sums = (_summed([found[target.storage] for target in group]) for group in alike)
+    return Costs(tuple(groups), tuple(schemes), tuple(sums), tuple(rules))
+
+
+def of_output(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:
+    exact, rounded = (
+        rows_of(each, target.kind, target.transposed) for each in (value.detach().float(), q.dequantize(torch.float32))
+    )
+    gram = inputs.gram.to(exact.device)
+    signal, noise = (float(objective(each, gram).double().sum()) for each in (exact, exact - rounded))
+    return noise / signal if signal else 0.0
+
+
+def _check(schemes: Sequence[Scheme], cost: str) -> None:
+    if cost not in COSTS:
+        raise ArgumentError(f"unknown cost {cost!r}; known: {', '.join(COSTS)}")
+    if not schemes:
+        raise ArgumentError("there is no candidate: give at least one scheme")
+    if static := [str(scheme) for scheme in schemes if scheme.static]:
+        raise ArgumentError(f"{', '.join(static)}: a scheme with a static input scale cannot be a candidate")
+
+
+def _chosen_for(model: nn.Module, scheme: Scheme, rules: Sequence[Rule]) -> list[Target]:
+    """What ``scheme`` for the whole model would quantize, but for what fits one of ``rules``."""
+    targets = find_targets(model)
+    plan = Recipe((*rules, Rule("*", scheme, DEFAULT_KINDS))).resolve(targets)
+    names = {choice.name for choice in plan.quantized}
+    chosen = [each for each in targets if each.name in names and not any(rule.fits(each) for rule in rules)]
+    if done := [each.name for each in chosen if isinstance(_weight(model, each), QTensor)]:
+        raise ArgumentError(f"{done[0]} is quantized already: choose bits for a model that is not")
+    return chosen
+
+
+def _label(tied: Sequence[Target], together: Sequence[Sequence[str]]) -> str:
+    """What the one weight that ``tied`` name has in common with those that it shares a scheme with."""
+    for at, globs in enumerate(together):
+        for target in tied:
+            if any(fnmatchcase(name, each) for name in (target.module, target.name) for each in globs):
+                return f"{at} {target.module.rpartition('.')[0]}"
+    return tied[0].storage
+
+
+def _grouped(targets: Sequence[Target], label: Callable[[Target], str]) -> dict[str, list[Target]]:
+    groups: dict[str, list[Target]] = {}
+    for target in targets:
+        groups.setdefault(label(target), []).append(target)
+    return groups
+
+
+def _summed(several: Sequence[tuple[Option, ...]]) -> tuple[Option, ...]:
+    each = zip(*several, strict=True)
+    return tuple(Option(sum(o.nbytes for o in options), sum(o.error for o in options)) for options in each)
+
+
+def _weight(model: nn.Module, target: Target) -> Tensor:
+    return getattr(model.get_submodule(target.module), target.param)

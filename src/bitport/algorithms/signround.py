@@ -1,0 +1,47 @@
+"""SignRound of a weight: what another algorithm found, with rounding and ranges learned from there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from bitport.algorithms.algorithm import Algorithm
+from bitport.algorithms.gptq import GPTQ, KINDS
+from bitport.algorithms.parts import Params, batch_of, stored
+from bitport.algorithms.signround_core import solve
+from bitport.calibrate.inputs import Inputs
+from bitport.numerics import Format, Quantized, from_storage, quantize
+
+
+@dataclasses.dataclass(frozen=True)
+class SignRound:
+    """Learned layer by layer, from the sum of x x^T over the inputs: ``steps`` of sign descent, then at most ``sweeps``
+    of coordinate descent. ``start``: what finds the codes and ranges that it starts from. ``damping``: this share of
+    the mean of the diagonal is added to it, so that what few inputs have in common by chance counts for less."""
+
+    steps: int = 200
+    sweeps: int = 2
+    damping: float = 0.1
+    start: Algorithm = dataclasses.field(default_factory=GPTQ)
+    name: ClassVar[str] = "signround"
+    needs_inputs: ClassVar[bool] = True
+
+    def refuses(self, fmt: Format, kind: str) -> str | None:
+        if kind not in KINDS:
+            return f"signround needs a product, not the weight of a module of kind {kind}"
+        return self.start.refuses(fmt, kind)
+
+    def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None) -> Quantized:
+        assert inputs is not None
+        if w.dim() > 2:
+            return batch_of([self.solve(matrix, fmt, inputs[at]) for at, matrix in enumerate(w)])
+        if not inputs.any_rows:
+            return quantize(w, fmt)
+        first = self.start.solve(w, fmt, inputs)
+        codes = from_storage(first.data, fmt.number, w.shape[-1])
+        hessian = inputs.gram.to(w.device, copy=True)
+        hessian.diagonal().add_(self.damping * hessian.diagonal().mean())
+        codes, params = solve(w, hessian, fmt, codes, Params(*first[1:]), self.steps, self.sweeps)
+        return stored(codes, fmt, params)

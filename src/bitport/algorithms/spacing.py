@@ -1,0 +1,63 @@
+"""Numbers of a format around a place, in units of the scale: the nearest after a shift, and what rounds to one."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from bitport.algorithms.parts import Params
+from bitport.numerics import Format, NumberType, block_scale, decode, decode_codebook, spread
+
+INSIDE = 0.49
+"""Of the gap to a neighbour: what surely rounds to a number, and is moved across by a shift of half a gap."""
+
+
+def snapped(units: Tensor, shift: Tensor, fmt: Format, params: Params) -> tuple[Tensor, Tensor]:
+    """The number nearest to ``units + shift``, the shift in gaps between numbers, and whether none was clamped. All in
+    blocks (:func:`bitport.numerics.to_blocks`)."""
+    number = fmt.number
+    if number.kind == "int":
+        zero = number.midpoint if params.zero is None else spread(params.zero.float())
+        moved = units + shift
+        whole = fmt.zero != "float" and number.midpoint != 0.5
+        raw = moved.round_() + zero if whole else (moved + zero).round_()
+        codes = raw.clamp(0, number.qmax)
+        return codes - zero, codes == raw
+    values = _values(number, units.device)
+    above = torch.bucketize(units, values).clamp(1, len(values) - 1)
+    moved = units + shift * (values[above] - values[above - 1])
+    return values[torch.bucketize(moved, _middles(values))], moved.abs() <= number.max
+
+
+def within(x: Tensor, q: Tensor, fmt: Format, params: Params) -> Tensor:
+    """x, in blocks, moved as little as needed to round to q, a number of the format."""
+    scale = spread(block_scale(params.scale, params.scale2))
+    units, number = q / scale, fmt.number
+    if number.kind == "int":
+        zero = number.midpoint if params.zero is None else spread(params.zero.float())
+        code = units + zero
+        low = torch.where(code < 0.5, -torch.inf, units - INSIDE)
+        high = torch.where(code > number.qmax - 0.5, torch.inf, units + INSIDE)
+    else:
+        values = _values(number, x.device)
+        at = torch.bucketize(units, _middles(values))
+        gaps = torch.cat([values.new_full((1,), torch.inf), values.diff(), values.new_full((1,), torch.inf)])
+        low, high = units - INSIDE * gaps[at], units + INSIDE * gaps[at + 1]
+    return (x / scale).clamp(low, high) * scale
+
+
+def _values(number: NumberType, device: torch.device) -> Tensor:
+    return torch.tensor(_sorted_values(number), device=device)
+
+
+@functools.cache
+def _sorted_values(number: NumberType) -> tuple[float, ...]:
+    codes = torch.arange(number.qmax + 1, dtype=torch.uint8)
+    values = decode_codebook(codes, number.table) if number.kind == "codebook" else decode(codes, number)
+    return tuple(sorted(set(values[values.isfinite()].tolist())))
+
+
+def _middles(values: Tensor) -> Tensor:
+    return (values[1:] + values[:-1]) / 2

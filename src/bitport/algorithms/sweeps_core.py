@@ -1,0 +1,46 @@
+"""Coordinate descent over codes: each the best for all others, column after column, again and again.
+
+With E = W - Q the part of tr(E H E^T) that hangs on column k is H_kk (q_k - t_k)^2 + what does not change, with
+
+    t_k = q_k + (E H)_k / H_kk
+
+so the number nearest to t_k is best, whatever the format. No step makes a row worse, and it ends where no single code
+can be bettered. E H is kept up to date within a block of columns at once, beyond it by one product per block.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bitport.algorithms.columns import Columns
+from bitport.algorithms.parts import Params
+from bitport.numerics import Format, dequantize_codes
+
+
+def sweep(
+    w: Tensor, hessian: Tensor, fmt: Format, codes: Tensor, params: Params, sweeps: int, block: int = 128
+) -> Tensor:
+    """uint8 codes [N, K] for w [N, K], from those given; ``hessian`` float32 [K, K]. A column that never saw an input
+    keeps its codes."""
+    k = w.shape[-1]
+    columns, found = Columns(fmt, params, *w.shape), codes.t().contiguous()
+    q = dequantize_codes(codes, fmt, *params).t().contiguous()  # columns as rows
+    product = hessian @ (w.float().t() - q)
+    power = hessian.diagonal().tolist()
+    for _ in range(sweeps):
+        changed = False
+        for start in range(0, k, block):
+            end = min(start + block, k)
+            before = q[start:end].clone()
+            for at in range(start, end):
+                if power[at] > 0:
+                    found[at], new = columns.rounded(q[at] + product[at] / power[at], at)
+                    product[start:end].addr_(hessian[at, start:end], q[at] - new)
+                    q[at] = new
+            change = before - q[start:end]
+            product[:start] += hessian[:start, start:end] @ change
+            product[end:] += hessian[end:, start:end] @ change
+            changed = changed or bool(change.any())
+        if not changed:
+            break
+    return found.t().contiguous()

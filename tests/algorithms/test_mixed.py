@@ -1,0 +1,210 @@
+"""Mixed bits: the choice against brute force, the costs against what they say, the recipe on whole models."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bitport
+from bitport.algorithms.mixed import costs
+from bitport.algorithms.mixed_core import Option, choose
+from bitport.errors import ArgumentError
+from bitport.nn.targets import find_targets
+from bitport.schemes import Recipe, Rule
+
+
+def totals(options: list[list[Option]], chosen: list[int] | tuple[int, ...]) -> tuple[int, float]:
+    taken = [each[at] for each, at in zip(options, chosen, strict=True)]
+    return sum(each.nbytes for each in taken), math.fsum(each.error for each in taken)
+
+
+def problem(seed: int, unit: int) -> tuple[list[list[Option]], int]:
+    rng = random.Random(seed)
+    count = rng.randint(1, 6)
+    options = [
+        [Option(unit * rng.randint(1, 30), rng.random() ** 4) for _ in range(rng.randint(1, 4))] for _ in range(count)
+    ]
+    low, high = (sum(pick(option.nbytes for option in each) for each in options) for pick in (min, max))
+    return options, rng.randint(low, high + unit)
+
+
+@pytest.mark.parametrize("unit", [1, 128, 4096 * 33])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_of_all_choices(seed: int, unit: int) -> None:
+    options, budget = problem(seed, unit)
+    every = [totals(options, each) for each in itertools.product(*(range(len(each)) for each in options))]
+    nbytes, error = totals(options, choose(options, budget))
+    assert nbytes <= budget
+    assert error == pytest.approx(min(lost for size, lost in every if size <= budget), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_coarse_unit_keeps_the_budget_and_is_as_good_as_a_little_less(seed: int) -> None:
+    """With s states a unit is at most budget / s + 1, and rounding up costs less than one for each weight."""
+    options, budget = problem(seed, 997)
+    nbytes, error = totals(options, choose(options, budget, states=64))
+    assert nbytes <= budget
+    smaller = budget - len(options) * math.ceil(budget / 64)
+    if smaller >= sum(min(option.nbytes for option in each) for each in options):
+        assert error <= totals(options, choose(options, smaller))[1] * (1 + 1e-12)
+
+
+def test_a_budget_that_nothing_fits() -> None:
+    with pytest.raises(ArgumentError, match="smallest choice takes 30 bytes, more than the 29"):
+        choose([[Option(10, 1.0), Option(20, 0.0)], [Option(20, 0.0)]], 29)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.down = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.silu(self.q_proj(x)) * self.k_proj(x))
+
+
+class Model(nn.Module):
+    """``one.weight`` is ``two.weight``; ``loud`` counts a hundred times as much as ``quiet``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+        self.one, self.two = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+        self.two.weight = self.one.weight
+        self.quiet, self.loud = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.two(self.one(self.blocks(x)))
+        return 0.01 * self.quiet(x) + self.loud(x)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    torch.manual_seed(3)
+    return Model()
+
+
+BATCHES = list(torch.randn(3, 20, 64, generator=torch.Generator().manual_seed(1)))
+CANDIDATES = ("int2-g32", "int4-g32", "int8")
+
+
+def scheme_of(recipe: Recipe, model: nn.Module) -> dict[str, str]:
+    return {choice.name: str(choice.scheme) for choice in recipe.resolve(find_targets(model)).quantized}
+
+
+@pytest.mark.parametrize("cost", ["kl", "output"])
+@pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
+def test_the_budget_holds_and_what_counts_gets_the_bits(model: Model, cost: str, algorithm: str) -> None:
+    before = copy.deepcopy(model.state_dict())
+    found = costs(model, CANDIDATES, calibrate=BATCHES, cost=cost, algorithm=algorithm)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    last = math.inf
+    for bits in (3.3, 4.0, 5.3, 7.0, 9.0):
+        recipe = found.recipe(bits=bits)
+        other = copy.deepcopy(model)
+        report = bitport.quantize_(other, recipe, algorithm=algorithm, calibrate=BATCHES)
+        unique = {id(param): param.nbytes for param in other.parameters() if isinstance(param, bitport.QTensor)}
+        assert 8 * sum(unique.values()) <= bits * found.weights
+        assert len(report.quantized) == 10
+        assert other.one.weight is other.two.weight
+        schemes = scheme_of(recipe, model)
+        lost = sum(
+            each[[str(scheme) for scheme in found.candidates].index(schemes[group[0].name])].error
+            for group, each in zip(found.groups, found.options, strict=True)
+        )
+        assert lost <= last
+        last = lost
+        assert Recipe.from_json(recipe.to_json()) == recipe
+    assert set(schemes.values()) == {"int8"}
+
+
+def test_loud_before_quiet(model: Model) -> None:
+    schemes = scheme_of(bitport.mixed(model, CANDIDATES, bits=5.0, calibrate=BATCHES), model)
+    order = [str(each) for each in CANDIDATES]
+    assert order.index(schemes["loud.weight"]) > order.index(schemes["quiet.weight"])
+
+
+def test_the_cost_is_what_it_says(model: Model) -> None:
+    """Of one weight, in float64: of the model's output, and of the weight's own."""
+    changed = copy.deepcopy(model)
+    bitport.quantize_(changed, {"loud": "int2-g32"})
+    x = torch.cat(BATCHES)
+    exact, other = model(x).double().detach(), changed(x).double().detach()
+    expected = {"kl": float((exact - other).square().sum() / exact.square().sum())}
+    hidden, weight = (each.double().detach() for each in (model.two(model.one(model.blocks(x))), model.loud.weight))
+    rounded = changed.loud.weight.dequantize(torch.float32).double()
+    signal, noise = ((hidden @ each.t()).square().sum() for each in (weight, weight - rounded))
+    expected["output"] = float(noise / signal)
+    for cost, value in expected.items():
+        found = costs(model, CANDIDATES, calibrate=BATCHES, cost=cost, sample=3)
+        at = [group[0].name for group in found.groups].index("loud.weight")
+        assert found.options[at][0].error == pytest.approx(value, rel=1e-4)
+
+
+class Speaking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, x: Tensor) -> object:
+        return type("Output", (), {"logits": self.head(x)})()
+
+
+def test_predictions_are_compared_by_kl() -> None:
+    model, x = Speaking(), torch.randn(2, 9, 32)
+    found = costs(model, ["int2-g32"], calibrate=[x])
+    changed = copy.deepcopy(model)
+    bitport.quantize_(changed, "int2-g32")
+    p, q = (each(x).logits.double().log_softmax(-1).detach() for each in (model, changed))  # type: ignore[attr-defined]
+    assert found.options[0][0].error == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)
+
+
+def test_weights_together_and_rules(model: Model) -> None:
+    found = costs(
+        model,
+        CANDIDATES,
+        calibrate=BATCHES,
+        rules=[Rule("loud", "int4-g32"), Rule("quiet", "skip")],
+        together=[("*.q_proj", "*.k_proj")],
+    )
+    names = [{target.name for target in group} for group in found.groups]
+    assert {f"blocks.0.{name}.weight" for name in ("q_proj", "k_proj")} in names
+    assert {"one.weight", "two.weight"} in names
+    assert len(names) == 5
+    for bits in (3.5, 4.0, 5.0, 6.0):
+        schemes = scheme_of(found.recipe(bits=bits), model)
+        assert schemes["blocks.1.q_proj.weight"] == schemes["blocks.1.k_proj.weight"]
+        assert schemes["loud.weight"] == "int4-g32"
+        assert "quiet.weight" not in schemes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"bits": 3.0, "nbytes": 100}, "bits= or as nbytes=", id="two sizes"),
+        pytest.param({}, "bits= or as nbytes=", id="no size"),
+        pytest.param({"bits": 1.0}, "smallest choice", id="too small"),
+        pytest.param({"bits": 4.0, "cost": "magic"}, "unknown cost 'magic'; known: kl, output", id="unknown cost"),
+        pytest.param({"bits": 4.0, "candidates": ()}, "no candidate", id="no candidate"),
+        pytest.param({"bits": 4.0, "candidates": ("int8-static",)}, "static input scale", id="static"),
+        pytest.param({"bits": 4.0, "calibrate": []}, "holds no batch", id="no data"),
+    ],
+)
+def test_problems(model: Model, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        bitport.mixed(model, **{"calibrate": BATCHES, **options})  # type: ignore[arg-type]
+
+
+def test_a_model_that_is_quantized(model: Model) -> None:
+    other = copy.deepcopy(model)
+    bitport.quantize_(other, "int4-g32")
+    with pytest.raises(ArgumentError, match="quantized already"):
+        bitport.mixed(other, bits=4.0, calibrate=BATCHES)

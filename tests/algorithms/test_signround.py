@@ -1,0 +1,208 @@
+"""SignRound: never further than its start or plain rounding, with the gradients of its formula."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.algorithms import GPTQ, RTN, Algorithm, Clip, SignRound
+from bitport.algorithms.parts import Params
+from bitport.algorithms.signround_core import Ends, by_rows, solve
+from bitport.algorithms.spacing import snapped, within
+from bitport.algorithms.sweeps_core import sweep
+from bitport.calibrate.inputs import Inputs
+from bitport.numerics import (
+    NUMBER_TYPES,
+    Format,
+    choose_qparams,
+    dequantize_codes,
+    from_blocks,
+    quantize,
+    quantize_codes,
+    spread,
+    to_blocks,
+)
+from bitport.schemes import preset
+
+from .weights import DTYPES, SCHEMES, inputs, output_error, seen, value, weight
+
+SLACK = 1 + 2.0**-12
+"""x^T x of 400 rows in float32."""
+
+
+def learned(steps: int, sweeps: int = 0, start: Algorithm = RTN()) -> SignRound:  # noqa: B008 (frozen)
+    return SignRound(steps, sweeps, 0.0, start)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_never_further_than_its_start_or_plain_rounding(scheme: str, dtype: torch.dtype) -> None:
+    """Of all rows that share scales; and together clearly nearer than plain rounding."""
+    w, x, fmt = weight(dtype=dtype), inputs(), preset(scheme).weight
+    start = Clip()
+    ours, before, plain = (
+        by_rows(output_error(w, value(parts, scheme, *w.shape), x), fmt)
+        for parts in (learned(50, start=start).solve(w, fmt, seen(x)), start.solve(w, fmt), quantize(w, fmt))
+    )
+    assert bool((ours <= before * SLACK).all())
+    assert bool((ours <= plain * SLACK).all())
+    if fmt.number.bits <= 4:
+        assert float(ours.sum()) < 0.85 * float(plain.sum())
+
+
+@pytest.mark.parametrize("scheme", ["int2", "int3-g32", "int4", "int4-sym", "nvfp4", "mxfp4", "nf4"])
+def test_gptq_is_bettered(scheme: str) -> None:
+    w, x, fmt = weight(), inputs(), preset(scheme).weight
+    ours, gptq, plain = (
+        float(output_error(w, value(each.solve(w, fmt, seen(x)), scheme, *w.shape), x).sum())
+        for each in (SignRound(), GPTQ(), RTN())
+    )
+    assert ours < 0.97 * gptq
+    assert ours < 0.6 * plain
+
+
+def test_more_steps_find_better() -> None:
+    w, x, fmt = weight(), inputs(), preset("int3-g32").weight
+    errors = [
+        float(output_error(w, value(learned(steps).solve(w, fmt, seen(x)), "int3-g32", *w.shape), x).sum())
+        for steps in (0, 5, 50, 200)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.9 * errors[1]
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+@pytest.mark.parametrize("scheme", ["int3-g32", "nvfp4", "int4-tensor"])
+def test_after_enough_sweeps_no_single_code_can_be_bettered(scheme: str, block: int) -> None:
+    """All codes next to those found, tried one by one in float64."""
+    w, x, fmt = weight(4, 30), inputs(30), preset(scheme).weight
+    params, hessian = Params(*choose_qparams(w, fmt)), seen(x).gram
+    codes = sweep(w, hessian, fmt, quantize_codes(w, fmt, *params), params, 100, block)
+    least = output_error(w, dequantize_codes(codes, fmt, *params).double(), x)
+    for column in range(30):
+        for other in range(fmt.number.qmax + 1):
+            tried = codes.clone()
+            tried[:, column] = other
+            errors = output_error(w, dequantize_codes(tried, fmt, *params).double(), x)
+            assert bool((errors >= least * (1 - 2.0**-12)).all())
+
+
+def test_a_column_that_is_never_used_keeps_its_codes() -> None:
+    w, fmt, used = weight(), preset("int4-g32").weight, torch.arange(150) % 3 > 0
+    params = Params(*choose_qparams(w, fmt))
+    codes = torch.randint(0, 16, w.shape, dtype=torch.uint8)
+    found = sweep(w, seen(inputs() * used).gram, fmt, codes, params, 3)
+    assert torch.equal(found[:, ~used], codes[:, ~used])
+    assert not torch.equal(found[:, used], codes[:, used])
+
+
+def test_two_weights_are_solved_as_by_trying_all() -> None:
+    """With the scale fixed (powers of two) and two columns there are four choices of neighbours for each row."""
+    fmt = Format(dtype="int4", block=(1, 0), scale="e8m0")
+    w = torch.rand(64, 2) * 10 - 5
+    w[:, 0] = torch.where(w[:, 0].abs() < 4, 4.6, w[:, 0])  # one scale for all rows, so that one is a step
+    hessian = torch.tensor([[1.0, 0.9], [0.9, 1.0]])
+    start = Params(*choose_qparams(w, fmt))
+    codes, params = solve(w, hessian, fmt, quantize_codes(w, fmt, *start), start, 400, 0)
+    low = w.floor()
+    tried = torch.stack([low + torch.tensor([a, b]) for a in (0.0, 1.0) for b in (0.0, 1.0)])
+    least = (((w - tried) @ hessian) * (w - tried)).sum(-1).amin(0)
+    error = w - dequantize_codes(codes, fmt, *params)
+    found = ((error @ hessian) * error).sum(-1)
+    assert float((found <= least * (1 + 1e-5)).float().mean()) > 0.9
+
+
+SMOOTH = [
+    pytest.param("int4-g16", id="zero point"),
+    pytest.param("int4-g16-sym", id="symmetric"),
+    pytest.param("nf4", id="codebook"),
+    pytest.param("fp8-row", id="float"),
+]
+
+
+@pytest.mark.parametrize("scheme", SMOOTH)
+def test_gradients(scheme: str) -> None:
+    """Against autograd through the formula of the module with rounding as the identity."""
+    fmt = dataclasses.replace(preset(scheme).weight, scale="float32")
+    w = torch.randn(4, 32)
+    start = Params(*choose_qparams(w * 0.6, fmt))  # so that some are clamped
+    target, towards = to_blocks(w, fmt.block), to_blocks(torch.randn(4, 32), fmt.block)
+    ends = Ends(fmt, start)
+    scale = spread(start.scale)
+    found, inside = snapped(target / scale, torch.zeros_like(target), fmt, start)
+    moved = {"high": ends.high_factor.clone(), "low": ends.low_factor.clone()}
+    ends.move(1.0, towards, found, target / scale, inside)
+    signs = {"high": moved["high"] - ends.high_factor, "low": moved["low"] - ends.low_factor}
+    for name, gradient in _exact_gradients(w, fmt, start, towards, found, inside).items():
+        clear = gradient.abs() > 1e-4 * gradient.abs().max()
+        assert torch.equal(signs[name][clear], gradient.sign()[clear])
+
+
+def _exact_gradients(
+    w: Tensor, fmt: Format, start: Params, towards: Tensor, found: Tensor, inside: Tensor
+) -> dict[str, Tensor]:
+    high = torch.ones_like(start.scale).requires_grad_()
+    low = torch.ones_like(start.scale).requires_grad_()
+    units = to_blocks(w, fmt.block)
+    if start.zero is None:
+        scale = start.scale * high
+        u = units / spread(scale)
+        q = spread(scale) * torch.where(inside, u + (found - u).detach(), found)
+        (q * towards).sum().backward()
+        return {"high": high.grad}  # type: ignore[dict-item]
+    zero = start.zero.float()
+    bottom, top = -zero * start.scale * low, (fmt.number.qmax - zero) * start.scale * high
+    scale = (top - bottom) / fmt.number.qmax
+    offset = -bottom / scale
+    u = units / spread(scale)
+    code = (found + spread(zero)).detach()
+    q = spread(scale) * torch.where(inside, u + (found - u).detach(), code - spread(offset))
+    (q * towards).sum().backward()
+    return {"high": high.grad, "low": low.grad}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("number", [name for name, each in NUMBER_TYPES.items() if each.signed or each.kind != "float"])
+def test_what_is_moved_towards_a_number_rounds_to_it(number: str) -> None:
+    fmt = Format(dtype=number, block=(1, 0))
+    w = torch.randn(8, 40)
+    params = Params(*choose_qparams(w, fmt))
+    codes = torch.randint(0, fmt.number.qmax + 1, w.shape, dtype=torch.uint8)
+    q = dequantize_codes(codes, fmt, *params)
+    codes, q = (torch.where(q.isfinite(), each, other) for each, other in ((codes, codes[:, :1]), (q, q[:, :1])))
+    q = torch.where(q.isfinite(), q, 0.0)
+    target = within(to_blocks(w, fmt.block), to_blocks(q, fmt.block), fmt, params)
+    again = dequantize_codes(quantize_codes(from_blocks(target, 8, 40), fmt, *params), fmt, *params)
+    assert torch.equal(again, q)
+    shift = (torch.rand(8, 40) - 0.5) * 0.02
+    found, _ = snapped(target / spread(params.scale), to_blocks(shift, fmt.block), fmt, params)
+    torch.testing.assert_close(from_blocks(found * spread(params.scale), 8, 40), q)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (3, 2), (1, 33), (5, 129)])
+@pytest.mark.parametrize("scheme", ["int3-g32", "nvfp4", "fp8-block", "int4-fzero"])
+def test_odd_shapes(scheme: str, n: int, k: int) -> None:
+    w, x, fmt = weight(n, k), inputs(k, 2 * k + 1), preset(scheme).weight
+    ours, plain = (
+        by_rows(output_error(w, value(parts, scheme, n, k), x), fmt)
+        for parts in (SignRound(20, damping=0.0).solve(w, fmt, seen(x)), quantize(w, fmt))
+    )
+    assert bool((ours <= plain * SLACK + 1e-12).all())
+
+
+def test_experts_are_solved_each_with_its_own_inputs() -> None:
+    w, fmt = torch.stack([weight(8, 64), weight(8, 64)]), preset("int4-g32").weight
+    x, both = inputs(64), Inputs((2,), 64)
+    both.add(x, (1,))
+    parts = SignRound(20).solve(w, fmt, both)
+    assert torch.equal(parts.data[1], SignRound(20).solve(w[1], fmt, seen(x)).data)
+    assert torch.equal(parts.data[0], quantize(w[0], fmt).data)
+
+
+def test_what_its_start_refuses_it_refuses() -> None:
+    from bitport.algorithms import HQQ
+
+    assert "powers of two" in str(SignRound(start=HQQ()).refuses(preset("mxfp4").weight, "linear"))
+    assert "needs a product" in str(SignRound().refuses(preset("int4").weight, "conv"))
