@@ -55,9 +55,9 @@ TABLES = (
     Table(
         "Integers in groups",
         tuple(f"int{bits}{group}" for bits in (4, 3, 2) for group in ("-g32", "-g64", "")),
-        ("rtn", "clip", "hqq", "gptq", "signround", MIXED),
+        ("rtn", "clip", "hqq", "gptq", "awq", "signround", "awq+signround", MIXED),
     ),
-    Table("Rounded inputs", ("int8-dyn", "mxfp4", "nvfp4"), ("rtn", "gptq", "signround")),
+    Table("Rounded inputs", ("int8-dyn", "mxfp4", "nvfp4"), ("rtn", "smooth", "gptq", "awq+gptq")),
 )
 """An algorithm is added to the tables by its name."""
 
