@@ -23,7 +23,18 @@ EXAMPLES = [
 
 
 def test_the_verbs_are_these() -> None:
-    assert list(VERBS) == ["quantize", "inspect", "explain", "eval", "compare", "generate", "bench", "tune", "doctor"]
+    assert list(VERBS) == [
+        "quantize",
+        "inspect",
+        "explain",
+        "eval",
+        "compare",
+        "generate",
+        "export",
+        "bench",
+        "tune",
+        "doctor",
+    ]
 
 
 @pytest.mark.parametrize("verb", VERBS)
