@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.errors import ArgumentError, ExportError
-from bitport.export import onnx
+from bitport.export import Method, onnx
 from bitport.export.onnx_weight import OnnxWeight, refusal
+from bitport.export.relink import relinked
 from bitport.numerics import fake_quantize, unpack_bits
 from bitport.tensor import QTensor, quantize_tensor
 
@@ -66,14 +67,19 @@ def test_the_operands_mean_the_same_numbers(scheme: str, k: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("scheme", REFUSED)
-def test_what_is_refused_is_named(scheme: str, tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript", reason="needs the extra: pip install 'bitport[onnx]'")
+def test_what_is_refused_is_named(scheme: str) -> None:
     model = nn.Sequential(nn.Linear(48, 48))
     bp.quantize_(model, scheme, measure=False)
     with pytest.raises(ExportError, match=REFUSED[scheme]) as raised:
-        onnx(model, (torch.ones(2, 48),), tmp_path / "model.onnx")
+        relinked(Method(model, (torch.ones(2, 48),)), refusal, OnnxWeight)
     assert "0.weight is" in str(raised.value)
-    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_with_float_zero_points_is_refused() -> None:
+    table = nn.Embedding(40, 64)
+    bp.quantize_(table, {"*": "int4-g32-fzero"}, measure=False)
+    with pytest.raises(ExportError, match="whole zero points or none"):
+        relinked(Method(table, (torch.arange(3),)), refusal, OnnxWeight)
 
 
 def test_bfloat16_is_refused_with_what_to_do(tmp_path: Path) -> None:

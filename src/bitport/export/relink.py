@@ -13,6 +13,7 @@ from bitport.export.compile import Method, exported
 from bitport.ops import OPS
 from bitport.ops.linear_then import follow
 from bitport.tensor import QTensor
+from bitport.tensor.qtensor import EXTRA
 
 WEIGHT_ARGS = 10
 """How many arguments of an op are its weight: those after the input."""
@@ -44,6 +45,10 @@ class Operand(nn.Module):
 
 TAKEN = ("linear", "dyn_linear", "linear_then", "dyn_linear_then", "embedding")
 """The ops that an operand computes."""
+OTHERS = (
+    "in this form only linear layers and lookups can be exported with quantized weights; leave this one as it is "
+    "(a rule that says skip)"
+)
 
 
 def relinked(
@@ -59,10 +64,7 @@ def relinked(
             continue
         name, weight = _weight_of(graph, node, op)
         if op not in TAKEN:
-            raise ExportError(
-                f"{name}: {op} of a quantized weight cannot be exported in this form, only linear layers and lookups: "
-                "leave this weight as it is (a rule that says skip)"
-            )
+            raise ExportError(f"{name} is {weight.scheme}, taken by {op}: {OTHERS}")
         if reason := refusal(weight, op):
             raise ExportError(f"{name} is {weight.scheme}, {weight.matrix.n}x{weight.matrix.k}: {reason}")
         if id(weight) not in made:
@@ -75,9 +77,30 @@ def relinked(
         node.replace_all_uses_with(call)
         graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
+    for node in graph.graph.find_nodes(op="call_function", target=INNER):
+        _make_plain(graph, node)
+    graph.graph.eliminate_dead_code()
+    for name, value in list(graph.named_parameters(remove_duplicate=False)):
+        if isinstance(value, QTensor):
+            owner, _, attribute = name.rpartition(".")
+            delattr(graph.get_submodule(owner), attribute)
     graph.delete_all_unused_submodules()
     graph.recompile()
     return exported(Method(graph, method.args, method.dynamic_shapes))
+
+
+def _make_plain(graph: fx.GraphModule, node: fx.Node) -> None:
+    """A part of a weight that its input is prepared with, as a buffer."""
+    name, weight = _tensor_of(graph, node.args[0])
+    part = str(node.args[1])
+    if not isinstance(weight, QTensor) or part not in EXTRA:
+        raise ExportError(f"{name} is {getattr(weight, 'scheme', 'of another library')}: {OTHERS}")
+    place = f"{name.replace('.', '_')}_{part}"
+    graph.register_buffer(place, getattr(weight, part))
+    with graph.graph.inserting_before(node):
+        constant = graph.graph.get_attr(place)
+    node.replace_all_uses_with(constant)
+    graph.graph.erase_node(node)
 
 
 def _name_of(node: fx.Node) -> str | None:
@@ -89,10 +112,15 @@ def _name_of(node: fx.Node) -> str | None:
 def _weight_of(graph: fx.GraphModule, node: fx.Node, op: str) -> tuple[str, QTensor]:
     """The weight of a call, and its qualified name."""
     for inner in node.all_input_nodes:
-        if inner.target == INNER and isinstance(inner.args[0], fx.Node) and inner.args[0].op == "get_attr":
-            name = str(inner.args[0].target)
-            owner, _, attribute = name.rpartition(".")
-            weight = getattr(graph.get_submodule(owner), attribute)
+        if inner.target == INNER:
+            name, weight = _tensor_of(graph, inner.args[0])
             if isinstance(weight, QTensor):
                 return name, weight
     raise ExportError(f"{op}: its quantized weight is not a parameter as it lies; cut or reorder it before exporting")
+
+
+def _tensor_of(graph: fx.GraphModule, node: Any) -> tuple[str, Any]:
+    """A parameter or buffer, and its qualified name."""
+    name = str(node.target) if isinstance(node, fx.Node) and node.op == "get_attr" else ""
+    owner, _, attribute = name.rpartition(".")
+    return name, getattr(graph.get_submodule(owner), attribute, None) if name else None

@@ -87,9 +87,9 @@ class XnnpackWeight(Operand):
         row = ops.choose_qparams_per_token_asymmetric(x, torch.int8)
         x = ops.quantize_per_token(x, *row, -128, 127, torch.int8)
         x = ops.dequantize_per_token(x, *row, -128, 127, torch.int8, torch.float32)
-        return F.linear(x, self._value(), bias)
+        return F.linear(x, self.value(), bias)
 
-    def _value(self) -> Tensor:
+    def value(self) -> Tensor:
         least, most = -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
         weight = (self.codes, self.scale, self.zero)
         if self.group:
