@@ -29,11 +29,12 @@ MODEL = ROOT / "models" / "tinylm"
         (["--executorch", "model.pte", "--weights", "w"], "--weights: not for ExecuTorch"),
         (["--onnx", "model.onnx", "--dtype", "bfloat16"], "compute in float32, not bfloat16"),
         (["--executorch", "model.onnx"], "a file *.pte"),
+        (["--executorch", "model.pte", "--standard"], "--standard goes with --onnx"),
         (["--executorch", "model.pte", "--capacity", "4"], "a cache of 4 positions"),
     ],
     ids=[
         *("suffix", "short", "long", "weights", "there"),
-        *("onnx-options", "executorch-options", "dtype", "executorch-suffix", "executorch-short"),
+        *("onnx-options", "executorch-options", "dtype", "executorch-suffix", "standard", "executorch-short"),
     ],
 )
 def test_what_is_refused(
@@ -99,13 +100,16 @@ PARTS = ((0, 4), (4, 5), (5, 8))
 
 
 @pytest.mark.peers
-def test_onnx_runtime_gives_the_same_logits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("standard", [[], ["--standard"]], ids=["microsoft", "standard"])
+def test_onnx_runtime_gives_the_same_logits(
+    standard: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Both compute in float32: half of its digits agree, as for packages."""
     quantized, output = small(tmp_path, "int4-g32", "lm_head=int8", "*embed_tokens=int8"), tmp_path / "model.onnx"
     capsys.readouterr()
-    assert main(["export", str(quantized), "--onnx", str(output), "--json"]) == 0
+    assert main(["export", str(quantized), "--onnx", str(output), *standard, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["operators"]["com.microsoft::MatMulNBits"] == 15
+    assert report["operators"]["DequantizeLinear" if standard else "com.microsoft::MatMulNBits"] == 15
     assert report["files"] == {"model.onnx": output.stat().st_size}
 
     session = pytest.importorskip("onnxruntime").InferenceSession(str(output), providers=["CPUExecutionProvider"])

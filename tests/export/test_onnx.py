@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.errors import ArgumentError, ExportError
-from bitport.export import Method, onnx
+from bitport.export import Method, onnx, onnx_qdq
 from bitport.export.onnx_weight import OnnxWeight, refusal
 from bitport.export.relink import relinked
 from bitport.numerics import fake_quantize, unpack_bits
@@ -20,6 +20,7 @@ from bitport.tensor import QTensor, quantize_tensor
 
 N = 24
 WEIGHT_ONLY = ("int4-g32", "int4-g32-sym", "int4-g32-fzero", "int4-channel", "int4-b8x32-sym", "int8", "int8-g64-asym")
+STANDARD = ("int4-g32", "int4-g24-sym", "int4-channel", "int4-b8x32-sym", "int8", "int8-g64-asym")
 ROUNDED = ("int8-dyn", "int4-int8-g32")
 REFUSED = {
     "int3-g32": "weights of int4 or int8",
@@ -75,6 +76,15 @@ def test_what_is_refused_is_named(scheme: str) -> None:
     assert "0.weight is" in str(raised.value)
 
 
+@pytest.mark.parametrize("scheme", ["int4-g32-fzero", *list(REFUSED)[:2]])
+def test_what_standard_operators_refuse(scheme: str) -> None:
+    model = nn.Sequential(nn.Linear(48, 48))
+    bp.quantize_(model, scheme, measure=False)
+    said = "whole zero points or none" if "fzero" in scheme else REFUSED[scheme]
+    with pytest.raises(ExportError, match=said):
+        relinked(Method(model, (torch.ones(2, 48),)), onnx_qdq.refusal, onnx_qdq.QdqWeight)
+
+
 def test_a_table_with_float_zero_points_is_refused() -> None:
     table = nn.Embedding(40, 64)
     bp.quantize_(table, {"*": "int4-g32-fzero"}, measure=False)
@@ -107,16 +117,22 @@ def run(path: Path, *inputs: Tensor) -> list[Tensor]:
     return [torch.from_numpy(each) for each in session.run(None, feeds)]
 
 
+LAYERS = [
+    *(pytest.param(scheme, False, id=scheme) for scheme in (*WEIGHT_ONLY, *ROUNDED)),
+    *(pytest.param(scheme, True, id=f"standard-{scheme}") for scheme in (*STANDARD, *ROUNDED)),
+]
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("k", [64, 72])
-@pytest.mark.parametrize("scheme", [*WEIGHT_ONLY, *ROUNDED])
-def test_a_layer_gives_the_same_numbers(scheme: str, k: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scheme", "standard"), LAYERS)
+def test_a_layer_gives_the_same_numbers(scheme: str, standard: bool, k: int, tmp_path: Path) -> None:
     """In float32: each of the k products is of a value with two roundings, and the sum adds k more at most."""
     layer = nn.Linear(k, N).eval()
     bp.quantize_(layer, scheme, measure=False)
     path, rows = tmp_path / "layer.onnx", torch.export.Dim("rows", min=1, max=64)
-    report = onnx(layer, (torch.randn(4, k),), path, ({0: rows},), inputs=["x"], outputs=["y"])
-    assert report["operators"]["com.microsoft::MatMulNBits"] == 1
+    report = onnx(layer, (torch.randn(4, k),), path, ({0: rows},), inputs=["x"], outputs=["y"], standard=standard)
+    assert report["operators"]["DequantizeLinear" if standard else "com.microsoft::MatMulNBits"] == 1
     weight = layer.weight.dequantize(torch.float64)
     for rows_given in (1, 7):
         x = torch.randn(rows_given, k)
@@ -129,29 +145,31 @@ def test_a_layer_gives_the_same_numbers(scheme: str, k: int, tmp_path: Path) -> 
 
 
 @pytest.mark.peers
+@pytest.mark.parametrize("standard", [False, True], ids=["microsoft", "standard"])
 @pytest.mark.parametrize("scheme", ["int4-g32", "int4-g32-sym", "int8", "int8-g64-asym"])
-def test_a_table_gives_the_same_numbers(scheme: str, tmp_path: Path) -> None:
+def test_a_table_gives_the_same_numbers(scheme: str, standard: bool, tmp_path: Path) -> None:
     """The difference of two whole numbers is exact, and the product with a scale is rounded once on either side."""
     table = nn.Embedding(40, 72)
     bp.quantize_(table, {"*": scheme}, measure=False)
     path, ids = tmp_path / "table.onnx", torch.tensor([[0, 39, 7]])
-    report = onnx(table, (ids,), path)
-    assert report["operators"]["com.microsoft::GatherBlockQuantized"] == 1
+    report = onnx(table, (ids,), path, standard=standard)
+    assert report["operators"].get("com.microsoft::GatherBlockQuantized", 0) == (not standard)
     (rows,) = run(path, ids)
     assert torch.equal(rows, table(ids))
 
 
 @pytest.mark.peers
-def test_the_file_holds_our_codes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("standard", [False, True], ids=["microsoft", "standard"])
+def test_the_file_holds_our_codes(standard: bool, tmp_path: Path) -> None:
     """Byte for byte; and one of them, changed by one step, changes one output by that step."""
     package: Any = pytest.importorskip("onnx")
     layer = nn.Linear(64, N, bias=False).eval()
     bp.quantize_(layer, "int4-g32-sym", measure=False)
     path, x = tmp_path / "layer.onnx", torch.zeros(1, 64)
     x[0, 2] = 1.0
-    onnx(layer, (x,), path)
+    onnx(layer, (x,), path, standard=standard)
     model = package.load(path)
-    (codes,) = (each for each in model.graph.initializer if each.name.endswith("codes"))
+    (codes,) = (each for each in model.graph.initializer if each.name.endswith("codes4" if standard else "codes"))
     assert codes.raw_data == layer.weight.plain().data.numpy().tobytes()
     (before,) = run(path, x)
     data = bytearray(codes.raw_data)

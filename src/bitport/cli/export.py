@@ -50,6 +50,9 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "--dtype", choices=DTYPES, help="dtype to compute in (default: that of the files; float32 in other runtimes)"
     )
+    verb.add_argument(
+        "--standard", action="store_true", help="in an ONNX model standard operators alone, for other runtimes"
+    )
     verb.add_argument("--overwrite", action="store_true", help="replace the output file")
 
 
@@ -57,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     target: Path = args.output or args.executorch or args.onnx
     if target.exists() and not args.overwrite:
         raise ArgumentError(f"{target} exists already; --overwrite replaces it")
+    if args.standard and not args.onnx:
+        raise ArgumentError("--standard goes with --onnx")
     if not args.output:
         return _for_runtime(args, target)
     model = load_model(args.directory, dtype=dtype_of(args))
@@ -84,7 +89,8 @@ def _for_runtime(args: argparse.Namespace, target: Path) -> int:
     print("exporting: a minute or so", file=sys.stderr)
     if args.onnx:
         method, inputs, outputs = with_past(model)
-        report = onnx(method.module, method.args, target, method.dynamic_shapes, inputs=inputs, outputs=outputs)
+        named: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "standard": args.standard}
+        report = onnx(method.module, method.args, target, method.dynamic_shapes, **named)
         rows = [[name, found, ""] for name, found in report["operators"].items()]
     else:
         method = with_state(model, args.capacity)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from bitport.errors import ExportError
+from bitport.export import onnx_qdq
 from bitport.export.checks import check_float32, check_installed, check_target
 from bitport.export.compile import Method
 from bitport.export.onnx_weight import OnnxWeight, refusal
@@ -32,24 +33,34 @@ def onnx(
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     external: bool | None = None,
+    standard: bool = False,
 ) -> dict[str, Any]:
     """Write ``module(*args)`` as the ONNX model ``path``: which operators it has, and its files with their sizes.
 
     Quantized weights become operands of MatMulNBits and GatherBlockQuantized of com.microsoft, bit for bit; everything
     is computed in float32. ``dynamic_shapes`` as for :class:`bitport.export.Method`. ``inputs``, ``outputs``: names.
+    ``standard``: ONNX's own DequantizeLinear and ordinary products instead, for other runtimes.
     ``external``: weights in a file ``path`` + ".data" (default: if they are larger than 1 GiB).
     """
     target = check_target(path, ".onnx", "an ONNX model")
     check_float32(module, args)
     check_installed("torch.onnx", "onnx", "onnxscript", "onnx")
-    program = relinked(Method(module, args, dynamic_shapes), refusal, OnnxWeight)
+    rules = (onnx_qdq.refusal, onnx_qdq.QdqWeight) if standard else (refusal, OnnxWeight)
+    program = relinked(Method(module, args, dynamic_shapes), *rules)
     with torch.no_grad():
         named = pytree.tree_map(lambda size: getattr(size, "__name__", size), dynamic_shapes)
         model = torch.onnx.export(
-            program, dynamo=True, input_names=inputs, output_names=outputs, dynamic_shapes=named, verbose=False
+            program,
+            dynamo=True,
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=named,
+            opset_version=onnx_qdq.OPSET,
+            verbose=False,
         )
     if model is None:
         raise ExportError("torch.onnx.export gave no model")
+    onnx_qdq.narrow(model.model)
     for node in model.model.graph:
         node.metadata_props.clear()  # where in which file of this machine it was called
     if external is None:

@@ -28,14 +28,21 @@ SMALLEST, WHOLE = 16, 128
 DOMAIN, VERSION = "com.microsoft", 1
 
 
-def refusal(q: QTensor, op: str) -> str | None:
-    """Why the operators cannot have this weight."""
+def unfit(q: QTensor) -> str | None:
+    """Why no ONNX model can have this weight."""
     if q.matrix.dtype not in TYPES:
         return f"ONNX takes weights of {' or '.join(TYPES)}"
     if q.batched or q.transposed or q.dim() != 2:
         return "ONNX takes the matrix of one linear layer or table, as [n, k]"
     if q.scheme.act and q.scheme.act not in ACTS:
         return f"ONNX takes inputs as they are, or rounded to {', '.join(ACTS)}, not to {q.scheme.act}"
+    return None
+
+
+def refusal(q: QTensor, op: str) -> str | None:
+    """Why the operators cannot have this weight."""
+    if reason := unfit(q):
+        return reason
     block, k = q.matrix.block_k, q.matrix.k
     if block < k and (block < SMALLEST or block & (block - 1)):
         return f"ONNX takes groups of a power of two of at least {SMALLEST}, such as 32 or 128, not of {block}"

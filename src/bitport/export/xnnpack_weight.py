@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.ao.quantization.fx import _decomposed  # noqa: F401  (defines the ops)
 
+from bitport.export.lookup import Lookup
 from bitport.export.relink import Operand
 from bitport.numerics import unpack_bits
 from bitport.numerics.types import number_type
@@ -63,24 +64,22 @@ class XnnpackWeight(Operand):
     codes: Tensor
     scale: Tensor
     zero: Tensor
-    packed: Tensor
-    row_scale: Tensor
 
     def __init__(self, q: QTensor) -> None:
         super().__init__()
-        self.parts, matrix = q.plain(), q.matrix
-        self.n, self.k, self.bits = matrix.n, matrix.k, number_type(matrix.dtype).bits
+        matrix = q.matrix
+        self.k, self.bits = matrix.k, number_type(matrix.dtype).bits
         self.group = matrix.block_k if matrix.block_k < matrix.k else 0
+        self.kept = (q,)  # in a tuple, to be no parameter of this module
 
     def prepare(self, op: str) -> None:
-        scale = self.parts.scale.float()
         if op == "embedding":
-            self.register_buffer("packed", self.parts.data)
-            self.register_buffer("row_scale", scale)
+            self.lookup = Lookup(self.kept[0])
         elif "codes" not in self._buffers:
-            codes = unpack_bits(self.parts.data, self.bits, self.k).to(torch.int16) - (1 << (self.bits - 1))
+            parts = self.kept[0].plain()
+            codes = unpack_bits(parts.data, self.bits, self.k).to(torch.int16) - (1 << (self.bits - 1))
             self.register_buffer("codes", codes.to(torch.int8))
-            self.register_buffer("scale", scale if self.group else scale[:, 0].contiguous())
+            self.register_buffer("scale", parts.scale.float() if self.group else parts.scale[:, 0].float())
             self.register_buffer("zero", torch.zeros_like(self.scale, dtype=torch.int64))
 
     def linear(self, x: Tensor, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -97,16 +96,4 @@ class XnnpackWeight(Operand):
         return ops.dequantize_per_channel(*weight, 0, least, most, torch.int8)
 
     def embedding(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        flat = ids.reshape(-1)
-        codes = self._floats(self.packed.index_select(0, flat)) - (1 << (self.bits - 1))
-        scale = self.row_scale.index_select(0, flat)
-        if self.group:
-            scale = scale.repeat_interleave(self.group, 1)[:, : self.k]
-        return (codes * scale).reshape(*ids.shape, self.k)
-
-    def _floats(self, rows: Tensor) -> Tensor:
-        """Codes of packed rows, exact: ExecuTorch's operators shift no bits."""
-        if self.bits == 8:
-            return rows.float()
-        low = rows & 15
-        return torch.stack([low.float(), (rows - low).float() / 16], -1).flatten(1)[:, : self.k]
+        return self.lookup(ids)
