@@ -16,6 +16,7 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 PEERS_VENV ?= .venv-peers
 XLA_VENV ?= .venv-xla
+RUNTIMES_VENV ?= .venv-runtimes
 BENCH_ARGS ?=
 ALGORITHMS_OF ?=
 
@@ -74,8 +75,9 @@ bench-xla: $(XLA_VENV)/.xla
 xla-page: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m bench.xla_page
 
-test-peers: $(VENV)/.test
-	$(PYTEST) -m peers
+# Programs for ExecuTorch and ONNX Runtime, run there; both stay out of the ordinary environment.
+test-peers: $(RUNTIMES_VENV)/.runtimes
+	$(RUNTIMES_VENV)/bin/python -m pytest -n $(WORKERS) -m peers $(PYTEST_ARGS)
 
 # SANITIZE_ARGS: how many random weights, and a seed. What is allocated is filled with 255, a NaN as a float and no zero
 # as anything else, for memory that is read before it is written.
@@ -246,6 +248,11 @@ $(XLA_VENV)/.xla: pyproject.toml $(NATIVE)
 
 $(XLA_VENV)/.libtpu: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'libtpu>=0.0.51'
+	touch $@
+
+$(RUNTIMES_VENV)/.runtimes: pyproject.toml $(NATIVE)
+	$(MAKE) VENV=$(RUNTIMES_VENV) $(RUNTIMES_VENV)/.test
+	$(RUNTIMES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[test,onnx,executorch]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml $(NATIVE)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bitport import dequantize_
 from bitport.cli.main import main
 from bitport.export import load
 from bitport.integrations.huggingface import load_model
@@ -24,8 +25,17 @@ MODEL = ROOT / "models" / "tinylm"
         (["-o", "model.pt2", "--capacity", "4096"], "which the model knows"),
         (["-o", "model.pt2", "--weights", "../weights"], "name of a file"),
         (["-o", "there.pt2"], "--overwrite"),
+        (["--onnx", "model.onnx", "--level", "x86-64-v3", "--capacity", "8"], "--level, --capacity: not for ONNX"),
+        (["--executorch", "model.pte", "--weights", "w"], "--weights: not for ExecuTorch"),
+        (["--onnx", "model.onnx", "--dtype", "bfloat16"], "compute in float32, not bfloat16"),
+        (["--executorch", "model.onnx"], "a file *.pte"),
+        (["--executorch", "model.pte", "--standard"], "--standard goes with --onnx"),
+        (["--executorch", "model.pte", "--capacity", "4"], "a cache of 4 positions"),
     ],
-    ids=["suffix", "short", "long", "weights", "there"],
+    ids=[
+        *("suffix", "short", "long", "weights", "there"),
+        *("onnx-options", "executorch-options", "dtype", "executorch-suffix", "standard", "executorch-short"),
+    ],
 )
 def test_what_is_refused(
     options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -59,3 +69,83 @@ def test_a_quantized_model_writes_the_same_tokens(tmp_path: Path, capsys: pytest
         tokens.append(int(logits.argmax()))
         logits = program.decode(torch.tensor([tokens[-1:]]), torch.tensor([len(tokens) - 1]), cache)
     assert tokens == wanted
+
+
+def small(folder: Path, scheme: str, *rules: str) -> Path:
+    """A quantized model of two layers, with its table tied to the head, made by the command line."""
+    transformers = pytest.importorskip("transformers")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=96,
+            hidden_size=64,
+            intermediate_size=160,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+        )
+        model = transformers.LlamaForCausalLM(config).bfloat16()
+    model.save_pretrained(folder / "model")
+    options = [part for each in rules for part in ("--rule", each)]
+    quantized = folder / "quantized"
+    assert main(["quantize", str(folder / "model"), "--scheme", scheme, *options, "-o", str(quantized)]) == 0
+    return quantized
+
+
+IDS = torch.tensor([[5, 17, 90, 31, 9, 2, 44, 3]])
+PARTS = ((0, 4), (4, 5), (5, 8))
+"""A prompt, one token, several."""
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("standard", [[], ["--standard"]], ids=["microsoft", "standard"])
+def test_onnx_runtime_gives_the_same_logits(
+    standard: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both compute in float32: half of its digits agree, as for packages. Left to itself ONNX Runtime rounds the inputs
+    of products that it makes of standard operators to int8."""
+    quantized, output = small(tmp_path, "int4-g32", "lm_head=int8", "*embed_tokens=int8"), tmp_path / "model.onnx"
+    capsys.readouterr()
+    assert main(["export", str(quantized), "--onnx", str(output), *standard, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["operators"]["DequantizeLinear" if standard else "com.microsoft::MatMulNBits"] == 15
+    assert report["files"] == {"model.onnx": output.stat().st_size}
+
+    runtime = pytest.importorskip("onnxruntime")
+    options = runtime.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    session = runtime.InferenceSession(str(output), options, ["CPUExecutionProvider"])
+    (ids, *states), wanted = session.get_inputs(), load_model(quantized, dtype=torch.float32)(input_ids=IDS).logits
+    assert [each.shape[2] for each in states] == ["past"] * 4
+    past = [torch.zeros(1, 2, 0, 16).numpy()] * 4
+    for start, end in PARTS:
+        feeds = dict(zip([each.name for each in states], past, strict=True))
+        logits, *past = session.run(None, {ids.name: IDS[:, start:end].numpy(), **feeds})
+        atol = float(wanted.abs().max()) * torch.finfo(torch.float32).eps ** 0.5
+        torch.testing.assert_close(torch.from_numpy(logits), wanted[:, end - 1], rtol=0, atol=atol)
+
+
+@pytest.mark.peers
+def test_executorch_gives_logits_as_close(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Inputs are rounded to 8 bits by XNNPACK and by us, not to the same numbers: to the logits of inputs that are not
+    rounded its distance is at most twice ours, for it may have the bad luck where we have the good."""
+    rules = ("lm_head=int8-dyn", "*embed_tokens=int8-dyn")
+    quantized, output = small(tmp_path, "int4-int8-g32", *rules), tmp_path / "model.pte"
+    capsys.readouterr()
+    assert main(["export", str(quantized), "--executorch", str(output), "--capacity", "16", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["taken"]["aten::linear"] == 15
+    assert not [name for name in report["left"] if "linear" in name or "quantize" in name]
+
+    model = load_model(quantized, dtype=torch.float32)
+    ours = model(input_ids=IDS).logits
+    exact = dequantize_(model)(input_ids=IDS).logits
+    lib = pytest.importorskip("executorch.extension.pybindings.portable_lib")
+    program = lib._load_for_executorch(str(output))
+    for _ in range(2):  # the state of another text is no matter
+        theirs = [program.forward((IDS[:, a:b], torch.arange(a, b)))[0].clone() for a, b in PARTS]
+        ends = [end - 1 for _, end in PARTS]
+        off, own = torch.cat(theirs) - exact[0, ends], ours[0, ends] - exact[0, ends]
+        assert 0 < off.norm() < 2 * own.norm()

@@ -1,4 +1,4 @@
-"""``bitport export``: a language model as a program that runs without Python."""
+"""``bitport export``: a language model as a program that runs without Python, or for another runtime."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bitport.cli.common import DTYPES, add_verb, count, dtype_of, show
 from bitport.errors import ArgumentError
-from bitport.export import package
+from bitport.export import executorch, onnx, package
 from bitport.export.compile import LEVELS
 from bitport.integrations.huggingface import load_model
 from bitport.integrations.program import causal_lm
+from bitport.integrations.runtimes import with_past, with_state
 from bitport.report.text import size, table
 
 
@@ -23,24 +26,44 @@ def add_parser(verbs: Any) -> None:
         "export",
         run,
         "Compile a language model into a package that runs without Python. It has two methods, prefill for a prompt "
-        "and decode for one token, and keeps keys and values in tensors of the caller; see docs/deploy.md.",
+        "and decode for one token, and keeps keys and values in tensors of the caller. Or write it for ExecuTorch or "
+        "ONNX Runtime, with the codes and scales it has; see docs/deploy.md.",
         "llama-int4 -o llama.pt2",
         "llama-int4 -o llama.pt2 --weights llama.weights --level x86-64-v3",
+        "llama-int4-int8 --executorch llama.pte",
+        "llama-int4 --onnx llama.onnx",
     )
     verb.add_argument("directory", type=Path, help="a Hugging Face directory, quantized by bitport or not")
-    verb.add_argument("-o", "--output", type=Path, required=True, help="the package to write, a .pt2 file")
-    verb.add_argument("--weights", help="put the weights into a file of this name beside the package")
+    output = verb.add_mutually_exclusive_group(required=True)
+    output.add_argument("-o", "--output", type=Path, help="the package to write, a .pt2 file")
+    output.add_argument("--executorch", type=Path, metavar="OUTPUT", help="a .pte program, lowered to XNNPACK")
+    output.add_argument("--onnx", type=Path, metavar="OUTPUT", help="an .onnx model for ONNX Runtime")
+    verb.add_argument("--weights", help="put the weights of a package into a file of this name beside it")
     verb.add_argument(
-        "--capacity", type=count, help="positions of the cache (default: what the model knows, at most 2048)"
+        "--capacity",
+        type=count,
+        help="positions of the cache (default: what the model knows, at most 2048); ONNX models have no limit",
     )
-    verb.add_argument("--level", choices=LEVELS, help="instruction set to compile for (default: that of this machine)")
-    verb.add_argument("--dtype", choices=DTYPES, help="dtype to compute in (default: that of the files)")
+    verb.add_argument(
+        "--level", choices=LEVELS, help="instruction set to compile a package for (default: that of this machine)"
+    )
+    verb.add_argument(
+        "--dtype", choices=DTYPES, help="dtype to compute in (default: that of the files; float32 in other runtimes)"
+    )
+    verb.add_argument(
+        "--standard", action="store_true", help="in an ONNX model standard operators alone, for other runtimes"
+    )
     verb.add_argument("--overwrite", action="store_true", help="replace the output file")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.output.exists() and not args.overwrite:
-        raise ArgumentError(f"{args.output} exists already; --overwrite replaces it")
+    target: Path = args.output or args.executorch or args.onnx
+    if target.exists() and not args.overwrite:
+        raise ArgumentError(f"{target} exists already; --overwrite replaces it")
+    if args.standard and not args.onnx:
+        raise ArgumentError("--standard goes with --onnx")
+    if not args.output:
+        return _for_runtime(args, target)
     model = load_model(args.directory, dtype=dtype_of(args))
     methods, meta = causal_lm(model, args.capacity)
     print(f"compiling {', '.join(methods)}: a minute or so", file=sys.stderr)
@@ -53,4 +76,27 @@ def run(args: argparse.Namespace) -> int:
     text = table(["method", "code", "weights used"], rows)
     stored = f"weights: {size(manifest['weights']['size'])} in {where}"
     show(args, data, f"{text}\n{stored}\nwritten to {args.output}, {size(nbytes)}")
+    return 0
+
+
+def _for_runtime(args: argparse.Namespace, target: Path) -> int:
+    unfit = {"--weights": args.weights, "--level": args.level, "--capacity": args.capacity if args.onnx else None}
+    if given := [option for option, value in unfit.items() if value is not None]:
+        raise ArgumentError(f"{', '.join(given)}: not for {'ONNX' if args.onnx else 'ExecuTorch'}, leave it out")
+    if dtype_of(args) not in (None, torch.float32):
+        raise ArgumentError(f"ExecuTorch and ONNX Runtime compute in float32, not {args.dtype}")
+    model = load_model(args.directory, dtype=torch.float32)
+    print("exporting: a minute or so", file=sys.stderr)
+    if args.onnx:
+        method, inputs, outputs = with_past(model)
+        named: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "standard": args.standard}
+        report = onnx(method.module, method.args, target, method.dynamic_shapes, **named)
+        rows = [[name, found, ""] for name, found in report["operators"].items()]
+    else:
+        method = with_state(model, args.capacity)
+        report = executorch(method.module, method.args, target, method.dynamic_shapes)
+        rows = [[name, found, "XNNPACK"] for name, found in report["taken"].items()]
+        rows += [[name, found, ""] for name, found in report["left"].items()]
+    files = ", ".join(f"{target.with_name(name)} ({size(nbytes)})" for name, nbytes in report["files"].items())
+    show(args, {"output": str(target), **report}, f"{table(['operator', 'count', 'by'], rows)}\nwritten to {files}")
     return 0

@@ -1,8 +1,11 @@
-"""Programs that run without Python: a module, compiled ahead of time, with its weights in one file (docs/deploy.md)."""
+"""Programs that run without Python: a module, compiled ahead of time, with its weights in one file; and programs of
+other runtimes (docs/deploy.md)."""
 
 from bitport.export.compile import Method
 from bitport.export.decompose import decomposed
+from bitport.export.executorch import executorch
 from bitport.export.load import Program, load
+from bitport.export.onnx import onnx
 from bitport.export.package import package
 
-__all__ = ["Method", "Program", "decomposed", "load", "package"]
+__all__ = ["Method", "Program", "decomposed", "executorch", "load", "onnx", "package"]

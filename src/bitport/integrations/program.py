@@ -58,23 +58,15 @@ class WithCache(nn.Module):
 
 def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method], dict[str, Any]]:
     """The methods, and what whoever runs them has to know. ``capacity``: positions of the cache."""
-    known = int(getattr(model.config, "max_position_embeddings", LONGEST))
-    capacity = min(known, LONGEST) if capacity is None else capacity
-    if not SAMPLE < capacity <= known:
-        raise ArgumentError(f"a cache of {capacity} positions: give {SAMPLE + 1} to {known}, which the model knows")
+    capacity = fits(model, capacity)
     ids = torch.arange(SAMPLE)[None] % model.config.vocab_size
-    with torch.no_grad():
-        whole = model(input_ids=ids, use_cache=True)
-    cache = [
-        part.new_zeros(1, part.shape[1], capacity, part.shape[3])
-        for layer in whole.past_key_values.layers
-        for part in (layer.keys, layer.values)
-    ]
+    states, wanted = states_of(model, ids)
+    cache = [part.new_zeros(1, part.shape[1], capacity, part.shape[3]) for part in states]
     module, positions = WithCache(model).eval(), torch.arange(SAMPLE)
     filled = [part.clone() for part in cache]
     with torch.no_grad():
         logits = module(ids, positions, filled)
-    _check(logits, whole.logits[:, -1])
+    check_logits(logits, wanted)
     length = torch.export.Dim("length", min=2, max=capacity)
     methods = {
         "prefill": Method(module, (ids, positions, cache), ({1: length}, {0: length}, [None] * len(cache))),
@@ -84,7 +76,23 @@ def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method
     return methods, meta
 
 
-def _check(logits: Tensor, wanted: Tensor) -> None:
+def fits(model: Any, capacity: int | None) -> int:
+    """The positions of a cache: those asked for, if the model knows as many."""
+    known = int(getattr(model.config, "max_position_embeddings", LONGEST))
+    capacity = min(known, LONGEST) if capacity is None else capacity
+    if not SAMPLE < capacity <= known:
+        raise ArgumentError(f"a cache of {capacity} positions: give {SAMPLE + 1} to {known}, which the model knows")
+    return capacity
+
+
+def states_of(model: Any, ids: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Keys and values of each layer after ``ids``, and the logits behind the last one."""
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=True)
+    return [part for layer in whole.past_key_values.layers for part in (layer.keys, layer.values)], whole.logits[:, -1]
+
+
+def check_logits(logits: Tensor, wanted: Tensor) -> None:
     """Models that look at less than everything before, or keep something else, are not these methods."""
     off = float((logits.double() - wanted.double()).abs().max())
     allowed = float(wanted.double().abs().max()) * torch.finfo(wanted.dtype).eps ** 0.5

@@ -1,0 +1,83 @@
+"""A quantized weight in standard operators of ONNX: DequantizeLinear (opset 21), then an ordinary product.
+
+::
+
+    codes   uint8 or uint4 [n, k]       scale   float32 [n, blocks], or [n] for whole rows
+    zero    like codes, in the shape of scale             value = (code - zero) * scale
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitport.export.lookup import Lookup
+from bitport.export.onnx_weight import unfit
+from bitport.export.relink import Operand
+from bitport.numerics import fake_quantize, unpack_bits
+from bitport.numerics.types import number_type
+from bitport.tensor import QTensor
+
+OPSET = 21
+NARROW = ("codes4", "zero4")
+"""The buffers whose numbers have 4 bits, which torch has no type for."""
+
+
+def refusal(q: QTensor, op: str) -> str | None:
+    """Why DequantizeLinear cannot have this weight."""
+    if q.scheme.weight.zero == "float" and op != "embedding":
+        return "DequantizeLinear takes whole zero points or none, such as int4 or int4-sym"
+    return unfit(q)
+
+
+class QdqWeight(Operand):
+    scale: Tensor
+
+    def __init__(self, q: QTensor) -> None:
+        super().__init__()
+        self.n, self.k, number = q.matrix.n, q.matrix.k, number_type(q.matrix.dtype)
+        self.bits, self.midpoint = number.bits, int(number.midpoint)
+        self.names = NARROW if self.bits == 4 else ("codes", "zero")
+        self.kept = (q,)  # in a tuple, to be no parameter of this module
+
+    def prepare(self, op: str) -> None:
+        matrix, parts = self.kept[0].matrix, self.kept[0].plain()
+        if op == "embedding":
+            self.lookup = Lookup(self.kept[0])
+        elif "scale" not in self._buffers:
+            zero = torch.full_like(parts.scale, self.midpoint).byte() if parts.zero is None else parts.zero
+            each = [part.repeat_interleave(matrix.block_n, 0)[: self.n] for part in (parts.scale.float(), zero)]
+            scale, zero = (part[:, 0].contiguous() if matrix.block_k >= matrix.k else part for part in each)
+            self.register_buffer(self.names[0], unpack_bits(parts.data, self.bits, self.k))
+            self.register_buffer("scale", scale)
+            self.register_buffer(self.names[1], zero)
+            self.where: dict[str, Any] = {"axis": 0} if scale.dim() == 1 else {"axis": 1, "block_size": matrix.block_k}
+
+    def linear(self, x: Tensor, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        if act:
+            x = fake_quantize(x, act, act_scale)
+        codes, zero = (getattr(self, name) for name in self.names)
+        given = (codes, self.scale, zero)
+        shape = (self.n, self.k)
+        weight = torch.onnx.ops.symbolic(
+            "DequantizeLinear", given, self.where, dtype=x.dtype, shape=shape, version=OPSET
+        )
+        return F.linear(x, weight, bias)
+
+    def embedding(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.lookup(ids)
+
+
+def narrow(model: Any) -> None:
+    """The type uint4 for what has 4 bits; files hold two of them in a byte, the first in its lower half."""
+    import ml_dtypes
+    import onnx_ir
+
+    for name, value in model.graph.initializers.items():
+        if name.endswith(NARROW):
+            numbers = value.const_value.numpy().astype(ml_dtypes.uint4)
+            value.const_value = onnx_ir.Tensor(numbers, name=name)
+            value.type = onnx_ir.TensorType(onnx_ir.DataType.UINT4)

@@ -1,0 +1,126 @@
+"""Exported programs whose quantized weights are modules of another runtime's making, in place of bitport's ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bitport.errors import ExportError
+from bitport.export.compile import Method, exported
+from bitport.ops import OPS
+from bitport.ops.linear_then import follow
+from bitport.tensor import QTensor
+from bitport.tensor.qtensor import EXTRA
+
+WEIGHT_ARGS = 10
+"""How many arguments of an op are its weight: those after the input."""
+INNER = torch.ops.export.access_subclass_inner_tensor.default
+
+
+class Operand(nn.Module):
+    """A quantized weight as a runtime takes it. A subclass keeps codes and scales as its buffers."""
+
+    def prepare(self, op: str) -> None:
+        """Before the first use by an op: what only that op needs becomes a buffer."""
+
+    def forward(self, op: str, x: Tensor, *rest: Any) -> Tensor:
+        """The op of that name; ``rest``: its arguments after the weight."""
+        if op == "embedding":
+            return self.embedding(x, *rest)
+        if op.endswith("_then"):
+            *rest, then, times = rest  # type: ignore[assignment]
+            return follow(self(op.removesuffix("_then"), x, *rest), then, times)
+        act, act_scale, bias = rest if op == "dyn_linear" else ("", None, *rest)
+        return self.linear(x, act, act_scale, bias)
+
+    def linear(self, x: Tensor, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def embedding(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        raise NotImplementedError
+
+
+TAKEN = ("linear", "dyn_linear", "linear_then", "dyn_linear_then", "embedding")
+"""The ops that an operand computes."""
+OTHERS = (
+    "in this form only linear layers and lookups can be exported with quantized weights; leave this one as it is "
+    "(a rule that says skip)"
+)
+
+
+def relinked(
+    method: Method, refusal: Callable[[QTensor, str], str | None], operand: Callable[[QTensor], Operand]
+) -> torch.export.ExportedProgram:
+    """The method with ``operand(weight)`` for each quantized weight, made once for all that use it. ``refusal(weight,
+    op)``: why the runtime cannot have this weight for this op, or None; the ExportError names the layer."""
+    graph = exported(method).module(check_guards=False)
+    made: dict[int, tuple[str, Operand]] = {}
+    for node in list(graph.graph.nodes):
+        op = _name_of(node)
+        if op is None:
+            continue
+        name, weight = _weight_of(graph, node, op)
+        if op not in TAKEN:
+            raise ExportError(f"{name} is {weight.scheme}, taken by {op}: {OTHERS}")
+        if reason := refusal(weight, op):
+            raise ExportError(f"{name} is {weight.scheme}, {weight.matrix.n}x{weight.matrix.k}: {reason}")
+        if id(weight) not in made:
+            made[id(weight)] = f"{name.replace('.', '_')}_quantized", operand(weight)
+            graph.add_submodule(*made[id(weight)])
+        place, built = made[id(weight)]
+        built.prepare(op)
+        with graph.graph.inserting_before(node):
+            call = graph.graph.call_module(place, (op, node.args[0], *node.args[1 + WEIGHT_ARGS :]))
+        node.replace_all_uses_with(call)
+        graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    for node in graph.graph.find_nodes(op="call_function", target=INNER):
+        _make_plain(graph, node)
+    graph.graph.eliminate_dead_code()
+    for name, value in list(graph.named_parameters(remove_duplicate=False)):
+        if isinstance(value, QTensor):
+            owner, _, attribute = name.rpartition(".")
+            delattr(graph.get_submodule(owner), attribute)
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return exported(Method(graph, method.args, method.dynamic_shapes))
+
+
+def _make_plain(graph: fx.GraphModule, node: fx.Node) -> None:
+    """A part of a weight that its input is prepared with, as a buffer."""
+    name, weight = _tensor_of(graph, node.args[0])
+    part = str(node.args[1])
+    if not isinstance(weight, QTensor) or part not in EXTRA:
+        raise ExportError(f"{name} is {getattr(weight, 'scheme', 'of another library')}: {OTHERS}")
+    place = f"{name.replace('.', '_')}_{part}"
+    graph.register_buffer(place, getattr(weight, part))
+    with graph.graph.inserting_before(node):
+        constant = graph.graph.get_attr(place)
+    node.replace_all_uses_with(constant)
+    graph.graph.erase_node(node)
+
+
+def _name_of(node: fx.Node) -> str | None:
+    target = node.target
+    ours = node.op == "call_function" and isinstance(target, torch._ops.OpOverload) and target.namespace == "bitport"
+    return next((name for name, op in OPS.items() if op.overload == target), str(target)) if ours else None
+
+
+def _weight_of(graph: fx.GraphModule, node: fx.Node, op: str) -> tuple[str, QTensor]:
+    """The weight of a call, and its qualified name."""
+    for inner in node.all_input_nodes:
+        if inner.target == INNER:
+            name, weight = _tensor_of(graph, inner.args[0])
+            if isinstance(weight, QTensor):
+                return name, weight
+    raise ExportError(f"{op}: its quantized weight is not a parameter as it lies; cut or reorder it before exporting")
+
+
+def _tensor_of(graph: fx.GraphModule, node: Any) -> tuple[str, Any]:
+    """A parameter or buffer, and its qualified name."""
+    name = str(node.target) if isinstance(node, fx.Node) and node.op == "get_attr" else ""
+    owner, _, attribute = name.rpartition(".")
+    return name, getattr(graph.get_submodule(owner), attribute, None) if name else None

@@ -1,0 +1,99 @@
+"""A quantized weight as XNNPACK, the CPU backend of ExecuTorch, takes it: a pattern of ``quantized_decomposed`` ops.
+
+::
+
+    codes   int8 [n, k]: code - 2^(bits - 1)            scale   float32 [n, k / group], or [n] for whole rows
+    x       rounded to int8, with a scale and a zero point for each row, chosen by XNNPACK
+
+value = codes * scale; codes of 4 bits are packed in twos when the program is written. A lookup is no product: the rows
+asked for are computed in ordinary operators, from codes that lie as in "plain".
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.ao.quantization.fx import _decomposed  # noqa: F401  (defines the ops)
+
+from bitport.export.lookup import Lookup
+from bitport.export.relink import Operand
+from bitport.numerics import unpack_bits
+from bitport.numerics.types import number_type
+from bitport.tensor import QTensor
+
+TYPES = ("int4", "int8")
+ACTS = ("int8", "int8-asym")
+GROUP = 32
+"""XNNPACK's groups of 4-bit codes are of multiples of this many columns."""
+ops = torch.ops.quantized_decomposed
+
+
+def refusal(q: QTensor, op: str) -> str | None:
+    """Why the program cannot have this weight."""
+    matrix, parts, act = q.matrix, q.plain(), q.scheme.act
+    grouped = matrix.block_k < matrix.k
+    if matrix.dtype not in TYPES:
+        return f"ExecuTorch takes weights of {' or '.join(TYPES)}"
+    if q.batched or q.transposed or q.dim() != 2 or matrix.block_n != 1:
+        return "ExecuTorch takes the matrix of one linear layer or table, as [n, k], with scales of single rows"
+    if parts.zero is not None:
+        return "XNNPACK takes no zero points: choose int4-int8, int8-dyn or another scheme that ends in -sym"
+    if op == "embedding":
+        return None
+    if act not in ACTS:
+        given = f"rounded to {act}" if act else "as they are"
+        return f"XNNPACK rounds inputs to int8, and this scheme takes them {given}: choose int4-int8 or int8-dyn"
+    if grouped and (matrix.dtype != "int4" or matrix.block_k % GROUP or matrix.k % matrix.block_k):
+        return (
+            f"XNNPACK takes groups for int4 alone, of a multiple of {GROUP} columns that divides k, not {matrix.dtype} "
+            f"in groups of {matrix.block_k}; whole rows (-channel) fit always"
+        )
+    scale = parts.scale.float()
+    if not bool((scale.isfinite() & (scale >= torch.finfo(torch.float32).smallest_normal)).all()):
+        return "XNNPACK takes scales that are finite, positive and normal"
+    if grouped and not torch.equal(scale.bfloat16().float(), scale):
+        return (
+            "XNNPACK keeps the scales of groups in bfloat16, and these have more digits: quantize the model in "
+            "bfloat16, then export model.float()"
+        )
+    return None
+
+
+class XnnpackWeight(Operand):
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor
+
+    def __init__(self, q: QTensor) -> None:
+        super().__init__()
+        matrix = q.matrix
+        self.k, self.bits = matrix.k, number_type(matrix.dtype).bits
+        self.group = matrix.block_k if matrix.block_k < matrix.k else 0
+        self.kept = (q,)  # in a tuple, to be no parameter of this module
+
+    def prepare(self, op: str) -> None:
+        if op == "embedding":
+            self.lookup = Lookup(self.kept[0])
+        elif "codes" not in self._buffers:
+            parts = self.kept[0].plain()
+            codes = unpack_bits(parts.data, self.bits, self.k).to(torch.int16) - (1 << (self.bits - 1))
+            self.register_buffer("codes", codes.to(torch.int8))
+            self.register_buffer("scale", parts.scale.float() if self.group else parts.scale[:, 0].float())
+            self.register_buffer("zero", torch.zeros_like(self.scale, dtype=torch.int64))
+
+    def linear(self, x: Tensor, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        row = ops.choose_qparams_per_token_asymmetric(x, torch.int8)
+        x = ops.quantize_per_token(x, *row, -128, 127, torch.int8)
+        x = ops.dequantize_per_token(x, *row, -128, 127, torch.int8, torch.float32)
+        return F.linear(x, self.value(), bias)
+
+    def value(self) -> Tensor:
+        least, most = -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
+        weight = (self.codes, self.scale, self.zero)
+        if self.group:
+            return ops.dequantize_per_channel_group(*weight, least, most, torch.int8, self.group, torch.float32)
+        return ops.dequantize_per_channel(*weight, 0, least, most, torch.int8)
+
+    def embedding(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.lookup(ids)

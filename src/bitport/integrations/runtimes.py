@@ -1,0 +1,85 @@
+"""A causal language model of Hugging Face as the one method of a program: for ONNX Runtime with keys and values that
+come and go, for ExecuTorch with keys and values as its state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitport.export import Method
+from bitport.integrations.program import SAMPLE, Given, WithCache, check_logits, fits, states_of
+
+
+class Growing(Given):
+    """One layer of a cache that is as long as what was seen."""
+
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
+        return self.keys, self.values
+
+
+class WithPast(nn.Module):
+    """(ids [1, n], keys and values of each layer [1, heads, past, size]) to (logits [1, vocabulary] behind the last id,
+    keys and values [1, heads, past + n, size])."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, past: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        from transformers.cache_utils import Cache
+
+        seen, count = past[0].shape[2], ids.shape[1]
+        positions = torch.arange(count, device=ids.device) + seen
+        layers: Any = [Growing(*pair, positions) for pair in zip(past[::2], past[1::2], strict=True)]
+        result = self.model(
+            input_ids=ids,
+            attention_mask=(torch.arange(seen + count, device=ids.device) <= positions[:, None])[None, None],
+            position_ids=positions[None],
+            past_key_values=Cache(layers=layers),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return result.logits[:, -1], [part for layer in layers for part in (layer.keys, layer.values)]
+
+
+def with_past(model: Any) -> tuple[Method, list[str], list[str]]:
+    """The method, and the names of its inputs and outputs."""
+    known = int(model.config.max_position_embeddings)
+    ids = torch.arange(2 * SAMPLE)[None] % model.config.vocab_size
+    states, logits = states_of(model, ids)
+    module, past = WithPast(model).eval(), [part[:, :, :SAMPLE].contiguous() for part in states]
+    with torch.no_grad():
+        check_logits(module(ids[:, SAMPLE:], past)[0], logits)
+    length, seen = torch.export.Dim("length", min=1, max=known), torch.export.Dim("past", min=0, max=known)
+    method = Method(module, (ids[:, SAMPLE:], past), ({1: length}, [{2: seen}] * len(past)))
+    names = [f"{layer}.{part}" for layer in range(len(past) // 2) for part in ("key", "value")]
+    return method, ["input_ids", *(f"past_key_values.{n}" for n in names)], ["logits", *(f"present.{n}" for n in names)]
+
+
+class WithState(WithCache):
+    """(ids [1, n], positions [n]) to the logits [1, vocabulary] behind the last id; keys and values are buffers."""
+
+    def __init__(self, model: nn.Module, cache: list[Tensor]) -> None:
+        super().__init__(model)
+        for at, part in enumerate(cache):
+            self.register_buffer(f"cache{at}", part)
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:  # type: ignore[override]
+        cache = [part for name, part in self.named_buffers(recurse=False) if name.startswith("cache")]
+        return super().forward(ids, positions, cache)
+
+
+def with_state(model: Any, capacity: int | None = None) -> Method:
+    capacity = fits(model, capacity)
+    ids, positions = torch.arange(SAMPLE)[None] % model.config.vocab_size, torch.arange(SAMPLE)
+    states, logits = states_of(model, ids)
+    module = WithState(model, [part.new_zeros(1, part.shape[1], capacity, part.shape[3]) for part in states]).eval()
+    with torch.no_grad():
+        check_logits(module(ids, positions), logits)
+    for part in module.buffers(recurse=False):
+        part.zero_()
+    length = torch.export.Dim("length", min=1, max=capacity)
+    return Method(module, (ids, positions), ({1: length}, {0: length}))

@@ -1,0 +1,145 @@
+"""Programs for ExecuTorch: our codes and scales, XNNPACK's products."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bitport as bp
+from bitport.errors import ArgumentError, ExportError
+from bitport.export import Method, executorch
+from bitport.export.relink import relinked
+from bitport.export.xnnpack_weight import XnnpackWeight, refusal
+from bitport.numerics import unpack_bits
+from bitport.tensor import QTensor, quantize_tensor
+
+TAKEN = ("int8-dyn", "int4-int8-g32", "int4-int8-channel")
+REFUSED = {
+    "int4-g32": "no zero points",
+    "int4-g32-sym": "takes them as they are: choose int4-int8 or int8-dyn",
+    "int4-fp8": "rounded to fp8",
+    "int3-g32": "weights of int4 or int8",
+    "int4-int8-g16": "a multiple of 32 columns that divides k",
+    "int4-int8-g64": "a multiple of 32 columns that divides k",
+    "int4-int8-b8x32": "scales of single rows",
+}
+N, K = 48, 96
+
+
+def quantized(scheme: str, dtype: torch.dtype = torch.bfloat16) -> QTensor:
+    return quantize_tensor(torch.randn(N, K, generator=torch.Generator().manual_seed(0)).to(dtype), scheme)
+
+
+def layer_of(scheme: str, bias: bool = True) -> nn.Linear:
+    layer = nn.Linear(K, N, bias=bias).bfloat16().eval()
+    bp.quantize_(layer, scheme, measure=False)
+    return layer.float()
+
+
+def exact(q: QTensor) -> Tensor:
+    bits, scale = q.scheme.weight.number.bits, q.plain().scale.double()
+    codes = unpack_bits(q.plain().data, bits, q.matrix.k).double() - 2 ** (bits - 1)
+    return codes * scale.repeat_interleave(q.matrix.block_k, 1)[:, : q.matrix.k]
+
+
+@pytest.mark.parametrize("scheme", TAKEN)
+def test_the_operands_mean_the_same_numbers(scheme: str) -> None:
+    """A code has 8 bits and a scale of bfloat16 too: float32 holds their product."""
+    q = quantized(scheme)
+    assert refusal(q, "linear") is None
+    weight = XnnpackWeight(q)
+    weight.prepare("linear")
+    if scheme == "int8-dyn":  # its scales are float32
+        torch.testing.assert_close(weight.value().double(), exact(q), rtol=2.0**-24, atol=0)
+    else:
+        assert torch.equal(weight.value().double(), exact(q))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4-g32-sym", "int4-channel-sym", "int4-int8-g32"])
+def test_a_lookup_is_computed_from_the_codes(scheme: str) -> None:
+    table = nn.Embedding(N, K).bfloat16()
+    bp.quantize_(table, {"*": scheme}, measure=False)
+    table, ids = table.float(), torch.tensor([[3, 0], [47, 11]])
+    program = relinked(Method(table, (ids,)), refusal, XnnpackWeight)
+    assert torch.equal(program.module()(ids), table(ids))
+
+
+@pytest.mark.parametrize("scheme", REFUSED)
+def test_what_is_refused_is_named(scheme: str) -> None:
+    model = nn.Sequential(layer_of(scheme))
+    with pytest.raises(ExportError, match=REFUSED[scheme]) as raised:
+        relinked(Method(model, (torch.ones(2, K),)), refusal, XnnpackWeight)
+    assert "0.weight is" in str(raised.value)
+
+
+def test_scales_that_would_be_rounded_are_refused() -> None:
+    assert "bfloat16" in str(refusal(quantized("int4-int8-g32", torch.float32), "linear"))
+    assert refusal(quantized("int4-int8-channel", torch.float32), "linear") is None
+
+
+def test_the_file_must_be_one_and_float32(tmp_path: Path) -> None:
+    layer, x = layer_of("int8-dyn"), torch.ones(2, K)
+    with pytest.raises(ArgumentError, match=r"\*\.pte in a folder that exists"):
+        executorch(layer, (x,), tmp_path / "model.onnx")
+    with pytest.raises(ArgumentError, match=r"module\.float\(\)"):
+        executorch(layer, (x.bfloat16(),), tmp_path / "model.pte")
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ExportError, match=r"executorch.*pip install 'bitport\[executorch\]'"):
+        executorch(layer_of("int8-dyn"), (torch.ones(2, K),), tmp_path / "model.pte")
+
+
+def run(path: Path, *inputs: Tensor) -> Tensor:
+    lib: Any = pytest.importorskip("executorch.extension.pybindings.portable_lib")
+    return lib._load_for_executorch(str(path)).forward(inputs)[0].clone()
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("scheme", TAKEN)
+def test_a_layer_is_xnnpacks_and_rounds_its_input_alone(scheme: str, tmp_path: Path) -> None:
+    """A row of x is rounded in steps of (largest - smallest) / 255: half a step off, at the ends another half for the
+    zero point. Spread evenly over a step they have the variance 1 / 12, which is far more than what the sum in float32
+    adds; over 64 rows, each with K errors of its own, the mean of the squares lies within a tenth of it."""
+    layer, path = layer_of(scheme), tmp_path / "layer.pte"
+    rows = torch.export.Dim("rows", min=1, max=64)
+    report = executorch(layer, (torch.randn(4, K),), path, ({0: rows},))
+    assert report["taken"]["aten::linear"] == 1
+    assert not [name for name in report["left"] if "linear" in name or "quantize" in name]
+    weight, noise = exact(layer.weight), []
+    for count in (1, 64):
+        x = torch.randn(count, K, generator=torch.Generator().manual_seed(count))
+        off = run(path, x).double() - (x.double() @ weight.T + layer.bias.double())
+        step = (x.amax(1) - x.amin(1)).double()[:, None] / 255
+        assert torch.all(off.abs() <= 1.001 * step * weight.abs().sum(1))
+        noise = (off / (step * weight.norm(dim=1))).square()
+    assert 0.8 / 12 < noise.mean() < 1.2 / 12
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("scheme", TAKEN)
+def test_the_file_holds_our_codes(scheme: str, tmp_path: Path) -> None:
+    """Byte for byte, those of 4 bits as they lie in "plain"; and one of them, changed by one step, changes one output
+    by that step."""
+    layer, path = layer_of(scheme, bias=False), tmp_path / "layer.pte"
+    x = torch.zeros(1, K)
+    x[0, 2] = 1.0
+    size = executorch(layer, (x,), path)["files"]["layer.pte"]
+    parts, wide = layer.weight.plain(), scheme == "int8-dyn"
+    codes = (parts.data ^ 0x80 if wide else parts.data).numpy().tobytes()
+    assert size == path.stat().st_size < len(codes) + parts.scale.nbytes + 6144
+    file = bytearray(path.read_bytes())
+    assert file.count(codes) == 1
+    before, at = run(path, x), file.index(codes)
+    changed = 2 if wide else 1
+    up = -1 if file[at + changed] & 15 == (7 if wide else 15) else 1
+    file[at + changed] = (file[at + changed] + up) % 256
+    path.write_bytes(file)
+    step = torch.zeros(1, N)
+    step[0, 0] = up * float(parts.scale[0, 0])
+    torch.testing.assert_close(run(path, x) - before, step, rtol=2.0**-14, atol=1e-7)
