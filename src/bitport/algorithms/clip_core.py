@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms.parts import Params, choose
-from bitport.algorithms.pieces import by_matrix, joined, nearest_, part_of, pieces
-from bitport.numerics import Format, block_scale, choose_qparams, spread, to_blocks
+from bitport.algorithms.pieces import by_matrix, joined, nearest, part_of, pieces
+from bitport.numerics import Format, block_scale, choose_qparams, to_blocks
 
 NARROWER = tuple(f / 100 for f in range(98, 38, -2))
 WIDER = tuple(f / 100 for f in range(105, 201, 5))
@@ -41,7 +41,12 @@ def _matrix(x: Tensor, fmt: Format, importance: Tensor | None) -> Params:
         weights = to_blocks(ones.expand(x.shape), fmt.block)
     return joined(
         [
-            _best(blocks[at].float(), fmt, [part_of(each, at) for each in ranges], None if weights is None else weights[at])
+            _best(
+                blocks[at].float(),
+                fmt,
+                [part_of(each, at) for each in ranges],
+                None if weights is None else weights[at],
+            )
             for at in pieces(blocks)
         ]
     )
@@ -54,9 +59,10 @@ def _ends(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _best(x: Tensor, fmt: Format, ranges: list[Params], weights: Tensor | None) -> Params:
-    best, least, units = ranges[0], None, torch.empty_like(x)
+    best, least = ranges[0], None
+    both = torch.empty_like(x), torch.empty_like(x)
     for tried in ranges:
-        loss = _loss(x, fmt, tried, weights, units)
+        loss = _loss(x, fmt, tried, weights, both)
         if least is None:
             least = loss
             continue
@@ -65,8 +71,8 @@ def _best(x: Tensor, fmt: Format, ranges: list[Params], weights: Tensor | None) 
     return best
 
 
-def _loss(x: Tensor, fmt: Format, params: Params, weights: Tensor | None, units: Tensor) -> Tensor:
-    scale, zero = block_scale(params.scale, params.scale2), params.zero
-    torch.div(x, spread(scale), out=units)
-    error = nearest_(units.clone(), fmt, None if zero is None else spread(zero.float())).sub_(units).square_()
+def _loss(x: Tensor, fmt: Format, params: Params, weights: Tensor | None, both: tuple[Tensor, Tensor]) -> Tensor:
+    scale = block_scale(params.scale, params.scale2)
+    units, values = nearest(x, fmt, scale, params.zero, both)
+    error = values.sub_(units).square_()
     return (error if weights is None else error.mul_(weights)).sum((-3, -1)) * scale.square()

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms.parts import Params, choose, scale_as_stored
-from bitport.algorithms.pieces import by_matrix, joined, nearest_, part_of, pieces
-from bitport.numerics import Format, block_scale, choose_qparams, spread, to_blocks
+from bitport.algorithms.pieces import by_matrix, joined, nearest, part_of, pieces
+from bitport.numerics import Format, block_scale, choose_qparams, to_blocks
 
-P, BETA, GROWTH = 0.7, 10.0, 1.05
+P, BETA, GROWTH = 0.7, 1.5, 1.1
 SMALLEST = 1e-8
 """What |e| counts as at least in |e|^(p-1), which has a pole at 0."""
 
@@ -40,20 +40,17 @@ def _matrix(x: Tensor, fmt: Format, steps: int, p: float) -> Params:
     held = to_blocks(x.new_ones(1, 1, dtype=torch.float32).expand(x.shape), fmt.block)
     short = blocks.numel() != x.numel()
     return joined(
-        [
-            _piece(blocks[at].float(), held[at], short, fmt, part_of(start, at), steps, p) for at in pieces(blocks)
-        ]
+        [_piece(blocks[at].float(), held[at], short, fmt, part_of(start, at), steps, p) for at in pieces(blocks)]
     )
 
 
 def _piece(x: Tensor, held: Tensor, short: bool, fmt: Format, params: Params, steps: int, p: float) -> Params:
     """x [SN, bn, SK, bk]; ``held``: 1, and 0 where ``short`` blocks are filled up."""
     error, size, pull, other = (torch.empty_like(x) for _ in range(4))
-    best, least, beta, count = params, None, BETA, held.sum((-3, -1))
+    best, least, beta, ones = params, None, BETA, held.sum((-3, -1))
     for step in range(steps + 1):
-        scale, zero = block_scale(params.scale, params.scale2), params.zero
-        torch.div(x, spread(scale), out=error)
-        values = nearest_(other.copy_(error), fmt, None if zero is None else spread(zero.float()))
+        scale = block_scale(params.scale, params.scale2)
+        error, values = nearest(x, fmt, scale, params.zero, (error, other))
         if short:
             values.mul_(held)
         torch.abs(error.sub_(values), out=size)
@@ -66,7 +63,7 @@ def _piece(x: Tensor, held: Tensor, short: bool, fmt: Format, params: Params, st
             best, least = choose(better, params, best), loss.where(better, least)
         if step < steps:
             pull = toward(error, size, pull, beta)
-            sums = Sums(count, _sum(values), _sum(pull), _sum(values * pull), _sum(values.square()))
+            sums = Sums(ones, _sum(values), _sum(pull), _sum(values * pull), _sum(values.square()))
             params = fit(sums, fmt, params)
             beta *= GROWTH
     return best
@@ -80,7 +77,7 @@ def toward(error: Tensor, size: Tensor, slope: Tensor, beta: float) -> Tensor:
 class Sums(NamedTuple):
     """Over each block: of 1, of the values v, of the pulls d, of v d and of v^2."""
 
-    count: Tensor
+    ones: Tensor
     v: Tensor
     d: Tensor
     vd: Tensor
@@ -93,16 +90,16 @@ def _sum(x: Tensor) -> Tensor:
 
 def fit(sums: Sums, fmt: Format, old: Params) -> Params:
     """Least squares of v + d, in units of the old scale, against v; a block with nothing to fit keeps what it has."""
-    count, v, d, vd, vv = sums
+    ones, v, d, vd, vv = sums
     scale = block_scale(old.scale, old.scale2)
     if old.zero is None:
         return Params(scale_as_stored(scale * _factor(1 + vd / vv), old), None, old.scale2)
-    slope = _factor(1 + (vd - v * d / count) / (vv - v.square() / count))
+    slope = _factor(1 + (vd - v * d / ones) / (vv - v.square() / ones))
     before = old.zero.float()
-    zero = (before + (v - (v + d) / slope) / count).clamp(0, fmt.number.qmax)
+    zero = (before + (v - (v + d) / slope) / ones).clamp(0, fmt.number.qmax)
     zero = (zero.round() if fmt.zero == "int" else zero).to(old.zero.dtype)
     moved = zero.float() - before
-    again = (vv + vd - moved * (v + d)) / (vv - 2 * moved * v + moved.square() * count)
+    again = (vv + vd - moved * (v + d)) / (vv - 2 * moved * v + moved.square() * ones)
     return Params(scale_as_stored(scale * _factor(again), old), zero, None)
 
 

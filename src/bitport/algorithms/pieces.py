@@ -1,5 +1,5 @@
-"""A matrix in pieces, each so small that what is computed on it stays in a processor's cache, and with nothing made anew
-that can be written in place: searches that go over all weights many times cost little else than their arithmetic."""
+"""A matrix in pieces, each so small that what is computed on it stays in a processor's cache: searches that go over all
+weights many times cost little else than their arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms.parts import Params
-from bitport.numerics import Format, decode, decode_codebook, encode, encode_codebook
+from bitport.numerics import Format, decode, decode_codebook, encode, encode_codebook, spread
 
 PIECE = 2**17
 """Elements; in float32 a quarter of the second-level caches of two cores."""
@@ -43,15 +43,18 @@ def by_matrix(search: Callable[[Tensor, int], Params], x: Tensor) -> Params:
     return Params(*(None if part is None else part.unflatten(0, x.shape[:-2]) for part in parts))  # type: ignore[arg-type]
 
 
-def nearest_(units: Tensor, fmt: Format, zero: Tensor | None) -> Tensor:
-    """The numbers of the format that are nearest to ``units``, x over its scale, as codes minus zero point; ``units``
-    is lost. ``zero``: float32, of a shape that broadcasts."""
-    number = fmt.number
+def nearest(
+    x: Tensor, fmt: Format, scale: Tensor, zero: Tensor | None, room: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """x [SN, bn, SK, bk] in units of its scale, and the numbers of the format nearest to that, codes minus zero point.
+    ``scale``: float32, ``room``: where both may lie. Multiplying by 1 / scale, halfway cases may go the other way than
+    a division has them go: no further from x."""
+    units, number = torch.mul(x, spread(1 / scale), out=room[0]), fmt.number
     if number.kind == "float":
-        return decode(encode(units, number), number)
+        return units, decode(encode(units, number), number)
     if number.kind == "codebook":
-        return decode_codebook(encode_codebook(units, number.table), number.table)
-    offset = number.midpoint if zero is None else zero
+        return units, decode_codebook(encode_codebook(units, number.table), number.table)
+    offset = number.midpoint if zero is None else spread(zero.float())
     if fmt.zero == "float" or number.midpoint == 0.5:
-        return units.add_(offset).round_().clamp_(0, number.qmax).sub_(offset)
-    return units.round_().clamp_(0 - offset, number.qmax - offset)  # type: ignore[arg-type]
+        return units, torch.add(units, offset, out=room[1]).round_().clamp_(0, number.qmax).sub_(offset)
+    return units, torch.round(units, out=room[1]).clamp_(0 - offset, number.qmax - offset)  # type: ignore[arg-type]
