@@ -64,13 +64,13 @@ def operands(k: int, n: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
 
 
 def ours(module: ModuleType, weight: Tensor, x: Tensor) -> Tensor:
-    fmt, by = preset(module.SCHEME).weight, module.ALGORITHM
-    if not by.needs_inputs and not isinstance(by, Scaling):
-        return dequantize(by.solve(weight, fmt, None), fmt, *weight.shape)
-    inputs = Inputs((), weight.shape[1])
-    inputs.add(x)
+    fmt, by, inputs = preset(module.SCHEME).weight, module.ALGORITHM, None
+    if isinstance(by, Scaling) or by.needs_inputs:
+        inputs = Inputs((), weight.shape[1])
+        inputs.add(x)
     if not isinstance(by, Scaling):
         return dequantize(by.solve(weight, fmt, inputs), fmt, *weight.shape)
+    assert inputs is not None
     channels = torch.arange(weight.shape[1])
     scale = by.search([Factor(weight, fmt, inputs.gram, inputs.rows, channels)], channels.shape).scale
     return dequantize(quantize((weight * scale).to(weight.dtype), fmt), fmt, *weight.shape) / scale
