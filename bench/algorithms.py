@@ -22,12 +22,19 @@ from torch import Tensor
 from bench.measure import append, busy, header
 from bench.products import shape_of
 from bench.suites import Shape
+from bitport.algorithms.awq_core import Factor
+from bitport.algorithms.scaling import Scaling
 from bitport.calibrate.inputs import Inputs
-from bitport.numerics import dequantize
+from bitport.numerics import dequantize, quantize
 from bitport.report.text import table
 from bitport.schemes import preset
 
-REFERENCES = {"hqq": "hqq_reference", "gptq": "gptq_reference", "signround": "autoround_reference"}
+REFERENCES = {
+    "hqq": "hqq_reference",
+    "gptq": "gptq_reference",
+    "awq": "awq_reference",
+    "signround": "autoround_reference",
+}
 SHAPES = (Shape(1024, 1024), Shape(1024, 3072))
 ROWS = 8192
 
@@ -57,11 +64,16 @@ def operands(k: int, n: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
 
 
 def ours(module: ModuleType, weight: Tensor, x: Tensor) -> Tensor:
-    fmt, inputs = preset(module.SCHEME).weight, None
-    if module.ALGORITHM.needs_inputs:
+    fmt, by, inputs = preset(module.SCHEME).weight, module.ALGORITHM, None
+    if isinstance(by, Scaling) or by.needs_inputs:
         inputs = Inputs((), weight.shape[1])
         inputs.add(x)
-    return dequantize(module.ALGORITHM.solve(weight, fmt, inputs), fmt, *weight.shape)
+    if not isinstance(by, Scaling):
+        return dequantize(by.solve(weight, fmt, inputs), fmt, *weight.shape)
+    assert inputs is not None
+    channels = torch.arange(weight.shape[1])
+    scale = by.search([Factor(weight, fmt, inputs.gram, inputs.rows, channels)], channels.shape).scale
+    return dequantize(quantize((weight * scale).to(weight.dtype), fmt), fmt, *weight.shape) / scale
 
 
 def error(name: str, weight: Tensor, q: Tensor, x: Tensor) -> float:

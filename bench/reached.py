@@ -191,5 +191,13 @@ def growing(records: Records) -> Found | None:
     return Found(f"{worst['exponent']:.2f} ± {worst['error']:.2f} ({where})", worst["exponent"] - worst["error"] <= 1)
 
 
+def algorithms(records: Records) -> Found | None:
+    """As exact: the error at most a hundredth larger."""
+    rows = [row for row in records.last("algorithms") if row["algorithm"] in ("hqq", "gptq", "awq")]
+    found = least([(row["speedup"], f"{row['algorithm']} {row['k']}x{row['n']}") for row in rows], 1.0, "x")
+    worst = max((row["error"] / row["reference_error"] for row in rows), default=0.0)
+    return found and Found(f"{found.text}; error {worst:.2f}x at most", found.met and worst <= 1.01)
+
+
 def nothing(records: Records) -> None:
     """No command of this folder measures it."""

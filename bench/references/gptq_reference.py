@@ -1,5 +1,5 @@
 """llm-compressor's GPTQ: columns in the order of what goes into them, static groups, as it does by default. It searches
-no ranges, so ours does not here."""
+no ranges; ours does, as by default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from bitport.algorithms import GPTQ
 
 PACKAGES = ("llmcompressor", "compressed-tensors")
-SCHEME, ALGORITHM = "int4", GPTQ(clip=False)
+SCHEME, ALGORITHM = "int4", GPTQ()
 ARGS = QuantizationArgs(
     num_bits=4, type="int", symmetric=False, strategy="group", group_size=128, actorder=ActivationOrdering.WEIGHT
 )

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitport.algorithms import HQQ
-from bitport.algorithms.hqq_core import _fit, _shrink
+from bitport.algorithms import HQQ, pieces
+from bitport.algorithms.hqq_core import SMALLEST, Sums, fit, toward
 from bitport.algorithms.parts import Params
 from bitport.numerics import quantize, to_blocks
 from bitport.schemes import preset
@@ -40,25 +40,32 @@ def test_the_loss_falls(scheme: str) -> None:
     assert float(losses(w, scheme, 20).sum()) < 0.97 * float(losses(w, scheme, 0).sum())
 
 
+def sums(target: Tensor, codes: Tensor, old: Params) -> Sums:
+    """Of blocks that are rows; ``target`` in units of the old scale."""
+    values = codes.float() - (8 if old.zero is None else old.zero.float())
+    pull = target - values
+    ones = torch.full((len(codes), 1), float(codes.shape[-1]))
+    return Sums(ones, *(each.sum(-1, keepdim=True) for each in (values, pull, values * pull, values.square())))
+
+
 @pytest.mark.parametrize("zero", [False, True], ids=["symmetric", "float zero"])
 def test_codes_made_from_a_grid_give_the_grid_back(zero: bool) -> None:
     """Least squares against the codes of numbers that lie on a grid finds it, whatever scale it starts from."""
     fmt = preset("int4-channel-fzero" if zero else "int4-channel-sym").weight
     codes = torch.randint(0, 16, (3, 64), dtype=torch.uint8)
-    scale, offset = torch.tensor([[0.5], [0.03], [2.0]]), torch.tensor([[7.25], [3.0], [12.5]])
+    scale, offset = torch.tensor([[0.5], [0.9], [2.0]]), torch.tensor([[7.25], [3.0], [12.5]])
     target = (codes.float() - (offset if zero else 8)) * scale
     old = Params(torch.ones(3, 1), torch.zeros(3, 1) if zero else None, None)
-    found = _fit(target, codes, fmt, old)
+    found = fit(sums(target, codes, old), fmt, old)
     torch.testing.assert_close(found.scale, scale, rtol=1e-5, atol=0)
     if zero:
         torch.testing.assert_close(found.zero, offset, rtol=1e-5, atol=0)
 
 
 def test_a_block_with_nothing_to_fit_keeps_its_scale() -> None:
-    fmt = preset("int4-channel").weight
+    fmt, codes = preset("int4-channel").weight, torch.full((1, 16), 8, dtype=torch.uint8)
     old = Params(torch.full((1, 1), 0.25), torch.full((1, 1), 8, dtype=torch.uint8), None)
-    found = _fit(torch.zeros(1, 16), torch.full((1, 16), 8, dtype=torch.uint8), fmt, old)
-    assert float(found.scale) == 0.25
+    assert float(fit(sums(torch.zeros(1, 16), codes, old), fmt, old).scale) == 0.25
 
 
 @pytest.mark.parametrize("scheme", ["int4", "int4-sym", "nvfp4", "fp8"])
@@ -67,15 +74,24 @@ def test_zeros_stay_zeros(scheme: str) -> None:
     assert not value(parts, scheme, 4, 64).any()
 
 
-def test_shrinkage_is_odd_and_spares_outliers() -> None:
-    """Small errors vanish, large ones are hardly changed, none grows."""
+def test_small_errors_are_followed_and_outliers_let_go() -> None:
     error = torch.linspace(-4, 4, 81)
-    shrunk = _shrink(error, 0.7, 10.0)
-    torch.testing.assert_close(shrunk, -shrunk.flip(0))
-    assert bool((shrunk.abs() <= error.abs()).all())
+    size = error.abs()
+    pull = toward(error, size, size.clamp(min=SMALLEST) ** (0.7 - 1), 10.0)
+    torch.testing.assert_close(pull, -pull.flip(0))
     vanishing = 10.0 ** (-1 / (2 - 0.7))  # where |e| = |e|^(p - 1) / beta
-    assert torch.equal(shrunk == 0, error.abs() <= vanishing)
-    assert float(shrunk[-1]) > 3.9
+    assert torch.equal(pull == error, size <= vanishing)
+    assert float(pull[-1]) < 0.1
+
+
+def test_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks know nothing of each other, so where a matrix is cut leaves no trace, nor that it is one of a batch."""
+    fmt, w = preset("int3-g32").weight, weight()
+    whole = HQQ().solve(w, fmt)
+    monkeypatch.setattr(pieces, "PIECE", 5 * w.shape[1])
+    for found in (HQQ().solve(w, fmt), HQQ().solve(torch.stack([w, w]), fmt)):
+        for ours, theirs in zip(found[:3], whole[:3], strict=True):
+            assert torch.equal(ours, theirs.expand_as(ours))
 
 
 def test_powers_of_two_are_refused() -> None:

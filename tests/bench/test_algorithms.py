@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench import algorithms
 from bench.suites import Shape
-from bitport.algorithms import RTN, Clip
+from bitport.algorithms import AWQ, RTN, Clip
 from bitport.numerics import dequantize, quantize
 from bitport.schemes import preset
 
@@ -39,6 +39,13 @@ def test_the_better_one_has_the_smaller_error() -> None:
     module = stand_in("int3")
     module.ALGORITHM = Clip()  # type: ignore[attr-defined]
     row = algorithms.measure("hqq", module, Shape(128, 32), 1)
+    assert row["error"] < row["reference_error"]
+
+
+def test_scales_of_channels_are_searched_and_taken_back() -> None:
+    module = stand_in("int4")
+    module.ALGORITHM = AWQ()  # type: ignore[attr-defined]
+    row = algorithms.measure("awq", module, Shape(128, 32), 1)
     assert row["error"] < row["reference_error"]
 
 

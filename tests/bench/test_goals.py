@@ -116,3 +116,21 @@ def test_a_reason_stands_where_a_goal_is_missed(records: Make, monkeypatch: pyte
 
 def test_a_reason_comes_with_its_command() -> None:
     assert [goal for goal in goals.GOALS if bool(goal.reason) != bool(goal.command)] == []
+
+
+@pytest.mark.parametrize(
+    ("speedup", "error", "met"),
+    [(1.1, 1.0, True), (0.9, 1.0, False), (1.1, 1.02, False)],
+    ids=["met", "slow", "inexact"],
+)
+def test_algorithms_are_as_fast_and_as_exact(records: Make, speedup: float, error: float, met: bool) -> None:
+    row = {"run": "r1", "k": 8, "n": 4, "reference_error": 1.0}
+    lines = [
+        row | {"algorithm": "gptq", "speedup": speedup, "error": error},
+        row | {"algorithm": "hqq", "speedup": 2.0, "error": 0.5},
+    ]
+    lines.append(row | {"algorithm": "signround", "speedup": 0.1, "error": 9.0})
+    found = reached.algorithms(records(algorithms=[HEAD, *lines]))
+    assert found is not None
+    assert found.met == met
+    assert found.text == f"{speedup:.2f}x (gptq 8x4); median {(speedup + 2) / 2:.2f}x; error {error:.2f}x at most"

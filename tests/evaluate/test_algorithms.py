@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -35,19 +36,26 @@ def test_gptq_is_better_than_rounding_to_nearest(measurer: Measurer, scheme: str
 
 @pytest.mark.parametrize("scheme", TABLES[0].schemes)
 def test_recorded_order(scheme: str) -> None:
-    """What looks at inputs before all that does not; below four bits, where rounding hurts, clipping and HQQ before
-    rounding to nearest, SignRound before GPTQ, and mixed bits before the same for all."""
-    blind = [COST[scheme, name] for name in ("rtn", "clip", "hqq") if COST[scheme, name] is not None]
-    assert max(COST[scheme, "gptq"], COST[scheme, "signround"]) < min(blind)
+    """What looks at inputs before rounding to nearest, and AWQ with SignRound before each alone. Below four bits, where
+    rounding hurts, also: all before rounding to nearest, SignRound before GPTQ, mixed bits before the same for all."""
+    cost = {name: COST[scheme, name] for name in algorithms_of(scheme) if COST[scheme, name] is not None}
+    informed = [cost[name] for name in ("gptq", "awq", "signround")]
+    assert max(informed) < cost["rtn"]
+    assert cost["awq+signround"] < min(informed)
     if scheme.startswith(("int2", "int3")):
-        assert max(COST[scheme, "clip"], COST[scheme, "hqq"]) < COST[scheme, "rtn"]
-        assert COST[scheme, "signround"] < COST[scheme, "gptq"]
-        assert COST[scheme, "mixed"] is None or COST[scheme, "mixed"] < COST[scheme, "gptq"]
+        assert max(cost.values()) == cost["rtn"]
+        assert cost["signround"] < cost["gptq"]
+        assert cost.get("mixed", -math.inf) < cost["gptq"]
 
 
 @pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4"])
 def test_recorded_order_of_floats(scheme: str) -> None:
-    assert max(COST[scheme, "gptq"], COST[scheme, "signround"]) < COST[scheme, "rtn"]
+    assert COST[scheme, "awq+gptq"] < COST[scheme, "gptq"] < COST[scheme, "rtn"]
+    assert COST[scheme, "smooth"] < COST[scheme, "rtn"]
+
+
+def test_smoothing_helps_eight_bit_inputs() -> None:
+    assert COST["int8-dyn", "smooth"] < COST["int8-dyn", "rtn"]
 
 
 def test_rounding_to_nearest_is_that_of_the_accuracy_table() -> None:

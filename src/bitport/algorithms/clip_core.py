@@ -11,10 +11,14 @@ steps are coarse, and a range that puts the largest element below the largest co
 
 from __future__ import annotations
 
+import dataclasses
+
+import torch
 from torch import Tensor
 
-from bitport.algorithms.parts import Params, block_sum, choose, rounded
-from bitport.numerics import Format, choose_qparams
+from bitport.algorithms.parts import Params, choose
+from bitport.algorithms.pieces import by_matrix, joined, nearest, part_of, pieces
+from bitport.numerics import Format, block_scale, choose_qparams, to_blocks
 
 NARROWER = tuple(f / 100 for f in range(98, 38, -2))
 WIDER = tuple(f / 100 for f in range(105, 201, 5))
@@ -22,16 +26,53 @@ WIDER = tuple(f / 100 for f in range(105, 201, 5))
 
 def search(x: Tensor, fmt: Format, importance: Tensor | None = None) -> Params:
     """``importance``: of each column, [..., K]; None: all alike."""
-    best = Params(*choose_qparams(x, fmt))
-    least = _loss(x, fmt, best, importance)
-    for factor in NARROWER if fmt.number.kind == "int" else (*NARROWER, *WIDER):
-        tried = Params(*choose_qparams(x * factor, fmt, best.scale2))
-        loss = _loss(x, fmt, tried, importance)
+    flat = None if importance is None else importance.expand(*x.shape[:-2], x.shape[-1]).reshape(-1, x.shape[-1])
+    return by_matrix(lambda matrix, at: _matrix(matrix, fmt, None if flat is None else flat[at]), x)
+
+
+def _matrix(x: Tensor, fmt: Format, importance: Tensor | None) -> Params:
+    blocks, ends = to_blocks(x, fmt.block), _ends(x, fmt)
+    pair, first = dataclasses.replace(fmt, block=(1, 2)), Params(*choose_qparams(x, fmt))
+    factors = NARROWER if fmt.number.kind == "int" else (*NARROWER, *WIDER)
+    ranges = [first, *(Params(*choose_qparams(ends * factor, pair, first.scale2)) for factor in factors)]
+    weights = None
+    if importance is not None or blocks.numel() != x.numel():
+        ones = x.new_ones(1, dtype=torch.float32) if importance is None else importance
+        weights = to_blocks(ones.expand(x.shape), fmt.block)
+    return joined(
+        [
+            _best(
+                blocks[at].float(),
+                fmt,
+                [part_of(each, at) for each in ranges],
+                None if weights is None else weights[at],
+            )
+            for at in pieces(blocks)
+        ]
+    )
+
+
+def _ends(x: Tensor, fmt: Format) -> Tensor:
+    """[SN, 2 SK]: the smallest and the largest element of each block, of which alone its range is made."""
+    blocks = to_blocks(x, fmt.block)
+    return torch.stack([blocks.amin((-3, -1)), blocks.amax((-3, -1))], -1).flatten(-2)
+
+
+def _best(x: Tensor, fmt: Format, ranges: list[Params], weights: Tensor | None) -> Params:
+    best, least = ranges[0], None
+    both = torch.empty_like(x), torch.empty_like(x)
+    for tried in ranges:
+        loss = _loss(x, fmt, tried, weights, both)
+        if least is None:
+            least = loss
+            continue
         better = loss < least
         best, least = choose(better, tried, best), loss.where(better, least)
     return best
 
 
-def _loss(x: Tensor, fmt: Format, params: Params, importance: Tensor | None) -> Tensor:
-    error = (x.float() - rounded(x, fmt, params)).square()
-    return block_sum(error if importance is None else error * importance[..., None, :], fmt)
+def _loss(x: Tensor, fmt: Format, params: Params, weights: Tensor | None, both: tuple[Tensor, Tensor]) -> Tensor:
+    scale = block_scale(params.scale, params.scale2)
+    units, values = nearest(x, fmt, scale, params.zero, both)
+    error = values.sub_(units).square_()
+    return (error if weights is None else error.mul_(weights)).sum((-3, -1)) * scale.square()

@@ -59,16 +59,20 @@ def solve(
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
-    """Upper triangular U with (H + d I)^-1 = U^T U. A column that never saw an input stands alone."""
+    """Upper triangular U with (H + d I)^-1 = U^T U. A column that never saw an input stands alone.
+
+    The Cholesky factor of H with its rows and columns in reverse order is, turned back, an upper triangular R with
+    H = R R^T; so U = R^-1, and H^-1 need not be made."""
     mean = hessian.diagonal().mean()
     mean = torch.where(mean > 0, mean, 1.0)
     while damping <= MOST_DAMPING:
-        damped = hessian.clone()
+        damped = hessian.flip(0, 1)
         damped.diagonal().add_(damping * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not bool(failed):
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not bool(failed) and bool(upper.isfinite().all()):
+            one = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
+            upper = torch.linalg.solve_triangular(lower.flip(0, 1), one, upper=True)
+            if bool(upper.isfinite().all()):
                 return upper
         damping = max(10 * damping, 1e-4)
     raise ArgumentError(

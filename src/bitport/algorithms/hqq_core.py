@@ -3,73 +3,105 @@
     minimize over scale s, zero z    sum over the block of |x - s (code - z)|^p,    p < 1
 
 A norm below 1 forgives the few elements that clip and asks that all others lie close. It is not convex; half-quadratic
-splitting puts an outlier e beside the error and alternates, beta growing:
+splitting puts an outlier o beside the error e = x / s - (code - z) and alternates, beta growing:
 
     code    nearest of x for the present s, z
-    e       shrink(error) = sign(error) max(0, |error| - |error|^(p-1) / beta), error in units of s
-    s, z    least squares: x - s e against s (code - z)
+    o       shrink(e) = sign(e) max(0, |e| - |e|^(p-1) / beta)
+    s, z    least squares: x - s o against s (code - z)
 
-Without a zero point s alone is fitted, against the decoded codes. A whole zero point is rounded, then s is fitted once
-more. Every step is judged by the loss of what would be stored; each block keeps the best it saw, the start included.
+What the fit is drawn to is so v + d, with the values v = code - z and d = e - o = sign(e) min(|e|, |e|^(p-1) / beta):
+it needs no more than four sums over the block. Without a zero point s alone is fitted, against the decoded codes. A
+whole zero point is rounded, then s is fitted once more. Every step is judged by the loss of what would be stored; each
+block keeps the best it saw, the start included.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from bitport.algorithms.parts import Params, block_sum, choose, scale_as_stored
-from bitport.numerics import Format, block_scale, choose_qparams, dequantize_codes, expand, quantize_codes
+from bitport.algorithms.parts import Params, choose, scale_as_stored
+from bitport.algorithms.pieces import by_matrix, joined, nearest, part_of, pieces
+from bitport.numerics import Format, block_scale, choose_qparams, to_blocks
 
-P, BETA, GROWTH = 0.7, 10.0, 1.05
+P, BETA, GROWTH = 0.7, 1.5, 1.1
+SMALLEST = 1e-8
+"""What |e| counts as at least in |e|^(p-1), which has a pole at 0."""
 
 
 def solve(x: Tensor, fmt: Format, steps: int = 20, p: float = P) -> Params:
-    x = x.float() if fmt.scale != "input" else x
-    params = best = Params(*choose_qparams(x, fmt))
-    exact, (n, k) = x.float(), x.shape[-2:]
-    least: Tensor | None = None
-    beta = BETA
+    return by_matrix(lambda matrix, _: _matrix(matrix, fmt, steps, p), x.float() if fmt.scale != "input" else x)
+
+
+def _matrix(x: Tensor, fmt: Format, steps: int, p: float) -> Params:
+    start, blocks = Params(*choose_qparams(x, fmt)), to_blocks(x, fmt.block)
+    held = to_blocks(x.new_ones(1, 1, dtype=torch.float32).expand(x.shape), fmt.block)
+    short = blocks.numel() != x.numel()
+    return joined(
+        [_piece(blocks[at].float(), held[at], short, fmt, part_of(start, at), steps, p) for at in pieces(blocks)]
+    )
+
+
+def _piece(x: Tensor, held: Tensor, short: bool, fmt: Format, params: Params, steps: int, p: float) -> Params:
+    """x [SN, bn, SK, bk]; ``held``: 1, and 0 where ``short`` blocks are filled up."""
+    error, size, pull, other = (torch.empty_like(x) for _ in range(4))
+    best, least, beta, ones = params, None, BETA, held.sum((-3, -1))
     for step in range(steps + 1):
-        codes = quantize_codes(x, fmt, *params)
-        error = exact - dequantize_codes(codes, fmt, *params)
-        loss = block_sum(error.abs() ** p, fmt)
+        scale = block_scale(params.scale, params.scale2)
+        error, values = nearest(x, fmt, scale, params.zero, (error, other))
+        if short:
+            values.mul_(held)
+        torch.abs(error.sub_(values), out=size)
+        torch.clamp(size, min=SMALLEST, out=pull).pow_(p - 1)
+        loss = _sum(size * pull) * scale**p
         if least is None:
             least = loss
         else:
             better = loss < least
             best, least = choose(better, params, best), loss.where(better, least)
         if step < steps:
-            scale = expand(block_scale(params.scale, params.scale2), fmt.block, n, k)
-            outlier = scale * _shrink(error / scale, p, beta)
-            params = _fit(exact - outlier, codes, fmt, params)
+            pull = toward(error, size, pull, beta)
+            sums = Sums(ones, _sum(values), _sum(pull), _sum(values * pull), _sum(values.square()))
+            params = fit(sums, fmt, params)
             beta *= GROWTH
     return best
 
 
-def _shrink(error: Tensor, p: float, beta: float) -> Tensor:
-    size = error.abs()
-    return error.sign() * (size - size.clamp(min=1e-8) ** (p - 1) / beta).clamp(min=0)
+def toward(error: Tensor, size: Tensor, slope: Tensor, beta: float) -> Tensor:
+    """e - shrink(e) from e, |e| and |e|^(p-1), into the last."""
+    return torch.minimum(slope.div_(beta), size, out=slope).copysign_(error)
 
 
-def _fit(target: Tensor, codes: Tensor, fmt: Format, old: Params) -> Params:
-    """Least squares of ``target`` against the codes, per block; a block with nothing to fit keeps what it has."""
+class Sums(NamedTuple):
+    """Over each block: of 1, of the values v, of the pulls d, of v d and of v^2."""
+
+    ones: Tensor
+    v: Tensor
+    d: Tensor
+    vd: Tensor
+    vv: Tensor
+
+
+def _sum(x: Tensor) -> Tensor:
+    return x.sum((-3, -1))
+
+
+def fit(sums: Sums, fmt: Format, old: Params) -> Params:
+    """Least squares of v + d, in units of the old scale, against v; a block with nothing to fit keeps what it has."""
+    ones, v, d, vd, vv = sums
+    scale = block_scale(old.scale, old.scale2)
     if old.zero is None:
-        unit = Params(torch.ones_like(block_scale(old.scale)), None, None)
-        return Params(_scale(target, dequantize_codes(codes, fmt, *unit), old, fmt), None, old.scale2)
-    values, count = codes.float(), block_sum(torch.ones_like(target), fmt)
-    n, k = target.shape[-2:]
-    mean_target, mean_code = block_sum(target, fmt) / count, block_sum(values, fmt) / count
-    centred = values - expand(mean_code, fmt.block, n, k)
-    slope = block_sum(centred * target, fmt) / block_sum(centred.square(), fmt)
-    slope = torch.where(slope.isfinite() & (slope > 0), slope, old.scale.float())
-    zero = (mean_code - mean_target / slope).clamp(0, fmt.number.qmax)
+        return Params(scale_as_stored(scale * _factor(1 + vd / vv), old), None, old.scale2)
+    slope = _factor(1 + (vd - v * d / ones) / (vv - v.square() / ones))
+    before = old.zero.float()
+    zero = (before + (v - (v + d) / slope) / ones).clamp(0, fmt.number.qmax)
     zero = (zero.round() if fmt.zero == "int" else zero).to(old.zero.dtype)
-    return Params(_scale(target, values - expand(zero.float(), fmt.block, n, k), old, fmt), zero, None)
+    moved = zero.float() - before
+    again = (vv + vd - moved * (v + d)) / (vv - 2 * moved * v + moved.square() * ones)
+    return Params(scale_as_stored(scale * _factor(again), old), zero, None)
 
 
-def _scale(target: Tensor, values: Tensor, old: Params, fmt: Format) -> Tensor:
-    """The factor of ``values`` that comes closest to ``target``, as it is stored."""
-    factor = block_sum(values * target, fmt) / block_sum(values.square(), fmt)
-    kept = block_scale(old.scale, old.scale2)
-    return scale_as_stored(torch.where(factor.isfinite() & (factor > 0), factor, kept), old)
+def _factor(of_scale: Tensor) -> Tensor:
+    return torch.where(of_scale.isfinite() & (of_scale > 0), of_scale, 1.0)

@@ -30,13 +30,24 @@ from bitport.schemes import Recipe
 INTRODUCTION = """# Algorithms
 
 Perplexity of `{model}` in each scheme by each algorithm, on the text and in the way of [accuracy.md](accuracy.md); in
-brackets the change against bf16, {baseline:.4f}. `rtn` rounds to nearest; `clip` takes the best of several ranges for
-each block; `hqq` fits scale and zero point to a norm that forgives outliers; `gptq` lets the columns that are not yet
-rounded make up for those that are; `signround` starts there, and learns to which side each weight is rounded, and the
-ranges. `mixed` gives each weight a scheme of its own, out of {candidates}, so that all together are
-no larger than in the row's scheme: what each costs was measured, and the weights are quantized, by `gptq`. The first
-three need no data, the others see {calibration} tokens of `calibration.txt`. All give ordinary weights of a scheme, as
-large and as fast as any other. A dash: the algorithm refuses this format, or nothing smaller is left to choose.
+brackets the change against bf16, {baseline:.4f}.
+
+- `rtn` rounds to nearest.
+- `clip` takes the best of several ranges for each block.
+- `hqq` fits scale and zero point to a norm that forgives outliers.
+- `gptq` lets the columns that are not yet rounded make up for those that are.
+- `awq` multiplies the columns of weights and divides the channels before them, by what keeps the outputs of rounded
+  weights closest, and rounds to nearest.
+- `signround` starts from what `gptq` found, and learns to which side each weight is rounded, and the ranges.
+- `awq+signround`, `awq+gptq`: the scales of the first, then the second instead of rounding to nearest.
+- `smooth` scales channels as `awq` does, so that rounding the inputs hurts less, and rounds to nearest.
+- `mixed` gives each weight a scheme of its own, out of {candidates},
+  so that all together are no larger than in the row's scheme: what each costs was measured, and the weights are
+  quantized, by `gptq`.
+
+The first three need no data, the others see {calibration} tokens of `calibration.txt`. All give ordinary weights of a
+scheme, as large and as fast as any other. A dash: the algorithm refuses this format, or nothing smaller is left to
+choose. It is a small model: a difference of a few hundredths of a percent is chance.
 `make algorithms` writes this page.
 """
 
@@ -137,13 +148,10 @@ def main() -> None:
     args = parser.parse_args()
     yardstick, record = Yardstick(args.model), args.output.with_suffix(".json")
     measurer = Measurer(yardstick)
-    kept = json.loads(record.read_text(encoding="utf-8"))["rows"] if record.exists() else []
-    kept = [row for row in kept if row["scheme"] in SCHEMES and row["algorithm"] in algorithms_of(row["scheme"])]
     for scheme in args.schemes:
         made = [dataclasses.asdict(row) for row in _told(measurer.rows(scheme))]
-        kept = sorted(
-            [row for row in kept if row["scheme"] != scheme] + made, key=lambda row: SCHEMES.index(row["scheme"])
-        )
+        kept = [row for row in _kept(record) if row["scheme"] != scheme] + made
+        kept.sort(key=lambda row: SCHEMES.index(row["scheme"]))
         data = {
             "model": args.model.as_posix(),
             "baseline": math.exp(measurer.baseline),
@@ -153,6 +161,12 @@ def main() -> None:
         record.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     if {(row["scheme"], row["algorithm"]) for row in kept} == {(s, name) for s in SCHEMES for name in algorithms_of(s)}:
         args.output.with_suffix(".md").write_text(as_markdown(data), encoding="utf-8")
+
+
+def _kept(record: Path) -> list[dict[str, Any]]:
+    """Read anew before each row is written: two processes can share the work."""
+    rows = json.loads(record.read_text(encoding="utf-8"))["rows"] if record.exists() else []
+    return [row for row in rows if row["scheme"] in SCHEMES and row["algorithm"] in algorithms_of(row["scheme"])]
 
 
 def _told(made: Iterator[Row]) -> Iterator[Row]:

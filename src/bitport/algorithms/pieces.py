@@ -1,0 +1,60 @@
+"""A matrix in pieces, each so small that what is computed on it stays in a processor's cache: searches that go over all
+weights many times cost little else than their arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from bitport.algorithms.parts import Params
+from bitport.numerics import Format, decode, decode_codebook, encode, encode_codebook, spread
+
+PIECE = 2**17
+"""Elements; in float32 a quarter of the second-level caches of two cores."""
+
+
+def pieces(blocks: Tensor) -> Iterator[slice]:
+    """Of the first axis. Other devices want few large operations: one piece."""
+    each = len(blocks)
+    if blocks.device.type == "cpu":
+        each = max(1, PIECE * each // max(1, blocks.numel()))
+    for start in range(0, len(blocks), max(1, each)):
+        yield slice(start, start + each)
+
+
+def part_of(params: Params, at: slice) -> Params:
+    return Params(params.scale[at], None if params.zero is None else params.zero[at], params.scale2)
+
+
+def joined(found: Sequence[Params]) -> Params:
+    """The parameters of pieces as those of the matrix."""
+    zeros = [params.zero for params in found if params.zero is not None]
+    return Params(torch.cat([params.scale for params in found]), torch.cat(zeros) if zeros else None, found[0].scale2)
+
+
+def by_matrix(search: Callable[[Tensor, int], Params], x: Tensor) -> Params:
+    """Of x [N, K], or of each matrix of [..., N, K] alone; ``search`` is told which one it is."""
+    if x.dim() == 2:
+        return search(x, 0)
+    found = [search(matrix, at) for at, matrix in enumerate(x.flatten(0, -3))]
+    parts = [None if part[0] is None else torch.stack(part) for part in zip(*found, strict=True)]
+    return Params(*(None if part is None else part.unflatten(0, x.shape[:-2]) for part in parts))  # type: ignore[arg-type]
+
+
+def nearest(
+    x: Tensor, fmt: Format, scale: Tensor, zero: Tensor | None, room: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """x [SN, bn, SK, bk] in units of its scale, and the numbers of the format nearest to that, codes minus zero point.
+    ``scale``: float32, ``room``: where both may lie. Multiplying by 1 / scale, halfway cases may go the other way than
+    a division has them go: no further from x."""
+    units, number = torch.mul(x, spread(1 / scale), out=room[0]), fmt.number
+    if number.kind == "float":
+        return units, decode(encode(units, number), number)
+    if number.kind == "codebook":
+        return units, decode_codebook(encode_codebook(units, number.table), number.table)
+    offset = number.midpoint if zero is None else spread(zero.float())
+    if fmt.zero == "float" or number.midpoint == 0.5:
+        return units, torch.add(units, offset, out=room[1]).round_().clamp_(0, number.qmax).sub_(offset)
+    return units, torch.round(units, out=room[1]).clamp_(0 - offset, number.qmax - offset)  # type: ignore[arg-type]
