@@ -23,7 +23,7 @@ ALGORITHMS_OF ?=
 BIN := $(VENV)/bin
 comma := ,
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 # What an installation compiles: changing it installs anew.
 NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))

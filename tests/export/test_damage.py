@@ -17,6 +17,8 @@ from bitport.export.archive import ArchiveReader
 from bitport.export.load import MANIFEST
 from bitport.export.package import WEIGHTS
 
+pytestmark = pytest.mark.xdist_group("package")  # made once, by one worker
+
 
 def changed(packed: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """The package with another manifest."""

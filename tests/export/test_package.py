@@ -23,6 +23,8 @@ from bitport.tensor import QTensor
 
 from .conftest import SCHEMES, arguments
 
+pytestmark = pytest.mark.xdist_group("package")  # made once, by one worker
+
 
 @pytest.mark.parametrize("rows", [1, 2, 6, 64])
 def test_every_scheme_gives_what_eager_gives(rows: int, program: Program, modules: dict[str, nn.Module]) -> None:

@@ -16,6 +16,8 @@ import pytest
 
 from .builds import ROOT, runner
 
+pytestmark = pytest.mark.xdist_group("runner")  # built once, by one worker
+
 spec = importlib.util.spec_from_file_location("synthetic", ROOT / "native" / "runner" / "tests" / "synthetic.py")
 assert spec
 assert spec.loader

@@ -19,9 +19,13 @@ from bitport.export.compile import ARCHIVE
 
 from .builds import LIBRARIES, runner
 
-pytestmark = pytest.mark.skipif(
-    not ARCHIVE.exists() or not shutil.which("g++"), reason="the native kernels were not compiled, or there is no g++"
-)
+pytestmark = [
+    pytest.mark.xdist_group("runner"),  # built once, by one worker
+    pytest.mark.skipif(
+        not ARCHIVE.exists() or not shutil.which("g++"),
+        reason="the native kernels were not compiled, or there is no g++",
+    ),
+]
 K, N, WORDS, LENGTH = 128, 64, 50, 8
 
 

@@ -65,7 +65,7 @@ CANDIDATES = ("int2", "int2-g32", "int3", "int3-g32", "int4", "int4-g32", "int5"
 TABLES = (
     Table(
         "Integers in groups",
-        tuple(f"int{bits}{group}" for bits in (4, 3, 2) for group in ("-g32", "-g64", "")),
+        ("int4", "int3", "int2"),
         ("rtn", "clip", "hqq", "gptq", "awq", "signround", "awq+signround", MIXED),
     ),
     Table("Rounded inputs", ("int8-dyn", "mxfp4", "nvfp4"), ("rtn", "smooth", "gptq", "awq+gptq")),
