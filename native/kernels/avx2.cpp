@@ -91,16 +91,6 @@ AVX2 void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows
   }
 }
 
-// Rounds to bfloat16, to nearest even; a NaN stays one.
-AVX2_INLINE __m128i bf16_of(__m256 v) {
-  const __m256i bits = _mm256_castps_si256(v), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-  const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
-  return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
-}
-
 AVX2 void store(const float* sum, int64_t count, const float* bias, void* y, int32_t type) {
   int64_t j = 0;
   for (; j + 8 <= count; j += 8) {

@@ -69,6 +69,11 @@ BITPORT_API int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t
 BITPORT_API int32_t bitport_rows(const BitportTiles* w, const int64_t* ids, int64_t count, void* y, int32_t y_type,
                                  int32_t threads);
 
+// The same of a weight for lookups alone, a row of which lies in one place: w->codes dense as bitport_pack takes them, scale
+// and zero [n][groups].
+BITPORT_API int32_t bitport_dense_rows(const BitportTiles* w, const int64_t* ids, int64_t count, void* y, int32_t y_type,
+                                       int32_t threads);
+
 // y [n, k] of y_type: the whole weight.
 BITPORT_API int32_t bitport_dense(const BitportTiles* w, void* y, int32_t y_type, int32_t threads);
 

@@ -1,38 +1,101 @@
 // Single rows of a weight as numbers: what an embedding looks up.
+#include "engine.h"
 #include "number.h"
+#include "rows.h"
 #include "share.h"
 #include "status.h"
-#include "tiles.h"
 
 namespace bitport {
 namespace {
 
-void write_row(const BitportTiles& w, int64_t row, void* y, int32_t type, int64_t at) {
-  const int64_t tile = row / 32, groups = groups_of(w);
-  for (int64_t column = 0; column < w.k;) {
-    const int64_t group = (tile * groups + group_of(w, column)) * 32 + row % 32;
-    const float scale = load_number(w.scale, w.scale_type, group) * (w.scale2 ? *w.scale2 : 1.0f);
-    const float shift = w.zero ? load_number(w.zero, w.zero_type, group) - middle(w) : 0.0f;
-    const int64_t end = column + w.group < w.k ? column + w.group : w.k;
-    for (; column < end; ++column) {
-      const uint32_t code = read_code(tile_at(w, tile, column / 32), w.bits, row % 32, column % 32);
-      store_number((w.table[code] - shift) * scale, y, type, at + column);
+constexpr int64_t kAtOnce = 512;   // codes of a row, a byte each in L1
+
+void write_piece(const Piece& p, void* y, int32_t type, int64_t at) {
+  for (int64_t i = 0; i < p.count; ++i) store_number((p.table[p.codes[i]] - p.shift) * p.scale, y, type, at + i);
+}
+
+// How the rows of a weight are found: in tiles, or dense, with scales [n][groups].
+struct Rows {
+  const BitportTiles& w;
+  ReadCodes read;
+  bool dense;
+  WritePiece write;
+
+  int64_t scale_at(int64_t row, int64_t group) const {
+    const int64_t groups = groups_of(w);
+    return dense ? row * groups + group : (row / 32 * groups + group) * 32 + row % 32;
+  }
+
+  Piece piece(int64_t row, int64_t column, int64_t end) const {   // no codes yet
+    const int64_t group = column / w.group, place = scale_at(row, group);
+    const int64_t left = w.group - column % w.group, count = left < end - column ? left : end - column;
+    const float shift = w.zero ? load_number(w.zero, w.zero_type, place) - middle(w) : 0.0f;
+    const float scale = load_number(w.scale, w.scale_type, place) * (w.scale2 ? *w.scale2 : 1.0f);
+    return {nullptr, count, w.table, w.bits, scale, shift};
+  }
+
+  void write_row(int64_t row, void* y, int32_t type, int64_t at) const {
+    alignas(64) uint8_t codes[kAtOnce];
+    for (int64_t first = 0; first < w.k; first += kAtOnce) {
+      const int64_t end = w.k - first < kAtOnce ? w.k : first + kAtOnce;
+      read(w, row, first, ceil_div(end - first, 32) * 32, codes);
+      for (int64_t column = first; column < end;) {
+        Piece next = piece(row, column, end);
+        next.codes = codes + (column - first);
+        write(next, y, type, at + column);
+        column += next.count;
+      }
     }
   }
+
+  // The same without codes of a byte each.
+  void write_in_place(int64_t row, void* y, int32_t type, int64_t at) const {
+    for (int64_t column = 0; column < w.k;) {
+      Piece next = piece(row, column, w.k);
+      next.codes = w.codes + (row * w.k + column) / 2;
+      write(next, y, type, at + column);
+      column += next.count;
+    }
+  }
+};
+
+int32_t rows(const BitportTiles* w, bool dense, const int64_t* ids, int64_t count, void* y, int32_t type, int32_t threads) {
+  if (const int32_t code = check_weight(w)) return code;
+  if (type < BITPORT_F32 || type > BITPORT_F16) return kBadType;
+  if (count < 0 || count > kMost) return kBadShape;
+  if (count > 0 && (!ids || !y)) return kNullPointer;
+  for (int64_t i = 0; i < count; ++i)
+    if (ids[i] < 0 || ids[i] >= w->n) return kBadRow;
+  Rows found{*w, dense ? codes_of_dense(w->bits) : codes_of_tiles(w->bits), dense, write_piece};
+  bool in_place = false;
+#if BITPORT_X86
+  if (bitport_best_isa() >= BITPORT_AVX2) {
+    in_place = dense && w->bits == 4 && type != BITPORT_F32 && w->k % 32 == 0 && (w->group % 32 == 0 || w->group >= w->k);
+    found.write = in_place ? avx2_write_nibbles : avx2_write_piece;
+  }
+#endif
+  constexpr int64_t kGrain = 1 << 16;   // numbers for which a thread pays
+  const int64_t pieces = count * w->k / kGrain, most = threads < 1 ? 1 : threads;
+  const int64_t shares = pieces < 2 ? 1 : pieces < most ? pieces : most;
+  share(shares, int32_t(shares), [&](int64_t piece) {
+    for (int64_t i = count * piece / shares; i < count * (piece + 1) / shares; ++i) {
+      if (in_place && i + 1 < count)
+        for (int64_t at = 0; at < w->k / 2; at += 64) __builtin_prefetch(w->codes + ids[i + 1] * (w->k / 2) + at);
+      if (in_place) found.write_in_place(ids[i], y, type, i * w->k);
+      else found.write_row(ids[i], y, type, i * w->k);
+    }
+  });
+  return kOk;
 }
 
 }  // namespace
 }  // namespace bitport
 
 int32_t bitport_rows(const BitportTiles* w, const int64_t* ids, int64_t count, void* y, int32_t y_type, int32_t threads) {
-  using namespace bitport;
-  if (const int32_t code = check_weight(w)) return code;
-  if (y_type < BITPORT_F32 || y_type > BITPORT_F16) return kBadType;
-  if (count < 0 || count > kMost) return kBadShape;
-  if (count > 0 && (!ids || !y)) return kNullPointer;
-  for (int64_t i = 0; i < count; ++i)
-    if (ids[i] < 0 || ids[i] >= w->n) return kBadRow;
-  constexpr int64_t kGrain = 1 << 14;   // numbers for which a second thread pays
-  share(count, count * w->k < kGrain ? 1 : threads, [&](int64_t i) { write_row(*w, ids[i], y, y_type, i * w->k); });
-  return kOk;
+  return bitport::rows(w, false, ids, count, y, y_type, threads);
+}
+
+int32_t bitport_dense_rows(const BitportTiles* w, const int64_t* ids, int64_t count, void* y, int32_t y_type,
+                           int32_t threads) {
+  return bitport::rows(w, true, ids, count, y, y_type, threads);
 }

@@ -53,8 +53,12 @@ Argument argument_of(const Json& from, const std::string& method, const Ranges& 
 MethodManifest method_of(const Json& from, const std::string& name, const Ranges& ranges) {
   MethodManifest made;
   made.code = part_of(from["code"], name + ": code");
-  for (const auto& [constant, tensor] : from["constants"].object(name + ": constants"))
-    made.constants[constant] = tensor.text(name + ": " + constant);
+  for (const auto& [constant, wanted] : from["constants"].object(name + ": constants")) {
+    Constant& found = made.constants[constant];
+    found.tensor = wanted["tensor"].text(name + ": " + constant);
+    for (const Json& size : wanted["shape"].array(name + ": shape of " + constant))
+      found.sizes.push_back(int64_t(size.size(name + ": a size of " + constant)));
+  }
   for (const Json& each : from["inputs"].array(name + ": inputs")) made.inputs.push_back(argument_of(each, name, ranges, true));
   for (const Json& each : from["outputs"].array(name + ": outputs"))
     made.outputs.push_back(argument_of(each, name, ranges, false));

@@ -41,9 +41,15 @@ struct Example {
   std::map<std::string, double> allowed;   // by how much "output.0", .. may differ; what is not named: not at all
 };
 
+// A tensor of the weight file, and the sizes that the code wants of it.
+struct Constant {
+  std::string tensor;
+  Sizes sizes;
+};
+
 struct MethodManifest {
   Part code;
-  std::map<std::string, std::string> constants;   // as the code names one -> tensor of the weight file
+  std::map<std::string, Constant> constants;   // by what the code calls one
   std::vector<Argument> inputs, outputs;
   std::optional<Example> example;
 };

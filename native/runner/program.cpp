@@ -113,9 +113,12 @@ Bytes Program::code_of(const std::string& name) const {
 std::map<std::string, Tensor> Program::constants_of(const std::string& name) const {
   if (!manifest_) return weights_.tensors;
   std::map<std::string, Tensor> made;
-  for (const auto& [constant, tensor] : manifest_->methods.at(name).constants) {
-    const auto found = weights_.tensors.find(tensor);
-    if (found == weights_.tensors.end()) fail(path_, ": ", name, " needs ", tensor, ", which the weights lack");
+  for (const auto& [constant, wanted] : manifest_->methods.at(name).constants) {
+    const auto found = weights_.tensors.find(wanted.tensor);
+    if (found == weights_.tensors.end()) fail(path_, ": ", name, " needs ", wanted.tensor, ", which the weights lack");
+    if (const Tensor& tensor = found->second; tensor.sizes != wanted.sizes)
+      fail(path_, ": the weights hold ", wanted.tensor, " as ", text_of(*tensor.type, tensor.sizes), ", which ", name, " wants as ",
+           text_of(*tensor.type, wanted.sizes), ": they do not belong together");
     made.emplace(constant, found->second);
   }
   return made;

@@ -50,7 +50,8 @@ BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_grouped_linear(
     AtenTensorHandle* scale2, AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer,
     int64_t act, AtenTensorHandle* result);
 
-// y [.., k] of torch's dtype `dtype`: the rows of the weight that ids, int64 [..], name.
+// y [.., k] of torch's dtype `dtype`: the rows of the weight that ids, int64 [..], name. A weight for lookups alone may lie
+// row by row: data uint8 [n, k * bits / 8], the lowest bits first, scale and zero [n, k/group].
 BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_embedding(
     AtenTensorHandle ids, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero, AtenTensorHandle* scale2,
     AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, int32_t dtype,

@@ -59,20 +59,39 @@ void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random&
   }
 }
 
-void try_rows(const Weight& w, Random& random) {
+void try_rows(Weight& w, Random& random) {
   const int64_t n = w.shape.n, k = w.shape.k, count = below(random, 6);
   const int32_t type = one_of(random, kFloats);
   Exact<int64_t> ids(count, some_place(random));
   for (int64_t i = 0; i < count; ++i) ids[i] = below(random, n);
   Numbers rows(type, count * k, some_place(random)), whole(type, n * k, some_place(random));
   EXPECT(bitport_rows(&w.view, ids.data(), count, rows.data(), type, 2) == 0, "rows refused");
+  Exact<uint8_t> codes(n * up(k * w.shape.bits, 8), some_place(random));
+  std::memcpy(codes.data(), w.dense.data(), codes.bytes());
+  Numbers scale(w.shape.scale_type, n * w.groups, some_place(random)), found(type, count * k, some_place(random));
+  Numbers zero(w.zero ? w.shape.zero_type : BITPORT_U8, n * w.groups, some_place(random));
+  const auto copy = [&](Numbers& to, int64_t at, Numbers& from, int64_t place) {
+    const size_t bytes = size_t(bytes_of(to.type));
+    std::memcpy(static_cast<char*>(to.data()) + size_t(at) * bytes, static_cast<char*>(from.data()) + size_t(place) * bytes, bytes);
+  };
+  for (int64_t at = 0; at < n * w.groups; ++at) {
+    copy(scale, at, w.scale, w.place(at / w.groups, at % w.groups));
+    if (w.zero) copy(zero, at, *w.zero, w.place(at / w.groups, at % w.groups));
+  }
+  BitportTiles by_row = w.view;
+  by_row.codes = codes.data();
+  by_row.scale = scale.data();
+  by_row.zero = w.zero ? zero.data() : nullptr;
+  EXPECT(bitport_dense_rows(&by_row, ids.data(), count, found.data(), type, 2) == 0, "dense rows refused");
+  EXPECT(count == 0 || std::memcmp(rows.data(), found.data(), size_t(count * k * bytes_of(type))) == 0,
+         "rows of tiles and dense ones differ");
   EXPECT(bitport_dense(&w.view, whole.data(), type, 2) == 0, "dense refused");
   const auto close = [&](const Numbers& y, int64_t i, int64_t from, const char* what) {
     expect_close(y, i, w.value[size_t(from)], w.size[size_t(from)] * relative_error(0, false), what, w.shape, count, 0);
   };
   for (int64_t i = 0; i < count * k; ++i) close(rows, i, ids[i / k] * k + i % k, "rows");
   for (int64_t i = 0; i < n * k; ++i) close(whole, i, i, "dense");
-  cases += 2;
+  cases += 3;
 }
 
 void try_packing(const Weight& w, Random& random) {
@@ -110,7 +129,7 @@ Shape some_shape(Random& random, int64_t number) {
 
 void try_weight(int64_t number, uint64_t seed) {
   Random random(seed * 1000003 + uint64_t(number));
-  const Weight w(some_shape(random, number), random);
+  Weight w(some_shape(random, number), random);
   try_packing(w, random);
   try_rows(w, random);
   for (int32_t act = BITPORT_AS_IS; act <= BITPORT_FP8_128; ++act) {

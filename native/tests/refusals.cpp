@@ -80,6 +80,7 @@ int32_t linear(const Call& c) {
   return bitport_linear(c.w, c.x, c.type, c.m, c.act, c.act_scale, nullptr, c.then, c.times, c.y, 1, c.isa);
 }
 int32_t rows(const Call& c) { return bitport_rows(c.w, c.ids, c.count, c.y, c.type, 1); }
+int32_t dense_rows(const Call& c) { return bitport_dense_rows(c.w, c.ids, c.count, c.y, c.type, 1); }
 int32_t dense(const Call& c) { return bitport_dense(c.w, c.y, c.type, 1); }
 
 }  // namespace
@@ -106,10 +107,14 @@ void try_refusals() {
   for (const Refusal& r : kOfWeights) {
     refused("linear", linear, r);
     refused("rows", rows, r);
+    refused("dense rows", dense_rows, r);
     refused("dense", dense, r);
   }
   for (const Refusal& r : kOfProducts) refused("linear", linear, r);
-  for (const Refusal& r : kOfRows) refused("rows", rows, r);
+  for (const Refusal& r : kOfRows) {
+    refused("rows", rows, r);
+    refused("dense rows", dense_rows, r);
+  }
 
   uint8_t byte = 0x5a;
   const struct { int32_t bits; int64_t n, k; bool null; int32_t code; } packings[] = {

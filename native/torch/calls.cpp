@@ -103,7 +103,7 @@ const char* embedding(TensorHandle ids_handle, const Parts& parts, int32_t dtype
   const View ids(ids_handle);
   const int32_t type = torch.type_of(dtype);
   Weight weight;
-  if (const char* reason = weight.read(parts, false)) return reason;
+  if (const char* reason = weight.read_rows(parts)) return reason;
   if (!ids.ok || ids.dtype != torch.int64 || ids.dim >= kMostDims) return "ids are not contiguous int64 on the CPU";
   if (!is_float(type)) return "rows are given in float32, bfloat16 or float16";
   int64_t sizes[kMostDims];
@@ -113,7 +113,8 @@ const char* embedding(TensorHandle ids_handle, const Parts& parts, int32_t dtype
   if (!y.make(ids.dim + 1, sizes, dtype)) return kNoMemory;
   if (ids.count()) {
     const int64_t* rows = static_cast<const int64_t*>(ids.data);
-    const int32_t code = bitport_rows(&weight.tiles, rows, ids.count(), y.data, type, threads());
+    const auto look_up = weight.dense ? bitport_dense_rows : bitport_rows;
+    const int32_t code = look_up(&weight.tiles, rows, ids.count(), y.data, type, threads());
     if (code) return said(code);
   }
   *result = y.give();

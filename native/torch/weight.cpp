@@ -9,13 +9,22 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t width(int32_t type) { return type == BITPORT_F32 ? 4 : type == BITPORT_BF16 || type == BITPORT_F16 ? 2 : 1; }
 
+// a < 0: a matrix [b, c].
 bool is_of(const View& part, int64_t experts, int64_t a, int64_t b, int64_t c) {
+  if (a < 0) return part.ok && part.has_shape(b, c);
   return part.ok && (experts < 0 ? part.has_shape(a, b, c) : part.has_shape(experts, a, b, c));
 }
 
 }  // namespace
 
-const char* Weight::read(const Parts& given, bool batched) {
+const char* Weight::read(const Parts& given, bool batched) { return read(given, batched, false); }
+
+const char* Weight::read_rows(const Parts& given) {
+  dense = View(given.data).dim == 2;
+  return read(given, false, dense);
+}
+
+const char* Weight::read(const Parts& given, bool batched, bool as_rows) {
   const int64_t n = given.n, k = given.k, group = given.group;
   if (n < 1 || n > kMost || k < 1 || k > kMost || group < 1 || group > kMost) return "a size of the weight is out of range";
   if (group % 16 && group < k) return "a group of the weight is not a multiple of 16 columns";
@@ -27,16 +36,21 @@ const char* Weight::read(const Parts& given, bool batched) {
   experts = batched ? data.sizes[0] : -1;
   if (experts > kMost) return "too many experts";
   const int64_t rows = ceil_div(n, 32), steps = ceil_div(k, 32), groups = ceil_div(k, group);
-  if (data.type() != BITPORT_U8 || !is_of(data, experts, rows, steps, 128 * number.bits))
-    return "the weight's data are not uint8 [n/32, k/32, 128 * bits]";
-  if (!is_of(scale, experts, rows, groups, 32)) return "the weight's scale is not contiguous [n/32, k/group, 32]";
+  const auto scaled = [&](const View& part) {
+    return as_rows ? is_of(part, -1, -1, n, groups) : is_of(part, experts, rows, groups, 32);
+  };
+  const bool coded = as_rows ? is_of(data, -1, -1, n, ceil_div(k * number.bits, 8))
+                             : is_of(data, experts, rows, steps, 128 * number.bits);
+  if (data.type() != BITPORT_U8 || !coded)
+    return as_rows ? "the weight's data are not uint8 [n, k * bits / 8]" : "the weight's data are not uint8 [n/32, k/32, 128 * bits]";
+  if (!scaled(scale)) return as_rows ? "the weight's scale is not contiguous [n, k/group]" : "the weight's scale is not contiguous [n/32, k/group, 32]";
   tiles.scale_type = scale.type();
   if (tiles.scale_type < 0 || tiles.scale_type == BITPORT_U8) return "the weight's scale has no dtype of scales";
 
   tiles.zero_type = BITPORT_U8;
   if (given.zero) {
     const View zero(given.zero);
-    if (!is_of(zero, experts, rows, groups, 32)) return "the weight's zero is not contiguous [n/32, k/group, 32]";
+    if (!scaled(zero)) return as_rows ? "the weight's zero is not contiguous [n, k/group]" : "the weight's zero is not contiguous [n/32, k/group, 32]";
     if (!number.integer || width(tiles.scale_type) == 1) return "a zero goes with integers and a scale of 16 or 32 bits";
     tiles.zero_type = zero.type();
     if (tiles.zero_type < 0 || tiles.zero_type > BITPORT_U8) return "the weight's zero has no dtype of zeros";

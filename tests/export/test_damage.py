@@ -41,7 +41,14 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no methods": (lambda m: m.pop("methods"), "no whole package"),
     "code": (lambda m: m["methods"]["half"]["code"].update(crc32=1), "damaged"),
     "no code": (lambda m: m["methods"]["half"]["code"].update(entry="gone.so"), "no whole package"),
-    "constant": (lambda m: m["methods"]["half"]["constants"].update({"first.bias": "gone"}), "no whole package"),
+    "constant": (
+        lambda m: m["methods"]["half"]["constants"]["first.bias"].update(tensor="gone"),
+        "no whole package",
+    ),
+    "shape of a constant": (
+        lambda m: m["methods"]["half"]["constants"]["first.bias"].update(shape=[3, 16]),
+        "the code wants",
+    ),
     "size": (lambda m: m["weights"].update(size=7), "another size"),
     "weights elsewhere": (
         lambda m: m.update(weights={"file": "/etc/passwd", "size": 7, "crc32": 0}),

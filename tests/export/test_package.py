@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import bitport as bp
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import ArgumentError, ExportError
-from bitport.export import Method, Program, package
+from bitport.export import Method, Program, load, package
 from bitport.export.archive import ALIGNMENT as PAGE
 from bitport.export.archive import ArchiveReader
 from bitport.export.compile import best_level, options
@@ -45,7 +45,58 @@ def test_another_method_shares_the_weights(program: Program, modules: dict[str, 
     assert torch.equal(program.half(args[0], memory), wanted)
     torch.testing.assert_close(memory, args[1], rtol=2**-7, atol=0)  # a sum of 5 in bfloat16, in either order
     own = program.manifest["methods"]
-    assert set(own["half"]["constants"].values()) < set(own["every"]["constants"].values())
+    half, every = ({each["tensor"] for each in own[name]["constants"].values()} for name in ("half", "every"))
+    assert half < every
+
+
+def test_what_is_only_looked_up_lies_by_row(program: Program, modules: dict[str, nn.Module]) -> None:
+    """Once for both methods; a head that is the embedding stays in tiles (test_a_tied_head)."""
+    plain = modules["every"].table.weight.to_layout("plain")
+    stored = {
+        each["tensor"]
+        for method in program.manifest["methods"].values()
+        for constant, each in method["constants"].items()
+        if "bitport_rows" in constant
+    }
+    assert stored == {f"table.weight.{part}" for part in ("qdata", "scale")}
+    assert torch.equal(program.weights["table.weight.qdata"], plain.qdata)
+    assert torch.equal(program.weights["table.weight.scale"], plain.scale)
+
+
+class Tied(nn.Module):
+    def __init__(self, bits: str) -> None:
+        super().__init__()
+        self.words = nn.Embedding(48, 64)
+        self.head = nn.Linear(64, 48, bias=False)
+        self.head.weight = self.words.weight
+        self.other = nn.Embedding(33, 64)
+        bp.quantize_(self.bfloat16(), {"*": bits}, measure=False, progress=False)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.words(ids) + self.other(ids)
+        return x, self.head(x)
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int3-g32"])
+def test_a_tied_head(scheme: str, tmp_path: Path) -> None:
+    module, ids = Tied(scheme).eval(), torch.tensor([0, 32, 7])
+    package(Method(module, (ids,)), tmp_path / "tied.pt2", examples=False)
+    program = load(tmp_path / "tied.pt2")
+    assert program.weights["words.weight.qdata"].dim() == 3
+    assert program.weights["other.weight.qdata"].dim() == 2
+    for one, other in zip(program.forward(ids), module(ids), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_arguments_of_other_strides_are_exported_dense(tmp_path: Path) -> None:
+    """x[:, -1:] is contiguous for torch, but its first stride, of a size of 1, is that of all of x."""
+    module = nn.Linear(8, 4).eval()
+    row = torch.randn(1, 5, 8)[:, -1:]
+    assert row.is_contiguous()
+    assert row.stride() != (8, 8, 1)
+    package(Method(module, (row,)), tmp_path / "row.pt2", examples=False)
+    with torch.no_grad():
+        assert torch.allclose(load(tmp_path / "row.pt2").forward(row.clone()), module(row))
 
 
 def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: dict[str, nn.Module]) -> None:

@@ -113,7 +113,14 @@ WRONG_MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "device": (lambda m: m["target"].update(device="cuda"), "made for the device cuda"),
     "code is missing": (lambda m: method(m)["code"].update(entry="nowhere.so"), "the code of model is missing"),
     "code has changed": (lambda m: method(m)["code"].update(crc32=1), "not what was exported"),
-    "constant": (lambda m: method(m)["constants"].update(x="gone"), "model needs gone, which the weights lack"),
+    "constant": (
+        lambda m: method(m)["constants"].update(x={"tensor": "gone", "shape": []}),
+        "model needs gone, which the weights lack",
+    ),
+    "shape of a constant": (
+        lambda m: method(m)["constants"]["linear.w"].update(shape=[16, 4]),
+        "w as F32[4, 16], which model wants as F32[16, 4]",
+    ),
     "weights size": (lambda m: m["weights"].update(size=7), "7 were exported"),
     "weights crc": (lambda m: m["weights"].update(crc32=7), "the checksum is wrong"),
     "weights elsewhere": (lambda m: m.update(weights={"file": "../w", "size": 1, "crc32": 1}), "without a folder"),

@@ -60,7 +60,10 @@ def contents() -> dict[str, bytes]:
     }
     method = {
         "code": part(LIBRARY, code),
-        "constants": {"linear.w": "w", "linear.scale": "scale"},
+        "constants": {
+            "linear.w": {"tensor": "w", "shape": [4, 16]},
+            "linear.scale": {"tensor": "scale", "shape": [4]},
+        },
         "inputs": [{"name": "x", "dtype": "F32", "shape": ["rows", 16], "mutated": False}],
         "outputs": [{"name": "y", "dtype": "F32", "shape": ["rows", 4]}],
         "example": {"entry": "extra/bitport/examples/model.safetensors", "atol": {"output.0": 1e-3}},

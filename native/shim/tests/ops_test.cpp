@@ -51,7 +51,21 @@ struct Call {
   }
 };
 
+// A weight for lookups alone, row by row.
+void lie_by_row(Call& c) {
+  c.data = host::tensor({c.n, c.k / 2}, host::u8);
+  c.scale = host::tensor({c.n, 3}, host::f32);
+  c.zero = host::tensor({c.n, 3}, host::u8);
+}
+
 struct Refusal { const char* what; const char* about; std::function<void(Call&)> spoil; };
+
+const Refusal kOfRows[] = {
+    {"data too short", "data", [](Call& c) { lie_by_row(c); c.data = host::tensor({c.n, c.k / 2 - 1}, host::u8); }},
+    {"a row too few", "data", [](Call& c) { lie_by_row(c); c.data = host::tensor({c.n - 1, c.k / 2}, host::u8); }},
+    {"scale in tiles", "scale", [](Call& c) { lie_by_row(c); c.scale = host::tensor({2, 3, 32}, host::f32); }},
+    {"zero too short", "zero", [](Call& c) { lie_by_row(c); c.zero = host::tensor({c.n, 2}, host::u8); }},
+};
 
 const Refusal kOfWeights[] = {
     {"no data", "data", [](Call& c) { c.pdata = nullptr; }},
@@ -139,6 +153,7 @@ void refuse_ops() {
   refuse(kOfLinear, 0, &Call::linear);
   refuse(kOfGrouped, 3, &Call::grouped);
   refuse(kOfEmbedding, 0, &Call::embedding);
+  refuse(kOfRows, 0, &Call::embedding);
   Call call;
   host::faults.no_memory = true;
   EXPECT(call.linear() != BITPORT_SUCCESS && !call.y, "a host without memory");
@@ -194,10 +209,24 @@ void try_ops(Random& random) {
     const double wanted = value[size_t(one.ids.as<int64_t>()[i / one.k] * one.k + i % one.k)];
     EXPECT(std::fabs(one.y->as<float>()[i] - wanted) <= std::fabs(wanted) * 0x1p-23, "a lookup");
   }
+  const auto looked_up = one.y->bytes;
   aoti_torch_delete_tensor_object(one.y);
   one.y = nullptr;
+  Call by_row;
+  lie_by_row(by_row);
+  by_row.ids.bytes = one.ids.bytes;
+  EXPECT(!bitport_unpack(one.data.as<uint8_t>(), 4, one.n, one.k, by_row.data.as<uint8_t>(), 1), "unpacked");
+  for (int64_t row = 0; row < one.n; ++row)
+    for (int64_t group = 0; group < 3; ++group) {
+      const int64_t at = (row / 32 * 3 + group) * 32 + row % 32;
+      by_row.scale.as<float>()[row * 3 + group] = one.scale.as<float>()[at];
+      by_row.zero.as<uint8_t>()[row * 3 + group] = one.zero.as<uint8_t>()[at];
+    }
+  EXPECT(by_row.embedding() == BITPORT_SUCCESS, "%s", bitport_shim_error());
+  EXPECT(by_row.y->bytes == looked_up, "a lookup in dense rows");
+  aoti_torch_delete_tensor_object(by_row.y);
   one.x = host::tensor({0, one.k}, host::f32);
   EXPECT(one.linear() == BITPORT_SUCCESS && one.y->bytes.empty(), "no rows");
   aoti_torch_delete_tensor_object(one.y);
-  cases += 3;
+  cases += 4;
 }

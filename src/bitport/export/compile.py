@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from bitport import plugins
 from bitport.errors import ArgumentError, ExportError
@@ -31,6 +32,16 @@ class Method:
     module: nn.Module
     args: tuple[Any, ...]
     dynamic_shapes: Any = None
+
+
+def dense(method: Method) -> Method:
+    """Arguments as a caller's lie: torch takes over the strides of these, also of sizes that are 1, which no check of
+    contiguity sees."""
+    return dataclasses.replace(method, args=pytree.tree_map_only(Tensor, _dense, method.args))
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor.detach())
 
 
 def exported(method: Method) -> torch.export.ExportedProgram:

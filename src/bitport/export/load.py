@@ -76,12 +76,19 @@ def _verify(path: Path, start: int, wanted: dict[str, Any]) -> None:
         raise ExportError(f"the weights in {path} are damaged: their checksum differs from the manifest's")
 
 
+def _constant(weights: dict[str, Tensor], wanted: dict[str, Any]) -> Tensor:
+    tensor = weights[wanted["tensor"]]
+    if list(tensor.shape) != wanted["shape"]:
+        raise ExportError(f"the weights hold {wanted['tensor']} as {[*tensor.shape]}, the code wants {wanted['shape']}")
+    return tensor
+
+
 class Function:
     """One method."""
 
     def __init__(self, path: Path, name: str, entry: dict[str, Any], weights: dict[str, Tensor]) -> None:
         self.entry = entry
-        self.constants = {constant: weights[stored] for constant, stored in entry["constants"].items()}
+        self.constants = {constant: _constant(weights, wanted) for constant, wanted in entry["constants"].items()}
         try:
             self.runner = torch._C._aoti.AOTIModelPackageLoader(str(path), name, False, 1, -1)
             if self.constants:

@@ -28,6 +28,11 @@ class Names:
                     self._known[_key(tensor)] = name if name not in taken else f"{method}.{name}"
                     taken.add(name)
 
+    def follow(self, before: Tensor, after: Tensor) -> None:
+        """``after`` stands where ``before`` stood."""
+        if _key(before) in self._known:
+            self._known.setdefault(_key(after), self._known[_key(before)])
+
     def name_of(self, method: str, constant: str, tensor: Tensor) -> str:
         """``constant``: what the method's library calls it."""
         name = self._known.get(_key(tensor)) if tensor.numel() else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from bitport.errors import ArgumentError
@@ -25,12 +25,14 @@ from bitport.export.compile import (
     check_level,
     compile_library,
     constants_of,
+    dense,
     exported,
     graph_of,
 )
 from bitport.export.compile import lowered as lowered_program
 from bitport.export.load import FORMAT, MANIFEST, VERSION, compare, load
 from bitport.export.names import Names
+from bitport.export.rows import lie_by_row
 from bitport.export.weights import Written, write_weights
 from bitport.report.versions import library_version
 
@@ -64,6 +66,7 @@ def package(
     check_compiler()
     for name, method in chosen.items():
         signature.check(name, method)
+    chosen = {name: dense(method) for name, method in chosen.items()}
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -80,8 +83,12 @@ def package(
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".bitport-") as folder:
         draft = Path(folder, target.name)
         with ArchiveWriter(draft, target.stem) as archive:
+            programs = {name: lowered_program(exported(method)) for name, method in chosen.items()}
+            graphs = {name: graph_of(program) for name, program in programs.items()}
+            lie_by_row(graphs.values(), names)
             for name, method in chosen.items():
-                entry, sizes = _compile(name, method, Path(folder, name), level, archive, names)
+                entry, sizes = signature.describe(name, method, programs[name])
+                entry |= _compile(name, programs.pop(name), graphs.pop(name), Path(folder, name), level, archive, names)
                 for size, bounds in sizes.items():
                     if manifest["dims"].setdefault(size, bounds) != bounds:
                         raise ArgumentError(f"the size {size!r} is {manifest['dims'][size]} here and {bounds} there")
@@ -116,11 +123,15 @@ def _target(path: str | os.PathLike[str], weights: str | None) -> Path:
 
 
 def _compile(
-    name: str, method: Method, folder: Path, level: str, archive: ArchiveWriter, names: Names
-) -> tuple[dict[str, Any], signature.Sizes]:
-    program = lowered_program(exported(method))
-    entry, sizes = signature.describe(name, method, program)
-    graph = graph_of(program)
+    name: str,
+    program: torch.export.ExportedProgram,
+    graph: fx.GraphModule,
+    folder: Path,
+    level: str,
+    archive: ArchiveWriter,
+    names: Names,
+) -> dict[str, Any]:
+    """ "code" and "constants" of a method."""
     folder.mkdir()
     library, *others = compile_library(program, graph, folder, level)
     code = f"{CODE.format(name)}/{library.name}"
@@ -129,12 +140,13 @@ def _compile(
     for file in others:
         archive.add(f"{CODE.format(name)}/{file.name}", file.read_bytes())
     values = constants_of(graph)
-    entry = {
+    return {
         "code": {"entry": code, "size": len(data), "crc32": zlib.crc32(data)},
-        "constants": {each: names.name_of(name, each, values[each]) for each in _wanted(library)},
-        **entry,
+        "constants": {
+            each: {"tensor": names.name_of(name, each, values[each]), "shape": list(values[each].shape)}
+            for each in _wanted(library)
+        },
     }
-    return entry, sizes
 
 
 def _wanted(library: Path) -> list[str]:

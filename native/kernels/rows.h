@@ -1,0 +1,31 @@
+// A row of a weight: its codes, a byte each, and what they mean as numbers.
+#pragma once
+#include "tiles.h"
+
+namespace bitport {
+
+// Of one group of a row: (table[code] - shift) * scale.
+struct Piece {
+  const uint8_t* codes;
+  int64_t count;
+  const float* table;
+  int32_t bits;
+  float scale, shift;
+};
+
+// As numbers of `type`; y has `at` of them before.
+using WritePiece = void (*)(const Piece& piece, void* y, int32_t type, int64_t at);
+
+// The codes of columns [first, first + count) of a row, both multiples of 32; behind the last may stand what fills up a
+// step. `row` within the weight: of one whose codes lie in tiles, or dense along k.
+using ReadCodes = void (*)(const BitportTiles& w, int64_t row, int64_t first, int64_t count, uint8_t* codes);
+
+ReadCodes codes_of_tiles(int32_t bits), codes_of_dense(int32_t bits);
+
+#if defined(__x86_64__) && defined(__linux__)
+void avx2_write_piece(const Piece& piece, void* y, int32_t type, int64_t at);
+// Codes two in a byte, the first lowest; count is a multiple of 32, numbers of two bytes.
+void avx2_write_nibbles(const Piece& piece, void* y, int32_t type, int64_t at);
+#endif
+
+}  // namespace bitport

@@ -1,0 +1,86 @@
+"""Weights that a program only looks up, row by row.
+
+In tiles a row of 4 bits touches four times as many cache lines as in bfloat16; dense it lies in one place, and
+``bitport_embedding`` takes it so. What a product uses too (an output head that is the embedding) stays in tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from bitport.export.names import Names
+from bitport.export.ops import FAKES, overload
+from bitport.layouts import Matrix, layout
+from bitport.layouts.cpu_tiles import CpuTiles
+from bitport.numerics import NUMBER_TYPES, Quantized
+
+LOOKUP = "bitport_embedding"
+KEPT = "bitport_rows"
+"""Where a graph keeps such weights."""
+DTYPES = {number.bits: name for name, number in reversed(NUMBER_TYPES.items()) if number.storage == torch.uint8}
+"""A number type for each number of bits: codes are moved, whatever they mean."""
+
+
+def lie_by_row(graphs: Iterable[fx.GraphModule], names: Names) -> None:
+    """In all ``graphs`` of a package, in place."""
+    graphs = list(graphs)
+    multiplied = {
+        tensor.data_ptr()
+        for graph in graphs
+        for op in FAKES
+        for node in _calls(graph, op)
+        if op != LOOKUP
+        for tensor in _constants(graph, node)
+    }
+    made: dict[int, Quantized] = {}
+    for graph in graphs:
+        kept = torch.nn.Module()
+        graph.add_module(KEPT, kept)
+        for node in _calls(graph, LOOKUP):
+            old = Quantized(*(None if part is None else _value(graph, part) for part in node.args[1:5]))
+            at = old.data.data_ptr()
+            if at in multiplied:
+                continue
+            if at not in made:
+                made[at] = _by_row(old, *node.args[6:10])
+                for before, after in zip(old, made[at], strict=True):
+                    if before is not None:
+                        names.follow(before, after)
+            _replace(graph, node, made[at], len(list(kept.buffers())))
+
+
+def _by_row(parts: Quantized, n: int, k: int, group: int, bits: int) -> Quantized:
+    return layout(CpuTiles.name).unpack(Matrix(DTYPES[bits], n, k, 1, min(group, k)), parts)
+
+
+def _replace(graph: fx.GraphModule, node: fx.Node, parts: Quantized, number: int) -> None:
+    found = list(node.args)
+    with graph.graph.inserting_before(node):
+        for at, name in enumerate(("data", "scale", "zero"), 1):
+            value = parts[at - 1]
+            if value is not None:
+                graph.get_submodule(KEPT).register_buffer(f"{name}{number}", value)
+                found[at] = graph.graph.get_attr(f"{KEPT}.{name}{number}")
+    node.args = tuple(found)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _calls(graph: fx.GraphModule, op: str) -> list[fx.Node]:
+    return graph.graph.find_nodes(op="call_function", target=overload(op))
+
+
+def _constants(graph: fx.GraphModule, node: fx.Node) -> Iterator[Tensor]:
+    for arg in node.args:
+        if isinstance(arg, fx.Node) and arg.op == "get_attr":
+            yield _value(graph, arg)
+
+
+def _value(graph: fx.GraphModule, node: Any) -> Tensor:
+    owner, _, name = node.target.rpartition(".")
+    value: Tensor = getattr(graph.get_submodule(owner), name)
+    return value
