@@ -103,8 +103,8 @@ def command(source: Path, target: Path, algorithm: str, limit: int, *more: str) 
 
 
 def started(words: list[str], limit: int, out: IO[str] | None = None) -> subprocess.Popen[bytes]:
-    """With two threads, as the machine of the record has; glibc's arenas count as soon as they are reserved."""
-    env = {**os.environ, "OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "2"}
+    """glibc's arenas count as soon as they are reserved, so there are few."""
+    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "MALLOC_ARENA_MAX": "2"}
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -165,9 +165,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gigabytes", type=float, default=12.0)
     parser.add_argument("--algorithm", default="gptq")
     parser.add_argument("--limit", type=float, default=4.0, help="GiB of memory")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="append to bench/results/stream.jsonl")
     args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
     source, whole, broken = (args.folder / name for name in ("model", "undisturbed", "killed"))
     limit = int(args.limit * GIB)
     layers = write_model(source, int(args.gigabytes * 1e9), args.seed)
