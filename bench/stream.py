@@ -33,9 +33,9 @@ import torch
 
 import bitport.algorithms
 from bench.measure import append, header
+from bitport.checkpoint.output import FOLDER, JOURNAL
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter
 from bitport.report.text import size
-from bitport.stream.output import FOLDER, JOURNAL
 
 GIB = 2**30
 HIDDEN, INNER, HEADS, VOCABULARY = 2048, 5632, 16, 32000

@@ -11,9 +11,9 @@ import torch
 
 import bitport as bp
 from bitport.checkpoint import read_manifest
+from bitport.checkpoint.output import Output
 from bitport.errors import BitportError
 from bitport.integrations.huggingface import load_model, load_tokenizer, token_ids
-from bitport.stream.output import Output
 
 from ..integrations.models import logits, transformers
 from .conftest import Run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bitport.stream.memory import Memory, available, peak, resident
+from bitport.report.memory import Memory, available, peak, resident
 
 PEAK = """
 import json, sys, torch

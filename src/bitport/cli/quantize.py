@@ -14,13 +14,13 @@ import torch
 from bitport.algorithms import TRANSFORMS, algorithm
 from bitport.algorithms.mixed import CANDIDATES, mixed
 from bitport.api import quantize_
-from bitport.checkpoint import quantize_files, save
+from bitport.checkpoint import save
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import shortened
+from bitport.checkpoint.output import unfinished
 from bitport.checkpoint.source import Source
 from bitport.cli import streamed
 from bitport.cli.common import DTYPES, add_verb, dtype_of, read_text, show
-from bitport.cli.foretell import foretold
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, RecipeError
 from bitport.integrations.huggingface import cast_parameters, empty_model, load_model
@@ -29,7 +29,6 @@ from bitport.report.page import page
 from bitport.report.text import size, table
 from bitport.schemes import Recipe, Rule
 from bitport.schemes.recipe import DEFAULT_KINDS
-from bitport.stream.output import unfinished
 
 
 def add_parser(verbs: Any) -> None:
@@ -117,11 +116,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for note in naming_notes(args.source):
             print(f"note: {note}", file=sys.stderr)
-        report = (
-            foretold(args.source, recipe, dtype, by)
-            if args.dry_run
-            else quantize_files(args.source, args.output, recipe, algorithm=by, dtype=dtype)
-        )
+        report = streamed.convert(args, recipe, dtype, by)
     end = "dry run: nothing was written" if args.dry_run else f"written to {args.output}"
     output = None if args.output is None else str(args.output)
     data = {"dry_run": args.dry_run, "output": output, **report.as_data()}

@@ -1,4 +1,4 @@
-"""``bitport quantize`` with calibration data: block by block, from files to files."""
+"""``bitport quantize`` from files to files: tensor by tensor, or with calibration data block by block."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ import torch
 
 from bitport.algorithms import Algorithm
 from bitport.calibrate.data import token_batches
+from bitport.checkpoint.convert import ADVICE, Conversion, estimate, plan_files
+from bitport.checkpoint.source import Source
 from bitport.cli.common import count, nbytes
 from bitport.cli.foretell import foretold
 from bitport.errors import ArgumentError
 from bitport.integrations.huggingface import empty_model, load_model, load_tokenizer, own_text, token_ids
 from bitport.report import Report
+from bitport.report.memory import Memory, available
 from bitport.report.text import size
 from bitport.schemes import Recipe
 from bitport.stream import KEEP, Stream
-from bitport.stream.memory import available
 
 WINDOW = 2048
 """Tokens that the model sees at once, where it knows that many positions."""
@@ -64,9 +66,31 @@ def quantize(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None
     if stream.output.resumed:
         steps = f"{stream.output.resumed} of {len(stream.walk.order) + 1}" if stream.walk else "all"
         print(f"resumed: {steps} steps are done", file=sys.stderr)
-    if stream.memory:
-        print(f"memory: {stream.memory}", file=sys.stderr)
+    _tell(stream.memory)
     return dataclasses.replace(stream.run(), calibration=described(args))
+
+
+def convert(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
+    """By an algorithm that needs no data."""
+    if args.dry_run:
+        files = Source(args.source)
+        report = foretold(args.source, recipe, dtype, by)
+        memory = estimate(files, plan_files(args.source, recipe), dtype)
+        memory.check(args.memory_limit, ADVICE)
+        _tell(memory)
+        return dataclasses.replace(report, memory_estimate=memory.total)
+    limits = {"memory_limit": args.memory_limit, "resume": args.resume, "overwrite": args.overwrite}
+    run = Conversion(args.source, args.output, recipe, algorithm=by, dtype=dtype, **limits)
+    if run.output.resumed:
+        done, every = len(run.output.names), len(run.files.stored)
+        print(f"resumed: {done} of {every} tensors are done", file=sys.stderr)
+    _tell(run.memory)
+    return run.run()
+
+
+def _tell(memory: Memory | None) -> None:
+    if memory:
+        print(f"memory: {memory}", file=sys.stderr)
 
 
 def _foretold(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any) -> Report:
@@ -75,7 +99,7 @@ def _foretold(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | Non
     with tempfile.TemporaryDirectory() as folder:
         stream = _stream(args, recipe, dtype, by, model, batches, Path(folder))
     assert stream.memory is not None
-    print(f"memory: {stream.memory}", file=sys.stderr)
+    _tell(stream.memory)
     return dataclasses.replace(foretold(args.source, recipe, dtype, by), memory_estimate=stream.memory.total)
 
 
