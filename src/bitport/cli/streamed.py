@@ -14,6 +14,7 @@ import torch
 
 from bitport.algorithms import Algorithm
 from bitport.calibrate.data import token_batches
+from bitport.calibrate.processes import Processes
 from bitport.checkpoint.convert import ADVICE, Conversion, estimate, plan_files
 from bitport.checkpoint.source import Source
 from bitport.cli.common import count, nbytes
@@ -57,16 +58,21 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--resume", action="store_true", help="go on with what an interrupted run has left in the output")
 
 
-def quantize(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
+def quantize(
+    args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, processes: Processes
+) -> Report:
+    """By an algorithm that looks at inputs. The first of several processes tells what is done, and what it takes."""
     model = empty_model(args.source)
     if args.dry_run:
         return _foretold(args, recipe, dtype, by, model)
-    print(f"calibration: {described(args)}", file=sys.stderr)
-    stream = _stream(args, recipe, dtype, by, model, calibration(args, model), args.output)
-    if stream.output.resumed:
-        steps = f"{stream.output.resumed} of {len(stream.walk.order) + 1}" if stream.walk else "all"
-        print(f"resumed: {steps} steps are done", file=sys.stderr)
-    _tell(stream.memory)
+    if processes.first:
+        print(f"calibration: {described(args)}", file=sys.stderr)
+    stream = _stream(args, recipe, dtype, by, model, calibration(args, model), args.output, processes)
+    if processes.first:
+        if stream.output.resumed:
+            steps = f"{stream.output.resumed} of {len(stream.walk.order) + 1}" if stream.walk else "all"
+            print(f"resumed: {steps} steps are done", file=sys.stderr)
+        _tell(stream.memory)
     return dataclasses.replace(stream.run(), calibration=described(args))
 
 
@@ -111,6 +117,7 @@ def _stream(
     model: Any,
     batches: Sequence[Any],
     target: Path,
+    processes: Processes | None = None,
 ) -> Stream:
     return Stream(
         model,
@@ -124,6 +131,7 @@ def _stream(
         memory_limit=args.memory_limit,
         resume=args.resume,
         overwrite=args.overwrite,
+        processes=processes,
     )
 
 
@@ -139,7 +147,7 @@ def calibration(args: argparse.Namespace, model: Any) -> list[torch.Tensor]:
     """Of --data, or of what the model itself writes."""
     window = window_of(model)
     if args.data is None:
-        return _own_text(args, window)
+        return _own_text(args, model, window)
 
     def encode(text: str) -> list[int]:
         return token_ids(load_tokenizer(args.source), text).tolist()
@@ -147,15 +155,18 @@ def calibration(args: argparse.Namespace, model: Any) -> list[torch.Tensor]:
     return token_batches(args.data, encode, window=window, tokens=args.data_tokens, seed=args.data_seed)
 
 
-def _own_text(args: argparse.Namespace, window: int) -> list[torch.Tensor]:
-    files = sum(file.stat().st_size for file in args.source.glob("*.safetensors"))
+def _own_text(args: argparse.Namespace, model: Any, window: int) -> list[torch.Tensor]:
+    """``model``: itself, or an empty one."""
+    if all(param.device.type != "meta" for param in model.parameters()):
+        return own_text(model, tokens=args.data_tokens, window=window, seed=args.data_seed or 0)
+    files = sum(held.nbytes for held in Source(args.source).stored.values())
     limits = [limit for limit in (args.memory_limit, available()) if limit is not None]
     if limits and files > min(limits):
         raise ArgumentError(
             f"without --data the model writes its own calibration text, for which it has to be in memory: "
             f"{size(files)}, and {size(min(limits))} are allowed. Give a text with --data"
         )
-    return own_text(load_model(args.source), tokens=args.data_tokens, window=window, seed=args.data_seed or 0)
+    return _own_text(args, load_model(args.source), window)
 
 
 def window_of(model: Any) -> int:

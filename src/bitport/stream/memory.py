@@ -43,16 +43,16 @@ def estimate(
         run = int((2 + widest) * output.nbytes) if output else 0
         work = max(largest + GRAMS * max(grams, default=0), run)
         if transforms and output and name != REST and targets:
-            work = max(work, _trial(walk, name, output.numel / hidden))
+            work = max(work, _trial(walk, name, output.numel, hidden))
         found.append((weights, sum(grams), work))
     weights, grams_of, work = max(found, key=sum)
     return Memory(resident(), weights, one if on_disk else between, grams_of, work, 2 * between if on_disk else 0)
 
 
-def _trial(walk: Walk, name: str, tokens: float) -> int:
+def _trial(walk: Walk, name: str, output: int, hidden: int) -> int:
     """Of a block in float32 that is changed and put back: its weights twice, and three copies of the largest while it
-    is multiplied; before and after it what goes into each product, what comes out, and what a run makes of it. Experts
-    that are modules of their own may need more batches until each was reached."""
+    is multiplied; before and after it what goes into each product, and what comes out. Experts that are modules of
+    their own may need more batches until each was reached."""
     params = [param for _, param in walk.model.get_submodule(name).named_parameters()]
     elements = [param.numel() for param in params]
     matrices = [param for param in params if param.dim() > 1]
@@ -60,7 +60,7 @@ def _trial(walk: Walk, name: str, tokens: float) -> int:
     inner = {target.name.removeprefix(f"{name}.") for target in walk.targets[name]}
     separate = any(part.isdecimal() for each in inner for part in each.split("."))
     batches = min(len(walk.batches), BATCHES) if separate else 1
-    return int(4 * (2 * sum(elements) + 3 * max(elements) + 3 * rows * tokens * batches))
+    return 4 * (2 * sum(elements) + 3 * max(elements) + batches * (3 * rows * output // hidden + 5 * output))
 
 
 def _bytes(files: Source, prefixes: Collection[str], dtype: torch.dtype | None) -> int:
