@@ -12,6 +12,7 @@ weights are read, not mapped, so that they do count. The peak of resident memory
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -21,18 +22,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
+import bitport.algorithms
 from bench.measure import append, header
+from bitport.checkpoint.output import FOLDER, JOURNAL
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter
 from bitport.report.text import size
-from bitport.stream.output import FOLDER, JOURNAL
 
 GIB = 2**30
 HIDDEN, INNER, HEADS, VOCABULARY = 2048, 5632, 16, 32000
@@ -92,46 +95,55 @@ def _weight(shape: tuple[int, ...], draw: torch.Generator) -> torch.Tensor:
     return (torch.randn(shape, generator=draw) * shape[-1] ** -0.5).bfloat16()
 
 
-def command(source: Path, target: Path, limit: int, *more: str) -> list[str]:
-    words = ["quantize", source, "--scheme", "int4", "--algorithm", "gptq", "--data", source / "tokens.npy"]
-    words += ["--data-tokens", TOKENS, "--memory-limit", limit, "-o", target, "--json", *more]
-    return [sys.executable, "-m", "bitport", *map(str, words)]
+def command(source: Path, target: Path, algorithm: str, limit: int, *more: str) -> list[str]:
+    words = ["quantize", source, "--scheme", "int4", "--algorithm", algorithm, "--memory-limit", limit, "-o", target]
+    if bitport.algorithms.algorithm(algorithm).needs_inputs:
+        words += ["--data", source / "tokens.npy", "--data-tokens", TOKENS]
+    return [sys.executable, "-m", "bitport", *map(str, words), "--json", *more]
 
 
-def started(words: list[str], limit: int) -> subprocess.Popen[str]:
-    """With two threads, as the machine of the record has; glibc's arenas count as soon as they are reserved."""
-    env = {**os.environ, "OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "2"}
+def started(words: list[str], limit: int, out: IO[str] | None = None) -> subprocess.Popen[bytes]:
+    """glibc's arenas count as soon as they are reserved, so there are few."""
+    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "MALLOC_ARENA_MAX": "2"}
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=limited)
+    return subprocess.Popen(words, stdout=out or subprocess.DEVNULL, env=env, preexec_fn=limited)
 
 
-def finished(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, _ = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"bitport quantize ended with {process.returncode}")
-    report: dict[str, Any] = json.loads(out)
-    return report
+def finished(words: list[str], target: Path, limit: int) -> tuple[int, dict[str, Any]]:
+    """The steps that were seen while it ran, and the report."""
+    steps = 0
+    with tempfile.TemporaryFile("w+") as out:
+        process = started(words, limit, out)
+        while process.poll() is None:
+            steps = max(steps, steps_done(target))
+            time.sleep(0.2)
+        if process.returncode:
+            raise SystemExit(f"bitport quantize ended with {process.returncode}")
+        out.seek(0)
+        return steps, json.load(out)
 
 
 def steps_done(target: Path) -> int:
     path = target / FOLDER / JOURNAL
-    return len(json.loads(path.read_bytes())["done"]) if path.is_file() else 0
+    with contextlib.suppress(FileNotFoundError):  # the last step takes it away
+        return len(json.loads(path.read_bytes())["done"])
+    return 0
 
 
-def disturbed(source: Path, target: Path, limit: int, layers: int, source_of_chance: random.Random) -> list[int]:
+def disturbed(words: list[str], target: Path, limit: int, steps: int, source_of_chance: random.Random) -> list[int]:
     """Kills the run twice; after how many steps."""
     killed = []
     for third in (1, 2):
-        process = started(command(source, target, limit, "--resume"), limit)
-        goal = source_of_chance.randrange((third - 1) * layers // 3, third * layers // 3) + 1
+        process = started([*words, "--resume"], limit)
+        goal = source_of_chance.randrange((third - 1) * steps // 3, third * steps // 3) + 1
         while steps_done(target) < goal and process.poll() is None:
             time.sleep(0.2)
         time.sleep(source_of_chance.random() * 2)
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.wait()
         if process.returncode != -signal.SIGKILL:
             raise SystemExit(f"the run ended with {process.returncode} before it was killed")
         killed.append(steps_done(target))
@@ -151,30 +163,36 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="an empty or new folder, with room for the model and two results")
     parser.add_argument("--gigabytes", type=float, default=12.0)
+    parser.add_argument("--algorithm", default="gptq")
     parser.add_argument("--limit", type=float, default=4.0, help="GiB of memory")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="append to bench/results/stream.jsonl")
     args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
     source, whole, broken = (args.folder / name for name in ("model", "undisturbed", "killed"))
     limit = int(args.limit * GIB)
     layers = write_model(source, int(args.gigabytes * 1e9), args.seed)
     nbytes = sum(path.stat().st_size for path in source.glob("*.safetensors"))
     print(f"{size(nbytes)}, {layers} layers, limit {size(limit)}", flush=True)
     begin = time.monotonic()
-    report = finished(started(command(source, whole, limit), limit))
+    steps, report = finished(command(source, whole, args.algorithm, limit), whole, limit)
     seconds = time.monotonic() - begin
     print(f"undisturbed: {seconds:.0f} s, peak {size(report['memory_peak'])}", flush=True)
-    killed = disturbed(source, broken, limit, layers, random.Random(args.seed))
-    again = finished(started(command(source, broken, limit, "--resume"), limit))
+    words = command(source, broken, args.algorithm, limit)
+    killed = disturbed(words, broken, limit, steps, random.Random(args.seed))
+    _, again = finished([*words, "--resume"], broken, limit)
     first, second = hashes(whole), hashes(broken)
     result = {
+        "algorithm": args.algorithm,
         "bytes": nbytes,
         "layers": layers,
         "limit": limit,
-        "tokens": TOKENS,
+        "tokens": TOKENS if bitport.algorithms.algorithm(args.algorithm).needs_inputs else 0,
         "seconds": round(seconds, 1),
         "memory_estimate": report["memory_estimate"],
         "memory_peak": max(report["memory_peak"], again["memory_peak"]),
+        "steps": steps,
         "killed_after_steps": killed,
         "files": len(first),
         "bytes_after": report["bytes_after"],

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import bitport as bp
+from bitport.calibrate.processes import Processes
 from bitport.checkpoint import read_manifest
+from bitport.checkpoint.output import Output
 from bitport.errors import BitportError
 from bitport.integrations.huggingface import load_model, load_tokenizer, token_ids
-from bitport.stream.output import Output
 
 from ..integrations.models import logits, transformers
 from .conftest import Run
@@ -251,6 +257,8 @@ def test_an_algorithm_without_data_works_on_the_files(run: Run, llama: Path, tmp
     assert errors == {layer.name: layer.sqnr_rtn for layer in report.quantized}
     for layer in done["layers"]:
         layer["sqnr"] = layer["sqnr_rtn"] = None
+    for memory in ("memory_estimate", "memory_peak"):
+        foretold[memory] = done[memory] = None
     assert {**foretold, "dry_run": False} == done
 
 
@@ -279,6 +287,17 @@ def test_memory_is_foretold(run: Run, llama: Path) -> None:
     assert many - few > (25600 - 256) * hidden * itemsize - 10**7
 
 
+def test_memory_is_foretold_without_data_too(run: Run, llama: Path, tmp_path: Path) -> None:
+    words = ("quantize", llama, "--scheme", "int4-g32", "-o", tmp_path / "out")
+    foretold, done = run(*words, "--dry-run", "--json").data, run(*words, "--json").data
+    assert foretold["memory_estimate"] > 320 * 128 * 2
+    assert foretold["memory_peak"] is None
+    assert done["memory_peak"] > 0
+    refused = run(*words, "--overwrite", "--memory-limit", "1MB")
+    assert refused.code == 1
+    assert "1.0 MB are allowed" in refused.err
+
+
 def test_without_data_the_model_writes_its_own(run: Run, llama: Path, tmp_path: Path) -> None:
     words = ("quantize", llama, "--scheme", "int3-g32", "--algorithm", "gptq", "--data-tokens", 24, "--json")
     ran, same, other = (
@@ -288,9 +307,15 @@ def test_without_data_the_model_writes_its_own(run: Run, llama: Path, tmp_path: 
     assert ran.data["layers"] == same.data["layers"] != other.data["layers"]
 
 
-def test_an_interrupted_run_is_resumed_on_demand(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "done"), [("gptq", "3 of 3 steps"), ("awq", "3 of 3 steps"), ("hqq", "20 of 20 tensors")]
+)
+def test_an_interrupted_run_is_resumed_on_demand(
+    run: Run, llama: Path, text: Path, tmp_path: Path, algorithm: str, done: str
+) -> None:
     out = tmp_path / "out"
-    words = ("quantize", llama, "--scheme", "int4-g32", "--algorithm", "gptq", "--data", text, "-o", out)
+    words = ["quantize", llama, "--scheme", "int4-g32", "--algorithm", algorithm, "-o", out]
+    words += ["--data", text] if algorithm != "hqq" else []
     assert run(*words).code == 0
     expected = {path.name: path.read_bytes() for path in out.iterdir()}
     shutil.rmtree(out)
@@ -301,8 +326,37 @@ def test_an_interrupted_run_is_resumed_on_demand(run: Run, llama: Path, text: Pa
     assert refused.code == 1
     assert "resume it (--resume)" in refused.err
     resumed = run(*words, "--resume")
-    assert "resumed: 3 of 3 steps are done" in resumed.err
+    assert f"resumed: {done} are done" in resumed.err
     assert {path.name: path.read_bytes() for path in out.iterdir()} == expected
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+def test_processes_of_torchrun_work_together(llama: Path, text: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = ["bitport", "quantize", llama, "--scheme", "int4-g32", "--algorithm", "gptq", "--data", text, "--json"]
+    told = {}
+    for name, start in (
+        ("alone", ["-m"]),
+        ("together", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]),
+    ):
+        command = [sys.executable, *start, *map(str, words), "-o", str(tmp_path / name)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=150)
+        assert ran.returncode == 0, ran.stderr
+        told[name] = json.loads(ran.stdout)["layers"]
+        assert ran.stderr.count("calibration:") == 1
+    assert told["together"] == told["alone"]
+    alone, together = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in told)
+    assert alone == together
+
+
+@pytest.mark.parametrize("words", [["--algorithm", "hqq"], ["--algorithm", "gptq", "--in-memory"]], ids=" ".join)
+def test_what_one_process_does_alone(
+    run: Run, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(Processes, "of_torchrun", lambda: contextlib.nullcontext(Processes(1, 2)))
+    ran = run("quantize", llama, "--scheme", "int4", *words, "-o", tmp_path / "out")
+    assert ran.code == 1
+    assert "2 processes share the batches" in ran.err
 
 
 def test_steps_in_a_row(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
@@ -339,6 +393,14 @@ def test_problems_with_data_are_told(
     assert message in ran.err
 
 
+def test_bits_are_chosen_by_text_of_the_model_itself(run: Run, llama: Path, tmp_path: Path) -> None:
+    words = ["--scheme", "auto", "--bits", "4.6", "--candidates", "int3-g32,int4-g32,int8", "--data-tokens", "64"]
+    ran = run("quantize", llama, *words, "-o", tmp_path / "out", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.data["calibration"] == "64 tokens that the model wrote itself, seed 0"
+    assert len({layer["scheme"] for layer in ran.data["layers"]} - {None}) > 1
+
+
 def test_bits_are_chosen_for_each_weight(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
     words = ["--scheme", "auto", "--bits", "4.6", "--candidates", "int3-g32,int4-g32,int8", "--data", text]
     rules = ["--rule", "*.q_proj=int2-g32"]
@@ -359,7 +421,9 @@ def test_bits_are_chosen_for_each_weight(run: Run, llama: Path, text: Path, tmp_
     [
         pytest.param(["--scheme", "auto"], "--scheme auto and --bits belong together", id="no size"),
         pytest.param(["--scheme", "int4", "--bits", "4"], "--scheme auto and --bits belong together", id="no auto"),
-        pytest.param(["--scheme", "auto", "--bits", "4"], "give a text with --data", id="no data"),
+        pytest.param(
+            ["--scheme", "auto", "--bits", "4", "--dry-run"], "give no --recipe and no", id="dry run"
+        ),
     ],
 )
 def test_problems_with_chosen_bits_are_told(run: Run, llama: Path, words: list[str], message: str) -> None:

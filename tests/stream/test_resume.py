@@ -18,11 +18,11 @@ from .models import batches, empty, write
 KILLED = """
 import os, random, signal, sys, torch
 from pathlib import Path
-from bitport.algorithms import GPTQ
+from bitport.algorithms import AWQ, GPTQ, Chain
 from bitport.stream import Stream
 from tests.stream.models import batches, empty, hashes
 torch.set_num_threads(1)
-folder, activations = Path(sys.argv[1]), sys.argv[2]
+folder, activations, algorithm = Path(sys.argv[1]), *sys.argv[2:]
 source = folder / "model"
 
 def child(target, last, resume):
@@ -42,6 +42,8 @@ def child(target, last, resume):
         for name in ("fsync", "replace", "open", "unlink", "mkdir"):
             setattr(os, name, counted(getattr(os, name)))
         quick = GPTQ(block=32, clip=False)
+        if algorithm == "awq+gptq":
+            quick = Chain((AWQ(steps=2),), quick, algorithm)
         rest = {"activations": activations, "resume": resume, "measure": False}
         Stream(empty(), source, target, "int4-g32", batches=batches(), algorithm=quick, **rest).run()
         os.write(write, str(calls).encode())
@@ -67,11 +69,13 @@ print(writes, places)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that it forks")
-@pytest.mark.parametrize("activations", ["memory", "disk"])
-def test_kill(tmp_path: Path, activations: str) -> None:
+@pytest.mark.parametrize(
+    ("activations", "algorithm"), [("memory", "gptq"), ("disk", "gptq"), ("memory", "awq+gptq"), ("disk", "awq+gptq")]
+)
+def test_kill(tmp_path: Path, activations: str, algorithm: str) -> None:
     """Once at each of several random places, and twice in one run."""
     write(tmp_path)
-    command = [sys.executable, "-c", KILLED, str(tmp_path), activations]
+    command = [sys.executable, "-c", KILLED, str(tmp_path), activations, algorithm]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     print(done.stdout)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import bitport as bp
+from bitport.calibrate.processes import Processes
 from bitport.checkpoint import read_manifest
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.stream import Stream
@@ -30,6 +31,8 @@ RUNS: dict[str, tuple[Any, str]] = {
     "blocks alone": ({"layers.*": "int4-g32"}, "gptq"),
     "one block": ({"layers.1.*": "int4-g32"}, "gptq"),
     "no data needed": ("int4-g32", "hqq"),
+    "awq": ("int3-g32", "awq+gptq"),
+    "smooth": ({"embed": "int8", "*": "int8-dyn"}, "smooth"),
 }
 
 
@@ -56,6 +59,21 @@ def test_the_result_is_that_of_quantize(source: Path, tmp_path: Path, run: str, 
     assert (tmp_path / "out" / "tokenizer" / "words.txt").read_text() == "words"
     assert not (tmp_path / "out" / "unfinished").exists()
     assert list(read_manifest(tmp_path / "out").tensors) == list(stream.files.tensors)
+
+
+@pytest.mark.parametrize("run", ["awq", "smooth"])
+def test_blocks_are_changed_before(source: Path, tmp_path: Path, run: str) -> None:
+    """The norm of each block, which is not quantized, carries scales; the files have it as it became."""
+    recipe, algorithm = RUNS[run]
+    report = Stream(
+        empty(), source, tmp_path / "out", recipe, batches=batches(), algorithm=algorithm, activations="disk"
+    ).run()
+    reasons = {layer.name: layer.reason for layer in report.layers}
+    loaded, before = bp.load(Model, tmp_path / "out"), built()
+    for at in range(3):
+        assert "norm.weight takes a scale" in reasons[f"layers.{at}.experts"]
+        norm, old = (model.layers[at].norm.weight for model in (loaded, before))
+        assert not torch.equal(norm, old)
 
 
 def test_an_expert_that_saw_no_token_is_told(source: Path, tmp_path: Path) -> None:
@@ -126,6 +144,13 @@ WIDTH = 64
         pytest.param({"recipe": "int8-static"}, "static input scale", id="static"),
         pytest.param({"model": Model(lambda x: x + 1)}, "cannot be calibrated block by block", id="between"),
         pytest.param({"target": "model/out"}, "lies in the source", id="inside"),
+        pytest.param({"algorithm": "rotate"}, "rotate changes the model as a whole.*--in-memory", id="rotate"),
+        pytest.param({"algorithm": "rotate+gptq"}, "rotate changes the model as a whole", id="rotate and more"),
+        pytest.param(
+            {"algorithm": "awq+gptq", "processes": Processes(0, 2)},
+            "awq looks at all inputs of a block, which 2 processes share",
+            id="awq in two processes",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_told_before(

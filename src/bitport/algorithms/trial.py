@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -44,8 +43,7 @@ class Run:
 
 
 class Trial:
-    """``batches``, which can be gone through again: as many of them as it takes to reach every weight that any
-    reaches."""
+    """Runs on the first of ``batches``, and on each other that reaches a weight that none before it did."""
 
     def __init__(self, module: nn.Module, batches: Iterable[Any]) -> None:
         self.block = copy.deepcopy(module).float()
@@ -54,19 +52,26 @@ class Trial:
         named = {target.name: param for target in found if (param := own.get(target.name)) is not None}
         self.weights = {name: param for name, param in named.items() if not isinstance(param, QTensor)}
         self.flipped = [target.name for target in found if target.transposed]
-        asked = 1
-        while True:
-            self.batches = [_in_float(batch) for batch in itertools.islice(batches, asked)]
-            self.before = self.run()
-            if not self.unseen() or len(self.batches) < asked:
+        self.batches: list[Any] = []
+        self.before = Run({name: Rows((), 0) for name in self.weights}, [])
+        for batch in map(_in_float, batches):
+            run, unseen = self._run([batch]), self.unseen()
+            if not self.batches or any(run.rows[name].calls for name in unseen):
+                self.batches.append(batch)
+                self.before.output.extend(run.output)
+                for name, rows in self.before.rows.items():
+                    rows.calls += run.rows[name].calls
+            if not self.unseen():
                 break
-            asked *= 2
 
     def run(self) -> Run:
+        return self._run(self.batches)
+
+    def _run(self, batches: Iterable[Any]) -> Run:
         output: list[Tensor] = []
         watch = Watch(self.weights, self.flipped, collect=Rows)
         with watch:
-            for batch in self.batches:
+            for batch in batches:
                 leaves = tree_leaves(run_fresh(self.block, batch))
                 output += [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         return Run(watch.seen, output)

@@ -8,7 +8,9 @@ the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +43,19 @@ class Processes:
     def joined(cls) -> Processes:
         """Those of the default group of torch.distributed, which torchrun and init_process_group make."""
         return cls(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else cls()
+
+    @classmethod
+    @contextlib.contextmanager
+    def of_torchrun(cls) -> Iterator[Processes]:
+        """Those that torchrun has started, which meet within; else this one alone."""
+        if not {"RANK", "WORLD_SIZE"} <= os.environ.keys() or int(os.environ["WORLD_SIZE"]) == 1:
+            yield cls()
+            return
+        dist.init_process_group("gloo")
+        try:
+            yield cls.joined()
+        finally:
+            dist.destroy_process_group()
 
     @property
     def first(self) -> bool:

@@ -64,6 +64,10 @@ class Shape:
         return tree_unflatten(leaves, self.spec)
 
     @property
+    def numel(self) -> int:
+        return sum(leaf.numel() for leaf in self.leaves if isinstance(leaf, Tensor))
+
+    @property
     def nbytes(self) -> int:
         return sum(leaf.nbytes for leaf in self.leaves if isinstance(leaf, Tensor))
 

@@ -1,6 +1,7 @@
 """quantize_files(): a model's safetensors files into a bitport checkpoint, without the model.
 
-What comes out is, bit for bit, what quantize_ and save make of the model itself; in memory is one tensor at a time.
+What comes out is, bit for bit, what quantize_ and save make of the model itself; in memory is one tensor at a time,
+and what is written stays when the run is killed.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ import torch
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
+from bitport.checkpoint.output import Output, discard, fingerprint
 from bitport.checkpoint.source import Source
-from bitport.checkpoint.writer import SHARD_SIZE, Writer
+from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError
 from bitport.nn.quantize import check_finite
 from bitport.report import LayerReport, Report
+from bitport.report.memory import WORK, Memory, peak, resident
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Plan, Recipe, Scheme
+
+STEP = 256 * 10**6
+"""After so many bytes written what is done stays, should the run be killed."""
+ADVICE = "leave out the largest weights"
 
 
 def plan_files(source: str | Path, recipe: str | Scheme | Recipe | Any) -> Plan:
@@ -38,6 +45,9 @@ def quantize_files(
     shard_size: int = SHARD_SIZE,
     measure: bool = True,
     progress: bool | None = None,
+    memory_limit: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
 ) -> Report:
     """Quantize ``source``, a Hugging Face directory or a .safetensors file, into the checkpoint directory ``target``.
 
@@ -45,42 +55,121 @@ def quantize_files(
     (:mod:`bitport.checkpoint.names`). ``algorithm``: as in quantize_, one that needs no inputs. ``dtype``: cast all
     float tensors to it first. ``measure``: work out the error of each weight for the report. Configuration, tokenizer
     and all other files that hold no weights are carried over.
+
+    ``memory_limit``: bytes that the process may take, by default what the machine allows: what would take more is
+    refused before it begins. ``resume``: go on with what a run that ended early has left in ``target``; ``overwrite``:
+    throw that away. The files that come out are the same however often the run was killed and resumed.
     """
-    by = algorithm_of(algorithm)
-    if by.needs_inputs:
-        raise ArgumentError(
-            f"{by.name} looks at the inputs of layers, so the model has to run: load it and use "
-            f"quantize_(model, recipe, algorithm={by.name!r}, calibrate=batches)"
-        )
-    files, directory = Source(source), Path(target)
-    if files.is_directory and directory.resolve().is_relative_to(files.path.resolve()):
-        raise ArgumentError(f"{directory} lies in the source {files.path}; choose another directory for the checkpoint")
-    targets = {found.name: found for found in files.targets()}
-    choices = {choice.name: choice for choice in _planned(files, recipe).choices}
-    layers: dict[str, LayerReport] = {}
-    before = after = 0
-    with Writer(directory, shard_size=shard_size) as writer:
-        for name, stored in with_progress(files.read(), len(files.tensors) - len(files.tied), "quantizing", progress):
-            value = stored.to(dtype) if dtype is not None and stored.is_floating_point() else stored
-            scheme = choices[name].scheme if name in choices else None
-            result = value
-            if scheme:
+    return Conversion(
+        source,
+        target,
+        recipe,
+        algorithm=algorithm,
+        dtype=dtype,
+        shard_size=shard_size,
+        measure=measure,
+        memory_limit=memory_limit,
+        resume=resume,
+        overwrite=overwrite,
+    ).run(progress)
+
+
+class Conversion:
+    """A run of :func:`quantize_files`, planned and found to fit."""
+
+    def __init__(
+        self,
+        source: str | Path,
+        target: str | Path,
+        recipe: str | Scheme | Recipe | Any,
+        *,
+        algorithm: str | Algorithm = "rtn",
+        dtype: torch.dtype | None = None,
+        shard_size: int = SHARD_SIZE,
+        measure: bool = True,
+        memory_limit: int | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        self.by = algorithm_of(algorithm)
+        if self.by.needs_inputs:
+            raise ArgumentError(
+                f"{self.by.name} looks at the inputs of layers, so the model has to run: load it and use "
+                f"quantize_(model, recipe, algorithm={self.by.name!r}, calibrate=batches)"
+            )
+        self.files, directory = Source(source), Path(target)
+        if self.files.is_directory and directory.resolve().is_relative_to(self.files.path.resolve()):
+            raise ArgumentError(
+                f"{directory} lies in the source {self.files.path}; choose another directory for the checkpoint"
+            )
+        self.recipe, self.dtype, self.measure = Recipe.of(recipe), dtype, measure
+        self.plan = _planned(self.files, self.recipe)
+        self.choices = {choice.name: choice for choice in self.plan.choices}
+        self.memory = estimate(self.files, self.plan, dtype)
+        self.memory.check(memory_limit, ADVICE)
+        if overwrite:
+            discard(directory)
+        same = fingerprint(self.files, self.plan, self.by, dtype=dtype, shard_size=shard_size, measure=measure)
+        self.output = Output(directory, same, shard_size, resume=resume)
+
+    def run(self, progress: bool | None = None) -> Report:
+        try:
+            self._convert(progress)
+        except ArgumentError:  # which would come again
+            discard(self.output.directory)
+            raise
+        report = self._report()
+        carried = ((self.files.path, path) for path in self.files.others())
+        self.output.publish(self.files.tied, self.files.stored, carried)
+        return report
+
+    def _convert(self, progress: bool | None) -> None:
+        targets = {found.name: found for found in self.files.targets()}
+        left = [name for name in self.files.stored if name not in self.output.names]
+        size = 0
+        for name, stored in with_progress(self.files.read(left), len(left), "quantizing", progress):
+            value = stored.to(self.dtype) if self.dtype is not None and stored.is_floating_point() else stored
+            choice = self.choices.get(name)
+            if choice and choice.scheme:
                 check_finite(value, targets[name])
-                outcome = apply(by, value, targets[name], scheme, measure=measure)
-                result = outcome.q
-                layers[name] = outcome.report(choices[name], stored.nbytes)
-            elif name in choices:
-                layers[name] = LayerReport(name, None, choices[name].reason, stored.nbytes, value.nbytes)
-            writer.add(name, result)
-            before, after = before + stored.nbytes, after + result.nbytes
-        for alias, name in files.tied.items():
-            writer.tie(alias, name)
-            if alias in choices:
-                layers[alias] = dataclasses.replace(layers[name], name=alias, reason=choices[alias].reason, tied=True)
-        for path in files.others():
-            writer.carry(files.path, path)
-    listed = tuple(layers[name] for name in choices)
-    return Report(listed, before, after, Recipe.of(recipe).to_json(), expression(by))
+                outcome = apply(self.by, value, targets[name], choice.scheme, measure=self.measure)
+                self.output.layers[name] = outcome.report(choice, stored.nbytes)
+                value = outcome.q
+            self.output.add(name, value)
+            size += value.nbytes
+            if size >= STEP or name == left[-1]:
+                self.output.finish(name)
+                size = 0
+
+    def _report(self) -> Report:
+        layers, entries = dict(self.output.layers), self.output.manifest.tensors
+        for name, choice in self.choices.items():
+            first = self.files.tied.get(name, name)
+            if name != first and first in layers:
+                layers[name] = dataclasses.replace(layers[first], name=name, reason=choice.reason, tied=True)
+            elif name not in layers:
+                nbytes = self.files.stored[first].nbytes, entries[first].nbytes
+                layers[name] = LayerReport(name, None, choice.reason, *nbytes, tied=name != first)
+        return Report(
+            tuple(layers[name] for name in self.choices),
+            sum(held.nbytes for held in self.files.stored.values()),
+            self.output.manifest.nbytes,
+            self.recipe.to_json(),
+            expression(self.by),
+            memory_estimate=self.memory.total,
+            memory_peak=peak(),
+        )
+
+
+def estimate(files: Source, plan: Plan, dtype: torch.dtype | None) -> Memory:
+    """Of the tensor that takes most: as it is stored and cast, and while its codes are chosen."""
+    quantized = {files.tied.get(choice.name, choice.name) for choice in plan.quantized}
+    most = (0, 0)
+    for name, held in files.stored.items():
+        elements = torch.Size(held.shape).numel()
+        cast = elements * dtype.itemsize if dtype is not None and held.dtype.is_floating_point else 0
+        most = max(most, (held.nbytes + cast, WORK * elements if name in quantized else 0), key=sum)
+    return Memory(resident(), most[0], 0, 0, most[1])
 
 
 def _planned(files: Source, recipe: str | Scheme | Recipe | Any) -> Plan:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ class Held:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
 
 class Source:
     """``path``: a .safetensors file, or a directory of them with whatever else a model needs."""
@@ -52,6 +57,8 @@ class Source:
             raise CheckpointError(f"{self.path} is quantized already ({method}); give the original model")
         self.tensors = {held.name: held for file in self._files() for held in _held(file)}
         self.tied = self._tied()
+        self.stored = {name: held for name, held in self.tensors.items() if name not in self.tied}
+        """Those that are no aliases of others."""
 
     @property
     def model_type(self) -> str:
@@ -70,13 +77,12 @@ class Source:
                 targets.append(dataclasses.replace(head, storage=name))
         return targets
 
-    def read(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor that is no alias of another, one at a time."""
-        for file in dict.fromkeys(held.file for held in self.tensors.values()):
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """One at a time, file by file."""
+        for file, group in itertools.groupby(map(self.tensors.__getitem__, names), key=lambda held: held.file):
             with SafetensorsReader(file) as reader:
-                for held in self.tensors.values():
-                    if held.file == file and held.name not in self.tied:
-                        yield held.name, reader.read(held.name)
+                for held in group:
+                    yield held.name, reader.read(held.name)
 
     def others(self) -> Iterator[Path]:
         """Files that are carried over, relative to the directory: configuration, tokenizer, licence."""

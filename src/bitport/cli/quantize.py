@@ -1,4 +1,4 @@
-"""``bitport quantize``: files in, a bitport checkpoint out, tensor by tensor."""
+"""``bitport quantize``: files in, a bitport checkpoint out."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import torch
 from bitport.algorithms import TRANSFORMS, algorithm
 from bitport.algorithms.mixed import CANDIDATES, mixed
 from bitport.api import quantize_
-from bitport.checkpoint import quantize_files, save
+from bitport.calibrate.processes import Processes
+from bitport.checkpoint import save
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import shortened
+from bitport.checkpoint.output import unfinished
 from bitport.checkpoint.source import Source
 from bitport.cli import streamed
 from bitport.cli.common import DTYPES, add_verb, dtype_of, read_text, show
-from bitport.cli.foretell import foretold
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, RecipeError
 from bitport.integrations.huggingface import cast_parameters, empty_model, load_model
@@ -29,7 +30,6 @@ from bitport.report.page import page
 from bitport.report.text import size, table
 from bitport.schemes import Recipe, Rule
 from bitport.schemes.recipe import DEFAULT_KINDS
-from bitport.stream.output import unfinished
 
 
 def add_parser(verbs: Any) -> None:
@@ -98,6 +98,11 @@ def rule(text: str) -> tuple[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
+    with Processes.of_torchrun() as processes:
+        return quantized(args, processes)
+
+
+def quantized(args: argparse.Namespace, processes: Processes) -> int:
     auto = args.scheme == "auto"
     recipe, dtype = None if auto else recipe_of(args), dtype_of(args)
     check_reports(args)
@@ -105,23 +110,26 @@ def run(args: argparse.Namespace) -> int:
         _check_output(args)
     if auto != (args.bits is not None):
         raise RecipeError("--scheme auto and --bits belong together: how many bits a weight may take on average")
-    if auto and (args.dry_run or args.recipe or args.data is None):
-        raise ArgumentError("--scheme auto measures the model: give a text with --data, and no --recipe or --dry-run")
+    if auto and (args.dry_run or args.recipe):
+        raise ArgumentError("--scheme auto measures the model: give no --recipe and no --dry-run")
     by = algorithm(args.algorithm)
     if args.data is not None and not (args.in_memory or by.needs_inputs or auto):
         raise ArgumentError(f"--data is for algorithms that look at inputs and for --in-memory, not for {by.name}")
+    if processes.world > 1 and (auto or args.in_memory or not by.needs_inputs):
+        raise ArgumentError(
+            f"{processes.world} processes share the batches that a model runs on from its files, as for gptq; start "
+            f"one for anything else"
+        )
     if recipe is None or args.in_memory:
         report = in_memory(args, recipe, dtype)
     elif by.needs_inputs:
-        report = streamed.quantize(args, recipe, dtype, by)
+        report = streamed.quantize(args, recipe, dtype, by, processes)
     else:
         for note in naming_notes(args.source):
             print(f"note: {note}", file=sys.stderr)
-        report = (
-            foretold(args.source, recipe, dtype, by)
-            if args.dry_run
-            else quantize_files(args.source, args.output, recipe, algorithm=by, dtype=dtype)
-        )
+        report = streamed.convert(args, recipe, dtype, by)
+    if not processes.first:
+        return 0
     end = "dry run: nothing was written" if args.dry_run else f"written to {args.output}"
     output = None if args.output is None else str(args.output)
     data = {"dry_run": args.dry_run, "output": output, **report.as_data()}
@@ -140,7 +148,8 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
             cast_parameters(model, dtype)
         return quantize_(model, recipe, algorithm=args.algorithm, measure=False)
     model = load_model(args.source, dtype=dtype)
-    batches = streamed.calibration(args, model) if args.data or algorithm(args.algorithm).needs_inputs else None
+    runs = recipe is None or args.data or algorithm(args.algorithm).needs_inputs
+    batches = streamed.calibration(args, model) if runs else None
     if recipe is None:
         assert batches is not None
         options = {"algorithm": args.algorithm, "rules": [Rule(*given) for given in args.rule]}

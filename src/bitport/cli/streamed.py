@@ -1,4 +1,4 @@
-"""``bitport quantize`` with calibration data: block by block, from files to files."""
+"""``bitport quantize`` from files to files: tensor by tensor, or with calibration data block by block."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ import torch
 
 from bitport.algorithms import Algorithm
 from bitport.calibrate.data import token_batches
+from bitport.calibrate.processes import Processes
+from bitport.checkpoint.convert import ADVICE, Conversion, estimate, plan_files
+from bitport.checkpoint.source import Source
 from bitport.cli.common import count, nbytes
 from bitport.cli.foretell import foretold
 from bitport.errors import ArgumentError
 from bitport.integrations.huggingface import empty_model, load_model, load_tokenizer, own_text, token_ids
 from bitport.report import Report
+from bitport.report.memory import Memory, available
 from bitport.report.text import size
 from bitport.schemes import Recipe
 from bitport.stream import KEEP, Stream
-from bitport.stream.memory import available
 
 WINDOW = 2048
 """Tokens that the model sees at once, where it knows that many positions."""
@@ -55,18 +58,45 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--resume", action="store_true", help="go on with what an interrupted run has left in the output")
 
 
-def quantize(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
+def quantize(
+    args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, processes: Processes
+) -> Report:
+    """By an algorithm that looks at inputs. The first of several processes tells what is done, and what it takes."""
     model = empty_model(args.source)
     if args.dry_run:
         return _foretold(args, recipe, dtype, by, model)
-    print(f"calibration: {described(args)}", file=sys.stderr)
-    stream = _stream(args, recipe, dtype, by, model, calibration(args, model), args.output)
-    if stream.output.resumed:
-        steps = f"{stream.output.resumed} of {len(stream.walk.order) + 1}" if stream.walk else "all"
-        print(f"resumed: {steps} steps are done", file=sys.stderr)
-    if stream.memory:
-        print(f"memory: {stream.memory}", file=sys.stderr)
+    if processes.first:
+        print(f"calibration: {described(args)}", file=sys.stderr)
+    stream = _stream(args, recipe, dtype, by, model, calibration(args, model), args.output, processes)
+    if processes.first:
+        if stream.output.resumed:
+            steps = f"{stream.output.resumed} of {len(stream.walk.order) + 1}" if stream.walk else "all"
+            print(f"resumed: {steps} steps are done", file=sys.stderr)
+        _tell(stream.memory)
     return dataclasses.replace(stream.run(), calibration=described(args))
+
+
+def convert(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
+    """By an algorithm that needs no data."""
+    if args.dry_run:
+        files = Source(args.source)
+        report = foretold(args.source, recipe, dtype, by)
+        memory = estimate(files, plan_files(args.source, recipe), dtype)
+        memory.check(args.memory_limit, ADVICE)
+        _tell(memory)
+        return dataclasses.replace(report, memory_estimate=memory.total)
+    limits = {"memory_limit": args.memory_limit, "resume": args.resume, "overwrite": args.overwrite}
+    run = Conversion(args.source, args.output, recipe, algorithm=by, dtype=dtype, **limits)
+    if run.output.resumed:
+        done, every = len(run.output.names), len(run.files.stored)
+        print(f"resumed: {done} of {every} tensors are done", file=sys.stderr)
+    _tell(run.memory)
+    return run.run()
+
+
+def _tell(memory: Memory | None) -> None:
+    if memory:
+        print(f"memory: {memory}", file=sys.stderr)
 
 
 def _foretold(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any) -> Report:
@@ -75,7 +105,7 @@ def _foretold(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | Non
     with tempfile.TemporaryDirectory() as folder:
         stream = _stream(args, recipe, dtype, by, model, batches, Path(folder))
     assert stream.memory is not None
-    print(f"memory: {stream.memory}", file=sys.stderr)
+    _tell(stream.memory)
     return dataclasses.replace(foretold(args.source, recipe, dtype, by), memory_estimate=stream.memory.total)
 
 
@@ -87,6 +117,7 @@ def _stream(
     model: Any,
     batches: Sequence[Any],
     target: Path,
+    processes: Processes | None = None,
 ) -> Stream:
     return Stream(
         model,
@@ -100,6 +131,7 @@ def _stream(
         memory_limit=args.memory_limit,
         resume=args.resume,
         overwrite=args.overwrite,
+        processes=processes,
     )
 
 
@@ -115,7 +147,7 @@ def calibration(args: argparse.Namespace, model: Any) -> list[torch.Tensor]:
     """Of --data, or of what the model itself writes."""
     window = window_of(model)
     if args.data is None:
-        return _own_text(args, window)
+        return _own_text(args, model, window)
 
     def encode(text: str) -> list[int]:
         return token_ids(load_tokenizer(args.source), text).tolist()
@@ -123,15 +155,18 @@ def calibration(args: argparse.Namespace, model: Any) -> list[torch.Tensor]:
     return token_batches(args.data, encode, window=window, tokens=args.data_tokens, seed=args.data_seed)
 
 
-def _own_text(args: argparse.Namespace, window: int) -> list[torch.Tensor]:
-    files = sum(file.stat().st_size for file in args.source.glob("*.safetensors"))
+def _own_text(args: argparse.Namespace, model: Any, window: int) -> list[torch.Tensor]:
+    """``model``: itself, or an empty one."""
+    if all(param.device.type != "meta" for param in model.parameters()):
+        return own_text(model, tokens=args.data_tokens, window=window, seed=args.data_seed or 0)
+    files = sum(held.nbytes for held in Source(args.source).stored.values())
     limits = [limit for limit in (args.memory_limit, available()) if limit is not None]
     if limits and files > min(limits):
         raise ArgumentError(
             f"without --data the model writes its own calibration text, for which it has to be in memory: "
             f"{size(files)}, and {size(min(limits))} are allowed. Give a text with --data"
         )
-    return own_text(load_model(args.source), tokens=args.data_tokens, window=window, seed=args.data_seed or 0)
+    return _own_text(args, load_model(args.source), window)
 
 
 def window_of(model: Any) -> int:

@@ -67,15 +67,14 @@ def layer_errors(
     targets = {target.name: target for target in find_targets(model)}
     seen = {targets[name].storage: rows for name, rows in inputs.items() if name in targets and rows.kept}
     layers: dict[str, LayerReport] = {}  # by storage: a tied weight is one layer
-    total = len(files.tensors) - len(files.tied)
-    for name, value in with_progress(files.read(), total, "comparing weights", progress):
+    for name, value in with_progress(files.read(files.stored), len(files.stored), "comparing weights", progress):
         if name in targets and (storage := targets[name].storage) not in layers:
             layers[storage] = _layer(_weight(model, targets[name]), value, targets[name], seen.get(storage))
     for target in targets.values():
         if target.storage not in layers:
             layers[target.storage] = _unknown(_weight(model, target), target, original)
     ordered = dict.fromkeys(target.storage for target in targets.values())
-    before = sum(held.dtype.itemsize * _numel(held.shape) for n, held in files.tensors.items() if n not in files.tied)
+    before = sum(held.nbytes for held in files.stored.values())
     after = sum(param.nbytes for param in model.parameters())
     return Report(tuple(layers[storage] for storage in ordered), before, after)
 
@@ -122,7 +121,3 @@ def _weight(model: nn.Module, target: Target) -> Tensor:
 
 def _cpu(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.cpu()
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()

@@ -6,10 +6,10 @@ import zlib
 from pathlib import Path
 
 from bitport.calibrate.store import Tensors
+from bitport.checkpoint.output import ACTIVATIONS
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter
 from bitport.errors import CheckpointError
-from bitport.stream.output import ACTIVATIONS
 
 
 class Disk:

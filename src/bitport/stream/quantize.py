@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
@@ -20,19 +18,18 @@ from bitport.calibrate import store as stores
 from bitport.calibrate.blocks import Walk
 from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.processes import Processes
-from bitport.checkpoint.dtypes import to_bytes
+from bitport.checkpoint.output import Output, discard, fingerprint, hashed
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.report import LayerReport, Report
+from bitport.report.memory import Memory, peak
 from bitport.report.progress import progress as with_progress
-from bitport.report.text import size
 from bitport.schemes import Recipe, Scheme, Target
-from bitport.stream import memory
 from bitport.stream.activations import Disk
-from bitport.stream.output import Output, discard, fingerprint, unfinished
+from bitport.stream.memory import estimate
 from bitport.stream.weights import Streamed
 
 KEEP = ("memory", "disk")
@@ -90,10 +87,13 @@ class Stream:
         self.prepared = Preparation(model, self.by, self.targets, self.plan.choices)
         self._check_transforms()
         first = self.processes.first
-        same = self._fingerprint(batches, shard_size)
+        data = hashed(*batches)
+        same = fingerprint(
+            self.files, self.plan, self.by, dtype=dtype, shard_size=shard_size, measure=measure, data=data
+        )
 
         def begin() -> None:
-            if overwrite and unfinished(self.directory):
+            if overwrite:
                 discard(self.directory)
             self.output = Output(self.directory, same, shard_size, resume=resume)
 
@@ -102,7 +102,7 @@ class Stream:
             self.output = Output(self.directory, same, shard_size, resume=True, writes=False)
         self.place = Streamed(model, self.files, self.output, dtype)
         self.walk: Walk | None = None
-        self.memory: memory.Memory | None = None
+        self.memory: Memory | None = None
         if self.output.closed:  # what is left is to move the files
             return
         on_disk = activations == "disk"
@@ -113,8 +113,10 @@ class Stream:
         self.walk = Walk(
             model, self.targets, wanted, batches, self.place, store, self.prepared, processes=self.processes
         )
-        self.memory = memory.estimate(self.walk, self.files, dtype, on_disk=on_disk)
-        _check_memory(self.memory, memory_limit)
+        self.memory = estimate(self.walk, self.files, dtype, on_disk=on_disk, transforms=bool(self.prepared.transforms))
+        self.memory.check(
+            memory_limit, "take fewer or shorter batches, keep activations on disk, or leave out the largest weights"
+        )
 
     def run(self) -> Report:
         """Quantize what is left to quantize, and make the result the checkpoint of the directory."""
@@ -131,8 +133,7 @@ class Stream:
     def _end(self) -> Report:
         report = self._report()
         carried = [(self.files.path, path) for path in self.files.others()]
-        order = [name for name in self.files.tensors if name not in self.files.tied]
-        self.output.publish(self.files.tied, order, carried)
+        self.output.publish(self.files.tied, self.files.stored, carried)
         return report
 
     def _quantize(self, target: Target, name: str, inputs: Inputs | None) -> None:
@@ -149,16 +150,17 @@ class Stream:
         for slot in self.place.slots[name]:
             slot.put(outcome.q)
         self.output.add(name, outcome.q)
-        self.output.layers[target.name] = outcome.report(choice, self._stored(name))
+        self.output.layers[target.name] = outcome.report(choice, self.files.tensors[name].nbytes)
 
     def _report(self) -> Report:
         layers = []
         manifest = self.output.manifest
         for choice in self.plan.choices:
             name = self.place.name_of[choice.name]
-            kept = LayerReport(choice.name, None, choice.reason, self._stored(name), manifest.tensors[name].nbytes)
+            nbytes = self.files.tensors[name].nbytes, manifest.tensors[name].nbytes
+            kept = LayerReport(choice.name, None, choice.reason, *nbytes)
             layers.append(self.output.layers.get(choice.name, kept))
-        before = sum(self._stored(name) for name in self.place.slots)
+        before = sum(self.files.tensors[name].nbytes for name in self.place.slots)
         return Report(
             tuple(layers),
             before,
@@ -166,12 +168,8 @@ class Stream:
             self.recipe.to_json(),
             expression(self.by),
             memory_estimate=self.memory.total if self.memory else None,
-            memory_peak=memory.peak(),
+            memory_peak=peak(),
         )
-
-    def _stored(self, name: str) -> int:
-        held = self.files.tensors[name]
-        return torch.Size(held.shape).numel() * held.dtype.itemsize
 
     def _tied(self, target: Target, name: str) -> LayerReport:
         """Of another target that the tensor ``name`` was quantized as already."""
@@ -200,38 +198,3 @@ class Stream:
                 f"{len(static)} weights ({static[0]}, ...) have a static input scale, which is measured by running the "
                 f"whole model: load it and use quantize_(model, recipe, calibrate=batches), or choose a dynamic scheme"
             )
-
-    def _fingerprint(self, batches: Sequence[Any], shard_size: int) -> dict[str, str]:
-        files = {held.file for held in self.files.tensors.values()}
-        stats = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
-        return fingerprint(
-            source=_hash(sorted(stats.items()), self.files.config),
-            recipe=_hash(self.plan.to_json()),
-            algorithm=repr(self.by),
-            data=_hash(*batches),
-            dtype=str(self.dtype),
-            shard_size=str(shard_size),
-            measure=str(self.measure),
-            torch=str(torch.__version__),
-        )
-
-
-def _check_memory(needed: memory.Memory, given: int | None) -> None:
-    limit = memory.available() if given is None else given
-    if limit is not None and needed.total > limit:
-        raise ArgumentError(
-            f"this needs about {needed} of memory, and {size(limit)} are allowed: take fewer or shorter batches, keep "
-            f"activations on disk, or leave out the largest weights"
-        )
-
-
-def _hash(*parts: Any) -> str:
-    """Of tensors the bytes, of anything else what it prints as."""
-    digest = hashlib.sha256()
-    leaves, spec = tree_flatten(parts)
-    for leaf in leaves:
-        tensor = isinstance(leaf, Tensor)
-        digest.update((f"{leaf.dtype} {list(leaf.shape)}" if tensor else repr(leaf)).encode())
-        digest.update(to_bytes(leaf) if tensor else b"")
-    digest.update(str(spec).encode())
-    return digest.hexdigest()

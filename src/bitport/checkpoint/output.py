@@ -17,14 +17,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
+from bitport.checkpoint.dtypes import to_bytes
 from bitport.checkpoint.manifest import NAME, Manifest
 from bitport.checkpoint.parse import parse_manifest, read_manifest
+from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import OURS, Writer, sync_directory, write_new
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.report import LayerReport
 from bitport.report.versions import library_version
+from bitport.schemes import Plan
 
 FOLDER = "unfinished"
 JOURNAL = "journal.json"
@@ -153,11 +158,45 @@ def unfinished(directory: Path) -> bool:
 
 def discard(directory: Path) -> None:
     """Throw that away."""
-    shutil.rmtree(directory / FOLDER, ignore_errors=False)
+    if unfinished(directory):
+        shutil.rmtree(directory / FOLDER)
 
 
-def fingerprint(**parts: str) -> Fingerprint:
-    return {**parts, "bitport": library_version()}
+def fingerprint(
+    files: Source,
+    plan: Plan,
+    by: object,
+    *,
+    dtype: torch.dtype | None,
+    shard_size: int,
+    measure: bool,
+    **more: str,
+) -> Fingerprint:
+    """``by``: the algorithm, which prints as all of its settings. ``more``: what else decides."""
+    stats = {held.file.name: held.file.stat() for held in files.tensors.values()}
+    return {
+        "source": hashed(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()), files.config),
+        "recipe": hashed(plan.to_json()),
+        "algorithm": repr(by),
+        "dtype": str(dtype),
+        "shard_size": str(shard_size),
+        "measure": str(measure),
+        "torch": str(torch.__version__),
+        "bitport": library_version(),
+        **more,
+    }
+
+
+def hashed(*parts: Any) -> str:
+    """Of tensors the bytes, of anything else what it prints as."""
+    digest = hashlib.sha256()
+    leaves, spec = tree_flatten(parts)
+    for leaf in leaves:
+        tensor = isinstance(leaf, Tensor)
+        digest.update((f"{leaf.dtype} {list(leaf.shape)}" if tensor else repr(leaf)).encode())
+        digest.update(to_bytes(leaf) if tensor else b"")
+    digest.update(str(spec).encode())
+    return digest.hexdigest()
 
 
 def _read(path: Path, resume: bool, expected: Fingerprint) -> dict[str, Any]:

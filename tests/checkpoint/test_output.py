@@ -1,0 +1,139 @@
+"""A conversion that was killed at any point and resumed leaves the files of one that was not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+import bitport.checkpoint.convert as convert
+from bitport.checkpoint import quantize_files
+from bitport.checkpoint.output import FOLDER, JOURNAL
+from bitport.checkpoint.writer import SHARD_SIZE
+from bitport.errors import ArgumentError
+
+from .test_convert import Llama, write
+
+KILLED = """
+import os, random, signal, sys, torch
+from pathlib import Path
+import bitport.checkpoint.convert as convert
+from tests.stream.models import hashes
+torch.set_num_threads(1)
+folder, convert.STEP = Path(sys.argv[1]), int(sys.argv[2])
+
+def child(target, last):
+    '''Runs in a process of its own, which kills itself at its last write to the disk; the number of writes it made.'''
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        calls = 0
+        def counted(call):
+            def stands_for(*args, **kwargs):
+                nonlocal calls
+                calls += 1
+                if calls == last:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*args, **kwargs)
+            return stands_for
+        for name in ("fsync", "replace", "open", "unlink", "mkdir"):
+            setattr(os, name, counted(getattr(os, name)))
+        convert.quantize_files(folder / "hf", target, "int4-g32", resume=True)
+        os.write(write, str(calls).encode())
+        os._exit(0)
+    os.close(write)
+    _, status = os.waitpid(pid, 0)
+    told = os.read(read, 100)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, status
+    return int(told) if told else None
+
+writes = child(folder / "whole", None)
+expected = hashes(folder / "whole")
+assert "bitport.json" in expected
+places = sorted(random.Random(0).sample(range(2, writes), 5))
+for at, kills in enumerate([*([place] for place in places), [places[2], places[0]]]):
+    target = folder / f"killed {at}"
+    for last in kills:
+        assert child(target, last) is None, "it was to be killed"
+    assert child(target, None) is not None
+    assert hashes(target) == expected, f"killed at {kills} of {writes}"
+print(writes, places)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that it forks")
+@pytest.mark.parametrize("step", [1, 8000])
+def test_kill(tmp_path: Path, step: int) -> None:
+    write(Llama(), tmp_path / "hf", shards=2)
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(step)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the model "hf" and "out", where four tensors are done."""
+    write(Llama(), tmp_path / "hf")
+    monkeypatch.setattr(convert, "STEP", 1)
+    finish = convert.Output.finish
+
+    def finished(output: convert.Output, step: str) -> None:
+        finish(output, step)
+        if len(output.done) == 4:
+            raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(convert.Output, "finish", finished)
+        with pytest.raises(Stopped):
+            quantize_files(tmp_path / "hf", tmp_path / "out", "int4-g32")
+    return tmp_path
+
+
+def test_what_is_done_is_not_done_again(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    add = convert.Output.add
+    monkeypatch.setattr(convert.Output, "add", lambda self, name, value: (seen.append(name), add(self, name, value)))
+    report = quantize_files(begun / "hf", begun / "out", "int4-g32", resume=True)
+    left = seen.copy()
+    whole = quantize_files(begun / "hf", begun / "whole", "int4-g32")
+    assert left == seen[len(left) + 4 :]
+    assert report.layers == whole.layers
+    assert (report.bytes_before, report.bytes_after) == (whole.bytes_before, whole.bytes_after)
+
+
+def test_it_is_not_overwritten_in_silence(begun: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"an earlier run has begun: resume it \(--resume\), or overwrite"):
+        quantize_files(begun / "hf", begun / "out", "int4-g32")
+    quantize_files(begun / "hf", begun / "out", "int4-g32", overwrite=True)
+    assert not (begun / "out" / FOLDER).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        pytest.param({"recipe": "int8"}, "recipe", id="recipe"),
+        pytest.param({"algorithm": "hqq"}, "algorithm", id="algorithm"),
+        pytest.param({"shard_size": SHARD_SIZE // 2}, "shard_size", id="shards"),
+    ],
+)
+def test_another_run_is_not_resumed(begun: Path, options: dict[str, object], what: str) -> None:
+    with pytest.raises(ArgumentError, match=f"begun with another {what}: give the same"):
+        quantize_files(begun / "hf", begun / "out", **{"recipe": "int4-g32", "resume": True, **options})  # type: ignore[arg-type]
+    assert (begun / "out" / FOLDER / JOURNAL).is_file()
+
+
+def test_too_little_memory_is_told_before(tmp_path: Path) -> None:
+    model = Llama().state_dict()
+    save_file({name: model[name].clone() for name in model}, tmp_path / "m.safetensors")
+    with pytest.raises(ArgumentError, match=r"this needs about .* of memory, and 1.0 kB are allowed"):
+        quantize_files(tmp_path / "m.safetensors", tmp_path / "out", "int8", memory_limit=1000)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,27 @@
+"""What the system says of memory, and an estimate as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from bitport.errors import ArgumentError
+from bitport.report.memory import Memory, available, peak, resident
+
+
+def test_what_the_system_says() -> None:
+    assert peak() >= 0.9 * resident()
+    limit = available()
+    assert limit is None or limit > resident()
+
+
+def test_the_estimate_as_text() -> None:
+    text = str(Memory(base=10**6, weights=2 * 10**6, activations=3, grams=4, work=5, disk=6))
+    assert "weights 2.0 MB" in text
+    assert "activations on disk 6 B" in text
+
+
+def test_more_than_is_allowed_is_refused() -> None:
+    needed = Memory(base=0, weights=10**9, activations=0, grams=0, work=0)
+    with pytest.raises(ArgumentError, match=r"this needs about 1.1 GB .*, and 1.0 GB are allowed: sell some"):
+        needed.check(10**9, "sell some")
+    needed.check(2 * 10**9, "sell some")
