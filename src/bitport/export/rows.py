@@ -41,14 +41,18 @@ def lie_by_row(graphs: Iterable[fx.GraphModule], names: Names) -> None:
         kept = torch.nn.Module()
         graph.add_module(KEPT, kept)
         for node in _calls(graph, LOOKUP):
-            old = Quantized(*(None if part is None else _value(graph, part) for part in node.args[1:5]))
+            data, scale, *others = (None if part is None else _value(graph, part) for part in node.args[1:5])
+            assert data is not None
+            assert scale is not None
+            old = Quantized(data, scale, *others)
             at = old.data.data_ptr()
             if at in multiplied:
                 continue
             if at not in made:
-                made[at] = _by_row(old, *node.args[6:10])
+                n, k, group, bits = (int(size) for size in node.args[6:10])  # type: ignore[arg-type]
+                made[at] = _by_row(old, n, k, group, bits)
                 for before, after in zip(old, made[at], strict=True):
-                    if before is not None:
+                    if before is not None and after is not None:
                         names.follow(before, after)
             _replace(graph, node, made[at], len(list(kept.buffers())))
 
