@@ -37,7 +37,9 @@ TILES = (
     "for codes, which come from beyond it for every 128 rows, and for sums, which wait in memory between panels of 256 "
     "columns. Larger parts of x would save codes but do not stay in L2, of which a virtual machine has a part"
 )
-INTEGERS = f"{TILES}. An int8 product halves the time in the tiles and none of that; another tenth rounds x"
+INTEGERS = (
+    "an int8 product halves the time of the tiles and none of what they wait for; another tenth of the time rounds x"
+)
 PROFILE = "python -m bench.profile"
 
 INT4, INT8_INPUT = ("int4",), ("int4-int8", "int8-dyn")
@@ -128,11 +130,11 @@ def section(records: Records) -> str:
     lines = told(GOALS, records)
     rows = ["| what | goal | reached | |", "| --- | --- | --- | --- |"]
     rows += [f"| {' | '.join(cells)} |" for _, cells in lines]
-    reasons = [
-        f"- {cells[0]}, {cells[1]}: {goal.reason} (`{goal.command}`)"
-        for goal, cells in lines
-        if goal.reason and cells[3] == "missed"
-    ]
+    why: dict[tuple[str, str], list[str]] = {}
+    for goal, cells in lines:
+        if goal.reason and cells[3] == "missed":
+            why.setdefault((goal.reason, goal.command), []).append(f"{cells[0]}, {cells[1]}")
+    reasons = [f"- {'; '.join(names)}: {reason} (`{command}`)" for (reason, command), names in why.items()]
     return "\n".join(["## Goals\n", *rows, "", *reasons, *([""] if reasons else [])])
 
 
