@@ -421,9 +421,7 @@ def test_bits_are_chosen_for_each_weight(run: Run, llama: Path, text: Path, tmp_
     [
         pytest.param(["--scheme", "auto"], "--scheme auto and --bits belong together", id="no size"),
         pytest.param(["--scheme", "int4", "--bits", "4"], "--scheme auto and --bits belong together", id="no auto"),
-        pytest.param(
-            ["--scheme", "auto", "--bits", "4", "--dry-run"], "give no --recipe and no", id="dry run"
-        ),
+        pytest.param(["--scheme", "auto", "--bits", "4", "--dry-run"], "give no --recipe and no", id="dry run"),
     ],
 )
 def test_problems_with_chosen_bits_are_told(run: Run, llama: Path, words: list[str], message: str) -> None:
