@@ -39,8 +39,8 @@ help:
 demo: $(VENV)/.hf
 	$(BIN)/python examples/demo.py
 
-# A model of 12 GB quantized with calibration in 4 GiB of memory, killed twice and resumed; needs 20 GB of disk and hours
-# on two cores. STREAM_ARGS="--gigabytes 1" is a smaller one.
+# A model of 12 GB quantized in 4 GiB of memory, killed twice and resumed; needs 20 GB of disk. By gptq it takes hours on
+# two cores: STREAM_ARGS="--gigabytes 1 --algorithm gptq" is a smaller one.
 STREAM_ARGS ?=
 STREAM_FOLDER ?= build/demo-stream
 

@@ -1,7 +1,7 @@
-"""A model larger than its memory limit, quantized with calibration, killed and resumed: the same files as without.
+"""A model larger than its memory limit, quantized, killed and resumed: the same files as without.
 
-A Llama-like model of random weights (12 GB in bf16) is written to disk by seed. ``bitport quantize --algorithm gptq``
-then runs on it twice under a limit on its memory: once undisturbed, once killed (SIGKILL) at random moments of its
+A Llama-like model of random weights (12 GB in bf16) is written to disk by seed. ``bitport quantize`` then runs on it
+twice under a limit on its memory: once undisturbed, once killed (SIGKILL) at random moments of its
 first and of its second third, each time resumed. Every file of the two results is compared byte by byte.
 
 The limit is RLIMIT_DATA: Linux refuses every private writable mapping beyond it, which is all that a process allocates,
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="an empty or new folder, with room for the model and two results")
     parser.add_argument("--gigabytes", type=float, default=12.0)
-    parser.add_argument("--algorithm", default="gptq")
+    parser.add_argument("--algorithm", default="rtn")
     parser.add_argument("--limit", type=float, default=4.0, help="GiB of memory")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

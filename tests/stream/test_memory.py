@@ -59,7 +59,9 @@ print(json.dumps([report.memory_estimate, report.memory_peak, stream.memory.base
 
 
 @pytest.mark.skipif(not resident(), reason="measures memory by /proc")
-@pytest.mark.parametrize(("algorithm", "blocks"), [("rtn", 240), ("gptq", 6), ("awq", 6), ("awq+gptq", 6)])
+@pytest.mark.parametrize(
+    ("algorithm", "blocks"), [("rtn", 240), ("gptq", 6), ("awq", 6), ("awq+gptq", 6), ("signround", 6)]
+)
 def test_the_peak_is_below_what_was_foretold(tmp_path: Path, algorithm: str, blocks: int) -> None:
     (tmp_path / "in").mkdir()
     command = [sys.executable, "-c", PEAK, str(tmp_path / "in"), str(tmp_path / "out"), algorithm, str(blocks)]
