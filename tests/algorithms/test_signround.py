@@ -45,12 +45,12 @@ def test_never_further_than_its_start_or_plain_rounding(scheme: str, dtype: torc
     start = Clip()
     ours, before, plain = (
         by_rows(output_error(w, value(parts, scheme, *w.shape), x), fmt)
-        for parts in (learned(50, start=start).solve(w, fmt, seen(x)), start.solve(w, fmt), quantize(w, fmt))
+        for parts in (learned(50, start=start).solve(w, fmt, seen(x)), start.solve(w, fmt, seen(x)), quantize(w, fmt))
     )
     assert bool((ours <= before * SLACK).all())
     assert bool((ours <= plain * SLACK).all())
     if fmt.number.bits <= 4:
-        assert float(ours.sum()) < 0.85 * float(plain.sum())
+        assert float(ours.sum()) < 0.9 * float(plain.sum())
 
 
 @pytest.mark.parametrize("scheme", ["int2", "int3-g32", "int4", "int4-sym", "nvfp4", "mxfp4", "nf4"])

@@ -70,4 +70,4 @@ def test_the_peak_is_below_what_was_foretold(tmp_path: Path, algorithm: str, blo
     foretold, taken, base, model = json.loads(run.stdout)
     print({"foretold": foretold - base, "taken": taken - base, "model": model})
     assert taken <= foretold
-    assert algorithm == "gptq" or foretold - base < model
+    assert algorithm != "rtn" or foretold - base < model
