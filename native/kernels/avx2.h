@@ -6,6 +6,7 @@
 #include "tiles.h"
 
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
+#define AVX2_MEMBER AVX2 __attribute__((always_inline)) inline
 #define AVX2_INLINE AVX2 __attribute__((always_inline)) static inline
 
 namespace bitport {
@@ -63,10 +64,20 @@ AVX2_INLINE void read_codes(const uint8_t* tile, int32_t bits, int64_t line, uin
     tile += 16 * 16;
     below += 2;
   }
+  if (bits & 1) {
+    int64_t ones;
+    __builtin_memcpy(&ones, tile + line * 8, 8);
+    const __m256i own = _mm256_set1_epi64x(int64_t(0x8040201008040201));   // the bit of each code in its byte
+    const __m256i bytes = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3,
+                                           3, 3, 3, 3);
+    const __m256i all = _mm256_set1_epi64x(ones), one = _mm256_set1_epi8(char(1 << below));
+    const __m256i first = _mm256_and_si256(_mm256_shuffle_epi8(all, bytes), own);
+    const __m256i second = _mm256_and_si256(_mm256_shuffle_epi8(all, _mm256_add_epi8(bytes, _mm256_set1_epi8(4))), own);
+    low = _mm256_or_si256(low, _mm256_and_si256(_mm256_cmpeq_epi8(first, own), one));
+    high = _mm256_or_si256(high, _mm256_and_si256(_mm256_cmpeq_epi8(second, own), one));
+  }
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), low);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32), high);
-  if (bits & 1)
-    for (int64_t q = 0; q < 64; ++q) codes[q] |= uint8_t((tile[line * 8 + q / 8] >> q % 8 & 1) << below);
 }
 
 }  // namespace bitport

@@ -45,7 +45,7 @@ struct Int8Call : Product {
   size_t cut(char* memory, bool zeros) {
     const int64_t block = smaller(m, 32), apart = fused ? 0 : plan().rows_apart();
     const int64_t stretch = stays_int ? kInt32Columns : engine.stretch;
-    const int64_t pieces = pieces_before(weight, stretch, weight.k);
+    const int64_t pieces = pieces_of(weight, stretch);
     size_t used = 0;
     const auto take = [&](size_t bytes) {
       char* at = memory ? memory + used : nullptr;
@@ -58,7 +58,7 @@ struct Int8Call : Product {
     roundings = reinterpret_cast<Rounding*>(take(size_t(m) * sizeof(Rounding)));
     float* bias_at = reinterpret_cast<float*>(take(bias ? size_t(weight.n) * 4 : 0));
     int8_t* one_codes = reinterpret_cast<int8_t*>(take(zeros ? row_bytes() : 0));
-    const int64_t one_pieces = pieces_before(weight, engine.stretch, weight.k);
+    const int64_t one_pieces = pieces_of(weight, engine.stretch);
     float* one_sums = reinterpret_cast<float*>(take(zeros ? size_t(one_pieces) * 4 : 0));
     if (!memory) return used;
     has_zeros = zeros;
@@ -70,11 +70,8 @@ struct Int8Call : Product {
       std::memset(one_codes, 1, size_t(weight.k));
       std::memset(one_codes + weight.k, 0, row_bytes() - size_t(weight.k));
       ones = {&weight, one_codes, one_sums, 1, 1, engine.stretch, one_pieces};
-      for (int64_t k = 0; k < weight.k; ++one_sums) {
-        const int64_t end = piece_end(weight, engine.stretch, k);
-        *one_sums = float(end - k);
-        k = end;
-      }
+      for (Pieces piece(weight, engine.stretch, 0); piece.begin < weight.k; piece.next())
+        one_sums[piece.index] = float(piece.end - piece.begin);
     }
     return used;
   }
@@ -115,12 +112,11 @@ struct Int8Call : Product {
     }
     int8_t* to = rows.rows + (codes_at(rows, row, 0) - rows.rows);
     const int64_t next = job.block * kInt8Step;
-    float* sum = sums + row * job.pieces;
-    for (int64_t k = 0; k < k_end; ++sum) {
-      const int64_t end = piece_end(weight, job.stretch, k);
-      *sum = float(engine.round(from + size_t(k) * width(x_type), x_type, end - k, roundings[row],
-                                to + k / kInt8Step * next, k % kInt8Step, next));
-      k = end;
+    for (Pieces piece(weight, job.stretch, 0); piece.begin < k_end; piece.next()) {
+      const int64_t k = piece.begin;
+      sums[row * job.pieces + piece.index] =
+          float(engine.round(from + size_t(k) * width(x_type), x_type, piece.end - k, roundings[row],
+                             to + k / kInt8Step * next, k % kInt8Step, next));
     }
     const int64_t written = ceil_div(k_end, 16) * 16;
     std::memset(to + written / kInt8Step * next + written % kInt8Step, 0, size_t(filled - written));

@@ -6,6 +6,7 @@
 // Rows with a zero point of their own: x = code - zero, and the sum of zero * weight over K is zero times the result
 // of one more row, of ones.
 #pragma once
+#include <numeric>
 #include "engine.h"
 #include "tiles.h"
 
@@ -29,17 +30,43 @@ constexpr int64_t kInt32Columns = 1 << 16;     // sums of 128 * 128 over as many
 
 static inline int64_t int8_steps(const BitportTiles& w) { return ceil_div(w.k, kInt8Step); }
 
-// Where the piece ends that column k lies in, at most at the last column.
-static inline int64_t piece_end(const BitportTiles& w, int64_t stretch, int64_t k) {
-  const int64_t cut = (k / stretch + 1) * stretch, group = (k / w.group + 1) * w.group;
-  const int64_t end = cut < group ? cut : group;
-  return end < w.k ? end : w.k;
-}
+// The pieces of a row from a column on, one after another: what a walk needs no division for.
+struct Pieces {
+  const int64_t length, stretch, k;
+  int64_t index, group, begin, end;   // index: among those of the row
 
-static inline int64_t pieces_before(const BitportTiles& w, int64_t stretch, int64_t column) {
-  int64_t count = 0;
-  for (int64_t k = 0; k < column; k = piece_end(w, stretch, k)) ++count;
-  return count;
+  // column: where a piece begins
+  Pieces(const BitportTiles& w, int64_t stretch, int64_t column)
+      : length(w.group < w.k ? w.group : w.k), stretch(stretch), k(w.k), index(count(length, stretch, column)),
+        group(length ? column / length : 0), begin(column), next_group((group + 1) * length),
+        next_stretch((column / stretch + 1) * stretch) {
+    cut();
+  }
+  void next() {
+    if (end == next_group) { ++group; next_group += length; }
+    if (end == next_stretch) next_stretch += stretch;
+    begin = end;
+    ++index;
+    cut();
+  }
+
+  // Pieces that begin before a column: a multiple of one length, or of the other, or of both.
+  static int64_t count(int64_t length, int64_t stretch, int64_t column) {
+    if (!column || length % stretch == 0) return ceil_div(column, stretch);
+    if (stretch % length == 0) return ceil_div(column, length);
+    return ceil_div(column, length) + ceil_div(column, stretch) - ceil_div(column, std::lcm(length, stretch));
+  }
+
+ private:
+  int64_t next_group, next_stretch;
+  void cut() {
+    const int64_t first = next_group < next_stretch ? next_group : next_stretch;
+    end = first < k ? first : k;
+  }
+};
+
+static inline int64_t pieces_of(const BitportTiles& w, int64_t stretch) {
+  return Pieces::count(w.group < w.k ? w.group : w.k, stretch, w.k);
 }
 
 // One bit has no code in the middle: -1/2 and 1/2.

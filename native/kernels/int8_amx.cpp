@@ -102,14 +102,16 @@ AMX_INLINE void multiply_pieces(const Int8Job& job, const Panel& stretch, int64_
   const int64_t step = step_of(w), last = stretch.k + stretch.count;
   const int8_t* x = codes_at(job, row, 0);
   const uint8_t* panel = static_cast<const uint8_t*>(stretch.data);
-  const float* sums = job.sums + row * job.pieces + pieces_before(w, job.stretch, stretch.k);
+  const int64_t scales = stretch.tile * groups_of(w) * 32;
   alignas(64) int32_t whole[32 * 32];
   if (stretch.k == 0) std::memset(sum, 0, Two ? 4096 : 2048);
-  for (int64_t k = stretch.k; k < last; ++sums) {
-    const PieceScale scale[2] = {piece_scale(w, stretch.tile, k, 0), piece_scale(w, stretch.tile, k, 1)};
+  for (Pieces piece(w, job.stretch, stretch.k); piece.begin < last; piece.next()) {
+    const float* sums = job.sums + row * job.pieces + piece.index;
+    const int64_t at = scales + piece.group * 32;
+    const PieceScale scale[2] = {piece_scale(w, at), piece_scale(w, at + 16)};
     zero_sums<Two>();
     asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-    for (const int64_t end = piece_end(w, job.stretch, k); k < end; k += step, panel += step * 32)
+    for (int64_t k = piece.begin; k < piece.end; k += step, panel += step * 32)
       multiply_step<Two>(x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step, panel, step, beside);
     store_sums<Two>(whole);
 #pragma GCC unroll 4
@@ -161,7 +163,7 @@ void multiply_ahead(const Int8Job& job, const Panel& panel, int64_t row, int64_t
 AVX512 void settle(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, float* sum) {
   const bool shifts = has_shift(*job.weight);
   for (int64_t half = 0; half < 2; ++half) {
-    const PieceScale s = piece_scale(*job.weight, tile, 0, half);
+    const PieceScale s = piece_scale(*job.weight, tile * groups_of(*job.weight) * 32 + half * 16);
     for (int64_t r = 0; r < rows; ++r) {
       float* to = sum + r * 32 + half * 16;
       __m512 part = _mm512_cvtepi32_ps(_mm512_load_si512(to));

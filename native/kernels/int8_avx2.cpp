@@ -92,21 +92,60 @@ AVX2_INLINE void widen_to(__m256i* sum, __m256i words, int left) {
   sum[1] = _mm256_add_epi32(sum[1], _mm256_slli_epi32(high, left));
 }
 
+// Where the codes of a half of 16 rows come from: a line, 4 neighbours in K, is two vectors of pairs.
+struct Line { __m256i pair[2]; };
+
+struct FromPanel {
+  const uint8_t* data;
+  int64_t first;   // column
+  AVX2_MEMBER FromPanel(const Panel& panel, const BitportTiles&, int64_t half)
+      : data(static_cast<const uint8_t*>(panel.data) + half * 64), first(panel.k) {}
+  AVX2_MEMBER const uint8_t* unit(int64_t k) const { return data + (k - first) * 32; }   // of 16 columns
+  AVX2_MEMBER Line line(const uint8_t* unit, int64_t i) const {
+    const __m256i* at = reinterpret_cast<const __m256i*>(unit + i * 128);
+    return {_mm256_load_si256(at), _mm256_load_si256(at + 1)};
+  }
+};
+
+// As they lie in the tile: 4 or 8 bits, whose lines are whole vectors.
+template <int Bits>
+struct FromTile {
+  const BitportTiles& weight;
+  int64_t tile, half;
+  AVX2_MEMBER FromTile(const Panel& panel, const BitportTiles& w, int64_t half) : weight(w), tile(panel.tile), half(half) {}
+  AVX2_MEMBER const uint8_t* unit(int64_t k) const {
+    const uint8_t* at = tile_at(weight, tile, k / 32) + (half * 8 + (k / 16 & 1) * 4) * 8 * Bits;
+    for (int64_t i = 0; i < 32 * Bits; i += 64) _mm_prefetch(reinterpret_cast<const char*>(at) + 4096 + i, _MM_HINT_T0);
+    return at;
+  }
+  AVX2_MEMBER Line line(const uint8_t* unit, int64_t i) const {
+    const __m256i* at = reinterpret_cast<const __m256i*>(unit + i * 8 * Bits);
+    if constexpr (Bits == 8) return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+    const __m256i both = _mm256_loadu_si256(at), digit = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(both, digit), _mm256_and_si256(_mm256_srli_epi16(both, 4), digit)};
+  }
+};
+
 // R rows of x times 16 columns and 16 rows of the weight.
-template <int R, bool Two>
-AVX2_INLINE void multiply_unit(const int8_t* x, const uint8_t* panel, __m256i (*whole)[2]) {
+template <int R, bool Two, class Source>
+AVX2_INLINE void multiply_unit(const int8_t* x, const Source& source, int64_t k, __m256i (*whole)[2]) {
+  const uint8_t* unit = source.unit(k);
   const __m256i digit = _mm256_set1_epi8(15);
   __m256i low[R], high[R];
   for (int r = 0; r < R; ++r) low[r] = high[r] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-  for (int pair = 0; pair < 8; ++pair) {
-    const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel + pair / 2 * 128 + pair % 2 * 32));
-    const __m256i first = Two ? _mm256_and_si256(codes, digit) : codes;
-    const __m256i second = _mm256_and_si256(_mm256_srli_epi16(codes, 4), digit);
-    for (int r = 0; r < R; ++r) {
-      const __m256i two = two_of(x + r * kInt8Step + pair * 2);
-      low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(first, two));
-      if (Two) high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(second, two));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const Line line = source.line(unit, i);
+#pragma GCC unroll 2
+    for (int pair = 0; pair < 2; ++pair) {
+      const __m256i codes = line.pair[pair];
+      const __m256i first = Two ? _mm256_and_si256(codes, digit) : codes;
+      const __m256i second = _mm256_and_si256(_mm256_srli_epi16(codes, 4), digit);
+      for (int r = 0; r < R; ++r) {
+        const __m256i two = two_of(x + r * kInt8Step + i * 4 + pair * 2);
+        low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(first, two));
+        if (Two) high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(second, two));
+      }
     }
   }
   for (int r = 0; r < R; ++r) {
@@ -115,20 +154,20 @@ AVX2_INLINE void multiply_unit(const int8_t* x, const uint8_t* panel, __m256i (*
   }
 }
 
-template <int R, bool Two>
+template <int R, bool Two, class Source>
 AVX2 void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, int64_t half, float* sum) {
-  const auto [tile, first, count, data] = stretch;
-  const uint8_t* panel = static_cast<const uint8_t*>(data);
   const BitportTiles& w = *job.weight;
+  const Source source(stretch, w, half);
   const int8_t* x = codes_at(job, row, 0);
-  const float* sums = job.sums + row * job.pieces + pieces_before(w, job.stretch, first);
-  for (int64_t k = first; k < first + count; ++sums) {
-    const int64_t at = (tile * groups_of(w) + group_of(w, k)) * 32 + half * 16;
+  const int64_t scales = stretch.tile * groups_of(w) * 32 + half * 16, last = stretch.k + stretch.count;
+  for (Pieces piece(w, job.stretch, stretch.k); piece.begin < last; piece.next()) {
+    const float* sums = job.sums + row * job.pieces + piece.index;
+    const int64_t at = scales + piece.group * 32;
     __m256i whole[R][2];
     for (int r = 0; r < R; ++r)
       whole[r][0] = whole[r][1] = _mm256_set1_epi32(-center(w) * int32_t(sums[r * job.pieces]));
-    for (const int64_t end = piece_end(w, job.stretch, k); k < end; k += 16, panel += 512)
-      multiply_unit<R, Two>(x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step, panel + half * 64, whole);
+    for (int64_t k = piece.begin; k < piece.end; k += 16)
+      multiply_unit<R, Two>(x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step, source, k, whole);
     for (int part = 0; part < 2; ++part) {
       const __m256 own = load8(w.scale, w.scale_type, at + part * 8);
       const __m256 scale = w.scale2 ? _mm256_mul_ps(own, _mm256_set1_ps(*w.scale2)) : own;
@@ -145,31 +184,41 @@ AVX2 void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, i
 }
 
 template <int R>
-void multiply_as(const Int8Job& job, const Panel& panel, int64_t row, float* sum) {
+void multiply_as(const Int8Job& job, const Panel& panel, int64_t row, bool direct, float* sum) {
+  const int32_t bits = job.weight->bits;
   for (int64_t half = 0; half < 2; ++half)
-    if (job.weight->bits > 4) multiply_rows<R, true>(job, panel, row, half, sum);
-    else multiply_rows<R, false>(job, panel, row, half, sum);
+    if (direct && bits == 4) multiply_rows<R, false, FromTile<4>>(job, panel, row, half, sum);
+    else if (direct) multiply_rows<R, true, FromTile<8>>(job, panel, row, half, sum);
+    else if (bits > 4) multiply_rows<R, true, FromPanel>(job, panel, row, half, sum);
+    else multiply_rows<R, false, FromPanel>(job, panel, row, half, sum);
+}
+
+void multiply_all(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, bool direct, float* sum) {
+  for (int64_t r = 0; r < rows;) {
+    const int64_t left = rows - r;
+    if (left >= 4) { multiply_as<4>(job, panel, row + r, direct, sum + r * 32); r += 4; }
+    else if (left >= 2) { multiply_as<2>(job, panel, row + r, direct, sum + r * 32); r += 2; }
+    else { multiply_as<1>(job, panel, row + r, direct, sum + r * 32); r += 1; }
+  }
 }
 
 void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  for (int64_t r = 0; r < rows;) {
-    const int64_t left = rows - r;
-    if (left >= 4) { multiply_as<4>(job, panel, row + r, sum + r * 32); r += 4; }
-    else if (left >= 2) { multiply_as<2>(job, panel, row + r, sum + r * 32); r += 2; }
-    else { multiply_as<1>(job, panel, row + r, sum + r * 32); r += 1; }
-  }
+  multiply_all(job, panel, row, rows, false, sum);
 }
+
+constexpr int64_t kDirect = 8;   // rows that one reading of the codes serves
 
 bool fuses(const BitportTiles&, int64_t m) { return m <= 32; }
 
 void fused(const Int8Job& job, int64_t tile, void* panel, float* sum) {
   const BitportTiles& w = *job.weight;
   for (int64_t i = 0; i < job.m * 32; ++i) sum[i] = 0;
+  const bool direct = (w.bits == 4 || w.bits == 8) && job.m <= kDirect;
   for (int64_t k = 0; k < w.k; k += job.stretch) {
     const Panel stretch{tile, k, w.k - k < job.stretch ? w.k - k : job.stretch, panel};
-    unpack(w, stretch);
-    multiply(job, stretch, 0, job.m, sum);
+    if (!direct) unpack(w, stretch);
+    multiply_all(job, stretch, 0, job.m, direct, sum);
   }
 }
 

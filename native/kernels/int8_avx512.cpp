@@ -37,15 +37,15 @@ AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float
     sums[r] = job.sums + at * job.pieces;
   }
   for (int64_t i = 0; i < rows * 32; i += 16) _mm512_store_ps(sum + i, _mm512_setzero_ps());
-  for (int64_t k = 0, piece = 0; k < w.k; ++piece) {
-    const int64_t begin = k;
+  const int64_t scales = tile * groups_of(w) * 32;
+  for (Pieces piece(w, job.stretch, 0); piece.begin < w.k; piece.next()) {
     __m512i part[2][R][C];
     for (int h = 0; h < 2; ++h)
       for (int r = 0; r < R; ++r) {
-        part[h][r][0] = start_of(center(w), sums[r][piece]);
+        part[h][r][0] = start_of(center(w), sums[r][piece.index]);
         for (int c = 1; c < C; ++c) part[h][r][c] = _mm512_setzero_si512();
       }
-    for (const int64_t end = piece_end(w, job.stretch, k); k < end; k += 16) {
+    for (int64_t k = piece.begin; k < piece.end; k += 16) {
       const uint8_t* codes = tile_at(w, tile, k / 32);
       const int64_t odd = k / 16 & 1, at = k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
       prefetch_ahead(codes + odd * bytes / 2, bytes / 2);
@@ -62,12 +62,12 @@ AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float
         }
     }
     for (int h = 0; h < 2; ++h) {
-      const PieceScale s = piece_scale(w, tile, begin, h);
+      const PieceScale s = piece_scale(w, scales + piece.group * 32 + h * 16);
       for (int r = 0; r < R; ++r) {
         if (r >= rows) break;
         __m512i whole = part[h][r][0];
         for (int c = 1; c < C; ++c) whole = _mm512_add_epi32(whole, part[h][r][c]);
-        add_piece(s, shifts, sums[r][piece], whole, sum + r * 32 + h * 16);
+        add_piece(s, shifts, sums[r][piece.index], whole, sum + r * 32 + h * 16);
       }
     }
   }
@@ -105,17 +105,16 @@ void unpack(const BitportTiles& w, const Panel& panel) {
 
 template <int R>
 AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, float* sum) {
-  const auto [tile, first, count, data] = stretch;
-  const uint8_t* panel = static_cast<const uint8_t*>(data);
+  const uint8_t* panel = static_cast<const uint8_t*>(stretch.data);
   const BitportTiles& w = *job.weight;
   const bool shifts = has_shift(w);
   const int8_t* x = codes_at(job, row, 0);
-  const float* sums = job.sums + row * job.pieces + pieces_before(w, job.stretch, first);
-  for (int64_t k = first; k < first + count; ++sums) {
-    const int64_t begin = k;
+  const int64_t scales = stretch.tile * groups_of(w) * 32, last = stretch.k + stretch.count;
+  for (Pieces piece(w, job.stretch, stretch.k); piece.begin < last; piece.next()) {
+    const float* sums = job.sums + row * job.pieces + piece.index;
     __m512i part[R][2];
     for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = start_of(center(w), sums[r * job.pieces]);
-    for (const int64_t end = piece_end(w, job.stretch, k); k < end; k += 4, panel += 128) {
+    for (int64_t k = piece.begin; k < piece.end; k += 4, panel += 128) {
       const __m512i low = _mm512_load_si512(panel), high = _mm512_load_si512(panel + 64);
       const int8_t* from = x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
 #pragma GCC unroll 8
@@ -125,7 +124,8 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
         part[r][1] = _mm512_dpbusd_epi32(part[r][1], high, four);
       }
     }
-    const PieceScale s0 = piece_scale(w, tile, begin, 0), s1 = piece_scale(w, tile, begin, 1);
+    const int64_t at = scales + piece.group * 32;
+    const PieceScale s0 = piece_scale(w, at), s1 = piece_scale(w, at + 16);
     for (int r = 0; r < R; ++r) {
       add_piece(s0, shifts, sums[r * job.pieces], part[r][0], sum + r * 32);
       add_piece(s1, shifts, sums[r * job.pieces], part[r][1], sum + r * 32 + 16);

@@ -24,11 +24,10 @@ AVX512_INLINE __m512i read_quads(const uint8_t* tile, int64_t line) {
   }
 }
 
-// Scale and shift of 16 rows, where piece of columns from k begins.
+// Scale and shift of 16 rows.
 struct PieceScale { __m512 scale, shift; };
 
-AVX512_INLINE PieceScale piece_scale(const BitportTiles& w, int64_t tile, int64_t k, int64_t half) {
-  const int64_t at = (tile * groups_of(w) + group_of(w, k)) * 32 + half * 16;
+AVX512_INLINE PieceScale piece_scale(const BitportTiles& w, int64_t at) {   // at: place of the first in the array of scales
   __m512 scale = load16(w.scale, w.scale_type, at);
   if (w.scale2) scale = _mm512_mul_ps(scale, _mm512_set1_ps(*w.scale2));
   const __m512 zero = w.zero ? load16(w.zero, w.zero_type, at) : _mm512_set1_ps(middle(w));

@@ -41,17 +41,17 @@ void fused(const Int8Job& job, int64_t tile, void*, float* sum) {
   for (int64_t r = 0; r < job.m; ++r, sum += 32)
     for (int64_t row = 0; row < 32; ++row) {
       sum[row] = 0;
-      for (int64_t k = 0, piece = 0; k < w.k; ++piece) {
-        const int64_t group = (tile * groups_of(w) + group_of(w, k)) * 32 + row;
+      for (Pieces piece(w, job.stretch, 0); piece.begin < w.k; piece.next()) {
+        const int64_t group = (tile * groups_of(w) + piece.group) * 32 + row;
         int32_t whole = 0;
-        for (const int64_t end = piece_end(w, job.stretch, k); k < end; ++k) {
+        for (int64_t k = piece.begin; k < piece.end; ++k) {
           const int32_t code = int32_t(read_code(tile_at(w, tile, k / 32), w.bits, row, k % 32));
           whole += (code - center(w)) * *codes_at(job, r, k);
         }
         float part = float(whole);
         if (has_shift(w)) {
           const float zero = w.zero ? load_number(w.zero, w.zero_type, group) : middle(w);
-          part -= (zero - float(center(w))) * job.sums[r * job.pieces + piece];
+          part -= (zero - float(center(w))) * job.sums[r * job.pieces + piece.index];
         }
         sum[row] += part * (load_number(w.scale, w.scale_type, group) * (w.scale2 ? *w.scale2 : 1.0f));
       }

@@ -1,0 +1,30 @@
+// A few rows of x in bfloat16 times whole numbers, in integers: x becomes 256 high + low, two digits of 8 bits, which
+// the int8 product takes as two rows. What few rows cost is the turning of codes into something to multiply with, and
+// bytes are nearer to codes than floats are.
+//
+// x is cut at 2^-14 of its largest number. Of K numbers that is less than the rounding of y to bfloat16 as long as
+// sqrt(K) < 2^7, however large a single number is, and far less where none stands out.
+#pragma once
+#include "int8.h"
+
+namespace bitport {
+
+// What an instruction set brings.
+struct Digits {
+  const Int8Engine& bytes;   // its fused()
+  const Engine& floats;      // its widen() and store()
+  int64_t stretch;           // columns whose products are summed as integers at most
+  // The bits of the largest of k sizes.
+  uint16_t (*largest)(const uint16_t* x, int64_t k);
+  // The digits of columns [from, to), whole units of 16 but for the end of the row, in two rows of steps that lie `next`
+  // bytes apart, and the sums of both.
+  void (*split)(const uint16_t* x, int64_t from, int64_t to, float unit, int8_t* codes, int64_t next, float* high_sum,
+                float* low_sum);
+  void (*join)(float* sum, float unit);   // y of a row from the sums of both digits [2][32]
+};
+
+#if BITPORT_X86
+extern const Digits avx2_digits, avx512_digits;
+#endif
+
+}  // namespace bitport
