@@ -11,7 +11,7 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kMostRows = 4;
+constexpr int64_t kMostRows = 16;
 
 thread_local Buffer digits_buffer;
 
@@ -27,13 +27,22 @@ float unit_of(uint16_t largest) {
   return std::ldexp(1.0f, exponent - shift);
 }
 
+// Measured: up to how many rows digits are faster than what the instruction set does otherwise. Short groups cost it twice.
+int64_t most_rows(int32_t isa, const BitportTiles& w) {
+  const bool wide = w.bits > 6, short_groups = w.group <= 32;
+  switch (isa) {
+    case BITPORT_SCALAR: return 0;
+    case BITPORT_AVX2: return wide || !short_groups ? 4 : 2;
+    case BITPORT_AVX512_VNNI: return short_groups ? 8 : kMostRows;
+    case BITPORT_AVX512_BF16: return 4;
+    default: return wide || short_groups ? 4 : 2;   // codes of few bits become bfloat16 by a permutation
+  }
+}
+
 }  // namespace
 
 bool takes_digits(const Product& p) {
-  const BitportTiles& w = p.weight;
-  // Measured. With 512 bits codes of few bits become floats by a permutation; with 256 short groups cost what rows do.
-  const bool many = p.isa == BITPORT_AVX2 ? w.bits > 6 || w.group > 32 : w.bits > 6;
-  return p.m <= (many ? kMostRows : 2) && w.integer && p.x_type == BITPORT_BF16 && p.isa >= BITPORT_AVX2 && w.k > 0;
+  return p.m <= most_rows(p.isa, p.weight) && p.weight.integer && p.x_type == BITPORT_BF16 && p.weight.k > 0;
 }
 
 int32_t linear_digits(const Product& p, bool* taken) {
