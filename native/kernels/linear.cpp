@@ -141,7 +141,9 @@ int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
     char* memory = rounded_buffer.need(row_bytes + size_t(m * (in_blocks ? ceil_div(w.k, kScaled) : 1)) * 4);
     if (!memory) return kNoMemory;
     float* scales = reinterpret_cast<float*>(memory + row_bytes);
-    if (!round_rows(product, act, act_scale, engine.bf16, memory, scales)) return kNoMemory;
+    const bool enough = rounds_to_floats(act) ? round_rows(product, act, act_scale, engine.bf16, memory, scales)
+                                              : round_rows_to_int8(product, act, reinterpret_cast<uint16_t*>(memory), scales);
+    if (!enough) return kNoMemory;
     product.x = memory;
     product.x_type = engine.bf16 ? BITPORT_BF16 : BITPORT_F32;
     row_scale = scales;
@@ -198,5 +200,6 @@ int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int
     if (taken) return code;
   }
 #endif
-  return floats ? linear_of_floats(product, act, act_scale) : linear_int8(product, act, act_scale);
+  if (floats || int8_as_floats(product, act)) return linear_of_floats(product, act, act_scale);
+  return linear_int8(product, act, act_scale);
 }
