@@ -53,7 +53,7 @@ GOALS = (
     Goal("int4, 1 row", ">= 50 dB", reached.exactness(INT4, FEW, 50.0)),
     Goal("int4, every shape and number of rows", "no point below bf16 eager", reached.checked(INT4, "bf16")),
     Goal("the same", "no point below bf16 frozen", reached.checked(INT4, "bf16 prepacked")),
-    Goal("the same", ">= 1.0x the best peer of its class", reached.over_peers(INT4)),
+    Goal("the same", ">= 1.0x the best peer of its class, as exact", reached.over_peers(INT4)),
     Goal(
         "int4, 375 rows and more",
         ">= 0.6 of the bf16 tile peak",
@@ -77,13 +77,13 @@ GOALS = (
         PROFILE,
     ),
     Goal("the same", ">= 4x bf16", reached.over_bf16(INT8_INPUT, MANY, 4.0), INTEGERS, PROFILE),
-    Goal("int8 input, every number of rows", ">= 1.0x the best peer", reached.over_peers(INT8_INPUT)),
+    Goal("int8 input, every number of rows", ">= 1.0x the best peer as exact", reached.over_peers(INT8_INPUT)),
     *(
         goal
         for isa in ("avx512_vnni", "avx2")
         for goal in (
             Goal(f"int4, int4-int8, int8-dyn on {isa}", ">= 1.0x torch bf16 and f32", reached.over_torch(isa)),
-            Goal("the same", ">= 1.0x the best peer", reached.over_peers((*INT4, *INT8_INPUT), isa)),
+            Goal("the same", ">= 1.0x the best peer as exact", reached.over_peers((*INT4, *INT8_INPUT), isa)),
         )
     ),
     Goal("int8, fp8, mx weights, 1 to 16 rows", ">= 1.0x bf16", reached.over_bf16(WEIGHT_ONLY, (1, 16), 1.0)),

@@ -107,14 +107,21 @@ def exactness(schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -
     return measure
 
 
+AS_EXACT = 3.0
+"""dB that a peer may lose more than bitport does, twice its noise, and still count as its match: some reach their speed
+on an instruction set by rounding the inputs to fewer bits there."""
+
+
 def over_peers(schemes: tuple[str, ...], isa: str = "") -> Measure:
-    """Against the fastest other library of the same class at each point, torch's own products among them."""
+    """Against the fastest other library of the same class that is as exact at each point, torch's own products among
+    them."""
 
     def measure(records: Records) -> Found | None:
         rows, values = records.products(isa), []
         for mine in own(rows, schemes, (1, 4096)):
             point = [row for row in rows if all(row[key] == mine[key] for key in ("run", "k", "n", "rows", "class"))]
-            theirs = [row for row in point if row["peer"] != "bitport"]
+            exact = [row for row in point if row["sqnr_db"] >= mine["sqnr_db"] - AS_EXACT]
+            theirs = [row for row in exact if row["peer"] != "bitport"]
             best = min(theirs, key=lambda row: row["ms"], default=None)
             if best and best["speedup"] and mine["speedup"]:
                 name = f"{place(mine)}, {best['peer']} {best['variant']}"

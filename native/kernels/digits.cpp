@@ -73,7 +73,7 @@ int32_t linear_digits(const Product& p, bool* taken) {
   const int64_t tiles = tiles_of(w), piece = ceil_div(tiles, int64_t(p.threads) * 4);
   std::atomic<bool> failed{false};
   share(ceil_div(tiles, piece), p.threads, [&](int64_t i) {
-    char* panel = own_buffer.need(size_t(isa.bytes.stretch) * 32);
+    char* panel = own_buffer.need(size_t(isa.bytes.stretch * isa.bytes.item) * 32);
     if (!panel) { failed = true; return; }
     alignas(64) float sum[kMostRows * 2 * 32];
     for (int64_t tile = i * piece; tile < tiles && tile < (i + 1) * piece; ++tile) {

@@ -13,7 +13,6 @@ constexpr size_t kTileBytes = 1024;    // a tile register reads 16 rows of codes
 thread_local Buffer call_buffer;
 
 size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
-int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 struct Int8Call : Product {
   const Int8Engine& engine;
@@ -36,7 +35,7 @@ struct Int8Call : Product {
         streams(!fused && chosen.streams && lines_past_caches(product)) {}
 
   const char* row_at(int64_t row) const { return static_cast<const char*>(x) + size_t(row * weight.k) * width(x_type); }
-  size_t panel_bytes() const { return size_t(engine.stretch) * 32; }
+  size_t panel_bytes() const { return size_t(engine.stretch * engine.item) * 32; }
 
   size_t row_bytes() const { return size_t(int8_steps(weight) * kInt8Step); }   // of one that is laid out
   Sweep plan() const { return {m, tiles_of(weight), weight.k, engine.stretch, row_bytes(), 1, panel_bytes(), threads}; }

@@ -1,6 +1,7 @@
-// The product with int8 inputs by vpmaddubsw: its sums of two products saturate at 16 bits, which digits of 4 bits stay
-// clear of: a code of more bits is a low digit plus 16 times a high one. 15 * 128 * 8 fits, so that 8 products of
-// digits are summed before they are widened. The pairs of columns that it sums are those of the layout.
+// The product with int8 inputs. A few rows: by vpmaddubsw, from the codes as they lie. Its sums of two products saturate at
+// 16 bits, which digits of 4 bits stay clear of: a code of more bits is a low digit plus 16 times a high one. 15 * 128 * 8
+// fits, so that 8 products of digits are summed before they are widened. More rows: by vpmaddwd, from a panel of words. The
+// pairs of columns that both sum are those of the layout.
 #include "int8.h"
 #if BITPORT_X86
 #include "avx2.h"
@@ -68,14 +69,90 @@ AVX2 int32_t round(const void* x, int32_t type, int64_t count, Rounding rounding
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-// panel [K / 4][2 halves of 16 rows][a line of 64 codes]
+// panel [K / 2][32 rows][2 columns], words: codes less their center
 AVX2 void unpack(const BitportTiles& w, const Panel& panel) {
-  uint8_t* to = static_cast<uint8_t*>(panel.data);
+  int16_t* to = static_cast<int16_t*>(panel.data);
+  const __m256i minus = _mm256_set1_epi16(int16_t(center(w)));
   for (int64_t step = panel.k / 32; step < ceil_div(panel.k + panel.count, 32); ++step)
-    for (int64_t line = 0; line < 8; ++line, to += 128) {
-      read_codes(tile_at(w, panel.tile, step), w.bits, line, to);
-      read_codes(tile_at(w, panel.tile, step), w.bits, 8 + line, to + 64);
+    for (int64_t line = 0; line < 8; ++line, to += 128)
+      for (int64_t half = 0; half < 2; ++half) {
+        alignas(32) uint8_t codes[64];
+        read_codes(tile_at(w, panel.tile, step), w.bits, half * 8 + line, codes);
+        for (int64_t part = 0; part < 4; ++part) {   // 8 rows of a pair of columns
+          const __m256i words =
+              _mm256_cvtepu8_epi16(_mm_load_si128(reinterpret_cast<const __m128i*>(codes + part * 16)));
+          _mm256_store_si256(reinterpret_cast<__m256i*>(to + part / 2 * 64 + half * 32 + part % 2 * 16),
+                             _mm256_sub_epi16(words, minus));
+        }
+      }
+}
+
+// Sums of R rows of x and 16 rows of the weight become float32.
+template <int R>
+AVX2_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sums, int64_t pieces, const __m256i (*whole)[2],
+                           float* sum) {
+#pragma GCC unroll 2
+  for (int part = 0; part < 2; ++part) {
+    const __m256 own = load8(w.scale, w.scale_type, at + part * 8);
+    const __m256 scale = w.scale2 ? _mm256_mul_ps(own, _mm256_set1_ps(*w.scale2)) : own;
+    const __m256 zero = w.zero ? load8(w.zero, w.zero_type, at + part * 8) : _mm256_set1_ps(middle(w));
+    const __m256 shift = _mm256_sub_ps(zero, _mm256_set1_ps(float(center(w))));
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      float* to = sum + r * 32 + part * 8;
+      const __m256 values = _mm256_fnmadd_ps(shift, _mm256_set1_ps(x_sums[r * pieces]), _mm256_cvtepi32_ps(whole[r][part]));
+      _mm256_store_ps(to, _mm256_fmadd_ps(values, scale, _mm256_load_ps(to)));
     }
+  }
+}
+
+constexpr int64_t kStretch = 256;   // columns: a panel of 16 KiB
+
+// R rows of x, as words, times the panel.
+template <int R>
+AVX2 void multiply_rows(const Int8Job& job, const Panel& panel, int64_t row, float* sum) {
+  const BitportTiles& w = *job.weight;
+  alignas(32) int16_t x[R][kStretch];
+  const int64_t step = job.block * kInt8Step, last = panel.k + panel.count;
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    const int8_t* from = codes_at(job, row + r, panel.k);
+    for (int64_t k = 0; k < panel.count; k += 16)
+      _mm256_store_si256(reinterpret_cast<__m256i*>(x[r] + k),
+                         _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(
+                             from + k / kInt8Step * step + k % kInt8Step))));
+  }
+  const int64_t scales = panel.tile * groups_of(w) * 32;
+  for (int64_t half = 0; half < 2; ++half)
+    for (Pieces piece(w, job.stretch, panel.k); piece.begin < last; piece.next()) {
+      __m256i whole[R][2];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) whole[r][0] = whole[r][1] = _mm256_setzero_si256();
+      const int64_t first = piece.begin - panel.k, end = ceil_div(piece.end - panel.k, 2) * 2;
+      const int16_t* words = static_cast<const int16_t*>(panel.data) + first * 32 + half * 32;
+      for (int64_t k = first; k < end; k += 2, words += 64) {
+        const __m256i low = _mm256_load_si256(reinterpret_cast<const __m256i*>(words));
+        const __m256i high = _mm256_load_si256(reinterpret_cast<const __m256i*>(words + 16));
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const __m256i two = _mm256_castps_si256(_mm256_broadcast_ss(reinterpret_cast<const float*>(x[r] + k)));
+          whole[r][0] = _mm256_add_epi32(whole[r][0], _mm256_madd_epi16(low, two));
+          whole[r][1] = _mm256_add_epi32(whole[r][1], _mm256_madd_epi16(high, two));
+        }
+      }
+      add_piece<R>(w, scales + piece.group * 32 + half * 16, job.sums + row * job.pieces + piece.index, job.pieces, whole,
+                   sum + half * 16);
+    }
+}
+
+void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
+  for (int64_t r = 0; r < rows;) {
+    const int64_t left = rows - r;
+    if (left >= 4) { multiply_rows<4>(job, panel, row + r, sum + r * 32); r += 4; }
+    else if (left >= 2) { multiply_rows<2>(job, panel, row + r, sum + r * 32); r += 2; }
+    else { multiply_rows<1>(job, panel, row + r, sum + r * 32); r += 1; }
+  }
 }
 
 AVX2_INLINE __m256i two_of(const int8_t* x) {   // neighbours in K, for 16 rows of the weight
@@ -92,46 +169,42 @@ AVX2_INLINE void widen_to(__m256i* sum, __m256i words, int left) {
   sum[1] = _mm256_add_epi32(sum[1], _mm256_slli_epi32(high, left));
 }
 
-// Where the codes of a half of 16 rows come from: a line, 4 neighbours in K, is two vectors of pairs.
+// A line, 4 neighbours in K of a half of 16 rows, is two vectors of pairs.
 struct Line { __m256i pair[2]; };
 
-struct FromPanel {
-  const uint8_t* data;
-  int64_t first;   // column
-  AVX2_MEMBER FromPanel(const Panel& panel, const BitportTiles&, int64_t half)
-      : data(static_cast<const uint8_t*>(panel.data) + half * 64), first(panel.k) {}
-  AVX2_MEMBER const uint8_t* unit(int64_t k) const { return data + (k - first) * 32; }   // of 16 columns
-  AVX2_MEMBER Line line(const uint8_t* unit, int64_t i) const {
-    const __m256i* at = reinterpret_cast<const __m256i*>(unit + i * 128);
-    return {_mm256_load_si256(at), _mm256_load_si256(at + 1)};
-  }
-};
-
-// As they lie in the tile: 4 or 8 bits, whose lines are whole vectors.
+// Codes of a half of a tile as they lie there. Bits: 4 or 8, whose lines are whole vectors; 1 and 5 stand for any other up
+// to 4 and to 7.
 template <int Bits>
 struct FromTile {
   const BitportTiles& weight;
   int64_t tile, half;
-  AVX2_MEMBER FromTile(const Panel& panel, const BitportTiles& w, int64_t half) : weight(w), tile(panel.tile), half(half) {}
-  AVX2_MEMBER const uint8_t* unit(int64_t k) const {
-    const uint8_t* at = tile_at(weight, tile, k / 32) + (half * 8 + (k / 16 & 1) * 4) * 8 * Bits;
-    for (int64_t i = 0; i < 32 * Bits; i += 64) _mm_prefetch(reinterpret_cast<const char*>(at) + 4096 + i, _MM_HINT_T0);
+  struct Unit { const uint8_t* tile; int64_t line; };   // 16 columns, 4 lines
+  AVX2_MEMBER Unit unit(int64_t k) const {
+    const Unit at = {tile_at(weight, tile, k / 32), half * 8 + (k / 16 & 1) * 4};
+    const char* codes = reinterpret_cast<const char*>(at.tile + at.line * 8 * weight.bits);
+    for (int64_t i = 0; i < 32 * weight.bits; i += 64) _mm_prefetch(codes + 4096 + i, _MM_HINT_T0);
     return at;
   }
-  AVX2_MEMBER Line line(const uint8_t* unit, int64_t i) const {
-    const __m256i* at = reinterpret_cast<const __m256i*>(unit + i * 8 * Bits);
-    if constexpr (Bits == 8) return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
-    const __m256i both = _mm256_loadu_si256(at), digit = _mm256_set1_epi8(15);
+  AVX2_MEMBER Line line(const Unit& unit, int64_t i) const {
+    const int64_t at = unit.line + i;
+    alignas(32) uint8_t codes[64];
+    const __m256i* from = reinterpret_cast<const __m256i*>(codes);
+    if constexpr (Bits == 4 || Bits == 8) from = reinterpret_cast<const __m256i*>(unit.tile + at * 8 * Bits);
+    else read_codes(unit.tile, weight.bits, at, codes);
+    if constexpr (Bits != 4) return {_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1)};
+    const __m256i both = _mm256_loadu_si256(from), digit = _mm256_set1_epi8(15);
     return {_mm256_and_si256(both, digit), _mm256_and_si256(_mm256_srli_epi16(both, 4), digit)};
   }
 };
 
 // R rows of x times 16 columns and 16 rows of the weight.
-template <int R, bool Two, class Source>
-AVX2_INLINE void multiply_unit(const int8_t* x, const Source& source, int64_t k, __m256i (*whole)[2]) {
-  const uint8_t* unit = source.unit(k);
+template <int R, int Bits>
+AVX2_INLINE void multiply_unit(const int8_t* x, const FromTile<Bits>& source, int64_t k, __m256i (*whole)[2]) {
+  constexpr bool Two = Bits > 4;
+  const auto unit = source.unit(k);
   const __m256i digit = _mm256_set1_epi8(15);
   __m256i low[R], high[R];
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r) low[r] = high[r] = _mm256_setzero_si256();
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -141,6 +214,7 @@ AVX2_INLINE void multiply_unit(const int8_t* x, const Source& source, int64_t k,
       const __m256i codes = line.pair[pair];
       const __m256i first = Two ? _mm256_and_si256(codes, digit) : codes;
       const __m256i second = _mm256_and_si256(_mm256_srli_epi16(codes, 4), digit);
+#pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         const __m256i two = two_of(x + r * kInt8Step + i * 4 + pair * 2);
         low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(first, two));
@@ -148,77 +222,60 @@ AVX2_INLINE void multiply_unit(const int8_t* x, const Source& source, int64_t k,
       }
     }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
     widen_to(whole[r], low[r], 0);
     if (Two) widen_to(whole[r], high[r], 4);
   }
 }
 
-template <int R, bool Two, class Source>
-AVX2 void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, int64_t half, float* sum) {
+template <int R, int Bits>
+AVX2 void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) {
   const BitportTiles& w = *job.weight;
-  const Source source(stretch, w, half);
   const int8_t* x = codes_at(job, row, 0);
-  const int64_t scales = stretch.tile * groups_of(w) * 32 + half * 16, last = stretch.k + stretch.count;
-  for (Pieces piece(w, job.stretch, stretch.k); piece.begin < last; piece.next()) {
-    const float* sums = job.sums + row * job.pieces + piece.index;
-    const int64_t at = scales + piece.group * 32;
-    __m256i whole[R][2];
-    for (int r = 0; r < R; ++r)
-      whole[r][0] = whole[r][1] = _mm256_set1_epi32(-center(w) * int32_t(sums[r * job.pieces]));
-    for (int64_t k = piece.begin; k < piece.end; k += 16)
-      multiply_unit<R, Two>(x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step, source, k, whole);
-    for (int part = 0; part < 2; ++part) {
-      const __m256 own = load8(w.scale, w.scale_type, at + part * 8);
-      const __m256 scale = w.scale2 ? _mm256_mul_ps(own, _mm256_set1_ps(*w.scale2)) : own;
-      const __m256 zero = w.zero ? load8(w.zero, w.zero_type, at + part * 8) : _mm256_set1_ps(middle(w));
-      const __m256 shift = _mm256_sub_ps(zero, _mm256_set1_ps(float(center(w))));
-      for (int r = 0; r < R; ++r) {
-        float* to = sum + r * 32 + half * 16 + part * 8;
-        const __m256 values = _mm256_fnmadd_ps(shift, _mm256_set1_ps(sums[r * job.pieces]),
-                                               _mm256_cvtepi32_ps(whole[r][part]));
-        _mm256_store_ps(to, _mm256_fmadd_ps(values, scale, _mm256_load_ps(to)));
+  const int64_t scales = tile * groups_of(w) * 32;
+  for (int64_t i = 0; i < R * 32; ++i) sum[i] = 0;
+  for (int64_t k = 0; k < w.k; k += kStretch)   // one half and then the other, while the lines of both are at hand
+    for (int64_t half = 0; half < 2; ++half) {
+      const FromTile<Bits> source{w, tile, half};
+      for (Pieces piece(w, job.stretch, k); piece.begin < smaller(k + kStretch, w.k); piece.next()) {
+        const float* sums = job.sums + row * job.pieces + piece.index;
+        __m256i whole[R][2];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+          whole[r][0] = whole[r][1] = _mm256_set1_epi32(-center(w) * int32_t(sums[r * job.pieces]));
+        for (int64_t at = piece.begin; at < piece.end; at += 16)
+          multiply_unit<R, Bits>(x + at / kInt8Step * job.block * kInt8Step + at % kInt8Step, source, at, whole);
+        add_piece<R>(w, scales + piece.group * 32 + half * 16, sums, job.pieces, whole, sum + half * 16);
       }
     }
+}
+
+template <int Bits>
+void fused_as(const Int8Job& job, int64_t tile, float* sum) {
+  for (int64_t r = 0; r < job.m;) {
+    const int64_t left = job.m - r;
+    if (left >= 4) { fused_rows<4, Bits>(job, tile, r, sum + r * 32); r += 4; }
+    else if (left >= 2) { fused_rows<2, Bits>(job, tile, r, sum + r * 32); r += 2; }
+    else { fused_rows<1, Bits>(job, tile, r, sum + r * 32); r += 1; }
   }
 }
-
-template <int R>
-void multiply_as(const Int8Job& job, const Panel& panel, int64_t row, bool direct, float* sum) {
-  const int32_t bits = job.weight->bits;
-  for (int64_t half = 0; half < 2; ++half)
-    if (direct && bits == 4) multiply_rows<R, false, FromTile<4>>(job, panel, row, half, sum);
-    else if (direct) multiply_rows<R, true, FromTile<8>>(job, panel, row, half, sum);
-    else if (bits > 4) multiply_rows<R, true, FromPanel>(job, panel, row, half, sum);
-    else multiply_rows<R, false, FromPanel>(job, panel, row, half, sum);
-}
-
-void multiply_all(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, bool direct, float* sum) {
-  for (int64_t r = 0; r < rows;) {
-    const int64_t left = rows - r;
-    if (left >= 4) { multiply_as<4>(job, panel, row + r, direct, sum + r * 32); r += 4; }
-    else if (left >= 2) { multiply_as<2>(job, panel, row + r, direct, sum + r * 32); r += 2; }
-    else { multiply_as<1>(job, panel, row + r, direct, sum + r * 32); r += 1; }
-  }
-}
-
-void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
-  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  multiply_all(job, panel, row, rows, false, sum);
-}
-
-constexpr int64_t kDirect = 8;   // rows that one reading of the codes serves
 
 bool fuses(const BitportTiles&, int64_t m) { return m <= 32; }
 
 void fused(const Int8Job& job, int64_t tile, void* panel, float* sum) {
   const BitportTiles& w = *job.weight;
-  for (int64_t i = 0; i < job.m * 32; ++i) sum[i] = 0;
-  const bool direct = (w.bits == 4 || w.bits == 8) && job.m <= kDirect;
-  for (int64_t k = 0; k < w.k; k += job.stretch) {
-    const Panel stretch{tile, k, w.k - k < job.stretch ? w.k - k : job.stretch, panel};
-    if (!direct) unpack(w, stretch);
-    multiply_all(job, stretch, 0, job.m, direct, sum);
+  if (job.m <= (w.bits > 4 ? 4 : 8)) {   // measured: no panel is worth it
+    if (w.bits == 8) fused_as<8>(job, tile, sum);
+    else if (w.bits > 4) fused_as<5>(job, tile, sum);
+    else if (w.bits == 4) fused_as<4>(job, tile, sum);
+    else fused_as<1>(job, tile, sum);
+    return;
+  }
+  for (int64_t k = 0; k < w.k; k += kStretch) {
+    const Panel stretch{tile, k, smaller(w.k - k, kStretch), panel};
+    unpack(w, stretch);
+    multiply(job, stretch, 0, job.m, sum);
   }
 }
 
@@ -235,7 +292,7 @@ AVX2 void finish(float* sum, const float* ones, Rounding rounding, int64_t count
 
 }  // namespace
 
-const Int8Engine avx2_int8_engine = {512, range, round, fuses, fused, unpack, multiply, nullptr, nullptr, nullptr, finish, false,
+const Int8Engine avx2_int8_engine = {kStretch, 2, range, round, fuses, fused, unpack, multiply, nullptr, nullptr, nullptr, finish, false,
                                      nullptr, nullptr};
 
 }  // namespace bitport

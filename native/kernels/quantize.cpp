@@ -17,8 +17,6 @@ constexpr int64_t kGrain = 1 << 14;  // numbers for which another thread pays
 
 thread_local Buffer block_buffer;
 
-int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
 struct Quantizing {
   const BitportFormat& format;
   const char* x;

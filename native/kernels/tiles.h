@@ -7,6 +7,7 @@ namespace bitport {
 constexpr int64_t kMost = int64_t(1) << 31;   // rows or columns: products of two sizes fit
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static inline int64_t tiles_of(const BitportTiles& w) { return ceil_div(w.n, 32); }
 static inline int64_t steps_of(const BitportTiles& w) { return ceil_div(w.k, 32); }

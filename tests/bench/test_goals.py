@@ -68,6 +68,16 @@ def test_peers_count_within_their_class(records: Make) -> None:
     assert found == Found("1 of 1 points behind; 0.50x (int4 1000x1000 at 1, aten q4); median 0.50x", False)
 
 
+def test_a_peer_that_is_less_exact_does_not_count(records: Make) -> None:
+    mine = product("int4", 1, 1, 3.0)
+    fast = {**product("q4", 1, 0.5, 6.0, "aten"), "sqnr_db": mine["sqnr_db"] - reached.AS_EXACT - 0.1}
+    assert reached.over_peers(("int4",))(records(products=[HEAD, mine, fast])) is None
+    fast["sqnr_db"] += 0.2
+    found = reached.over_peers(("int4",))(records(products=[HEAD, mine, fast]))
+    assert found is not None
+    assert not found.met
+
+
 def test_a_forced_instruction_set_is_compared_with_the_better_float(records: Make) -> None:
     head = {**HEAD, "isa": "avx2"}
     floats = [product("bf16", 1, 1, 1.0, "torch", "bf16"), product("f32", 1, 0.5, 2.0, "torch", "f32")]
