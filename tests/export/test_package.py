@@ -126,6 +126,24 @@ def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: 
     assert size < bare + ALIGNMENT * len(program.weights) + 200 * len(program.weights) + 4096
 
 
+def test_libraries_carry_what_their_method_calls(packed: Path, program: Program, tmp_path: Path) -> None:
+    """And show their hosts nothing else."""
+    rows = torch.export.Dim("rows", min=1, max=64)
+    table = nn.Embedding(40, 128).bfloat16().eval()
+    bp.quantize_(nn.ModuleDict({"table": table}), {"table": "int8"}, measure=False)
+    package(Method(table, arguments(6)["every"][:1], ({0: rows},)), tmp_path / "lookup.pt2", examples=False)
+    lookup = load(tmp_path / "lookup.pt2").manifest["methods"]["forward"]["code"]
+    half = program.manifest["methods"]["half"]["code"]
+    assert lookup["size"] < half["size"] / 2, "products are in a library that only looks up"
+    library = tmp_path / "half.so"
+    with ArchiveReader(packed) as archive:
+        library.write_bytes(archive.read(half["entry"]))
+    found = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    shown = {line.split()[-1] for line in found.splitlines()}
+    assert shown
+    assert all(name.startswith("AOTInductor") for name in shown)
+
+
 def test_the_manifest_says_what_is_taken_and_given(program: Program) -> None:
     half = program.manifest["methods"]["half"]
     assert half["inputs"] == [
