@@ -21,7 +21,8 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 LIBRARY = Path("bitport", "backends", "cpu", "libbitport_kernels.so")
 ARCHIVE = Path("bitport", "export", "libbitport_deploy.a")
-OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden"]
+OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"]
+"""Functions apart, so that an exported program takes along those that it can call."""
 LINKED = ("calls", "weight", "ask")
 """Of native/torch, what exported programs take along (ARCHIVE); the rest finds torch by name and registers with it."""
 

@@ -1,5 +1,8 @@
 """A program shaped like Voxtral without Python, bf16 against quantized: size, load and run of each method.
 
+Beside bf16 as it is stands bf16 whose weights torch has packed for oneDNN (freezing): its runs alone, since each of its
+libraries holds weights of its own.
+
 Every candidate is built, quantized and exported in a process of its own; `bitport-run` then runs its methods, checks
 each against eager mode, and times it. Candidates take turns; one turn is one process per method. A ratio is the median
 over turns of the candidate's time over bf16's in the same turn. Loads are taken three ways: as it is (weights are
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import append, busy, header
-from bench.voxtral.build import BASE, add_sizes, schemes_of, sizes_of
+from bench.voxtral.build import BASE, PREPACKED, PROGRAM, add_sizes, schemes_of, sizes_of
 from bitport.evaluate.timing import spread
 from bitport.report.text import size, table
 
@@ -30,6 +33,7 @@ METHODS = ("audio_encoder", "token_embedding", "text_prefill", "text_decode")
 QUICK_LAYERS = 2
 RUNS = {"mapped": [], "resident": ["--resident", "--repeat", "0"], "cold": ["--resident", "--repeat", "0"]}
 """How methods are loaded -> the runner's options; only the first one times runs."""
+RUN_FIGURES = ("run", "run, p99")
 GOALS = {"size": 0.36, "load": 0.45, "run": 1.0, "text_decode": 0.4}
 """The most that int4 may take, as a part of what bf16 takes."""
 
@@ -53,7 +57,7 @@ def build(options: argparse.Namespace, name: str, folder: Path) -> Row:
 
 
 def run(options: argparse.Namespace, folder: Path, method: str, way: str) -> Row:
-    package, recorded = folder / "program.pt2", folder / f"{method}.safetensors"
+    package, recorded = folder / PROGRAM, folder / f"{method}.safetensors"
     if way == "cold":
         forget(package)
     command = [options.runner, package, method, "--inputs", recorded, "--json", "--torch", options.torch_lib]
@@ -96,14 +100,16 @@ def measure(options: argparse.Namespace, folders: dict[str, Path]) -> list[Row]:
         for method in METHODS:
             for way in RUNS:
                 for name, folder in folders.items():
+                    if name == PREPACKED and way != "mapped":
+                        continue
                     taken = run(options, folder, method, way)
                     figures = {f"load, {way}": taken["load_ms"]}
                     if way == "mapped":
                         figures |= {"run": taken["median_ms"], "run, p99": taken["p99_ms"], "first": taken["first_ms"]}
                         figures["program"] = taken["program_ms"]
-                    for figure, ms in figures.items():
-                        found.setdefault((method, figure, name), []).append(ms)
-    sizes = {name: (folder / "program.pt2").stat().st_size for name, folder in folders.items()}
+                    for figure in RUN_FIGURES if name == PREPACKED else figures:
+                        found.setdefault((method, figure, name), []).append(figures[figure])
+    sizes = {name: (folder / PROGRAM).stat().st_size for name, folder in folders.items() if name != PREPACKED}
     rows: list[Row] = [
         {"figure": "size", "candidate": name, "nbytes": nbytes, "ratio": round(nbytes / sizes[BASE], 4)}
         for name, nbytes in sizes.items()
@@ -131,7 +137,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add_sizes(made)
     made.set_defaults(layers=QUICK_LAYERS, audio_layers=None)
-    made.add_argument("--full", action="store_true", help="all layers: 20 GB of disk, and memory for the bf16 weights")
+    made.add_argument(
+        "--full",
+        action="store_true",
+        help=f"all layers, without {PREPACKED}, which holds weights twice: 20 GB of disk, memory for those of bf16",
+    )
     made.add_argument("--turns", type=int, default=5)
     made.add_argument("--repeat", type=int, default=5, help="timed runs of a method in one turn (default: 5)")
     made.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -155,7 +165,8 @@ def main() -> None:
         import torch
 
         options.torch_lib = Path(torch.__path__[0]) / "lib"
-    names = dict.fromkeys((BASE, *options.schemes))
+    beside = () if options.full else (PREPACKED,)
+    names = dict.fromkeys((BASE, *beside, *options.schemes))
     for name in names:
         schemes_of(name)
     folders = {name: options.folder / name for name in names}

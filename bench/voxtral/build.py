@@ -10,6 +10,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -19,17 +20,23 @@ from torch.utils import _pytree as pytree
 import bitport
 from bench.voxtral.program import VOXTRAL, Program, Sizes, inputs, module_of, program
 from bitport.export import Method, package
+from bitport.export.compile import dense, exported
+from bitport.report.memory import peak
 from bitport.schemes import preset
 
 PARTS = ("audio_encoder", "token_embedding", "text_decoder")
 BASE = "bf16"
+PREPACKED = "bf16-prepacked"
+"""bf16 as torch compiles it with freezing: weights in the order of oneDNN's kernels."""
+PROGRAM = "program.pt2"
+FREEZING = {"freezing": True, "aot_inductor.package": True, "cpp.dynamic_threads": True}
 SIZES = ("frames", "audio_layers", "layers", "words")
 """What the command line may change."""
 
 
 def schemes_of(name: str) -> dict[str, str]:
     """Part -> scheme: one for all three parts, or three with "+" between them."""
-    given = name.split("+")
+    given = (BASE if name == PREPACKED else name).split("+")
     if len(given) not in (1, len(PARTS)):
         raise SystemExit(f"{name!r}: give one scheme, or one for each of {', '.join(PARTS)} with '+' between them")
     return dict(zip(PARTS, given * len(PARTS) if len(given) == 1 else given, strict=False))
@@ -68,26 +75,46 @@ def methods_of(made: Program) -> dict[str, Method]:
     return chosen
 
 
-def record(method: Method, path: Path) -> None:
-    """The arguments, and the output in eager mode, as the runner reads them; it makes caches, zeros, itself."""
+def record(method: Method, path: Path, everything: bool) -> None:
+    """The arguments, and the output in eager mode, as the runner reads them. Caches, which are zeros, it makes itself
+    where a manifest tells their sizes; else ``everything`` is needed."""
     args = pytree.tree_map(torch.clone, method.args)
-    tensors = {f"input.{at}": value.clone() for at, value in enumerate(args) if isinstance(value, torch.Tensor)}
+    leaves = enumerate(pytree.tree_leaves(args) if everything else args)
+    tensors = {f"input.{at}": value.clone() for at, value in leaves if isinstance(value, torch.Tensor)}
     with torch.inference_mode():
         save_file({**tensors, "output.0": method.module(*args)}, path)
 
 
+def prepacked(chosen: dict[str, Method], path: Path) -> None:
+    """A package of torch's own: each library holds the weights of its method, packed by oneDNN."""
+    from torch._inductor.package import package_aoti
+
+    made: dict[str, Any] = {}
+    for name, method in chosen.items():
+        program = exported(dense(method))
+        args, kwargs = program.example_inputs
+        with torch.no_grad():
+            made[name] = torch._inductor.aot_compile(program.module(check_guards=False), args, kwargs, options=FREEZING)
+    package_aoti(str(path), made)
+
+
 def build(sizes: Sizes, name: str, folder: Path, algorithm: str) -> dict[str, float]:
-    """Into ``folder``; seconds of each step."""
+    """Into ``folder``; seconds of each step, and the most bytes of memory that were held until its end."""
     folder.mkdir(parents=True, exist_ok=True)
+    frozen = name == PREPACKED
     start = time.perf_counter()
     made = built(sizes, name, algorithm)
-    ready = time.perf_counter()
+    ready, ready_peak = time.perf_counter(), peak()
     chosen = methods_of(made)
     for method, each in chosen.items():
-        record(each, folder / f"{method}.safetensors")
-    recorded = time.perf_counter()
-    package(chosen, folder / "program.pt2", examples=False)
-    return {"build_s": ready - start, "record_s": recorded - ready, "export_s": time.perf_counter() - recorded}
+        record(each, folder / f"{method}.safetensors", frozen)
+    recorded, recorded_peak = time.perf_counter(), peak()
+    if frozen:
+        prepacked(chosen, folder / PROGRAM)
+    else:
+        package(chosen, folder / PROGRAM, examples=False)
+    seconds = {"build_s": ready - start, "record_s": recorded - ready, "export_s": time.perf_counter() - recorded}
+    return {**seconds, "build_peak": ready_peak, "record_peak": recorded_peak, "export_peak": peak()}
 
 
 def sizes_of(options: argparse.Namespace) -> Sizes:

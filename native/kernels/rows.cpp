@@ -10,6 +10,8 @@ namespace {
 
 constexpr int64_t kAtOnce = 512;   // codes of a row, a byte each in L1
 
+int64_t width(int32_t type) { return type == BITPORT_F32 ? 4 : type == BITPORT_BF16 || type == BITPORT_F16 ? 2 : 1; }
+
 void write_piece(const Piece& p, void* y, int32_t type, int64_t at) {
   for (int64_t i = 0; i < p.count; ++i) store_number((p.table[p.codes[i]] - p.shift) * p.scale, y, type, at + i);
 }
@@ -26,12 +28,17 @@ struct Rows {
     return dense ? row * groups + group : (row / 32 * groups + group) * 32 + row % 32;
   }
 
-  Piece piece(int64_t row, int64_t column, int64_t end) const {   // no codes yet
-    const int64_t group = column / w.group, place = scale_at(row, group);
-    const int64_t left = w.group - column % w.group, count = left < end - column ? left : end - column;
-    const float shift = w.zero ? load_number(w.zero, w.zero_type, place) - middle(w) : 0.0f;
-    const float scale = load_number(w.scale, w.scale_type, place) * (w.scale2 ? *w.scale2 : 1.0f);
-    return {nullptr, count, w.table, w.bits, scale, shift};
+  // Calls give(piece, column), its codes still missing, for the parts of columns [first, end) that share a scale. A
+  // division takes as long as what is computed of a group: only the first part needs one.
+  template <class Give>
+  void each_piece(int64_t row, int64_t first, int64_t end, const Give& give) const {
+    const float scale2 = w.scale2 ? *w.scale2 : 1.0f;
+    int64_t place = scale_at(row, first / w.group), count = w.group - first % w.group;
+    for (int64_t column = first; column < end; column += count, count = w.group, place += dense ? 1 : 32) {
+      if (count > end - column) count = end - column;
+      const float shift = w.zero ? load_number(w.zero, w.zero_type, place) - middle(w) : 0.0f;
+      give(Piece{nullptr, count, w.table, w.bits, w.integer != 0, load_number(w.scale, w.scale_type, place) * scale2, shift}, column);
+    }
   }
 
   void write_row(int64_t row, void* y, int32_t type, int64_t at) const {
@@ -39,23 +46,28 @@ struct Rows {
     for (int64_t first = 0; first < w.k; first += kAtOnce) {
       const int64_t end = w.k - first < kAtOnce ? w.k : first + kAtOnce;
       read(w, row, first, ceil_div(end - first, 32) * 32, codes);
-      for (int64_t column = first; column < end;) {
-        Piece next = piece(row, column, end);
-        next.codes = codes + (column - first);
-        write(next, y, type, at + column);
-        column += next.count;
-      }
+      each_piece(row, first, end, [&](Piece piece, int64_t column) {
+        piece.codes = codes + (column - first);
+        write(piece, y, type, at + column);
+      });
     }
   }
 
   // The same without codes of a byte each.
   void write_in_place(int64_t row, void* y, int32_t type, int64_t at) const {
-    for (int64_t column = 0; column < w.k;) {
-      Piece next = piece(row, column, w.k);
-      next.codes = w.codes + (row * w.k + column) / 2;
-      write(next, y, type, at + column);
-      column += next.count;
-    }
+    const uint8_t* const codes = w.codes + row * w.k / 2;
+    each_piece(row, 0, w.k, [&](Piece piece, int64_t column) {
+      piece.codes = codes + column / 2;
+      write(piece, y, type, at + column);
+    });
+  }
+
+  // A row from beyond the caches, while the one before it is written; its scales lie elsewhere.
+  void fetch_in_place(int64_t row) const {
+    for (int64_t at = 0; at < w.k / 2; at += 64) __builtin_prefetch(w.codes + row * w.k / 2 + at);
+    const int64_t place = scale_at(row, 0);
+    __builtin_prefetch(static_cast<const char*>(w.scale) + place * width(w.scale_type));
+    if (w.zero) __builtin_prefetch(static_cast<const char*>(w.zero) + place * width(w.zero_type));
   }
 };
 
@@ -79,8 +91,7 @@ int32_t rows(const BitportTiles* w, bool dense, const int64_t* ids, int64_t coun
   const int64_t shares = pieces < 2 ? 1 : pieces < most ? pieces : most;
   share(shares, int32_t(shares), [&](int64_t piece) {
     for (int64_t i = count * piece / shares; i < count * (piece + 1) / shares; ++i) {
-      if (in_place && i + 1 < count)
-        for (int64_t at = 0; at < w->k / 2; at += 64) __builtin_prefetch(w->codes + ids[i + 1] * (w->k / 2) + at);
+      if (in_place && i + 1 < count) found.fetch_in_place(ids[i + 1]);
       if (in_place) found.write_in_place(ids[i], y, type, i * w->k);
       else found.write_row(ids[i], y, type, i * w->k);
     }

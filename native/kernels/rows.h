@@ -10,6 +10,7 @@ struct Piece {
   int64_t count;
   const float* table;
   int32_t bits;
+  bool integer;   // table[code] is code + table[0]
   float scale, shift;
 };
 

@@ -62,10 +62,11 @@ AVX2 void avx2_write_nibbles(const Piece& p, void* y, int32_t type, int64_t at) 
 AVX2 void avx2_write_piece(const Piece& p, void* y, int32_t type, int64_t at) {
   uint16_t* const words = static_cast<uint16_t*>(y) + at;
   int64_t i = p.bits <= 4 && type != BITPORT_F32 ? look_up(p, words, type) : 0;
-  const __m256 shift = _mm256_set1_ps(p.shift), scale = _mm256_set1_ps(p.scale);
+  const __m256 shift = _mm256_set1_ps(p.shift), scale = _mm256_set1_ps(p.scale), least = _mm256_set1_ps(p.table[0]);
   for (; i + 8 <= p.count; i += 8) {
     const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p.codes + i)));
-    const __m256 v = _mm256_mul_ps(_mm256_sub_ps(_mm256_i32gather_ps(p.table, codes, 4), shift), scale);
+    const __m256 meant = p.integer ? _mm256_add_ps(_mm256_cvtepi32_ps(codes), least) : _mm256_i32gather_ps(p.table, codes, 4);
+    const __m256 v = _mm256_mul_ps(_mm256_sub_ps(meant, shift), scale);
     if (type == BITPORT_F32) _mm256_storeu_ps(static_cast<float*>(y) + at + i, v);
     else _mm_storeu_si128(reinterpret_cast<__m128i*>(words + i), halves(v, type));
   }

@@ -88,15 +88,20 @@ def test_a_tied_head(scheme: str, tmp_path: Path) -> None:
         assert torch.equal(one, other)
 
 
+class Turned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1)
+
+
 def test_arguments_of_other_strides_are_exported_dense(tmp_path: Path) -> None:
-    """x[:, -1:] is contiguous for torch, but its first stride, of a size of 1, is that of all of x."""
-    module = nn.Linear(8, 4).eval()
+    """x[:, -1:] is contiguous for torch, but the stride of its first size, 1, is that of all of x; a program must not
+    take it for that of every argument."""
     row = torch.randn(1, 5, 8)[:, -1:]
     assert row.is_contiguous()
-    assert row.stride() != (8, 8, 1)
-    package(Method(module, (row,)), tmp_path / "row.pt2", examples=False)
-    with torch.no_grad():
-        assert torch.allclose(load(tmp_path / "row.pt2").forward(row.clone()), module(row))
+    assert row.stride() == (40, 8, 1)
+    package(Method(Turned(), (row,)), tmp_path / "row.pt2", examples=False)
+    dense = torch.randn(1, 1, 8)
+    assert load(tmp_path / "row.pt2").forward(dense).stride() == dense.transpose(0, 1).stride()
 
 
 def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: dict[str, nn.Module]) -> None:
@@ -119,6 +124,24 @@ def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: 
     assert all(torch.equal(program.weights[name], named[name]) for name in plain)
     bare = sum(value.nbytes for value in program.weights.values())
     assert size < bare + ALIGNMENT * len(program.weights) + 200 * len(program.weights) + 4096
+
+
+def test_libraries_carry_what_their_method_calls(packed: Path, program: Program, tmp_path: Path) -> None:
+    """And show their hosts nothing else."""
+    rows = torch.export.Dim("rows", min=1, max=64)
+    table = nn.Embedding(40, 128).bfloat16().eval()
+    bp.quantize_(nn.ModuleDict({"table": table}), {"table": "int8"}, measure=False)
+    package(Method(table, arguments(6)["every"][:1], ({0: rows},)), tmp_path / "lookup.pt2", examples=False)
+    lookup = load(tmp_path / "lookup.pt2").manifest["methods"]["forward"]["code"]
+    half = program.manifest["methods"]["half"]["code"]
+    assert lookup["size"] < half["size"] / 2, "products are in a library that only looks up"
+    library = tmp_path / "half.so"
+    with ArchiveReader(packed) as archive:
+        library.write_bytes(archive.read(half["entry"]))
+    found = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    shown = {line.split()[-1] for line in found.splitlines()}
+    assert shown
+    assert all(name.startswith("AOTInductor") for name in shown)
 
 
 def test_the_manifest_says_what_is_taken_and_given(program: Program) -> None:

@@ -41,24 +41,19 @@ def lie_by_row(graphs: Iterable[fx.GraphModule], names: Names) -> None:
         kept = torch.nn.Module()
         graph.add_module(KEPT, kept)
         for node in _calls(graph, LOOKUP):
-            data, scale, *others = (None if part is None else _value(graph, part) for part in node.args[1:5])
-            assert data is not None
-            assert scale is not None
-            old = Quantized(data, scale, *others)
+            given: Any = node.args
+            data, scale, zero, scale2, _, n, k, group, bits, *_ = given[1:]
+            old = Quantized(_value(graph, data), _value(graph, scale), _maybe(graph, zero), _maybe(graph, scale2))
             at = old.data.data_ptr()
             if at in multiplied:
                 continue
             if at not in made:
-                n, k, group, bits = (int(size) for size in node.args[6:10])  # type: ignore[arg-type]
-                made[at] = _by_row(old, n, k, group, bits)
+                matrix = Matrix(DTYPES[bits], n, k, 1, min(group, k))
+                made[at] = layout(CpuTiles.name).unpack(matrix, old)
                 for before, after in zip(old, made[at], strict=True):
                     if before is not None and after is not None:
                         names.follow(before, after)
             _replace(graph, node, made[at], len(list(kept.buffers())))
-
-
-def _by_row(parts: Quantized, n: int, k: int, group: int, bits: int) -> Quantized:
-    return layout(CpuTiles.name).unpack(Matrix(DTYPES[bits], n, k, 1, min(group, k)), parts)
 
 
 def _replace(graph: fx.GraphModule, node: fx.Node, parts: Quantized, number: int) -> None:
@@ -82,6 +77,10 @@ def _constants(graph: fx.GraphModule, node: fx.Node) -> Iterator[Tensor]:
     for arg in node.args:
         if isinstance(arg, fx.Node) and arg.op == "get_attr":
             yield _value(graph, arg)
+
+
+def _maybe(graph: fx.GraphModule, node: Any) -> Tensor | None:
+    return None if node is None else _value(graph, node)
 
 
 def _value(graph: fx.GraphModule, node: Any) -> Tensor:
