@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bitport.backends.triton.decode import UNIT, load_blocks, load_codes, scale_value, steps
+from bitport.backends.triton.decode import UNIT, load_blocks, load_steps, scale_value
 from bitport.backends.triton.operand import operand, span
 from bitport.ops import Weight
 
@@ -51,7 +51,6 @@ def _rows(
     inside = at < count
     asked = tl.load(ids + at, mask=inside, other=0).to(tl.int64) if ids is not None else at
     row = tl.minimum(tl.maximum(asked, 0), n - 1)
-    codes = load_codes(data + expert * data_expert, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
     block = row // block_n
     shift = 0.0
     if ZERO != "none":
@@ -60,7 +59,8 @@ def _rows(
     factor = scale_value(raw, SCALE)
     if scale2 is not None:
         factor *= tl.load(scale2 + expert)
-    value = steps(codes, shift, NUMBER, ZERO) * factor
+    codes = data + expert * data_expert
+    value = load_steps(codes, row, unit, k, row_bytes, shift, NUMBER, WORDS, FLIP, EVEN, ZERO, SPAN) * factor
     if ids is not None:
         value = tl.where((asked == row)[:, None, None], value, float("nan"))
     column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]

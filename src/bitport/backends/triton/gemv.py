@@ -1,0 +1,151 @@
+"""y = x W^T for a few rows, without matrix units and summed in float32.
+
+A code is decoded once for BM rows of x and multiplied in the thread that read it; threads meet after the sum. Words of
+codes stay as they are read: the sum runs over the eight places of a word one by one, so that a code costs what takes it
+out of the word and one multiplication and addition for each row. x is read as it lies and split in places once, for all
+BN rows of the weight.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from bitport.backends.triton.decode import (
+    UNIT,
+    bits_of,
+    load_blocks,
+    load_codes,
+    load_columns,
+    load_place,
+    load_word,
+    place_steps,
+    scale_value,
+    steps,
+)
+
+
+@triton.jit
+def places(rows: tl.tensor, UNITS: tl.constexpr) -> tl.tuple:
+    """[UNITS, 8] as eight times [UNITS]."""
+    even, odd = tl.split(tl.reshape(rows, (UNITS, 4, 2)))
+    from_0, from_2 = tl.split(tl.reshape(even, (UNITS, 2, 2)))
+    from_1, from_3 = tl.split(tl.reshape(odd, (UNITS, 2, 2)))
+    p0, p4 = tl.split(from_0)
+    p1, p5 = tl.split(from_1)
+    p2, p6 = tl.split(from_2)
+    p3, p7 = tl.split(from_3)
+    return p0, p1, p2, p3, p4, p5, p6, p7
+
+
+@triton.jit
+def gemv(
+    x: tl.tensor,
+    x_scale: tl.tensor,
+    x_scale2: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    m: tl.tensor,
+    x_row: tl.tensor,
+    per_split: tl.tensor,
+    n: tl.tensor,
+    k: tl.tensor,
+    data: tl.tensor,
+    scale: tl.tensor,
+    zero: tl.tensor,
+    scale2: tl.tensor,
+    row_bytes: tl.tensor,
+    block_n: tl.tensor,
+    block_k: tl.tensor,
+    scale_row: tl.tensor,
+    scale_step: tl.tensor,
+    zero_row: tl.tensor,
+    data_expert: tl.tensor,
+    scale_expert: tl.tensor,
+    NUMBER: tl.constexpr,
+    WORDS: tl.constexpr,
+    FLIP: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZERO: tl.constexpr,
+    SPAN: tl.constexpr,
+    EVEN: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """BM rows of y. Rows past the last are the last once more, and not written."""
+    tile_n, split, first = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BM
+    UNITS: tl.constexpr = BK // 8
+    row_n = tile_n * BN + tl.arange(0, BN)
+    inside_n = row_n < n
+    row = tl.minimum(row_n, n - 1).to(tl.int64)
+    block = row // block_n
+    totals = ()
+    for _ in tl.static_range(BM):
+        totals += (tl.zeros((BN, UNITS), dtype=tl.float32),)
+    last = tl.minimum((k + BK - 1) // BK, (split + 1) * per_split)
+    for step in tl.range(split * per_split, last, num_stages=STAGES):
+        unit = step * UNITS + tl.arange(0, UNITS)
+        column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+        shift, factor = 0.0, 1.0
+        if SPAN != "column":
+            if ZERO != "none":
+                shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
+            if SPAN != "row":
+                factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, block_k, SPAN), SCALE)
+                factor = tl.reshape(factor, (factor.shape[0], factor.shape[1]))
+        sums = ()
+        if bits_of(NUMBER) == 8:
+            codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
+            if SPAN == "column":
+                if ZERO != "none":
+                    shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
+                factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, block_k, SPAN), SCALE)
+            value = steps(codes, shift, NUMBER, ZERO)
+            if SPAN == "column":
+                value *= factor
+            for i in tl.static_range(BM):
+                at = x + tl.minimum(first + i, m - 1).to(tl.int64) * x_row
+                rows = load_columns(at + column, column, k, EVEN).to(tl.float32)
+                part = tl.sum(value * rows[None], 2)
+                sums += (totals[i] + (part * factor if SPAN == "tile" or SPAN == "unit" else part),)
+        else:
+            word = load_word(data, row, unit, k, row_bytes, NUMBER, WORDS, EVEN)
+            if SPAN != "column" and ZERO != "none":
+                shift = tl.reshape(shift, (shift.shape[0], shift.shape[1]))
+            xs, parts = (), ()
+            for i in tl.static_range(BM):
+                at = x + tl.minimum(first + i, m - 1).to(tl.int64) * x_row
+                xs += (places(load_columns(at + column, column, k, EVEN).to(tl.float32), UNITS),)
+                parts += (tl.zeros((BN, UNITS), dtype=tl.float32),)
+            for place in tl.static_range(8):
+                if SPAN == "column" and ZERO != "none":
+                    shift = load_place(zero, block, unit, k, zero_row, 1, block_k, place)
+                value = place_steps(word, shift, place, NUMBER, ZERO)
+                if SPAN == "column":
+                    value *= scale_value(
+                        load_place(scale, block, unit, k, scale_row, scale_step, block_k, place), SCALE
+                    )
+                further = ()
+                for i in tl.static_range(BM):
+                    further += (tl.fma(value, xs[i][place][None, :], parts[i]),)
+                parts = further
+            for i in tl.static_range(BM):
+                sums += (totals[i] + (parts[i] * factor if SPAN == "tile" or SPAN == "unit" else parts[i]),)
+        totals = sums
+    for i in tl.static_range(BM):
+        row_m = first + i + tl.zeros_like(row_n)
+        result = tl.sum(totals[i], 1)
+        if SPAN == "row":
+            result *= scale_value(tl.load(scale + block * scale_row), SCALE)
+        if x_scale is not None:
+            result *= tl.load(x_scale + tl.minimum(first + i, m - 1))
+        if x_scale2 is not None:
+            result *= tl.load(x_scale2)
+        if scale2 is not None:
+            result *= tl.load(scale2)
+        if bias is not None:
+            result += tl.load(bias + row_n, mask=inside_n, other=0.0).to(tl.float32)
+        at = out + (split * m + row_m).to(tl.int64) * n + row_n
+        tl.store(at, result.to(out.dtype.element_ty), mask=inside_n & (row_m < m))
