@@ -174,8 +174,8 @@ def test_splits_of_k(name: str) -> None:
     sample, (x, *rest) = weight("int4-g32", n=24, k=2056, m=2)
     for programs in (1, 3, 1000):
         content = configs.of(DEVICE).content
-        blocks = [{**each, "programs": programs} for each in content[name]]
-        config = configs.Config({**content, name: blocks})
+        tiles = [{**each, "programs": programs} for each in content["tiles"]]
+        config = configs.Config({**content, "tiles": tiles, "gemv": {**content["gemv"], "programs": programs}})
         y = PRODUCTS[name](linear.prepared(x, "", None), Weight(*rest[:10]), rest[-1], x.dtype, config)
         assert shortfall(sample, y.cpu()) <= 0
 
@@ -240,8 +240,7 @@ def test_ids_outside_the_table_are_nan() -> None:
     ("scheme", "m", "kernel"),
     [
         ("int4", 1, "triton_gemv"),
-        ("int4", 4, "triton_gemv"),
-        ("int4", 5, "triton_tiles"),
+        ("int4", 2, "triton_tiles"),
         ("int3", 128, "triton_tiles"),
         ("nf4", 129, "triton_dense"),
         ("mxfp4-wo", 4096, "triton_dense"),
@@ -293,11 +292,14 @@ def test_which_table_is_shipped(name: str, source: str, tmp_path: Path, monkeypa
     [
         ({"version": 1}, "not of version 2"),
         ({"source": None}, "source must say"),
-        ({"tiles": []}, "tiles must have rows"),
-        ({"gemv": DEFAULT["gemv"][:-1]}, "gemv must have rows that are whole numbers, and at the end an entry for any"),
+        ({"scaled": []}, "scaled must have rows"),
+        (
+            {"tiles": DEFAULT["tiles"][:-1]},
+            "tiles must have rows that are whole numbers, and at the end an entry for any",
+        ),
         ({"tiles": [{**DEFAULT["tiles"][-1], "BM": 48}]}, "powers of two"),
         ({"tiles": [{**DEFAULT["tiles"][-1], "programs": 0}]}, "tiles must be a list of"),
-        ({"gemv": {}}, "gemv must be a list of rows, BM, BN, BK, num_warps"),
+        ({"gemv": {}}, "gemv must have BN, BK, num_warps (powers of two), num_stages, programs"),
         ({"most_rows": {"gemv": {}}}, "each kind of weight and of *"),
         ({"most_rows": {"gemv": {"*": -1}}}, "whole numbers or null"),
     ],
@@ -341,13 +343,10 @@ def test_tune_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(measure, "SCHEMES", ("int4", "int8"))
     monkeypatch.setattr(measure, "Accelerator", StandIn)
     monkeypatch.setattr(measure, "PROGRAMS", (64,))
-    few = {
-        kernel: {rows: {size: values[:1] for size, values in sizes.items()} for rows, sizes in by_rows.items()}
-        for kernel, by_rows in measure.CANDIDATES.items()
-    }
-    few["gemv"][1]["BN"] = (8, 16)
-    monkeypatch.setattr(measure, "CANDIDATES", few)
-    seconds = iter([OutOfResources(1 << 18, 1 << 16, "shared memory"), *[2.0] * 7, *[2.0, 1.0, 3.0, 3.0, 1.5, 1.0] * 2])
+    few = {rows: {size: values[:1] for size, values in sizes.items()} for rows, sizes in measure.TILES.items()}
+    monkeypatch.setattr(measure, "TILES", few)
+    monkeypatch.setattr(measure, "GEMV", {"BN": (8, 16), "BK": (256,), "num_warps": (2,), "num_stages": (2,)})
+    seconds = iter([OutOfResources(1 << 18, 1 << 16, "shared memory"), *[2.0] * 5, *[2.0, 1.0, 3.0, 3.0, 1.5, 1.0] * 2])
 
     def timed(run: Callable[[Weight], object], weights: list[Weight]) -> float:
         assert sum(each.data.nbytes for each in weights) == 2 * StandIn.cache, "copies fill the cache twice"
@@ -365,8 +364,7 @@ def test_tune_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     configs.of.cache_clear()
     assert configs.fault(kept) is None
     assert kept["source"].startswith("measured on a stand-in with torch 2")
-    assert kept["gemv"][0] == {"rows": 1, "BM": 1, "BN": 16, "BK": 256, "num_warps": 2, "num_stages": 2, "programs": 64}
-    assert [each["rows"] for each in kept["gemv"]] == [1, 2, None]
+    assert kept["gemv"] == {"BN": 16, "BK": 256, "num_warps": 2, "num_stages": 2, "programs": 64}
     assert [each["rows"] for each in kept["tiles"]] == [16, 32, 64, None]
     assert kept["most_rows"] == {kernel: {"int4/group": 1, "int8/row": 1, "*": 1} for kernel in ("gemv", "tiles")}
     assert "linear int8/row: gemv up to 1 rows, tiles up to 1, then a dense product" in lines

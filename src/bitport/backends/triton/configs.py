@@ -5,8 +5,8 @@ memory of each matrix unit that Triton compiles for. What ``bitport tune`` measu
 before both. ::
 
     source      how the sizes were found: measured on what, or reasoned, and why so
-    gemv        blocks of the kernel without matrix units, by rows: the first entry that has as many (null: any number)
-    tiles       those of the kernel with them
+    gemv        blocks of the kernel without matrix units, which takes rows one by one
+    tiles       those of the kernel with them, by rows: the first entry that has as many (null: any number)
     scaled      those of the kernel whose matrix units take blocks with their scales
     most_rows   kernel -> kind of weight (* for the others) -> the most rows for which it runs (null: any number)
 
@@ -31,7 +31,7 @@ VERSION = 2
 FOLDER = Path(__file__).parent / "configs"
 DEFAULT = "default"
 Blocks: TypeAlias = dict[str, int]
-SIZES = ("BM", "BN", "BK", "num_warps")
+SIZES = ("BN", "BK", "num_warps")
 COUNTS = ("num_stages", "programs")
 
 
@@ -41,17 +41,13 @@ class Config:
         with their scales."""
         self.content, self.float8, self.scaled = content, float8, scaled
         self.source: str = content["source"]
-        self._gemv: list[dict[str, Any]] = content["gemv"]
-        self._tiles: list[dict[str, Any]] = content["tiles"]
+        self.gemv: Blocks = content["gemv"]
         self._most_rows: dict[str, dict[str, int | None]] = content["most_rows"]
 
-    def gemv(self, rows: int) -> Blocks:
-        return _for(self._gemv, rows)
-
     def tiles(self, rows: int) -> Blocks:
-        return _for(self._tiles, rows)
+        return _for(self.content["tiles"], rows)
 
-    def scaled_blocks(self, rows: int) -> Blocks:
+    def scaled_tiles(self, rows: int) -> Blocks:
         return _for(self.content["scaled"], rows)
 
     def most_rows(self, kernel: str, weight: Weight) -> int | None:
@@ -110,8 +106,10 @@ def fault(content: Any) -> str | None:
         return f"it is not of version {VERSION}"
     if not isinstance(content.get("source"), str):
         return "source must say how its sizes were found"
-    for name in ("gemv", "tiles", "scaled"):
-        if reason := _fault_of_blocks(content.get(name)):
+    if not _are_blocks(content.get("gemv"), ()):
+        return f"gemv must have {', '.join(SIZES)} (powers of two), {', '.join(COUNTS)}"
+    for name in ("tiles", "scaled"):
+        if reason := _fault_of_tiles(content.get(name)):
             return f"{name} must {reason}"
     most = content.get("most_rows")
     if not isinstance(most, dict) or not all(isinstance(kinds, dict) and "*" in kinds for kinds in most.values()):
@@ -121,9 +119,9 @@ def fault(content: Any) -> str | None:
     return None
 
 
-def _fault_of_blocks(entries: Any) -> str | None:
-    if not isinstance(entries, list) or not all(_are_blocks(each) for each in entries):
-        return f"be a list of rows, {', '.join(SIZES)} (powers of two), {', '.join(COUNTS)}"
+def _fault_of_tiles(entries: Any) -> str | None:
+    if not isinstance(entries, list) or not all(_are_blocks(each, ("BM",)) and "rows" in each for each in entries):
+        return f"be a list of rows, BM, {', '.join(SIZES)} (powers of two), {', '.join(COUNTS)}"
     rows = [each["rows"] for each in entries]
     if rows[-1:] != [None] or not all(_is_size(each) for each in rows[:-1]):
         return "have rows that are whole numbers, and at the end an entry for any number of rows (null)"
@@ -134,8 +132,9 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def _are_blocks(value: Any) -> bool:
-    if not isinstance(value, dict) or set(value) != {"rows", *SIZES, *COUNTS}:
+def _are_blocks(value: Any, more: tuple[str, ...]) -> bool:
+    sizes = (*more, *SIZES)
+    if not isinstance(value, dict) or set(value) - {"rows"} != {*sizes, *COUNTS}:
         return False
-    sizes = all(_is_size(value[name]) and not value[name] & (value[name] - 1) for name in SIZES)
-    return sizes and all(_is_size(value[name]) for name in COUNTS)
+    powers = all(_is_size(value[name]) and not value[name] & (value[name] - 1) for name in sizes)
+    return powers and all(_is_size(value[name]) for name in COUNTS)

@@ -164,17 +164,19 @@ def steps(codes: tl.tensor, zero: tl.tensor, NUMBER: tl.constexpr, ZERO: tl.cons
 
 @triton.jit
 def place_steps(
-    word: tl.tensor, zero: tl.tensor, PLACE: tl.constexpr, NUMBER: tl.constexpr, ZERO: tl.constexpr
+    word: tl.tensor, zero: tl.tensor, k: tl.tensor, PLACE: tl.constexpr, NUMBER: tl.constexpr, ZERO: tl.constexpr
 ) -> tl.tensor:
     """The same of the PLACE-th code of each word of load_word. An integer is not moved to the lowest bits: over 2^23 it
-    is 2^23 + code * 2^position, which one multiplication and addition, both exact, make code - zero."""
+    is 2^23 + code * 2^position, which one multiplication and addition, both exact, make code - zero. The bits of 2^23
+    come by way of ``k``, whose sign is 0: as a constant they would take the place, in the instruction that masks and
+    merges, of the mask, which would then be moved to a register for each code."""
     BITS: tl.constexpr = bits_of(NUMBER)
     AT: tl.constexpr = PLACE * BITS
     if kind_of(NUMBER) == "int" and midpoint_of(NUMBER) != 0.5:
         FROM: tl.constexpr = 0 if AT + BITS <= 23 else AT // 16 * 16
         POSITION: tl.constexpr = 2.0 ** (AT - FROM)
         bits = (word >> FROM).to(tl.uint32) & (((1 << BITS) - 1) << (AT - FROM))
-        value = (bits.to(tl.int32) | SHIFT).to(tl.float32, bitcast=True)
+        value = (bits.to(tl.int32) | (SHIFT + (k >> 31))).to(tl.float32, bitcast=True)
         if ZERO == "int":
             value = tl.fma(value, 1.0 / POSITION, -TWO_23 / POSITION - zero.to(tl.float32))
         elif ZERO == "float":
@@ -188,10 +190,10 @@ def place_steps(
 
 @triton.jit
 def _two_places(
-    word: tl.tensor, zero: tl.tensor, PLACE: tl.constexpr, NUMBER: tl.constexpr, ZERO: tl.constexpr
+    word: tl.tensor, zero: tl.tensor, k: tl.tensor, PLACE: tl.constexpr, NUMBER: tl.constexpr, ZERO: tl.constexpr
 ) -> tl.tensor:
     """This place and the fourth after it."""
-    return tl.join(place_steps(word, zero, PLACE, NUMBER, ZERO), place_steps(word, zero, PLACE + 4, NUMBER, ZERO))
+    return tl.join(place_steps(word, zero, k, PLACE, NUMBER, ZERO), place_steps(word, zero, k, PLACE + 4, NUMBER, ZERO))
 
 
 @triton.jit
@@ -216,8 +218,8 @@ def load_steps(
         word = load_word(data, row, unit, k, row_bytes, NUMBER, WORDS, EVEN)
         if ZERO != "none":
             zero = tl.reshape(zero, (zero.shape[0], zero.shape[1]))
-        even = tl.join(_two_places(word, zero, 0, NUMBER, ZERO), _two_places(word, zero, 2, NUMBER, ZERO))
-        odd = tl.join(_two_places(word, zero, 1, NUMBER, ZERO), _two_places(word, zero, 3, NUMBER, ZERO))
+        even = tl.join(_two_places(word, zero, k, 0, NUMBER, ZERO), _two_places(word, zero, k, 2, NUMBER, ZERO))
+        odd = tl.join(_two_places(word, zero, k, 1, NUMBER, ZERO), _two_places(word, zero, k, 3, NUMBER, ZERO))
         value = tl.reshape(tl.join(even, odd), (row.shape[0], unit.shape[0], UNIT))
     return value
 
@@ -293,7 +295,7 @@ def load_blocks(
     k: tl.tensor,
     row_step: tl.tensor,
     step: tl.tensor,
-    block_k: tl.tensor,
+    BLOCK_K: tl.constexpr,
     SPAN: tl.constexpr,
 ) -> tl.tensor:
     """The entries of a scale or zero for the columns of ``unit``; ``row`` [ROWS] counts its rows, which are
@@ -303,13 +305,13 @@ def load_blocks(
     if SPAN == "row":
         entries = tl.load(at)[:, None, None]
     elif SPAN == "tile":
-        entries = tl.load(at + tl.min(unit, 0) * UNIT // block_k * step)[:, None, None]
+        entries = tl.load(at + tl.min(unit, 0) * UNIT // BLOCK_K * step)[:, None, None]
     elif SPAN == "unit":
-        block = tl.minimum(unit * UNIT, k - 1) // block_k
+        block = tl.minimum(unit * UNIT, k - 1) // BLOCK_K
         entries = tl.load(at[:, None] + (block * step)[None, :])[:, :, None]
     else:
         column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
-        block = tl.minimum(column, k - 1) // block_k
+        block = tl.minimum(column, k - 1) // BLOCK_K
         entries = tl.load(at[:, None, None] + (block * step)[None])
     return entries
 
@@ -322,9 +324,9 @@ def load_place(
     k: tl.tensor,
     row_step: tl.tensor,
     step: tl.tensor,
-    block_k: tl.tensor,
+    BLOCK_K: tl.constexpr,
     PLACE: tl.constexpr,
 ) -> tl.tensor:
     """Those for the PLACE-th column of each unit, [ROWS, UNITS], wherever blocks begin."""
-    block = tl.minimum(unit * UNIT + PLACE, k - 1) // block_k
+    block = tl.minimum(unit * UNIT + PLACE, k - 1) // BLOCK_K
     return tl.load((part + row * row_step)[:, None] + (block * step)[None, :])

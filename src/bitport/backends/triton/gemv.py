@@ -1,9 +1,11 @@
-"""y = x W^T for a few rows, without matrix units and summed in float32.
+"""y = x W^T for one row, or each of a few, without matrix units and summed in float32.
 
-A code is decoded once for BM rows of x and multiplied in the thread that read it; threads meet after the sum. Words of
-codes stay as they are read: the sum runs over the eight places of a word one by one, so that a code costs what takes it
-out of the word and one multiplication and addition for each row. x is read as it lies and split in places once, for all
-BN rows of the weight.
+A code is decoded and multiplied in the thread that read it; threads meet after the sum. Words of codes stay as they are
+read: the sum runs over the eight places of a word one by one, so that a code costs what takes it out of the word and
+one multiplication and addition. x is read as it lies and split in places once, for all BN rows of the weight.
+
+Several rows at a time would share what was decoded. But compiled for sm90, with int4, two rows took 8 instructions for
+a code and four 12, and tiles of 16 rows take 6 for all (one row, here: 6): from two rows on matrix units are ahead.
 """
 
 from __future__ import annotations
@@ -56,7 +58,6 @@ def gemv(
     scale2: tl.tensor,
     row_bytes: tl.tensor,
     block_n: tl.tensor,
-    block_k: tl.tensor,
     scale_row: tl.tensor,
     scale_step: tl.tensor,
     zero_row: tl.tensor,
@@ -68,84 +69,64 @@ def gemv(
     SCALE: tl.constexpr,
     ZERO: tl.constexpr,
     SPAN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,
-    BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """BM rows of y. Rows past the last are the last once more, and not written."""
-    tile_n, split, first = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BM
+    """One row of y by BN rows of the weight."""
+    tile_n, split, row_m = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     UNITS: tl.constexpr = BK // 8
     row_n = tile_n * BN + tl.arange(0, BN)
     inside_n = row_n < n
+    x += row_m.to(tl.int64) * x_row
     row = tl.minimum(row_n, n - 1).to(tl.int64)
     block = row // block_n
-    totals = ()
-    for _ in tl.static_range(BM):
-        totals += (tl.zeros((BN, UNITS), dtype=tl.float32),)
+    total = tl.zeros((BN, UNITS), dtype=tl.float32)
     last = tl.minimum((k + BK - 1) // BK, (split + 1) * per_split)
     for step in tl.range(split * per_split, last, num_stages=STAGES):
         unit = step * UNITS + tl.arange(0, UNITS)
         column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+        rows = load_columns(x + column, column, k, EVEN).to(tl.float32)
         shift, factor = 0.0, 1.0
-        if SPAN != "column":
-            if ZERO != "none":
-                shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
-            if SPAN != "row":
-                factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, block_k, SPAN), SCALE)
-                factor = tl.reshape(factor, (factor.shape[0], factor.shape[1]))
-        sums = ()
+        if ZERO != "none" and (SPAN != "column" or bits_of(NUMBER) == 8):
+            shift = load_blocks(zero, block, unit, k, zero_row, 1, BLOCK_K, SPAN)
+        if SPAN != "row" and (SPAN != "column" or bits_of(NUMBER) == 8):
+            factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, BLOCK_K, SPAN), SCALE)
         if bits_of(NUMBER) == 8:
-            codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
-            if SPAN == "column":
-                if ZERO != "none":
-                    shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
-                factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, block_k, SPAN), SCALE)
-            value = steps(codes, shift, NUMBER, ZERO)
+            value = steps(load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN), shift, NUMBER, ZERO)
             if SPAN == "column":
                 value *= factor
-            for i in tl.static_range(BM):
-                at = x + tl.minimum(first + i, m - 1).to(tl.int64) * x_row
-                rows = load_columns(at + column, column, k, EVEN).to(tl.float32)
-                part = tl.sum(value * rows[None], 2)
-                sums += (totals[i] + (part * factor if SPAN == "tile" or SPAN == "unit" else part),)
+            part = tl.sum(value * rows[None], 2)
         else:
             word = load_word(data, row, unit, k, row_bytes, NUMBER, WORDS, EVEN)
             if SPAN != "column" and ZERO != "none":
                 shift = tl.reshape(shift, (shift.shape[0], shift.shape[1]))
-            xs, parts = (), ()
-            for i in tl.static_range(BM):
-                at = x + tl.minimum(first + i, m - 1).to(tl.int64) * x_row
-                xs += (places(load_columns(at + column, column, k, EVEN).to(tl.float32), UNITS),)
-                parts += (tl.zeros((BN, UNITS), dtype=tl.float32),)
+            xs = places(rows, UNITS)
+            part = tl.zeros((BN, UNITS), dtype=tl.float32)
             for place in tl.static_range(8):
                 if SPAN == "column" and ZERO != "none":
-                    shift = load_place(zero, block, unit, k, zero_row, 1, block_k, place)
-                value = place_steps(word, shift, place, NUMBER, ZERO)
+                    shift = load_place(zero, block, unit, k, zero_row, 1, BLOCK_K, place)
+                value = place_steps(word, shift, k, place, NUMBER, ZERO)
                 if SPAN == "column":
                     value *= scale_value(
-                        load_place(scale, block, unit, k, scale_row, scale_step, block_k, place), SCALE
+                        load_place(scale, block, unit, k, scale_row, scale_step, BLOCK_K, place), SCALE
                     )
-                further = ()
-                for i in tl.static_range(BM):
-                    further += (tl.fma(value, xs[i][place][None, :], parts[i]),)
-                parts = further
-            for i in tl.static_range(BM):
-                sums += (totals[i] + (parts[i] * factor if SPAN == "tile" or SPAN == "unit" else parts[i]),)
-        totals = sums
-    for i in tl.static_range(BM):
-        row_m = first + i + tl.zeros_like(row_n)
-        result = tl.sum(totals[i], 1)
-        if SPAN == "row":
-            result *= scale_value(tl.load(scale + block * scale_row), SCALE)
-        if x_scale is not None:
-            result *= tl.load(x_scale + tl.minimum(first + i, m - 1))
-        if x_scale2 is not None:
-            result *= tl.load(x_scale2)
-        if scale2 is not None:
-            result *= tl.load(scale2)
-        if bias is not None:
-            result += tl.load(bias + row_n, mask=inside_n, other=0.0).to(tl.float32)
-        at = out + (split * m + row_m).to(tl.int64) * n + row_n
-        tl.store(at, result.to(out.dtype.element_ty), mask=inside_n & (row_m < m))
+                part = tl.fma(value, xs[place][None, :], part)
+        if SPAN == "tile" or SPAN == "unit":
+            part *= tl.reshape(factor, (factor.shape[0], factor.shape[1]))
+        total += part
+    result = tl.sum(total, 1)
+    if SPAN == "row":
+        result *= scale_value(tl.load(scale + block * scale_row), SCALE)
+    if x_scale is not None:
+        result *= tl.load(x_scale + row_m)
+    if x_scale2 is not None:
+        result *= tl.load(x_scale2)
+    if scale2 is not None:
+        result *= tl.load(scale2)
+    if bias is not None:
+        result += tl.load(bias + row_n, mask=inside_n, other=0.0).to(tl.float32)
+    at = (split * m + row_m).to(tl.int64) * n + row_n
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside_n)

@@ -10,7 +10,7 @@ from torch import Tensor
 from bitport.backends.triton import gemv as few
 from bitport.backends.triton import product
 from bitport.backends.triton.configs import Blocks, Config
-from bitport.backends.triton.operand import operand, span
+from bitport.backends.triton.operand import operand, reach, span
 from bitport.backends.triton.rounding import Rounded, plain_rows, rounded
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
@@ -25,21 +25,19 @@ X_BLOCK = 128
 
 
 def gemv(x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, config: Config) -> Tensor:
-    """A few rows: the sum runs in float32 whatever x is."""
-    m = x.rows.shape[0]
-    blocks = config.gemv(m)
+    """Few rows: the sum runs in float32 whatever x is."""
+    m, blocks = x.rows.shape[0], config.gemv
     bk = min(blocks["BK"], max(64, triton.next_power_of_2(weight.k)))
-    tiles_n, tiles_m = triton.cdiv(weight.n, blocks["BN"]), triton.cdiv(m, blocks["BM"])
-    splits, per_split = splits_of(tiles_n * tiles_m, triton.cdiv(weight.k, bk), m, weight, blocks)
+    tiles_n = triton.cdiv(weight.n, blocks["BN"])
+    splits, per_split = splits_of(tiles_n * m, triton.cdiv(weight.k, bk), m, weight, blocks)
     held = operand(weight)
     out, target = outputs(splits, m, weight.n, dtype, x.rows.device)
-    few.gemv[(tiles_n, splits, tiles_m)](
+    few.gemv[(tiles_n, splits, m)](
         *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, target, m, x.rows.stride(0), per_split),
         *(weight.n, weight.k, *held.pointers, *held.sizes),
         **held.fixed,
-        SPAN=span(weight, bk),
+        **reach(weight, bk),
         EVEN=weight.k % bk == 0,
-        BM=blocks["BM"],
         BN=blocks["BN"],
         BK=bk,
         num_warps=blocks["num_warps"],
@@ -68,7 +66,7 @@ def tiles(
         *(triton.cdiv(weight.k, X_BLOCK), experts, per_split),
         *(weight.n, weight.k, *held.pointers, *held.sizes),
         **held.fixed,
-        SPAN=span(weight, bk),
+        **reach(weight, bk),
         PLACE=place,
         ROUNDED=x.place,
         DOT=_dot(x, weight, place, dtype),

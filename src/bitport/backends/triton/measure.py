@@ -32,24 +32,16 @@ WORTH = 1.02
 """How much faster the next kernel must be: timings of one thing differ by as much."""
 Sizes: TypeAlias = dict[str, tuple[int, ...]]
 PROGRAMS = (128, 256, 512, 1024)
-CANDIDATES: dict[str, dict[int | None, Sizes]] = {
-    "gemv": {
-        1: {"BM": (1,), "BN": (4, 8, 16), "BK": (256, 512, 1024), "num_warps": (2, 4), "num_stages": (2, 4)},
-        2: {"BM": (2,), "BN": (8, 16, 32), "BK": (256, 512), "num_warps": (2, 4), "num_stages": (2, 4)},
-        None: {"BM": (2, 4), "BN": (8, 16, 32), "BK": (128, 256, 512), "num_warps": (4, 8), "num_stages": (2,)},
-    },
-    "tiles": {
-        16: {"BM": (16,), "BN": (32, 64, 128), "BK": (64, 128), "num_warps": (2, 4), "num_stages": (3, 4)},
-        32: {"BM": (32,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4,), "num_stages": (3, 4)},
-        64: {"BM": (64,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4, 8), "num_stages": (3, 4)},
-        None: {"BM": (64, 128), "BN": (64, 128), "BK": (32, 64), "num_warps": (4, 8), "num_stages": (3, 4)},
-    },
+GEMV: Sizes = {"BN": (4, 8, 16, 32), "BK": (256, 512, 1024), "num_warps": (2, 4), "num_stages": (2, 3, 4)}
+TILES: dict[int | None, Sizes] = {
+    16: {"BM": (16,), "BN": (32, 64, 128), "BK": (64, 128), "num_warps": (2, 4), "num_stages": (3, 4)},
+    32: {"BM": (32,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4,), "num_stages": (3, 4)},
+    64: {"BM": (64,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4, 8), "num_stages": (3, 4)},
+    None: {"BM": (64, 128), "BN": (64, 128), "BK": (32, 64), "num_warps": (4, 8), "num_stages": (3, 4)},
 }
-"""What is tried: for each kernel by rows (None: any number), and each with every one of PROGRAMS."""
+"""What is tried, tiles by rows (None: any number), and each with every one of PROGRAMS."""
 MOST_GEMV = 16
 PLAYS = 7
-ANY = {"gemv": 4, "tiles": ROWS[-1]}
-"""The rows with which an entry for any number of them is chosen."""
 REFERENCE = "int4"
 """The scheme by which blocks are chosen."""
 
@@ -60,12 +52,14 @@ def tune(device: torch.device) -> Iterator[str]:
     content = copy.deepcopy(configs.of(device).content)
     about = Accelerator(device).about()["device"]
     content["source"] = f"measured on {about} with torch {torch.__version__}, triton {triton.__version__}"
-    for kernel, by_rows in CANDIDATES.items():
-        content[kernel] = []
-        for rows, sizes in by_rows.items():
-            best, seconds = _best(kernel, rows or ANY[kernel], sizes, content, device)
-            content[kernel].append({"rows": rows, **best})
-            yield f"{kernel} of {rows or 'any number of'} rows: {best}, {seconds * 1e6:.1f} us"
+    content["gemv"], seconds = _best("gemv", 1, GEMV, content, device)
+    yield f"gemv: {content['gemv']}, {seconds * 1e6:.1f} us"
+    tiles = []
+    for rows, sizes in TILES.items():
+        best, seconds = _best("tiles", rows or ROWS[-1], sizes, content, device)
+        tiles.append({"rows": rows, **best})
+        yield f"tiles of {rows or 'any number of'} rows: {best}, {seconds * 1e6:.1f} us"
+    content["tiles"] = tiles
     content["most_rows"] = {"gemv": {"*": 0}, "tiles": {"*": 0}}
     for scheme in SCHEMES:
         kind, gemv, tiles = _crossovers(scheme, Config(content), device)
@@ -86,8 +80,9 @@ def _best(
     x, run = linear.prepared(_rows(rows, device), "", None), linear.gemv if kernel == "gemv" else linear.tiles
     found: list[tuple[float, dict[str, int]]] = []
     for values in itertools.product(*sizes.values(), PROGRAMS):
-        blocks = dict(zip((*sizes, "programs"), values, strict=True))
-        config = Config({**content, kernel: [{"rows": None, **blocks}]})
+        blocks: dict[str, Any] = dict(zip((*sizes, "programs"), values, strict=True))
+        trial = blocks if kernel == "gemv" else [{"rows": None, **blocks}]
+        config = Config({**content, kernel: trial})
         try:
             taken = _time(lambda weight: run(x, weight, None, torch.bfloat16, config), weights)  # noqa: B023
         except triton.runtime.errors.OutOfResources:

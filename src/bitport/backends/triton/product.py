@@ -72,7 +72,6 @@ def tiles(
     scale2: tl.tensor,
     row_bytes: tl.tensor,
     block_n: tl.tensor,
-    block_k: tl.tensor,
     scale_row: tl.tensor,
     scale_step: tl.tensor,
     zero_row: tl.tensor,
@@ -84,6 +83,7 @@ def tiles(
     SCALE: tl.constexpr,
     ZERO: tl.constexpr,
     SPAN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     PLACE: tl.constexpr,
     ROUNDED: tl.constexpr,
     DOT: tl.constexpr,
@@ -124,9 +124,9 @@ def tiles(
         rows = as_type(load_columns(x_at + column[None, :], column[None, :], k, EVEN), DOT)
         shift = 0.0
         if ZERO != "none":
-            shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
+            shift = load_blocks(zero, block, unit, k, zero_row, 1, BLOCK_K, SPAN)
         if PLACE != "end":
-            factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, block_k, SPAN), SCALE)
+            factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, BLOCK_K, SPAN), SCALE)
         if FLOAT8 or INTEGER:
             codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
             value = codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True) if FLOAT8 else codes

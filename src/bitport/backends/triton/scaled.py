@@ -114,7 +114,7 @@ def product(
     """[M, N] for x [.., K], which is rounded first."""
     kind, held = KINDS[act], from_list(quantize_input(x, act, act_scale))
     m = held.data.shape[0]
-    blocks = config.scaled_blocks(m)
+    blocks = config.scaled_tiles(m)
     bm, bn, bk = blocks["BM"], blocks["BN"], blocks["BK"]
     tiles = triton.cdiv(m, bm) * triton.cdiv(weight.n, bn)
     splits, per_split = splits_of(tiles, triton.cdiv(weight.k, bk), m, weight, blocks)
