@@ -102,6 +102,7 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     assert compiled
     for kernel in compiled:
         assert kernel.asm[BINARY[target.backend]]
+        assert not kernel.metadata.global_scratch_size, f"{kernel.name}: memory that a graph's pool does not hold"
         assert kernel.metadata.shared <= SHARED[request.param], kernel.name
 
 
@@ -172,3 +173,48 @@ def test_scales_go_to_the_unit(act: str, made: list[CompiledKernel], request: py
         kernel = next(each for each in made[::-1] if each.name == "scaled")
         form, instruction = UNIT_TAKES_SCALES[target]
         assert instruction.search(kernel.asm[form])
+
+
+INT8 = {
+    "cuda": ("ptx", re.compile(r"mma\S*\.s8\.s8|mma\S*kind::i8")),
+    "hip": ("amdgcn", re.compile(r"v_mfma_i32_\S*i8")),
+}
+FLOAT8 = ("ptx", re.compile(r"mma\S*\.e4m3\.e4m3|mma\S*kind::f8f6f4"))
+
+
+@pytest.mark.parametrize("m", [16, 300])
+@pytest.mark.parametrize("scheme", ["int8-dyn", "int8-dyn-g64", "int4-int8", "int4-int8-g32-sym"])
+def test_int8_is_multiplied_as_such(
+    scheme: str, m: int, made: list[CompiledKernel], request: pytest.FixtureRequest
+) -> None:
+    """Groups too, whose scales are applied to sums of a group."""
+    (sample,) = products(scheme, BF16, "plain", n=256, k=1024, m=m)
+    kernels.run_dyn(kernels.linear.tiles)(*sample.args)
+    form, instruction = INT8[TARGETS[request.node.callspec.params["made"]].backend]
+    assert instruction.search(next(each for each in made if each.name == "tiles").asm[form])
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "fp8-block"])
+def test_float8_is_multiplied_as_such(scheme: str, made: list[CompiledKernel], request: pytest.FixtureRequest) -> None:
+    """Where the chip does; elsewhere it is bfloat16 by then."""
+    target = request.node.callspec.params["made"]
+    (sample,) = products(scheme, BF16, "plain", n=256, k=1024, m=300)
+    kernels.run_dyn(kernels.linear.tiles)(*sample.args)
+    if TARGETS[target].backend == "cuda":
+        form, instruction = FLOAT8
+        found = instruction.search(next(each for each in made if each.name == "tiles").asm[form])
+        assert bool(found) == configs.multiplies_float8(target)
+
+
+def test_codes_of_one_row_are_read_in_vectors(made: list[CompiledKernel], request: pytest.FixtureRequest) -> None:
+    """16 bytes to a thread, where the sizes divide; x, of which there is less, comes in 8."""
+    if TARGETS[request.node.callspec.params["made"]].backend != "cuda":
+        pytest.skip("reads PTX")
+    widths = []
+    for k in (4096, 4100):
+        (sample,) = products("int4-channel", BF16, "plain", n=256, k=k, m=1)
+        kernels.run_linear(kernels.linear.gemv)(*sample.args)
+        text = [each for each in made if each.name == "gemv"][-1].asm["ptx"]
+        widths.append(set(re.findall(r"cp\.async\.c\S+ \[[^\]]+\], \[[^\]]+\], (0x\w+)", text)))
+    assert widths[0] == {"0x10", "0x8"}
+    assert "0x10" not in widths[1], "rows that start between words are read byte by byte"
