@@ -371,6 +371,26 @@ def test_tune_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert lines[-1] == f"written to {configs.path('sm90')}"
 
 
+def test_time_is_of_a_graph_over_every_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three weights, called once each while recording; plays take 9, 3, 6, .. seconds, a call a third of the median."""
+    called: list[int] = []
+    plays = iter([9.0, 3.0, 6.0, 6.0, 6.0, 1.0, 7.0])
+
+    class Recorder(StandIn):
+        def recorded(self, run: Callable[[], object]) -> tuple[str, object]:
+            return "play", run()
+
+        def seconds(self, play: str) -> float:
+            assert play == "play"
+            return next(plays)
+
+    monkeypatch.setattr(measure, "Accelerator", Recorder)
+    _, (_, *rest) = weight("int4-g32")
+    weights = [Weight(*rest[:10])._replace(n=n) for n in (1, 2, 3)]
+    assert measure._time(lambda each: called.append(each.n), weights) == 2.0
+    assert called == [1, 2, 3]
+
+
 @pytest.mark.usefixtures("own_tables")
 def test_compiled_whole() -> None:
     """The op is one node of a graph without breaks, and what runs in it is the kernel that was forced."""

@@ -317,6 +317,22 @@ def load_blocks(
 
 
 @triton.jit
+def load_flat(
+    part: tl.tensor,
+    row: tl.tensor,
+    unit: tl.tensor,
+    k: tl.tensor,
+    row_step: tl.tensor,
+    step: tl.tensor,
+    BLOCK_K: tl.constexpr,
+    SPAN: tl.constexpr,
+) -> tl.tensor:
+    """Those of whole units, to be broadcast to [ROWS, UNITS]."""
+    entries = load_blocks(part, row, unit, k, row_step, step, BLOCK_K, SPAN)
+    return tl.reshape(entries, (entries.shape[0], entries.shape[1]))
+
+
+@triton.jit
 def load_place(
     part: tl.tensor,
     row: tl.tensor,

@@ -19,6 +19,7 @@ from bitport.backends.triton.decode import (
     load_blocks,
     load_codes,
     load_columns,
+    load_flat,
     load_place,
     load_word,
     place_steps,
@@ -89,33 +90,30 @@ def gemv(
         unit = step * UNITS + tl.arange(0, UNITS)
         column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
         rows = load_columns(x + column, column, k, EVEN).to(tl.float32)
-        shift, factor = 0.0, 1.0
-        if ZERO != "none" and (SPAN != "column" or bits_of(NUMBER) == 8):
-            shift = load_blocks(zero, block, unit, k, zero_row, 1, BLOCK_K, SPAN)
-        if SPAN != "row" and (SPAN != "column" or bits_of(NUMBER) == 8):
-            factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, BLOCK_K, SPAN), SCALE)
+        shift = 0.0
         if bits_of(NUMBER) == 8:
+            if ZERO != "none":
+                shift = load_blocks(zero, block, unit, k, zero_row, 1, BLOCK_K, SPAN)
             value = steps(load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN), shift, NUMBER, ZERO)
             if SPAN == "column":
-                value *= factor
+                value *= scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, BLOCK_K, SPAN), SCALE)
             part = tl.sum(value * rows[None], 2)
         else:
+            if ZERO != "none" and SPAN != "column":
+                shift = load_flat(zero, block, unit, k, zero_row, 1, BLOCK_K, SPAN)
             word = load_word(data, row, unit, k, row_bytes, NUMBER, WORDS, EVEN)
-            if SPAN != "column" and ZERO != "none":
-                shift = tl.reshape(shift, (shift.shape[0], shift.shape[1]))
             xs = places(rows, UNITS)
             part = tl.zeros((BN, UNITS), dtype=tl.float32)
             for place in tl.static_range(8):
-                if SPAN == "column" and ZERO != "none":
+                if ZERO != "none" and SPAN == "column":
                     shift = load_place(zero, block, unit, k, zero_row, 1, BLOCK_K, place)
                 value = place_steps(word, shift, k, place, NUMBER, ZERO)
                 if SPAN == "column":
-                    value *= scale_value(
-                        load_place(scale, block, unit, k, scale_row, scale_step, BLOCK_K, place), SCALE
-                    )
+                    raw = load_place(scale, block, unit, k, scale_row, scale_step, BLOCK_K, place)
+                    value *= scale_value(raw, SCALE)
                 part = tl.fma(value, xs[place][None, :], part)
         if SPAN == "tile" or SPAN == "unit":
-            part *= tl.reshape(factor, (factor.shape[0], factor.shape[1]))
+            part *= scale_value(load_flat(scale, block, unit, k, scale_row, scale_step, BLOCK_K, SPAN), SCALE)
         total += part
     result = tl.sum(total, 1)
     if SPAN == "row":

@@ -54,12 +54,12 @@ def tune(device: torch.device) -> Iterator[str]:
     content["source"] = f"measured on {about} with torch {torch.__version__}, triton {triton.__version__}"
     content["gemv"], seconds = _best("gemv", 1, GEMV, content, device)
     yield f"gemv: {content['gemv']}, {seconds * 1e6:.1f} us"
-    tiles = []
-    for rows, sizes in TILES.items():
-        best, seconds = _best("tiles", rows or ROWS[-1], sizes, content, device)
-        tiles.append({"rows": rows, **best})
-        yield f"tiles of {rows or 'any number of'} rows: {best}, {seconds * 1e6:.1f} us"
-    content["tiles"] = tiles
+    blocks: list[dict[str, Any]] = []
+    for most, sizes in TILES.items():
+        best, seconds = _best("tiles", most or ROWS[-1], sizes, content, device)
+        blocks.append({"rows": most, **best})
+        yield f"tiles of {most or 'any number of'} rows: {best}, {seconds * 1e6:.1f} us"
+    content["tiles"] = blocks
     content["most_rows"] = {"gemv": {"*": 0}, "tiles": {"*": 0}}
     for scheme in SCHEMES:
         kind, gemv, tiles = _crossovers(scheme, Config(content), device)
