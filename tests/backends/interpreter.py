@@ -1,5 +1,6 @@
 """Triton's interpreter, with what it does to bfloat16 put right: it multiplies the bit patterns and cuts where it
-should round. Kernels are tried as they are; only the interpreter is changed, in a process that is there for that."""
+should round. It also reads every scale of a scaled product as a power of two. Kernels are tried as they are; only the
+interpreter is changed, in a process that is there for that."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 
@@ -38,3 +40,14 @@ def correct_bfloat16() -> None:
         setattr(InterpreterBuilder, f"create_{name}", correct_cast)
     InterpreterBuilder.cast_impl = correct_cast
     InterpreterBuilder.create_dot = correct_dot
+
+
+def correct_scales() -> None:
+    power_of_two = interpreter._dot_scaled_scale_to_f32
+
+    def correct(handle: TensorHandle, kind: Any) -> Any:
+        if handle.dtype.scalar != tl.float8e4nv:
+            return power_of_two(handle, kind)
+        return torch.from_numpy(np.ascontiguousarray(handle.data)).view(torch.float8_e4m3fn).float().numpy()
+
+    interpreter._dot_scaled_scale_to_f32 = correct

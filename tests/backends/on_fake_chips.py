@@ -77,13 +77,17 @@ def be(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
     monkeypatch.setattr(capability, "toolkit", lambda: (12, 9))
 
 
-def arguments(name: str, rows: int, dtype: torch.dtype = torch.bfloat16, n: int = N) -> tuple[str, tuple[Any, ...]]:
-    """(op, its arguments) for a scheme; of experts, where the name begins so."""
+def arguments(
+    name: str, rows: int, dtype: torch.dtype = torch.bfloat16, n: int = N, layout: str | None = None
+) -> tuple[str, tuple[Any, ...]]:
+    """(op, its arguments) for a scheme, the weight in the layout that the device takes or in ``layout``; of experts,
+    where the name begins so."""
     experts, _, scheme_name = name.rpartition(":")
     scheme = bp.preset(scheme_name)
     k = 480 if "g48" in name else K
     value = nn.Linear(k, n, dtype=dtype).weight.detach()
     q = bp.quantize_tensor(value.expand(EXPERTS, n, k) if experts else value, scheme).to(DEVICE)
+    q = q if layout is None else q.to_layout(layout)
     x = torch.empty(rows, k, dtype=dtype, device=DEVICE)
     act = [scheme.act] if scheme.act else []
     if experts:

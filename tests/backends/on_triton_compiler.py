@@ -3,7 +3,9 @@ Run by test_triton.py in a process of its own. TRITON_TARGETS names the targets;
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
-from bitport.backends.triton import configs, kernels, product, rounding, rows
+from bitport.backends.triton import configs, gemv, kernels, product, rounding, rows, scaled
+from bitport.numerics import ACTIVATIONS
 from bitport.schemes import PRESETS, preset
 from tests.backends.products import products
 
@@ -22,12 +25,20 @@ TARGETS = {
     "sm80": GPUTarget("cuda", 80, 32),
     "sm90": GPUTarget("cuda", 90, 32),
     "sm100": GPUTarget("cuda", 100, 32),
+    "sm120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
 }
-SHARED = {"sm80": 163 << 10, "sm90": 227 << 10, "sm100": 227 << 10, "gfx942": 64 << 10}
+SHARED = {
+    **{"sm80": 163 << 10, "sm90": 227 << 10, "sm100": 227 << 10, "sm120": 99 << 10},
+    **{"gfx942": 64 << 10, "gfx950": 160 << 10},
+}
 """Bytes of fast memory that one program may have."""
 BINARY = {"cuda": "cubin", "hip": "hsaco"}
-KERNELS = (product.gemv, product.tiles, product.combine, rounding.by_row, rounding.by_block, rows._rows)
+KERNELS = (
+    *(gemv.gemv, product.tiles, product.combine, rows._rows, scaled.scaled),
+    *(rounding.by_row, rounding.by_block, rounding.largest),
+)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SOME = (
@@ -64,6 +75,12 @@ class Absent:
         return 0
 
 
+def table(name: str) -> configs.Config:
+    file = configs.FOLDER / f"{name}.json"
+    content = json.loads((file if file.exists() else configs.FOLDER / "default.json").read_text())
+    return configs.Config(content, configs.multiplies_float8(name), configs.multiplies_scaled(name))
+
+
 @pytest.fixture(params=os.environ["TRITON_TARGETS"].split(","))
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CompiledKernel]]:
     """What was compiled for the target instead of being launched."""
@@ -76,7 +93,7 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     triton.runtime.driver.set_active(Absent(TARGETS[request.param]))
-    config = configs.Config(configs.of(torch.device("cpu")).content, configs.multiplies_float8(request.param))
+    config = table(request.param)
     monkeypatch.setattr(configs, "of", lambda device: config)
     for kernel in KERNELS:
         kernel.device_caches.clear()
@@ -85,6 +102,7 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     assert compiled
     for kernel in compiled:
         assert kernel.asm[BINARY[target.backend]]
+        assert not kernel.metadata.global_scratch_size, f"{kernel.name}: memory that a graph's pool does not hold"
         assert kernel.metadata.shared <= SHARED[request.param], kernel.name
 
 
@@ -121,3 +139,82 @@ def test_experts(scheme: str, made: list[CompiledKernel]) -> None:
     act = (preset(scheme).act,) if preset(scheme).act else ()
     kernels.grouped(x, ends, *parts, *rest[4:10], *act)
     assert "tiles" in [each.name for each in made]
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
+def test_inputs(dtype: torch.dtype, act: str, made: list[CompiledKernel]) -> None:
+    for k in (1024, 1003):
+        kernels.quantize_input(torch.randn(4, k, dtype=dtype), act, None)
+    first = ["largest"] if ACTIVATIONS[act].block == (0, 0) or ACTIVATIONS[act].global_scale else []
+    by = "by_row" if not all(ACTIVATIONS[act].block) else "by_block"
+    assert [each.name for each in made] == [*first, by] * 2
+
+
+UNIT_TAKES_SCALES = {
+    "sm100": ("ptx", re.compile(r"tcgen05\.mma\S*block_scale")),
+    "sm120": ("ptx", re.compile(r"mma\.sync\S*block_scale")),
+    "gfx950": ("amdgcn", re.compile(r"v_mfma_scale")),
+}
+
+
+@pytest.mark.parametrize("act", scaled.KINDS)
+def test_scales_go_to_the_unit(act: str, made: list[CompiledKernel], request: pytest.FixtureRequest) -> None:
+    """Not a decoded block: the instruction is the one that takes scales, wherever the predicate says there is one."""
+    target = request.node.callspec.params["made"]
+    for k in (1024, 992):
+        (sample,) = products(act, BF16, "plain", n=256, k=k, m=200)
+        refused = kernels.refuses_scaled(*sample.args)
+        assert (refused is None) == (act in configs.multiplies_scaled(target))
+        if refused is not None:
+            kernels.run_dyn(kernels.linear.tiles)(*sample.args)
+            continue
+        kernels.run_scaled(*sample.args)
+        kernel = next(each for each in made[::-1] if each.name == "scaled")
+        form, instruction = UNIT_TAKES_SCALES[target]
+        assert instruction.search(kernel.asm[form])
+
+
+INT8 = {
+    "cuda": ("ptx", re.compile(r"mma\S*\.s8\.s8|mma\S*kind::i8")),
+    "hip": ("amdgcn", re.compile(r"v_mfma_i32_\S*i8")),
+}
+FLOAT8 = ("ptx", re.compile(r"mma\S*\.e4m3\.e4m3|mma\S*kind::f8f6f4"))
+
+
+@pytest.mark.parametrize("m", [16, 300])
+@pytest.mark.parametrize("scheme", ["int8-dyn", "int8-dyn-g64", "int4-int8", "int4-int8-g32-sym"])
+def test_int8_is_multiplied_as_such(
+    scheme: str, m: int, made: list[CompiledKernel], request: pytest.FixtureRequest
+) -> None:
+    """Groups too, whose scales are applied to sums of a group."""
+    (sample,) = products(scheme, BF16, "plain", n=256, k=1024, m=m)
+    kernels.run_dyn(kernels.linear.tiles)(*sample.args)
+    form, instruction = INT8[TARGETS[request.node.callspec.params["made"]].backend]
+    assert instruction.search(next(each for each in made if each.name == "tiles").asm[form])
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "fp8-block"])
+def test_float8_is_multiplied_as_such(scheme: str, made: list[CompiledKernel], request: pytest.FixtureRequest) -> None:
+    """Where the chip does; elsewhere it is bfloat16 by then."""
+    target = request.node.callspec.params["made"]
+    (sample,) = products(scheme, BF16, "plain", n=256, k=1024, m=300)
+    kernels.run_dyn(kernels.linear.tiles)(*sample.args)
+    if TARGETS[target].backend == "cuda":
+        form, instruction = FLOAT8
+        found = instruction.search(next(each for each in made if each.name == "tiles").asm[form])
+        assert bool(found) == configs.multiplies_float8(target)
+
+
+def test_codes_of_one_row_are_read_in_vectors(made: list[CompiledKernel], request: pytest.FixtureRequest) -> None:
+    """16 bytes to a thread, where the sizes divide; x, of which there is less, comes in 8."""
+    if TARGETS[request.node.callspec.params["made"]].backend != "cuda":
+        pytest.skip("reads PTX")
+    widths = []
+    for k in (4096, 4100):
+        (sample,) = products("int4-channel", BF16, "plain", n=256, k=k, m=1)
+        kernels.run_linear(kernels.linear.gemv)(*sample.args)
+        text = [each for each in made if each.name == "gemv"][-1].asm["ptx"]
+        widths.append(set(re.findall(r"cp\.async\.c\S+ \[[^\]]+\], \[[^\]]+\], (0x\w+)", text)))
+    assert widths[0] == {"0x10", "0x8"}
+    assert "0x10" not in widths[1], "rows that start between words are read byte by byte"

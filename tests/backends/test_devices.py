@@ -1,7 +1,8 @@
-"""The tests in on_sim.py, on_fake_device.py and on_fake_chips.py, each in a process that has the device."""
+"""The tests in on_sim.py and on_fake_*.py, each in a process that has the device."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,3 +22,11 @@ def test_on_a_fake_device(file: str, device: str, guard: Callable[[str], Path], 
     if built is not None and built.type == device:
         pytest.skip(f"this PyTorch was built for {device}, whose own guard a fake one would replace")
     elsewhere(file, FAKE_DEVICE=device, FAKE_DEVICE_GUARD=str(guard(device)), BITPORT_DISABLE="triton")
+
+
+@pytest.mark.parametrize("device", ["xpu", "cuda"])
+def test_triton_on_a_fake_device(device: str, guard: Callable[[str], Path], elsewhere: Callable[..., None]) -> None:
+    """With Triton's kernels as well, which are registered there and launch nothing."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed: pip install 'bitport[triton]'")
+    test_on_a_fake_device("on_fake_triton.py", device, guard, elsewhere)

@@ -1,5 +1,6 @@
 """Triton's kernels, each in a process that tells triton where it is: on_triton.py in its interpreter, the compilers for
-devices that are not here, and on the device that is."""
+devices that are not here, and on the device that is. The others are likewise: on_triton_inputs.py for what rounds
+inputs, on_triton_scaled.py for products of blocks with their scales."""
 
 from __future__ import annotations
 
@@ -19,9 +20,13 @@ needs_triton = pytest.mark.skipif(
 )
 
 
+FILES = ("on_triton.py", "on_triton_inputs.py", "on_triton_scaled.py")
+
+
 @needs_triton
-def test_in_the_interpreter(elsewhere: Callable[..., None]) -> None:
-    elsewhere("on_triton.py", TRITON_INTERPRET="1", TRITON_DEVICE="cpu")
+@pytest.mark.parametrize("file", FILES)
+def test_in_the_interpreter(file: str, elsewhere: Callable[..., None]) -> None:
+    elsewhere(file, TRITON_INTERPRET="1", TRITON_DEVICE="cpu")
 
 
 def compiled(elsewhere: Callable[..., None], cache: Path, targets: str, **variables: str) -> None:
@@ -29,14 +34,14 @@ def compiled(elsewhere: Callable[..., None], cache: Path, targets: str, **variab
 
 
 @needs_triton
-@pytest.mark.parametrize("target", ["sm80", "sm90", "gfx942"])
+@pytest.mark.parametrize("target", ["sm80", "sm90", "sm100", "gfx942"])
 def test_compiled_for_devices_that_are_not_here(target: str, elsewhere: Callable[..., None], tmp_path: Path) -> None:
     compiled(elsewhere, tmp_path, target)
 
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm80", "sm90", "sm100", "gfx942"])
+@pytest.mark.parametrize("target", ["sm80", "sm90", "sm100", "sm120", "gfx942", "gfx950"])
 def test_every_variant_compiled(target: str, elsewhere: Callable[..., None], tmp_path: Path) -> None:
     compiled(elsewhere, tmp_path, target, TRITON_ALL="1")
 
@@ -44,9 +49,10 @@ def test_every_variant_compiled(target: str, elsewhere: Callable[..., None], tmp
 @needs_triton
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE is None, reason="no device here")
-def test_on_the_device(elsewhere: Callable[..., None]) -> None:
+@pytest.mark.parametrize("file", FILES)
+def test_on_the_device(file: str, elsewhere: Callable[..., None]) -> None:
     assert DEVICE is not None
-    elsewhere("on_triton.py", TRITON_DEVICE=DEVICE.type)
+    elsewhere(file, TRITON_DEVICE=DEVICE.type)
 
 
 @pytest.mark.skipif(DEVICE is not None, reason="there is a device here")

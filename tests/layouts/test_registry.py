@@ -89,6 +89,16 @@ def test_the_next_best_where_the_best_refuses() -> None:
     assert preferred(torch.device("cuda"), GOOD._replace(dtype="int8"), parts()) == "plain"
 
 
+@pytest.mark.parametrize(("device", "name"), [("cuda", "tile_packed_8"), ("mps", "int4_pairs")])
+def test_a_layout_for_weights_alone_is_not_taken_for_more(device: str, name: str) -> None:
+    """Neither by a weight whose inputs are rounded, nor by experts: no kernel would take it there."""
+    wide, held = GOOD._replace(k=128), parts()
+    assert preferred(torch.device(device), wide, held) == name
+    assert preferred(torch.device(device), wide, held, "int8") == "plain"
+    experts = held._replace(data=held.data[None], scale=held.scale[None])
+    assert preferred(torch.device(device), wide, experts) == "plain"
+
+
 class Mine(Plain):
     name = "mine"
     devices = ("cpu",)

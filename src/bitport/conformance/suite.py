@@ -96,7 +96,8 @@ def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Iterator[Sample
     at = arguments.index("data")
     weight = Weight(*sample.args[at : at + 10])
     parts = Quantized(*weight[:4])
-    layout = layouts.preferred(device, weight.matrix, parts)
+    act = sample.args[arguments.index("act")] if "act" in arguments else ""
+    layout = layouts.preferred(device, weight.matrix, parts, act)
     if layout != "plain":
         packed = layouts.repack(weight.matrix, parts, "plain", layout)
         args = (*sample.args[:at], *packed, *weight[4:9], layout, *sample.args[at + 10 :])

@@ -75,11 +75,16 @@ def layout(name: str) -> Layout:
         raise LayoutError(f"unknown layout {name!r}; known: {', '.join(LAYOUTS)}") from None
 
 
-def preferred(device: torch.device, matrix: Matrix, parts: Quantized) -> str:
-    """The layout a tensor takes when it arrives on ``device``."""
+def preferred(device: torch.device, matrix: Matrix, parts: Quantized, act: str = "") -> str:
+    """The layout a tensor takes when it arrives on ``device``; ``act``: how inputs are rounded for products with it.
+
+    A layout with a true ``weight_only`` has kernels for inputs as they are and one matrix alone: whose inputs are
+    rounded, and experts, do not take it."""
     plugins.load()
+    further = act != "" or parts.data.dim() > 2
     for candidate in reversed(LAYOUTS.values()):
-        if device.type in candidate.devices and candidate.refuses(matrix, parts) is None:
+        fits = device.type in candidate.devices and not (further and getattr(candidate, "weight_only", False))
+        if fits and candidate.refuses(matrix, parts) is None:
             return candidate.name
     return "plain"
 

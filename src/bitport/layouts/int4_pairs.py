@@ -19,6 +19,7 @@ SCALES = (torch.float32, torch.bfloat16, torch.float16)
 class Int4Pairs:
     name = "int4_pairs"
     devices: tuple[str, ...] = ("mps",)
+    weight_only = True
     data_ndim = 2
 
     def expects(self, matrix: Matrix) -> Packed:

@@ -26,7 +26,9 @@ SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
 
 
 class TilePacked:
-    devices: tuple[str, ...] = ("cuda",)
+    devices: tuple[str, ...] = () if torch.version.hip else ("cuda",)
+    """ROCm goes by the name cuda as well, and has no kernel here for it."""
+    weight_only = True
     data_ndim = 4
 
     def __init__(self, inner: int) -> None:

@@ -27,7 +27,7 @@ from bitport.numerics.blocks import block_amax, to_blocks
 from bitport.numerics.floats import as_float32, decode, e8m0_position, encode
 from bitport.numerics.format import Format
 from bitport.numerics.rounding import round_to_int
-from bitport.numerics.types import number_type
+from bitport.numerics.types import NumberType, number_type
 
 E4M3 = number_type("float8_e4m3")
 E8M0 = number_type("float8_e8m0")
@@ -96,11 +96,16 @@ def _affine(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
 def _global_scale(amax: Tensor, fmt: Format) -> Tensor:
     """float32 [..., 1, 1] over the finite blocks: one bad block must not change the others."""
     largest = E4M3.max * fmt.number.max
-    highest = _FLOAT32_MAX / max(largest, E4M3.max) * (1 - 2.0**-20)  # finite: the product of the scales, of all three
+    lowest, highest = global_scale_range(fmt.number)
     finite = torch.where(amax.isfinite(), amax, 0)
     amax = torch.cat([finite.flatten(-2), finite.new_zeros(*finite.shape[:-2], 1)], -1).amax(-1)[..., None, None]
-    scale2 = _divide(amax, largest).clamp(_SMALLEST_GLOBAL, highest)
+    scale2 = _divide(amax, largest).clamp(lowest, highest)
     return torch.where(amax == 0, 1.0, scale2)
+
+
+def global_scale_range(number: NumberType) -> tuple[float, float]:
+    """At the upper end the product of both scales is finite, and that with the largest code as well."""
+    return _SMALLEST_GLOBAL, _FLOAT32_MAX / (E4M3.max * max(number.max, 1.0)) * (1 - 2.0**-20)
 
 
 def power_of_two_scale(amax: Tensor, fmt: Format) -> Tensor:

@@ -135,7 +135,7 @@ class QTensor(Tensor):
     def to_device_layout(self) -> QTensor:
         """The same value in the layout that its device prefers."""
         plain = self.to_layout("plain")
-        return plain.to_layout(layouts.preferred(self.qdata.device, self.matrix, plain.parts))
+        return plain.to_layout(layouts.preferred(self.qdata.device, self.matrix, plain.parts, self.scheme.act))
 
     # -- torch's protocols ---------------------------------------------------------------------------------------
 

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitport.backends.aten import finish
+from bitport.backends.aten import finish, rounded
 from bitport.layouts.signed_int8 import to_signed
-from bitport.numerics import quantize_rows
 
 ACTIVATIONS = ("int8", "int8-tensor")
 LARGEST_K = (2**31 - 1) // (255 * 128)
@@ -39,7 +38,7 @@ def refuses(layout: str, *args: Any) -> str | None:
 def run(least_rows: int, *args: Any) -> Tensor:
     """With fewer than ``least_rows`` rows, rows of zeros make up for them."""
     x, data, scale, *_, act, act_scale, bias = args
-    q = quantize_rows(x, act, act_scale)
+    q = rounded(x, act, act_scale)
     codes = to_signed(q.data)
     m = codes.shape[0]
     if m < least_rows:

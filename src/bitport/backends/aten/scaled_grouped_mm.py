@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.backends.aten import grouped_mm, scaled_mm
-from bitport.numerics import quantize_rows
+from bitport.backends.aten import grouped_mm, rounded, scaled_mm
 
 
 def refuses(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
@@ -19,7 +18,7 @@ def refuses(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
 
 
 def run(x: Tensor, ends: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
-    q = quantize_rows(x, rest[-1])
+    q = rounded(x, rest[-1])
     scales = q.scale.reshape(-1), scale.float().reshape(scale.shape[:2])
     y = torch._scaled_grouped_mm(q.data, data.transpose(-2, -1), *scales, offs=ends, out_dtype=x.dtype)
     return grouped_mm.owned(y, ends)

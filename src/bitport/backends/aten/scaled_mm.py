@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.numerics import quantize_rows
+from bitport.backends.aten import rounded
 
 BLOCKS = {"fp8": "row", "fp8-tensor": "tensor"}
 
@@ -34,7 +34,7 @@ def refuses(dtypes: tuple[torch.dtype, ...], *args: Any) -> str | None:
 
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
     *_, act, act_scale, bias = rest
-    q = quantize_rows(x, act, act_scale)
+    q = rounded(x, act, act_scale)
     bias = None if bias is None else bias.to(x.dtype)
     y = torch._scaled_mm(q.data, data.t(), q.scale, scale.float().t(), bias=bias, out_dtype=x.dtype)
     return y.reshape(*x.shape[:-1], y.shape[-1])

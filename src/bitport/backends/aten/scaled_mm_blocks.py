@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
-from bitport.backends.aten import finish
-from bitport.numerics import quantize_rows
+from bitport.backends.aten import finish, rounded
 
 BLOCK = 128
 UNIT = 4
@@ -41,7 +40,7 @@ def refuses(*args: Any) -> str | None:
 
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
     *_, act, _, bias = rest
-    q = quantize_rows(x, act)
+    q = rounded(x, act)
     m = q.data.shape[0]
     codes = F.pad(q.data.view(torch.uint8), (0, 0, 0, -m % UNIT)).view(q.data.dtype)
     x_scale = F.pad(q.scale, (0, 0, 0, -m % UNIT)).t().contiguous().t()

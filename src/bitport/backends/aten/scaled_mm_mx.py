@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
-from bitport.backends.aten import finish
-from bitport.numerics import quantize_rows
+from bitport.backends.aten import finish, rounded
 
 FORMATS = {"mxfp8": ("float8_e4m3", torch.float8_e8m0fnu, 32), "nvfp4": ("float4_e2m1", torch.float8_e4m3fn, 16)}
 """Rounding of the input -> what the weight must be: number type, dtype of the scale, columns per scale."""
@@ -43,7 +42,7 @@ def refuses(*args: Any) -> str | None:
 
 def run(x: Tensor, data: Tensor, scale: Tensor, zero: None, scale2: Tensor | None, *rest: Any) -> Tensor:
     *_, act, act_scale, bias = rest
-    q = quantize_rows(x, act, act_scale)
+    q = rounded(x, act, act_scale)
     a, b = [swizzled(q.scale)], [swizzled(scale)]
     codes, swizzles = (q.data, data), [SwizzleType.SWIZZLE_32_4_4]
     kinds = [ScalingType.BlockWise1x32]

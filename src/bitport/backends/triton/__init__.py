@@ -48,9 +48,4 @@ def describe() -> list[str]:
         return [f"not used: {MISSING}"]
     from bitport.backends.triton import configs
 
-    name = configs.architecture(DEVICE)
-    if configs.path(name).exists():
-        source = "measured here (bitport tune)"
-    else:
-        source = "shipped" if (configs.FOLDER / f"{name}.json").exists() else "by default; bitport tune measures them"
-    return [f"blocks and crossovers of {name}: {source}"]
+    return [f"blocks and crossovers of {configs.architecture(DEVICE)}: {configs.of(DEVICE).source}"]

@@ -1,13 +1,17 @@
 """Sizes of blocks, and from how many rows on which kernel runs: a table for each architecture.
 
 ``configs/<architecture>.json`` in the package holds one, ``default.json`` stands for every other: sizes that fit the
-memory of each matrix unit that Triton compiles for, not measured on any. What ``bitport tune`` measured, in the user's
-cache folder, comes before both. ::
+memory of each matrix unit that Triton compiles for. What ``bitport tune`` measured, in the user's cache folder, comes
+before both. ::
 
-    programs    how many programs keep the device busy: K is split where a product has fewer
-    gemv        blocks of the kernel without matrix units
-    tiles       blocks by rows: the first entry that has as many (null: any number)
+    source      how the sizes were found: measured on what, or reasoned, and why so
+    gemv        blocks of the kernel without matrix units, which takes rows one by one
+    tiles       those of the kernel with them, by rows: the first entry that has as many (null: any number)
+    scaled      those of the kernel whose matrix units take blocks with their scales
     most_rows   kernel -> kind of weight (* for the others) -> the most rows for which it runs (null: any number)
+
+A block is BM rows of x by BN rows of the weight, in steps of BK columns; ``programs`` is how many of them keep the
+device busy: K is split where a product has fewer.
 """
 
 from __future__ import annotations
@@ -23,28 +27,36 @@ import triton
 from bitport.backends import measured
 from bitport.ops import Weight
 
-VERSION = 1
+VERSION = 2
 FOLDER = Path(__file__).parent / "configs"
 DEFAULT = "default"
 Blocks: TypeAlias = dict[str, int]
-FIELDS = ("BN", "BK", "num_warps", "num_stages")
+SIZES = ("BN", "BK", "num_warps")
+COUNTS = ("num_stages", "programs")
 
 
 class Config:
-    def __init__(self, content: dict[str, Any], float8: bool = False) -> None:
-        """``float8``: the device multiplies float8_e4m3 as such."""
-        self.content, self.float8 = content, float8
-        self.programs: int = content["programs"]
+    def __init__(self, content: dict[str, Any], float8: bool = False, scaled: tuple[str, ...] = ()) -> None:
+        """``float8``: the device multiplies float8_e4m3 as such; ``scaled``: short blocks of these activation formats
+        with their scales."""
+        self.content, self.float8, self.scaled = content, float8, scaled
+        self.source: str = content["source"]
         self.gemv: Blocks = content["gemv"]
-        self._tiles: list[dict[str, Any]] = content["tiles"]
         self._most_rows: dict[str, dict[str, int | None]] = content["most_rows"]
 
     def tiles(self, rows: int) -> Blocks:
-        return next(each for each in self._tiles if each["rows"] is None or rows <= each["rows"])
+        return _for(self.content["tiles"], rows)
+
+    def scaled_tiles(self, rows: int) -> Blocks:
+        return _for(self.content["scaled"], rows)
 
     def most_rows(self, kernel: str, weight: Weight) -> int | None:
         known = self._most_rows.get(kernel, {"*": None})
         return known.get(kind(weight), known["*"])
+
+
+def _for(entries: list[dict[str, Any]], rows: int) -> Blocks:
+    return next(each for each in entries if each["rows"] is None or rows <= each["rows"])
 
 
 def kind(weight: Weight) -> str:
@@ -66,6 +78,13 @@ def multiplies_float8(architecture: str) -> bool:
     return architecture.startswith("sm") and int(architecture[2:]) >= 89
 
 
+def multiplies_scaled(architecture: str) -> tuple[str, ...]:
+    """The activation formats whose blocks are multiplied with their scales: NVIDIA's from sm100 on, AMD's gfx950."""
+    if architecture.startswith("sm") and int(architecture[2:]) >= 100:
+        return ("mxfp8", "mxfp4", "nvfp4")
+    return ("mxfp8", "mxfp4") if architecture == "gfx950" else ()
+
+
 def path(architecture: str) -> Path:
     return measured.folder() / f"triton-{architecture}.json"
 
@@ -78,23 +97,21 @@ def of(device: torch.device) -> Config:
         shipped = FOLDER / f"{name}.json"
         file = shipped if shipped.exists() else FOLDER / f"{DEFAULT}.json"
         own = json.loads(file.read_text(encoding="utf-8"))
-    return Config(own, multiplies_float8(name))
+    return Config(own, multiplies_float8(name), multiplies_scaled(name))
 
 
 def fault(content: Any) -> str | None:
     """Why a table cannot be used."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         return f"it is not of version {VERSION}"
-    if not _is_size(content.get("programs")):
-        return "programs must be a whole number from 1"
-    tiles, most = content.get("tiles"), content.get("most_rows")
-    if not isinstance(tiles, list) or not all(_are_blocks(each, {"BM"}) and "rows" in each for each in tiles):
-        return f"tiles must be a list of rows, BM, {', '.join(FIELDS)}; the sizes powers of two"
-    rows = [each["rows"] for each in tiles]
-    if rows[-1:] != [None] or not all(_is_size(each) for each in rows[:-1]):
-        return "tiles must have rows that are whole numbers, and at the end an entry for any number of rows (null)"
-    if not _are_blocks(content.get("gemv"), set()):
-        return f"gemv must have {', '.join(FIELDS)}; the sizes powers of two"
+    if not isinstance(content.get("source"), str):
+        return "source must say how its sizes were found"
+    if not _are_blocks(content.get("gemv"), ()):
+        return f"gemv must have {', '.join(SIZES)} (powers of two), {', '.join(COUNTS)}"
+    for name in ("tiles", "scaled"):
+        if reason := _fault_of_tiles(content.get(name)):
+            return f"{name} must {reason}"
+    most = content.get("most_rows")
     if not isinstance(most, dict) or not all(isinstance(kinds, dict) and "*" in kinds for kinds in most.values()):
         return "most_rows must name, for each kernel, the rows of each kind of weight and of *"
     if not all(rows is None or rows == 0 or _is_size(rows) for kinds in most.values() for rows in kinds.values()):
@@ -102,13 +119,22 @@ def fault(content: Any) -> str | None:
     return None
 
 
+def _fault_of_tiles(entries: Any) -> str | None:
+    if not isinstance(entries, list) or not all(_are_blocks(each, ("BM",)) and "rows" in each for each in entries):
+        return f"be a list of rows, BM, {', '.join(SIZES)} (powers of two), {', '.join(COUNTS)}"
+    rows = [each["rows"] for each in entries]
+    if rows[-1:] != [None] or not all(_is_size(each) for each in rows[:-1]):
+        return "have rows that are whole numbers, and at the end an entry for any number of rows (null)"
+    return None
+
+
 def _is_size(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def _are_blocks(value: Any, more: set[str]) -> bool:
-    """num_stages is the one size that need be no power of two."""
-    if not isinstance(value, dict) or set(value) - {"rows"} != set(FIELDS) | more:
+def _are_blocks(value: Any, more: tuple[str, ...]) -> bool:
+    sizes = (*more, *SIZES)
+    if not isinstance(value, dict) or set(value) - {"rows"} != {*sizes, *COUNTS}:
         return False
-    sizes = {name: size for name, size in value.items() if name != "rows"}
-    return all(_is_size(size) and (name == "num_stages" or not size & (size - 1)) for name, size in sizes.items())
+    powers = all(_is_size(value[name]) and not value[name] & (value[name] - 1) for name in sizes)
+    return powers and all(_is_size(value[name]) for name in COUNTS)

@@ -6,8 +6,8 @@ A unit is eight codes along K: as many bytes as a code has bits, and a whole num
     int3, 5, 6, 7, and rows that do not start at a word: byte by byte, put together
 
 Arithmetic is float32 and exact. A code becomes a float by its bits, 0x4B000000 | code = 2^23 + code, since converting
-integers runs at a fraction of a GPU's rate. No float on the way is subnormal, so a device that flushes those decodes
-the same.
+integers runs at a fraction of a GPU's rate; where it stands in a word is of no matter (place_steps). No float on the
+way is subnormal, so a device that flushes those decodes the same.
 """
 
 from __future__ import annotations
@@ -89,6 +89,34 @@ def _every_other(word: tl.tensor, FIRST: tl.constexpr, BITS: tl.constexpr) -> tl
 
 
 @triton.jit
+def load_word(
+    data: tl.tensor,
+    row: tl.tensor,
+    unit: tl.tensor,
+    k: tl.tensor,
+    row_bytes: tl.tensor,
+    NUMBER: tl.constexpr,
+    WORDS: tl.constexpr,
+    EVEN: tl.constexpr,
+) -> tl.tensor:
+    """The bits of whole units, first code lowest, uint32 or for more than four bits uint64 [ROWS, UNITS]."""
+    BITS: tl.constexpr = bits_of(NUMBER)
+    if WORDS:
+        word_type: tl.constexpr = tl.uint32 if BITS == 4 else tl.uint16 if BITS == 2 else tl.uint8
+        at = (row * (row_bytes // BITS))[:, None] + unit[None, :]
+        source = data.to(tl.pointer_type(word_type), bitcast=True)
+        word = load_columns(source + at, (unit * UNIT)[None, :], k, EVEN).to(tl.uint32)
+    else:
+        wide: tl.constexpr = tl.uint32 if BITS <= 4 else tl.uint64
+        word = tl.zeros((row.shape[0], unit.shape[0]), dtype=wide)
+        for i in tl.static_range(BITS):
+            offset = unit * BITS + i
+            at = (row * row_bytes)[:, None] + offset[None, :]
+            word |= load_columns(data + at, (offset * 8)[None, :], k * BITS, EVEN).to(wide) << (8 * i)
+    return word
+
+
+@triton.jit
 def load_codes(
     data: tl.tensor,
     row: tl.tensor,
@@ -108,18 +136,7 @@ def load_codes(
         at = (row * row_bytes)[:, None, None] + column[None]
         codes = load_columns(data + at, column[None], k, EVEN).to(tl.int32)
     else:
-        if WORDS:
-            word_type: tl.constexpr = tl.uint32 if BITS == 4 else tl.uint16 if BITS == 2 else tl.uint8
-            at = (row * (row_bytes // BITS))[:, None] + unit[None, :]
-            source = data.to(tl.pointer_type(word_type), bitcast=True)
-            word = load_columns(source + at, (unit * UNIT)[None, :], k, EVEN).to(tl.uint32)
-        else:
-            wide: tl.constexpr = tl.uint32 if BITS <= 4 else tl.uint64
-            word = tl.zeros((row.shape[0], unit.shape[0]), dtype=wide)
-            for i in tl.static_range(BITS):
-                offset = unit * BITS + i
-                at = (row * row_bytes)[:, None] + offset[None, :]
-                word |= load_columns(data + at, (offset * 8)[None, :], k * BITS, EVEN).to(wide) << (8 * i)
+        word = load_word(data, row, unit, k, row_bytes, NUMBER, WORDS, EVEN)
         codes = tl.join(_every_other(word, 0, BITS), _every_other(word, 1, BITS))
         codes = tl.reshape(codes, (row.shape[0], unit.shape[0], UNIT))
     return codes ^ FLIP
@@ -142,6 +159,68 @@ def steps(codes: tl.tensor, zero: tl.tensor, NUMBER: tl.constexpr, ZERO: tl.cons
         value = _entry_of(codes, NUMBER)
     else:
         value = small_float(codes, NUMBER)
+    return value
+
+
+@triton.jit
+def place_steps(
+    word: tl.tensor, zero: tl.tensor, k: tl.tensor, PLACE: tl.constexpr, NUMBER: tl.constexpr, ZERO: tl.constexpr
+) -> tl.tensor:
+    """The same of the PLACE-th code of each word of load_word. An integer is not moved to the lowest bits: over 2^23 it
+    is 2^23 + code * 2^position, which one multiplication and addition, both exact, make code - zero. The bits of 2^23
+    come by way of ``k``, whose sign is 0: as a constant they would take the place, in the instruction that masks and
+    merges, of the mask, which would then be moved to a register for each code."""
+    BITS: tl.constexpr = bits_of(NUMBER)
+    AT: tl.constexpr = PLACE * BITS
+    if kind_of(NUMBER) == "int" and midpoint_of(NUMBER) != 0.5:
+        FROM: tl.constexpr = 0 if AT + BITS <= 23 else AT // 16 * 16
+        POSITION: tl.constexpr = 2.0 ** (AT - FROM)
+        bits = (word >> FROM).to(tl.uint32) & (((1 << BITS) - 1) << (AT - FROM))
+        value = (bits.to(tl.int32) | (SHIFT + (k >> 31))).to(tl.float32, bitcast=True)
+        if ZERO == "int":
+            value = tl.fma(value, 1.0 / POSITION, -TWO_23 / POSITION - zero.to(tl.float32))
+        elif ZERO == "float":
+            value = tl.fma(value, 1.0 / POSITION, -TWO_23 / POSITION) - zero.to(tl.float32)
+        else:
+            value = tl.fma(value, 1.0 / POSITION, -TWO_23 / POSITION - midpoint_of(NUMBER))
+    else:
+        value = steps(_field(word, PLACE, BITS), zero, NUMBER, ZERO)
+    return value
+
+
+@triton.jit
+def _two_places(
+    word: tl.tensor, zero: tl.tensor, k: tl.tensor, PLACE: tl.constexpr, NUMBER: tl.constexpr, ZERO: tl.constexpr
+) -> tl.tensor:
+    """This place and the fourth after it."""
+    return tl.join(place_steps(word, zero, k, PLACE, NUMBER, ZERO), place_steps(word, zero, k, PLACE + 4, NUMBER, ZERO))
+
+
+@triton.jit
+def load_steps(
+    data: tl.tensor,
+    row: tl.tensor,
+    unit: tl.tensor,
+    k: tl.tensor,
+    row_bytes: tl.tensor,
+    zero: tl.tensor,
+    NUMBER: tl.constexpr,
+    WORDS: tl.constexpr,
+    FLIP: tl.constexpr,
+    EVEN: tl.constexpr,
+    ZERO: tl.constexpr,
+    SPAN: tl.constexpr,
+) -> tl.tensor:
+    """load_codes as float32 before their scale; ``zero`` as load_blocks gives it for SPAN."""
+    if bits_of(NUMBER) == 8 or SPAN == "column":
+        value = steps(load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN), zero, NUMBER, ZERO)
+    else:
+        word = load_word(data, row, unit, k, row_bytes, NUMBER, WORDS, EVEN)
+        if ZERO != "none":
+            zero = tl.reshape(zero, (zero.shape[0], zero.shape[1]))
+        even = tl.join(_two_places(word, zero, k, 0, NUMBER, ZERO), _two_places(word, zero, k, 2, NUMBER, ZERO))
+        odd = tl.join(_two_places(word, zero, k, 1, NUMBER, ZERO), _two_places(word, zero, k, 3, NUMBER, ZERO))
+        value = tl.reshape(tl.join(even, odd), (row.shape[0], unit.shape[0], UNIT))
     return value
 
 
@@ -216,7 +295,7 @@ def load_blocks(
     k: tl.tensor,
     row_step: tl.tensor,
     step: tl.tensor,
-    block_k: tl.tensor,
+    BLOCK_K: tl.constexpr,
     SPAN: tl.constexpr,
 ) -> tl.tensor:
     """The entries of a scale or zero for the columns of ``unit``; ``row`` [ROWS] counts its rows, which are
@@ -226,12 +305,44 @@ def load_blocks(
     if SPAN == "row":
         entries = tl.load(at)[:, None, None]
     elif SPAN == "tile":
-        entries = tl.load(at + tl.min(unit, 0) * UNIT // block_k * step)[:, None, None]
+        entries = tl.load(at + tl.min(unit, 0) * UNIT // BLOCK_K * step)[:, None, None]
     elif SPAN == "unit":
-        block = tl.minimum(unit * UNIT, k - 1) // block_k
+        block = tl.minimum(unit * UNIT, k - 1) // BLOCK_K
         entries = tl.load(at[:, None] + (block * step)[None, :])[:, :, None]
     else:
         column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
-        block = tl.minimum(column, k - 1) // block_k
+        block = tl.minimum(column, k - 1) // BLOCK_K
         entries = tl.load(at[:, None, None] + (block * step)[None])
     return entries
+
+
+@triton.jit
+def load_flat(
+    part: tl.tensor,
+    row: tl.tensor,
+    unit: tl.tensor,
+    k: tl.tensor,
+    row_step: tl.tensor,
+    step: tl.tensor,
+    BLOCK_K: tl.constexpr,
+    SPAN: tl.constexpr,
+) -> tl.tensor:
+    """Those of whole units, to be broadcast to [ROWS, UNITS]."""
+    entries = load_blocks(part, row, unit, k, row_step, step, BLOCK_K, SPAN)
+    return tl.reshape(entries, (entries.shape[0], entries.shape[1]))
+
+
+@triton.jit
+def load_place(
+    part: tl.tensor,
+    row: tl.tensor,
+    unit: tl.tensor,
+    k: tl.tensor,
+    row_step: tl.tensor,
+    step: tl.tensor,
+    BLOCK_K: tl.constexpr,
+    PLACE: tl.constexpr,
+) -> tl.tensor:
+    """Those for the PLACE-th column of each unit, [ROWS, UNITS], wherever blocks begin."""
+    block = tl.minimum(unit * UNIT + PLACE, k - 1) // BLOCK_K
+    return tl.load((part + row * row_step)[:, None] + (block * step)[None, :])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitport.backends.triton import configs, linear, operand, rows
+from bitport.backends.triton import configs, inputs, linear, operand, rows, scaled
 from bitport.backends.triton.rounding import SEPARATE
 from bitport.ops import Impl, Weight, register_kernel
 
@@ -55,6 +55,10 @@ def refuses_dyn(kernel: str) -> Callable[..., str | None]:
     return refuses
 
 
+def refuses_scaled(x: Tensor, *rest: Any) -> str | None:
+    return scaled.refuses(x, Weight(*rest[:10]), rest[10], configs.of(x.device)) or (None if x.numel() else NO_ROWS)
+
+
 def refuses_grouped(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
     return operand.refuses(Weight(*rest[:10])) or (None if x.numel() else NO_ROWS)
 
@@ -65,6 +69,10 @@ def refuses_embedding(ids: Tensor, *rest: Any) -> str | None:
 
 def refuses_dequantize(*args: Any) -> str | None:
     return operand.refuses(Weight(*args[:10]))
+
+
+def refuses_quantize_input(x: Tensor, *rest: Any) -> str | None:
+    return None if x.numel() else NO_ROWS
 
 
 def run_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -94,6 +102,13 @@ def run_dyn(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
+def run_scaled(x: Tensor, *rest: Any) -> Tensor:
+    weight, (act, act_scale, bias) = Weight(*rest[:10]), rest[10:]
+    with on(x.device):
+        y = scaled.product(x, act, act_scale, weight, bias, configs.of(x.device))
+    return y.reshape(*x.shape[:-1], weight.n)
+
+
 def dense_mm(x: Tensor, *rest: Any) -> Tensor:
     """PyTorch's own product with the weight in x's dtype: what matrix units are fed best with, once it is made."""
     weight, bias = Weight(*rest[:10]), rest[10]
@@ -120,16 +135,23 @@ def dequantize(*args: Any) -> Tensor:
         return rows.dense(Weight(*args[:10]), args[10])
 
 
+def quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tensor]:
+    with on(x.device):
+        return inputs.quantize_input(x, act, act_scale)
+
+
 KERNELS: tuple[tuple[str, str, Callable[..., Any], Callable[..., str | None]], ...] = (
     ("linear", "triton_gemv", run_linear(linear.gemv), refuses_linear("gemv")),
     ("linear", "triton_tiles", run_linear(linear.tiles), refuses_linear("tiles")),
     ("linear", "triton_dense", dense_mm, refuses_linear("dense")),
     ("dyn_linear", "triton_gemv", run_dyn(linear.gemv), refuses_dyn("gemv")),
+    ("dyn_linear", "triton_scaled", run_scaled, refuses_scaled),
     ("dyn_linear", "triton_tiles", run_dyn(linear.tiles), refuses_dyn("tiles")),
     ("grouped_linear", "triton_tiles", grouped, refuses_grouped),
     ("dyn_grouped_linear", "triton_tiles", grouped, refuses_grouped),
     ("embedding", "triton_rows", embedding, refuses_embedding),
     ("dequantize", "triton_rows", dequantize, refuses_dequantize),
+    ("quantize_input", "triton_rounding", quantize_input, refuses_quantize_input),
 )
 """op, name, run, supports: in the order in which they are asked, after PyTorch's own kernels."""
 

@@ -7,10 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bitport.backends.triton import gemv as few
 from bitport.backends.triton import product
 from bitport.backends.triton.configs import Blocks, Config
-from bitport.backends.triton.operand import operand, span
-from bitport.backends.triton.rounding import Rounded, rounded
+from bitport.backends.triton.operand import operand, reach, span
+from bitport.backends.triton.rounding import Rounded, plain_rows, rounded
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
 
@@ -24,25 +25,25 @@ X_BLOCK = 128
 
 
 def gemv(x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, config: Config) -> Tensor:
-    """A few rows: the sum runs in float32 whatever x is."""
-    blocks, m = config.gemv, x.rows.shape[0]
+    """Few rows: the sum runs in float32 whatever x is."""
+    m, blocks = x.rows.shape[0], config.gemv
     bk = min(blocks["BK"], max(64, triton.next_power_of_2(weight.k)))
     tiles_n = triton.cdiv(weight.n, blocks["BN"])
-    splits, per_split = _splits(tiles_n, triton.cdiv(weight.k, bk), config)
+    splits, per_split = splits_of(tiles_n * m, triton.cdiv(weight.k, bk), m, weight, blocks)
     held = operand(weight)
-    out, target = _outputs(splits, m, weight.n, dtype, x.rows.device)
-    product.gemv[(tiles_n, splits, m)](
+    out, target = outputs(splits, m, weight.n, dtype, x.rows.device)
+    few.gemv[(tiles_n, splits, m)](
         *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, target, m, x.rows.stride(0), per_split),
         *(weight.n, weight.k, *held.pointers, *held.sizes),
         **held.fixed,
-        SPAN=span(weight, bk),
+        **reach(weight, bk),
         EVEN=weight.k % bk == 0,
         BN=blocks["BN"],
         BK=bk,
         num_warps=blocks["num_warps"],
         STAGES=blocks["num_stages"],
     )
-    return _combined(target, bias, out, splits)
+    return combined(target, bias, out, splits)
 
 
 def tiles(
@@ -57,15 +58,15 @@ def tiles(
     tiles_n = triton.cdiv(weight.n, bn)
     splits, per_split = 1, triton.cdiv(weight.k, bk)
     if ends is None:
-        splits, per_split = _splits(tiles_m * tiles_n, per_split, config)
+        splits, per_split = splits_of(tiles_m * tiles_n, per_split, m, weight, blocks)
     held = operand(weight)
-    out, target = _outputs(splits, m, weight.n, dtype, x.rows.device, zeros=ends is not None)
+    out, target = outputs(splits, m, weight.n, dtype, x.rows.device, zeros=ends is not None)
     product.tiles[(tiles_m * tiles_n, splits)](
         *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, ends, target, m, x.rows.stride(0)),
         *(triton.cdiv(weight.k, X_BLOCK), experts, per_split),
         *(weight.n, weight.k, *held.pointers, *held.sizes),
         **held.fixed,
-        SPAN=span(weight, bk),
+        **reach(weight, bk),
         PLACE=place,
         ROUNDED=x.place,
         DOT=_dot(x, weight, place, dtype),
@@ -77,7 +78,7 @@ def tiles(
         num_warps=blocks["num_warps"],
         num_stages=blocks["num_stages"],
     )
-    return _combined(target, bias, out, splits)
+    return combined(target, bias, out, splits)
 
 
 def _step(x: Rounded, weight: Weight, blocks: Blocks) -> int:
@@ -110,14 +111,16 @@ def _dot(x: Rounded, weight: Weight, place: str, dtype: torch.dtype) -> tl.dtype
     return tl.bfloat16 if exact or dtype == torch.bfloat16 else tl.float32
 
 
-def _splits(tiles: int, steps: int, config: Config) -> tuple[int, int]:
-    """(splits of K, steps in each): enough programs for the device, whole steps, no empty split."""
-    wanted = min(max(1, config.programs // tiles), steps)
+def splits_of(tiles: int, steps: int, m: int, weight: Weight, blocks: Blocks) -> tuple[int, int]:
+    """(splits of K, steps in each): enough programs for the device, whole steps, no empty split. Partial sums, written
+    and read in float32, are at most as many bytes as the weight."""
+    most = weight.k * NUMBER_TYPES[weight.dtype].bits // 8 // (8 * m)
+    wanted = max(1, min(blocks["programs"] // tiles, steps, most))
     per_split = triton.cdiv(steps, wanted)
     return triton.cdiv(steps, per_split), per_split
 
 
-def _outputs(
+def outputs(
     splits: int, m: int, n: int, dtype: torch.dtype, device: torch.device, zeros: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(the result, where the product writes)"""
@@ -125,17 +128,11 @@ def _outputs(
     return out, out if splits == 1 else torch.empty(splits, m, n, dtype=torch.float32, device=device)
 
 
-def _combined(parts: Tensor, bias: Tensor | None, out: Tensor, splits: int) -> Tensor:
+def combined(parts: Tensor, bias: Tensor | None, out: Tensor, splits: int) -> Tensor:
     if splits > 1:
         count, block = out.numel(), 1024
-        product.combine[(triton.cdiv(count, block),)](parts, bias, out, count, out.shape[1], SPLITS=splits, BLOCK=block)
+        product.combine[(triton.cdiv(count, block),)](parts, bias, out, count, out.shape[1], splits, BLOCK=block)
     return out
-
-
-def plain_rows(x: Tensor) -> Tensor:
-    """[.., K] as [M, K] with whole rows."""
-    rows = x.reshape(-1, x.shape[-1]) if x.numel() else x.reshape(0, x.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def prepared(x: Tensor, act: str, act_scale: Tensor | None, float8: bool = False) -> Rounded:

@@ -6,15 +6,15 @@ import copy
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import triton
 from torch import Tensor
 
 from bitport.backends import measured
+from bitport.backends.accelerator import Accelerator
 from bitport.backends.triton import configs, kernels, linear
 from bitport.backends.triton.configs import Config
 from bitport.numerics import quantize
@@ -30,14 +30,18 @@ SIZE = 4096
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WORTH = 1.02
 """How much faster the next kernel must be: timings of one thing differ by as much."""
-CANDIDATES: dict[str, dict[str, tuple[int, ...]]] = {
-    "gemv": {"BN": (4, 8, 16), "BK": (256, 512, 1024), "num_warps": (2, 4), "num_stages": (2, 4)},
-    "16": {"BM": (16,), "BN": (32, 64, 128), "BK": (64, 128), "num_warps": (2, 4), "num_stages": (3, 4)},
-    "32": {"BM": (32,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4,), "num_stages": (3, 4)},
-    "64": {"BM": (64,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4, 8), "num_stages": (3, 4)},
-    "": {"BM": (64, 128), "BN": (64, 128), "BK": (32, 64), "num_warps": (4, 8), "num_stages": (3, 4)},
+Sizes: TypeAlias = dict[str, tuple[int, ...]]
+PROGRAMS = (128, 256, 512, 1024)
+GEMV: Sizes = {"BN": (4, 8, 16, 32), "BK": (256, 512, 1024), "num_warps": (2, 4), "num_stages": (2, 3, 4)}
+TILES: dict[int | None, Sizes] = {
+    16: {"BM": (16,), "BN": (32, 64, 128), "BK": (64, 128), "num_warps": (2, 4), "num_stages": (3, 4)},
+    32: {"BM": (32,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4,), "num_stages": (3, 4)},
+    64: {"BM": (64,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4, 8), "num_stages": (3, 4)},
+    None: {"BM": (64, 128), "BN": (64, 128), "BK": (32, 64), "num_warps": (4, 8), "num_stages": (3, 4)},
 }
-"""What is tried: for gemv, and for tiles by their rows ("" for any number)."""
+"""What is tried, tiles by rows (None: any number), and each with every one of PROGRAMS."""
+MOST_GEMV = 16
+PLAYS = 7
 REFERENCE = "int4"
 """The scheme by which blocks are chosen."""
 
@@ -46,22 +50,22 @@ def tune(device: torch.device) -> Iterator[str]:
     """Lines that say what was found; the table is kept for later processes."""
     name = configs.architecture(device)
     content = copy.deepcopy(configs.of(device).content)
-    content["tiles"] = []
-    for which in CANDIDATES:
-        best, seconds = _best(which, content, device)
-        named = which if which == "gemv" else f"tiles of {which or 'any number of'} rows"
-        yield f"{named}: {best}, {seconds * 1e6:.1f} us"
-        if which == "gemv":
-            content["gemv"] = best
-        else:
-            content["tiles"].append({"rows": int(which) if which else None, **best})
+    about = Accelerator(device).about()["device"]
+    content["source"] = f"measured on {about} with torch {torch.__version__}, triton {triton.__version__}"
+    content["gemv"], seconds = _best("gemv", 1, GEMV, content, device)
+    yield f"gemv: {content['gemv']}, {seconds * 1e6:.1f} us"
+    blocks: list[dict[str, Any]] = []
+    for most, sizes in TILES.items():
+        best, seconds = _best("tiles", most or ROWS[-1], sizes, content, device)
+        blocks.append({"rows": most, **best})
+        yield f"tiles of {most or 'any number of'} rows: {best}, {seconds * 1e6:.1f} us"
+    content["tiles"] = blocks
     content["most_rows"] = {"gemv": {"*": 0}, "tiles": {"*": 0}}
     for scheme in SCHEMES:
-        weight = _weight(scheme, device)
-        gemv, tiles = _crossovers(weight, Config(content), device)
+        kind, gemv, tiles = _crossovers(scheme, Config(content), device)
         for kernel, most in (("gemv", gemv), ("tiles", tiles)):
-            content["most_rows"][kernel][configs.kind(weight)] = most
-        yield f"linear {configs.kind(weight)}: gemv up to {gemv} rows, tiles up to {tiles}, then a dense product"
+            content["most_rows"][kernel][kind] = most
+        yield f"linear {kind}: gemv up to {gemv} rows, tiles up to {tiles}, then a dense product"
     for kinds in content["most_rows"].values():
         kinds["*"] = int(statistics.median(most for kind, most in kinds.items() if kind != "*"))
     measured.write(configs.path(name), content)
@@ -69,57 +73,59 @@ def tune(device: torch.device) -> Iterator[str]:
     yield f"written to {configs.path(name)}"
 
 
-def _best(which: str, content: dict[str, Any], device: torch.device) -> tuple[dict[str, int], float]:
-    weight, rows = _weight(REFERENCE, device), 1 if which == "gemv" else int(which or ROWS[-1])
-    x = linear.prepared(_rows(rows, device), "", None)
-    found: dict[tuple[int, ...], float] = {}
-    names = tuple(CANDIDATES[which])
-    for sizes in itertools.product(*CANDIDATES[which].values()):
-        blocks: dict[str, Any] = dict(zip(names, sizes, strict=True))
-        trial = {**content, "gemv": blocks} if which == "gemv" else {**content, "tiles": [{"rows": None, **blocks}]}
-        kernel = linear.gemv if which == "gemv" else linear.tiles
+def _best(
+    kernel: str, rows: int, sizes: Sizes, content: dict[str, Any], device: torch.device
+) -> tuple[dict[str, int], float]:
+    weights = _weights(REFERENCE, device)
+    x, run = linear.prepared(_rows(rows, device), "", None), linear.gemv if kernel == "gemv" else linear.tiles
+    found: list[tuple[float, dict[str, int]]] = []
+    for values in itertools.product(*sizes.values(), PROGRAMS):
+        blocks: dict[str, Any] = dict(zip((*sizes, "programs"), values, strict=True))
+        trial = blocks if kernel == "gemv" else [{"rows": None, **blocks}]
+        config = Config({**content, kernel: trial})
         try:
-            found[sizes] = _time(lambda: kernel(x, weight, None, torch.bfloat16, Config(trial)))  # noqa: B023
+            taken = _time(lambda weight: run(x, weight, None, torch.bfloat16, config), weights)  # noqa: B023
         except triton.runtime.errors.OutOfResources:
-            found[sizes] = math.inf  # more shared memory or registers than the device has
-    best = min(found, key=lambda sizes: found[sizes])
-    return dict(zip(names, best, strict=True)), found[best]
+            taken = math.inf  # more shared memory or registers than the device has
+        found.append((taken, blocks))
+    seconds, best = min(found, key=lambda each: each[0])
+    return best, seconds
 
 
-def _crossovers(weight: Weight, config: Config, device: torch.device) -> tuple[int, int]:
-    """(most rows for gemv, most rows for tiles)"""
+def _crossovers(scheme: str, config: Config, device: torch.device) -> tuple[str, int, int]:
+    """(kind of weight, most rows for gemv, most rows for tiles)"""
+    weights = _weights(scheme, device)
     gemv = tiles = 0
     for rows in ROWS:
         x = _rows(rows, device)
         held = linear.prepared(x, "", None)
-        by_tiles = _time(lambda: linear.tiles(held, weight, None, x.dtype, config))  # noqa: B023
-        by_gemv = _time(lambda: linear.gemv(held, weight, None, x.dtype, config)) if rows <= 16 else math.inf  # noqa: B023
-        dense = _time(lambda: kernels.dense_mm(x, *weight, None))  # noqa: B023
+        by_gemv = math.inf
+        by_tiles = _time(lambda weight: linear.tiles(held, weight, None, x.dtype, config), weights)  # noqa: B023
+        if rows <= MOST_GEMV:
+            by_gemv = _time(lambda weight: linear.gemv(held, weight, None, x.dtype, config), weights)  # noqa: B023
+        dense = _time(lambda weight: kernels.dense_mm(x, *weight, None), weights)  # noqa: B023
         gemv = rows if by_gemv <= min(by_tiles, dense) * WORTH else gemv
         tiles = rows if min(by_gemv, by_tiles) <= dense * WORTH else tiles
-    return gemv, tiles
+    return configs.kind(weights[0]), gemv, tiles
 
 
-def _weight(scheme: str, device: torch.device) -> Weight:
+def _weights(scheme: str, device: torch.device) -> list[Weight]:
+    """As many copies of one weight as fill the cache twice, so that each comes from memory when it is its turn."""
     chosen = preset(scheme)
     value = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16) * 0.02
     parts = quantize(value, chosen.weight)
-    return Weight(*parts, chosen.weight.dtype, SIZE, SIZE, *chosen.weight.block_shape(SIZE, SIZE), "plain")
+    one = Weight(*parts, chosen.weight.dtype, SIZE, SIZE, *chosen.weight.block_shape(SIZE, SIZE), "plain")
+    copies = -(-2 * Accelerator(device).cache // one.data.nbytes)
+    return [one, *(one._replace(data=one.data.clone()) for _ in range(copies - 1))]
 
 
 def _rows(rows: int, device: torch.device) -> Tensor:
     return torch.randn(rows, SIZE, generator=torch.Generator().manual_seed(rows)).to(device, torch.bfloat16)
 
 
-def _time(run: Callable[[], object], calls: int = 20) -> float:
-    """Seconds of one call, the median of 5 times ``calls`` in a row; the first compiles."""
-    run()
-    torch.accelerator.synchronize()
-    taken = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        torch.accelerator.synchronize()
-        taken.append((time.perf_counter() - start) / calls)
-    return statistics.median(taken)
+def _time(run: Callable[[Weight], object], weights: list[Weight]) -> float:
+    """Seconds of the device for one call, the median of plays of a graph that calls with each weight in turn: neither
+    the launch nor a weight left in the cache is measured."""
+    gpu = Accelerator(weights[0].data.device)
+    play, _ = gpu.recorded(lambda: [run(weight) for weight in weights])
+    return statistics.median(gpu.seconds(play) for _ in range(PLAYS)) / len(weights)

@@ -44,7 +44,7 @@ def operand(weight: Weight) -> Operand:
     rows, columns = weight.matrix.grid
     transposed = weight.layout == "plain_int32"
     sizes = (
-        *(row_bytes, weight.block_n, weight.block_k),
+        *(row_bytes, weight.block_n),
         *((1, rows) if transposed else (columns, 1)),
         *(columns, weight.n * row_bytes, rows * columns),
     )
@@ -62,6 +62,13 @@ def _bytes(part: Tensor) -> Tensor:
     """Contiguous; 8-bit floats, and codes in words, as bytes."""
     part = part.contiguous()
     return part if part.dtype in (torch.float32, torch.bfloat16, torch.float16) else part.view(torch.uint8)
+
+
+def reach(weight: Weight, columns: int) -> dict[str, Any]:
+    """Constants that tell a kernel which steps by so many columns how far an entry of the scale reaches. Where that is
+    the whole row, its length is none of them: a kernel is not compiled for each."""
+    where = span(weight, columns)
+    return {"SPAN": where, "BLOCK_K": 1 if where == "row" else weight.block_k}
 
 
 def span(weight: Weight, columns: int) -> str:

@@ -19,7 +19,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bitport.backends.triton.decode import UNIT, load_blocks, load_codes, load_columns, scale_value, steps, whole_steps
+from bitport.backends.triton.decode import (
+    load_blocks,
+    load_codes,
+    load_columns,
+    load_steps,
+    scale_value,
+    whole_steps,
+)
 
 
 @triton.jit
@@ -65,7 +72,6 @@ def tiles(
     scale2: tl.tensor,
     row_bytes: tl.tensor,
     block_n: tl.tensor,
-    block_k: tl.tensor,
     scale_row: tl.tensor,
     scale_step: tl.tensor,
     zero_row: tl.tensor,
@@ -77,6 +83,7 @@ def tiles(
     SCALE: tl.constexpr,
     ZERO: tl.constexpr,
     SPAN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     PLACE: tl.constexpr,
     ROUNDED: tl.constexpr,
     DOT: tl.constexpr,
@@ -115,18 +122,18 @@ def tiles(
         column = step * BK + tl.arange(0, BK)
         unit = step * UNITS + tl.arange(0, UNITS)
         rows = as_type(load_columns(x_at + column[None, :], column[None, :], k, EVEN), DOT)
-        codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
         shift = 0.0
         if ZERO != "none":
-            shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
+            shift = load_blocks(zero, block, unit, k, zero_row, 1, BLOCK_K, SPAN)
         if PLACE != "end":
-            factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, block_k, SPAN), SCALE)
-        if FLOAT8:
-            value = codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
-        elif INTEGER:
-            value = whole_steps(codes, shift, NUMBER, ZERO)
+            factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, BLOCK_K, SPAN), SCALE)
+        if FLOAT8 or INTEGER:
+            codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
+            value = codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True) if FLOAT8 else codes
+            if INTEGER:
+                value = whole_steps(codes, shift, NUMBER, ZERO)
         else:
-            value = steps(codes, shift, NUMBER, ZERO)
+            value = load_steps(data, row, unit, k, row_bytes, shift, NUMBER, WORDS, FLIP, EVEN, ZERO, SPAN)
         if PLACE == "fold":
             value *= factor
         weight = tl.trans(tl.reshape(as_type(value, DOT), (BN, BK)))
@@ -161,101 +168,22 @@ def tiles(
 
 
 @triton.jit
-def gemv(
-    x: tl.tensor,
-    x_scale: tl.tensor,
-    x_scale2: tl.tensor,
-    bias: tl.tensor,
-    out: tl.tensor,
-    m: tl.tensor,
-    x_row: tl.tensor,
-    per_split: tl.tensor,
-    n: tl.tensor,
-    k: tl.tensor,
-    data: tl.tensor,
-    scale: tl.tensor,
-    zero: tl.tensor,
-    scale2: tl.tensor,
-    row_bytes: tl.tensor,
-    block_n: tl.tensor,
-    block_k: tl.tensor,
-    scale_row: tl.tensor,
-    scale_step: tl.tensor,
-    zero_row: tl.tensor,
-    data_expert: tl.tensor,
-    scale_expert: tl.tensor,
-    NUMBER: tl.constexpr,
-    WORDS: tl.constexpr,
-    FLIP: tl.constexpr,
-    SCALE: tl.constexpr,
-    ZERO: tl.constexpr,
-    SPAN: tl.constexpr,
-    EVEN: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    STAGES: tl.constexpr,
-) -> None:
-    """One row of y without matrix units, summed in float32: a code is decoded and multiplied in the thread that read
-    it, and threads meet only after the sum."""
-    tile_n, split, row_m = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    UNITS: tl.constexpr = BK // 8
-    row_n = tile_n * BN + tl.arange(0, BN)
-    inside_n = row_n < n
-    x += row_m.to(tl.int64) * x_row
-    row = tl.minimum(row_n, n - 1).to(tl.int64)
-    block = row // block_n
-    total = tl.zeros((BN, UNITS), dtype=tl.float32)
-    last = tl.minimum((k + BK - 1) // BK, (split + 1) * per_split)
-    for step in tl.range(split * per_split, last, num_stages=STAGES):
-        unit = step * UNITS + tl.arange(0, UNITS)
-        column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
-        rows = load_columns(x + column, column, k, EVEN).to(tl.float32)
-        codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
-        shift = 0.0
-        if ZERO != "none":
-            shift = load_blocks(zero, block, unit, k, zero_row, 1, block_k, SPAN)
-        value = steps(codes, shift, NUMBER, ZERO)
-        if SPAN != "row":
-            factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, block_k, SPAN), SCALE)
-        if SPAN == "column":
-            value *= factor
-        part = tl.sum(value * rows[None], 2)
-        if SPAN == "tile" or SPAN == "unit":
-            part *= tl.reshape(factor, (factor.shape[0], factor.shape[1]))
-        total += part
-    result = tl.sum(total, 1)
-    if SPAN == "row":
-        result *= scale_value(tl.load(scale + block * scale_row), SCALE)
-    if x_scale is not None:
-        result *= tl.load(x_scale + row_m)
-    if x_scale2 is not None:
-        result *= tl.load(x_scale2)
-    if scale2 is not None:
-        result *= tl.load(scale2)
-    if bias is not None:
-        result += tl.load(bias + row_n, mask=inside_n, other=0.0).to(tl.float32)
-    at = (split * m + row_m).to(tl.int64) * n + row_n
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside_n)
-
-
-@triton.jit
 def combine(
     parts: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
     count: tl.tensor,
     n: tl.tensor,
-    SPLITS: tl.constexpr,
+    splits: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """Sums of the splits, in their order, and the bias; ``count`` results."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    result = tl.load(parts + at, mask=inside, other=0.0)
-    for _ in tl.static_range(1, SPLITS):
-        at += count
-        result += tl.load(parts + at, mask=inside, other=0.0)
-    at -= (SPLITS - 1) * count
+    result, further = tl.load(parts + at, mask=inside, other=0.0), at
+    for _ in range(1, splits):
+        further += count
+        result += tl.load(parts + further, mask=inside, other=0.0)
     if bias is not None:
         result += tl.load(bias + at % n, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)

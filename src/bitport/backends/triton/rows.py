@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bitport.backends.triton.decode import UNIT, load_blocks, load_codes, scale_value, steps
-from bitport.backends.triton.operand import operand, span
+from bitport.backends.triton.decode import UNIT, load_blocks, load_steps, scale_value
+from bitport.backends.triton.operand import operand, reach
 from bitport.ops import Weight
 
 ROWS, UNITS = 8, 32
@@ -28,7 +28,6 @@ def _rows(
     scale2: tl.tensor,
     row_bytes: tl.tensor,
     block_n: tl.tensor,
-    block_k: tl.tensor,
     scale_row: tl.tensor,
     scale_step: tl.tensor,
     zero_row: tl.tensor,
@@ -40,6 +39,7 @@ def _rows(
     SCALE: tl.constexpr,
     ZERO: tl.constexpr,
     SPAN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     UNITS: tl.constexpr,
@@ -51,16 +51,16 @@ def _rows(
     inside = at < count
     asked = tl.load(ids + at, mask=inside, other=0).to(tl.int64) if ids is not None else at
     row = tl.minimum(tl.maximum(asked, 0), n - 1)
-    codes = load_codes(data + expert * data_expert, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
     block = row // block_n
     shift = 0.0
     if ZERO != "none":
-        shift = load_blocks(zero + expert * scale_expert, block, unit, k, zero_row, 1, block_k, SPAN)
-    raw = load_blocks(scale + expert * scale_expert, block, unit, k, scale_row, scale_step, block_k, SPAN)
+        shift = load_blocks(zero + expert * scale_expert, block, unit, k, zero_row, 1, BLOCK_K, SPAN)
+    raw = load_blocks(scale + expert * scale_expert, block, unit, k, scale_row, scale_step, BLOCK_K, SPAN)
     factor = scale_value(raw, SCALE)
     if scale2 is not None:
         factor *= tl.load(scale2 + expert)
-    value = steps(codes, shift, NUMBER, ZERO) * factor
+    codes = data + expert * data_expert
+    value = load_steps(codes, row, unit, k, row_bytes, shift, NUMBER, WORDS, FLIP, EVEN, ZERO, SPAN) * factor
     if ids is not None:
         value = tl.where((asked == row)[:, None, None], value, float("nan"))
     column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
@@ -75,7 +75,7 @@ def _run(ids: Tensor | None, out: Tensor, count: int, experts: int, weight: Weig
         _rows[grid](
             *(ids, out, count, weight.n, weight.k, *held.pointers, *held.sizes),
             **held.fixed,
-            SPAN=span(weight, UNITS * 8),
+            **reach(weight, UNITS * 8),
             EVEN=weight.k % (UNITS * 8) == 0,
             ROWS=ROWS,
             UNITS=UNITS,

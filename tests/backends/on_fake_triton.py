@@ -1,0 +1,159 @@
+"""Triton's kernels on a chip that is not there: which is chosen for which scheme, rows and chip, beside PyTorch's own;
+and that what is done around a launch makes no one wait, so that all of it can be captured in a CUDA graph. Tensors of
+shape only, launches are written down; run by test_devices.py, as on_fake_chips.py."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.runtime.jit import JITFunction
+
+from bitport.backends.triton import configs, kernels
+from bitport.numerics import ACTIVATIONS
+from bitport.ops import OPS, decide
+from tests.backends import on_fake_chips
+from tests.backends.on_fake_chips import DEVICE, arguments, waits
+
+kernels.register(DEVICE)
+
+CHOSEN = """
+scheme           rows  sm80             sm90               sm100              rocm          xpu
+int4             1     int4pack_mm      int4pack_mm        int4pack_mm        -             int4pack_mm
+int4-g48         1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
+int4-g48         2     triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
+int4-g48         1024  triton_dense     triton_dense       triton_dense       triton_dense  triton_dense
+int3             16    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
+int8             1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   int8pack_mm
+nf4              200   triton_dense     triton_tiles       triton_tiles       triton_dense  triton_dense
+mxfp4-wo         1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
+int8-dyn         64    int_mm           int_mm             int_mm             triton_tiles  int_mm
+int4-int8        64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
+fp8-row          64    triton_tiles     scaled_mm          scaled_mm          triton_tiles  scaled_mm
+fp8-block        64    triton_tiles     scaled_mm_blocks   triton_tiles       triton_tiles  triton_tiles
+mxfp8            64    triton_tiles     triton_tiles       scaled_mm_mx       triton_tiles  triton_tiles
+mxfp4            1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
+mxfp4            64    triton_tiles     triton_tiles       triton_scaled      triton_tiles  triton_tiles
+nvfp4            64    triton_tiles     triton_tiles       scaled_mm_mx       triton_tiles  triton_tiles
+experts:int4     64    triton_tiles     grouped_mm         grouped_mm         triton_tiles  triton_tiles
+experts:int8-dyn 64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
+"""
+
+
+def chosen() -> Iterator[Any]:
+    header, *lines = (line.split() for line in CHOSEN.strip().splitlines())
+    for scheme, rows, *names in lines:
+        for chip, kernel in zip(header[2:], names, strict=True):
+            if (chip if chip == "xpu" else "cuda") == DEVICE and kernel != "-":  # "-": of another build of PyTorch
+                yield pytest.param(scheme, int(rows), chip, kernel, id=f"{scheme}-{rows}-{chip}")
+
+
+def be(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
+    """The chip's table and abilities, beside what PyTorch says of it."""
+    on_fake_chips.be(monkeypatch, chip)
+    file = configs.FOLDER / f"{chip}.json"
+    content = json.loads((file if file.exists() else configs.FOLDER / "default.json").read_text())
+    name = "gfx942" if chip == "rocm" else chip
+    config = configs.Config(content, configs.multiplies_float8(name), configs.multiplies_scaled(name))
+    monkeypatch.setattr(configs, "of", lambda device: config)
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """(kernel, its arguments by name) of every launch, none of which happens."""
+    found: list[tuple[str, dict[str, Any]]] = []
+
+    def write_down(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        assert all(type(size) is int for size in grid)
+        found.append((self.__name__, {**dict(zip(self.arg_names, args, strict=False)), **options}))
+
+    monkeypatch.setattr(JITFunction, "run", write_down)
+    monkeypatch.setattr(kernels, "on", lambda device: contextlib.nullcontext())
+    be(monkeypatch, "xpu" if DEVICE == "xpu" else "sm90")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield found
+
+
+@pytest.mark.parametrize(("scheme", "rows", "chip", "kernel"), chosen())
+def test_chosen(scheme: str, rows: int, chip: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    be(monkeypatch, chip)
+    op, args = arguments(scheme, rows)
+    decided = decide(op, *args)
+    assert decided.kernel == kernel, decided
+    y = OPS[op].overload(*args)
+    assert (y.shape, y.dtype, y.device.type) == ((rows, 128), torch.bfloat16, DEVICE)
+
+
+SCHEMES = {
+    "linear": ("int4-g48", "int4-fzero", "int3", "int8", "nf4", "fp8-wo", "mxfp4-wo", "nvfp4-wo"),
+    "dyn_linear": ("int8-dyn", "int8-dyn-asym", "int4-int8", "fp8", "fp8-row", "fp8-block", "mxfp8", "mxfp4", "nvfp4"),
+    "grouped_linear": ("experts:int4", "experts:mxfp4-wo"),
+    "dyn_grouped_linear": ("experts:int8-dyn", "experts:fp8-row", "experts:mxfp4"),
+}
+
+
+def candidates() -> list[Any]:
+    return [
+        pytest.param(op, run, refuses, id=f"{op}-{name}") for op, name, run, refuses in kernels.KERNELS if op in SCHEMES
+    ]
+
+
+@pytest.mark.parametrize(("op", "run", "refuses"), candidates())
+def test_nobody_waits(
+    op: str,
+    run: Callable[..., Tensor],
+    refuses: Callable[..., str | None],
+    launched: list[tuple[str, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Around the launches there are tensors of the device and whole numbers, none of which was read from it."""
+    be(monkeypatch, "sm100")
+    taken = 0
+    for scheme in SCHEMES[op]:
+        for rows in (1, 7, 1024):
+            _, args = arguments(scheme, rows, layout="plain")
+            if refuses(*args) is None:
+                taken += 1
+                assert waits(run, *args) == []
+    assert taken
+    assert launched
+    given = [arg for _, args in launched for arg in args.values()]
+    assert {arg.device.type for arg in given if isinstance(arg, Tensor)} == {DEVICE}
+    assert {type(arg) for arg in given if not isinstance(arg, Tensor)} <= {int, float, str, bool, type(None), *DOTS}
+
+
+DOTS = {type(each) for each in kernels.linear.TYPES.values()}
+"""Triton's types, which tiles is told to multiply in."""
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_nobody_waits_for_rounded_inputs(act: str, launched: list[tuple[str, dict[str, Any]]]) -> None:
+    x = torch.empty(7, 256, dtype=torch.bfloat16, device=DEVICE)
+    assert waits(lambda x: kernels.quantize_input(x, act, None), x) == []
+    assert {"by_row", "by_block"} & {name for name, _ in launched}
+
+
+@pytest.mark.parametrize("op", ["dequantize", "embedding"])
+def test_nobody_waits_for_rows(op: str, launched: list[tuple[str, dict[str, Any]]]) -> None:
+    _, args = arguments("int4", 1, layout="plain")
+    weight = args[1:11]
+    if op == "dequantize":
+        assert waits(kernels.dequantize, *weight, torch.bfloat16) == []
+    else:
+        ids = torch.empty(3, dtype=torch.int64, device=DEVICE)
+        assert waits(kernels.embedding, ids, *weight, torch.bfloat16) == []
+    assert [name for name, _ in launched] == ["_rows"]
+
+
+def test_a_wait_would_be_seen() -> None:
+    def asks(x: Tensor) -> Tensor:
+        return kernels.quantize_input(x * x.amax().item(), "int8", None)[0]
+
+    with pytest.raises(RuntimeError, match="_local_scalar_dense"):
+        waits(asks, torch.empty(7, 256, dtype=torch.bfloat16, device=DEVICE))
