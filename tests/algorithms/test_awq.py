@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import bitport
 from bitport.algorithms import AWQ, GPTQ, RTN, Chain, algorithm
-from bitport.algorithms.awq_core import Factor, search
+from bitport.algorithms.awq_core import Factor, errors, search, sizes
+from bitport.algorithms.scales_core import power
 from bitport.errors import ArgumentError
 from bitport.numerics import quantize, sqnr
 from bitport.schemes import preset
@@ -54,6 +55,22 @@ def test_large_inputs_are_kept_precise(scheme: str) -> None:
     found = search([factor(weight(), uneven(), scheme)], (150,))
     assert found.gain > 2
     assert float(found.scale[::29].mean()) > 2 * float(found.scale.mean())
+
+
+@pytest.mark.parametrize("steps", [2, 10, 20, 50])
+@pytest.mark.parametrize("scheme", ["int3-g32", "int4-channel", "mxfp4"])
+def test_the_next_steps_of_alpha_are_no_better(scheme: str, steps: int) -> None:
+    """Though most of the steps are never tried."""
+    factors = [factor(weight(), uneven(), scheme)]
+    found, (x, w) = search(factors, (150,), steps), sizes(factors, (150,))
+    for by_weights in (0.0, 1.0):
+        scales = [power(x, step / steps, w, by_weights * (1 - step / steps)) for step in range(steps + 1)]
+        at = next((at for at, scale in enumerate(scales) if torch.allclose(scale, found.scale)), None)
+        if at is not None:
+            break
+    assert at is not None
+    for scale in scales[max(0, at - 1) : at + 2]:
+        assert float(errors(factors, scale)) >= float(found.error) * (1 - 2.0**-16)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -184,7 +201,7 @@ def test_every_family_is_nearer_than_rounded_to_nearest(name: str) -> None:
     model = model_of(name)
     with torch.no_grad():
         for key, param in model.named_parameters():
-            if param.dim() == 1 and "norm" in key.lower() and param.numel() == 64:
+            if param.dim() == 1 and ("norm" in key.lower() or "ln_" in key) and param.numel() == 64:
                 param[::13] += 8
     before, errors = output(model, name), {}
     for how in ("rtn", "awq"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from bitport.algorithms import GPTQ
+from bitport.algorithms import GPTQ, SignRound
 from bitport.algorithms.gptq_core import inverse_factor, solve
 from bitport.algorithms.parts import Params
 from bitport.calibrate.inputs import Inputs
@@ -24,7 +27,7 @@ def test_outputs_are_nearer_than_those_of_plain_rounding(scheme: str, dtype: tor
     w, x, fmt = weight(dtype=dtype), inputs(), preset(scheme).weight
     ours, plain = (
         output_error(w, value(parts, scheme, *w.shape), x)
-        for parts in (GPTQ(clip=False).solve(w, fmt, seen(x)), quantize(w, fmt))
+        for parts in (GPTQ(clip=False, coarse=0.0).solve(w, fmt, seen(x)), quantize(w, fmt))
     )
     assert bool((ours <= plain * (1 + 2.0**-12)).all())  # x^T x in float32, 400 rows
     assert float(ours.sum()) < 0.8 * float(plain.sum())
@@ -38,6 +41,27 @@ def test_inputs_that_are_not_correlated_give_plain_rounding(scheme: str, clip: b
     x = torch.diag(torch.rand(w.shape[1]) + 0.1)
     parts = GPTQ(clip=clip).solve(w, fmt, seen(x))
     assert torch.equal(parts.data, quantize(w, fmt, scale=parts.scale, zero=parts.zero, scale2=parts.scale2).data)
+
+
+@pytest.mark.parametrize("by", [GPTQ, functools.partial(SignRound, 20)], ids=["gptq", "signround"])
+@pytest.mark.parametrize(("scheme", "counts"), [("int2-g32", True), ("int3-g32", False), ("mxfp4", False)])
+def test_what_channels_have_in_common_counts_less_for_two_bits(by: Any, scheme: str, counts: bool) -> None:
+    """And a little of it still counts: the codes are not those of uncorrelated inputs."""
+    w, x, fmt = weight(), inputs(), preset(scheme).weight
+    found, less = seen(x), seen(x)
+    less.gram.diagonal().mul_(5)
+    ours, raw, apart = (
+        by(coarse=coarse).solve(w, fmt, given) for coarse, given in ((4.0, found), (0.0, found), (0.0, less))
+    )
+    if by is GPTQ:  # the other has a start of its own
+        assert torch.equal(ours.data, (apart if counts else raw).data)
+    assert torch.equal(ours.data, raw.data) is not counts
+
+
+@pytest.mark.parametrize("damping", [1.0, 3.0])
+def test_damping_may_be_as_large_as_the_mean_or_larger(damping: float) -> None:
+    upper = inverse_factor(2 * torch.eye(8), damping)
+    torch.testing.assert_close(upper, torch.eye(8) * (2 + 2 * damping) ** -0.5)
 
 
 @pytest.mark.parametrize("block", [1, 7, 150, 1000])
@@ -117,7 +141,7 @@ def test_odd_shapes(scheme: str, n: int, k: int) -> None:
     w, x, fmt = weight(n, k), inputs(k, 2 * k + 1), preset(scheme).weight
     ours, plain = (
         output_error(w, value(parts, scheme, n, k), x)
-        for parts in (GPTQ(clip=False).solve(w, fmt, seen(x)), quantize(w, fmt))
+        for parts in (GPTQ(clip=False, coarse=0.0).solve(w, fmt, seen(x)), quantize(w, fmt))
     )
     assert bool((ours <= plain * (1 + 2.0**-12) + 1e-12).all())
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import bitport.checkpoint.convert as convert
 from tests.stream.models import hashes
 torch.set_num_threads(1)
-folder, convert.STEP = Path(sys.argv[1]), int(sys.argv[2])
+folder, convert.STEP, algorithm = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 
 def child(target, last):
     '''Runs in a process of its own, which kills itself at its last write to the disk; the number of writes it made.'''
@@ -42,7 +42,7 @@ def child(target, last):
             return stands_for
         for name in ("fsync", "replace", "open", "unlink", "mkdir"):
             setattr(os, name, counted(getattr(os, name)))
-        convert.quantize_files(folder / "hf", target, "int4-g32", resume=True)
+        convert.quantize_files(folder / "hf", target, "int4-g32", algorithm=algorithm, resume=True)
         os.write(write, str(calls).encode())
         os._exit(0)
     os.close(write)
@@ -66,10 +66,12 @@ print(writes, places)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that it forks")
-@pytest.mark.parametrize("step", [1, 8000])
-def test_kill(tmp_path: Path, step: int) -> None:
+@pytest.mark.parametrize("algorithm", ["rtn", "hqq", "clip"])
+@pytest.mark.parametrize("step", [1, 8000], ids=["each tensor", "several at once"])
+def test_kill(tmp_path: Path, step: int, algorithm: str) -> None:
+    """Once at each of several random places, and twice in one run."""
     write(Llama(), tmp_path / "hf", shards=2)
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(step)]
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(step), algorithm]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     print(done.stdout)

@@ -34,20 +34,24 @@ def test_gptq_is_better_than_rounding_to_nearest(measurer: Measurer, scheme: str
     assert cost["gptq"] < 0.5 * cost["rtn"]
 
 
+CHANCE = 0.05
+"""Percent: a few hundredths, as the page says."""
+
+
 @pytest.mark.parametrize("scheme", TABLES[0].schemes)
 def test_recorded_order(scheme: str) -> None:
-    """What looks at inputs before rounding to nearest, and at four and three bits AWQ with SignRound before each alone.
-    Below four bits, where rounding hurts, also: all before rounding to nearest, SignRound before GPTQ, and mixed bits
-    before the same for all."""
+    """What looks at inputs before rounding to nearest, AWQ with SignRound before each alone, and mixed bits before the
+    same for all. Below four bits, where rounding hurts, also: all before rounding to nearest. SignRound is no worse
+    than the GPTQ that it starts from; at two bits alone it may be: there neither sees much of the inputs."""
     cost = {name: COST[scheme, name] for name in algorithms_of(scheme) if COST[scheme, name] is not None}
     informed = [cost[name] for name in ("gptq", "awq", "signround")]
     assert max(informed) < cost["rtn"]
-    if not scheme.startswith("int2"):
-        assert cost["awq+signround"] < min(informed)
+    assert cost["awq+signround"] < min(informed)
+    assert cost.get("mixed", -math.inf) < cost["gptq"]
     if scheme.startswith(("int2", "int3")):
         assert max(cost.values()) == cost["rtn"]
-        assert cost["signround"] < cost["gptq"]
-        assert cost.get("mixed", -math.inf) < cost["gptq"]
+    if not scheme.startswith("int2"):
+        assert cost["signround"] < cost["gptq"] + CHANCE
 
 
 @pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4"])

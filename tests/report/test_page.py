@@ -171,7 +171,8 @@ def _quantized(model: nn.Module) -> list[bp.QTensor]:
 
 def test_settings_of_an_algorithm_are_told(report: Report) -> None:
     assert "from bitport.algorithms import GPTQ" in python_of(report)
-    assert "algorithm=GPTQ(damping=0.05, block=128, sort=True, clip=True), calibrate=batches)" in python_of(report)
+    call = "GPTQ(damping=0.05, block=128, sort=True, clip=True, coarse=10.0)"
+    assert f"algorithm={call}, calibrate=batches)" in python_of(report)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ With G = sum of x x^T over the inputs and Q rounding to nearest, over scales s o
 
 that is the error of the outputs on the calibration data; of all weights that share the input together. Candidates are
 x^alpha and x^alpha / w^(1 - alpha), alpha in steps: x the root mean square of a channel's inputs, w the mean of its
-weights relative to the largest in their block.
+weights relative to the largest in their block. Along alpha the error falls and rises again but for small noise, so
+alpha first goes in long strides, then shorter ones around the best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,8 +21,11 @@ from torch import Tensor
 
 from bitport.algorithms.gptq_core import objective
 from bitport.algorithms.parts import Params, rounded
-from bitport.algorithms.scales_core import Found, best, few_rows, power, to_channels
+from bitport.algorithms.scales_core import Found, few_rows, power, to_channels
 from bitport.numerics import Format, choose_qparams, expand, to_blocks
+
+STRIDES = 5
+"""Alpha goes from 0 to 1 in at least so many at first."""
 
 
 class Factor(NamedTuple):
@@ -36,30 +41,52 @@ class Factor(NamedTuple):
 def search(factors: Sequence[Factor], shape: tuple[int, ...], steps: int = 20) -> Found:
     """``shape``: of the scale, the channels last; before them matrices that have scales of their own."""
     factors = [factor._replace(w=few_rows(factor.w, factor.fmt)) for factor in factors]
-    ones = torch.ones(shape, device=factors[0].w.device)
+    x, w = sizes(factors, shape)
+    plain = errors(factors, torch.ones_like(x))
+    found = Found(torch.ones_like(x), plain, plain)
+    at, by_weights = x.new_zeros(shape[:-1]), torch.ones(shape[:-1], dtype=torch.bool, device=x.device)
 
-    def error(scale: Tensor) -> Tensor:
-        return sum((_error(factor, scale) for factor in factors), scale.new_zeros(shape[:-1]))
+    def try_(step: Tensor, with_weights: Tensor) -> None:
+        nonlocal found, at, by_weights
+        step = step.clamp(0, steps)
+        alpha = (step / steps)[..., None]
+        scale = power(x, alpha, w, torch.where(with_weights[..., None], 1 - alpha, 0.0))
+        error = errors(factors, scale)
+        better = error < found.error
+        found = found._replace(
+            scale=torch.where(better[..., None], scale, found.scale), error=torch.where(better, error, found.error)
+        )
+        at, by_weights = torch.where(better, step, at), torch.where(better, with_weights, by_weights)
 
-    return best(_candidates(factors, shape, steps), error, ones)
+    stride = 2 ** max(0, int(math.log2(steps / STRIDES)))
+    for step in range(0, steps + 1, stride):
+        for family in (True, False):
+            if step > 0 or family:  # x^0 is no scale
+                try_(torch.full_like(at, step), torch.full_like(by_weights, family))
+    while stride > 1:
+        stride //= 2
+        around, family_there = at, by_weights
+        for step in (around - stride, around + stride):
+            try_(step, family_there)
+    return found
+
+
+def errors(factors: Sequence[Factor], scale: Tensor) -> Tensor:
+    return sum((_error(factor, scale) for factor in factors), scale.new_zeros(scale.shape[:-1]))
 
 
 def _error(factor: Factor, scale: Tensor) -> Tensor:
-    own = scale[..., factor.channels].unsqueeze(-2)
-    w = (factor.w.float() * own).to(factor.w.dtype)
-    difference = rounded(w, factor.fmt, Params(*choose_qparams(w, factor.fmt))) / own - factor.w.float()
+    own, exact = scale[..., factor.channels].unsqueeze(-2), factor.w.float()
+    w = (exact * own).to(factor.w.dtype)
+    difference = (rounded(w, factor.fmt, Params(*choose_qparams(w, factor.fmt))) / own).sub_(exact)
     losses = objective(difference, factor.gram).sum(-1)
     return losses if scale.dim() > 1 else losses.sum()
 
 
-def _candidates(factors: Sequence[Factor], shape: tuple[int, ...], steps: int) -> Iterator[Tensor]:
+def sizes(factors: Sequence[Factor], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """x and w of each channel."""
     squares, rows = (torch.stack(each).sum(0) for each in zip(*(_squares(f, shape) for f in factors), strict=True))
-    x = (squares / rows.clamp(min=1)).sqrt()
-    w = torch.stack([_weights(factor, shape) for factor in factors]).sum(0)
-    for step in range(1, steps + 1):
-        yield power(x, step / steps, w, 0.0)
-    for step in range(steps):
-        yield power(x, step / steps, w, 1 - step / steps)
+    return (squares / rows.clamp(min=1)).sqrt(), torch.stack([_weights(factor, shape) for factor in factors]).sum(0)
 
 
 def _squares(factor: Factor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:

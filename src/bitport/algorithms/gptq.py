@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from bitport.algorithms.clip_core import search
@@ -14,17 +15,30 @@ from bitport.calibrate.inputs import Inputs
 from bitport.numerics import Format, Quantized, choose_qparams, quantize
 
 KINDS = ("linear", "experts", "attention")
+COARSE_BITS = 2
+
+
+def hessian_of(inputs: Inputs, fmt: Format, coarse: float, device: torch.device) -> Tensor:
+    """H, with what channels have in common counting 1 / (1 + ``coarse``) for numbers of two bits and less: what is
+    rounded so coarsely makes up for its errors along what is common in the calibration data by errors as large as the
+    weights along what is rare there, and tokens that hold it are lost."""
+    hessian = inputs.gram.to(device)
+    if fmt.number.bits <= COARSE_BITS:
+        hessian = hessian.clone()
+        hessian.diagonal().mul_(1 + coarse)
+    return hessian
 
 
 @dataclasses.dataclass(frozen=True)
 class GPTQ:
     """``damping``, ``block`` and ``sort``: as in :mod:`bitport.algorithms.gptq_core`. ``clip``: search the ranges of
-    the blocks first, each column weighted by the mean square of its inputs."""
+    the blocks first, each column weighted by the mean square of its inputs. ``coarse``: as in :func:`hessian_of`."""
 
     damping: float = 0.01
     block: int = 128
     sort: bool = True
     clip: bool = True
+    coarse: float = 10.0
     name: ClassVar[str] = "gptq"
     needs_inputs: ClassVar[bool] = True
 
@@ -37,7 +51,7 @@ class GPTQ:
             return batch_of([self.solve(matrix, fmt, inputs[at]) for at, matrix in enumerate(w)])
         if not inputs.any_rows:
             return quantize(w, fmt)
-        hessian = inputs.gram.to(w.device)
+        hessian = hessian_of(inputs, fmt, self.coarse, w.device)
         power = hessian.diagonal() + self.damping * hessian.diagonal().mean()
         chosen = search(w, fmt, power) if self.clip else choose_qparams(w, fmt)
         params = Params(*chosen)

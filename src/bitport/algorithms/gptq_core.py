@@ -65,7 +65,8 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     H = R R^T; so U = R^-1, and H^-1 need not be made."""
     mean = hessian.diagonal().mean()
     mean = torch.where(mean > 0, mean, 1.0)
-    while damping <= MOST_DAMPING:
+    most = max(damping, MOST_DAMPING)
+    while damping <= most:
         damped = hessian.flip(0, 1)
         damped.diagonal().add_(damping * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)

@@ -1,4 +1,4 @@
-"""The search that AWQ and SmoothQuant share: of several scales of the channels the one with the least error.
+"""What AWQ and SmoothQuant share: of several scales of the channels the one with the least error.
 
 Columns of a weight times s, the input divided by s: the product stays, but what rounding does to it changes. Where
 x is large, a large s keeps the weight's columns precise; where w is large, a small s keeps them from widening the range
@@ -46,7 +46,7 @@ def best(candidates: Iterable[Tensor], error: Callable[[Tensor], Tensor], ones: 
     return Found(chosen, least, plain)
 
 
-def power(x: Tensor, alpha: float, w: Tensor, beta: float) -> Tensor:
+def power(x: Tensor, alpha: float | Tensor, w: Tensor, beta: float | Tensor) -> Tensor:
     """x^alpha / w^beta, its largest and smallest as far above 1 as below; 1 for channels without input or weight."""
     dead = (x <= 0) | (w <= 0)
     raw = torch.where(dead, 1.0, x).log2() * alpha - torch.where(dead, 1.0, w).log2() * beta

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from bitport.algorithms.algorithm import Algorithm
-from bitport.algorithms.gptq import GPTQ, KINDS
+from bitport.algorithms.gptq import GPTQ, KINDS, hessian_of
 from bitport.algorithms.parts import Params, batch_of, stored
 from bitport.algorithms.signround_core import solve
 from bitport.calibrate.inputs import Inputs
@@ -19,12 +19,14 @@ from bitport.numerics import Format, Quantized, from_storage, quantize
 class SignRound:
     """Learned layer by layer, from the sum of x x^T over the inputs: ``steps`` of sign descent, then at most ``sweeps``
     of coordinate descent. ``start``: what finds the codes and ranges that it starts from. ``damping``: this share of
-    the mean of the diagonal is added to it, so that what few inputs have in common by chance counts for less."""
+    the mean of the diagonal is added to it, so that what few inputs have in common by chance counts for less.
+    ``coarse``: as in :func:`bitport.algorithms.gptq.hessian_of`."""
 
     steps: int = 200
     sweeps: int = 2
     damping: float = 0.1
     start: Algorithm = dataclasses.field(default_factory=GPTQ)
+    coarse: float = 10.0
     name: ClassVar[str] = "signround"
     needs_inputs: ClassVar[bool] = True
 
@@ -41,7 +43,7 @@ class SignRound:
             return quantize(w, fmt)
         first = self.start.solve(w, fmt, inputs)
         codes = from_storage(first.data, fmt.number, w.shape[-1])
-        hessian = inputs.gram.to(w.device, copy=True)
+        hessian = hessian_of(inputs, fmt, self.coarse, w.device).clone()
         hessian.diagonal().add_(self.damping * hessian.diagonal().mean())
         codes, params = solve(w, hessian, fmt, codes, Params(*first[1:]), self.steps, self.sweeps)
         return stored(codes, fmt, params)

@@ -17,6 +17,10 @@ from torch.overrides import TorchFunctionMode
 from bitport.calibrate.stand_in import Between, StandIn
 from bitport.errors import ArgumentError
 
+PANEL = 512
+"""Columns of a sum of x x^T that are made at once. Each is made from the diagonal on: the rest lies there already, the
+sum being symmetric."""
+
 
 class Inputs:
     """``gram`` float32 [.., K, K]: the sum of x x^T over the inputs of each matrix; ``rows`` int64 [..]: how many there
@@ -29,7 +33,12 @@ class Inputs:
     def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:
         """``x`` [.., K] went into the matrix at ``index``."""
         rows = x.detach().reshape(-1, x.shape[-1]).float()
-        self.gram[index] += rows.t() @ rows
+        gram, k = self.gram[index], rows.shape[-1]
+        for start in range(0, k, PANEL):
+            end = min(start + PANEL, k)
+            panel = rows[:, start:].t() @ rows[:, start:end]
+            gram[start:, start:end] += panel
+            gram[start:end, end:] += panel[end - start :].t()
         self.rows[index] += rows.shape[0]
 
     def __getitem__(self, at: int) -> Inputs:
