@@ -34,6 +34,8 @@ ATEN = {
     ("cuda", "scaled_mm_blocks"): "_scaled_mm_v2",
 }
 INT4 = {"xpu": "plain_int32", "cuda": "tile_packed_8", "mps": "int4_pairs"}[DEVICE]
+INT4_ROUNDED = "plain_int32" if DEVICE == "xpu" else "plain"
+"""Where inputs are rounded: no layout whose only kernels take them as they are."""
 NOT_INT8, NOT_FP8 = "the weight must be int8 without zero point", "the weight must be float8_e4m3"
 NO_INT8 = {"int_mm": NOT_INT8} if DEVICE != "mps" else {}
 ROUNDED = "rounded as fp8 or fp8-tensor, not "
@@ -65,8 +67,7 @@ EXPECTED: dict[str, tuple[str, str, dict[str, str]]] = {
     "fp8-block": {
         "cuda": ("plain", "scaled_mm_blocks", {"scaled_mm": f"{ROUNDED}fp8-128"}),
     }.get(DEVICE, ("plain", "generic", units(f"{ROUNDED}fp8-128"))),
-    "int4-int8": (INT4, "generic", units(NOT_FP8)),
-    "int4-fp8": (INT4, "generic", units(NOT_FP8)),
+    **{scheme: (INT4_ROUNDED, "generic", units(NOT_FP8)) for scheme in ("int4-int8", "int4-fp8")},
     "int3": ("plain", "generic", {"int4pack_mm": "not int3"}),
     "nf4": ("plain", "generic", {"int4pack_mm": "not nf4"}),
     **{

