@@ -39,6 +39,7 @@ brackets the change against bf16, {baseline:.4f}.
 - `awq` multiplies the columns of weights and divides the channels before them, by what keeps the outputs of rounded
   weights closest, and rounds to nearest.
 - `signround` starts from what `gptq` found, and learns to which side each weight is rounded, and the ranges.
+  At two bits both heed little of what channels have in common: tokens that share little with the others would be lost.
 - `awq+signround`, `awq+gptq`: the scales of the first, then the second instead of rounding to nearest.
 - `smooth` scales channels as `awq` does, so that rounding the inputs hurts less, and rounds to nearest.
 - `mixed` gives each weight a scheme of its own, out of {candidates},
@@ -65,7 +66,7 @@ CANDIDATES = ("int2", "int2-g32", "int3", "int3-g32", "int4", "int4-g32", "int5"
 TABLES = (
     Table(
         "Integers in groups",
-        ("int4", "int3", "int2"),
+        ("int4", "int4-g64", "int4-g32", "int3", "int3-g64", "int3-g32", "int2", "int2-g64", "int2-g32"),
         ("rtn", "clip", "hqq", "gptq", "awq", "signround", "awq+signround", MIXED),
     ),
     Table("Rounded inputs", ("int8-dyn", "mxfp4", "nvfp4"), ("rtn", "smooth", "gptq", "awq+gptq")),
