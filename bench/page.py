@@ -69,13 +69,16 @@ def page(records: Records, folder: str = "performance") -> dict[str, str]:
 
 
 def generation(lines: list[Row]) -> str:
-    """A table for the newest run of each model."""
-    runs: dict[str, Row] = {line["model"]: line for line in lines if "machine" in line}
+    """A table for each run, but for those whose model and candidates a later one has too."""
+    heads = [line for line in lines if "machine" in line]
+    measured = [[line for line in lines if line["run"] == head["run"] and "candidate" in line] for head in heads]
+    names = [{(head["model"], row["candidate"]) for row in rows} for head, rows in zip(heads, measured, strict=True)]
     text = []
-    for model, head in runs.items():
-        rows = [line for line in lines if line["run"] == head["run"] and "candidate" in line]
+    for at, (head, rows) in enumerate(zip(heads, measured, strict=True)):
+        if any(names[at] <= later for later in names[at + 1 :]):
+            continue
         text += [
-            f"## Generation: {model}\n",
+            f"## Generation: {head['model']}\n",
             f"A prompt of {head['prompt']} tokens, then {head['tokens']} tokens one by one; speedups over the first "
             f"line. Run {head['run']}, commit {head['commit']}: {head['machine']['cpu']}, "
             f"{head['machine']['threads']} threads.\n",

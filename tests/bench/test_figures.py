@@ -134,3 +134,20 @@ def test_lines_are_read_back(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
     assert results.lines_of(tmp_path / "r.jsonl") == LINES
     assert results.lines_of(tmp_path / "none.jsonl") == []
+
+
+def test_a_run_of_generation_stays_until_a_later_one_has_all_its_candidates() -> None:
+    def run(name: str, *candidates: str) -> list[dict[str, object]]:
+        head = {
+            "run": name,
+            "commit": "c",
+            "machine": {"cpu": "c", "threads": 2},
+            "model": "m",
+            "prompt": 1,
+            "tokens": 1,
+        }
+        figures = {"prompt_ms": 1.0, "prompt_speedup": 1.0, "tokens_per_second": 1.0, "speedup": 1.0}
+        return [head, *({"run": name, "candidate": each, **figures} for each in candidates)]
+
+    text = page.generation(run("first", "a") + run("second", "a", "peer") + run("third", "a", "b"))
+    assert [name in text for name in ("first", "second", "third")] == [False, True, True]
