@@ -41,8 +41,8 @@ INTEGERS = (
     "an int8 product halves the time of the tiles and none of what they wait for; another tenth of the time rounds x"
 )
 ONE_ROW_OF_INT8 = (
-    "at one row, where kernels of ggml reach 0.8 of the bandwidth limit, threads that start and wait take a fifth of our "
-    "time and torch and Python a tenth; at more rows what lies behind does so by no more than about the noise"
+    "at one row, where kernels of ggml reach 0.8 of the bandwidth limit, threads that start and wait take a fifth of "
+    "our time and torch and Python a tenth; at more rows what lies behind does so by no more than about the noise"
 )
 PROFILE = "python -m bench.profile"
 
