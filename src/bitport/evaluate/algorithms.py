@@ -48,7 +48,7 @@ brackets the change against bf16, {baseline:.4f}.
 
 The first three need no data, the others see {calibration} tokens of `calibration.txt`. All give ordinary weights of a
 scheme, as large and as fast as any other. A dash: the algorithm refuses this format, or nothing smaller is left to
-choose. It is a small model: a difference of a few hundredths of a percent is chance.
+choose. It is a small model and a short text: a difference of a tenth of a percent is chance.
 `make algorithms` writes this page.
 """
 
