@@ -111,7 +111,7 @@ GOALS = (
         "HQQ, GPTQ, AWQ",
         "faster than the peers' own code, and as exact",
         reached.algorithms,
-        "hqq is level with HQQ's own code within the noise: the same passes over the weight, bound by memory",
+        "hqq is level with HQQ's own code within the noise: both make the same passes over the weight",
         "python -m bench.algorithms hqq",
     ),
     Goal(
