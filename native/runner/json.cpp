@@ -1,4 +1,5 @@
 #include "json.h"
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 
@@ -21,7 +22,7 @@ class Reader {
   [[noreturn]] void wrong(const char* reason) { fail(where_, ": no valid JSON at byte ", at_, ": ", reason); }
 
   size_t space() {
-    while (at_ < text_.size() && std::string_view(" \t\r\n").find(text_[at_]) != text_.npos) ++at_;
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) ++at_;
     return at_;
   }
 
@@ -61,10 +62,19 @@ class Reader {
       space();
       std::string key = string();
       want(':', "a colon follows a key");
-      if (!members.emplace(std::move(key), any(level + 1)).second) wrong("a key stands there twice");
+      members.emplace_back(std::move(key), any(level + 1));
     } while (take(','));
     want('}', "a comma or } follows a member");
+    if (has_twins(members)) wrong("a key stands in this object twice");
     return Json(std::move(members));
+  }
+
+  static bool has_twins(const JsonObject& members) {
+    std::vector<std::string_view> keys;
+    keys.reserve(members.size());
+    for (const auto& [key, value] : members) keys.push_back(key);
+    std::sort(keys.begin(), keys.end());
+    return std::adjacent_find(keys.begin(), keys.end()) != keys.end();
   }
 
   Json array(int level) {
@@ -124,12 +134,14 @@ class Reader {
     std::string out;
     want('"', "a string is wanted");
     for (;;) {
+      const size_t begin = at_;
+      while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\' && static_cast<unsigned char>(text_[at_]) >= 32) ++at_;
+      out.append(text_, begin, at_ - begin);
       if (at_ >= text_.size()) wrong("it ends in a string");
       const char letter = text_[at_++];
       if (letter == '"') return out;
-      if (static_cast<unsigned char>(letter) < 32) wrong("a control character in a string");
-      if (letter == '\\') escaped(out);
-      else out += letter;
+      if (letter != '\\') wrong("a control character in a string");
+      escaped(out);
     }
   }
 
@@ -161,9 +173,10 @@ std::vector<int64_t> Json::sizes(const std::string& what) const {
 
 const Json& Json::operator[](const std::string& key) const {
   static const Json kNone;
-  const JsonObject* members = std::get_if<JsonObject>(&held_);
-  const auto found = members ? members->find(key) : JsonObject::const_iterator();
-  return members && found != members->end() ? found->second : kNone;
+  if (const JsonObject* members = std::get_if<JsonObject>(&held_))
+    for (const auto& [name, value] : *members)
+      if (name == key) return value;
+  return kNone;
 }
 
 std::string json_text(std::string_view text) {

@@ -1,9 +1,9 @@
 // JSON as manifests and headers hold it: read once, strictly (RFC 8259, no key twice, a limit to the depth).
 #pragma once
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 #include "failure.h"
@@ -12,7 +12,7 @@ namespace bitport::runner {
 
 class Json;
 using JsonArray = std::vector<Json>;
-using JsonObject = std::map<std::string, Json>;
+using JsonObject = std::vector<std::pair<std::string, Json>>;   // as they stand there
 
 class Json {
  public:

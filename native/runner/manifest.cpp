@@ -5,7 +5,7 @@
 namespace bitport::runner {
 namespace {
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 
 #if defined(__x86_64__)
 constexpr char kMachine[] = "x86_64";
@@ -53,12 +53,8 @@ Argument argument_of(const Json& from, const std::string& method, const Ranges& 
 MethodManifest method_of(const Json& from, const std::string& name, const Ranges& ranges) {
   MethodManifest made;
   made.code = part_of(from["code"], name + ": code");
-  for (const auto& [constant, wanted] : from["constants"].object(name + ": constants")) {
-    Constant& found = made.constants[constant];
-    found.tensor = wanted["tensor"].text(name + ": " + constant);
-    for (const Json& size : wanted["shape"].array(name + ": shape of " + constant))
-      found.sizes.push_back(int64_t(size.size(name + ": a size of " + constant)));
-  }
+  made.constants = from["constants"]["entry"].text(name + ": constants: entry");
+  made.constant_count = from["constants"]["count"].size(name + ": constants: count");
   for (const Json& each : from["inputs"].array(name + ": inputs")) made.inputs.push_back(argument_of(each, name, ranges, true));
   for (const Json& each : from["outputs"].array(name + ": outputs"))
     made.outputs.push_back(argument_of(each, name, ranges, false));
@@ -71,6 +67,16 @@ MethodManifest method_of(const Json& from, const std::string& name, const Ranges
 }
 
 }  // namespace
+
+Constants read_constants(std::string_view text, const std::string& where) {
+  Constants made;
+  const Json json = Json::parse(text, where);
+  for (const auto& [name, wanted] : json.object(where)) {
+    const std::string what = where + ": " + name;
+    made[name] = {wanted["tensor"].text(what), wanted["shape"].sizes(what)};
+  }
+  return made;
+}
 
 Manifest Manifest::parse(std::string_view text, const std::string& where) {
   const Json json = Json::parse(text, where);

@@ -46,10 +46,14 @@ struct Constant {
   std::string tensor;
   Sizes sizes;
 };
+using Constants = std::map<std::string, Constant>;   // by what the code calls one
+
+Constants read_constants(std::string_view text, const std::string& where);
 
 struct MethodManifest {
   Part code;
-  std::map<std::string, Constant> constants;   // by what the code calls one
+  std::string constants;       // the entry of their list
+  uint64_t constant_count = 0;
   std::vector<Argument> inputs, outputs;
   std::optional<Example> example;
 };

@@ -43,11 +43,9 @@ Program::Program(const std::string& path, Options options)
     manifest_->check_machine();
   }
   find_methods();
-  read_weights();
-  for (const auto& [name, each] : code_) {
+  find_weights();
+  for (const auto& [name, each] : code_)
     if (zip_.entries().find(each) == zip_.entries().end()) fail(path_, ": the code of ", name, " is missing");
-    constants_of(name);
-  }
 }
 
 void Program::find_methods() {
@@ -64,7 +62,7 @@ void Program::find_methods() {
   if (code_.empty()) fail(path_, ": no package: it holds neither ", kManifest, " nor ", kCode, "METHOD/*", kLibrary);
 }
 
-void Program::read_weights() {
+void Program::find_weights() {
   const bool own = !options_.weights.empty();
   if (!own && (!manifest_ || (manifest_->weights.entry.empty() && manifest_->weights_file.empty()))) return;
   const bool beside = own || manifest_->weights.entry.empty();
@@ -77,16 +75,22 @@ void Program::read_weights() {
     fail(where, ": ", bytes.size, " bytes; ", manifest_->weights.size, " were exported");
   if (manifest_ && !own && options_.verify && crc32(bytes) != manifest_->weights.crc)
     fail(where, ": damaged: the checksum is wrong");
-  weights_ = read_tensors(bytes, file, where);
-  if (!own || !manifest_ || manifest_->weights.entry.empty()) return;
+  stored_ = Stored{file, bytes, where};
+}
+
+const TensorFile& Program::weights() {
+  if (weights_) return *weights_;
+  weights_ = stored_ ? read_tensors(stored_->bytes, stored_->file, stored_->where) : TensorFile();
+  if (options_.weights.empty() || !manifest_ || manifest_->weights.entry.empty()) return *weights_;
   const auto replaced = zip_.entries().find(entry(manifest_->weights.entry));
-  if (replaced == zip_.entries().end()) return;
+  if (replaced == zip_.entries().end()) return *weights_;
   for (const auto& [name, tensor] : read_tensors(replaced->second.bytes, file_, path_).tensors) {
-    const auto mine = weights_.tensors.find(name);
-    if (mine != weights_.tensors.end() && (mine->second.type != tensor.type || mine->second.sizes != tensor.sizes))
-      fail(where, ": ", name, " is ", text_of(*mine->second.type, mine->second.sizes), "; the package wants ",
+    const auto mine = weights_->tensors.find(name);
+    if (mine != weights_->tensors.end() && (mine->second.type != tensor.type || mine->second.sizes != tensor.sizes))
+      fail(stored_->where, ": ", name, " is ", text_of(*mine->second.type, mine->second.sizes), "; the package wants ",
            text_of(*tensor.type, tensor.sizes));
   }
+  return *weights_;
 }
 
 std::vector<std::string> Program::methods() const {
@@ -110,12 +114,18 @@ Bytes Program::code_of(const std::string& name) const {
   return code;
 }
 
-std::map<std::string, Tensor> Program::constants_of(const std::string& name) const {
-  if (!manifest_) return weights_.tensors;
+std::map<std::string, Tensor> Program::constants_of(const std::string& name) {
+  const auto& tensors = weights().tensors;
+  if (!manifest_) return tensors;
   std::map<std::string, Tensor> made;
-  for (const auto& [constant, wanted] : manifest_->methods.at(name).constants) {
-    const auto found = weights_.tensors.find(wanted.tensor);
-    if (found == weights_.tensors.end()) fail(path_, ": ", name, " needs ", wanted.tensor, ", which the weights lack");
+  const MethodManifest& method = manifest_->methods.at(name);
+  const std::string where = path_ + ": " + method.constants;
+  const Constants listed = read_constants(zip_.checked(entry(method.constants)).text(), where);
+  if (listed.size() != method.constant_count)
+    fail(where, ": ", listed.size(), " constants; ", method.constant_count, " were exported");
+  for (const auto& [constant, wanted] : listed) {
+    const auto found = tensors.find(wanted.tensor);
+    if (found == tensors.end()) fail(path_, ": ", name, " needs ", wanted.tensor, ", which the weights lack");
     if (const Tensor& tensor = found->second; tensor.sizes != wanted.sizes)
       fail(path_, ": the weights hold ", wanted.tensor, " as ", text_of(*tensor.type, tensor.sizes), ", which ", name, " wants as ",
            text_of(*tensor.type, wanted.sizes), ": they do not belong together");
@@ -124,9 +134,10 @@ std::map<std::string, Tensor> Program::constants_of(const std::string& name) con
   return made;
 }
 
-void Program::check() const {
+void Program::check() {
   for (const std::string& name : methods()) {
     code_of(name);
+    constants_of(name);
     example(name);
   }
 }

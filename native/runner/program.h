@@ -30,8 +30,9 @@ class Program {
   explicit Program(const std::string& path, Options options = {});
 
   std::vector<std::string> methods() const;
-  // All that can be checked without loading anything: the code and the examples of every method, and their checksums.
-  void check() const;
+  // All that can be checked without loading anything: the code, constants and examples of every method, and their
+  // checksums.
+  void check();
   // Loaded at the first call, and kept.
   const Method& load(const std::string& name);
   // Inputs and outputs recorded at export; empty where there are none.
@@ -42,9 +43,10 @@ class Program {
  private:
   std::string entry(const std::string& below) const { return root_ + below; }
   void find_methods();
-  void read_weights();
+  void find_weights();
+  const TensorFile& weights();
   Bytes code_of(const std::string& name) const;
-  std::map<std::string, Tensor> constants_of(const std::string& name) const;
+  std::map<std::string, Tensor> constants_of(const std::string& name);
 
   std::string path_;
   Options options_;
@@ -53,7 +55,13 @@ class Program {
   std::string root_;   // the folder in the archive below which all lies, with its slash
   std::map<std::string, std::string> code_;   // method -> entry
   std::optional<Manifest> manifest_;
-  TensorFile weights_;
+  struct Stored {
+    std::shared_ptr<const MappedFile> file;
+    Bytes bytes;
+    std::string where;
+  };
+  std::optional<Stored> stored_;        // the weights as bytes; none where the code holds its own
+  std::optional<TensorFile> weights_;   // and as tensors, once a method is loaded
   std::map<std::string, Method> loaded_;
 };
 

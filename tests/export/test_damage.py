@@ -15,40 +15,34 @@ from bitport.errors import ExportError
 from bitport.export import load
 from bitport.export.archive import ArchiveReader
 from bitport.export.load import MANIFEST
-from bitport.export.package import WEIGHTS
+from bitport.export.package import CONSTANTS, WEIGHTS
 
 pytestmark = pytest.mark.xdist_group("package")  # made once, by one worker
 
 
-def changed(packed: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """The package with another manifest."""
+def changed(packed: Path, target: Path, change: Callable[[dict[str, Any]], None], part: str = MANIFEST) -> Path:
+    """The package with another manifest, or another list of constants."""
     with zipfile.ZipFile(packed) as source, zipfile.ZipFile(target, "w") as copy:
         for entry in source.infolist():
             data = source.read(entry)
-            if entry.filename.endswith(MANIFEST):
-                manifest = json.loads(data)
-                change(manifest)
-                data = json.dumps(manifest).encode()
+            if entry.filename.endswith(part):
+                read = json.loads(data)
+                change(read)
+                data = json.dumps(read).encode()
             copy.writestr(entry.filename, data)
     return target
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "version": (lambda m: m.update(version=2), "version 2"),
+    "version": (lambda m: m.update(version=3), "version 3"),
     "format": (lambda m: m.update(format="other"), "this is other"),
     "machine": (lambda m: m["target"].update(machine="riscv64"), "compiled for riscv64"),
     "level": (lambda m: m["target"].update(level="x86-64-v9"), "no whole package"),
     "no methods": (lambda m: m.pop("methods"), "no whole package"),
     "code": (lambda m: m["methods"]["half"]["code"].update(crc32=1), "damaged"),
     "no code": (lambda m: m["methods"]["half"]["code"].update(entry="gone.so"), "no whole package"),
-    "constant": (
-        lambda m: m["methods"]["half"]["constants"]["first.bias"].update(tensor="gone"),
-        "no whole package",
-    ),
-    "shape of a constant": (
-        lambda m: m["methods"]["half"]["constants"]["first.bias"].update(shape=[3, 16]),
-        "the code wants",
-    ),
+    "no constants": (lambda m: m["methods"]["half"]["constants"].update(entry="gone.json"), "no whole package"),
+    "their count": (lambda m: m["methods"]["half"]["constants"].update(count=1), "are listed for half, not 1"),
     "size": (lambda m: m["weights"].update(size=7), "another size"),
     "weights elsewhere": (
         lambda m: m.update(weights={"file": "/etc/passwd", "size": 7, "crc32": 0}),
@@ -62,6 +56,19 @@ def test_a_manifest_that_does_not_fit(name: str, packed: Path, tmp_path: Path) -
     change, said = CHANGES[name]
     with pytest.raises(ExportError, match=said):
         load(changed(packed, tmp_path / "changed.pt2", change))
+
+
+CONSTANT_CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "gone": (lambda c: c["first.bias"].update(tensor="gone"), "no whole package"),
+    "shape": (lambda c: c["first.bias"].update(shape=[3, 16]), "the code wants"),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANT_CHANGES)
+def test_constants_that_do_not_fit(name: str, packed: Path, tmp_path: Path) -> None:
+    change, said = CONSTANT_CHANGES[name]
+    with pytest.raises(ExportError, match=said):
+        load(changed(packed, tmp_path / "changed.pt2", change, CONSTANTS.format("half")))
 
 
 @pytest.mark.parametrize("part", [0, 0.001, 0.5, 0.99, 0.9999])

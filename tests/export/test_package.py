@@ -44,21 +44,22 @@ def test_another_method_shares_the_weights(program: Program, modules: dict[str, 
     memory = torch.zeros_like(args[1])
     assert torch.equal(program.half(args[0], memory), wanted)
     torch.testing.assert_close(memory, args[1], rtol=2**-7, atol=0)  # a sum of 5 in bfloat16, in either order
-    own = program.manifest["methods"]
-    half, every = ({each["tensor"] for each in own[name]["constants"].values()} for name in ("half", "every"))
+    half, every = (
+        {tensor.data_ptr() for tensor in program.methods[name].constants.values()} for name in ("half", "every")
+    )
     assert half < every
 
 
 def test_what_is_only_looked_up_lies_by_row(program: Program, modules: dict[str, nn.Module]) -> None:
     """Once for both methods; a head that is the embedding stays in tiles (test_a_tied_head)."""
     plain = modules["every"].table.weight.to_layout("plain")
-    stored = {
-        each["tensor"]
-        for method in program.manifest["methods"].values()
-        for constant, each in method["constants"].items()
+    looked_up = {
+        tensor.data_ptr()
+        for method in program.methods.values()
+        for constant, tensor in method.constants.items()
         if "bitport_rows" in constant
     }
-    assert stored == {f"table.weight.{part}" for part in ("qdata", "scale")}
+    assert looked_up == {program.weights[f"table.weight.{part}"].data_ptr() for part in ("qdata", "scale")}
     assert torch.equal(program.weights["table.weight.qdata"], plain.qdata)
     assert torch.equal(program.weights["table.weight.scale"], plain.scale)
 

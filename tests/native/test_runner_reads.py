@@ -93,11 +93,13 @@ def test_weights_in_a_file_of_their_own(programs: Path, entries: dict[str, bytes
     assert f"{len(weights)} were exported" in refused(programs, tmp_path / "p.pt2", "--list")
 
 
-def changed(entries: dict[str, bytes], change: Callable[[dict[str, Any]], object]) -> dict[str, bytes]:
-    """The entries with another manifest."""
-    manifest = json.loads(entries[MANIFEST])
-    change(manifest)
-    return {**entries, MANIFEST: json.dumps(manifest).encode()}
+def changed(
+    entries: dict[str, bytes], change: Callable[[dict[str, Any]], object], entry: str = MANIFEST
+) -> dict[str, bytes]:
+    """The entries with another manifest, or another list of constants."""
+    read = json.loads(entries[entry])
+    change(read)
+    return {**entries, entry: json.dumps(read).encode()}
 
 
 def method(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -106,21 +108,15 @@ def method(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 WRONG_MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "version": (lambda m: m.update(version=2), "version 2 of the format; this runner reads version 1"),
+    "version": (lambda m: m.update(version=3), "version 3 of the format; this runner reads version 2"),
     "format": (lambda m: m.update(format="other"), "the format is not bitport-package"),
     "machine": (lambda m: m["target"].update(machine="sparc"), "compiled for sparc; this machine is"),
     "level": (lambda m: m["target"].update(level="x86-64-v9"), "the unknown level x86-64-v9"),
     "device": (lambda m: m["target"].update(device="cuda"), "made for the device cuda"),
     "code is missing": (lambda m: method(m)["code"].update(entry="nowhere.so"), "the code of model is missing"),
     "code has changed": (lambda m: method(m)["code"].update(crc32=1), "not what was exported"),
-    "constant": (
-        lambda m: method(m)["constants"].update(x={"tensor": "gone", "shape": []}),
-        "model needs gone, which the weights lack",
-    ),
-    "shape of a constant": (
-        lambda m: method(m)["constants"]["linear.w"].update(shape=[16, 4]),
-        "w as F32[4, 16], which model wants as F32[16, 4]",
-    ),
+    "constants": (lambda m: method(m)["constants"].update(entry="gone"), "gone is missing"),
+    "their count": (lambda m: method(m)["constants"].update(count=3), "2 constants; 3 were exported"),
     "weights size": (lambda m: m["weights"].update(size=7), "7 were exported"),
     "weights crc": (lambda m: m["weights"].update(crc32=7), "the checksum is wrong"),
     "weights elsewhere": (lambda m: m.update(weights={"file": "../w", "size": 1, "crc32": 1}), "without a folder"),
@@ -139,6 +135,23 @@ def test_wrong_manifests(name: str, programs: Path, entries: dict[str, bytes], t
     change, said = WRONG_MANIFESTS[name]
     synthetic.write(tmp_path / "p.pt2", changed(entries, change))
     assert said in refused(programs, tmp_path / "p.pt2")
+
+
+WRONG_CONSTANTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "gone": (lambda c: c["linear.w"].update(tensor="gone"), "model needs gone, which the weights lack"),
+    "shape": (lambda c: c["linear.w"].update(shape=[16, 4]), "w as F32[4, 16], which model wants as F32[16, 4]"),
+    "size below zero": (lambda c: c["linear.w"].update(shape=[-1]), "below zero"),
+    "no tensor": (lambda c: c["linear.w"].pop("tensor"), "linear.w must be a string"),
+    "no object": (lambda c: c.update({"linear.w": "w"}), "must be a string"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CONSTANTS)
+def test_wrong_constants(name: str, programs: Path, entries: dict[str, bytes], tmp_path: Path) -> None:
+    change, said = WRONG_CONSTANTS[name]
+    synthetic.write(tmp_path / "p.pt2", changed(entries, change, synthetic.CONSTANTS))
+    assert said in refused(programs, tmp_path / "p.pt2")
+    assert check(programs, tmp_path / "p.pt2", "--list").returncode == 0  # they are read with their method
 
 
 def with_machine(code: bytes) -> bytes:
@@ -188,7 +201,7 @@ def test_wrong_weight_files(name: str, programs: Path, entries: dict[str, bytes]
     header, said = HEADERS[name]
     synthetic.write(tmp_path / "p.pt2", entries)
     (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
-    assert said in refused(programs, tmp_path / "p.pt2", "--list", "--weights", tmp_path / "w.safetensors")
+    assert said in refused(programs, tmp_path / "p.pt2", "--check", "--weights", tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +210,7 @@ def test_wrong_weight_files(name: str, programs: Path, entries: dict[str, bytes]
 def test_wrong_lengths_of_the_header(length: int, programs: Path, entries: dict[str, bytes], tmp_path: Path) -> None:
     synthetic.write(tmp_path / "p.pt2", entries)
     (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", length) + b"{")
-    refused(programs, tmp_path / "p.pt2", "--list", "--weights", tmp_path / "w.safetensors")
+    refused(programs, tmp_path / "p.pt2", "--check", "--weights", tmp_path / "w.safetensors")
 
 
 def test_files_that_are_no_package(programs: Path, entries: dict[str, bytes], tmp_path: Path) -> None:

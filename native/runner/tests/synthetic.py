@@ -18,6 +18,7 @@ from pathlib import Path
 
 CODE = 'extern "C" int AOTInductorModelContainerCreateWithDevice() { return 1; }'
 LIBRARY = "data/aotinductor/model/model.wrapper.so"
+CONSTANTS = "extra/bitport/constants/model.json"
 
 
 def library() -> bytes:
@@ -53,24 +54,26 @@ def contents() -> dict[str, bytes]:
         {"w": ("F32", [4, 16], bytes(256)), "scale": ("BF16", [4], bytes(8)), ".pad0": ("U8", [56], bytes(56))}
     )
     example = tensors({"input.0": ("F32", [2, 16], bytes(128)), "output.0": ("F32", [2, 4], bytes(32))})
+    constants = {
+        "linear.w": {"tensor": "w", "shape": [4, 16]},
+        "linear.scale": {"tensor": "scale", "shape": [4]},
+    }
     entries = {
+        CONSTANTS: json.dumps(constants).encode(),
         "extra/bitport/weights.safetensors": weights,
         "extra/bitport/examples/model.safetensors": example,
         LIBRARY: code,
     }
     method = {
         "code": part(LIBRARY, code),
-        "constants": {
-            "linear.w": {"tensor": "w", "shape": [4, 16]},
-            "linear.scale": {"tensor": "scale", "shape": [4]},
-        },
+        "constants": {"entry": CONSTANTS, "count": len(constants)},
         "inputs": [{"name": "x", "dtype": "F32", "shape": ["rows", 16], "mutated": False}],
         "outputs": [{"name": "y", "dtype": "F32", "shape": ["rows", 4]}],
         "example": {"entry": "extra/bitport/examples/model.safetensors", "atol": {"output.0": 1e-3}},
     }
     manifest = {
         "format": "bitport-package",
-        "version": 1,
+        "version": 2,
         "bitport": "0",
         "torch": "2.13.0",
         "target": {"device": "cpu", "machine": platform.machine(), "level": "x86-64"},

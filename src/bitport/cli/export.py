@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     nbytes = os.path.getsize(args.output)
     data = {"output": str(args.output), "bytes": nbytes, "manifest": manifest}
     found = manifest["methods"].items()
-    rows = [[name, size(entry["code"]["size"]), len(entry["constants"])] for name, entry in found]
+    rows = [[name, size(entry["code"]["size"]), entry["constants"]["count"]] for name, entry in found]
     text = table(["method", "code", "weights used"], rows)
     stored = f"weights: {size(manifest['weights']['size'])} in {where}"
     show(args, data, f"{text}\n{stored}\nwritten to {args.output}, {size(nbytes)}")

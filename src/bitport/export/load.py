@@ -21,7 +21,7 @@ from bitport.export.archive import ArchiveReader
 from bitport.export.weights import CHUNK, PAD
 
 MANIFEST = "extra/bitport.json"
-FORMAT, VERSION = "bitport-package", 1
+FORMAT, VERSION = "bitport-package", 2
 CAPABILITIES = {"x86-64-v4": ("AVX512",), "x86-64-v3": ("AVX512", "AVX2"), "": ()}
 """What torch calls the instruction sets that can run a level."""
 
@@ -36,6 +36,10 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
             _check(manifest)
             for method in manifest["methods"].values():
                 _compare(archive.read(method["code"]["entry"]), method["code"])
+            listed = {
+                name: json.loads(archive.read(method["constants"]["entry"]))
+                for name, method in manifest["methods"].items()
+            }
             stored = manifest["weights"]
             inside = "entry" in stored
             start, size = archive.place(stored["entry"]) if inside else (0, stored["size"])
@@ -46,7 +50,10 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
             _verify(where, start, stored)
         with SafetensorsReader(where, mapped=True, start=start, size=size) as reader:
             weights = {name: reader.read(name) for name in reader.tensors if not name.startswith(PAD)}
-        methods = {name: Function(file, name, entry, weights) for name, entry in manifest["methods"].items()}
+        methods = {
+            name: Function(file, name, entry, {each: _constant(weights, wanted) for each, wanted in listed[name].items()})
+            for name, entry in manifest["methods"].items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, CheckpointError) as error:
         raise ExportError(f"{file} is no whole package of bitport: {type(error).__name__}: {error}") from error
     return Program(file, manifest, methods, weights)
@@ -86,9 +93,10 @@ def _constant(weights: dict[str, Tensor], wanted: dict[str, Any]) -> Tensor:
 class Function:
     """One method."""
 
-    def __init__(self, path: Path, name: str, entry: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        self.entry = entry
-        self.constants = {constant: _constant(weights, wanted) for constant, wanted in entry["constants"].items()}
+    def __init__(self, path: Path, name: str, entry: dict[str, Any], constants: dict[str, Tensor]) -> None:
+        self.entry, self.constants = entry, constants
+        if len(constants) != entry["constants"]["count"]:
+            raise ExportError(f"{len(constants)} constants are listed for {name}, not {entry['constants']['count']}")
         try:
             self.runner = torch._C._aoti.AOTIModelPackageLoader(str(path), name, False, 1, -1)
             if self.constants:

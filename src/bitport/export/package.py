@@ -38,6 +38,7 @@ from bitport.report.versions import library_version
 
 WEIGHTS = "extra/bitport/weights.safetensors"
 EXAMPLE = "extra/bitport/examples/{}.safetensors"
+CONSTANTS = "extra/bitport/constants/{}.json"
 MOST_AFTER = 1 << 16
 """Bytes of a tensor that was written into, up to which it is recorded."""
 CODE = "data/aotinductor/{}"
@@ -140,12 +141,15 @@ def _compile(
     for file in others:
         archive.add(f"{CODE.format(name)}/{file.name}", file.read_bytes())
     values = constants_of(graph)
+    constants = {
+        each: {"tensor": names.name_of(name, each, values[each]), "shape": list(values[each].shape)}
+        for each in _wanted(library)
+    }
+    listed = CONSTANTS.format(name)
+    archive.add(listed, json.dumps(constants, separators=(",", ":")).encode())
     return {
         "code": {"entry": code, "size": len(data), "crc32": zlib.crc32(data)},
-        "constants": {
-            each: {"tensor": names.name_of(name, each, values[each]), "shape": list(values[each].shape)}
-            for each in _wanted(library)
-        },
+        "constants": {"entry": listed, "count": len(constants)},
     }
 
 
