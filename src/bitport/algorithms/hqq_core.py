@@ -54,7 +54,7 @@ def _piece(x: Tensor, held: Tensor, short: bool, fmt: Format, params: Params, st
         if short:
             values.mul_(held)
         torch.abs(error.sub_(values), out=size)
-        torch.clamp(size, min=SMALLEST, out=pull).pow_(p - 1)
+        torch.clamp(size, min=SMALLEST, out=pull).log_().mul_(p - 1).exp_()  # pow_ takes five times as long
         loss = _sum(size * pull) * scale**p
         if least is None:
             least = loss

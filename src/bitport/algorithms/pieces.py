@@ -56,5 +56,7 @@ def nearest(
         return units, decode_codebook(encode_codebook(units, number.table), number.table)
     offset = number.midpoint if zero is None else spread(zero.float())
     if fmt.zero == "float" or number.midpoint == 0.5:
-        return units, torch.add(units, offset, out=room[1]).round_().clamp_(0, number.qmax).sub_(offset)
-    return units, torch.round(units, out=room[1]).clamp_(0 - offset, number.qmax - offset)  # type: ignore[arg-type]
+        codes = torch.add(units, offset, out=room[1]).round_()
+    else:  # tensors as limits of clamp would take five times as long
+        codes = torch.round(units, out=room[1]).add_(offset)
+    return units, codes.clamp_(0, number.qmax).sub_(offset)
