@@ -80,4 +80,9 @@ AVX2_INLINE void read_codes(const uint8_t* tile, int32_t bits, int64_t line, uin
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32), high);
 }
 
+// The product of few rows with x in integers, as Int8Engine and Digits have it.
+struct Int8Job;
+constexpr int64_t kInt8Stretch = 256;   // columns: a panel of 16 KiB
+void avx2_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum);
+
 }  // namespace bitport

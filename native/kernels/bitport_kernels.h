@@ -57,13 +57,18 @@ struct BitportTiles {
   int32_t bits, integer, scale_type, zero_type;
 };
 
-// y [m, n] = then(round(x) W^T + bias) * times. x, y and times [m, n] of x_type (F32, BF16, F16), rows contiguous; bias of
-// x_type or null; times null where nothing is done. act_scale: one number for BITPORT_INT8_TENSOR and BITPORT_FP8_TENSOR, the global one for BITPORT_NVFP4; null to measure it.
-// threads: how many to use at most (1: the calling thread alone). isa < 0: the best this machine has. Returns
-// 0, or a code of bitport_error.
-BITPORT_API int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t act,
-                                   const float* act_scale, const void* bias, int32_t then, const void* times, void* y,
-                                   int32_t threads, int32_t isa);
+// y [m, n] = then(x W^T + bias) * times. x, y and times [m, n] of x_type (F32, BF16, F16), rows contiguous; bias of x_type
+// or null; times null where nothing is done. threads: how many to use at most (1: the calling thread alone). isa < 0: the
+// best this machine has. Returns 0, or a code of bitport_error.
+BITPORT_API int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, const void* bias,
+                                   int32_t then, const void* times, void* y, int32_t threads, int32_t isa);
+
+// The same with x rounded. act_scale: one number for BITPORT_INT8_TENSOR and BITPORT_FP8_TENSOR, the global one for
+// BITPORT_NVFP4; null to measure it. It is a function of its own so that a program which rounds nothing need not carry the
+// kernels of those that do.
+BITPORT_API int32_t bitport_dyn_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t act,
+                                       const float* act_scale, const void* bias, int32_t then, const void* times, void* y,
+                                       int32_t threads, int32_t isa);
 
 // y [count, k] of y_type: the rows of the weight that ids names. An id outside 0 .. n-1 is an error.
 BITPORT_API int32_t bitport_rows(const BitportTiles* w, const int64_t* ids, int64_t count, void* y, int32_t y_type,

@@ -61,24 +61,23 @@ int32_t linear_digits(const Product& p, bool* taken) {
   float* sums = reinterpret_cast<float*>(memory + code_bytes);
   float* bias = p.bias ? reinterpret_cast<float*>(memory + code_bytes + sum_bytes) : nullptr;
   if (bias) isa.floats.widen(p.bias, p.y_type, w.n, bias);
-  for (int64_t row = 0; row < p.m; ++row) {
+  for (int64_t row = 0; row < p.m; ++row)
     for (Pieces piece(w, isa.stretch, 0); piece.begin < w.k; piece.next()) {
       float* high = sums + row * 2 * pieces + piece.index;
       isa.split(x + row * w.k, piece.begin, piece.end, unit[row], codes + row * 2 * kInt8Step, digits * kInt8Step, high,
                 high + pieces);
     }
-  }
   const Int8Job job{&w, codes, sums, digits, digits, isa.stretch, pieces};
   const Activate activate = activate_for(p.isa);
   const int64_t tiles = tiles_of(w), piece = ceil_div(tiles, int64_t(p.threads) * 4);
   std::atomic<bool> failed{false};
   share(ceil_div(tiles, piece), p.threads, [&](int64_t i) {
-    char* panel = own_buffer.need(size_t(isa.bytes.stretch * isa.bytes.item) * 32);
+    char* panel = own_buffer.need(size_t(isa.panel_bytes));
     if (!panel) { failed = true; return; }
     alignas(64) float sum[kMostRows * 2 * 32];
     for (int64_t tile = i * piece; tile < tiles && tile < (i + 1) * piece; ++tile) {
       const int64_t n = tile * 32, count = w.n - n < 32 ? w.n - n : 32;
-      isa.bytes.fused(job, tile, panel, sum);
+      isa.fused(job, tile, panel, sum);
       for (int64_t row = 0; row < p.m; ++row) {
         float* own = sum + row * 64;
         const int64_t at = row * w.n + n;

@@ -11,8 +11,9 @@ namespace bitport {
 
 // What an instruction set brings.
 struct Digits {
-  const Int8Engine& bytes;   // its fused()
   const Engine& floats;      // its widen() and store()
+  decltype(Int8Engine::fused) fused;
+  int64_t panel_bytes;       // that fused() uses
   int64_t stretch;           // columns whose products are summed as integers at most
   // The bits of the largest of k sizes.
   uint16_t (*largest)(const uint16_t* x, int64_t k);

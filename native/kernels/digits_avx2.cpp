@@ -62,7 +62,7 @@ AVX2 void join(float* sum, float unit) {
 
 }  // namespace
 
-const Digits avx2_digits = {avx2_int8_engine, avx2_engine, avx2_int8_engine.stretch, largest, split, join};
+const Digits avx2_digits = {avx2_engine, avx2_int8_fused, kInt8Stretch * 2 * 32, kInt8Stretch, largest, split, join};
 
 }  // namespace bitport
 #endif

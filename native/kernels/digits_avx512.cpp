@@ -48,7 +48,7 @@ AVX512 void join(float* sum, float unit) {
 
 }  // namespace
 
-const Digits avx512_digits = {avx512_int8_engine, avx512_engine, kInt32Columns, largest, split, join};
+const Digits avx512_digits = {avx512_engine, avx512_int8_fused, 0, kInt32Columns, largest, split, join};
 
 }  // namespace bitport
 #endif

@@ -7,6 +7,7 @@
 #pragma once
 #include <cstddef>
 #include "bitport_kernels.h"
+#include "status.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 #define BITPORT_X86 1
@@ -61,7 +62,7 @@ struct Engine {
   void (*end)();
 };
 
-// The arguments of bitport_linear, checked.
+// The arguments of bitport_linear or bitport_dyn_linear, checked.
 struct Product {
   const BitportTiles& weight;
   const void* x;
@@ -82,14 +83,30 @@ static inline bool lines_past_caches(const Product& p) {
   return p.y_type != BITPORT_F32 && row % 64 == 0 && reinterpret_cast<uintptr_t>(p.y) % 64 == 0 && size_t(p.m) * row > stays;
 }
 
-int32_t linear_int8(const Product& product, int32_t act, const float* act_scale);   // a Status
+// What both ask alike: a Status. Then ``multiply`` is called, itself giving one, unless there is nothing to do.
+int32_t check_product(const BitportTiles* w, int32_t x_type, int64_t m, int32_t then, const void* times, int32_t isa);
+template <class Multiply>
+int32_t multiply_checked(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, const void* bias, int32_t then,
+                         const void* times, void* y, int32_t threads, int32_t isa, const Multiply& multiply) {
+  if (m == 0 || w->n == 0) return kOk;
+  if (!x || !y) return kNullPointer;
+  constexpr int64_t kGrain = 1 << 18;   // below this many products a second thread costs more than it gives
+  if (threads < 1 || w->n * w->k < kGrain / m) threads = 1;
+  return multiply(Product{*w, x, x_type, m, bias, y, x_type, threads, isa < 0 ? bitport_best_isa() : isa, then, times});
+}
+
+// The products, each a Status: x as it is; x of floats, each row of sums (with in_blocks those of each kScaled columns)
+// still to be multiplied by a number of row_scale, where that is not null; x to be rounded to integers.
+int32_t linear_as_is(const Product& product);
+int32_t linear_of_floats(const Product& product, const Engine& engine, const float* row_scale, bool in_blocks);
+int32_t linear_int8(const Product& product, int32_t act, const float* act_scale);
 #if BITPORT_X86
 bool takes_digits(const Product& product);   // few rows of bfloat16, whole numbers
 int32_t linear_digits(const Product& product, bool* taken);   // not taken: x is not finite, or near the end of the range
 #endif
 
-// The engine for m rows of this type, rounded like this, on this instruction set.
-const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m, int32_t act = BITPORT_AS_IS);
+// The engine for m rows of this type on this instruction set.
+const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m);
 
 extern const Engine scalar_engine;
 #if BITPORT_X86

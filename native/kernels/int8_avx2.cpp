@@ -106,13 +106,11 @@ AVX2_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sum
   }
 }
 
-constexpr int64_t kStretch = 256;   // columns: a panel of 16 KiB
-
 // R rows of x, as words, times the panel.
 template <int R>
 AVX2 void multiply_rows(const Int8Job& job, const Panel& panel, int64_t row, float* sum) {
   const BitportTiles& w = *job.weight;
-  alignas(32) int16_t x[R][kStretch];
+  alignas(32) int16_t x[R][kInt8Stretch];
   const int64_t step = job.block * kInt8Step, last = panel.k + panel.count;
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
@@ -235,10 +233,10 @@ AVX2 void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) 
   const int8_t* x = codes_at(job, row, 0);
   const int64_t scales = tile * groups_of(w) * 32;
   for (int64_t i = 0; i < R * 32; ++i) sum[i] = 0;
-  for (int64_t k = 0; k < w.k; k += kStretch)   // one half and then the other, while the lines of both are at hand
+  for (int64_t k = 0; k < w.k; k += kInt8Stretch)   // one half and then the other, while the lines of both are at hand
     for (int64_t half = 0; half < 2; ++half) {
       const FromTile<Bits> source{w, tile, half};
-      for (Pieces piece(w, job.stretch, k); piece.begin < smaller(k + kStretch, w.k); piece.next()) {
+      for (Pieces piece(w, job.stretch, k); piece.begin < smaller(k + kInt8Stretch, w.k); piece.next()) {
         const float* sums = job.sums + row * job.pieces + piece.index;
         __m256i whole[R][2];
 #pragma GCC unroll 4
@@ -263,22 +261,6 @@ void fused_as(const Int8Job& job, int64_t tile, float* sum) {
 
 bool fuses(const BitportTiles&, int64_t m) { return m <= 32; }
 
-void fused(const Int8Job& job, int64_t tile, void* panel, float* sum) {
-  const BitportTiles& w = *job.weight;
-  if (job.m <= (w.bits > 4 ? 4 : 8)) {   // measured: no panel is worth it
-    if (w.bits == 8) fused_as<8>(job, tile, sum);
-    else if (w.bits > 4) fused_as<5>(job, tile, sum);
-    else if (w.bits == 4) fused_as<4>(job, tile, sum);
-    else fused_as<1>(job, tile, sum);
-    return;
-  }
-  for (int64_t k = 0; k < w.k; k += kStretch) {
-    const Panel stretch{tile, k, smaller(w.k - k, kStretch), panel};
-    unpack(w, stretch);
-    multiply(job, stretch, 0, job.m, sum);
-  }
-}
-
 AVX2 void finish(float* sum, const float* ones, Rounding rounding, int64_t count, const float* bias, void* y,
                  int32_t type, bool) {
   const __m256 scale = _mm256_set1_ps(rounding.scale), zero = _mm256_set1_ps(rounding.zero);
@@ -292,7 +274,23 @@ AVX2 void finish(float* sum, const float* ones, Rounding rounding, int64_t count
 
 }  // namespace
 
-const Int8Engine avx2_int8_engine = {kStretch, 2, range, round, fuses, fused, unpack, multiply, nullptr, nullptr, nullptr, finish, false,
+void avx2_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum) {
+  const BitportTiles& w = *job.weight;
+  if (job.m <= (w.bits > 4 ? 4 : 8)) {   // measured: no panel is worth it
+    if (w.bits == 8) fused_as<8>(job, tile, sum);
+    else if (w.bits > 4) fused_as<5>(job, tile, sum);
+    else if (w.bits == 4) fused_as<4>(job, tile, sum);
+    else fused_as<1>(job, tile, sum);
+    return;
+  }
+  for (int64_t k = 0; k < w.k; k += kInt8Stretch) {
+    const Panel stretch{tile, k, smaller(w.k - k, kInt8Stretch), panel};
+    unpack(w, stretch);
+    multiply(job, stretch, 0, job.m, sum);
+  }
+}
+
+const Int8Engine avx2_int8_engine = {kInt8Stretch, 2, range, round, fuses, avx2_int8_fused, unpack, multiply, nullptr, nullptr, nullptr, finish, false,
                                      nullptr, nullptr};
 
 }  // namespace bitport

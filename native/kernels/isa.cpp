@@ -54,16 +54,15 @@ const char* bitport_isa_name(int32_t isa) {
 
 namespace bitport {
 
-const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m, int32_t act) {
+const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m) {
 #if BITPORT_X86
   const bool bf16 = x_type == BITPORT_BF16;
-  const bool in_blocks = act == BITPORT_FP8_128;
-  if (isa == BITPORT_AMX && bf16) return in_blocks ? amx_blocks_engine : amx_engine;
-  if (isa >= BITPORT_AVX512_BF16 && bf16 && !in_blocks && m <= kVectorRows) return avx512_bf16_engine;
+  if (isa == BITPORT_AMX && bf16) return amx_engine;
+  if (isa >= BITPORT_AVX512_BF16 && bf16 && m <= kVectorRows) return avx512_bf16_engine;
   if (isa >= BITPORT_AVX512_VNNI) return avx512_engine;
   if (isa == BITPORT_AVX2) return avx2_engine;
 #endif
-  (void)isa, (void)x_type, (void)m, (void)act;
+  (void)isa, (void)x_type, (void)m;
   return scalar_engine;
 }
 

@@ -2,7 +2,6 @@
 #include "activation.h"
 #include "engine.h"
 #include "number.h"
-#include "round.h"
 #include "status.h"
 #include "sweep.h"
 #include "tiles.h"
@@ -10,7 +9,7 @@
 namespace bitport {
 namespace {
 
-thread_local Buffer call_buffer, rounded_buffer;
+thread_local Buffer call_buffer;
 
 struct Call : Product {
   const Engine& engine;
@@ -127,27 +126,12 @@ struct Call : Product {
   }
 };
 
-int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
+}  // namespace
+
+int32_t linear_of_floats(const Product& product, const Engine& engine, const float* row_scale, bool in_blocks) {
   const BitportTiles& w = product.weight;
   const int64_t m = product.m;
-  constexpr int64_t kFew = 1 << 15;   // products done in vectors before tile registers have handed over their first sums
-  if (act == BITPORT_FP8_128 && product.isa > BITPORT_AVX512_VNNI && w.n * w.k <= kFew / m) product.isa = BITPORT_AVX512_VNNI;
-  const Engine& engine = engine_for(product.isa, product.x_type, m, act);
   const bool fused = engine.fuses && engine.fuses(w, m);
-  const float* row_scale = nullptr;
-  const bool in_blocks = act == BITPORT_FP8_128 && engine.bf16;
-  if (act != BITPORT_AS_IS) {
-    const size_t row_bytes = aligned(size_t(m) * w.k * (engine.bf16 ? 2 : 4));
-    char* memory = rounded_buffer.need(row_bytes + size_t(m * (in_blocks ? ceil_div(w.k, kScaled) : 1)) * 4);
-    if (!memory) return kNoMemory;
-    float* scales = reinterpret_cast<float*>(memory + row_bytes);
-    const bool enough = rounds_to_floats(act) ? round_rows(product, act, act_scale, engine.bf16, memory, scales)
-                                              : round_rows_to_int8(product, act, reinterpret_cast<uint16_t*>(memory), scales);
-    if (!enough) return kNoMemory;
-    product.x = memory;
-    product.x_type = engine.bf16 ? BITPORT_BF16 : BITPORT_F32;
-    row_scale = scales;
-  }
   Call call(product, engine);
   if (!in_blocks) call.row_scale = row_scale;
   const bool tiles_of_rows = engine.bf16 && !fused;   // a tile register takes 16 rows, whatever m is
@@ -168,38 +152,33 @@ int32_t linear_of_floats(Product product, int32_t act, const float* act_scale) {
   });
   const bool enough = call.run(fused);
   call_buffer.trim();
-  rounded_buffer.trim();
   return enough ? kOk : kNoMemory;
 }
 
-}  // namespace
-}  // namespace bitport
-
-int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t act,
-                       const float* act_scale, const void* bias, int32_t then, const void* times, void* y, int32_t threads,
-                       int32_t isa) {
-  using namespace bitport;
-  if (const int32_t code = check_weight(w)) return code;
-  if (m < 0 || m > kMost) return kBadShape;
-  if (x_type < BITPORT_F32 || x_type > BITPORT_F16) return kBadType;
-  if (act < BITPORT_AS_IS || act > BITPORT_FP8_128) return kBadAct;
-  if (then < BITPORT_NOTHING || then > BITPORT_SILU || (times && !then)) return kBadThen;
-  const bool floats = act == BITPORT_AS_IS || rounds_to_floats(act);
-  if (!floats && !w->integer) return kBadAct;
-  if (act_scale && act != BITPORT_INT8_TENSOR && act != BITPORT_FP8_TENSOR && act != BITPORT_NVFP4) return kBadAct;
-  if (isa >= 0 && !bitport_has_isa(isa)) return kNoIsa;
-  if (m == 0 || w->n == 0) return kOk;
-  if (!x || !y) return kNullPointer;
-  constexpr int64_t kGrain = 1 << 18;   // below this many products a second thread costs more than it gives
-  if (threads < 1 || w->n * w->k < kGrain / m) threads = 1;
-  const Product product{*w, x, x_type, m, bias, y, x_type, threads, isa < 0 ? bitport_best_isa() : isa, then, times};
+int32_t linear_as_is(const Product& product) {
 #if BITPORT_X86
-  if (act == BITPORT_AS_IS && takes_digits(product)) {
+  if (takes_digits(product)) {
     bool taken = false;
     const int32_t code = linear_digits(product, &taken);
     if (taken) return code;
   }
 #endif
-  if (floats || int8_as_floats(product, act)) return linear_of_floats(product, act, act_scale);
-  return linear_int8(product, act, act_scale);
+  return linear_of_floats(product, engine_for(product.isa, product.x_type, product.m), nullptr, false);
+}
+
+int32_t check_product(const BitportTiles* w, int32_t x_type, int64_t m, int32_t then, const void* times, int32_t isa) {
+  if (const int32_t code = check_weight(w)) return code;
+  if (m < 0 || m > kMost) return kBadShape;
+  if (x_type < BITPORT_F32 || x_type > BITPORT_F16) return kBadType;
+  if (then < BITPORT_NOTHING || then > BITPORT_SILU || (times && !then)) return kBadThen;
+  return isa >= 0 && !bitport_has_isa(isa) ? kNoIsa : kOk;
+}
+
+}  // namespace bitport
+
+int32_t bitport_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, const void* bias, int32_t then,
+                       const void* times, void* y, int32_t threads, int32_t isa) {
+  using namespace bitport;
+  if (const int32_t code = check_product(w, x_type, m, then, times, isa)) return code;
+  return multiply_checked(w, x, x_type, m, bias, then, times, y, threads, isa, linear_as_is);
 }

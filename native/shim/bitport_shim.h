@@ -37,8 +37,14 @@ BITPORT_SHIM const char* bitport_shim_error(void);
 //
 // act is a BitportAct, then a BitportThen. Tensors are contiguous and on the CPU.
 
-// y [.., n] = then(round(x) W^T + bias) * times; x [.., k] float32, bfloat16 or float16; bias [n], times [.., n] like x.
+// y [.., n] = then(x W^T + bias) * times; x [.., k] float32, bfloat16 or float16; bias [n], times [.., n] like x.
 BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_linear(
+    AtenTensorHandle x, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero, AtenTensorHandle* scale2,
+    AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, AtenTensorHandle* bias,
+    int64_t then, AtenTensorHandle* times, AtenTensorHandle* result);
+
+// The same of round(x). What it calls is linked into a program only if the program calls it.
+BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_dyn_linear(
     AtenTensorHandle x, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero, AtenTensorHandle* scale2,
     AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, int64_t act,
     AtenTensorHandle* act_scale, AtenTensorHandle* bias, int64_t then, AtenTensorHandle* times, AtenTensorHandle* result);
@@ -46,6 +52,12 @@ BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_linear(
 // y [rows, n]: rows ends[e-1] .. ends[e] of x times the weight of expert e; ends int32 [experts], and every part of the
 // weight has a leading dimension of experts.
 BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_grouped_linear(
+    AtenTensorHandle x, AtenTensorHandle ends, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero,
+    AtenTensorHandle* scale2, AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer,
+    AtenTensorHandle* result);
+
+// The same of round(x).
+BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_dyn_grouped_linear(
     AtenTensorHandle x, AtenTensorHandle ends, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero,
     AtenTensorHandle* scale2, AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer,
     int64_t act, AtenTensorHandle* result);

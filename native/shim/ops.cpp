@@ -32,9 +32,36 @@ const char* check_code(int64_t code, int64_t least, int64_t most, const char* re
   return code < least || code > most ? reason : nullptr;
 }
 
-const char* check_act(int64_t act) { return check_code(act, BITPORT_AS_IS, BITPORT_FP8_128, "act is no BitportAct"); }
+const char* check_act(int64_t act) {
+  return check_code(act, BITPORT_AS_IS + 1, BITPORT_FP8_128, "act is no BitportAct that rounds");
+}
 
 void give(TensorHandle y, AtenTensorHandle* result) { *result = reinterpret_cast<AtenTensorHandle>(y); }
+
+constexpr int32_t kBestIsa = -1;
+
+// What a product is asked for.
+struct Asked {
+  Given weight;
+  AtenTensorHandle x, *bias;
+  int64_t then;
+  AtenTensorHandle* times;
+  Product call;
+
+  const char* answer(AtenTensorHandle* result, const char* (*product)(const Product&, int32_t, TensorHandle*)) {
+    if (const char* reason = check(result)) return reason;
+    if (const char* reason = check_code(then, BITPORT_NOTHING, BITPORT_SILU, "then is no BitportThen")) return reason;
+    if (const char* reason = weight.read(&call.weight)) return reason;
+    call.x = as_handle(x);
+    call.bias = as_optional(bias);
+    call.then = int32_t(then);
+    call.times = as_optional(times);
+    TensorHandle y = nullptr;
+    if (const char* reason = product(call, kBestIsa, &y)) return reason;
+    give(y, result);
+    return nullptr;
+  }
+};
 
 }  // namespace
 
@@ -50,44 +77,57 @@ void link_once() {
 
 using namespace bitport;
 
-constexpr int32_t kBestIsa = -1;
-
 AOTITorchError aoti_torch_cpu_bitport_linear(
+    AtenTensorHandle x, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero, AtenTensorHandle* scale2,
+    AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, AtenTensorHandle* bias,
+    int64_t then, AtenTensorHandle* times, AtenTensorHandle* result) {
+  return guarded("bitport_linear", [&] {
+    Asked asked{{data, scale, zero, scale2, table, n, k, group, bits, integer}, x, bias, then, times};
+    return asked.answer(result, linear);
+  });
+}
+
+AOTITorchError aoti_torch_cpu_bitport_dyn_linear(
     AtenTensorHandle x, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero, AtenTensorHandle* scale2,
     AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, int64_t act,
     AtenTensorHandle* act_scale, AtenTensorHandle* bias, int64_t then, AtenTensorHandle* times, AtenTensorHandle* result) {
-  return guarded("bitport_linear", [&]() -> const char* {
-    Product call;
-    const Given weight{data, scale, zero, scale2, table, n, k, group, bits, integer};
-    if (const char* reason = check(result)) return reason;
+  return guarded("bitport_dyn_linear", [&]() -> const char* {
     if (const char* reason = check_act(act)) return reason;
-    if (const char* reason = check_code(then, BITPORT_NOTHING, BITPORT_SILU, "then is no BitportThen")) return reason;
-    if (const char* reason = weight.read(&call.weight)) return reason;
-    call.x = as_handle(x);
-    call.act = int32_t(act);
-    call.act_scale = as_optional(act_scale);
-    call.bias = as_optional(bias);
-    call.then = int32_t(then);
-    call.times = as_optional(times);
-    TensorHandle y = nullptr;
-    if (const char* reason = product(call, kBestIsa, &y)) return reason;
-    give(y, result);
-    return nullptr;
+    Asked asked{{data, scale, zero, scale2, table, n, k, group, bits, integer}, x, bias, then, times};
+    asked.call.act = int32_t(act);
+    asked.call.act_scale = as_optional(act_scale);
+    return asked.answer(result, dyn_linear);
   });
 }
 
 AOTITorchError aoti_torch_cpu_bitport_grouped_linear(
     AtenTensorHandle x, AtenTensorHandle ends, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero,
     AtenTensorHandle* scale2, AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer,
-    int64_t act, AtenTensorHandle* result) {
+    AtenTensorHandle* result) {
   return guarded("bitport_grouped_linear", [&]() -> const char* {
+    Parts parts;
+    const Given weight{data, scale, zero, scale2, table, n, k, group, bits, integer};
+    if (const char* reason = check(result)) return reason;
+    if (const char* reason = weight.read(&parts)) return reason;
+    TensorHandle y = nullptr;
+    if (const char* reason = grouped_linear(as_handle(x), as_handle(ends), parts, kBestIsa, &y)) return reason;
+    give(y, result);
+    return nullptr;
+  });
+}
+
+AOTITorchError aoti_torch_cpu_bitport_dyn_grouped_linear(
+    AtenTensorHandle x, AtenTensorHandle ends, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero,
+    AtenTensorHandle* scale2, AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer,
+    int64_t act, AtenTensorHandle* result) {
+  return guarded("bitport_dyn_grouped_linear", [&]() -> const char* {
     Parts parts;
     const Given weight{data, scale, zero, scale2, table, n, k, group, bits, integer};
     if (const char* reason = check(result)) return reason;
     if (const char* reason = check_act(act)) return reason;
     if (const char* reason = weight.read(&parts)) return reason;
     TensorHandle y = nullptr;
-    if (const char* reason = by_expert(as_handle(x), as_handle(ends), parts, int32_t(act), kBestIsa, &y)) return reason;
+    if (const char* reason = dyn_grouped_linear(as_handle(x), as_handle(ends), parts, int32_t(act), kBestIsa, &y)) return reason;
     give(y, result);
     return nullptr;
   });

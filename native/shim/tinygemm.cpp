@@ -63,8 +63,7 @@ const char* multiply(const Contract& c, void* y) {
   for (int code = 0; code < 16; ++code) table[code] = float(code - 8);
   const BitportTiles w{tiles.get(), scale.get(), zero.get(), nullptr, table,       c.n,        c.k, c.group,
                        4,           1,           BITPORT_F32, BITPORT_F32};
-  const int32_t code = bitport_linear(&w, c.self.data, BITPORT_BF16, c.m, BITPORT_AS_IS, nullptr, nullptr, BITPORT_NOTHING,
-                                      nullptr, y, int32_t(threads), -1);
+  const int32_t code = bitport_linear(&w, c.self.data, BITPORT_BF16, c.m, nullptr, BITPORT_NOTHING, nullptr, y, int32_t(threads), -1);
   return code ? bitport_error(code) : nullptr;
 }
 

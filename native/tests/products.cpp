@@ -46,7 +46,7 @@ void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random&
   const bool int8 = act >= BITPORT_INT8_ROW && act <= BITPORT_INT8_TENSOR;
   for (int32_t isa = 0; isa <= bitport_best_isa(); ++isa) {
     Numbers y(type, m * n, some_place(random));
-    const int32_t code = bitport_linear(&w.view, x.data(), type, m, act, given, bias ? bias->data() : nullptr, then,
+    const int32_t code = bitport_dyn_linear(&w.view, x.data(), type, m, act, given, bias ? bias->data() : nullptr, then,
                                         factor ? times.data() : nullptr, y.data(), int32_t(1 + random() % 3), isa);
     EXPECT(code == 0, "%s: %s", bitport_isa_name(isa), bitport_error(code));
     const bool as_floats = isa == BITPORT_AMX && act != BITPORT_INT8_TENSOR && (w.shape.group % 32 || w.shape.group == 32);

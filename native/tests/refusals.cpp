@@ -77,7 +77,10 @@ const Refusal kOfRows[] = {
 };
 
 int32_t linear(const Call& c) {
-  return bitport_linear(c.w, c.x, c.type, c.m, c.act, c.act_scale, nullptr, c.then, c.times, c.y, 1, c.isa);
+  return bitport_linear(c.w, c.x, c.type, c.m, nullptr, c.then, c.times, c.y, 1, c.isa);
+}
+int32_t dyn_linear(const Call& c) {
+  return bitport_dyn_linear(c.w, c.x, c.type, c.m, c.act, c.act_scale, nullptr, c.then, c.times, c.y, 1, c.isa);
 }
 int32_t rows(const Call& c) { return bitport_rows(c.w, c.ids, c.count, c.y, c.type, 1); }
 int32_t dense_rows(const Call& c) { return bitport_dense_rows(c.w, c.ids, c.count, c.y, c.type, 1); }
@@ -106,11 +109,15 @@ void try_refusals() {
   };
   for (const Refusal& r : kOfWeights) {
     refused("linear", linear, r);
+    refused("dyn_linear", dyn_linear, r);
     refused("rows", rows, r);
     refused("dense rows", dense_rows, r);
     refused("dense", dense, r);
   }
-  for (const Refusal& r : kOfProducts) refused("linear", linear, r);
+  for (const Refusal& r : kOfProducts) {
+    refused("dyn_linear", dyn_linear, r);
+    if (r.code != kBadAct) refused("linear", linear, r);
+  }
   for (const Refusal& r : kOfRows) {
     refused("rows", rows, r);
     refused("dense rows", dense_rows, r);
@@ -137,8 +144,8 @@ void try_refusals() {
   for (int32_t act = BITPORT_AS_IS; act <= BITPORT_FP8_128; ++act)
     for (int32_t isa = -1; isa <= bitport_best_isa(); ++isa) {
       const BitportTiles* some = &w.view;
-      EXPECT(bitport_linear(some, nullptr, BITPORT_BF16, 0, act, nullptr, nullptr, 0, nullptr, nullptr, -7, isa) == kOk, "m = 0");
-      EXPECT(bitport_linear(&none, nullptr, BITPORT_BF16, 3, act, nullptr, nullptr, 0, nullptr, nullptr, 0, isa) == kOk, "n = 0");
+      EXPECT(bitport_dyn_linear(some, nullptr, BITPORT_BF16, 0, act, nullptr, nullptr, 0, nullptr, nullptr, -7, isa) == kOk, "m = 0");
+      EXPECT(bitport_dyn_linear(&none, nullptr, BITPORT_BF16, 3, act, nullptr, nullptr, 0, nullptr, nullptr, 0, isa) == kOk, "n = 0");
       cases += 2;
     }
   EXPECT(bitport_rows(&none, nullptr, 0, nullptr, BITPORT_F32, -7) == kOk, "no ids");

@@ -26,7 +26,7 @@ struct Work {
     for (int64_t i = 0; i < s.n; ++i) ids[size_t(i)] = s.n - 1 - i;
     std::vector<uint8_t> y(product), dense(whole), tiles(w.tiles.bytes()), rows(whole);
     const int32_t code =
-        bitport_linear(&w.view, x.data(), type, m, act, nullptr, nullptr, 0, nullptr, y.data(), threads, isa) |
+        bitport_dyn_linear(&w.view, x.data(), type, m, act, nullptr, nullptr, 0, nullptr, y.data(), threads, isa) |
         bitport_dense(&w.view, dense.data(), BITPORT_F32, threads) |
         bitport_pack(w.dense.data(), s.bits, s.n, s.k, tiles.data(), threads) |
         bitport_rows(&w.view, ids.data(), s.n, rows.data(), BITPORT_F32, threads);

@@ -29,13 +29,14 @@ bool by_row(int32_t act) {
   }
 }
 
-}  // namespace
+using Multiply = decltype(bitport_dyn_linear);
 
-int32_t torch_pool(int64_t begin, int64_t end, int64_t grain, BitportBody body, void* context) {
-  return torch.torch_parallel_for(begin, end, grain, body, context);
+int32_t multiply_as_is(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t, const float*, const void* bias,
+                       int32_t then, const void* times, void* y, int32_t threads, int32_t isa) {
+  return bitport_linear(w, x, x_type, m, bias, then, times, y, threads, isa);
 }
 
-const char* product(const Product& call, int32_t isa, TensorHandle* result) {
+const char* product(const Product& call, int32_t isa, TensorHandle* result, Multiply multiply) {
   const View x(call.x);
   Weight weight;
   if (const char* reason = weight.read(call.weight, false)) return reason;
@@ -60,8 +61,8 @@ const char* product(const Product& call, int32_t isa, TensorHandle* result) {
   Fresh y;
   if (!y.make(x.dim, sizes, x.dtype)) return kNoMemory;
   if (m) {
-    const int32_t code = bitport_linear(&w, x.data, x.type(), m, call.act, static_cast<const float*>(scale.data),
-                                        bias.data, call.then, times.data, y.data, threads(), isa);
+    const int32_t code = multiply(&w, x.data, x.type(), m, call.act, static_cast<const float*>(scale.data), bias.data, call.then,
+                                  times.data, y.data, threads(), isa);
     if (code) return said(code);
   }
   *result = y.give();
@@ -69,10 +70,9 @@ const char* product(const Product& call, int32_t isa, TensorHandle* result) {
 }
 
 const char* by_expert(TensorHandle x_handle, TensorHandle ends_handle, const Parts& parts, int32_t act, int32_t isa,
-                      TensorHandle* result) {
+                      TensorHandle* result, Multiply multiply) {
   const View x(x_handle), ends(ends_handle);
   Weight weight;
-  if (!by_row(act)) return "rows of experts are not rounded by one scale of all";
   if (const char* reason = weight.read(parts, true)) return reason;
   if (!are_rows(x, weight.tiles.k) || x.dim != 2) return "x is not contiguous float32, bfloat16 or float16 [rows, k]";
   if (!ends.ok || ends.dtype != torch.int32 || !ends.has_shape(weight.experts)) return "ends are not contiguous int32 [experts]";
@@ -90,13 +90,31 @@ const char* by_expert(TensorHandle x_handle, TensorHandle ends_handle, const Par
     const int64_t count = end[e] - row;
     if (!count) continue;
     const BitportTiles own = weight.expert(e);
-    const int32_t code = bitport_linear(&own, rows + row * from, x.type(), count, act, nullptr, nullptr, BITPORT_NOTHING,
-                                        nullptr, sums + row * to, threads(), isa);
+    const int32_t code = multiply(&own, rows + row * from, x.type(), count, act, nullptr, nullptr, BITPORT_NOTHING, nullptr,
+                                  sums + row * to, threads(), isa);
     if (code) return said(code);
   }
   if (sizes[0] > row) std::memset(sums + row * to, 0, size_t((sizes[0] - row) * to));
   *result = y.give();
   return nullptr;
+}
+
+}  // namespace
+
+int32_t torch_pool(int64_t begin, int64_t end, int64_t grain, BitportBody body, void* context) {
+  return torch.torch_parallel_for(begin, end, grain, body, context);
+}
+
+const char* linear(const Product& call, int32_t isa, TensorHandle* y) { return product(call, isa, y, multiply_as_is); }
+const char* dyn_linear(const Product& call, int32_t isa, TensorHandle* y) { return product(call, isa, y, bitport_dyn_linear); }
+
+const char* grouped_linear(TensorHandle x, TensorHandle ends, const Parts& weight, int32_t isa, TensorHandle* y) {
+  return by_expert(x, ends, weight, BITPORT_AS_IS, isa, y, multiply_as_is);
+}
+
+const char* dyn_grouped_linear(TensorHandle x, TensorHandle ends, const Parts& weight, int32_t act, int32_t isa, TensorHandle* y) {
+  if (!by_row(act)) return "rows of experts are not rounded by one scale of all";
+  return by_expert(x, ends, weight, act, isa, y, bitport_dyn_linear);
 }
 
 const char* embedding(TensorHandle ids_handle, const Parts& parts, int32_t dtype, TensorHandle* result) {

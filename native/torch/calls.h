@@ -15,10 +15,13 @@ struct Product {
   TensorHandle times = nullptr;
 };
 
-const char* product(const Product& call, int32_t isa, TensorHandle* y);
+// linear: x as it is, and act says so. A function of its own, since the linker leaves out what nothing calls.
+const char* linear(const Product& call, int32_t isa, TensorHandle* y);
+const char* dyn_linear(const Product& call, int32_t isa, TensorHandle* y);
 
 // x [rows, k], int32 ends [experts] and a weight per expert. Rows past the last end give zeros.
-const char* by_expert(TensorHandle x, TensorHandle ends, const Parts& weight, int32_t act, int32_t isa, TensorHandle* y);
+const char* grouped_linear(TensorHandle x, TensorHandle ends, const Parts& weight, int32_t isa, TensorHandle* y);
+const char* dyn_grouped_linear(TensorHandle x, TensorHandle ends, const Parts& weight, int32_t act, int32_t isa, TensorHandle* y);
 
 // Rows of the weight in torch's `dtype`.
 const char* embedding(TensorHandle ids, const Parts& weight, int32_t dtype, TensorHandle* y);

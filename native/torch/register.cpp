@@ -29,7 +29,7 @@ int32_t variant() { return isa.load(std::memory_order_relaxed); }
 // x and the weight, then the rest of `call`.
 bool multiply(const Value* stack, Product call, TensorHandle* y) {
   call.x = tensor(stack[0]);
-  return read(stack + 1, &call.weight) && !product(call, variant(), y);
+  return read(stack + 1, &call.weight) && !bitport::dyn_linear(call, variant(), y);
 }
 
 bool linear(const Value* stack, TensorHandle* y) {
@@ -66,14 +66,14 @@ bool dyn_linear_then(const Value* stack, TensorHandle* y) {
 
 bool grouped_linear(const Value* stack, TensorHandle* y) {
   Parts weight;
-  return read(stack + 2, &weight) && !by_expert(tensor(stack[0]), tensor(stack[1]), weight, BITPORT_AS_IS, variant(), y);
+  return read(stack + 2, &weight) && !bitport::grouped_linear(tensor(stack[0]), tensor(stack[1]), weight, variant(), y);
 }
 
 bool dyn_grouped_linear(const Value* stack, TensorHandle* y) {
   Parts weight;
   const int32_t act = rounding(text(stack[12]));
   return act > BITPORT_AS_IS && read(stack + 2, &weight) &&
-         !by_expert(tensor(stack[0]), tensor(stack[1]), weight, act, variant(), y);
+         !bitport::dyn_grouped_linear(tensor(stack[0]), tensor(stack[1]), weight, act, variant(), y);
 }
 
 // ids, ten arguments of the weight, and the dtype of the result.

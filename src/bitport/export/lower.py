@@ -74,11 +74,10 @@ def _product(
         y = _product(fake_quantize(x, act, act_scale), weight, "", None, bias)
         assert y is not None
         return follow(y.to(x.dtype), then, times) if then else y.to(x.dtype)
-    return overload("bitport_linear")(
+    return overload("bitport_dyn_linear" if act else "bitport_linear")(
         x.contiguous(),
         *_operand(weight),
-        ACTS[act],
-        act_scale,
+        *((ACTS[act], act_scale) if act else ()),
         None if bias is None else bias.to(x.dtype).contiguous(),
         THEN[then],
         None if times is None else times.contiguous(),
@@ -103,7 +102,8 @@ def _dyn_grouped_linear(x: Tensor, ends: Tensor, *rest: Any) -> Tensor | None:
 def _by_expert(x: Tensor, ends: Tensor, weight: Weight, act: str) -> Tensor | None:
     if not _native(weight):
         return None
-    return overload("bitport_grouped_linear")(x.contiguous(), ends.contiguous(), *_operand(weight), ACTS[act])
+    given = x.contiguous(), ends.contiguous(), *_operand(weight)
+    return overload("bitport_dyn_grouped_linear")(*given, ACTS[act]) if act else overload("bitport_grouped_linear")(*given)
 
 
 def _embedding(ids: Tensor, *rest: Any) -> Tensor | None:

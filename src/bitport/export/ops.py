@@ -23,10 +23,12 @@ WEIGHT = (
     "int n, int k, int group, int bits, int integer"
 )
 SCHEMAS = {
-    "bitport_linear": (
+    "bitport_linear": f"(Tensor x, {WEIGHT}, Tensor? bias, int then, Tensor? times) -> Tensor",
+    "bitport_dyn_linear": (
         f"(Tensor x, {WEIGHT}, int act, Tensor? act_scale, Tensor? bias, int then, Tensor? times) -> Tensor"
     ),
-    "bitport_grouped_linear": f"(Tensor x, Tensor ends, {WEIGHT}, int act) -> Tensor",
+    "bitport_grouped_linear": f"(Tensor x, Tensor ends, {WEIGHT}) -> Tensor",
+    "bitport_dyn_grouped_linear": f"(Tensor x, Tensor ends, {WEIGHT}, int act) -> Tensor",
     "bitport_embedding": f"(Tensor ids, {WEIGHT}, ScalarType dtype) -> Tensor",
 }
 LIB = torch.library.Library(NAMESPACE, "DEF")
@@ -52,7 +54,9 @@ def _embedding(ids: Tensor, *rest: object) -> Tensor:
 
 FAKES: dict[str, Callable[..., Tensor]] = {
     "bitport_linear": _linear,
+    "bitport_dyn_linear": _linear,
     "bitport_grouped_linear": _grouped_linear,
+    "bitport_dyn_grouped_linear": _grouped_linear,
     "bitport_embedding": _embedding,
 }
 for _name, _fake in FAKES.items():

@@ -58,7 +58,9 @@ class Library:
         self._has = _function(lib.bitport_has_isa, [i32], i32)
         self._best = _function(lib.bitport_best_isa, [], i32)
         self._linear = _function(
-            lib.bitport_linear, [tiles, pointer, i32, i64, i32, pointer, pointer, i32, pointer, pointer, i32, i32], i32
+            lib.bitport_dyn_linear,
+            [tiles, pointer, i32, i64, i32, pointer, pointer, i32, pointer, pointer, i32, i32],
+            i32,
         )
         self._rows = _function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
         self._dense = _function(lib.bitport_dense, [tiles, pointer, i32, i32], i32)

@@ -1,0 +1,63 @@
+// y = then(round(x) W^T + bias) * times. Rows that are rounded to floats become x of the product with floats; integers have
+// a product of their own.
+#include "buffer.h"
+#include "engine.h"
+#include "round.h"
+#include "tiles.h"
+
+namespace bitport {
+namespace {
+
+thread_local Buffer rounded_buffer;
+
+// Few products are done in vectors before tile registers have handed over their first sums.
+bool is_small(const Product& p) {
+  constexpr int64_t kFew = 1 << 15;
+  return p.weight.n * p.weight.k <= kFew / p.m;
+}
+
+const Engine& engine_for_rounded(const Product& p, int32_t act) {
+#if BITPORT_X86
+  if (act == BITPORT_FP8_128 && p.isa > BITPORT_AVX512_VNNI) {
+    if (p.isa == BITPORT_AMX && p.x_type == BITPORT_BF16 && !is_small(p)) return amx_blocks_engine;
+    return engine_for(BITPORT_AVX512_VNNI, p.x_type, p.m);
+  }
+#endif
+  return engine_for(p.isa, p.x_type, p.m);
+}
+
+int32_t linear_rounded(Product product, int32_t act, const float* act_scale) {
+  const BitportTiles& w = product.weight;
+  const Engine& engine = engine_for_rounded(product, act);
+  const bool in_blocks = act == BITPORT_FP8_128 && engine.bf16;
+  const size_t row_bytes = aligned(size_t(product.m) * w.k * (engine.bf16 ? 2 : 4));
+  char* memory = rounded_buffer.need(row_bytes + size_t(product.m * (in_blocks ? ceil_div(w.k, kScaled) : 1)) * 4);
+  if (!memory) return kNoMemory;
+  float* scales = reinterpret_cast<float*>(memory + row_bytes);
+  const bool enough = rounds_to_floats(act) ? round_rows(product, act, act_scale, engine.bf16, memory, scales)
+                                            : round_rows_to_int8(product, act, reinterpret_cast<uint16_t*>(memory), scales);
+  if (!enough) return kNoMemory;
+  product.x = memory;
+  product.x_type = engine.bf16 ? BITPORT_BF16 : BITPORT_F32;
+  const int32_t code = linear_of_floats(product, engine, scales, in_blocks);
+  rounded_buffer.trim();
+  return code;
+}
+
+}  // namespace
+}  // namespace bitport
+
+int32_t bitport_dyn_linear(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t act, const float* act_scale,
+                           const void* bias, int32_t then, const void* times, void* y, int32_t threads, int32_t isa) {
+  using namespace bitport;
+  if (const int32_t code = check_product(w, x_type, m, then, times, isa)) return code;
+  if (act < BITPORT_AS_IS || act > BITPORT_FP8_128) return kBadAct;
+  const bool floats = act == BITPORT_AS_IS || rounds_to_floats(act);
+  if (!floats && !w->integer) return kBadAct;
+  if (act_scale && act != BITPORT_INT8_TENSOR && act != BITPORT_FP8_TENSOR && act != BITPORT_NVFP4) return kBadAct;
+  return multiply_checked(w, x, x_type, m, bias, then, times, y, threads, isa, [&](const Product& product) {
+    if (act == BITPORT_AS_IS) return linear_as_is(product);
+    return floats || int8_as_floats(product, act) ? linear_rounded(product, act, act_scale)
+                                                  : linear_int8(product, act, act_scale);
+  });
+}
