@@ -75,7 +75,8 @@ bench-xla: $(XLA_VENV)/.xla
 xla-page: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m bench.xla_page
 
-# Programs for ExecuTorch and ONNX Runtime, run there; both stay out of the ordinary environment.
+# Programs for ExecuTorch and ONNX Runtime, run there, and tasks of lm-evaluation-harness; none of them is in the ordinary
+# environment.
 test-peers: $(RUNTIMES_VENV)/.runtimes
 	$(RUNTIMES_VENV)/bin/python -m pytest -n $(WORKERS) -m peers $(PYTEST_ARGS)
 
@@ -252,7 +253,7 @@ $(XLA_VENV)/.libtpu: $(XLA_VENV)/.xla
 
 $(RUNTIMES_VENV)/.runtimes: pyproject.toml $(NATIVE)
 	$(MAKE) VENV=$(RUNTIMES_VENV) $(RUNTIMES_VENV)/.test
-	$(RUNTIMES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[test,onnx,executorch]'
+	$(RUNTIMES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[test,onnx,executorch,lm-eval]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml $(NATIVE)
