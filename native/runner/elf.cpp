@@ -67,7 +67,7 @@ void read_symbols(Bytes file, const Elf64_Ehdr& header, Library& found) {
 }  // namespace
 
 Library library_of(Bytes file, const std::string& where) {
-  try {
+  return about(where, [&] {
     const auto header = file.number<Elf64_Ehdr>(0);
     if (std::memcmp(header.e_ident, ELFMAG, SELFMAG)) fail("no ELF file");
     if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != ELFDATA2LSB) fail("not of 64 bits, little endian");
@@ -78,9 +78,7 @@ Library library_of(Bytes file, const std::string& where) {
     Library found;
     read_symbols(file, header, found);
     return found;
-  } catch (const Failure& failure) {
-    fail(where, ": ", failure.what());
-  }
+  });
 }
 
 }  // namespace bitport::runner

@@ -18,4 +18,14 @@ template <typename... Parts>
   throw Failure(text.str());
 }
 
+// What fails in `work` is about `what`, and says so first.
+template <typename Work>
+auto about(const std::string& what, const Work& work) {
+  try {
+    return work();
+  } catch (const Failure& failure) {
+    fail(what, ": ", failure.what());
+  }
+}
+
 }  // namespace bitport::runner

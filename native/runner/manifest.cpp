@@ -26,42 +26,42 @@ bool has_level(const std::string&) { return true; }
 
 bool is_number(const std::string& size) { return size.find_first_not_of("0123456789") == size.npos; }
 
-Part part_of(const Json& from, const std::string& what) {
-  const uint64_t crc = from["crc32"].size(what + ": crc32");
-  if (crc > std::numeric_limits<uint32_t>::max()) fail(what, ": crc32 has more than 32 bits");
-  return {from["entry"].is_null() ? "" : from["entry"].text(what + ": entry"), from["size"].size(what + ": size"), uint32_t(crc)};
+Part part_of(const Json& from) {
+  const uint64_t crc = from["crc32"].size("crc32");
+  if (crc > std::numeric_limits<uint32_t>::max()) fail("crc32 has more than 32 bits");
+  return {from["entry"].is_null() ? "" : from["entry"].text("entry"), from["size"].size("size"), uint32_t(crc)};
 }
 
-Argument argument_of(const Json& from, const std::string& method, const Ranges& ranges, bool given) {
+Argument argument_of(const Json& from, const Ranges& ranges, bool given) {
   Argument made;
-  made.name = from["name"].text(method + ": name");
-  const std::string what = method + ": " + made.name;
-  made.type = &type_of(from["dtype"].text(what + ": dtype"));
-  for (const Json& size : from["shape"].array(what + ": shape")) {
-    const std::string text = size.is_text() ? size.text(what) : std::to_string(size.size(what + ": a size"));
-    if (size.is_text() && (is_number(text) || (given && !ranges.count(text))))
-      fail(what, ": the size '", text, "' is neither a number nor in dims");
-    made.shape.push_back(text);
-  }
-  Sizes sizes;
-  for (const std::string& size : made.shape) sizes.push_back(is_number(size) ? std::stoll(size) : 1);
-  count_of(sizes, made.type->bytes);
-  made.mutated = !from["mutated"].is_null() && from["mutated"].truth(what + ": mutated");
-  return made;
+  made.name = from["name"].text("name");
+  return about(made.name, [&] {
+    made.type = &type_of(from["dtype"].text("dtype"));
+    for (const Json& size : from["shape"].array("shape")) {
+      const std::string text = size.is_text() ? size.text("a size") : std::to_string(size.size("a size"));
+      if (size.is_text() && (is_number(text) || (given && !ranges.count(text))))
+        fail("the size '", text, "' is neither a number nor in dims");
+      made.shape.push_back(text);
+    }
+    Sizes sizes;
+    for (const std::string& size : made.shape) sizes.push_back(is_number(size) ? std::stoll(size) : 1);
+    count_of(sizes, made.type->bytes);
+    made.mutated = !from["mutated"].is_null() && from["mutated"].truth("mutated");
+    return std::move(made);
+  });
 }
 
-MethodManifest method_of(const Json& from, const std::string& name, const Ranges& ranges) {
+MethodManifest method_of(const Json& from, const Ranges& ranges) {
   MethodManifest made;
-  made.code = part_of(from["code"], name + ": code");
-  made.constants = from["constants"]["entry"].text(name + ": constants: entry");
-  made.constant_count = from["constants"]["count"].size(name + ": constants: count");
-  for (const Json& each : from["inputs"].array(name + ": inputs")) made.inputs.push_back(argument_of(each, name, ranges, true));
-  for (const Json& each : from["outputs"].array(name + ": outputs"))
-    made.outputs.push_back(argument_of(each, name, ranges, false));
+  made.code = about("code", [&] { return part_of(from["code"]); });
+  made.constants = from["constants"]["entry"].text("constants: entry");
+  made.constant_count = from["constants"]["count"].size("constants: count");
+  for (const Json& each : from["inputs"].array("inputs")) made.inputs.push_back(argument_of(each, ranges, true));
+  for (const Json& each : from["outputs"].array("outputs")) made.outputs.push_back(argument_of(each, ranges, false));
   if (const Json& example = from["example"]; !example.is_null()) {
-    made.example = {example["entry"].text(name + ": example"), {}};
-    for (const auto& [output, allowed] : example["atol"].object(name + ": atol"))
-      made.example->allowed[output] = allowed.real(name + ": atol of " + output);
+    made.example = {example["entry"].text("example"), {}};
+    for (const auto& [output, allowed] : example["atol"].object("atol"))
+      made.example->allowed[output] = allowed.real("atol of " + output);
   }
   return made;
 }
@@ -71,16 +71,16 @@ MethodManifest method_of(const Json& from, const std::string& name, const Ranges
 Constants read_constants(std::string_view text, const std::string& where) {
   Constants made;
   const Json json = Json::parse(text, where);
-  for (const auto& [name, wanted] : json.object(where)) {
-    const std::string what = where + ": " + name;
-    made[name] = {wanted["tensor"].text(what), wanted["shape"].sizes(what)};
-  }
+  for (const auto& [name, wanted] : json.object(where))
+    about(name, [&, &name = name, &wanted = wanted] {
+      made[name] = {wanted["tensor"].text("tensor"), wanted["shape"].sizes("shape")};
+    });
   return made;
 }
 
 Manifest Manifest::parse(std::string_view text, const std::string& where) {
   const Json json = Json::parse(text, where);
-  try {
+  return about(where, [&] {
     if (json["format"].text("format") != "bitport-package") fail("the format is not bitport-package");
     if (const int64_t version = json["version"].number("version"); version != kVersion)
       fail("version ", version, " of the format; this runner reads version ", kVersion, ": use the runner of the bitport that exported it");
@@ -91,7 +91,7 @@ Manifest Manifest::parse(std::string_view text, const std::string& where) {
     made.machine = json["target"]["machine"].text("machine");
     made.level = json["target"]["level"].is_null() ? "" : json["target"]["level"].text("level");
     if (const Json& weights = json["weights"]; !weights.is_null()) {
-      made.weights = part_of(weights, "weights");
+      made.weights = about("weights", [&] { return part_of(weights); });
       made.weights_file = weights["file"].is_null() ? "" : weights["file"].text("weights: file");
       if (made.weights_file.empty() == made.weights.entry.empty()) fail("weights: either entry or file must stand there");
       if (made.weights_file.find('/') != made.weights_file.npos) fail("weights: file must be a name without a folder");
@@ -105,12 +105,10 @@ Manifest Manifest::parse(std::string_view text, const std::string& where) {
       made.ranges[name] = {least_most[0], least_most[1]};
     }
     for (const auto& [name, method] : json["methods"].object("methods"))
-      made.methods.emplace(name, method_of(method, name, made.ranges));
+      made.methods.emplace(name, about(name, [&, &method = method] { return method_of(method, made.ranges); }));
     made.meta = json["meta"];
     return made;
-  } catch (const Failure& failure) {
-    fail(where, ": ", failure.what());
-  }
+  });
 }
 
 void Manifest::check_machine() const {

@@ -5,26 +5,25 @@
 namespace bitport::runner {
 
 TensorFile read_tensors(Bytes file, const std::shared_ptr<const void>& owner, const std::string& where) {
-  try {
+  return about(where, [&] {
     const auto header_bytes = file.number<uint64_t>(0);
     const Bytes header = file.part(8, header_bytes), data = file.part(8 + header_bytes, file.size - 8 - header_bytes);
     const Json entries = Json::parse(header.text(), "the header");
     TensorFile made;
-    for (const auto& [name, entry] : entries.object("the header")) {
-      if (name == "__metadata__") {
-        for (const auto& [key, value] : entry.object(name)) made.metadata[key] = value.text(key);
-        continue;
-      }
-      const Sizes range = entry["data_offsets"].sizes(name + ": data_offsets");
-      if (range.size() != 2 || range[1] < range[0]) fail(name, ": data_offsets are no range");
-      const Bytes bytes = data.part(uint64_t(range[0]), uint64_t(range[1] - range[0]));
-      const Type& type = type_of(entry["dtype"].text(name + ": dtype"));
-      made.tensors.emplace(name, Tensor::over(type, entry["shape"].sizes(name + ": shape"), bytes, owner));
-    }
+    for (const auto& [name, entry] : entries.object("the header"))
+      about(name, [&, &name = name, &entry = entry] {
+        if (name == "__metadata__") {
+          for (const auto& [key, value] : entry.object("it")) made.metadata[key] = value.text(key);
+          return;
+        }
+        const Sizes range = entry["data_offsets"].sizes("data_offsets");
+        if (range.size() != 2 || range[1] < range[0]) fail("data_offsets are no range");
+        const Bytes bytes = data.part(uint64_t(range[0]), uint64_t(range[1] - range[0]));
+        const Type& type = type_of(entry["dtype"].text("dtype"));
+        made.tensors.emplace(name, Tensor::over(type, entry["shape"].sizes("shape"), bytes, owner));
+      });
     return made;
-  } catch (const Failure& failure) {
-    fail(where, ": ", failure.what());
-  }
+  });
 }
 
 TensorFile read_tensors(const std::string& path) {

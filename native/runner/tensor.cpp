@@ -28,11 +28,10 @@ const std::vector<Type>& types() {
 }
 
 const Type& type_of(const std::string& name) {
-  std::string known;
-  for (const Type& type : types()) {
+  for (const Type& type : types())
     if (name == type.name || name == type.torch) return type;
-    known += std::string(known.empty() ? "" : ", ") + type.name;
-  }
+  std::string known;
+  for (const Type& type : types()) known += std::string(known.empty() ? "" : ", ") + type.name;
   fail("unknown type '", name, "'; known: ", known);
 }
 

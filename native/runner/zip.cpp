@@ -46,7 +46,7 @@ void widen(Bytes extra, uint64_t& size, uint64_t& packed, uint64_t& offset) {
 }  // namespace
 
 Zip::Zip(Bytes file, const std::string& where) : where_(where) {
-  try {
+  about(where, [&] {
     const Directory directory = directory_of(file);
     const Bytes records = file.part(directory.offset, directory.size), before = file.part(0, directory.offset);
     uint64_t at = 0;
@@ -68,9 +68,7 @@ Zip::Zip(Bytes file, const std::string& where) : where_(where) {
       at += kCentralBytes + name_bytes + extra_bytes + record.number<uint16_t>(32);
     }
     if (at != directory.size) fail("the zip directory is longer than its entries");
-  } catch (const Failure& failure) {
-    fail(where, ": ", failure.what());
-  }
+  });
 }
 
 Bytes Zip::checked(const std::string& name) const {

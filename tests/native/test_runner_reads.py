@@ -141,7 +141,7 @@ WRONG_CONSTANTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "gone": (lambda c: c["linear.w"].update(tensor="gone"), "model needs gone, which the weights lack"),
     "shape": (lambda c: c["linear.w"].update(shape=[16, 4]), "w as F32[4, 16], which model wants as F32[16, 4]"),
     "size below zero": (lambda c: c["linear.w"].update(shape=[-1]), "below zero"),
-    "no tensor": (lambda c: c["linear.w"].pop("tensor"), "linear.w must be a string"),
+    "no tensor": (lambda c: c["linear.w"].pop("tensor"), "linear.w: tensor must be a string"),
     "no object": (lambda c: c.update({"linear.w": "w"}), "must be a string"),
 }
 

@@ -51,7 +51,9 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
         with SafetensorsReader(where, mapped=True, start=start, size=size) as reader:
             weights = {name: reader.read(name) for name in reader.tensors if not name.startswith(PAD)}
         methods = {
-            name: Function(file, name, entry, {each: _constant(weights, wanted) for each, wanted in listed[name].items()})
+            name: Function(
+                file, name, entry, {each: _constant(weights, wanted) for each, wanted in listed[name].items()}
+            )
             for name, entry in manifest["methods"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, CheckpointError) as error:

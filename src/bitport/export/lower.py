@@ -103,7 +103,9 @@ def _by_expert(x: Tensor, ends: Tensor, weight: Weight, act: str) -> Tensor | No
     if not _native(weight):
         return None
     given = x.contiguous(), ends.contiguous(), *_operand(weight)
-    return overload("bitport_dyn_grouped_linear")(*given, ACTS[act]) if act else overload("bitport_grouped_linear")(*given)
+    return (
+        overload("bitport_dyn_grouped_linear")(*given, ACTS[act]) if act else overload("bitport_grouped_linear")(*given)
+    )
 
 
 def _embedding(ids: Tensor, *rest: Any) -> Tensor | None:
