@@ -12,11 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from bitport.errors import ArgumentError
 from bitport.numerics import ACTIVATIONS, sqnr
 from bitport.ops import OPS
 from bitport.ops.convert import from_list
+from bitport.ops.functional import linear_then, operand
 from bitport.ops.reference import value_of
 from bitport.ops.samples import product_budget
 from bitport.schemes import PRESETS
@@ -131,6 +133,8 @@ def test_embedding(make: Make, scheme: str) -> None:
     assert torch.equal(F.embedding(ids, q, padding_idx=0), q.dequantize()[ids])
     with pytest.raises(ArgumentError, match="max_norm"):
         F.embedding(ids, q, max_norm=1.0)
+    with pytest.raises(ArgumentError, match=r"rows are float32, bfloat16 or float16, not torch.float64"):
+        F.embedding(ids, q.double())
     with pytest.raises(ArgumentError, match=r"transposed view \[K, N\]"):
         F.embedding(ids, q.t())
 
@@ -224,6 +228,32 @@ def test_functional_transforms_of_a_rounded_input_are_refused(make: Make) -> Non
         torch.func.jvp(lambda z: F.linear(z, q), (x,), (x,))
     with pytest.raises(ArgumentError, match=r"torch\.func cannot differentiate"):
         torch.func.grad(lambda z: F.linear(z, q).sum())(x)
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["frozen-bias", "learned-bias"])
+@pytest.mark.parametrize("call", ["linear", "linear_then"])
+def test_forward_mode(make: Make, call: str, learned: bool) -> None:
+    """A tangent that is left out counts as zero, without a word."""
+    q, x, v, bias = make("int4-g32"), torch.randn(5, 96), torch.randn(5, 96), torch.randn(64, requires_grad=learned)
+    wanted = v.double() @ exact(q).T
+    if call == "linear_then":
+        z = x.double() @ exact(q).T + bias.detach().double()
+        wanted = wanted * torch.func.vmap(torch.func.vmap(torch.func.grad(F.silu)))(z)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, v)
+        y = F.linear(dual, q, bias) if call == "linear" else linear_then(dual, q, bias, "silu")
+        tangent = forward_ad.unpack_dual(y).tangent
+    torch.testing.assert_close(tangent.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_forward_mode_that_a_kernel_does_not_have_is_refused(make: Make) -> None:
+    x = torch.randn(5, 96)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)
+        with pytest.raises(ArgumentError, match=r"rounds its input, nor can forward-mode AD"):
+            F.linear(dual, make("int8-dyn"))
+        with pytest.raises(NotImplementedError, match=r"bitport::linear has no forward-mode derivative"):
+            OPS["linear"].overload(dual, *operand(make("int8")), None)
 
 
 def test_vmap(make: Make) -> None:

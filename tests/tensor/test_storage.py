@@ -6,12 +6,14 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
 import bitport
@@ -183,6 +185,26 @@ def test_like_tensors_are_float(make: Make) -> None:
         assert (other.shape, other.dtype, other.device) == (q.shape, q.dtype, q.device)
     assert torch.full_like(q, 3.0).eq(3).all()
     assert torch.zeros_like(q, dtype=torch.float32).dtype == torch.float32
+
+
+def test_new_tensors_are_float(make: Make) -> None:
+    """A state made beside a weight: next(model.parameters()).new_zeros(..)."""
+    q = make(dtype=torch.bfloat16)
+    for other in (q.new_empty((2, 3)), q.new_zeros(2, 3), q.new_ones((2, 3)), q.new_full((2, 3), 3.0)):
+        assert type(other) is Tensor
+        assert (other.shape, other.dtype, other.device) == ((2, 3), q.dtype, q.device)
+    assert q.new_full((2,), 3.0).eq(3).all()
+    assert q.new_zeros(2, dtype=torch.int64).tolist() == [0, 0]
+    assert q.new_zeros(2, device="meta").device.type == "meta"
+
+
+@pytest.mark.parametrize("save", [save_file, save_model])
+def test_safetensors_own_writers_are_refused(make: Make, tmp_path: Path, save: Callable[..., None]) -> None:
+    """They, and save_pretrained of transformers, write the memory of a tensor, which a quantized one does not have."""
+    layer = nn.Linear(96, 64)
+    layer.weight = nn.Parameter(make(), requires_grad=False)
+    with pytest.raises(ArgumentError, match=r"use bitport\.save\(model, directory\), or save_model"):
+        save(layer if save is save_model else layer.state_dict(), tmp_path / "model.safetensors")
 
 
 def test_sizes(make: Make) -> None:

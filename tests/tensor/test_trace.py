@@ -88,6 +88,18 @@ def test_a_compiled_model_follows_a_cast() -> None:
     assert run(ids).dtype == torch.bfloat16
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
+def test_jit_traced(scheme: str) -> None:
+    """Products are in the trace, not their results for the inputs of the trace as constants."""
+    model = nn.Sequential(nn.Embedding(32, 64), nn.Linear(64, 96), nn.Sigmoid())
+    bitport.quantize_(model, {"0": "int8", "*": scheme})
+    with torch.no_grad():
+        traced = torch.jit.trace(model, torch.arange(6).reshape(2, 3))
+        ids = torch.arange(12).reshape(4, 3)
+        assert torch.equal(traced(ids), model(ids))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "fp8-row"])
 def test_inductor(scheme: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.numerics import Quantized, dequantize
 from bitport.ops import samples
+from bitport.ops.linear import FLOATS
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
 from bitport.ops.weight import SCHEMA, Weight, check_weight
@@ -21,6 +22,8 @@ def _check(ids: Tensor, *rest: object) -> None:
         raise ArgumentError(f"ids must be int32 or int64, not {ids.dtype}")
     if ids.device != weight.data.device:
         raise ArgumentError(f"ids are on {ids.device}, the table on {weight.data.device}; move both to one device")
+    if rest[10] not in FLOATS:
+        raise ArgumentError(f"rows are float32, bfloat16 or float16, not {rest[10]}; cast the model to one of them")
     if weight.batch:
         raise ArgumentError(f"embedding takes one table, not a batch of {[*weight.batch]}")
     check_weight(*weight)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import TransformType
+from torch.autograd import forward_ad
 
 from bitport.errors import ArgumentError
 from bitport.numerics import Format, Quantized, fake_quantize, quantize
@@ -17,14 +18,14 @@ from bitport.ops import select
 from bitport.ops.convert import format_json, from_list
 from bitport.ops.linear import check_linear
 from bitport.ops.linear_then import follow
-from bitport.ops.table import OPS
+from bitport.ops.table import OPS, has_tangent
 from bitport.ops.weight import Weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
 from bitport.tensor.qtensor import KEPT
 
 aten = torch.ops.aten
 _dispatch_modes, _functorch = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
-_any_autocast = torch._C._is_any_autocast_enabled
+_any_autocast, _jit_tracer = torch._C._is_any_autocast_enabled, torch._C._get_tracing_state
 
 
 def operand(q: QTensor) -> Weight:
@@ -68,7 +69,7 @@ def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
     Where nothing is traced PyTorch's dispatcher would only come to the device's kernel, through the keys for gradients
     and transforms and with a weight checked that was checked when it was made: the kernel is called at once.
     """
-    if _functorch() is not None and _differentiates():
+    if (_functorch() is not None or forward_ad._current_level >= 0) and _differentiates(x, bias):
         return _product_of_floats(x, q, bias)
     x = prepare(x, q)
     act = q.scheme.act
@@ -93,7 +94,7 @@ def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
 def linear_then(input: Tensor, weight: Tensor, bias: Tensor | None, then: str, times: Tensor | None = None) -> Tensor:
     """``f(F.linear(input, weight, bias)) * times``, f of FOLLOWING, as one op where the weight is quantized and nothing
     is differentiated; otherwise as what it is made of."""
-    transformed = not torch.compiler.is_compiling() and _functorch() is not None
+    transformed = not torch.compiler.is_compiling() and (_functorch() is not None or has_tangent(input, bias, times))
     if not isinstance(weight, QTensor) or weight.transposed or transformed:
         return follow(F.linear(input, weight, bias), then, times)
     x = prepare(input, weight)
@@ -112,16 +113,19 @@ def linear_then(input: Tensor, weight: Tensor, bias: Tensor | None, then: str, t
     return run(op, x, *operand(weight), *rest, then, times)
 
 
-def _differentiates() -> bool:
-    """Whether torch.func.grad, jvp or one of their kin is at work, which know no gradient of our ops."""
+def _differentiates(*tensors: Tensor | None) -> bool:
+    """Whether torch.func.grad, jvp or one of their kin is at work, or forward-mode AD on ``tensors``, which know no
+    gradient of our ops."""
     kinds = (TransformType.Grad, TransformType.Jvp)
-    return any(level.key() in kinds for level in torch._C._functorch.get_interpreter_stack() or ())
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() in kinds for level in levels) or has_tangent(*tensors)
 
 
 def _product_of_floats(x: Tensor, q: QTensor, bias: Tensor | None) -> Tensor:
     if q.scheme.act:
         raise ArgumentError(
-            f"torch.func cannot differentiate {q.scheme}, which rounds its input; use autograd (backward())"
+            f"torch.func cannot differentiate {q.scheme}, which rounds its input, nor can forward-mode AD; "
+            f"use autograd (backward())"
         )
     return F.linear(x, q.dequantize(x.dtype), bias)
 
@@ -156,8 +160,10 @@ _differentiated = super(torch.autograd.Function, _Product).apply
 
 
 def _is_plain(x: Tensor) -> bool:
-    """An ordinary tensor, seen by no dispatch mode or function transform, whose memory holds its values."""
-    return type(x) is Tensor and not _dispatch_modes() and _functorch() is None and not x.is_neg()
+    """An ordinary tensor, seen by no dispatch mode, function transform or torch.jit.trace, whose memory holds its
+    values."""
+    seen = _dispatch_modes() or _functorch() is not None or _jit_tracer() is not None
+    return type(x) is Tensor and not seen and not x.is_neg()
 
 
 def prepare(x: Tensor, q: QTensor) -> Tensor:

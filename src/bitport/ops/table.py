@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 LIB = torch.library.Library("bitport", "FRAGMENT")
 
@@ -104,6 +105,21 @@ def lost_type(op: str, error: RuntimeError) -> bool:
     return str(error).startswith(f"bitport::{op}: ")
 
 
+def has_tangent(*args: Any) -> bool:
+    """Whether forward-mode AD is at work on one of them."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(arg, Tensor) and forward_ad.unpack_dual(arg).tangent is not None for arg in args)
+
+
+def _refuse_tangents(op: Op, *args: Any) -> None:
+    """A kernel would leave the tangent out without a word, which then counts as zero."""
+    if has_tangent(*args):
+        raise NotImplementedError(
+            f"bitport::{op.name} has no forward-mode derivative: use F.linear with a QTensor, or backward()"
+        )
+
+
 def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
     """The op at the Autograd key: as torch.library.register_autograd, for a third of its 8 us."""
     redispatch, below = op.overload._handle.redispatch_boxed, torch._C._after_autograd_keyset
@@ -124,6 +140,7 @@ def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
     graded: Any = type(f"bitport_{op.name}", (torch.autograd.Function,), members)
 
     def autograd(keys: Any, *args: Any) -> Any:
+        _refuse_tangents(op, *args)
         try:
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
                 return graded.apply(*args, keys)
@@ -141,7 +158,7 @@ def _composed(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
     redispatch, below = op.overload._handle.redispatch_boxed, torch._C._after_autograd_keyset
 
     def autograd(keys: Any, *args: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        if has_tangent(*args) or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
             op.check(*args)
             return op.generic(*args)
         try:

@@ -299,5 +299,12 @@ def _like(func: Any, q: QTensor, *args: Any, **kwargs: Any) -> Tensor:
     return func(torch.empty(q.shape, dtype=q.dtype, device="meta"), *args, **{"device": q.qdata.device, **kwargs})
 
 
+@_implements(aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default)
+def _new(func: Any, q: QTensor, *args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
+    """A float tensor of any shape, with the dtype and device that the weight has."""
+    like = torch.empty(0, dtype=q.dtype, device="meta")
+    return func(like, *args, dtype=dtype, device=device or q.qdata.device, **kwargs)
+
+
 def _is_conv(q: QTensor) -> bool:
     return q.dim() > 2 and not q.batched and not q.transposed

@@ -257,8 +257,17 @@ def _set_data(self: Tensor, value: Tensor) -> None:
     self.__dict__.pop(KEPT, None)
 
 
+def _storage(q: QTensor) -> NoReturn:
+    """What safetensors, and with it save_pretrained of transformers, asks a tensor for."""
+    raise ArgumentError(
+        "a quantized tensor lies in several storages, its parts; to write a model use bitport.save(model, directory), "
+        "or save_model of bitport.integrations.huggingface for one of transformers"
+    )
+
+
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 FUNCTIONS[SET_DATA] = _set_data
+FUNCTIONS[Tensor.storage] = _storage
 
 
 def from_parts(
