@@ -192,6 +192,9 @@ def test_weights_together_and_rules(model: Model) -> None:
         pytest.param({"bits": 3.0, "nbytes": 100}, "bits= or as nbytes=", id="two sizes"),
         pytest.param({}, "bits= or as nbytes=", id="no size"),
         pytest.param({"bits": 1.0}, "smallest choice", id="too small"),
+        pytest.param({"nbytes": 100}, "smallest choice .* more than the 100", id="too few bytes"),
+        pytest.param({"bits": 0.0}, "above 0, not 0.0", id="no bits"),
+        pytest.param({"bits": float("nan")}, "above 0, not nan", id="bits that are no number"),
         pytest.param({"bits": 4.0, "cost": "magic"}, "unknown cost 'magic'; known: kl, output", id="unknown cost"),
         pytest.param({"bits": 4.0, "candidates": ()}, "no candidate", id="no candidate"),
         pytest.param({"bits": 4.0, "candidates": ("int8-static",)}, "static input scale", id="static"),
@@ -201,6 +204,15 @@ def test_weights_together_and_rules(model: Model) -> None:
 def test_problems(model: Model, options: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         bitport.mixed(model, **{"calibrate": BATCHES, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [{"bits": 2.1}, {"nbytes": 5000}], ids=["bits", "bytes"])
+def test_what_nothing_fits_is_told_before_anything_is_measured(model: Model, size: dict[str, float]) -> None:
+    def calibrate(model: nn.Module) -> None:
+        raise AssertionError("the model was run")
+
+    with pytest.raises(ArgumentError, match="smallest choice"):
+        bitport.mixed(model, calibrate=calibrate, **size)  # type: ignore[arg-type]
 
 
 def test_a_model_that_is_quantized(model: Model) -> None:

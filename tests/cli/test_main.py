@@ -71,6 +71,7 @@ WRONG = {
     "half a rule": ["quantize", "llama", "--rule", "int4"],
     "half a shape": ["bench", "--shapes", "4096"],
     "static scheme": ["bench", "--schemes", "int8-static"],
+    "no name of a directory": ["quantize", "llama", "--scheme", "int4", "-o", ""],
     "unknown dtype": ["quantize", "llama", "--scheme", "int4", "--dtype", "int3"],
 }
 

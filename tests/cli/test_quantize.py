@@ -18,6 +18,7 @@ import bitport as bp
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint import read_manifest
 from bitport.checkpoint.output import Output
+from bitport.cli import streamed
 from bitport.errors import BitportError
 from bitport.integrations.huggingface import load_model, load_tokenizer, token_ids
 
@@ -331,6 +332,7 @@ def test_an_interrupted_run_is_resumed_on_demand(
     assert "resume it (--resume)" in refused.err
     resumed = run(*words, "--resume")
     assert f"resumed: {done} are done" in resumed.err
+    assert "is finished, nothing is left to resume" in run(*words, "--resume").err
     assert {path.name: path.read_bytes() for path in out.iterdir()} == expected
 
 
@@ -426,9 +428,16 @@ def test_bits_are_chosen_for_each_weight(run: Run, llama: Path, text: Path, tmp_
         pytest.param(["--scheme", "auto"], "--scheme auto and --bits belong together", id="no size"),
         pytest.param(["--scheme", "int4", "--bits", "4"], "--scheme auto and --bits belong together", id="no auto"),
         pytest.param(["--scheme", "auto", "--bits", "4", "--dry-run"], "give no --recipe and no", id="dry run"),
+        pytest.param(["--scheme", "auto", "--bits", "0"], "above 0, not 0.0", id="no bits"),
+        pytest.param(["--scheme", "auto", "--bits", "1"], "smallest choice", id="too few bits"),
+        pytest.param(["--scheme", "auto", "--bits", "4", "--candidates", "int9"], "unknown scheme", id="candidate"),
     ],
 )
-def test_problems_with_chosen_bits_are_told(run: Run, llama: Path, words: list[str], message: str) -> None:
+def test_problems_with_chosen_bits_are_told(
+    run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    """At once, not after the model has written its own text, which takes minutes."""
+    monkeypatch.setattr(streamed, "own_text", lambda *args, **options: pytest.fail("too late"))
     ran = run("quantize", llama, *words, "-o", llama.parent / "never")
     assert ran.code != 0
     assert message in ran.err

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -25,11 +26,12 @@ from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
 from bitport.algorithms.distance import Distance
 from bitport.algorithms.gptq_core import objective
-from bitport.algorithms.mixed_core import Option, choose
+from bitport.algorithms.mixed_core import Option, check_least, choose
 from bitport.calibrate.batches import batches_of
 from bitport.calibrate.blocks import measured
 from bitport.calibrate.inputs import Inputs
 from bitport.errors import ArgumentError
+from bitport.nn.quantize import quantize_target
 from bitport.nn.targets import find_targets
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Recipe, Rule, Scheme, Target, preset
@@ -58,11 +60,7 @@ class Costs:
 
     def recipe(self, *, bits: float | None = None, nbytes: int | None = None) -> Recipe:
         """The one of least cost within ``nbytes``, or ``bits`` for each weight, scales and zero points included."""
-        if (bits is None) == (nbytes is None):
-            raise ArgumentError(f"give the size as bits= or as nbytes=, one of them, not bits={bits}, nbytes={nbytes}")
-        budget = int(bits * self.weights / 8) if bits is not None else nbytes
-        assert budget is not None
-        chosen = choose(self.options, budget)
+        chosen = choose(self.options, _budget(self.weights, bits, nbytes))
         rules = [
             Rule(glob.escape(target.name), self.candidates[at], (target.kind,))
             for group, at in zip(self.groups, chosen, strict=True)
@@ -82,9 +80,39 @@ def mixed(
 ) -> Recipe:
     """The recipe of least :func:`costs` within ``bits`` for each weight, or ``nbytes`` for all; ``options``: those of
     :func:`costs`."""
+    check_size(model, candidates, bits=bits, nbytes=nbytes, rules=options.get("rules", ()))
+    return costs(model, candidates, calibrate=calibrate, **options).recipe(bits=bits, nbytes=nbytes)
+
+
+def check_size(
+    model: nn.Module,
+    candidates: Sequence[str | Scheme] = CANDIDATES,
+    *,
+    bits: float | None = None,
+    nbytes: int | None = None,
+    rules: Sequence[Rule] = (),
+) -> None:
+    """ArgumentError where the smallest candidate of every weight is too large: told before anything is measured."""
+    schemes = [each if isinstance(each, Scheme) else preset(each) for each in candidates]
+    _check(schemes)
+    targets = {target.storage: target for target in _chosen_for(model, schemes[0], rules)}.values()
+    budget = _budget(sum(torch.Size(target.shape).numel() for target in targets), bits, nbytes)
+    check_least([min(_size(model, target, scheme) for scheme in schemes) for target in targets], budget)
+
+
+def _size(model: nn.Module, target: Target, scheme: Scheme) -> int:
+    return quantize_target(_weight(model, target).to("meta"), target, scheme).nbytes
+
+
+def _budget(weights: int, bits: float | None, nbytes: int | None) -> int:
+    """Bytes for so many weights."""
     if (bits is None) == (nbytes is None):
         raise ArgumentError(f"give the size as bits= or as nbytes=, one of them, not bits={bits}, nbytes={nbytes}")
-    return costs(model, candidates, calibrate=calibrate, **options).recipe(bits=bits, nbytes=nbytes)
+    if nbytes is not None:
+        return nbytes
+    if bits is None or not 0 < bits < math.inf:
+        raise ArgumentError(f"bits= is how many a weight may take, a number above 0, not {bits}")
+    return int(bits * weights / 8)
 
 
 def costs(
@@ -104,7 +132,9 @@ def costs(
     children) that fit globs of the same entry share a scheme, as tied ones always do. ``algorithm``: that the model
     will be quantized by."""
     by, schemes = algorithm_of(algorithm), [each if isinstance(each, Scheme) else preset(each) for each in candidates]
-    _check(schemes, cost)
+    _check(schemes)
+    if cost not in COSTS:
+        raise ArgumentError(f"unknown cost {cost!r}; known: {', '.join(COSTS)}")
     targets, batches = _chosen_for(model, schemes[0], rules), batches_of(model, calibrate)
     if not batches:
         raise ArgumentError("the cost of bits is measured on data, and calibrate holds no batch")
@@ -141,9 +171,7 @@ def of_output(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> floa
     return noise / signal if signal else 0.0
 
 
-def _check(schemes: Sequence[Scheme], cost: str) -> None:
-    if cost not in COSTS:
-        raise ArgumentError(f"unknown cost {cost!r}; known: {', '.join(COSTS)}")
+def _check(schemes: Sequence[Scheme]) -> None:
     if not schemes:
         raise ArgumentError("there is no candidate: give at least one scheme")
     if static := [str(scheme) for scheme in schemes if scheme.static]:

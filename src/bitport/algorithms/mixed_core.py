@@ -29,9 +29,8 @@ class Option(NamedTuple):
 def choose(options: Sequence[Sequence[Option]], budget: int, states: int = STATES) -> list[int]:
     """For each weight the index of one of its options."""
     least = [min(option.nbytes for option in each) for each in options]
+    check_least(least, budget)
     left = budget - sum(least)
-    if left < 0:
-        raise ArgumentError(f"the smallest choice takes {sum(least)} bytes, more than the {budget} of the budget")
     extra = [[option.nbytes - low for option in each] for each, low in zip(options, least, strict=True)]
     left = min(left, sum(max(each) for each in extra))
     unit = max(math.gcd(*(size for each in extra for size in each)), 1)
@@ -52,3 +51,8 @@ def choose(options: Sequence[Sequence[Option]], budget: int, states: int = STATE
         chosen.append(int(at[room]))
         room -= size[chosen[-1]]
     return chosen[::-1]
+
+
+def check_least(least: Sequence[int], budget: int) -> None:
+    if sum(least) > budget:
+        raise ArgumentError(f"the smallest choice takes {sum(least)} bytes, more than the {budget} of the budget")

@@ -54,6 +54,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def location(text: str) -> Path:
+    """Path("") is the working directory: what an unset variable of a shell is not meant to be."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty; '.' is the directory you are in")
+    return Path(text)
+
+
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 

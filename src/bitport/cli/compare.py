@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from bitport.cli.common import add_verb, count, read_text, show
+from bitport.cli.common import add_verb, count, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.cli.texts import add_text, as_data, as_note, how_of, tell
 from bitport.evaluate.columns import columns
@@ -26,7 +25,7 @@ def add_parser(verbs: Any) -> None:
         "llama llama-int8 llama-int4 --text wiki.txt",
         "llama llama-int4 llama-int3 --text wiki.txt --max-tokens 16384 --speed 64 --layers --report compare.html",
     )
-    verb.add_argument("directories", type=Path, nargs="+", metavar="DIR", help="a Hugging Face directory")
+    verb.add_argument("directories", type=location, nargs="+", metavar="DIR", help="a Hugging Face directory")
     verb.add_argument("--speed", type=count, metavar="N", help="also generate N tokens: tokens per second")
     verb.add_argument("--layers", action="store_true", help="also the error of every layer, for --json and --report")
     add_text(verb, required=True)

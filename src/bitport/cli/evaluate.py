@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bitport.cli.common import add_verb, count, dtype_of, read_text, show
+from bitport.cli.common import add_verb, count, dtype_of, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.cli.texts import add_text, as_data, as_note, how_of, tell
 from bitport.errors import ArgumentError
@@ -32,14 +32,14 @@ def add_parser(verbs: Any) -> None:
         "llama-int4 --against llama --tasks arc_easy,hellaswag --limit 200",
     )
     verb.add_argument(
-        "directory", type=Path, metavar="DIR", help="a Hugging Face directory, quantized by bitport or not"
+        "directory", type=location, metavar="DIR", help="a Hugging Face directory, quantized by bitport or not"
     )
-    verb.add_argument("--against", type=Path, metavar="ORIGINAL", help="the directory of the model it came from")
+    verb.add_argument("--against", type=location, metavar="ORIGINAL", help="the directory of the model it came from")
     verb.add_argument("--verbose", action="store_true", help="with --against: one line per layer")
     verb.add_argument("--tasks", type=names, default=(), help="tasks of lm-evaluation-harness, with commas between")
     verb.add_argument("--shots", type=int, help="examples in the prompts of the tasks (default: as each task says)")
     verb.add_argument("--limit", type=count, help="take only the first N documents of each task (default: all)")
-    verb.add_argument("--task-folder", type=Path, help="a folder of further task files (YAML)")
+    verb.add_argument("--task-folder", type=location, help="a folder of further task files (YAML)")
     add_text(verb, required=False)
     add_report(verb)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from bitport.api import explain
-from bitport.cli.common import add_device, add_verb, counts, dtype_of, show
+from bitport.cli.common import add_device, add_verb, counts, dtype_of, location, show
 from bitport.integrations.huggingface import load_model
 
 
@@ -22,7 +21,7 @@ def add_parser(verbs: Any) -> None:
         "llama-int4",
         "llama-int4 --device cuda --rows 1,16,4096",
     )
-    verb.add_argument("directory", type=Path, help="a Hugging Face directory, quantized by bitport")
+    verb.add_argument("directory", type=location, help="a Hugging Face directory, quantized by bitport")
     verb.add_argument("--rows", type=counts, default=(1, 64, 1024), help="numbers of input rows (default: 1,64,1024)")
     add_device(verb)
 

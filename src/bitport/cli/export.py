@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bitport.cli.common import DTYPES, add_verb, count, dtype_of, show
+from bitport.cli.common import DTYPES, add_verb, count, dtype_of, location, show
 from bitport.errors import ArgumentError
 from bitport.export import executorch, onnx, package
 from bitport.export.compile import LEVELS
@@ -33,11 +33,11 @@ def add_parser(verbs: Any) -> None:
         "llama-int4-int8 --executorch llama.pte",
         "llama-int4 --onnx llama.onnx",
     )
-    verb.add_argument("directory", type=Path, help="a Hugging Face directory, quantized by bitport or not")
+    verb.add_argument("directory", type=location, help="a Hugging Face directory, quantized by bitport or not")
     output = verb.add_mutually_exclusive_group(required=True)
-    output.add_argument("-o", "--output", type=Path, help="the package to write, a .pt2 file")
-    output.add_argument("--executorch", type=Path, metavar="OUTPUT", help="a .pte program, lowered to XNNPACK")
-    output.add_argument("--onnx", type=Path, metavar="OUTPUT", help="an .onnx model for ONNX Runtime")
+    output.add_argument("-o", "--output", type=location, help="the package to write, a .pt2 file")
+    output.add_argument("--executorch", type=location, metavar="OUTPUT", help="a .pte program, lowered to XNNPACK")
+    output.add_argument("--onnx", type=location, metavar="OUTPUT", help="an .onnx model for ONNX Runtime")
     verb.add_argument("--weights", help="put the weights of a package into a file of this name beside it")
     verb.add_argument(
         "--capacity",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from bitport.cli.common import add_device, add_verb, count, dtype_of, show
+from bitport.cli.common import add_device, add_verb, count, dtype_of, location, show
 from bitport.errors import ArgumentError
 from bitport.integrations.huggingface import load_model, load_tokenizer
 
@@ -23,7 +22,7 @@ def add_parser(verbs: Any) -> None:
         'llama-int4 --prompt "Once upon a time"',
         'llama-int4 --prompt "Once upon a time" --temperature 0.8 --seed 1',
     )
-    verb.add_argument("directory", type=Path, help="a Hugging Face directory, quantized by bitport or not")
+    verb.add_argument("directory", type=location, help="a Hugging Face directory, quantized by bitport or not")
     verb.add_argument("--prompt", required=True, help="the text to go on with")
     verb.add_argument("--max-new-tokens", type=count, default=64, help="tokens to write at most (default: 64)")
     verb.add_argument("--temperature", type=float, default=0.0, help="0 (default): the most likely token each time")

@@ -11,7 +11,7 @@ from typing import Any
 from bitport.checkpoint import Entry, read_manifest
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.shards import check_data
-from bitport.cli.common import add_verb, show
+from bitport.cli.common import add_verb, location, show
 from bitport.cli.safetensors_files import Stored, stored_tensors
 from bitport.errors import ArgumentError
 from bitport.report.text import size, table
@@ -29,7 +29,7 @@ def add_parser(verbs: Any) -> None:
         "llama-int4 --verify",
         "model.safetensors --json",
     )
-    verb.add_argument("path", type=Path, help="a directory or a safetensors file")
+    verb.add_argument("path", type=location, help="a directory or a safetensors file")
     verb.add_argument("--tensors", action="store_true", help="list every tensor")
     verb.add_argument("--verify", action="store_true", help="read all data and compare it with its checksums")
 

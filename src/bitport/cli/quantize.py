@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bitport.algorithms import TRANSFORMS, algorithm
-from bitport.algorithms.mixed import CANDIDATES, mixed
+from bitport.algorithms.mixed import CANDIDATES, check_size, mixed
 from bitport.api import quantize_
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint import save
@@ -21,7 +21,7 @@ from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.output import unfinished
 from bitport.checkpoint.source import Source
 from bitport.cli import streamed
-from bitport.cli.common import DTYPES, add_verb, dtype_of, read_text, show
+from bitport.cli.common import DTYPES, add_verb, dtype_of, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, RecipeError
 from bitport.integrations.huggingface import cast_parameters, empty_model, load_model
@@ -45,7 +45,7 @@ def add_parser(verbs: Any) -> None:
         "llama --scheme int3 --algorithm gptq --data wiki.txt -o llama-int3",
         "llama --scheme auto --bits 3.5 --algorithm gptq --data wiki.txt -o llama-3.5",
     )
-    verb.add_argument("source", type=Path, help="a Hugging Face directory, or a safetensors file")
+    verb.add_argument("source", type=location, help="a Hugging Face directory, or a safetensors file")
     verb.add_argument(
         "--scheme",
         help="for all linear layers and experts, such as int4 or int4-g32 (bitport.PRESETS); auto: for each the one of "
@@ -59,7 +59,7 @@ def add_parser(verbs: Any) -> None:
         metavar="SCHEME,...",
         help=f"with --scheme auto (default: {','.join(CANDIDATES)})",
     )
-    verb.add_argument("--recipe", type=Path, help="a JSON file with rules, as Recipe.to_json writes")
+    verb.add_argument("--recipe", type=location, help="a JSON file with rules, as Recipe.to_json writes")
     verb.add_argument(
         "--rule",
         type=rule,
@@ -79,7 +79,7 @@ def add_parser(verbs: Any) -> None:
         f"Before it may stand what changes the model around its weights: {', '.join(TRANSFORMS)}, as in awq+gptq",
     )
     streamed.add_arguments(verb)
-    verb.add_argument("-o", "--output", type=Path, help="the directory to write")
+    verb.add_argument("-o", "--output", type=location, help="the directory to write")
     verb.add_argument("--dtype", choices=DTYPES, help="cast float tensors to this dtype first (default: keep)")
     verb.add_argument("--overwrite", action="store_true", help="replace the checkpoint in the output directory")
     verb.add_argument("--dry-run", action="store_true", help="print what would be done, and write nothing")
@@ -148,12 +148,14 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
             cast_parameters(model, dtype)
         return quantize_(model, recipe, algorithm=args.algorithm, measure=False)
     model = load_model(args.source, dtype=dtype)
+    options = {"bits": args.bits, "rules": [Rule(*given) for given in args.rule]}
+    if recipe is None:
+        check_size(model, args.candidates, **options)
     runs = recipe is None or args.data or algorithm(args.algorithm).needs_inputs
     batches = streamed.calibration(args, model) if runs else None
     if recipe is None:
         assert batches is not None
-        options = {"algorithm": args.algorithm, "rules": [Rule(*given) for given in args.rule]}
-        recipe = mixed(model, args.candidates, bits=args.bits, calibrate=batches, **options)
+        recipe = mixed(model, args.candidates, calibrate=batches, algorithm=args.algorithm, **options)
     report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=batches)
     if batches is not None:
         report = dataclasses.replace(report, calibration=streamed.described(args))
@@ -218,4 +220,5 @@ def _check_output(args: argparse.Namespace) -> None:
     if args.output.resolve() == args.source.resolve():
         raise ArgumentError(f"{args.output} is the source; choose another directory for the checkpoint")
     if (args.output / MANIFEST).exists() and not (args.overwrite or (args.resume and unfinished(args.output))):
-        raise ArgumentError(f"{args.output} holds a checkpoint already; --overwrite replaces it")
+        done = "is finished, nothing is left to resume" if args.resume else "holds a checkpoint already"
+        raise ArgumentError(f"{args.output} {done}; --overwrite replaces it")

@@ -17,7 +17,7 @@ from bitport.calibrate.data import token_batches
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint.convert import ADVICE, Conversion, estimate, plan_files
 from bitport.checkpoint.source import Source
-from bitport.cli.common import count, nbytes
+from bitport.cli.common import count, location, nbytes
 from bitport.cli.foretell import foretold
 from bitport.errors import ArgumentError
 from bitport.integrations.huggingface import empty_model, load_model, load_tokenizer, own_text, token_ids
@@ -34,7 +34,7 @@ WINDOW = 2048
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--data",
-        type=Path,
+        type=location,
         help='what to run through the model: a UTF-8 text, a .jsonl file (the "text" of each line), a directory of '
         "these or of .parquet or .arrow files, or token ids in a .safetensors or .npy file (default: text that the "
         "model writes itself)",

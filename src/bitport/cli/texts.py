@@ -6,15 +6,14 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from bitport.cli.common import add_device, count, dtype_of
+from bitport.cli.common import add_device, count, dtype_of, location
 from bitport.evaluate.directories import Evaluation, How
 
 
 def add_text(verb: argparse.ArgumentParser, *, required: bool) -> None:
-    verb.add_argument("--text", type=Path, required=required, help="a text file in UTF-8")
+    verb.add_argument("--text", type=location, required=required, help="a text file in UTF-8")
     verb.add_argument("--window", type=count, default=512, help="tokens that the model sees at once (default: 512)")
     verb.add_argument(
         "--stride", type=count, help="tokens between starts of windows; a smaller one gives context (default: window)"
@@ -23,7 +22,7 @@ def add_text(verb: argparse.ArgumentParser, *, required: bool) -> None:
     verb.add_argument("--batch", type=count, default=1, help="windows to run at once (default: 1)")
     verb.add_argument(
         "--scratch",
-        type=Path,
+        type=location,
         help="folder for the logits of the first model, which are kept in a file while the others run (default: the "
         "system's for temporary files)",
     )
