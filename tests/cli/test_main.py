@@ -72,6 +72,8 @@ WRONG = {
     "half a shape": ["bench", "--shapes", "4096"],
     "static scheme": ["bench", "--schemes", "int8-static"],
     "no name of a directory": ["quantize", "llama", "--scheme", "int4", "-o", ""],
+    "seed of too many digits": ["generate", "llama", "--prompt", "a", "--seed", "99999999999999999999"],
+    "seed below zero": ["quantize", "llama", "--scheme", "int4", "--data-seed", "-1"],
     "unknown dtype": ["quantize", "llama", "--scheme", "int4", "--dtype", "int3"],
 }
 

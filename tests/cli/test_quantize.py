@@ -441,3 +441,28 @@ def test_problems_with_chosen_bits_are_told(
     ran = run("quantize", llama, *words, "-o", llama.parent / "never")
     assert ran.code != 0
     assert message in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(["--algorithm", "rotate"], "or --in-memory", id="rotate"),
+        pytest.param(["--algorithm", "gptq", "--rule", "nothing=int8"], "fits no weight", id="rule"),
+        pytest.param(
+            ["--algorithm", "gptq", "--in-memory", "--rule", "nothing=int8"], "fits no weight", id="in memory"
+        ),
+        pytest.param(["--algorithm", "gptq", "-o", "BEGUN"], "has begun: resume it", id="begun"),
+    ],
+)
+def test_what_is_wrong_is_told_before_the_model_writes_its_text(
+    run: Run, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    """Which takes minutes."""
+    monkeypatch.setattr(streamed, "own_text", lambda *args, **options: pytest.fail("too late"))
+    journal = tmp_path / "begun" / "unfinished" / "journal.json"
+    journal.parent.mkdir(parents=True)
+    journal.write_text("{}")
+    words = [str(tmp_path / "begun") if word == "BEGUN" else word for word in words]
+    ran = run("quantize", llama, "--scheme", "int4", "-o", tmp_path / "out", *words)
+    assert ran.code == 1
+    assert message in ran.err

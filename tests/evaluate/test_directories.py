@@ -149,6 +149,13 @@ def test_other_tokens_are_refused(models: list[Path], tmp_path: Path) -> None:
         list(evaluate_directories([models[0], other], TEXT, HOW))
 
 
+def test_a_directory_that_is_missing_is_told_before_any_is_measured(models: list[Path], tmp_path: Path) -> None:
+    lines: list[str] = []
+    with pytest.raises(ArgumentError, match="nowhere is not a directory"):
+        next(evaluate_directories([models[0], tmp_path / "nowhere"], TEXT, HOW, tell=lines.append))
+    assert lines == []
+
+
 def test_layers_need_the_files_of_an_original(models: list[Path]) -> None:
     with pytest.raises(CheckpointError, match="give the original model"):
         next(evaluate_directories([models[1], models[2]], TEXT, HOW, layers=True))

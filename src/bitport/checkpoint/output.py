@@ -48,7 +48,8 @@ class Output:
         process does that."""
         self.writes = writes
         self.directory, self.folder, self.fingerprint = directory, directory / FOLDER, fingerprint
-        state = _read(self.folder / JOURNAL, resume, fingerprint)
+        check_begun(directory, resume)
+        state = _read(self.folder / JOURNAL, fingerprint)
         self.done: list[str] = state.get("done", [])
         self.layers = {row["name"]: LayerReport(**row) for row in state.get("layers", [])}
         self.closed: bool = state.get("closed", False)
@@ -156,6 +157,15 @@ def unfinished(directory: Path) -> bool:
     return (directory / FOLDER / JOURNAL).is_file()
 
 
+def check_begun(directory: Path, resume: bool) -> None:
+    """ArgumentError where there is something, and nobody says what is to become of it."""
+    if unfinished(directory) and not resume:
+        raise ArgumentError(
+            f"{directory / FOLDER} holds what an earlier run has begun: "
+            f"resume it (--resume), or overwrite it (--overwrite)"
+        )
+
+
 def discard(directory: Path) -> None:
     """Throw that away."""
     if unfinished(directory):
@@ -199,13 +209,9 @@ def hashed(*parts: Any) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, resume: bool, expected: Fingerprint) -> dict[str, Any]:
+def _read(path: Path, expected: Fingerprint) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    if not resume:
-        raise ArgumentError(
-            f"{path.parent} holds what an earlier run has begun: resume it (--resume), or overwrite it (--overwrite)"
-        )
     try:
         state: dict[str, Any] = json.loads(path.read_bytes())
         found = state["fingerprint"]

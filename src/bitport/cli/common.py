@@ -54,6 +54,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def seed(text: str) -> int:
+    """What torch's generators take, without the numbers below 0, which stand for large ones."""
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
+
+
 def location(text: str) -> Path:
     """Path("") is the working directory: what an unset variable of a shell is not meant to be."""
     if not text:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bitport.cli.common import add_device, add_verb, count, dtype_of, location, show
+from bitport.cli.common import add_device, add_verb, count, dtype_of, location, seed, show
 from bitport.errors import ArgumentError
 from bitport.integrations.huggingface import load_model, load_tokenizer
 
@@ -26,7 +26,7 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument("--prompt", required=True, help="the text to go on with")
     verb.add_argument("--max-new-tokens", type=count, default=64, help="tokens to write at most (default: 64)")
     verb.add_argument("--temperature", type=float, default=0.0, help="0 (default): the most likely token each time")
-    verb.add_argument("--seed", type=int, default=0, help="of the draws, with a temperature (default: 0)")
+    verb.add_argument("--seed", type=seed, default=0, help="of the draws, with a temperature (default: 0)")
     add_device(verb)
 
 

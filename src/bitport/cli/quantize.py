@@ -18,13 +18,14 @@ from bitport.calibrate.processes import Processes
 from bitport.checkpoint import save
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import shortened
-from bitport.checkpoint.output import unfinished
+from bitport.checkpoint.output import check_begun, unfinished
 from bitport.checkpoint.source import Source
 from bitport.cli import streamed
 from bitport.cli.common import DTYPES, add_verb, dtype_of, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, RecipeError
 from bitport.integrations.huggingface import cast_parameters, empty_model, load_model
+from bitport.nn.targets import find_targets
 from bitport.report import LayerReport, Report
 from bitport.report.page import page
 from bitport.report.text import size, table
@@ -151,6 +152,8 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
     options = {"bits": args.bits, "rules": [Rule(*given) for given in args.rule]}
     if recipe is None:
         check_size(model, args.candidates, **options)
+    else:
+        recipe.resolve(find_targets(model))  # a rule that fits nothing is told before data are made
     runs = recipe is None or args.data or algorithm(args.algorithm).needs_inputs
     batches = streamed.calibration(args, model) if runs else None
     if recipe is None:
@@ -222,3 +225,4 @@ def _check_output(args: argparse.Namespace) -> None:
     if (args.output / MANIFEST).exists() and not (args.overwrite or (args.resume and unfinished(args.output))):
         done = "is finished, nothing is left to resume" if args.resume else "holds a checkpoint already"
         raise ArgumentError(f"{args.output} {done}; --overwrite replaces it")
+    check_begun(args.output, args.resume or args.overwrite)

@@ -17,7 +17,7 @@ from bitport.calibrate.data import token_batches
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint.convert import ADVICE, Conversion, estimate, plan_files
 from bitport.checkpoint.source import Source
-from bitport.cli.common import count, location, nbytes
+from bitport.cli.common import count, location, nbytes, seed
 from bitport.cli.foretell import foretold
 from bitport.errors import ArgumentError
 from bitport.integrations.huggingface import empty_model, load_model, load_tokenizer, own_text, token_ids
@@ -41,7 +41,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--data-tokens", type=count, default=65536, help="take at most so many of them (default: 65536)")
     verb.add_argument(
-        "--data-seed", type=int, help="take them from all over the data, by this seed (default: the first)"
+        "--data-seed", type=seed, help="take them from all over the data, by this seed (default: the first)"
     )
     verb.add_argument(
         "--activations",
@@ -65,6 +65,9 @@ def quantize(
     model = empty_model(args.source)
     if args.dry_run:
         return _foretold(args, recipe, dtype, by, model)
+    if args.data is None:
+        _check_loadable(args)
+        _rehearsed(args, recipe, dtype, by, empty_model(args.source))  # what is wrong is told before the model writes
     if processes.first:
         print(f"calibration: {described(args)}", file=sys.stderr)
     stream = _stream(args, recipe, dtype, by, model, calibration(args, model), args.output, processes)
@@ -101,12 +104,19 @@ def _tell(memory: Memory | None) -> None:
 
 def _foretold(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any) -> Report:
     """What a run with as many tokens as --data-tokens allows would make, and how much memory it would take."""
+    memory = _rehearsed(args, recipe, dtype, by, model).memory
+    assert memory is not None
+    _tell(memory)
+    return dataclasses.replace(foretold(args.source, recipe, dtype, by), memory_estimate=memory.total)
+
+
+def _rehearsed(
+    args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any
+) -> Stream:
+    """A run with as many tokens as --data-tokens allows, planned and found to fit."""
     batches = [part[None] for part in torch.zeros(args.data_tokens, dtype=torch.int64).split(window_of(model))]
     with tempfile.TemporaryDirectory() as folder:
-        stream = _stream(args, recipe, dtype, by, model, batches, Path(folder))
-    assert stream.memory is not None
-    _tell(stream.memory)
-    return dataclasses.replace(foretold(args.source, recipe, dtype, by), memory_estimate=stream.memory.total)
+        return _stream(args, recipe, dtype, by, model, batches, Path(folder))
 
 
 def _stream(
@@ -159,6 +169,10 @@ def _own_text(args: argparse.Namespace, model: Any, window: int) -> list[torch.T
     """``model``: itself, or an empty one."""
     if all(param.device.type != "meta" for param in model.parameters()):
         return own_text(model, tokens=args.data_tokens, window=window, seed=args.data_seed or 0)
+    return _own_text(args, load_model(args.source), window)
+
+
+def _check_loadable(args: argparse.Namespace) -> None:
     files = sum(held.nbytes for held in Source(args.source).stored.values())
     limits = [limit for limit in (args.memory_limit, available()) if limit is not None]
     if limits and files > min(limits):
@@ -166,7 +180,6 @@ def _own_text(args: argparse.Namespace, model: Any, window: int) -> list[torch.T
             f"without --data the model writes its own calibration text, for which it has to be in memory: "
             f"{size(files)}, and {size(min(limits))} are allowed. Give a text with --data"
         )
-    return _own_text(args, load_model(args.source), window)
 
 
 def window_of(model: Any) -> int:

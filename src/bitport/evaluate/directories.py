@@ -24,7 +24,7 @@ from bitport.evaluate.layers import Rows, layer_errors, sampled
 from bitport.evaluate.logits_file import LogitsFile
 from bitport.evaluate.measure import generation_speed, size_of
 from bitport.evaluate.perplexity import Perplexity, count_windows, losses, predictions, scored_tokens, summary
-from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
+from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, model_directory, token_ids
 from bitport.report import Report
 from bitport.report.progress import progress as with_progress
 from bitport.report.text import size
@@ -80,6 +80,8 @@ def evaluate_directories(
     """The rows of a table, the original's first. ``layers``: compare all weights with the original's too, and their
     outputs on inputs of the first window. ``tell`` is given a line about memory; ``also`` each model while it is here.
     """
+    for directory in directories:
+        model_directory(directory)  # says at once what is not one, not after those before it were measured
     if layers:
         Source(directories[0])  # says at once if its files are not those of an original
     first: Perplexity | None = None

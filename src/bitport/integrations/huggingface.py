@@ -48,7 +48,7 @@ def load_model(
     ``dtype`` is that of the float parameters and of what is computed (default: as in the files); the numbers of
     quantized weights never change. ``verify``: as for :func:`bitport.load`.
     """
-    root = _directory(directory)
+    root = model_directory(directory)
     transformers = _transformers()
     if device is not None:
         check_present(device)
@@ -67,7 +67,7 @@ def load_model(
 
 def empty_model(directory: str | Path) -> Any:
     """The model that config.json describes: its weights on meta, its computed buffers real."""
-    root = _directory(directory)
+    root = model_directory(directory)
     transformers = _transformers()
     config = _wrapped(root, transformers.AutoConfig.from_pretrained, root, local_files_only=True)
     with EmptyOnMeta():
@@ -78,7 +78,7 @@ def empty_model(directory: str | Path) -> Any:
 
 
 def load_tokenizer(directory: str | Path) -> Any:
-    root = _directory(directory)
+    root = model_directory(directory)
     return _wrapped(root, _transformers().AutoTokenizer.from_pretrained, root, local_files_only=True)
 
 
@@ -141,7 +141,8 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
             setattr(module, name, done.get(id(param), param))
 
 
-def _directory(directory: str | Path) -> Path:
+def model_directory(directory: str | Path) -> Path:
+    """``directory``; ArgumentError unless it may hold a model."""
     root = Path(directory)
     if not root.is_dir():
         raise ArgumentError(f"{root} is not a directory; give one that holds config.json and weights")
