@@ -260,6 +260,14 @@ BAD_SOURCES = {
         _written(lambda d: (d / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')),
         r"is quantized already \(gptq\)",
     ),
+    "quantized text model": (
+        _written(
+            lambda d: (d / "config.json").write_text(
+                '{"text_config": {"quantization_config": {"quant_method": "awq"}}}'
+            )
+        ),
+        r"is quantized already \(None\)",
+    ),
     "bitport": (lambda directory: bp.save(nn.Linear(2, 2), directory), "is a bitport checkpoint already"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable
@@ -144,6 +145,18 @@ def _unknown_model(path: Path) -> None:
     hf.load_model(path)
 
 
+def _uneven_heads(path: Path) -> None:
+    made = config().to_dict()
+    (path / "config.json").write_text(json.dumps({**made, "hidden_size": 77}, default=str))
+    hf.empty_model(path)
+
+
+def _part_of_another_library(path: Path) -> None:
+    made = config().to_dict()
+    (path / "config.json").write_text(json.dumps({**made, "text_config": {"quantization_config": {}}}, default=str))
+    hf.empty_model(path)
+
+
 def _no_weights(path: Path) -> None:
     config().save_pretrained(path)
     hf.load_model(path)
@@ -165,6 +178,8 @@ PROBLEMS = {
     "no config": (_no_config, r"has no config\.json"),
     "config is no JSON": (_bad_config, "transformers cannot read"),
     "unknown model": (_unknown_model, "nothing-known"),
+    "sizes that do not fit": (_uneven_heads, "transformers cannot read .* multiple of the number of attention heads"),
+    "config of another shape": (_part_of_another_library, "transformers cannot read"),
     "no weights": (_no_weights, "transformers cannot read"),
     "cut weights": (_cut_weights, "transformers cannot read"),
     "no tokenizer": (_no_tokenizer, "transformers cannot read"),

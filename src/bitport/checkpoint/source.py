@@ -51,9 +51,9 @@ class Source:
         if not self.path.exists():
             raise CheckpointError(f"{self.path} does not exist")
         self.config = self._json(self.path / "config.json") if (self.path / "config.json").is_file() else {}
-        if "quantization_config" in self.config:
-            method = self.config["quantization_config"]
-            method = method.get("quant_method") if isinstance(method, dict) else None
+        parts = (self.config, *self.config.values())  # text_config, vision_config ..
+        if said := [part["quantization_config"] for part in parts if _has(part, "quantization_config")]:
+            method = said[0].get("quant_method") if isinstance(said[0], dict) else None
             raise CheckpointError(f"{self.path} is quantized already ({method}); give the original model")
         self.tensors = {held.name: held for file in self._files() for held in _held(file)}
         self.tied = self._tied()
@@ -154,6 +154,10 @@ class Source:
             with SafetensorsReader(self.tensors[name].file) as reader:
                 both.append(reader.read(name))
         return both[0].dtype == both[1].dtype and torch.equal(*both)
+
+
+def _has(part: Any, key: str) -> bool:
+    return isinstance(part, dict) and part.get(key) is not None
 
 
 def _held(file: Path) -> list[Held]:

@@ -23,6 +23,8 @@ from bitport.ops.device import check_present
 from bitport.tensor import QTensor
 
 INSTALL = "pip install 'bitport[hf]'"
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
+"""What transformers raises for files that it does not expect; for a config.json also an error of huggingface_hub."""
 
 
 class EmptyOnMeta(TorchFunctionMode):
@@ -160,7 +162,8 @@ def _transformers() -> Any:
 
 def _wrapped(root: Path, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``call``, with what transformers raises for a directory that it cannot read turned into one clear error."""
+    bad_config = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     try:
         return call(*args, **kwargs)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise BitportError(f"transformers cannot read {root}: {error}") from error
+    except (*UNREADABLE, bad_config) as error:
+        raise BitportError(f"transformers cannot read {root}: {' '.join(str(error).split())}") from error
