@@ -261,11 +261,7 @@ BAD_SOURCES = {
         r"is quantized already \(gptq\)",
     ),
     "quantized text model": (
-        _written(
-            lambda d: (d / "config.json").write_text(
-                '{"text_config": {"quantization_config": {"quant_method": "awq"}}}'
-            )
-        ),
+        _written(lambda d: (d / "config.json").write_text('{"text_config": {"quantization_config": {"bits": 4}}}')),
         r"is quantized already \(None\)",
     ),
     "bitport": (lambda directory: bp.save(nn.Linear(2, 2), directory), "is a bitport checkpoint already"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import subprocess
@@ -10,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import bitport
 from bitport.cli import main as cli
 from bitport.errors import ArgumentError
 
@@ -116,3 +119,12 @@ def test_as_a_module_with_a_reader_that_leaves() -> None:
         process.stdout.close()
         errors = process.stderr.read()
     assert (process.returncode, errors) == (0, b"")
+
+
+def test_what_the_terminal_cannot_show_is_no_error(tmp_path: Path) -> None:
+    bitport.save(torch.nn.Linear(8, 8), tmp_path / "größer")
+    words = [sys.executable, "-m", "bitport", "inspect", str(tmp_path / "größer")]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+    assert ran.returncode == 0, ran.stderr
+    assert r"gr\xf6\xdfer" in ran.stdout

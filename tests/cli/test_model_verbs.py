@@ -102,6 +102,21 @@ def test_reports_of_models(run: Run, llama: Path, int4: Path, text: Path, tmp_pa
         assert "KL" in shown
 
 
+def test_a_report_that_cannot_be_written_does_not_take_the_result_along(run: Run, llama: Path, text: Path) -> None:
+    """Whose work may have taken hours."""
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full")
+    words = ("--text", text, "--window", 32, "--max-tokens", 64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bitport.cli.reports.SUFFIXES", ("", ".json"))
+        for command in (("eval", llama), ("compare", llama, llama)):
+            ran = run(*command, *words, "--report", full)
+            assert ran.code == 1
+            assert "perplexity" in ran.out
+            assert "--report /dev/full cannot be written" in ran.err
+
+
 def test_a_report_without_a_folder_is_told_before_the_work(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
     ran = run("eval", llama, "--text", text, "--report", tmp_path / "none" / "a.html")
     assert ran.code == 1

@@ -37,6 +37,6 @@ def run(args: argparse.Namespace) -> int:
     text, how = read_text(args.text), how_of(args, args.speed or 0)
     rows = list(evaluate_directories(args.directories, text, how, layers=args.layers, tell=tell))
     data = [as_data(row) for row in rows]
-    write_reports(args, lambda command: page(rows, {}, str(args.text), how, command), data)
     show(args, data, f"{table(*columns(rows))}\n{as_note(rows, args)}")
+    write_reports(args, lambda command: page(rows, {}, str(args.text), how, command), data)
     return 0

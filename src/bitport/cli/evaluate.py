@@ -73,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
     found = [as_data(row) for row in rows] or [{"model": str(directory)} for directory in directories]
     models = [{**data, "tasks": scores.get(data["model"])} for data in found]
     data = {**models[-1], "original": models[0] if len(models) > 1 else None}
-    write_reports(args, lambda command: page(rows, scores, str(args.text), how_of(args), command), data)
     parts = [_text(rows, args)] if rows else []
     parts += [table(*task_columns(scores))] if scores else []
     show(args, data, "\n\n".join(parts))
+    write_reports(args, lambda command: page(rows, scores, str(args.text), how_of(args), command), data)
     return 0
 
 

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 an error of bitport (one message; ``--debug`` shows where)
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shlex
 import sys
@@ -30,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     args.command = shlex.join(["bitport", *(sys.argv[1:] if argv is None else argv)])
+    _print_anything()
     try:
         code: int = args.run(args)
         sys.stdout.flush()
@@ -45,3 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _print_anything() -> None:
+    """What a terminal's encoding lacks is written as its number, not an error after hours of work."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")

@@ -134,8 +134,8 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     end = "dry run: nothing was written" if args.dry_run else f"written to {args.output}"
     output = None if args.output is None else str(args.output)
     data = {"dry_run": args.dry_run, "output": output, **report.as_data()}
-    write_reports(args, lambda command: page(report, args.source.name, command), data)
     show(args, data, f"{report if args.verbose else summary(report)}\n{end}")
+    write_reports(args, lambda command: page(report, args.source.name, command), data)
     return 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bitport.cli.common import finite
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, BitportError
 
 SUFFIXES = (".html", ".json")
 
@@ -41,11 +41,14 @@ def check_reports(args: argparse.Namespace) -> None:
 
 
 def write_reports(args: argparse.Namespace, page: Callable[[str], str], data: Any) -> None:
-    """``page`` is given the command line that this was."""
+    """``page`` is given the command line that this was. Comes after the result was printed: the disk may be full."""
     for path in args.report:
         if path.suffix == ".json":
             text = json.dumps({"command": args.command, "result": finite(data)}, indent=1, allow_nan=False) + "\n"
         else:
             text = page(args.command)
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise BitportError(f"--report {path} cannot be written: {error}") from error
         print(f"report: {path}", file=sys.stderr)
