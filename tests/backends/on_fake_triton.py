@@ -17,9 +17,8 @@ from triton.runtime.jit import JITFunction
 
 from bitport.backends.triton import configs, kernels
 from bitport.numerics import ACTIVATIONS
-from bitport.ops import OPS, decide
 from tests.backends import on_fake_chips
-from tests.backends.on_fake_chips import DEVICE, arguments, waits
+from tests.backends.on_fake_chips import DEVICE, arguments, check_chosen, chosen, waits
 
 kernels.register(DEVICE)
 
@@ -44,14 +43,6 @@ nvfp4            64    triton_tiles     triton_tiles       scaled_mm_mx       tr
 experts:int4     64    triton_tiles     grouped_mm         grouped_mm         triton_tiles  triton_tiles
 experts:int8-dyn 64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
 """
-
-
-def chosen() -> Iterator[Any]:
-    header, *lines = (line.split() for line in CHOSEN.strip().splitlines())
-    for scheme, rows, *names in lines:
-        for chip, kernel in zip(header[2:], names, strict=True):
-            if (chip if chip == "xpu" else "cuda") == DEVICE and kernel != "-":  # "-": of another build of PyTorch
-                yield pytest.param(scheme, int(rows), chip, kernel, id=f"{scheme}-{rows}-{chip}")
 
 
 def be(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
@@ -80,14 +71,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, dict[s
         yield found
 
 
-@pytest.mark.parametrize(("scheme", "rows", "chip", "kernel"), chosen())
+@pytest.mark.parametrize(("scheme", "rows", "chip", "kernel"), chosen(CHOSEN))
 def test_chosen(scheme: str, rows: int, chip: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch, chip)
-    op, args = arguments(scheme, rows)
-    decided = decide(op, *args)
-    assert decided.kernel == kernel, decided
-    y = OPS[op].overload(*args)
-    assert (y.shape, y.dtype, y.device.type) == ((rows, 128), torch.bfloat16, DEVICE)
+    check_chosen(scheme, rows, kernel)
 
 
 SCHEMES = {

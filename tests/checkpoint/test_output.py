@@ -19,49 +19,14 @@ from bitport.errors import ArgumentError
 from .test_convert import Llama, write
 
 KILLED = """
-import os, random, signal, sys, torch
+import sys, torch
 from pathlib import Path
 import bitport.checkpoint.convert as convert
-from tests.stream.models import hashes
+from tests.killed import check_kills
 torch.set_num_threads(1)
 folder, convert.STEP, algorithm = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-
-def child(target, last):
-    '''Runs in a process of its own, which kills itself at its last write to the disk; the number of writes it made.'''
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        calls = 0
-        def counted(call):
-            def stands_for(*args, **kwargs):
-                nonlocal calls
-                calls += 1
-                if calls == last:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return call(*args, **kwargs)
-            return stands_for
-        for name in ("fsync", "replace", "open", "unlink", "mkdir"):
-            setattr(os, name, counted(getattr(os, name)))
-        convert.quantize_files(folder / "hf", target, "int4-g32", algorithm=algorithm, resume=True)
-        os.write(write, str(calls).encode())
-        os._exit(0)
-    os.close(write)
-    _, status = os.waitpid(pid, 0)
-    told = os.read(read, 100)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, status
-    return int(told) if told else None
-
-writes = child(folder / "whole", None)
-expected = hashes(folder / "whole")
-assert "bitport.json" in expected
-places = sorted(random.Random(0).sample(range(2, writes), 5))
-for at, kills in enumerate([*([place] for place in places), [places[2], places[0]]]):
-    target = folder / f"killed {at}"
-    for last in kills:
-        assert child(target, last) is None, "it was to be killed"
-    assert child(target, None) is not None
-    assert hashes(target) == expected, f"killed at {kills} of {writes}"
-print(writes, places)
+options = {"algorithm": algorithm, "resume": True}
+check_kills(folder, lambda target: convert.quantize_files(folder / "hf", target, "int4-g32", **options), 5)
 """
 
 

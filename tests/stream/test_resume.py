@@ -16,55 +16,23 @@ from bitport.stream import Stream
 from .models import batches, empty, write
 
 KILLED = """
-import os, random, signal, sys, torch
+import sys, torch
 from pathlib import Path
 from bitport.algorithms import AWQ, GPTQ, Chain
 from bitport.stream import Stream
-from tests.stream.models import batches, empty, hashes
+from tests.killed import check_kills
+from tests.stream.models import batches, empty
 torch.set_num_threads(1)
 folder, activations, algorithm = Path(sys.argv[1]), *sys.argv[2:]
-source = folder / "model"
+quick = GPTQ(block=32, clip=False)
+if algorithm == "awq+gptq":
+    quick = Chain((AWQ(steps=2),), quick, algorithm)
+options = {"algorithm": quick, "activations": activations, "resume": True, "measure": False}
 
-def child(target, last, resume):
-    '''Runs in a process of its own, which kills itself at its last write to the disk; the number of writes it made.'''
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        calls = 0
-        def counted(call):
-            def stands_for(*args, **kwargs):
-                nonlocal calls
-                calls += 1
-                if calls == last:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return call(*args, **kwargs)
-            return stands_for
-        for name in ("fsync", "replace", "open", "unlink", "mkdir"):
-            setattr(os, name, counted(getattr(os, name)))
-        quick = GPTQ(block=32, clip=False)
-        if algorithm == "awq+gptq":
-            quick = Chain((AWQ(steps=2),), quick, algorithm)
-        rest = {"activations": activations, "resume": resume, "measure": False}
-        Stream(empty(), source, target, "int4-g32", batches=batches(), algorithm=quick, **rest).run()
-        os.write(write, str(calls).encode())
-        os._exit(0)
-    os.close(write)
-    _, status = os.waitpid(pid, 0)
-    told = os.read(read, 100)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, status
-    return int(told) if told else None
+def run(target):
+    Stream(empty(), folder / "model", target, "int4-g32", batches=batches(), **options).run()
 
-writes = child(folder / "whole", None, False)
-expected = hashes(folder / "whole")
-assert "bitport.json" in expected
-places = sorted(random.Random(0).sample(range(2, writes), 4))
-for at, kills in enumerate([*([place] for place in places), [places[2], places[0]]]):
-    target = folder / f"killed {at}"
-    for last in kills:
-        assert child(target, last, True) is None, "it was to be killed"
-    assert child(target, None, True) is not None
-    assert hashes(target) == expected, f"killed at {kills} of {writes}"
-print(writes, places)
+check_kills(folder, run, 4)
 """
 
 
