@@ -105,7 +105,7 @@ def quantize_(
             weight = _weight(model, by_name[choice.name])
             reason = f"is {weight.scheme} already" if isinstance(weight, QTensor) else choice.reason
             layers[choice.name] = LayerReport(choice.name, None, reason, weight.nbytes, weight.nbytes)
-    first = {target.storage: target.name for target in reversed(targets)}
+    first = {target.storage: target.name for target in reversed(by_name.values())}
     listed = (
         dataclasses.replace(layers[target.name], tied=first[target.storage] != target.name)
         for target in (by_name[choice.name] for choice in plan.choices)

@@ -94,6 +94,17 @@ def test_a_head_that_is_the_embedding_is_kept_or_parted() -> None:
     assert sqnr(before, output(other, "gemma")) > 100
 
 
+def test_a_head_that_was_parted_is_in_the_report() -> None:
+    """As docs/transforms.md has it; gemma's head is its embedding until the rotation parts them."""
+    model = model_of("gemma")
+    report = bitport.quantize_(
+        model, "int8", algorithm=(Rotate(untie=True), "smooth"), calibrate=[batch_of("gemma")], measure=False
+    )
+    layers = {layer.name: layer for layer in report.layers}
+    assert not layers["lm_head.weight"].tied
+    assert layers["model.layers.0.mlp.down_proj.weight"].scheme == "int8"
+
+
 def test_the_seed_decides() -> None:
     models = [model_of("llama") for _ in range(3)]
     for model, seed in zip(models, (0, 0, 1), strict=True):
