@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import bitport
+from bitport import algorithms
 from bitport.cli import main as cli
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
 from bitport.schemes import KINDS, Recipe
@@ -63,6 +65,22 @@ def test_the_recipe_that_is_shown_is_one() -> None:
     shown = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert [len(Recipe.from_json(each).rules) for each in shown] == [3]
     assert all(f"`{kind}`" in text for kind in KINDS)
+
+
+@pytest.mark.parametrize("text", ["README.md", "docs/transforms.md"])
+def test_python_that_is_shown_runs(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each statement as it stands, but for the device; what changes a model is given one that nobody changed."""
+    families = pytest.importorskip("tests.algorithms.families", reason="needs the extra: pip install 'bitport[hf]'")
+    monkeypatch.chdir(tmp_path)
+    names = {"bp": bitport, "build_model": lambda: families.model_of("gemma"), "batches": [families.batch_of("gemma")]}
+    names |= {name: getattr(algorithms, name) for name in algorithms.__all__}
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / text).read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        for statement in ast.parse(block.replace('device="cuda"', 'device="cpu"')).body:
+            if {"quantize_", "mixed"} & {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}:
+                names["model"] = families.model_of("gemma")
+            exec(compile(ast.Module([statement], []), text, "exec"), names)
 
 
 def test_decisions_are_numbered_and_listed() -> None:

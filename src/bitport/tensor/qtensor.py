@@ -240,7 +240,7 @@ def _from_bytes(part: Tensor, dtype: torch.dtype | None) -> Tensor:
 def _unsupported(func: Any) -> NoReturn:
     raise NotImplementedError(
         f"{func} is not defined on a QTensor: it stands for a weight in linear, embedding, conv and matmul. "
-        f"For anything else take the float tensor with .dequantize()"
+        f"For anything else take the float tensor with .dequantize(), or leave that weight as it is: a rule 'skip'"
     )
 
 
