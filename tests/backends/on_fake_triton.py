@@ -43,6 +43,8 @@ mxfp4            64    triton_tiles     triton_tiles       triton_scaled      tr
 nvfp4            64    triton_tiles     triton_tiles       scaled_mm_mx       triton_tiles  triton_tiles
 experts:int4     64    triton_tiles     grouped_mm         grouped_mm         triton_tiles  triton_tiles
 experts:int8-dyn 64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
+experts:mxfp8    64    triton_tiles     triton_tiles       triton_scaled      triton_tiles  triton_tiles
+experts:mxfp4    64    triton_tiles     triton_tiles       triton_scaled      triton_tiles  triton_tiles
 """
 
 

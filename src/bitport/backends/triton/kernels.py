@@ -15,6 +15,7 @@ from bitport.backends.triton.rounding import SEPARATE
 from bitport.ops import Impl, Weight, register_kernel
 
 NO_ROWS = "x has no rows"
+NO_EXPERTS = "there are no experts"
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -59,8 +60,13 @@ def refuses_scaled(x: Tensor, *rest: Any) -> str | None:
     return scaled.refuses(x, Weight(*rest[:10]), rest[10], configs.of(x.device)) or (None if x.numel() else NO_ROWS)
 
 
+def refuses_grouped_scaled(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
+    return refuses_scaled(x, *rest) or (None if ends.numel() else NO_EXPERTS)
+
+
 def refuses_grouped(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
-    return operand.refuses(Weight(*rest[:10])) or (None if x.numel() else NO_ROWS)
+    wrong = operand.refuses(Weight(*rest[:10])) or (None if x.numel() else NO_ROWS)
+    return wrong or (None if ends.numel() else NO_EXPERTS)
 
 
 def refuses_embedding(ids: Tensor, *rest: Any) -> str | None:
@@ -109,6 +115,11 @@ def run_scaled(x: Tensor, *rest: Any) -> Tensor:
     return y.reshape(*x.shape[:-1], weight.n)
 
 
+def run_grouped_scaled(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
+    with on(x.device):
+        return scaled.product(x, rest[10], None, Weight(*rest[:10]), None, configs.of(x.device), ends)
+
+
 def dense_mm(x: Tensor, *rest: Any) -> Tensor:
     """PyTorch's own product with the weight in x's dtype: what matrix units are fed best with, once it is made."""
     weight, bias = Weight(*rest[:10]), rest[10]
@@ -148,6 +159,7 @@ KERNELS: tuple[tuple[str, str, Callable[..., Any], Callable[..., str | None]], .
     ("dyn_linear", "triton_scaled", run_scaled, refuses_scaled),
     ("dyn_linear", "triton_tiles", run_dyn(linear.tiles), refuses_dyn("tiles")),
     ("grouped_linear", "triton_tiles", grouped, refuses_grouped),
+    ("dyn_grouped_linear", "triton_scaled", run_grouped_scaled, refuses_grouped_scaled),
     ("dyn_grouped_linear", "triton_tiles", grouped, refuses_grouped),
     ("embedding", "triton_rows", embedding, refuses_embedding),
     ("dequantize", "triton_rows", dequantize, refuses_dequantize),
