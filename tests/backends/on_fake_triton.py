@@ -25,7 +25,9 @@ kernels.register(DEVICE)
 
 CHOSEN = """
 scheme           rows  sm80             sm90               sm100              rocm          xpu
-int4             1     int4pack_mm      int4pack_mm        int4pack_mm        -             int4pack_mm
+int4             1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   int4pack_mm
+int4             64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  int4pack_mm
+int4             4096  triton_dense     triton_dense       triton_dense       triton_dense  int4pack_mm
 int4-g48         1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
 int4-g48         2     triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
 int4-g48         1024  triton_dense     triton_dense       triton_dense       triton_dense  triton_dense
@@ -33,6 +35,7 @@ int3             16    triton_tiles     triton_tiles       triton_tiles       tr
 int8             1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   int8pack_mm
 nf4              200   triton_dense     triton_tiles       triton_tiles       triton_dense  triton_dense
 mxfp4-wo         1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
+int8-dyn         1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
 int8-dyn         64    int_mm           int_mm             int_mm             triton_tiles  int_mm
 int4-int8        64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
 fp8-row          64    triton_tiles     scaled_mm          scaled_mm          triton_tiles  scaled_mm
@@ -52,7 +55,7 @@ def chosen() -> Iterator[Any]:
     header, *lines = (line.split() for line in CHOSEN.strip().splitlines())
     for scheme, rows, *names in lines:
         for chip, kernel in zip(header[2:], names, strict=True):
-            if (chip if chip == "xpu" else "cuda") == DEVICE and kernel != "-":  # "-": of another build of PyTorch
+            if (chip if chip == "xpu" else "cuda") == DEVICE:
                 yield pytest.param(scheme, int(rows), chip, kernel, id=f"{scheme}-{rows}-{chip}")
 
 
@@ -98,6 +101,40 @@ SCHEMES = {
     "grouped_linear": ("experts:int4", "experts:mxfp4-wo"),
     "dyn_grouped_linear": ("experts:int8-dyn", "experts:fp8-row", "experts:mxfp4"),
 }
+
+
+def test_a_table_of_int4_is_read_by_rows() -> None:
+    """A lookup makes its rows dense, not the whole table."""
+    _, args = arguments("int4", 1)
+    ids = torch.empty(3, dtype=torch.int64, device=DEVICE)
+    assert decide("embedding", ids, *args[1:11], torch.bfloat16).kernel == "triton_rows"
+    assert decide("dequantize", *args[1:11], torch.bfloat16).kernel == "triton_rows"
+
+
+def test_tiles_are_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE != "cuda":
+        pytest.skip("tiles are for CUDA")
+    be(monkeypatch, "sm90")
+    op, args = arguments("int4", 16, layout="tile_packed_8")
+    assert decide(op, *args).kernel == "int4pack_mm"
+
+
+LEAST = {"int_mm": "int8-dyn", "scaled_mm": "fp8-row", "int4pack_mm": "int4", "int8pack_mm": "int8"}
+
+
+@pytest.mark.parametrize("kernel", LEAST)
+@pytest.mark.parametrize("least", [None, 1, 5])
+def test_the_table_says_from_how_many_rows_on_pytorchs_kernels_run(
+    kernel: str, least: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if DEVICE == "cuda" and kernel.endswith("pack_mm"):
+        pytest.skip("on CUDA it has a layout of its own, or is not used")
+    table = configs.of(torch.device(DEVICE))
+    content = {**table.content, "least_rows": {kernel: least}}
+    monkeypatch.setattr(configs, "of", lambda device: configs.Config(content, table.float8, table.scaled))
+    for rows in (1, 4, 5, 64):
+        op, args = arguments(LEAST[kernel], rows)
+        assert (decide(op, *args).kernel == kernel) == (least is not None and rows >= least)
 
 
 def candidates() -> list[Any]:

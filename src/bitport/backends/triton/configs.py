@@ -9,6 +9,8 @@ before both. ::
     tiles       those of the kernel with them, by rows: the first entry that has as many (null: any number)
     scaled      those of the kernel whose matrix units take blocks with their scales
     most_rows   kernel -> kind of weight (* for the others) -> the most rows for which it runs (null: any number)
+    least_rows  kernel of PyTorch's that is asked before those here -> from how many rows on it runs (null: never)
+    unmeasured  what bitport tune had not come to when it was stopped; absent where it was done, or never begun
 
 A block is BM rows of x by BN rows of the weight, in steps of BK columns; ``programs`` is how many of them keep the
 device busy: K is split where a product has fewer.
@@ -27,7 +29,7 @@ import triton
 from bitport.backends import measured
 from bitport.ops import Weight
 
-VERSION = 2
+VERSION = 3
 FOLDER = Path(__file__).parent / "configs"
 DEFAULT = "default"
 Blocks: TypeAlias = dict[str, int]
@@ -53,6 +55,10 @@ class Config:
     def most_rows(self, kernel: str, weight: Weight) -> int | None:
         known = self._most_rows.get(kernel, {"*": None})
         return known.get(kind(weight), known["*"])
+
+    def least_rows(self, kernel: str) -> int | None:
+        rows: int | None = self.content["least_rows"].get(kernel, 1)
+        return rows
 
 
 def _for(entries: list[dict[str, Any]], rows: int) -> Blocks:
@@ -116,6 +122,11 @@ def fault(content: Any) -> str | None:
         return "most_rows must name, for each kernel, the rows of each kind of weight and of *"
     if not all(rows is None or rows == 0 or _is_size(rows) for kinds in most.values() for rows in kinds.values()):
         return "most_rows must be whole numbers or null"
+    least = content.get("least_rows")
+    if not isinstance(least, dict) or not all(rows is None or _is_size(rows) for rows in least.values()):
+        return "least_rows must be whole numbers from 1 on, or null"
+    if not _are_names(content.get("unmeasured", [])):
+        return "unmeasured must be a list of names"
     return None
 
 
@@ -126,6 +137,10 @@ def _fault_of_tiles(entries: Any) -> str | None:
     if rows[-1:] != [None] or not all(_is_size(each) for each in rows[:-1]):
         return "have rows that are whole numbers, and at the end an entry for any number of rows (null)"
     return None
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _is_size(value: Any) -> bool:

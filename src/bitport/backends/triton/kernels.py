@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitport.backends.aten import LEAST_ROWS
 from bitport.backends.triton import configs, inputs, linear, operand, rows, scaled
 from bitport.backends.triton.rounding import SEPARATE
+from bitport.layouts.tile_packed import TilePacked
 from bitport.ops import Impl, Weight, register_kernel
 
 NO_ROWS = "x has no rows"
@@ -169,5 +171,9 @@ KERNELS: tuple[tuple[str, str, Callable[..., Any], Callable[..., str | None]], .
 
 
 def register(device: str) -> None:
+    """int4 stays in rows from then on, which these kernels read whatever the number of them, lookups of embeddings too.
+    Tiles, which PyTorch's product alone reads, are for who asks for them."""
     for op, name, run, supports in KERNELS:
         register_kernel(Impl(op, name, device, run, supports))
+    TilePacked.devices = tuple(each for each in TilePacked.devices if each != device)
+    LEAST_ROWS[device] = lambda kernel, where: configs.of(where).least_rows(kernel)
