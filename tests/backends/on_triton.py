@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +290,7 @@ def test_which_table_is_shipped(name: str, source: str, tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"version": 1}, "not of version 2"),
+        ({"version": 1}, "not of version 3"),
         ({"source": None}, "source must say"),
         ({"scaled": []}, "scaled must have rows"),
         (
@@ -302,6 +302,8 @@ def test_which_table_is_shipped(name: str, source: str, tmp_path: Path, monkeypa
         ({"gemv": {}}, "gemv must have BN, BK, num_warps (powers of two), num_stages, programs"),
         ({"most_rows": {"gemv": {}}}, "each kind of weight and of *"),
         ({"most_rows": {"gemv": {"*": -1}}}, "whole numbers or null"),
+        ({"least_rows": {"int_mm": 0}}, "least_rows must be whole numbers from 1 on"),
+        ({"unmeasured": "all"}, "unmeasured must be a list of names"),
     ],
 )
 def test_a_damaged_table_is_told(change: dict[str, Any], reason: str) -> None:
@@ -334,41 +336,111 @@ class StandIn:
         return {"device": "a stand-in"}
 
 
-def test_tune_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks by the reference scheme, then crossovers; a kernel that does not fit the device loses."""
+@pytest.fixture
+def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Few sizes, rows and schemes on a stand-in; what is told of each trial, whose time is made up: gemv is the
+    fastest at one row, tiles at four, of int8 a dense product. Each kernel runs once, at four rows."""
     monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
     monkeypatch.setattr(configs, "architecture", lambda device: "sm90")
     monkeypatch.setattr(measure, "SIZE", 256)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
     monkeypatch.setattr(measure, "SCHEMES", ("int4", "int8"))
+    monkeypatch.setattr(measure, "RIVALS", {"theirs": "int8-dyn"})
     monkeypatch.setattr(measure, "Accelerator", StandIn)
+    monkeypatch.setattr(layouts, "preferred", lambda *args: "plain")
     monkeypatch.setattr(measure, "PROGRAMS", (64,))
-    few = {rows: {size: values[:1] for size, values in sizes.items()} for rows, sizes in measure.TILES.items()}
-    monkeypatch.setattr(measure, "TILES", few)
+    monkeypatch.setattr(measure, "TILES", {16: {"BM": (16,), "BN": (32, 64)}, None: {"BM": (32,)}})
     monkeypatch.setattr(measure, "GEMV", {"BN": (8, 16), "BK": (256,), "num_warps": (2,), "num_stages": (2,)})
-    seconds = iter([OutOfResources(1 << 18, 1 << 16, "shared memory"), *[2.0] * 5, *[2.0, 1.0, 3.0, 3.0, 1.5, 1.0] * 2])
+    found: list[dict[str, Any]] = []
 
-    def timed(run: Callable[[Weight], object], weights: list[Weight]) -> float:
-        assert sum(each.data.nbytes for each in weights) == 2 * StandIn.cache, "copies fill the cache twice"
-        taken = next(seconds)
-        if isinstance(taken, OutOfResources):
-            raise taken
-        if taken == 1.5:
-            run(weights[-1])  # a crossover's; that the others run is tested elsewhere
-        return taken
+    def timed(run: Callable[[Weight], object], weights: list[Weight], note: measure.Note, **trial: Any) -> float:
+        assert sum(each.data.nbytes for each in weights) >= 2 * StandIn.cache, "copies fill the cache twice"
+        note(trial)
+        found.append(trial)
+        if trial["rows"] == 4:
+            run(weights[-1])
+        if "blocks" in trial:
+            return 1.0 if trial["blocks"].get("BN", 32) in (8, 32) else 2.0
+        few, dense = trial["rows"] == 1, 1.5 if weights[0].dtype == "int8" else 3.0
+        known = {"gemv": 1.0 if few else 9.0, "tiles": 2.0, "dense": dense, "theirs": 9.0 if few else 4.0}
+        return known.get(trial["kernel"], 5.0)
 
     monkeypatch.setattr(measure, "_time", timed)
+    register_kernel(Impl("dyn_linear", "theirs", DEVICE.type, kernels.run_dyn(linear.tiles), lambda *args: None))
     configs.of.cache_clear()
-    lines = list(measure.tune(DEVICE))
+    yield found
+    configs.of.cache_clear()
+
+
+STAGES = ["gemv", "tiles 16", "tiles any", "rows int4", "rows int8", "from theirs"]
+
+
+@pytest.mark.usefixtures("own_tables")
+def test_tune_measures_and_keeps(trials: list[dict[str, Any]]) -> None:
+    noted: list[dict[str, Any]] = []
+    lines = list(measure.tune(DEVICE, noted.append))
     kept = json.loads(configs.path("sm90").read_text())
-    configs.of.cache_clear()
     assert configs.fault(kept) is None
+    assert "unmeasured" not in kept
     assert kept["source"].startswith("measured on a stand-in with torch 2")
-    assert kept["gemv"] == {"BN": 16, "BK": 256, "num_warps": 2, "num_stages": 2, "programs": 64}
-    assert [each["rows"] for each in kept["tiles"]] == [16, 32, 64, None]
-    assert kept["most_rows"] == {kernel: {"int4/group": 1, "int8/row": 1, "*": 1} for kernel in ("gemv", "tiles")}
+    assert {name: kept["gemv"][name] for name in ("BN", "programs")} == {"BN": 8, "programs": 528}
+    assert [(each["rows"], each["BN"]) for each in kept["tiles"]] == [(16, 32), (None, 128)]
+    assert kept["most_rows"]["gemv"] == {"int4/group": 1, "int8/row": 1, "*": 1}
+    assert kept["most_rows"]["tiles"] == {"int4/group": 4, "int8/row": 1, "*": 2}
+    assert kept["least_rows"] == {"int_mm": 2, "theirs": 2}
     assert "linear int8/row: gemv up to 1 rows, tiles up to 1, then a dense product" in lines
     assert lines[-1] == f"written to {configs.path('sm90')}"
+    assert list(dict.fromkeys(each["stage"] for each in noted)) == STAGES
+    assert len(noted) == len(trials)
+
+
+@pytest.mark.usefixtures("own_tables", "trials")
+def test_tune_goes_on_where_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = measure.tune(DEVICE)
+    for _ in range(3):  # the second stage is kept as the third is done
+        next(stopped)
+    stopped.close()
+    assert configs.of(DEVICE).content["unmeasured"] == STAGES[2:]
+    noted: list[dict[str, Any]] = []
+    list(measure.tune(DEVICE, noted.append))
+    assert list(dict.fromkeys(each["stage"] for each in noted)) == STAGES[2:]
+    again: list[dict[str, Any]] = []
+    list(measure.tune(DEVICE, again.append))
+    assert list(dict.fromkeys(each["stage"] for each in again)) == STAGES, "done, so it begins anew"
+    next(measure.tune(DEVICE))
+    monkeypatch.setattr(StandIn, "about", lambda self: {"device": "another"})
+    assert measure.begun(DEVICE)["unmeasured"] == STAGES, "of another device nothing is taken over"
+
+
+def test_blocks_are_searched_size_by_size() -> None:
+    tried: list[dict[str, int]] = []
+
+    def time(blocks: dict[str, int]) -> float:
+        tried.append(dict(blocks))
+        return 1 + abs(blocks["BN"] - 64) / 64 + abs(blocks["BK"] - 128) / 128
+
+    sizes = {"BN": (16, 32, 64), "BK": (64, 128)}
+    assert measure.search(sizes, {"BN": 16, "BK": 64, "rows": 9}, time) == ({"BN": 64, "BK": 128}, 1.0)
+    assert len(tried) == len({tuple(each.items()) for each in tried}) == 6
+    assert measure.search(sizes, {"BN": 32, "BK": 64}, lambda blocks: 1 - blocks["BN"] / 1e4)[0]["BN"] == 32, (
+        "a gain below the noise is none"
+    )
+
+
+@pytest.mark.parametrize("error", [OutOfResources(1 << 18, 1 << 16, "shared memory"), RuntimeError("no\nsuch")])
+def test_what_cannot_run_takes_forever_and_says_so(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(StandIn):
+        def recorded(self, run: Callable[[], object]) -> None:
+            raise error
+
+        def synchronize(self) -> None:
+            pass
+
+    monkeypatch.setattr(measure, "Accelerator", Failing)
+    _, (_, *rest) = weight("int4-g32")
+    noted: list[dict[str, Any]] = []
+    assert measure._time(lambda each: None, [Weight(*rest[:10])], noted.append, rows=1) == float("inf")
+    assert noted == [{"rows": 1, "us": None, "reason": str(error).splitlines()[0]}]
 
 
 def test_time_is_of_a_graph_over_every_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +459,9 @@ def test_time_is_of_a_graph_over_every_copy(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(measure, "Accelerator", Recorder)
     _, (_, *rest) = weight("int4-g32")
     weights = [Weight(*rest[:10])._replace(n=n) for n in (1, 2, 3)]
-    assert measure._time(lambda each: called.append(each.n), weights) == 2.0
+    noted: list[dict[str, Any]] = []
+    assert measure._time(lambda each: called.append(each.n), weights, noted.append, rows=1) == 2.0
+    assert noted == [{"rows": 1, "us": 2e6}]
     assert called == [1, 2, 3]
 
 
