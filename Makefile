@@ -30,7 +30,7 @@ NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native
 
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-xla test-tpu test-peers sanitize \
 	sanitize-shim sanitize-runner runner runner-tarball ci lint format types bench bench-check bench-peers bench-algorithms \
-	bench-page bench-gpu bench-gpu-page bench-xla bench-tpu bench-voxtral voxtral-page xla-page accuracy algorithms support \
+	bench-page gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page xla-page accuracy algorithms support \
 	clean
 
 help:
@@ -189,12 +189,21 @@ bench-algorithms: $(PEERS_VENV)/.peers
 bench-page: $(VENV)/.hf
 	$(BIN)/python -m bench.page
 
-# On a machine with a GPU, in an environment with its build of torch (TORCH=..); of the peers those that are installed.
-bench-gpu: $(VENV)/.hf
-	$(BIN)/python -m bench.gpu.products --json $(BENCH_ARGS)
-	$(BIN)/python -m bench.gpu.methods --json
+# On a machine with a GPU: gpu-kernels, gpu-tests, gpu-tune, gpu-products, .. are pieces of nine minutes each, with the
+# python that is there; what they leave lies in build/gpu. bench/README.md says in which order.
+GPU_PYTHON ?= python3
+GPU_ARGS ?=
 
-bench-gpu-page: $(VENV)/.hf
+gpu-%:
+	$(GPU_PYTHON) -m bench.gpu.pieces $* $(GPU_ARGS)
+
+# Afterwards, anywhere: what was measured is taken over, and the page written.
+FROM ?= build/gpu
+
+gpu-bring: $(VENV)/.test
+	$(BIN)/python -m bench.gpu.bring $(FROM)
+
+gpu-page: $(VENV)/.hf
 	$(BIN)/python -m bench.gpu.page
 
 # A program like Voxtral without Python, of two layers; BENCH_ARGS=--full for all of them (20 GB of disk, 20 of memory).

@@ -80,18 +80,21 @@ def _keep(file: Any, content: dict[str, Any]) -> None:
     configs.of.cache_clear()
 
 
+def source(device: torch.device) -> str:
+    about = Accelerator(device).about()["device"]
+    return f"measured on {about} with torch {torch.__version__}, triton {triton.__version__}"
+
+
 def begun(device: torch.device) -> dict[str, Any]:
     """The table as far as it was measured here, with what is left to do."""
-    about = Accelerator(device).about()["device"]
-    source = f"measured on {about} with torch {torch.__version__}, triton {triton.__version__}"
     content = copy.deepcopy(configs.of(device).content)
-    if content["source"] == source and content.get("unmeasured"):
+    if content["source"] == source(device) and content.get("unmeasured"):
         return content
     stages = ["gemv", *(f"tiles {rows or 'any'}" for rows in TILES), *(f"rows {scheme}" for scheme in SCHEMES)]
     stages += ["scaled"] if configs.of(device).scaled else []
     stages += [f"from {name}" for name in RIVALS if _rival(name, device)]
     tiles = [{**_nearest(content["tiles"], rows), "rows": rows} for rows in TILES]
-    return {**content, "source": source, "tiles": tiles, "unmeasured": stages}
+    return {**content, "source": source(device), "tiles": tiles, "unmeasured": stages}
 
 
 def _nearest(tiles: list[dict[str, Any]], rows: int | None) -> dict[str, Any]:
