@@ -27,8 +27,8 @@ GROUPS = {
 INTRODUCTION = """# Performance on GPUs
 
 How fast `F.linear` with a quantized weight is on the devices named, against bf16 by the device's own library.
-`make gpu-products` and `make gpu-methods` measure, `make gpu-page` writes this page; nothing in it is typed by hand. How
-it is measured: [bench](../bench/README.md).
+`make gpu-products` and `make gpu-methods` measure, `make gpu-page` writes this page; nothing in it is typed by hand.
+How it is measured: [bench](../bench/README.md).
 
 In the tables: times as fast as bf16 in the same repetition (median), and the SQNR in dB against the float64 product
 with the weight that the candidate effectively uses. *Best peer* is the fastest other library of the same class. *Limit*

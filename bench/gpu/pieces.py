@@ -42,7 +42,7 @@ PIECES: dict[str, tuple[str, ...]] = {
 
 
 def command(name: str, folder: Path, device: str) -> list[str]:
-    put_in = {"WORKERS": str(min(8, os.cpu_count() or 1)), "DEVICE": device}
+    put_in = {"WORKERS": str(min(12, os.cpu_count() or 1)), "DEVICE": device}
     given = [put_in.get(each, each.replace("FOLDER", str(folder))) for each in PIECES[name]]
     if "-n" in given and importlib.util.find_spec("xdist") is None:
         at = given.index("-n")
