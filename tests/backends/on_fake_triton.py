@@ -44,7 +44,8 @@ mxfp8            64    triton_tiles     triton_tiles       scaled_mm_mx       tr
 mxfp4            1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
 mxfp4            64    triton_tiles     triton_tiles       triton_scaled      triton_tiles  triton_tiles
 nvfp4            64    triton_tiles     triton_tiles       scaled_mm_mx       triton_tiles  triton_tiles
-experts:int4     64    triton_tiles     grouped_mm         grouped_mm         triton_tiles  triton_tiles
+experts:int4     64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
+experts:int4     4096  triton_tiles     grouped_mm         grouped_mm         triton_tiles  triton_tiles
 experts:int8-dyn 64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
 experts:mxfp8    64    triton_tiles     triton_tiles       triton_scaled      triton_tiles  triton_tiles
 experts:mxfp4    64    triton_tiles     triton_tiles       triton_scaled      triton_tiles  triton_tiles

@@ -36,19 +36,19 @@ LEAST_ROWS: dict[str, Callable[[str, torch.device], int | None]] = {}
 kernels to a device knows; where nobody does, every number of rows is taken."""
 
 
-def from_rows(kernel: str, refuses: Callable[..., str | None]) -> Callable[..., str | None]:
-    """``refuses``, and calls with fewer rows than ``kernel`` is the best for."""
+def from_rows(kernel: str, refuses: Callable[..., str | None], experts: bool = False) -> Callable[..., str | None]:
+    """``refuses``, and calls with fewer rows than ``kernel`` is the best for; of ``experts``, on average for each."""
 
     def supports(x: Tensor, *rest: Any) -> str | None:
-        return refuses(x, *rest) or too_few(kernel, x)
+        return refuses(x, *rest) or too_few(kernel, x, rest[0].shape[0] if experts else 1)
 
     return supports
 
 
-def too_few(kernel: str, x: Tensor) -> str | None:
+def too_few(kernel: str, x: Tensor, experts: int) -> str | None:
     known = LEAST_ROWS.get(x.device.type)
     least = known(kernel, x.device) if known else 1
     if least is None:
         return "others are faster here for any number of rows"
-    have = x.numel() // max(1, x.shape[-1])
+    have, least = x.numel() // max(1, x.shape[-1]), least * experts
     return f"it is chosen from {least} rows on here; x has {have}" if have < least else None

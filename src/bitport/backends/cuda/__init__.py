@@ -77,7 +77,13 @@ for _kernel in (
         from_rows("scaled_mm_blocks", scaled_mm_blocks_refuses),
     ),
     Impl("dyn_linear", "scaled_mm_mx", "cuda", scaled_mm_mx.run, from_rows("scaled_mm_mx", scaled_mm_mx_refuses)),
-    Impl("grouped_linear", "grouped_mm", "cuda", grouped_mm.run, grouped_mm_refuses),
+    Impl(
+        "grouped_linear",
+        "grouped_mm",
+        "cuda",
+        grouped_mm.run,
+        from_rows("grouped_mm", grouped_mm_refuses, experts=True),
+    ),
     Impl("dyn_grouped_linear", "scaled_grouped_mm", "cuda", scaled_grouped_mm.run, scaled_grouped_mm_refuses),
 ):
     register_kernel(_kernel)
