@@ -18,6 +18,7 @@ from triton.runtime.errors import OutOfResources
 from bench.results import lines_of
 from bitport import layouts
 from bitport.backends import measured
+from bitport.backends.aten import LEAST_ROWS, from_rows
 from bitport.backends.triton import configs, kernels, linear, measure, rounding, rows
 from bitport.backends.triton.kernels import KERNELS
 from bitport.numerics import NUMBER_TYPES, Quantized, to_storage
@@ -341,6 +342,12 @@ class StandIn:
         return {"device": "a stand-in"}
 
 
+def weight_in(args: tuple[Any, ...]) -> Weight:
+    """Of an op's arguments; those of a grouped one begin with x and the ends, of another with x."""
+    at = 2 if len(args) == 12 else 1
+    return Weight(*args[at : at + 10])
+
+
 @pytest.fixture
 def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     """Few sizes, rows and schemes on a stand-in; what is told of each trial, whose time is made up: gemv is the
@@ -350,7 +357,8 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dic
     monkeypatch.setattr(measure, "SIZE", 256)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
     monkeypatch.setattr(measure, "SCHEMES", ("int4", "int8"))
-    monkeypatch.setattr(measure, "RIVALS", {"theirs": "int8-dyn"})
+    monkeypatch.setattr(measure, "RIVALS", {"theirs": ("dyn_linear", "int8-dyn"), "many": ("grouped_linear", "int4")})
+    monkeypatch.setattr(measure, "EXPERTS", 2)
     monkeypatch.setattr(measure, "Accelerator", StandIn)
     monkeypatch.setattr(layouts, "preferred", lambda *args: "plain")
     monkeypatch.setattr(measure, "PROGRAMS", (64,))
@@ -358,26 +366,30 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dic
     monkeypatch.setattr(measure, "GEMV", {"BN": (8, 16), "BK": (256,), "num_warps": (2,), "num_stages": (2,)})
     found: list[dict[str, Any]] = []
 
-    def timed(run: Callable[[Weight], object], weights: list[Weight], note: measure.Note, **trial: Any) -> float:
+    def timed(
+        run: Callable[[Any], object], copies: list[Any], device: torch.device, note: measure.Note, **trial: Any
+    ) -> float:
+        weights = [each if isinstance(each, Weight) else weight_in(each) for each in copies]
         assert sum(each.data.nbytes for each in weights) >= 2 * StandIn.cache, "copies fill the cache twice"
         note(trial)
         found.append(trial)
         if trial["rows"] == 4:
-            run(weights[-1])
+            run(copies[-1])
         if "blocks" in trial:
             return 1.0 if trial["blocks"].get("BN", 32) in (8, 32) else 2.0
         few, dense = trial["rows"] == 1, 1.5 if weights[0].dtype == "int8" else 3.0
-        known = {"gemv": 1.0 if few else 9.0, "tiles": 2.0, "dense": dense, "theirs": 9.0 if few else 4.0}
+        known = {"gemv": 1.0 if few else 9.0, "tiles": 2.0, "dense": dense, "theirs": 9.0 if few else 4.0, "many": 6.0}
         return known.get(trial["kernel"], 5.0)
 
     monkeypatch.setattr(measure, "_time", timed)
     register_kernel(Impl("dyn_linear", "theirs", DEVICE.type, kernels.run_dyn(linear.tiles), lambda *args: None))
+    register_kernel(Impl("grouped_linear", "many", DEVICE.type, kernels.grouped, from_rows("many", lambda *args: None)))
     configs.of.cache_clear()
     yield found
     configs.of.cache_clear()
 
 
-STAGES = ["gemv", "tiles 16", "tiles any", "rows int4", "rows int8", "from theirs"]
+STAGES = ["gemv", "tiles 16", "tiles any", "rows int4", "rows int8", "from theirs", "from many"]
 
 
 @pytest.mark.usefixtures("own_tables")
@@ -392,11 +404,18 @@ def test_tune_measures_and_keeps(trials: list[dict[str, Any]]) -> None:
     assert [(each["rows"], each["BN"]) for each in kept["tiles"]] == [(16, 32), (None, 128)]
     assert kept["most_rows"]["gemv"] == {"int4/group": 1, "int8/row": 1, "*": 1}
     assert kept["most_rows"]["tiles"] == {"int4/group": 4, "int8/row": 1, "*": 2}
-    assert kept["least_rows"] == {"int_mm": 2, "theirs": 2}
+    assert kept["least_rows"] == {"int_mm": 2, "grouped_mm": 257, "theirs": 2, "many": None}
     assert "linear int8/row: gemv up to 1 rows, tiles up to 1, then a dense product" in lines
     assert lines[-1] == f"written to {configs.path('sm90')}"
     assert list(dict.fromkeys(each["stage"] for each in noted)) == STAGES
     assert len(noted) == len(trials)
+
+
+@pytest.mark.usefixtures("own_tables", "trials")
+def test_tune_measures_what_the_table_in_use_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LEAST_ROWS, DEVICE.type, lambda kernel, device: None)
+    assert measure.begun(DEVICE)["unmeasured"] == STAGES
+    assert LEAST_ROWS[DEVICE.type]("many", DEVICE) is None
 
 
 @pytest.mark.usefixtures("own_tables", "trials")
@@ -444,7 +463,7 @@ def test_what_cannot_run_takes_forever_and_says_so(error: Exception, monkeypatch
     monkeypatch.setattr(measure, "Accelerator", Failing)
     _, (_, *rest) = weight("int4-g32")
     noted: list[dict[str, Any]] = []
-    assert measure._time(lambda each: None, [Weight(*rest[:10])], noted.append, rows=1) == float("inf")
+    assert measure._time(lambda each: None, [Weight(*rest[:10])], DEVICE, noted.append, rows=1) == float("inf")
     assert noted == [{"rows": 1, "us": None, "reason": str(error).splitlines()[0]}]
 
 
@@ -465,7 +484,7 @@ def test_time_is_of_a_graph_over_every_copy(monkeypatch: pytest.MonkeyPatch) -> 
     _, (_, *rest) = weight("int4-g32")
     weights = [Weight(*rest[:10])._replace(n=n) for n in (1, 2, 3)]
     noted: list[dict[str, Any]] = []
-    assert measure._time(lambda each: called.append(each.n), weights, noted.append, rows=1) == 2.0
+    assert measure._time(lambda each: called.append(each.n), weights, DEVICE, noted.append, rows=1) == 2.0
     assert noted == [{"rows": 1, "us": 2e6}]
     assert called == [1, 2, 3]
 

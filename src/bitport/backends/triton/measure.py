@@ -7,6 +7,7 @@ value of one with the others kept, until no change is worth it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import statistics
@@ -20,6 +21,7 @@ from torch import Tensor
 from bitport import layouts
 from bitport.backends import measured
 from bitport.backends.accelerator import Accelerator
+from bitport.backends.aten import LEAST_ROWS
 from bitport.backends.triton import configs, kernels, linear, scaled
 from bitport.backends.triton.configs import Config
 from bitport.numerics import Quantized, quantize
@@ -32,10 +34,17 @@ SCHEMES = (
 )
 """Those asked for most come first."""
 RIVALS = {
-    **{"int_mm": "int8-dyn", "scaled_mm": "fp8-row", "scaled_mm_blocks": "fp8-block", "scaled_mm_mx": "mxfp8"},
-    **{"int4pack_mm": "int4", "int8pack_mm": "int8"},
+    "int_mm": ("dyn_linear", "int8-dyn"),
+    "scaled_mm": ("dyn_linear", "fp8-row"),
+    "scaled_mm_blocks": ("dyn_linear", "fp8-block"),
+    "scaled_mm_mx": ("dyn_linear", "mxfp8"),
+    "int4pack_mm": ("linear", "int4"),
+    "int8pack_mm": ("linear", "int8"),
+    "grouped_mm": ("grouped_linear", "int4"),
 }
-"""PyTorch's kernels that are asked before those here -> a scheme that they take."""
+"""PyTorch's kernels that are asked before those here -> the op, and a scheme that they take."""
+EXPERTS = 8
+"""Of a grouped product, each with as many rows as a single weight."""
 SIZE = 4096
 """N and K of the weights that are measured."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -103,12 +112,24 @@ def _nearest(tiles: list[dict[str, Any]], rows: int | None) -> dict[str, Any]:
 
 def _rival(name: str, device: torch.device) -> Any:
     """The kernel of PyTorch's of that name, if it is one that the table speaks of and this device has."""
-    op = "dyn_linear" if preset(RIVALS[name]).act else "linear"
+    op, scheme = RIVALS[name]
     impl = next((each for each in IMPLS.get((op, device.type), []) if each.name == name), None)
     if impl is None:
         return None
-    weight = _weights(RIVALS[name], device, size=256, copies=1)[0]
-    return impl if impl.supports(*_arguments(RIVALS[name], _rows(1024, device, 256), weight)) is None else None
+    args = _arguments(op, scheme, 1, _weights(scheme, device, 256, 1, "", op == "grouped_linear")[0])
+    with _no_table(device):
+        return impl if impl.supports(*args) is None else None
+
+
+@contextlib.contextmanager
+def _no_table(device: torch.device) -> Iterator[None]:
+    """What the table in use says of a kernel is no reason to leave it out."""
+    known = LEAST_ROWS.pop(device.type, None)
+    try:
+        yield
+    finally:
+        if known:
+            LEAST_ROWS[device.type] = known
 
 
 def measure(stage: str, content: dict[str, Any], device: torch.device, note: Note) -> str:
@@ -133,7 +154,11 @@ def measure(stage: str, content: dict[str, Any], device: torch.device, note: Not
         whole = {**begin, **blocks}
         single = whole if stage == "gemv" else [{**whole, "rows": None}]
         config = Config({**content, what: single}, scaled=configs.of(device).scaled)
-        return _time(lambda weight: _product(what, x, weight, scheme, config), weights, note, rows=rows, blocks=blocks)
+
+        def run(weight: Weight) -> Tensor:
+            return _product(what, x, weight, scheme, config)
+
+        return _time(run, weights, device, note, rows=rows, blocks=blocks)
 
     blocks, seconds = search({**sizes, "programs": PROGRAMS}, begin, trial)
     begin.update(blocks)
@@ -176,7 +201,7 @@ def _crossovers(scheme: str, content: dict[str, Any], device: torch.device, note
         x = _rows(rows, device)
 
         def time(kernel: str, run: Callable[[Weight], object], rows: int = rows) -> float:
-            return _time(run, weights, note, rows=rows, kernel=kernel)
+            return _time(run, weights, device, note, rows=rows, kernel=kernel)
 
         by_tiles = time("tiles", lambda weight: _product("tiles", x, weight, scheme, config))  # noqa: B023
         by_gemv = math.inf
@@ -192,41 +217,36 @@ def _crossovers(scheme: str, content: dict[str, Any], device: torch.device, note
 
 def _least_rows(name: str, content: dict[str, Any], device: torch.device, note: Note) -> str:
     """From how many rows on a kernel of PyTorch's is at least as fast as the one that is chosen here without it."""
-    scheme, impl = RIVALS[name], _rival(name, device)
-    weights = _weights(scheme, device, layout="")
-    behind = 0
+    (op, scheme), impl = RIVALS[name], _rival(name, device)
+    weights, behind = _weights(scheme, device, layout="", experts=op == "grouped_linear"), 0
     for rows in ROWS:
-        x = _rows(rows, device)
-        args = _arguments(scheme, x, weights[0])
+        every = [_arguments(op, scheme, rows, weight) for weight in weights]
         ours, run = next(
-            (own, run) for op, own, run, refuses in kernels.KERNELS if op == impl.op and refuses(*args) is None
+            (own, run) for its, own, run, refuses in kernels.KERNELS if its == op and not refuses(*every[0])
         )
-        times = [
-            _time(
-                lambda weight: call(*_arguments(scheme, x, weight)),  # noqa: B023
-                weights,
-                note,
-                rows=rows,
-                kernel=kernel,
-            )
-            for kernel, call in ((name, impl.run), (ours, run))
-        ]
-        behind = rows if times[0] > times[1] else behind
+        theirs = _time(lambda args: impl.run(*args), every, device, note, rows=rows, kernel=name)
+        mine = _time(lambda args: run(*args), every, device, note, rows=rows, kernel=ours)  # noqa: B023
+        behind = rows if theirs > mine else behind
     content["least_rows"][name] = None if behind == ROWS[-1] else behind + 1
-    return f"{impl.op} {scheme}: {name} " + ("never" if behind == ROWS[-1] else f"from {behind + 1} rows on")
+    return f"{op} {scheme}: {name} " + ("never" if behind == ROWS[-1] else f"from {behind + 1} rows on")
 
 
-def _arguments(scheme: str, x: Tensor, weight: Weight) -> tuple[Any, ...]:
-    act = preset(scheme).act
-    return (x, *weight, *((act, None) if act else ()), None)
+def _arguments(op: str, scheme: str, rows: int, weight: Weight) -> tuple[Any, ...]:
+    act, device, k = preset(scheme).act, weight.data.device, weight.k
+    if op == "grouped_linear":
+        ends = torch.arange(rows, EXPERTS * rows + 1, rows, dtype=torch.int32, device=device)
+        return _rows(EXPERTS * rows, device, k), ends, *weight
+    return _rows(rows, device, k), *weight, *((act, None) if act else ()), None
 
 
-def _weights(scheme: str, device: torch.device, size: int = 0, copies: int = 0, layout: str = "plain") -> list[Weight]:
+def _weights(
+    scheme: str, device: torch.device, size: int = 0, copies: int = 0, layout: str = "plain", experts: bool = False
+) -> list[Weight]:
     """As many copies of one weight as fill the cache twice, so that each comes from memory when it is its turn.
     ``layout``: "" for the one that the device takes."""
     chosen, size = preset(scheme), size or SIZE
     value = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16) * 0.02
-    parts = quantize(value, chosen.weight)
+    parts = quantize(value.expand(EXPERTS, size, size) if experts else value, chosen.weight)
     one = Weight(*parts, chosen.weight.dtype, size, size, *chosen.weight.block_shape(size, size), "plain")
     layout = layout or layouts.preferred(device, one.matrix, parts, chosen.act)
     packed = layouts.repack(one.matrix, Quantized(*parts), "plain", layout)
@@ -239,17 +259,17 @@ def _rows(rows: int, device: torch.device, size: int = 0) -> Tensor:
     return torch.randn(rows, size or SIZE, generator=torch.Generator().manual_seed(rows)).to(device, torch.bfloat16)
 
 
-def _time(run: Callable[[Weight], object], weights: list[Weight], note: Note, **trial: Any) -> float:
-    """Seconds of the device for one call, the median of plays of a graph that calls with each weight in turn: neither
-    the launch nor a weight left in the cache is measured. What the device has no memory or no units for takes forever,
-    and so does a kernel of PyTorch's that fails."""
-    gpu = Accelerator(weights[0].data.device)
+def _time(run: Callable[[Any], object], copies: list[Any], device: torch.device, note: Note, **trial: Any) -> float:
+    """Seconds of the device for one call, the median of plays of a graph that calls with each copy in turn: neither the
+    launch nor a weight left in the cache is measured. What the device has no memory or no units for takes forever, and
+    so does a kernel of PyTorch's that fails."""
+    gpu = Accelerator(device)
     try:
-        play, _ = gpu.recorded(lambda: [run(weight) for weight in weights])
+        play, _ = gpu.recorded(lambda: [run(copy) for copy in copies])
     except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
         gpu.synchronize()
         note({**trial, "us": None, "reason": str(error).strip().splitlines()[0][:200]})
         return math.inf
-    seconds = statistics.median(gpu.seconds(play) for _ in range(PLAYS)) / len(weights)
+    seconds = statistics.median(gpu.seconds(play) for _ in range(PLAYS)) / len(copies)
     note({**trial, "us": round(seconds * 1e6, 2)})
     return seconds
