@@ -30,7 +30,7 @@ NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native
 
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-xla test-tpu test-peers sanitize \
 	sanitize-shim sanitize-runner runner runner-tarball ci lint format types bench bench-check bench-peers bench-algorithms \
-	bench-page gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page xla-page accuracy algorithms support \
+	bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page xla-page accuracy algorithms support \
 	clean
 
 help:
@@ -189,13 +189,13 @@ bench-algorithms: $(PEERS_VENV)/.peers
 bench-page: $(VENV)/.hf
 	$(BIN)/python -m bench.page
 
-# On a machine with a GPU: gpu-kernels, gpu-tests, gpu-tune, gpu-products, .. are pieces of nine minutes each, with the
-# python that is there; what they leave lies in build/gpu. bench/README.md says in which order.
+# On a machine with a GPU, with the python that is there: PIECES="kernels tests" or others, of nine minutes each, which
+# leave what they find in build/gpu. bench/README.md says in which order.
 GPU_PYTHON ?= python3
-GPU_ARGS ?=
+PIECES ?= kernels
 
-gpu-%:
-	$(GPU_PYTHON) -m bench.gpu.pieces $* $(GPU_ARGS)
+gpu:
+	$(GPU_PYTHON) -m bench.gpu.pieces $(PIECES)
 
 # Afterwards, anywhere: what was measured is taken over, and the page written.
 FROM ?= build/gpu

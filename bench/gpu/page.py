@@ -27,7 +27,7 @@ GROUPS = {
 INTRODUCTION = """# Performance on GPUs
 
 How fast `F.linear` with a quantized weight is on the devices named, against bf16 by the device's own library.
-`make gpu-products` and `make gpu-methods` measure, `make gpu-page` writes this page; nothing in it is typed by hand.
+`make gpu PIECES="products methods"` measures, `make gpu-page` writes this page; nothing in it is typed by hand.
 How it is measured: [bench](../bench/README.md).
 
 In the tables: times as fast as bf16 in the same repetition (median), and the SQNR in dB against the float64 product
@@ -109,7 +109,7 @@ def main() -> None:
     options = parser.parse_args()
     lines, programs = (lines_of(RESULTS / f"{suite}.jsonl") for suite in (products.SUITE, methods.SUITE))
     if not lines and not programs:
-        parser.error("no GPU was measured yet: run make gpu-products on a machine that has one, and make gpu-bring")
+        parser.error("no GPU was measured yet: run make gpu PIECES=quick on a machine that has one, and make gpu-bring")
     for name, content in page(lines, programs).items():
         path = options.output / name
         path.parent.mkdir(parents=True, exist_ok=True)

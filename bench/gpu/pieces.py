@@ -24,7 +24,9 @@ GRACE = 20
 STOPPED = 124
 
 TESTS = ("-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-rf")
-KERNELS = tuple(f"tests/backends/on_{name}.py" for name in ("triton", "triton_inputs", "triton_scaled"))
+KERNELS = tuple(
+    f"tests/backends/on_{name}.py" for name in ("triton", "triton_inputs", "triton_scaled", "triton_tables")
+)
 DEVICE_TESTS = "tests/backends/test_gpu.py"
 SCHEMES = ("int4", "nf4", "int8", "int8-dyn", "fp8-row", "int4-int8")
 PIECES: dict[str, tuple[str, ...]] = {

@@ -45,7 +45,7 @@ def test_without_xdist_tests_run_in_one_process(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     given = pieces.command("kernels", tmp_path, "cuda")
     assert "-n" not in given
-    assert given[-3:] == list(pieces.KERNELS)
+    assert given[-4:] == list(pieces.KERNELS)
 
 
 def test_every_scheme_and_shape_of_a_piece_is_known(tmp_path: Path) -> None:
