@@ -2,7 +2,8 @@
 
 Nothing is installed and no network is needed: PyTorch for the device, Triton, numpy, safetensors and pytest must be
 there, other libraries are compared with where they are. Each piece is stopped after nine minutes, leaves what it found
-as it goes, in one folder, and goes on where it was when it is called again. bench/README.md says in which order.
+as it goes, in one folder, and goes on where it was when it is called again. What is given beside the options below goes
+to the piece: ``quick --peers tinygemm``. bench/README.md says in which order.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ PIECES: dict[str, tuple[str, ...]] = {
 """What python is given, in the order in which they are worth most; WORKERS, DEVICE and FOLDER are put in."""
 
 
-def command(name: str, folder: Path, device: str) -> list[str]:
+def command(name: str, folder: Path, device: str, more: tuple[str, ...] = ()) -> list[str]:
     put_in = {"WORKERS": str(min(12, os.cpu_count() or 1)), "DEVICE": device}
     given = [put_in.get(each, each.replace("FOLDER", str(folder))) for each in PIECES[name]]
     if "-n" in given and importlib.util.find_spec("xdist") is None:
         at = given.index("-n")
         del given[at : at + 2]
-    return [sys.executable, *given]
+    return [sys.executable, *given, *more]
 
 
 def environment(folder: Path, device: str) -> dict[str, str]:
@@ -65,7 +66,7 @@ def environment(folder: Path, device: str) -> dict[str, str]:
     }
 
 
-def run(name: str, folder: Path, device: str, seconds: float = SECONDS) -> int:
+def run(name: str, folder: Path, device: str, seconds: float = SECONDS, more: tuple[str, ...] = ()) -> int:
     """Its exit status, or STOPPED; what it prints goes on to the end of ``pieces.txt`` as well."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "pieces.txt"
@@ -73,7 +74,7 @@ def run(name: str, folder: Path, device: str, seconds: float = SECONDS) -> int:
         print(f"\n== {name}", file=file, flush=True)
         start, place = time.monotonic(), file.tell()
         process = subprocess.Popen(
-            command(name, folder, device),
+            command(name, folder, device, more),
             cwd=ROOT,
             env=environment(folder, device),
             stdout=file,
@@ -135,9 +136,11 @@ def main() -> int:
     parser.add_argument("pieces", nargs="+", choices=PIECES)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="default: build/gpu")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for each piece; default: {SECONDS}")
-    options = parser.parse_args()
-    device = present()
-    return max([run(name, options.folder.resolve(), device, options.seconds) for name in options.pieces])
+    options, more = parser.parse_known_args()
+    if more and len(options.pieces) > 1:
+        parser.error(f"{' '.join(more)} would go to each of {', '.join(options.pieces)}; give one piece with it")
+    device, folder = present(), options.folder.resolve()
+    return max([run(name, folder, device, options.seconds, tuple(more)) for name in options.pieces])
 
 
 if __name__ == "__main__":

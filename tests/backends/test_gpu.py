@@ -218,11 +218,21 @@ def test_compiled_for_less_overhead(scheme: str) -> None:
 
 WATCHED = """
 import torch, bitport as bp
+from bitport.ops.functional import operand
 for scheme in ("int4", "int4-g32", "int3", "int8", "int8-dyn", "fp8-row", "fp8-block", "nf4", "mxfp8", "nvfp4"):
     for n, k in ((128, 256), (136, 384), (40, 128)):
         q = bp.quantize_tensor(torch.randn(n, k).bfloat16(), bp.preset(scheme)).to("cuda")
         for m in (1, 5, 17, 200):
             torch.nn.functional.linear(torch.randn(m, k, device="cuda", dtype=torch.bfloat16), q)
+for scheme in ("int4", "int3", "nf4"):
+    q = bp.quantize_tensor(torch.randn(41, 264).bfloat16(), bp.preset(scheme)).to("cuda")
+    torch.nn.functional.embedding(torch.tensor([0, 7, 40], device="cuda"), q)
+for scheme in ("int4", "int8-dyn", "mxfp8"):
+    q = bp.quantize_tensor(torch.randn(3, 41, 288).bfloat16(), bp.preset(scheme)).to("cuda")
+    x, act = torch.randn(29, 288, device="cuda", dtype=torch.bfloat16), [a for a in [bp.preset(scheme).act] if a]
+    ends = torch.tensor([5, 5, 23], dtype=torch.int32, device="cuda")
+    op = torch.ops.bitport.dyn_grouped_linear if act else torch.ops.bitport.grouped_linear
+    op(x, ends, *operand(q), *act)
 torch.cuda.synchronize()
 """
 """Sizes that fill no tile, so that what is read or written past an end lies outside."""

@@ -109,6 +109,19 @@ def alive(process: int) -> bool:
     return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
+def test_further_arguments_go_to_the_piece(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(pieces, "present", lambda: "cuda")
+    monkeypatch.setattr(pieces, "run", lambda *args: given.append(args) or 0)
+    monkeypatch.setattr(sys, "argv", ["pieces", "quick", "--folder", str(tmp_path), "--peers", "tinygemm"])
+    assert pieces.main() == 0
+    assert given == [("quick", tmp_path, "cuda", pieces.SECONDS, ("--peers", "tinygemm"))]
+    assert pieces.command("quick", tmp_path, "cuda", ("--peers", "tinygemm"))[-2:] == ["--peers", "tinygemm"]
+    monkeypatch.setattr(sys, "argv", ["pieces", "quick", "tune", "--peers"])
+    with pytest.raises(SystemExit):
+        pieces.main()
+
+
 def test_without_a_device_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     monkeypatch.setattr(sys, "argv", ["pieces", "quick"])
