@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from bitport.backends.triton import configs, kernels
 from bitport.numerics import ACTIVATIONS
-from bitport.ops import OPS, decide
+from bitport.ops import IMPLS, OPS, Impl, decide, register_kernel
 from tests.backends import on_fake_chips
 from tests.backends.on_fake_chips import DEVICE, arguments, waits
 
@@ -118,6 +118,14 @@ def test_tiles_are_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch, "sm90")
     op, args = arguments("int4", 16, layout="tile_packed_8")
     assert decide(op, *args).kernel == "int4pack_mm"
+
+
+@pytest.mark.parametrize("op", ["linear", "dyn_linear", "grouped_linear", "dyn_grouped_linear"])
+def test_pytorchs_kernels_are_asked_first_whatever_came_first(op: str, own_tables: None) -> None:
+    late = Impl(op, "late", DEVICE, lambda *args: None, lambda *args: None)
+    register_kernel(late)
+    names = [impl.name for impl in IMPLS[op, DEVICE]]
+    assert names == sorted(names, key=lambda name: name.startswith("triton"))
 
 
 LEAST = {"int_mm": "int8-dyn", "scaled_mm": "fp8-row", "int4pack_mm": "int4", "int8pack_mm": "int8"}

@@ -167,13 +167,15 @@ KERNELS: tuple[tuple[str, str, Callable[..., Any], Callable[..., str | None]], .
     ("dequantize", "triton_rows", dequantize, refuses_dequantize),
     ("quantize_input", "triton_rounding", quantize_input, refuses_quantize_input),
 )
-"""op, name, run, supports: in the order in which they are asked, after PyTorch's own kernels."""
+"""op, name, run, supports: in the order in which they are asked."""
+AFTER_PYTORCHS = -1
+"""Priority: whichever folder is imported first, PyTorch's own kernels, which refuse by the table, are asked first."""
 
 
 def register(device: str) -> None:
     """int4 stays in rows from then on, which these kernels read whatever the number of them, lookups of embeddings too.
     Tiles, which PyTorch's product alone reads, are for who asks for them."""
     for op, name, run, supports in KERNELS:
-        register_kernel(Impl(op, name, device, run, supports))
+        register_kernel(Impl(op, name, device, run, supports, AFTER_PYTORCHS))
     TilePacked.devices = tuple(each for each in TilePacked.devices if each != device)
     LEAST_ROWS[device] = lambda kernel, where: configs.of(where).least_rows(kernel)

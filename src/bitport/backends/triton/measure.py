@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from bitport import layouts
+from bitport import layouts, plugins
 from bitport.backends import measured
 from bitport.backends.accelerator import Accelerator
 from bitport.backends.aten import LEAST_ROWS
@@ -71,6 +71,7 @@ Note: TypeAlias = Callable[[dict[str, Any]], None]
 
 def tune(device: torch.device, note: Note = lambda trial: None) -> Iterator[str]:
     """Lines that say what was found, as it is kept for later processes."""
+    plugins.load()  # PyTorch's kernels are measured too
     file, content = configs.path(configs.architecture(device)), begun(device)
     while content["unmeasured"]:
         stage = content["unmeasured"][0]
