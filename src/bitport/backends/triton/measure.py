@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -75,9 +77,10 @@ def tune(device: torch.device, note: Note = lambda trial: None) -> Iterator[str]
     file, content = configs.path(configs.architecture(device)), begun(device)
     while content["unmeasured"]:
         stage = content["unmeasured"][0]
-        yield measure(stage, content, device, lambda trial, stage=stage: note({"stage": stage, **trial}))  # type: ignore[misc]
+        found = measure(stage, content, device, functools.partial(_of_stage, stage, note))
         content["unmeasured"].remove(stage)
         _keep(file, content)
+        yield found
     del content["unmeasured"]
     for kinds in content["most_rows"].values():
         kinds["*"] = int(statistics.median(most for kind, most in kinds.items() if kind != "*"))
@@ -85,7 +88,11 @@ def tune(device: torch.device, note: Note = lambda trial: None) -> Iterator[str]
     yield f"written to {file}"
 
 
-def _keep(file: Any, content: dict[str, Any]) -> None:
+def _of_stage(stage: str, note: Note, trial: dict[str, Any]) -> None:
+    note({"stage": stage, **trial})
+
+
+def _keep(file: Path, content: dict[str, Any]) -> None:
     measured.write(file, content)
     configs.of.cache_clear()
 
@@ -141,13 +148,11 @@ def measure(stage: str, content: dict[str, Any], device: torch.device, note: Not
     if what == "from":
         return _least_rows(which, content, device, note)
     rows = 1 if stage == "gemv" else ROWS[-1] if which in ("any", "") else int(which)
-    if stage == "gemv":
-        sizes, begin = GEMV, content["gemv"]
-    elif stage == "scaled":
-        sizes, begin = SCALED, content["scaled"][-1]
+    if what == "tiles":
+        begin = next(each for each in content["tiles"] if each["rows"] == (None if which == "any" else rows))
+        sizes = TILES[begin["rows"]]
     else:
-        entry = next(each for each in content["tiles"] if each["rows"] == (None if which == "any" else rows))
-        sizes, begin = TILES[entry["rows"]], entry
+        sizes, begin = (GEMV, content["gemv"]) if what == "gemv" else (SCALED, content["scaled"][-1])
     scheme = configs.of(device).scaled[0] if stage == "scaled" else REFERENCE
     weights, x = _weights(scheme, device), _rows(rows, device)
 
