@@ -66,7 +66,7 @@ def be(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
     file = configs.FOLDER / f"{chip}.json"
     content = json.loads((file if file.exists() else configs.FOLDER / "default.json").read_text())
     name = "gfx942" if chip == "rocm" else chip
-    config = configs.Config(content, configs.multiplies_float8(name), configs.multiplies_scaled(name))
+    config = configs.for_architecture(content, name)
     monkeypatch.setattr(configs, "of", lambda device: config)
 
 

@@ -18,8 +18,8 @@ from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from bitport.backends.triton import configs, gemv, kernels, product, rounding, rows, scaled
-from bitport.numerics import ACTIVATIONS
-from bitport.schemes import PRESETS, preset
+from bitport.numerics import ACTIVATIONS, Format
+from bitport.schemes import PRESETS, Scheme, preset
 from tests.backends.products import products
 
 TARGETS = {
@@ -79,7 +79,7 @@ class Absent:
 def table(name: str) -> configs.Config:
     file = configs.FOLDER / f"{name}.json"
     content = json.loads((file if file.exists() else configs.FOLDER / "default.json").read_text())
-    return configs.Config(content, configs.multiplies_float8(name), configs.multiplies_scaled(name))
+    return configs.for_architecture(content, name)
 
 
 @pytest.fixture(params=os.environ["TRITON_TARGETS"].split(","))
@@ -180,17 +180,24 @@ def test_scales_go_to_the_unit(act: str, made: list[CompiledKernel], request: py
         assert instruction.search(kernel.asm[form])
 
 
-MIXED = {"mxfp4": "mxfp8", "mxfp8": "mxfp4"}
+E5M2 = Format(dtype="float8_e5m2", block=(1, 32), scale="e8m0", scale_rule="rceil")
+UNLIKE = {
+    "mxfp4 by mxfp8": (dataclasses.replace(preset("mxfp4"), act="mxfp8"), configs.multiplies_mixed),
+    "mxfp8 by mxfp4": (dataclasses.replace(preset("mxfp8"), act="mxfp4"), configs.multiplies_mixed),
+    "e5m2 by mxfp8": (Scheme(weight=E5M2, act="mxfp8"), configs.multiplies_scaled),
+}
 
 
-@pytest.mark.parametrize("weight", MIXED)
+@pytest.mark.parametrize("name", UNLIKE)
 def test_scales_of_unlike_sides_go_to_the_unit(
-    weight: str, made: list[CompiledKernel], request: pytest.FixtureRequest
+    name: str, made: list[CompiledKernel], request: pytest.FixtureRequest
 ) -> None:
     target = request.node.callspec.params["made"]
-    scheme = dataclasses.replace(preset(weight), act=MIXED[weight])
+    scheme, has = UNLIKE[name]
     (sample,) = products(scheme, BF16, "plain", n=256, k=1024, m=200)
-    if kernels.refuses_scaled(*sample.args) is not None:
+    refused = kernels.refuses_scaled(*sample.args)
+    assert (refused is None) == bool(has(target))
+    if refused is not None:
         kernels.run_dyn(kernels.linear.tiles)(*sample.args)
         return
     kernels.run_scaled(*sample.args)

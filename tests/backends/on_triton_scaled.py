@@ -33,7 +33,7 @@ if DEVICE.type == "cpu":
 def takes_scales(monkeypatch: pytest.MonkeyPatch) -> Config:
     if DEVICE.type != "cpu" and not configs.of(DEVICE).scaled:
         pytest.skip("this device multiplies no blocks with their scales")
-    config = Config(CONTENT, scaled=tuple(scaled.BLOCKS))
+    config = Config(CONTENT, scaled=tuple(scaled.BLOCKS), mixed=True)
     monkeypatch.setattr(configs, "of", lambda device: config)
     return config
 
@@ -181,6 +181,19 @@ def test_which_chips_have_it() -> None:
         **dict.fromkeys(("sm100", "sm120"), ("mxfp8", "mxfp4", "nvfp4")),
         "gfx950": ("mxfp8", "mxfp4"),
     }
+
+
+def test_some_chips_take_as_many_bits_on_both_sides_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configs, "of", lambda device: Config(CONTENT, scaled=tuple(scaled.BLOCKS)))
+    refused = {}
+    for name in SCHEMES:
+        (sample,) = products(SCHEMES[name], BF16, "plain", n=24, k=96, m=2)
+        refused[name] = kernels.refuses_scaled(*sample.args)
+    assert {name for name, reason in refused.items() if reason} == {"mxfp4 by mxfp8", "mxfp8 by mxfp4"}
+    assert "not float4_e2m1 with mxfp8 inputs" in str(refused["mxfp4 by mxfp8"])
+    assert [name for name in ("sm90", "sm100", "sm103", "sm120", "gfx950") if configs.multiplies_mixed(name)] == [
+        *("sm100", "sm103", "gfx950")
+    ]
 
 
 def test_other_chips_refuse_it(takes_scales: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,10 +39,12 @@ COUNTS = ("num_stages", "programs")
 
 
 class Config:
-    def __init__(self, content: dict[str, Any], float8: bool = False, scaled: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, content: dict[str, Any], float8: bool = False, scaled: tuple[str, ...] = (), mixed: bool = False
+    ) -> None:
         """``float8``: the device multiplies float8_e4m3 as such; ``scaled``: short blocks of these activation formats
-        with their scales."""
-        self.content, self.float8, self.scaled = content, float8, scaled
+        with their scales; ``mixed``: with 4 bits on one side and 8 on the other."""
+        self.content, self.float8, self.scaled, self.mixed = content, float8, scaled, mixed
         self.source: str = content["source"]
         self.gemv: Blocks = content["gemv"]
         self._most_rows: dict[str, dict[str, int | None]] = content["most_rows"]
@@ -92,6 +94,16 @@ def multiplies_scaled(architecture: str) -> tuple[str, ...]:
     return ("mxfp8", "mxfp4") if architecture == "gfx950" else ()
 
 
+def multiplies_mixed(architecture: str) -> bool:
+    """sm120 has units for it, but Triton decodes first there."""
+    return architecture == "gfx950" or (architecture.startswith("sm") and 100 <= int(architecture[2:]) < 120)
+
+
+def for_architecture(content: dict[str, Any], architecture: str) -> Config:
+    found = multiplies_float8(architecture), multiplies_scaled(architecture), multiplies_mixed(architecture)
+    return Config(content, *found)
+
+
 def path(architecture: str) -> Path:
     return measured.folder() / f"triton-{architecture}.json"
 
@@ -104,7 +116,7 @@ def of(device: torch.device) -> Config:
         shipped = FOLDER / f"{name}.json"
         file = shipped if shipped.exists() else FOLDER / f"{DEFAULT}.json"
         own = json.loads(file.read_text(encoding="utf-8"))
-    return Config(own, multiplies_float8(name), multiplies_scaled(name))
+    return for_architecture(own, name)
 
 
 def fault(content: Any) -> str | None:

@@ -159,7 +159,7 @@ def measure(stage: str, content: dict[str, Any], device: torch.device, note: Not
     def trial(blocks: dict[str, Any]) -> float:
         whole = {**begin, **blocks}
         single = whole if stage == "gemv" else [{**whole, "rows": None}]
-        config = Config({**content, what: single}, scaled=configs.of(device).scaled)
+        config = Config({**content, what: single})
 
         def run(weight: Weight) -> Tensor:
             return _product(what, x, weight, scheme, config)

@@ -18,7 +18,7 @@ from bitport.backends.triton.configs import Config
 from bitport.backends.triton.inputs import quantize_input
 from bitport.backends.triton.linear import combined, outputs, splits_of, tiles_of
 from bitport.backends.triton.product import find_expert
-from bitport.numerics import ACTIVATIONS
+from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
 from bitport.ops import Weight
 from bitport.ops.convert import from_list
 
@@ -51,6 +51,8 @@ def refuses(x: Tensor, weight: Weight, act: str, config: Config) -> str | None:
             f"with {act} inputs the weight must be {' or '.join(elements)} with {scale} scales per 1x{columns} block, "
             f"not {weight.dtype} with {weight.scale.dtype} scales per {weight.block_n}x{weight.block_k}"
         )
+    if not config.mixed and NUMBER_TYPES[weight.dtype].bits != ACTIVATIONS[act].number.bits:
+        return f"its matrix units take as many bits on both sides, not {weight.dtype} with {act} inputs"
     if weight.layout != "plain":
         return f"the weight must be in layout plain, not {weight.layout}"
     if weight.k % UNIT or not weight.n:
