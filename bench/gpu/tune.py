@@ -13,6 +13,7 @@ import torch
 
 from bench.gpu.accelerator import Accelerator, present
 from bench.measure import append, header
+from bitport import plugins
 
 SUITE = "gpu-tune"
 Measure = Callable[[torch.device, Callable[[dict[str, Any]], None]], Iterator[str]]
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help=f"append each trial to bench/results/{SUITE}.jsonl")
     options = parser.parse_args()
     gpu = present()
+    plugins.load()
     from bitport.backends.triton import measure
 
     run(gpu, measure.tune, measure.source(gpu.device), options.json)

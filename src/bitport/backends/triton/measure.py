@@ -20,7 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
-from bitport import layouts, plugins
+from bitport import layouts
 from bitport.backends import measured
 from bitport.backends.accelerator import Accelerator
 from bitport.backends.aten import LEAST_ROWS
@@ -72,8 +72,8 @@ Note: TypeAlias = Callable[[dict[str, Any]], None]
 
 
 def tune(device: torch.device, note: Note = lambda trial: None) -> Iterator[str]:
-    """Lines that say what was found, as it is kept for later processes."""
-    plugins.load()  # PyTorch's kernels are measured too
+    """Lines that say what was found, as it is kept for later processes. Of PyTorch's kernels those are measured that
+    were loaded."""
     file, content = configs.path(configs.architecture(device)), begun(device)
     while content["unmeasured"]:
         stage = content["unmeasured"][0]
