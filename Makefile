@@ -28,10 +28,10 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 # What an installation compiles: changing it installs anew.
 NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
-.PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-xla test-tpu test-peers sanitize \
-	sanitize-shim sanitize-runner runner runner-tarball ci lint format types bench bench-check bench-peers bench-algorithms \
-	bench-page bench-gpu bench-gpu-page bench-xla bench-tpu bench-voxtral voxtral-page xla-page accuracy algorithms support \
-	clean
+.PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-triton-oldest test-xla test-tpu \
+	test-peers sanitize sanitize-shim sanitize-runner runner runner-tarball ci lint format types bench bench-check \
+	bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page \
+	xla-page accuracy algorithms support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -56,6 +56,13 @@ test-slow: $(VENV)/.test
 
 test-gpu: $(VENV)/.test
 	$(PYTEST) -m gpu
+
+# Compiled by the oldest Triton that pyproject.toml allows; its interpreter does without scaled products.
+TRITON_OLDEST := 3.6.0
+
+test-triton-oldest: $(VENV)/.test
+	$(PIP) --no-deps --upgrade --target build/triton-$(TRITON_OLDEST) triton==$(TRITON_OLDEST)
+	PYTHONPATH=$(CURDIR)/build/triton-$(TRITON_OLDEST) TRITON_TARGETS=sm80,sm90 $(PYTEST) tests/backends/on_triton_compiler.py
 
 # JAX and torchax want Python 3.11 or later, and stay out of the ordinary environment.
 test-xla: $(XLA_VENV)/.xla
@@ -189,12 +196,21 @@ bench-algorithms: $(PEERS_VENV)/.peers
 bench-page: $(VENV)/.hf
 	$(BIN)/python -m bench.page
 
-# On a machine with a GPU, in an environment with its build of torch (TORCH=..); of the peers those that are installed.
-bench-gpu: $(VENV)/.hf
-	$(BIN)/python -m bench.gpu.products --json $(BENCH_ARGS)
-	$(BIN)/python -m bench.gpu.methods --json
+# On a machine with a GPU, with the python that is there: PIECES="kernels tests" or others, of nine minutes each, which
+# leave what they find in build/gpu. bench/README.md says in which order.
+GPU_PYTHON ?= python3
+PIECES ?= kernels
 
-bench-gpu-page: $(VENV)/.hf
+gpu:
+	$(GPU_PYTHON) -m bench.gpu.pieces $(PIECES)
+
+# Afterwards, anywhere: what was measured is taken over, and the page written.
+FROM ?= build/gpu
+
+gpu-bring: $(VENV)/.test
+	$(BIN)/python -m bench.gpu.bring $(FROM)
+
+gpu-page: $(VENV)/.hf
 	$(BIN)/python -m bench.gpu.page
 
 # A program like Voxtral without Python, of two layers; BENCH_ARGS=--full for all of them (20 GB of disk, 20 of memory).

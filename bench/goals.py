@@ -1,4 +1,4 @@
-"""The goals of speed on a CPU, and what the newest records say of each: ``python -m bench.goals``.
+"""The goals of speed, and what the newest records say of each: ``python -m bench.goals``.
 
 A figure is a ratio inside one run. Where several points belong to a goal the worst one decides, and is named. What was
 not measured is neither met nor missed.
@@ -123,9 +123,21 @@ GOALS = (
         "python -m bench.load",
     ),
     Goal("growth with N * K, and with rows beyond the crossover", "no faster than linear", reached.growing),
-    Goal("H100: int4, 1 to 16 rows", ">= 0.85 of the copy bandwidth", reached.nothing),
-    Goal("H100: int4, 512 rows and more", ">= 0.95x cuBLAS bf16", reached.nothing),
-    Goal("H100: int4", "ahead of tinygemm, gemlite and bitsandbytes", reached.nothing),
+    Goal(
+        "H100: int4, 1 to 16 rows",
+        ">= 0.85 of the copy bandwidth",
+        reached.on_gpu("H100", reached.of_limit("copy", INT4, (1, 16), 0.85)),
+    ),
+    Goal(
+        "H100: int4, 512 rows and more",
+        ">= 0.95x cuBLAS bf16",
+        reached.on_gpu("H100", reached.over_bf16(INT4, (512, 4096), 0.95)),
+    ),
+    Goal(
+        "H100: int4",
+        "ahead of tinygemm, gemlite and bitsandbytes",
+        reached.on_gpu("H100", reached.over_peers(INT4)),
+    ),
 )
 
 Told = tuple[str, str, str, str]

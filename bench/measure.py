@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("BENCH_RESULTS") or Path(__file__).parent / "results")
 
 
 def machine() -> dict[str, Any]:
@@ -57,7 +57,7 @@ def header() -> dict[str, Any]:
 
 
 def append(suite: str, lines: list[dict[str, Any]]) -> Path:
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{suite}.jsonl"
     with path.open("a") as file:
         for line in lines:
@@ -75,13 +75,14 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str:
-    """The commit measured, with "+" where the working tree differs from it; "" outside a git checkout."""
+    """The commit measured, with "+" where the working tree differs from it; outside a git checkout what BENCH_COMMIT
+    says, or ""."""
     root = Path(__file__).parent
     try:
         head = _git(root, "rev-parse", "--short", "HEAD")
         return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
-        return ""
+        return os.environ.get("BENCH_COMMIT", "")
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -94,7 +94,7 @@ class Field:
             worker = Worker(chosen.threads, self.child, self.peers[peer])
             started, reason = ask(worker, "start")
             if reason:
-                self.missing[peer] = reason
+                self.missing[peer] = reason.replace("ModuleNotFoundError:", "not installed:")
                 worker.close()
                 continue
             self.workers[peer] = worker

@@ -24,9 +24,13 @@ Measure = Callable[["Records"], Found | None]
 class Records:
     """The newest rows of each suite in ``folder``."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, gpu: str = "") -> None:
+        """``gpu``: products are those on a GPU whose name has that in it, not on a CPU."""
+        self._folder, self._gpu = folder, gpu
         self._read: dict[str, list[Row]] = {}
+
+    def on(self, gpu: str) -> Records:
+        return Records(self._folder, gpu)
 
     def lines(self, suite: str) -> list[Row]:
         if suite not in self._read:
@@ -34,11 +38,18 @@ class Records:
         return self._read[suite]
 
     def products(self, isa: str = "") -> list[Row]:
-        return timed(newest(self.lines("products"), isa))
+        return timed(newest(self._products(), isa))
+
+    def _products(self) -> list[Row]:
+        if not self._gpu:
+            return self.lines("products")
+        lines = self.lines("gpu-products")
+        runs = {run for run, head in runs_of(lines).items() if self._gpu in head["gpu"]["device"]}
+        return [line for line in lines if line["run"] in runs]
 
     def limits(self, row: Row) -> Row:
         """Of the run that ``row`` belongs to; empty where they were not known."""
-        found = runs_of(self.lines("products"))[row["run"]]["limits"]
+        found = runs_of(self._products())[row["run"]]["limits"]
         return found if isinstance(found, dict) else {}
 
     def last(self, suite: str) -> list[Row]:
@@ -85,11 +96,11 @@ def over_bf16(schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -
 
 
 def of_limit(limit: str, schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -> Measure:
-    """The part of the read bandwidth ("read"), or of the peak of a unit, that a product reaches."""
+    """The part of the bandwidth ("read", or "copy" on a GPU), or of the peak of a unit, that a product reaches."""
 
     def part(row: Row, found: Row) -> float:
         seconds, m = row["ms"] / 1e3, row["rows"]
-        if limit == "read":
+        if limit in ("read", "copy"):
             return (row["nbytes"] + 2 * m * (row["n"] + row["k"])) / seconds / found[limit]
         return 2 * m * row["n"] * row["k"] / seconds / found[limit]
 
@@ -207,5 +218,6 @@ def algorithms(records: Records) -> Found | None:
     return found and Found(f"{found.text}; error {worst:.2f}x at most", found.met and worst <= 1.01)
 
 
-def nothing(records: Records) -> None:
-    """No command of this folder measures it."""
+def on_gpu(name: str, measure: Measure) -> Measure:
+    """The same, of products on a GPU."""
+    return lambda records: measure(records.on(name))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from bitport import plugins
 from bitport.backends.accelerator import Accelerator
 
-__all__ = ["Accelerator", "present"]
+__all__ = ["Accelerator", "present", "tables"]
 
 
 def present() -> Accelerator:
@@ -16,3 +17,8 @@ def present() -> Accelerator:
     device = torch.accelerator.current_accelerator()
     assert device is not None
     return Accelerator(torch.device(device.type, 0))
+
+
+def tables() -> list[str]:
+    """By what bitport chooses blocks and kernels here: figures depend on it."""
+    return plugins.describe().get("triton", [])

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 import bitport
-from bench.gpu.accelerator import Accelerator, present
+from bench.gpu.accelerator import Accelerator, present, tables
 from bench.measure import append, header
 from bench.products import figures_of
 from bench.voxtral.program import VOXTRAL, Program, Sizes, methods, program
@@ -55,11 +55,11 @@ def weight_only(name: str) -> bitport.Scheme:
     return dataclasses.replace(bitport.preset(name), act="", static=False)
 
 
-def measure(gpu: Accelerator, sizes: Sizes, schemes: tuple[str, ...], repetitions: int) -> list[Row]:
-    """For each method and candidate one row; a candidate that fails is one with the reason."""
+def measure(gpu: Accelerator, sizes: Sizes, schemes: tuple[str, ...], repetitions: int) -> Iterator[list[Row]]:
+    """Candidates that fail, with the reason; then for each method a row of each candidate."""
     plays: dict[str, dict[str, Callable[[], Any]]] = {}
     nbytes: dict[str, dict[str, int]] = {}
-    rows: list[Row] = []
+    lost: list[Row] = []
     with torch.inference_mode():
         for name in dict.fromkeys((BASE, *schemes)):
             try:
@@ -70,13 +70,14 @@ def measure(gpu: Accelerator, sizes: Sizes, schemes: tuple[str, ...], repetition
             except (RuntimeError, ValueError, NotImplementedError) as error:
                 if name == BASE:
                     raise
-                rows.append({"candidate": name, "reason": str(error).strip().splitlines()[0][:300]})
+                lost.append({"candidate": name, "reason": str(error).strip().splitlines()[0][:300]})
+        yield lost
         for method, part in METHODS.items():
             times = take_turns(gpu, {name: mine[method] for name, mine in plays.items()}, repetitions)
-            for name, mine in times.items():
-                figures = figures_of(mine, times[BASE])
-                rows.append({"method": method, "candidate": name, "nbytes": nbytes[name][part], **figures})
-    return rows
+            yield [
+                {"method": method, "candidate": name, "nbytes": nbytes[name][part], **figures_of(mine, times[BASE])}
+                for name, mine in times.items()
+            ]
 
 
 def take_turns(gpu: Accelerator, plays: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, dict[int, float]]:
@@ -101,7 +102,7 @@ def as_table(rows: list[Row]) -> str:
         if "reason" not in row
     ]
     lost = [f"not measured: {row['candidate']}: {row['reason']}" for row in rows if "reason" in row]
-    return "\n".join([table(("method", "candidate", "ms", "x bf16", "MB"), cells), *lost])
+    return "\n".join([*([table(("method", "candidate", "ms", "x bf16", "MB"), cells)] if cells else []), *lost])
 
 
 def _number(value: float | None) -> str:
@@ -126,11 +127,13 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     options = parser().parse_args()
     gpu, sizes = present(), sizes_of(options)
-    head = {**header(), "gpu": gpu.about(), "sizes": dataclasses.asdict(sizes)}
-    rows = measure(gpu, sizes, tuple(options.schemes), options.repetitions)
-    print(as_table(rows))
+    head = {**header(), "gpu": gpu.about(), "sizes": dataclasses.asdict(sizes), "tables": tables()}
     if options.json:
-        append(SUITE, [head, *({"run": head["run"], **row} for row in rows)])
+        append(SUITE, [head])
+    for rows in measure(gpu, sizes, tuple(options.schemes), options.repetitions):
+        print(as_table(rows), flush=True)
+        if options.json:
+            append(SUITE, [{"run": head["run"], **row} for row in rows])
 
 
 if __name__ == "__main__":

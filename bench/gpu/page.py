@@ -10,7 +10,7 @@ from bench.gpu import methods, products
 from bench.measure import RESULTS
 from bench.page import DOCS, Row, chart_lines, table
 from bench.plot import chart
-from bench.results import lines_of, runs_of, timed
+from bench.results import lines_of, newest, runs_of, timed
 from bench.suites import SUITES, Shape
 
 GROUPS = {
@@ -27,8 +27,8 @@ GROUPS = {
 INTRODUCTION = """# Performance on GPUs
 
 How fast `F.linear` with a quantized weight is on the devices named, against bf16 by the device's own library.
-`make bench-gpu` measures, `make bench-gpu-page` writes this page; nothing in it is typed by hand. How it is measured:
-[bench](../bench/README.md).
+`make gpu PIECES="products methods"` measures, `make gpu-page` writes this page; nothing in it is typed by hand.
+How it is measured: [bench](../bench/README.md).
 
 In the tables: times as fast as bf16 in the same repetition (median), and the SQNR in dB against the float64 product
 with the weight that the candidate effectively uses. *Best peer* is the fastest other library of the same class. *Limit*
@@ -38,25 +38,30 @@ largest product of its library, whichever takes longer, for the first scheme of 
 
 
 def page(lines: list[Row], programs: list[Row], folder: str = "performance-gpu") -> dict[str, str]:
-    """File name -> content: of each device its last run of products, and its last run of the program."""
+    """File name -> content: of each device and shape the newest run, and the last of the program."""
     files: dict[str, str] = {}
     text = [INTRODUCTION]
-    for device, head in of_devices(lines).items():
-        rows = [line for line in lines if line["run"] == head["run"] and "machine" not in line]
-        text += [f"## {device}\n", about(head)]
+    for device, mine in by_device(lines).items():
+        rows, heads = newest(mine), runs_of(mine)
+        text += [f"## {device}\n", *(about(heads[run]) for run in dict.fromkeys(row["run"] for row in rows))]
         for suite in (*SUITES, "other"):
             for shape in dict.fromkeys(Shape(row["k"], row["n"]) for row in rows if row["suite"] == suite):
                 here = [row for row in rows if Shape(row["k"], row["n"]) == shape]
                 text += section(files, f"{folder}/{slug(device)}", f"{suite}: {shape}", here)
-    for device, head in of_devices(programs).items():
-        rows = [line for line in programs if line["run"] == head["run"] and "machine" not in line]
+    for device, mine in by_device(programs).items():
+        head = list(runs_of(mine).values())[-1]
+        rows = [line for line in mine if line["run"] == head["run"] and "machine" not in line]
         text += [f"## A program like Voxtral on {device}\n", of_methods(head, rows)]
     return {f"{folder}.md": "\n".join(text).rstrip() + "\n", **files}
 
 
-def of_devices(lines: list[Row]) -> dict[str, Row]:
-    """Device -> the header of its last run."""
-    return {head["gpu"]["device"]: head for head in runs_of(lines).values()}
+def by_device(lines: list[Row]) -> dict[str, list[Row]]:
+    """Device -> headers and rows of its runs."""
+    heads = runs_of(lines)
+    found: dict[str, list[Row]] = {}
+    for line in lines:
+        found.setdefault(heads[line["run"]]["gpu"]["device"], []).append(line)
+    return found
 
 
 def section(files: dict[str, str], folder: str, title: str, here: list[Row]) -> list[str]:
@@ -104,7 +109,7 @@ def main() -> None:
     options = parser.parse_args()
     lines, programs = (lines_of(RESULTS / f"{suite}.jsonl") for suite in (products.SUITE, methods.SUITE))
     if not lines and not programs:
-        parser.error("no GPU was measured yet: run make bench-gpu on a machine that has one")
+        parser.error("no GPU was measured yet: run make gpu PIECES=quick on a machine that has one, and make gpu-bring")
     for name, content in page(lines, programs).items():
         path = options.output / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 
 from bench import products, suites
-from bench.gpu.accelerator import Accelerator, present
+from bench.gpu.accelerator import Accelerator, present, tables
 from bench.gpu.child import GpuChild
 from bench.gpu.limits import GpuLimits, measure
 from bench.gpu.peers import PEERS
 from bench.gpu.peers.own import SCHEMES
-from bench.measure import append, header
+from bench.measure import RESULTS, append, header
 from bench.products import Chosen, Row
+from bench.results import lines_of, runs_of
+from bench.suites import Shape
 
 SUITE = "gpu-products"
 QUICK_SCHEMES = ("int4", "nf4", "int8", "int8-dyn", "fp8-row")
@@ -41,6 +43,7 @@ def run(chosen: Chosen, about: Row, found: GpuLimits, head: Row | None) -> list[
             print(f"without {peer}: {reason}")
         if head is not None:
             head |= {"gpu": about, "limits": as_data(found), "versions": field.versions, "missing": field.missing}
+            head |= {"tables": tables(), "chosen": described(chosen)}
             append(SUITE, [head])
         rows: list[Row] = []
         for shape in chosen.shapes:
@@ -55,6 +58,22 @@ def run(chosen: Chosen, about: Row, found: GpuLimits, head: Row | None) -> list[
         return rows
     finally:
         field.close()
+
+
+def described(chosen: Chosen) -> Row:
+    """What runs must share for one to go on where another was stopped."""
+    return {"rows": list(chosen.rows), "schemes": list(chosen.schemes), "peers": list(chosen.peers)}
+
+
+def without_measured(chosen: Chosen, about: Row, commit: str, lines: list[Row]) -> Chosen:
+    """Without the shapes that a run of this commit, device and choice has left already."""
+    mine = {
+        run
+        for run, head in runs_of(lines).items()
+        if (head["commit"], head["gpu"], head["chosen"]) == (commit, about, described(chosen))
+    }
+    done = {Shape(line["k"], line["n"]) for line in lines if line["run"] in mine and "k" in line}
+    return chosen._replace(shapes=tuple(shape for shape in chosen.shapes if shape not in done))
 
 
 def refusal(row: Row) -> str:
@@ -106,6 +125,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--schemes", nargs="+", help=f"of bitport; default: {' '.join(SCHEMES)}")
     made.add_argument("--peers", nargs="*", choices=PEERS, help="default: all")
     made.add_argument("--repetitions", type=int, default=11)
+    made.add_argument("--go-on", action="store_true", help="leave out shapes that a stopped run of the same has left")
     made.add_argument("--json", action="store_true", help=f"append the results to bench/results/{SUITE}.jsonl")
     return made
 
@@ -119,8 +139,13 @@ def limits_of(gpu: Accelerator) -> GpuLimits:
 
 def main() -> None:
     options = parser().parse_args()
-    gpu = present()
-    run(chosen_of(options), gpu.about(), limits_of(gpu), header() if options.json else None)
+    gpu, chosen, head = present(), chosen_of(options), header()
+    if options.go_on:
+        chosen = without_measured(chosen, gpu.about(), head["commit"], lines_of(RESULTS / f"{SUITE}.jsonl"))
+    if not chosen.shapes:
+        print("every shape was measured already")
+        return
+    run(chosen, gpu.about(), limits_of(gpu), head if options.json else None)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ CHOSEN = """
 scheme         rows  sm75      sm80         sm89         sm90               sm100         rocm      xpu          mps
 int4           1     generic   int4pack_mm  int4pack_mm  int4pack_mm        int4pack_mm   generic   int4pack_mm  int4pack_mm
 int4           64    generic   int4pack_mm  int4pack_mm  int4pack_mm        int4pack_mm   generic   int4pack_mm  int4pack_mm
-int4           1024  dense_mm  dense_mm     dense_mm     dense_mm           dense_mm      dense_mm  int4pack_mm  dense_mm
+int4           1024  generic   int4pack_mm  int4pack_mm  int4pack_mm        int4pack_mm   generic   int4pack_mm  dense_mm
+int4           4096  dense_mm  dense_mm     dense_mm     dense_mm           dense_mm      dense_mm  int4pack_mm  dense_mm
 int4-fzero     1     generic   int4pack_mm  int4pack_mm  int4pack_mm        int4pack_mm   generic   generic      int4pack_mm
 int4-g48       1     generic   generic      generic      generic            generic       generic   generic      generic
 int4-g48       1024  generic   generic      generic      generic            generic       generic   generic      generic
@@ -148,7 +149,7 @@ def candidates() -> list[Any]:
         for op, schemes in TAKEN.items()
         for impl in IMPLS.get((op, DEVICE), [])
         for scheme in schemes
-        for rows in (1, 7, 1024)
+        for rows in (1, 7, 4096)
     ]
 
 
@@ -176,7 +177,7 @@ def test_each_candidate_takes_something(op: str, monkeypatch: pytest.MonkeyPatch
     """So that the test above cannot pass by refusals."""
     for impl in IMPLS.get((op, DEVICE), []):
         be(monkeypatch, "sm100" if impl.name == "scaled_mm_mx" else "sm90")
-        assert any(impl.supports(*arguments(scheme, rows)[1]) is None for scheme in TAKEN[op] for rows in (1, 1024))
+        assert any(impl.supports(*arguments(scheme, rows)[1]) is None for scheme in TAKEN[op] for rows in (1, 4096))
 
 
 def test_a_wait_is_seen() -> None:
@@ -198,7 +199,7 @@ def test_the_generic_experts_do_wait() -> None:
 
 REFUSED = [
     # kernel, scheme, rows, dtype of x, n, chip, PyTorch's CUDA, part of the reason
-    ("dense_mm", "int4", 143, torch.bfloat16, N, "sm90", (12, 9), "making int4 dense pays from 144 rows on; x has 143"),
+    ("dense_mm", "int4", 2191, torch.bfloat16, N, "sm90", (12, 9), "int4 dense pays from 2192 rows on; x has 2191"),
     ("dense_mm", "int8", 999, torch.bfloat16, N, "sm90", (12, 9), "tile_packed_8; the weight is in layout signed_int8"),
     ("scaled_mm_blocks", "fp8-block", 4, torch.bfloat16, 160, "sm90", (12, 9), "multiples of 128, not 160 and 256"),
     ("scaled_mm_blocks", "fp8-block", 4, torch.float16, N, "sm90", (12, 9), "x must be bfloat16, not torch.float16"),
@@ -258,6 +259,6 @@ def test_the_op_with_tinygemms_contract(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_break_even_is_where_the_bytes_are_equal() -> None:
-    """Codes once per 16 rows, against codes once and 4 bytes a weight."""
+    """Codes once per 16 rows, against codes once and what making them dense moves."""
     rows = dense_mm.least_rows(DENSE, "int4")
     assert rows / DENSE.rows_per_pass * 0.5 == 0.5 + DENSE.moved

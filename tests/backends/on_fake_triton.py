@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from bitport.backends.triton import configs, kernels
 from bitport.numerics import ACTIVATIONS
+from bitport.ops import IMPLS, Impl, decide, register_kernel
 from tests.backends import on_fake_chips
 from tests.backends.on_fake_chips import DEVICE, arguments, check_chosen, chosen, waits
 
@@ -24,7 +25,9 @@ kernels.register(DEVICE)
 
 CHOSEN = """
 scheme           rows  sm80             sm90               sm100              rocm          xpu
-int4             1     int4pack_mm      int4pack_mm        int4pack_mm        -             int4pack_mm
+int4             1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   int4pack_mm
+int4             64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  int4pack_mm
+int4             4096  triton_dense     triton_dense       triton_dense       triton_dense  int4pack_mm
 int4-g48         1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
 int4-g48         2     triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
 int4-g48         1024  triton_dense     triton_dense       triton_dense       triton_dense  triton_dense
@@ -32,6 +35,7 @@ int3             16    triton_tiles     triton_tiles       triton_tiles       tr
 int8             1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   int8pack_mm
 nf4              200   triton_dense     triton_tiles       triton_tiles       triton_dense  triton_dense
 mxfp4-wo         1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
+int8-dyn         1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
 int8-dyn         64    int_mm           int_mm             int_mm             triton_tiles  int_mm
 int4-int8        64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
 fp8-row          64    triton_tiles     scaled_mm          scaled_mm          triton_tiles  scaled_mm
@@ -40,8 +44,11 @@ mxfp8            64    triton_tiles     triton_tiles       scaled_mm_mx       tr
 mxfp4            1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
 mxfp4            64    triton_tiles     triton_tiles       triton_scaled      triton_tiles  triton_tiles
 nvfp4            64    triton_tiles     triton_tiles       scaled_mm_mx       triton_tiles  triton_tiles
-experts:int4     64    triton_tiles     grouped_mm         grouped_mm         triton_tiles  triton_tiles
+experts:int4     64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
+experts:int4     4096  triton_tiles     grouped_mm         grouped_mm         triton_tiles  triton_tiles
 experts:int8-dyn 64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
+experts:mxfp8    64    triton_tiles     triton_tiles       triton_scaled      triton_tiles  triton_tiles
+experts:mxfp4    64    triton_tiles     triton_tiles       triton_scaled      triton_tiles  triton_tiles
 """
 
 
@@ -51,7 +58,7 @@ def be(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
     file = configs.FOLDER / f"{chip}.json"
     content = json.loads((file if file.exists() else configs.FOLDER / "default.json").read_text())
     name = "gfx942" if chip == "rocm" else chip
-    config = configs.Config(content, configs.multiplies_float8(name), configs.multiplies_scaled(name))
+    config = configs.for_architecture(content, name)
     monkeypatch.setattr(configs, "of", lambda device: config)
 
 
@@ -83,6 +90,48 @@ SCHEMES = {
     "grouped_linear": ("experts:int4", "experts:mxfp4-wo"),
     "dyn_grouped_linear": ("experts:int8-dyn", "experts:fp8-row", "experts:mxfp4"),
 }
+
+
+def test_a_table_of_int4_is_read_by_rows() -> None:
+    """A lookup makes its rows dense, not the whole table."""
+    _, args = arguments("int4", 1)
+    ids = torch.empty(3, dtype=torch.int64, device=DEVICE)
+    assert decide("embedding", ids, *args[1:11], torch.bfloat16).kernel == "triton_rows"
+    assert decide("dequantize", *args[1:11], torch.bfloat16).kernel == "triton_rows"
+
+
+def test_tiles_are_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE != "cuda":
+        pytest.skip("tiles are for CUDA")
+    be(monkeypatch, "sm90")
+    op, args = arguments("int4", 16, layout="tile_packed_8")
+    assert decide(op, *args).kernel == "int4pack_mm"
+
+
+@pytest.mark.parametrize("op", ["linear", "dyn_linear", "grouped_linear", "dyn_grouped_linear"])
+def test_pytorchs_kernels_are_asked_first_whatever_came_first(op: str, own_tables: None) -> None:
+    late = Impl(op, "late", DEVICE, lambda *args: None, lambda *args: None)
+    register_kernel(late)
+    names = [impl.name for impl in IMPLS[op, DEVICE]]
+    assert names == sorted(names, key=lambda name: name.startswith("triton"))
+
+
+LEAST = {"int_mm": "int8-dyn", "scaled_mm": "fp8-row", "int4pack_mm": "int4", "int8pack_mm": "int8"}
+
+
+@pytest.mark.parametrize("kernel", LEAST)
+@pytest.mark.parametrize("least", [None, 1, 5])
+def test_the_table_says_from_how_many_rows_on_pytorchs_kernels_run(
+    kernel: str, least: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if DEVICE == "cuda" and kernel.endswith("pack_mm"):
+        pytest.skip("on CUDA it has a layout of its own, or is not used")
+    table = configs.of(torch.device(DEVICE))
+    content = {**table.content, "least_rows": {kernel: least}}
+    monkeypatch.setattr(configs, "of", lambda device: configs.Config(content, table.float8, table.scaled))
+    for rows in (1, 4, 5, 64):
+        op, args = arguments(LEAST[kernel], rows)
+        assert (decide(op, *args).kernel == kernel) == (least is not None and rows >= least)
 
 
 def candidates() -> list[Any]:

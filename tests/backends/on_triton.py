@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
 
 from bitport import layouts
-from bitport.backends import measured
-from bitport.backends.triton import configs, kernels, linear, measure, rounding, rows
+from bitport.backends.triton import configs, kernels, linear, rounding, rows
 from bitport.backends.triton.kernels import KERNELS
 from bitport.numerics import NUMBER_TYPES, Quantized, to_storage
 from bitport.ops import OPS, Impl, Sample, Weight, register_kernel, use_kernel
@@ -29,6 +27,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 FLOATS = {"bf16": BF16, "fp16": FP16, "fp32": FP32}
 NO_ROWS = "x has no rows"
 GRAPHS = "eager" if DEVICE.type == "cpu" else "inductor"
+RECORDS = Path(__file__).parents[2] / "bench" / "results"
 DEFAULT = json.loads((configs.FOLDER / "default.json").read_text())
 
 if DEVICE.type == "cpu":
@@ -267,128 +266,6 @@ def test_layouts_that_are_refused() -> None:
         parts = layouts.repack(plain.matrix, Quantized(*plain[:4]), "plain", name)
         args = (sample.args[0], *plain._replace(**parts._asdict(), layout=name), None)
         assert f"plain_int32, not {name}" in str(kernels.refuses_linear("tiles")(*args))
-
-
-@pytest.mark.parametrize("file", sorted(configs.FOLDER.glob("*.json")), ids=lambda file: file.stem)
-def test_shipped_tables_are_sound(file: Path) -> None:
-    content = json.loads(file.read_text())
-    assert configs.fault(content) is None
-    assert content["source"].startswith("Reasoned, measured on no device. "), "a figure needs the record of its run"
-
-
-@pytest.mark.parametrize(("name", "source"), [("sm80", "sm80"), ("sm90", "sm90"), ("xpu", "xpu"), ("sm75", "default")])
-def test_which_table_is_shipped(name: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
-    monkeypatch.setattr(configs, "architecture", lambda device: name)
-    configs.of.cache_clear()
-    found = configs.of(DEVICE)
-    configs.of.cache_clear()
-    assert found.content == json.loads((configs.FOLDER / f"{source}.json").read_text())
-    assert found.float8 == (name == "sm90")
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"version": 1}, "not of version 2"),
-        ({"source": None}, "source must say"),
-        ({"scaled": []}, "scaled must have rows"),
-        (
-            {"tiles": DEFAULT["tiles"][:-1]},
-            "tiles must have rows that are whole numbers, and at the end an entry for any",
-        ),
-        ({"tiles": [{**DEFAULT["tiles"][-1], "BM": 48}]}, "powers of two"),
-        ({"tiles": [{**DEFAULT["tiles"][-1], "programs": 0}]}, "tiles must be a list of"),
-        ({"gemv": {}}, "gemv must have BN, BK, num_warps (powers of two), num_stages, programs"),
-        ({"most_rows": {"gemv": {}}}, "each kind of weight and of *"),
-        ({"most_rows": {"gemv": {"*": -1}}}, "whole numbers or null"),
-    ],
-)
-def test_a_damaged_table_is_told(change: dict[str, Any], reason: str) -> None:
-    assert reason in str(configs.fault({**DEFAULT, **change}))
-
-
-def test_what_was_measured_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
-    monkeypatch.setattr(configs, "architecture", lambda device: "sm90")
-    configs.of.cache_clear()
-    measured.write(
-        configs.path("sm90"), {**DEFAULT, "most_rows": {"gemv": {"*": 7}, "tiles": {"int4/group": 9, "*": 8}}}
-    )
-    (sample,) = products("int4", BF16, "plain", n=64, k=256, m=1)
-    config = configs.of(DEVICE)
-    most = [config.most_rows(kernel, Weight(*sample.args[1:11])) for kernel in ("gemv", "tiles", "dense")]
-    configs.of.cache_clear()
-    assert most == [7, 9, None]
-
-
-class StandIn:
-    """A GPU whose cache holds one weight of 256 x 256 in 4 bits."""
-
-    cache = 256 * 256 // 2
-
-    def __init__(self, device: torch.device) -> None:
-        assert device == DEVICE
-
-    def about(self) -> dict[str, str]:
-        return {"device": "a stand-in"}
-
-
-def test_tune_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks by the reference scheme, then crossovers; a kernel that does not fit the device loses."""
-    monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
-    monkeypatch.setattr(configs, "architecture", lambda device: "sm90")
-    monkeypatch.setattr(measure, "SIZE", 256)
-    monkeypatch.setattr(measure, "ROWS", (1, 4))
-    monkeypatch.setattr(measure, "SCHEMES", ("int4", "int8"))
-    monkeypatch.setattr(measure, "Accelerator", StandIn)
-    monkeypatch.setattr(measure, "PROGRAMS", (64,))
-    few = {rows: {size: values[:1] for size, values in sizes.items()} for rows, sizes in measure.TILES.items()}
-    monkeypatch.setattr(measure, "TILES", few)
-    monkeypatch.setattr(measure, "GEMV", {"BN": (8, 16), "BK": (256,), "num_warps": (2,), "num_stages": (2,)})
-    seconds = iter([OutOfResources(1 << 18, 1 << 16, "shared memory"), *[2.0] * 5, *[2.0, 1.0, 3.0, 3.0, 1.5, 1.0] * 2])
-
-    def timed(run: Callable[[Weight], object], weights: list[Weight]) -> float:
-        assert sum(each.data.nbytes for each in weights) == 2 * StandIn.cache, "copies fill the cache twice"
-        taken = next(seconds)
-        if isinstance(taken, OutOfResources):
-            raise taken
-        if taken == 1.5:
-            run(weights[-1])  # a crossover's; that the others run is tested elsewhere
-        return taken
-
-    monkeypatch.setattr(measure, "_time", timed)
-    configs.of.cache_clear()
-    lines = list(measure.tune(DEVICE))
-    kept = json.loads(configs.path("sm90").read_text())
-    configs.of.cache_clear()
-    assert configs.fault(kept) is None
-    assert kept["source"].startswith("measured on a stand-in with torch 2")
-    assert kept["gemv"] == {"BN": 16, "BK": 256, "num_warps": 2, "num_stages": 2, "programs": 64}
-    assert [each["rows"] for each in kept["tiles"]] == [16, 32, 64, None]
-    assert kept["most_rows"] == {kernel: {"int4/group": 1, "int8/row": 1, "*": 1} for kernel in ("gemv", "tiles")}
-    assert "linear int8/row: gemv up to 1 rows, tiles up to 1, then a dense product" in lines
-    assert lines[-1] == f"written to {configs.path('sm90')}"
-
-
-def test_time_is_of_a_graph_over_every_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three weights, called once each while recording; plays take 9, 3, 6, .. seconds, a call a third of the median."""
-    called: list[int] = []
-    plays = iter([9.0, 3.0, 6.0, 6.0, 6.0, 1.0, 7.0])
-
-    class Recorder(StandIn):
-        def recorded(self, run: Callable[[], object]) -> tuple[str, object]:
-            return "play", run()
-
-        def seconds(self, play: str) -> float:
-            assert play == "play"
-            return next(plays)
-
-    monkeypatch.setattr(measure, "Accelerator", Recorder)
-    _, (_, *rest) = weight("int4-g32")
-    weights = [Weight(*rest[:10])._replace(n=n) for n in (1, 2, 3)]
-    assert measure._time(lambda each: called.append(each.n), weights) == 2.0
-    assert called == [1, 2, 3]
 
 
 @pytest.mark.usefixtures("own_tables")

@@ -3,6 +3,7 @@ Run by test_triton.py in a process of its own. TRITON_TARGETS names the targets;
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -17,8 +18,8 @@ from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from bitport.backends.triton import configs, gemv, kernels, product, rounding, rows, scaled
-from bitport.numerics import ACTIVATIONS
-from bitport.schemes import PRESETS, preset
+from bitport.numerics import ACTIVATIONS, Format
+from bitport.schemes import PRESETS, Scheme, preset
 from tests.backends.products import products
 
 TARGETS = {
@@ -78,7 +79,7 @@ class Absent:
 def table(name: str) -> configs.Config:
     file = configs.FOLDER / f"{name}.json"
     content = json.loads((file if file.exists() else configs.FOLDER / "default.json").read_text())
-    return configs.Config(content, configs.multiplies_float8(name), configs.multiplies_scaled(name))
+    return configs.for_architecture(content, name)
 
 
 @pytest.fixture(params=os.environ["TRITON_TARGETS"].split(","))
@@ -130,14 +131,18 @@ def test_rows(scheme: str, made: list[CompiledKernel]) -> None:
     assert [each.name for each in made] == ["_rows", "_rows"]
 
 
-@pytest.mark.parametrize("scheme", ["int4", "int8-dyn", "mxfp4"])
-def test_experts(scheme: str, made: list[CompiledKernel]) -> None:
+def experts(scheme: str) -> list[Any]:
+    """Eight of one weight."""
     (sample,) = products(scheme, BF16, "plain", n=128, k=1024, m=64)
     x, *rest = sample.args
     parts = [None if part is None else torch.stack([part.view(torch.uint8)] * 8).view(part.dtype) for part in rest[:4]]
     ends = torch.arange(8, 72, 8, dtype=torch.int32)
-    act = (preset(scheme).act,) if preset(scheme).act else ()
-    kernels.grouped(x, ends, *parts, *rest[4:10], *act)
+    return [x, ends, *parts, *rest[4:10], *((preset(scheme).act,) if preset(scheme).act else ())]
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int8-dyn", "mxfp4"])
+def test_experts(scheme: str, made: list[CompiledKernel]) -> None:
+    kernels.grouped(*experts(scheme))
     assert "tiles" in [each.name for each in made]
 
 
@@ -158,7 +163,7 @@ UNIT_TAKES_SCALES = {
 }
 
 
-@pytest.mark.parametrize("act", scaled.KINDS)
+@pytest.mark.parametrize("act", scaled.BLOCKS)
 def test_scales_go_to_the_unit(act: str, made: list[CompiledKernel], request: pytest.FixtureRequest) -> None:
     """Not a decoded block: the instruction is the one that takes scales, wherever the predicate says there is one."""
     target = request.node.callspec.params["made"]
@@ -173,6 +178,45 @@ def test_scales_go_to_the_unit(act: str, made: list[CompiledKernel], request: py
         kernel = next(each for each in made[::-1] if each.name == "scaled")
         form, instruction = UNIT_TAKES_SCALES[target]
         assert instruction.search(kernel.asm[form])
+
+
+E5M2 = Format(dtype="float8_e5m2", block=(1, 32), scale="e8m0", scale_rule="rceil")
+UNLIKE = {
+    "mxfp4 by mxfp8": (dataclasses.replace(preset("mxfp4"), act="mxfp8"), configs.multiplies_mixed),
+    "mxfp8 by mxfp4": (dataclasses.replace(preset("mxfp8"), act="mxfp4"), configs.multiplies_mixed),
+    "e5m2 by mxfp8": (Scheme(weight=E5M2, act="mxfp8"), configs.multiplies_scaled),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_scales_of_unlike_sides_go_to_the_unit(
+    name: str, made: list[CompiledKernel], request: pytest.FixtureRequest
+) -> None:
+    target = request.node.callspec.params["made"]
+    scheme, has = UNLIKE[name]
+    (sample,) = products(scheme, BF16, "plain", n=256, k=1024, m=200)
+    refused = kernels.refuses_scaled(*sample.args)
+    assert (refused is None) == bool(has(target))
+    if refused is not None:
+        kernels.run_dyn(kernels.linear.tiles)(*sample.args)
+        return
+    kernels.run_scaled(*sample.args)
+    form, instruction = UNIT_TAKES_SCALES[target]
+    assert instruction.search(next(each for each in made[::-1] if each.name == "scaled").asm[form])
+
+
+@pytest.mark.parametrize("scheme", scaled.BLOCKS)
+def test_scales_of_experts_go_to_the_unit(
+    scheme: str, made: list[CompiledKernel], request: pytest.FixtureRequest
+) -> None:
+    target = request.node.callspec.params["made"]
+    args = experts(scheme)
+    if kernels.refuses_grouped_scaled(*args) is not None:
+        kernels.grouped(*args)
+        return
+    kernels.run_grouped_scaled(*args)
+    form, instruction = UNIT_TAKES_SCALES[target]
+    assert instruction.search(next(each for each in made[::-1] if each.name == "scaled").asm[form])
 
 
 INT8 = {

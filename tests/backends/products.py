@@ -11,16 +11,16 @@ from bitport import layouts
 from bitport.numerics import Quantized, fake_quantize, quantize
 from bitport.ops import Sample, Weight, samples
 from bitport.ops.reference import value_of
-from bitport.schemes import preset
+from bitport.schemes import Scheme, preset
 
 CPU = torch.device("cpu")
 
 
 def products(
-    scheme_name: str, dtype: torch.dtype, layout: str, n: int, k: int, m: int | None = None, with_bias: bool = True
+    scheme: str | Scheme, dtype: torch.dtype, layout: str, n: int, k: int, m: int | None = None, with_bias: bool = True
 ) -> Iterator[Sample]:
     """One sample per kind of input, or one with ``m`` rows."""
-    scheme = preset(scheme_name)
+    called, scheme = scheme, preset(scheme) if isinstance(scheme, str) else scheme
     parts = quantize(samples.values(CPU, dtype, n, k), scheme.weight)
     plain = Weight(*parts, scheme.weight.dtype, n, k, *scheme.weight.block_shape(n, k), "plain")
     value = value_of(parts, *plain.matrix)
@@ -37,7 +37,7 @@ def products(
             return F.linear(used.double(), value, None if bias is None else bias.double())
 
         budget = samples.product_budget(dtype, k, used.numel() // k * n)
-        yield Sample(f"{scheme_name}-{name}", (x, *weight, *rest), expected, budget)
+        yield Sample(f"{called}-{name}", (x, *weight, *rest), expected, budget)
 
 
 def shortfall(sample: Sample, got: torch.Tensor) -> float:

@@ -11,8 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from bitport.backends import mps
+import bitport as bp
+from bitport.backends import cuda, mps
 from bitport.backends.aten import (
     dense_mm,
     grouped_mm,
@@ -24,6 +27,7 @@ from bitport.backends.aten import (
 from bitport.backends.mps import int4pack_mm as mps_int4pack_mm
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import OPS, Weight
+from bitport.ops.functional import operand
 from bitport.ops.reference import code_value
 from bitport.ops.select import CHOOSERS
 from tests.backends.products import CPU, products, shortfall
@@ -242,6 +246,29 @@ def test_a_dense_weight_is_made_by_the_device(monkeypatch: pytest.MonkeyPatch) -
     sample = next(iter(products("int4", BF16, "plain", 128, 256, m=5, with_bias=False)))
     monkeypatch.setitem(CHOOSERS, "dequantize", lambda *args: torch.ones(128, 256, dtype=args[-1]))
     assert torch.equal(dense_mm.run(*sample.args), sample.args[0] @ torch.ones(256, 128, dtype=BF16))
+
+
+class Moved(TorchDispatchMode):
+    """Bytes that ops read and write, each by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.bytes += sum(each.nbytes for each in tree_leaves([args, result]) if isinstance(each, torch.Tensor))
+        return result
+
+
+@pytest.mark.parametrize(("costs", "layout"), [(cuda.DENSE, "tile_packed_8"), (mps.DENSE, "int4_pairs")])
+def test_what_making_a_weight_dense_moves(costs: dense_mm.Costs, layout: str) -> None:
+    """By torch's own ops, and once more as the product reads it: counted, to a tenth."""
+    q = bp.quantize_tensor(torch.randn(256, 1024, dtype=BF16), "int4").to_layout(layout)
+    with Moved() as moved:
+        dense = OPS["dequantize"].generic(*operand(q), BF16)
+    assert (moved.bytes + dense.nbytes) / dense.numel() == pytest.approx(costs.moved, rel=0.1)
 
 
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (33, 4), (128, 5), (130, 12), (300, 3)])

@@ -86,6 +86,26 @@ def test_a_forced_instruction_set_is_compared_with_the_better_float(records: Mak
     assert reached.over_torch("avx512_vnni")(made) is None
 
 
+H100 = {"run": "r1", "machine": {}, "gpu": {"device": "NVIDIA H100 80GB HBM3"}, "limits": {"copy": 1e10, "bf16": 1e14}}
+
+
+def test_a_gpus_figures_are_those_on_that_gpu(records: Make) -> None:
+    """0.5 MB in 0.1 ms is 5 GB/s. What was measured on a CPU, or on another GPU, does not count."""
+    other = {**H100, "run": "r2", "gpu": {"device": "NVIDIA A100"}}
+    rows = [product("int4", 1, 0.1, 2.0), product("int4", 512, 1, 0.9), product("int4", 1, 0.2, 1.0, "tinygemm")]
+    made = records(
+        **{
+            "products": [HEAD, product("int4", 1, 1e-3, 99.0)],
+            "gpu-products": [H100, *rows, other, {**product("int4", 1, 1e-3, 99.0), "run": "r2"}],
+        }
+    )
+    found = {words[:2]: words[2:] for goal, words in goals.told(goals.GOALS, made) if goal.what.startswith("H100")}
+    (copied, over_bf16, ahead) = found.values()
+    assert copied[0].startswith("0.50 (int4 1000x1000 at 1)")
+    assert over_bf16 == ("0.90x (int4 1000x1000 at 512); median 0.90x", "missed")
+    assert ahead == ("0 of 1 points behind; 2.00x (int4 1000x1000 at 1, tinygemm int4); median 2.00x", "met")
+
+
 def test_the_check_counts_its_failures(records: Make) -> None:
     point = {"run": "r1", "k": 8, "n": 8, "rows": 1, "variant": "int4", "note": ""}
     lines = [{**HEAD, "base": "bf16"}, {**point, **check.judged([2.0] * 5)}, {**point, **check.judged([0.5] * 21)}]

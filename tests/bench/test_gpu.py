@@ -226,7 +226,9 @@ def test_the_shapes_are_those_of_the_suites() -> None:
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    return methods.measure(stand_in.gpu(), TINY, ("int4-g32", "int8+int4-g32+bf16", "nope"), 3)
+    parts = list(methods.measure(stand_in.gpu(), TINY, ("int4-g32", "int8+int4-g32+bf16", "nope"), 3))
+    assert [len({row.get("method") for row in part}) for part in parts] == [1] * 5, "each method by itself: a stop"
+    return [row for part in parts for row in part]
 
 
 def test_every_method_of_every_candidate(rows: list[Row]) -> None:

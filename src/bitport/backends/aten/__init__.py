@@ -3,6 +3,10 @@ with (``run``) and what it refuses everywhere; a device's folder adds its own li
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from bitport.numerics import Quantized
@@ -25,3 +29,26 @@ def finish(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
 def rounded(x: Tensor, act: str, act_scale: Tensor | None = None) -> Quantized:
     """x as [M, K] in an activation format, by the device's kernel for that."""
     return from_list(CHOOSERS["quantize_input"](x, act, act_scale))
+
+
+LEAST_ROWS: dict[str, Callable[[str, torch.device], int | None]] = {}
+"""Device type -> (kernel, device) -> from how many rows on it is the best there, None for never. Who brings other
+kernels to a device knows; where nobody does, every number of rows is taken."""
+
+
+def from_rows(kernel: str, refuses: Callable[..., str | None], experts: bool = False) -> Callable[..., str | None]:
+    """``refuses``, and calls with fewer rows than ``kernel`` is the best for; of ``experts``, on average for each."""
+
+    def supports(x: Tensor, *rest: Any) -> str | None:
+        return refuses(x, *rest) or too_few(kernel, x, rest[0].shape[0] if experts else 1)
+
+    return supports
+
+
+def too_few(kernel: str, x: Tensor, experts: int) -> str | None:
+    known = LEAST_ROWS.get(x.device.type)
+    least = known(kernel, x.device) if known else 1
+    if least is None:
+        return "others are faster here for any number of rows"
+    have, least = x.numel() // max(1, x.shape[-1]), least * experts
+    return f"it is chosen from {least} rows on here; x has {have}" if have < least else None

@@ -13,6 +13,7 @@ import torch
 
 from bitport.backends.aten import (
     dense_mm,
+    from_rows,
     grouped_mm,
     int_mm,
     scaled_grouped_mm,
@@ -27,8 +28,8 @@ INT_MM_ROWS = 17
 """cuBLAS takes more than 16 rows of int8."""
 FP8_RESULTS = (torch.bfloat16,)
 """Scales per row give bf16 alone, and float8 tensor cores keep fewer than 24 bits of a sum."""
-DENSE = dense_mm.Costs(("tile_packed_2", "tile_packed_4", "tile_packed_8"), rows_per_pass=16, moved=4)
-"""The tiles of tinygemm have 16 rows."""
+DENSE = dense_mm.Costs(("tile_packed_2", "tile_packed_4", "tile_packed_8"), rows_per_pass=16, moved=68)
+"""The tiles of tinygemm have 16 rows. Its weight is made dense by torch's own ops, one after another."""
 
 
 def int_mm_refuses(*args: Any) -> str | None:
@@ -66,11 +67,23 @@ for _kernel in (
     Impl("linear", "dense_mm", "cuda", dense_mm.run, partial(dense_mm.refuses, DENSE), priority=5),
     Impl("linear", "int4pack_mm", "cuda", int4pack_mm.run, int4pack_mm.refuses),
     Impl("int4pack_mm", "aten", "cuda", int4pack_mm.as_is, int4pack_mm.as_is_refuses),
-    Impl("dyn_linear", "int_mm", "cuda", partial(int_mm.run, INT_MM_ROWS), int_mm_refuses),
-    Impl("dyn_linear", "scaled_mm", "cuda", scaled_mm.run, scaled_mm_refuses),
-    Impl("dyn_linear", "scaled_mm_blocks", "cuda", scaled_mm_blocks.run, scaled_mm_blocks_refuses),
-    Impl("dyn_linear", "scaled_mm_mx", "cuda", scaled_mm_mx.run, scaled_mm_mx_refuses),
-    Impl("grouped_linear", "grouped_mm", "cuda", grouped_mm.run, grouped_mm_refuses),
+    Impl("dyn_linear", "int_mm", "cuda", partial(int_mm.run, INT_MM_ROWS), from_rows("int_mm", int_mm_refuses)),
+    Impl("dyn_linear", "scaled_mm", "cuda", scaled_mm.run, from_rows("scaled_mm", scaled_mm_refuses)),
+    Impl(
+        "dyn_linear",
+        "scaled_mm_blocks",
+        "cuda",
+        scaled_mm_blocks.run,
+        from_rows("scaled_mm_blocks", scaled_mm_blocks_refuses),
+    ),
+    Impl("dyn_linear", "scaled_mm_mx", "cuda", scaled_mm_mx.run, from_rows("scaled_mm_mx", scaled_mm_mx_refuses)),
+    Impl(
+        "grouped_linear",
+        "grouped_mm",
+        "cuda",
+        grouped_mm.run,
+        from_rows("grouped_mm", grouped_mm_refuses, experts=True),
+    ),
     Impl("dyn_grouped_linear", "scaled_grouped_mm", "cuda", scaled_grouped_mm.run, scaled_grouped_mm_refuses),
 ):
     register_kernel(_kernel)

@@ -48,4 +48,9 @@ def describe() -> list[str]:
         return [f"not used: {MISSING}"]
     from bitport.backends.triton import configs
 
-    return [f"blocks and crossovers of {configs.architecture(DEVICE)}: {configs.of(DEVICE).source}"]
+    table = configs.of(DEVICE)
+    left = table.content.get("unmeasured")
+    return [
+        f"blocks and crossovers of {configs.architecture(DEVICE)}: {table.source}",
+        *([f"bitport tune was stopped before {', '.join(left)}; run it again to go on"] if left else []),
+    ]

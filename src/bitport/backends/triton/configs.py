@@ -9,6 +9,9 @@ before both. ::
     tiles       those of the kernel with them, by rows: the first entry that has as many (null: any number)
     scaled      those of the kernel whose matrix units take blocks with their scales
     most_rows   kernel -> kind of weight (* for the others) -> the most rows for which it runs (null: any number)
+    least_rows  kernel of PyTorch's that is asked before those here -> from how many rows on it runs (null: never; with
+                experts, for each of them)
+    unmeasured  what bitport tune had not come to when it was stopped; absent where it was done, or never begun
 
 A block is BM rows of x by BN rows of the weight, in steps of BK columns; ``programs`` is how many of them keep the
 device busy: K is split where a product has fewer.
@@ -27,7 +30,7 @@ import triton
 from bitport.backends import measured
 from bitport.ops import Weight
 
-VERSION = 2
+VERSION = 3
 FOLDER = Path(__file__).parent / "configs"
 DEFAULT = "default"
 Blocks: TypeAlias = dict[str, int]
@@ -36,10 +39,12 @@ COUNTS = ("num_stages", "programs")
 
 
 class Config:
-    def __init__(self, content: dict[str, Any], float8: bool = False, scaled: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, content: dict[str, Any], float8: bool = False, scaled: tuple[str, ...] = (), mixed: bool = False
+    ) -> None:
         """``float8``: the device multiplies float8_e4m3 as such; ``scaled``: short blocks of these activation formats
-        with their scales."""
-        self.content, self.float8, self.scaled = content, float8, scaled
+        with their scales; ``mixed``: with 4 bits on one side and 8 on the other."""
+        self.content, self.float8, self.scaled, self.mixed = content, float8, scaled, mixed
         self.source: str = content["source"]
         self.gemv: Blocks = content["gemv"]
         self._most_rows: dict[str, dict[str, int | None]] = content["most_rows"]
@@ -53,6 +58,10 @@ class Config:
     def most_rows(self, kernel: str, weight: Weight) -> int | None:
         known = self._most_rows.get(kernel, {"*": None})
         return known.get(kind(weight), known["*"])
+
+    def least_rows(self, kernel: str) -> int | None:
+        rows: int | None = self.content["least_rows"].get(kernel, 1)
+        return rows
 
 
 def _for(entries: list[dict[str, Any]], rows: int) -> Blocks:
@@ -85,6 +94,16 @@ def multiplies_scaled(architecture: str) -> tuple[str, ...]:
     return ("mxfp8", "mxfp4") if architecture == "gfx950" else ()
 
 
+def multiplies_mixed(architecture: str) -> bool:
+    """sm120 has units for it, but Triton decodes first there."""
+    return architecture == "gfx950" or (architecture.startswith("sm") and 100 <= int(architecture[2:]) < 120)
+
+
+def for_architecture(content: dict[str, Any], architecture: str) -> Config:
+    found = multiplies_float8(architecture), multiplies_scaled(architecture), multiplies_mixed(architecture)
+    return Config(content, *found)
+
+
 def path(architecture: str) -> Path:
     return measured.folder() / f"triton-{architecture}.json"
 
@@ -97,7 +116,7 @@ def of(device: torch.device) -> Config:
         shipped = FOLDER / f"{name}.json"
         file = shipped if shipped.exists() else FOLDER / f"{DEFAULT}.json"
         own = json.loads(file.read_text(encoding="utf-8"))
-    return Config(own, multiplies_float8(name), multiplies_scaled(name))
+    return for_architecture(own, name)
 
 
 def fault(content: Any) -> str | None:
@@ -116,6 +135,11 @@ def fault(content: Any) -> str | None:
         return "most_rows must name, for each kernel, the rows of each kind of weight and of *"
     if not all(rows is None or rows == 0 or _is_size(rows) for kinds in most.values() for rows in kinds.values()):
         return "most_rows must be whole numbers or null"
+    least = content.get("least_rows")
+    if not isinstance(least, dict) or not all(rows is None or _is_size(rows) for rows in least.values()):
+        return "least_rows must be whole numbers from 1 on, or null"
+    if not _are_names(content.get("unmeasured", [])):
+        return "unmeasured must be a list of names"
     return None
 
 
@@ -126,6 +150,10 @@ def _fault_of_tiles(entries: Any) -> str | None:
     if rows[-1:] != [None] or not all(_is_size(each) for each in rows[:-1]):
         return "have rows that are whole numbers, and at the end an entry for any number of rows (null)"
     return None
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _is_size(value: Any) -> bool:

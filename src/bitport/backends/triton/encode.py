@@ -12,7 +12,6 @@ import triton.language as tl
 from bitport.backends.triton.decode import above_finite, bias_of, bits_of, mantissa_of, sign_of
 from bitport.numerics import NUMBER_TYPES
 
-TINY = tl.constexpr(2.0**-149)
 MAGIC = tl.constexpr(12582912.0)
 """1.5 * 2^23: a float32 of less than 2^22 that it is added to loses its fraction, halves to even."""
 INFINITE = tl.constexpr(0x7F800000)
@@ -82,6 +81,12 @@ def float_code(rounded: tl.tensor, signed: tl.tensor, NUMBER: tl.constexpr) -> t
 
 
 @triton.jit
+def tiny() -> tl.tensor:
+    """2^-149, by its bits: written as a number Triton 3.6 takes it for float64."""
+    return tl.full((), 1, tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def defined(scale: tl.tensor, amax: tl.tensor, bad: tl.tensor) -> tl.tensor:
     """1 for a block of zeros, NaN for one with a NaN or an infinity."""
     scale = tl.where(amax == 0, 1.0, scale)
@@ -92,7 +97,7 @@ def defined(scale: tl.tensor, amax: tl.tensor, bad: tl.tensor) -> tl.tensor:
 def linear_scale(amax: tl.tensor, bad: tl.tensor, highest: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
     """amax / max of the type, at most ``highest``."""
     raw = divided(amax, max_of(NUMBER))
-    return defined(tl.minimum(tl.maximum(raw, TINY), highest), amax, bad)
+    return defined(tl.minimum(tl.maximum(raw, tiny()), highest), amax, bad)
 
 
 @triton.jit

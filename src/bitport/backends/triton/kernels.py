@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitport.backends.aten import LEAST_ROWS
 from bitport.backends.triton import configs, inputs, linear, operand, rows, scaled
 from bitport.backends.triton.rounding import SEPARATE
+from bitport.layouts.tile_packed import TilePacked
 from bitport.ops import Impl, Weight, register_kernel
 
 NO_ROWS = "x has no rows"
+NO_EXPERTS = "there are no experts"
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -59,8 +62,13 @@ def refuses_scaled(x: Tensor, *rest: Any) -> str | None:
     return scaled.refuses(x, Weight(*rest[:10]), rest[10], configs.of(x.device)) or (None if x.numel() else NO_ROWS)
 
 
+def refuses_grouped_scaled(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
+    return refuses_scaled(x, *rest) or (None if ends.numel() else NO_EXPERTS)
+
+
 def refuses_grouped(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
-    return operand.refuses(Weight(*rest[:10])) or (None if x.numel() else NO_ROWS)
+    wrong = operand.refuses(Weight(*rest[:10])) or (None if x.numel() else NO_ROWS)
+    return wrong or (None if ends.numel() else NO_EXPERTS)
 
 
 def refuses_embedding(ids: Tensor, *rest: Any) -> str | None:
@@ -109,6 +117,11 @@ def run_scaled(x: Tensor, *rest: Any) -> Tensor:
     return y.reshape(*x.shape[:-1], weight.n)
 
 
+def run_grouped_scaled(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
+    with on(x.device):
+        return scaled.product(x, rest[10], None, Weight(*rest[:10]), None, configs.of(x.device), ends)
+
+
 def dense_mm(x: Tensor, *rest: Any) -> Tensor:
     """PyTorch's own product with the weight in x's dtype: what matrix units are fed best with, once it is made."""
     weight, bias = Weight(*rest[:10]), rest[10]
@@ -148,14 +161,21 @@ KERNELS: tuple[tuple[str, str, Callable[..., Any], Callable[..., str | None]], .
     ("dyn_linear", "triton_scaled", run_scaled, refuses_scaled),
     ("dyn_linear", "triton_tiles", run_dyn(linear.tiles), refuses_dyn("tiles")),
     ("grouped_linear", "triton_tiles", grouped, refuses_grouped),
+    ("dyn_grouped_linear", "triton_scaled", run_grouped_scaled, refuses_grouped_scaled),
     ("dyn_grouped_linear", "triton_tiles", grouped, refuses_grouped),
     ("embedding", "triton_rows", embedding, refuses_embedding),
     ("dequantize", "triton_rows", dequantize, refuses_dequantize),
     ("quantize_input", "triton_rounding", quantize_input, refuses_quantize_input),
 )
-"""op, name, run, supports: in the order in which they are asked, after PyTorch's own kernels."""
+"""op, name, run, supports: in the order in which they are asked."""
+AFTER_PYTORCHS = -1
+"""Priority: whichever folder is imported first, PyTorch's own kernels, which refuse by the table, are asked first."""
 
 
 def register(device: str) -> None:
+    """int4 stays in rows from then on, which these kernels read whatever the number of them, lookups of embeddings too.
+    Tiles, which PyTorch's product alone reads, are for who asks for them."""
     for op, name, run, supports in KERNELS:
-        register_kernel(Impl(op, name, device, run, supports))
+        register_kernel(Impl(op, name, device, run, supports, AFTER_PYTORCHS))
+    TilePacked.devices = tuple(each for each in TilePacked.devices if each != device)
+    LEAST_ROWS[device] = lambda kernel, where: configs.of(where).least_rows(kernel)

@@ -52,10 +52,9 @@ def tiles(
     """Any number of rows; with ``ends`` those of experts, and zeros for the rows of none."""
     m, experts = x.rows.shape[0], 1 if ends is None else ends.shape[0]
     blocks = config.tiles(triton.cdiv(m, experts))
-    bm, bn, bk = blocks["BM"], blocks["BN"], _step(x, weight, blocks)
+    bk = _step(x, weight, blocks)
     place = {"row": "end", "tile": "tile"}.get(span(weight, bk), "fold")
-    tiles_m = triton.cdiv(m, bm) if ends is None else min(m, triton.cdiv(m, bm) + experts - 1)
-    tiles_n = triton.cdiv(weight.n, bn)
+    tiles_m, tiles_n = tiles_of(m, weight.n, experts, blocks)
     splits, per_split = 1, triton.cdiv(weight.k, bk)
     if ends is None:
         splits, per_split = splits_of(tiles_m * tiles_n, per_split, m, weight, blocks)
@@ -72,8 +71,8 @@ def tiles(
         DOT=_dot(x, weight, place, dtype),
         EVEN=weight.k % bk == 0,
         EXPERTS=triton.next_power_of_2(experts),
-        BM=bm,
-        BN=bn,
+        BM=blocks["BM"],
+        BN=blocks["BN"],
         BK=bk,
         num_warps=blocks["num_warps"],
         num_stages=blocks["num_stages"],
@@ -109,6 +108,12 @@ def _dot(x: Rounded, weight: Weight, place: str, dtype: torch.dtype) -> tl.dtype
         return tl.float8e4nv
     exact = whole and number.kind != "codebook" and (place != "fold" or weight.scale.dtype.itemsize == 1)
     return tl.bfloat16 if exact or dtype == torch.bfloat16 else tl.float32
+
+
+def tiles_of(m: int, n: int, experts: int, blocks: Blocks) -> tuple[int, int]:
+    """Along the rows and along the outputs. The last tile of each expert may be partly empty; where all rows belong to
+    fewer experts than that, some tiles are."""
+    return min(m, triton.cdiv(m, blocks["BM"]) + experts - 1), triton.cdiv(n, blocks["BN"])
 
 
 def splits_of(tiles: int, steps: int, m: int, weight: Weight, blocks: Blocks) -> tuple[int, int]:

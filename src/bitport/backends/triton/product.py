@@ -149,7 +149,7 @@ def tiles(
                 part *= tl.load(x_scale + at, mask=inside_m, other=0.0)[:, None]
             total += part
         elif INTEGER:
-            total = tl.dot(rows, weight, total)
+            total = tl.dot(rows, weight, total, out_dtype=tl.int32)
         else:
             total = tl.dot(rows, weight, total, input_precision="ieee")
     result = total.to(tl.float32)

@@ -18,7 +18,6 @@ from torch import Tensor
 from bitport.backends.triton.decode import bits_of, midpoint_of, scale_value
 from bitport.backends.triton.encode import (
     INFINITE,
-    TINY,
     defined,
     divided,
     float_code,
@@ -26,6 +25,7 @@ from bitport.backends.triton.encode import (
     linear_scale,
     power_of_two,
     small_scale,
+    tiny,
     to_float,
     whole,
 )
@@ -121,7 +121,7 @@ def by_row(
             amax_of_row = tl.maximum(most, -least)
             least, most = tl.maximum(least, -widest), tl.minimum(most, widest)
             raw = divided(most * 0.5 - least * 0.5, 127.5)
-            scale = defined(tl.minimum(tl.maximum(raw, TINY), highest), amax_of_row, bad)
+            scale = defined(tl.minimum(tl.maximum(raw, tiny()), highest), amax_of_row, bad)
             zero = divided(-least, scale)
             zero = whole(tl.where(zero == zero, tl.minimum(tl.maximum(zero, 0.0), 255.0), 0.0))
             if zeros is not None:

@@ -1,6 +1,8 @@
-"""y = x W^T where matrix units multiply short blocks with their scales: mxfp8, mxfp4, nvfp4 on both sides.
+"""y = x W^T where matrix units multiply short blocks with their scales: mxfp8, mxfp4, nvfp4, of one matrix or experts.
 
 Codes and scales go to the unit as they are stored; nothing is decoded. Rows of the weight are whole numbers of blocks.
+The two sides share the form of their scales, not their elements: float4 weights meet float8 inputs. Experts are
+found as in ``product``.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from torch import Tensor
 
 from bitport.backends.triton.configs import Config
 from bitport.backends.triton.inputs import quantize_input
-from bitport.backends.triton.linear import combined, outputs, splits_of
-from bitport.numerics import ACTIVATIONS
+from bitport.backends.triton.linear import combined, outputs, splits_of, tiles_of
+from bitport.backends.triton.product import find_expert
+from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
 from bitport.ops import Weight
 from bitport.ops.convert import from_list
 
@@ -23,35 +26,43 @@ UNIT = 32
 """K must be a multiple: of a block, and of what makes whole bytes."""
 
 
-class Kind(NamedTuple):
-    name: str
-    """What Triton calls the elements."""
+class Blocks(NamedTuple):
     scale: torch.dtype
-    block: int
+    columns: int
+    second: bool
+    """Whether there is one more scale for all."""
+    elements: tuple[str, ...]
 
 
-KINDS = {
-    "mxfp8": Kind("e4m3", torch.float8_e8m0fnu, 32),
-    "mxfp4": Kind("e2m1", torch.float8_e8m0fnu, 32),
-    "nvfp4": Kind("e2m1", torch.float8_e4m3fn, 16),
-}
-"""Rounding of the input -> what both sides are then."""
+MX = Blocks(torch.float8_e8m0fnu, 32, False, ("float8_e4m3", "float8_e5m2", "float4_e2m1"))
+BLOCKS = {"mxfp8": MX, "mxfp4": MX, "nvfp4": Blocks(torch.float8_e4m3fn, 16, True, ("float4_e2m1",))}
+"""Rounding of the input -> the blocks of both sides, and what the weight may be made of."""
+ELEMENTS = {"float8_e4m3": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1": "e2m1"}
+"""What Triton calls them."""
 
 
 def refuses(x: Tensor, weight: Weight, act: str, config: Config) -> str | None:
     if act not in config.scaled:
         return f"its matrix units take no scales of {act}, but those of {', '.join(config.scaled) or 'no format'}"
-    kind = KINDS[act]
-    wanted = (ACTIVATIONS[act].dtype, kind.scale, (1, kind.block), act == "nvfp4")
-    if (weight.dtype, weight.scale.dtype, (weight.block_n, weight.block_k), weight.scale2 is not None) != wanted:
+    scale, columns, second, elements = BLOCKS[act]
+    mine = weight.scale.dtype, (weight.block_n, weight.block_k), weight.scale2 is not None
+    if weight.dtype not in elements or mine != (scale, (1, columns), second):
         return (
-            f"with {act} inputs the weight must be {act} as well, not {weight.dtype} with {weight.scale.dtype} scales"
+            f"with {act} inputs the weight must be {' or '.join(elements)} with {scale} scales per 1x{columns} block, "
+            f"not {weight.dtype} with {weight.scale.dtype} scales per {weight.block_n}x{weight.block_k}"
         )
+    if not config.mixed and NUMBER_TYPES[weight.dtype].bits != ACTIVATIONS[act].number.bits:
+        return f"its matrix units take as many bits on both sides, not {weight.dtype} with {act} inputs"
     if weight.layout != "plain":
         return f"the weight must be in layout plain, not {weight.layout}"
     if weight.k % UNIT or not weight.n:
         return f"K must be a multiple of {UNIT} and N not 0; they are {weight.k} and {weight.n}"
     return None if x.dtype == torch.bfloat16 else f"x must be bfloat16, not {x.dtype}"
+
+
+@triton.jit
+def load_part(at: tl.tensor, inside: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
+    return tl.load(at) if EVEN else tl.load(at, mask=inside, other=0)
 
 
 @triton.jit
@@ -63,72 +74,93 @@ def scaled(
     scale: tl.tensor,
     scale2: tl.tensor,
     bias: tl.tensor,
+    ends: tl.tensor,
     out: tl.tensor,
     m: tl.tensor,
     n: tl.tensor,
     k: tl.tensor,
+    experts: tl.tensor,
     per_split: tl.tensor,
-    KIND: tl.constexpr,
+    X: tl.constexpr,
+    WEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
+    EXPERTS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ) -> None:
     """What lies past the k-th column is 0 times a scale of 0 or 2^-127."""
-    tiles_m = (m + BM - 1) // BM
+    tiles_m = tl.num_programs(0) // ((n + BN - 1) // BN)
     tile_m, tile_n, split = tl.program_id(0) % tiles_m, tl.program_id(0) // tiles_m, tl.program_id(1)
-    PACKED: tl.constexpr = 2 if KIND == "e2m1" else 1
-    BYTES: tl.constexpr = BK // PACKED
-    row_m, row_n = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
-    at_m, at_n = tl.minimum(row_m, m - 1).to(tl.int64)[:, None], tl.minimum(row_n, n - 1).to(tl.int64)[:, None]
-    row_bytes, blocks = k // PACKED, k // BLOCK
+    X_PACKED: tl.constexpr = 2 if X == "e2m1" else 1
+    PACKED: tl.constexpr = 2 if WEIGHT == "e2m1" else 1
+    x_bytes, row_bytes, blocks = k // X_PACKED, k // PACKED, k // BLOCK
+    if ends is None:
+        start, stop = tile_m * BM, m
+    else:
+        expert, start, stop = find_expert(ends, tile_m, m, experts, BM, EXPERTS)
+        if start >= stop:
+            return
+        data += expert.to(tl.int64) * n * row_bytes
+        scale += expert.to(tl.int64) * n * blocks
+        if scale2 is not None:
+            scale2 += expert
+    row_m, row_n = start + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
+    at_m, at_n = tl.minimum(row_m, stop - 1).to(tl.int64)[:, None], tl.minimum(row_n, n - 1).to(tl.int64)[:, None]
     total = tl.zeros((BM, BN), dtype=tl.float32)
     last = tl.minimum((k + BK - 1) // BK, (split + 1) * per_split)
     for step in range(split * per_split, last):
-        byte = (step * BYTES + tl.arange(0, BYTES))[None, :]
+        x_byte = (step * (BK // X_PACKED) + tl.arange(0, BK // X_PACKED))[None, :]
+        byte = (step * (BK // PACKED) + tl.arange(0, BK // PACKED))[None, :]
         block = (step * (BK // BLOCK) + tl.arange(0, BK // BLOCK))[None, :]
-        if EVEN:
-            a, b = tl.load(x + at_m * row_bytes + byte), tl.load(data + at_n * row_bytes + byte)
-            a_scale, b_scale = tl.load(x_scale + at_m * blocks + block), tl.load(scale + at_n * blocks + block)
-        else:
-            a = tl.load(x + at_m * row_bytes + byte, mask=byte < row_bytes, other=0)
-            b = tl.load(data + at_n * row_bytes + byte, mask=byte < row_bytes, other=0)
-            a_scale = tl.load(x_scale + at_m * blocks + block, mask=block < blocks, other=0)
-            b_scale = tl.load(scale + at_n * blocks + block, mask=block < blocks, other=0)
+        a = load_part(x + at_m * x_bytes + x_byte, x_byte < x_bytes, EVEN)
+        b = load_part(data + at_n * row_bytes + byte, byte < row_bytes, EVEN)
+        a_scale = load_part(x_scale + at_m * blocks + block, block < blocks, EVEN)
+        b_scale = load_part(scale + at_n * blocks + block, block < blocks, EVEN)
         if BLOCK == 16:
             a_scale, b_scale = a_scale.to(tl.float8e4nv, bitcast=True), b_scale.to(tl.float8e4nv, bitcast=True)
-        total = tl.dot_scaled(a, a_scale, KIND, tl.trans(b), b_scale, KIND, total)
+        total = tl.dot_scaled(a, a_scale, X, tl.trans(b), b_scale, WEIGHT, total)
     if x_scale2 is not None:
         total *= tl.load(x_scale2) * tl.load(scale2)
     inside_n = row_n < n
     if bias is not None:
         total += tl.load(bias + row_n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
     at = (split * m + row_m).to(tl.int64)[:, None] * n + row_n[None, :]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=(row_m < m)[:, None] & inside_n[None, :])
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=(row_m < stop)[:, None] & inside_n[None, :])
 
 
 def product(
-    x: Tensor, act: str, act_scale: Tensor | None, weight: Weight, bias: Tensor | None, config: Config
+    x: Tensor,
+    act: str,
+    act_scale: Tensor | None,
+    weight: Weight,
+    bias: Tensor | None,
+    config: Config,
+    ends: Tensor | None = None,
 ) -> Tensor:
-    """[M, N] for x [.., K], which is rounded first."""
-    kind, held = KINDS[act], from_list(quantize_input(x, act, act_scale))
-    m = held.data.shape[0]
-    blocks = config.scaled_tiles(m)
-    bm, bn, bk = blocks["BM"], blocks["BN"], blocks["BK"]
-    tiles = triton.cdiv(m, bm) * triton.cdiv(weight.n, bn)
-    splits, per_split = splits_of(tiles, triton.cdiv(weight.k, bk), m, weight, blocks)
-    out, target = outputs(splits, m, weight.n, x.dtype, x.device)
+    """[M, N] for x [.., K], which is rounded first; with ``ends`` rows of experts, and zeros for the rows of none."""
+    held = from_list(quantize_input(x, act, act_scale))
+    m, experts = held.data.shape[0], 1 if ends is None else ends.shape[0]
+    blocks = config.scaled_tiles(triton.cdiv(m, experts))
+    bk = blocks["BK"]
+    grid_m, grid_n = tiles_of(m, weight.n, experts, blocks)
+    splits, per_split = 1, triton.cdiv(weight.k, bk)
+    if ends is None:
+        splits, per_split = splits_of(grid_m * grid_n, per_split, m, weight, blocks)
+    out, target = outputs(splits, m, weight.n, x.dtype, x.device, zeros=ends is not None)
     parts = (held.data, held.scale, weight.data.contiguous(), weight.scale.contiguous())
     codes, x_scale, data, scale = (part.view(torch.uint8) for part in parts)
-    scaled[(tiles, splits)](
-        *(codes, x_scale, held.scale2, data, scale, weight.scale2, bias if splits == 1 else None, target),
-        *(m, weight.n, weight.k, per_split),
-        KIND=kind.name,
-        BLOCK=kind.block,
+    scaled[(grid_m * grid_n, splits)](
+        *(codes, x_scale, held.scale2, data, scale, weight.scale2, bias if splits == 1 else None, ends, target),
+        *(m, weight.n, weight.k, experts, per_split),
+        X=ELEMENTS[ACTIVATIONS[act].dtype],
+        WEIGHT=ELEMENTS[weight.dtype],
+        BLOCK=BLOCKS[act].columns,
         EVEN=weight.k % bk == 0,
-        BM=bm,
-        BN=bn,
+        EXPERTS=triton.next_power_of_2(experts),
+        BM=blocks["BM"],
+        BN=blocks["BN"],
         BK=bk,
         num_warps=blocks["num_warps"],
         num_stages=blocks["num_stages"],

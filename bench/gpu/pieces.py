@@ -1,0 +1,147 @@
+"""Everything that wants a GPU, in pieces that a short loan of one has time for: ``python -m bench.gpu.pieces NAME``.
+
+Nothing is installed and no network is needed: PyTorch for the device, Triton, numpy, safetensors and pytest must be
+there, other libraries are compared with where they are. Each piece is stopped after nine minutes, leaves what it found
+as it goes, in one folder, and goes on where it was when it is called again. What is given beside the options below goes
+to the piece: ``quick --peers tinygemm``. bench/README.md says in which order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "build" / "gpu"
+SECONDS = 540
+GRACE = 20
+"""Seconds for a piece that was told to stop to write what it has."""
+STOPPED = 124
+
+TESTS = ("-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-rf")
+KERNELS = tuple(
+    f"tests/backends/on_{name}.py" for name in ("triton", "triton_inputs", "triton_scaled", "triton_tables")
+)
+DEVICE_TESTS = "tests/backends/test_gpu.py"
+SCHEMES = ("int4", "nf4", "int8", "int8-dyn", "fp8-row", "int4-int8")
+PIECES: dict[str, tuple[str, ...]] = {
+    "kernels": (*TESTS, "-n", "WORKERS", *KERNELS),
+    "tests": (*TESTS, "-n", "WORKERS", "-m", "gpu", "-k", "not watched", DEVICE_TESTS),
+    "support": ("-m", "bitport.conformance", "--device", "DEVICE", "--json", "FOLDER/support.json"),
+    "tune": ("-m", "bench.gpu.tune", "--json"),
+    "quick": ("-m", "bench.gpu.products", "--json", "--go-on", "--quick"),
+    "methods": ("-m", "bench.gpu.methods", "--json"),
+    "products": ("-m", "bench.gpu.products", "--json", "--go-on", "--repetitions", "7", "--schemes", *SCHEMES),
+    "all-schemes": ("-m", "bench.gpu.products", "--json", "--go-on", "--repetitions", "7"),
+    "sanitizer": (*TESTS, "-m", "gpu", "-k", "watched", DEVICE_TESTS),
+}
+"""What python is given, in the order in which they are worth most; WORKERS, DEVICE and FOLDER are put in."""
+
+
+def command(name: str, folder: Path, device: str, more: tuple[str, ...] = ()) -> list[str]:
+    put_in = {"WORKERS": str(min(12, os.cpu_count() or 1)), "DEVICE": device}
+    given = [put_in.get(each, each.replace("FOLDER", str(folder))) for each in PIECES[name]]
+    if "-n" in given and importlib.util.find_spec("xdist") is None:
+        at = given.index("-n")
+        del given[at : at + 2]
+    return [sys.executable, *given, *more]
+
+
+def environment(folder: Path, device: str) -> dict[str, str]:
+    """Records, and the table that tune writes and the others choose by, lie in one folder."""
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONUNBUFFERED": "1",
+        "TRITON_DEVICE": device,
+        "BITPORT_CACHE": str(folder),
+        "BENCH_RESULTS": str(folder),
+    }
+
+
+def run(name: str, folder: Path, device: str, seconds: float = SECONDS, more: tuple[str, ...] = ()) -> int:
+    """Its exit status, or STOPPED; what it prints goes on to the end of ``pieces.txt`` as well."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "pieces.txt"
+    with log.open("a") as file:
+        print(f"\n== {name}", file=file, flush=True)
+        start, place = time.monotonic(), file.tell()
+        process = subprocess.Popen(
+            command(name, folder, device, more),
+            cwd=ROOT,
+            env=environment(folder, device),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = watch(process, log, place, seconds)
+        finally:
+            end(process)
+        print(f"== {name}: {said(status)} after {time.monotonic() - start:.0f} s", file=file, flush=True)
+    print(f"== {name}: {said(status)} after {time.monotonic() - start:.0f} s")
+    return status
+
+
+def said(status: int) -> str:
+    return "stopped, to be called again," if status == STOPPED else f"ended with {status}"
+
+
+def watch(process: subprocess.Popen[bytes], log: Path, place: int, seconds: float) -> int:
+    """Prints what the log gets; the status in the end."""
+    until = time.monotonic() + seconds
+    with log.open() as file:
+        file.seek(place)
+        while True:
+            status = process.poll()
+            sys.stdout.write(file.read())
+            sys.stdout.flush()
+            if status is not None:
+                return status
+            if time.monotonic() > until:
+                return STOPPED
+            time.sleep(0.2)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """It, and the processes that it started."""
+    for kind in (signal.SIGINT, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, kind)
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                continue
+    process.wait()
+
+
+def present() -> str:
+    import torch
+
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        raise SystemExit("bench.gpu.pieces needs a CUDA, ROCm or XPU device, and PyTorch finds none here")
+    return device.type
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pieces", nargs="+", choices=PIECES)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="default: build/gpu")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for each piece; default: {SECONDS}")
+    options, more = parser.parse_known_args()
+    if more and len(options.pieces) > 1:
+        parser.error(f"{' '.join(more)} would go to each of {', '.join(options.pieces)}; give one piece with it")
+    device, folder = present(), options.folder.resolve()
+    return max([run(name, folder, device, options.seconds, tuple(more)) for name in options.pieces])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

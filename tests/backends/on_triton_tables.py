@@ -1,0 +1,253 @@
+"""Tables of blocks and crossovers: those that are shipped, and how they are measured, on a stand-in for a GPU. Run by
+test_triton.py, as on_triton.py."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from bench.results import lines_of
+from bitport import layouts
+from bitport.backends import measured
+from bitport.backends.aten import LEAST_ROWS, from_rows
+from bitport.backends.triton import configs, kernels, linear, measure
+from bitport.ops import Impl, Weight, register_kernel
+from tests.backends.products import products
+
+DEVICE = torch.device(os.environ["TRITON_DEVICE"])
+BF16 = torch.bfloat16
+RECORDS = Path(__file__).parents[2] / "bench" / "results"
+DEFAULT = json.loads((configs.FOLDER / "default.json").read_text())
+
+if DEVICE.type == "cpu":
+    from tests.backends.interpreter import correct_bfloat16
+
+    correct_bfloat16()
+
+
+def a_weight() -> Weight:
+    (sample,) = products("int4-g32", BF16, "plain", n=48, k=256, m=5)
+    return Weight(*(arg.to(DEVICE) if isinstance(arg, Tensor) else arg for arg in sample.args[1:11]))
+
+
+@pytest.mark.parametrize("file", sorted(configs.FOLDER.glob("*.json")), ids=lambda file: file.stem)
+def test_shipped_tables_are_sound(file: Path) -> None:
+    content = json.loads(file.read_text())
+    assert configs.fault(content) is None
+    if not content["source"].startswith("Reasoned, measured on no device. "):
+        recorded = {line.get("source") for line in lines_of(RECORDS / "gpu-tune.jsonl")}
+        assert content["source"] in recorded, "a figure needs the record of its run"
+        assert "unmeasured" not in content
+
+
+@pytest.mark.parametrize(("name", "source"), [("sm80", "sm80"), ("sm90", "sm90"), ("xpu", "xpu"), ("sm75", "default")])
+def test_which_table_is_shipped(name: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
+    monkeypatch.setattr(configs, "architecture", lambda device: name)
+    configs.of.cache_clear()
+    found = configs.of(DEVICE)
+    configs.of.cache_clear()
+    assert found.content == json.loads((configs.FOLDER / f"{source}.json").read_text())
+    assert found.float8 == (name == "sm90")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"version": 1}, "not of version 3"),
+        ({"source": None}, "source must say"),
+        ({"scaled": []}, "scaled must have rows"),
+        (
+            {"tiles": DEFAULT["tiles"][:-1]},
+            "tiles must have rows that are whole numbers, and at the end an entry for any",
+        ),
+        ({"tiles": [{**DEFAULT["tiles"][-1], "BM": 48}]}, "powers of two"),
+        ({"tiles": [{**DEFAULT["tiles"][-1], "programs": 0}]}, "tiles must be a list of"),
+        ({"gemv": {}}, "gemv must have BN, BK, num_warps (powers of two), num_stages, programs"),
+        ({"most_rows": {"gemv": {}}}, "each kind of weight and of *"),
+        ({"most_rows": {"gemv": {"*": -1}}}, "whole numbers or null"),
+        ({"least_rows": {"int_mm": 0}}, "least_rows must be whole numbers from 1 on"),
+        ({"unmeasured": "all"}, "unmeasured must be a list of names"),
+    ],
+)
+def test_a_damaged_table_is_told(change: dict[str, Any], reason: str) -> None:
+    assert reason in str(configs.fault({**DEFAULT, **change}))
+
+
+def test_what_was_measured_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
+    monkeypatch.setattr(configs, "architecture", lambda device: "sm90")
+    configs.of.cache_clear()
+    measured.write(
+        configs.path("sm90"), {**DEFAULT, "most_rows": {"gemv": {"*": 7}, "tiles": {"int4/group": 9, "*": 8}}}
+    )
+    (sample,) = products("int4", BF16, "plain", n=64, k=256, m=1)
+    config = configs.of(DEVICE)
+    most = [config.most_rows(kernel, Weight(*sample.args[1:11])) for kernel in ("gemv", "tiles", "dense")]
+    configs.of.cache_clear()
+    assert most == [7, 9, None]
+
+
+class StandIn:
+    """A GPU whose cache holds one weight of 256 x 256 in 4 bits."""
+
+    cache = 256 * 256 // 2
+
+    def __init__(self, device: torch.device) -> None:
+        assert device == DEVICE
+
+    def about(self) -> dict[str, str]:
+        return {"device": "a stand-in"}
+
+
+def weight_in(args: tuple[Any, ...]) -> Weight:
+    """Of an op's arguments; those of a grouped one begin with x and the ends, of another with x."""
+    at = 2 if len(args) == 12 else 1
+    return Weight(*args[at : at + 10])
+
+
+@pytest.fixture
+def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Few sizes, rows and schemes on a stand-in; what is told of each trial, whose time is made up: gemv is the
+    fastest at one row, tiles at four, of int8 a dense product. Each kernel runs once, at four rows."""
+    monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
+    monkeypatch.setattr(configs, "architecture", lambda device: "sm90")
+    monkeypatch.setattr(measure, "SIZE", 256)
+    monkeypatch.setattr(measure, "ROWS", (1, 4))
+    monkeypatch.setattr(measure, "SCHEMES", ("int4", "int8"))
+    monkeypatch.setattr(measure, "RIVALS", {"theirs": ("dyn_linear", "int8-dyn"), "many": ("grouped_linear", "int4")})
+    monkeypatch.setattr(measure, "EXPERTS", 2)
+    monkeypatch.setattr(measure, "Accelerator", StandIn)
+    monkeypatch.setattr(layouts, "preferred", lambda *args: "plain")
+    monkeypatch.setattr(measure, "PROGRAMS", (64,))
+    monkeypatch.setattr(measure, "TILES", {16: {"BM": (16,), "BN": (32, 64)}, None: {"BM": (32,)}})
+    monkeypatch.setattr(measure, "GEMV", {"BN": (8, 16), "BK": (256,), "num_warps": (2,), "num_stages": (2,)})
+    found: list[dict[str, Any]] = []
+
+    def timed(
+        run: Callable[[Any], object], copies: list[Any], device: torch.device, note: measure.Note, **trial: Any
+    ) -> float:
+        weights = [each if isinstance(each, Weight) else weight_in(each) for each in copies]
+        assert sum(each.data.nbytes for each in weights) >= 2 * StandIn.cache, "copies fill the cache twice"
+        note(trial)
+        found.append(trial)
+        if trial["rows"] == 4:
+            run(copies[-1])
+        if "blocks" in trial:
+            return 1.0 if trial["blocks"].get("BN", 32) in (8, 32) else 2.0
+        few, dense = trial["rows"] == 1, 1.5 if weights[0].dtype == "int8" else 3.0
+        known = {"gemv": 1.0 if few else 9.0, "tiles": 2.0, "dense": dense, "theirs": 9.0 if few else 4.0, "many": 6.0}
+        return known.get(trial["kernel"], 5.0)
+
+    monkeypatch.setattr(measure, "_time", timed)
+    register_kernel(Impl("dyn_linear", "theirs", DEVICE.type, kernels.run_dyn(linear.tiles), lambda *args: None))
+    register_kernel(Impl("grouped_linear", "many", DEVICE.type, kernels.grouped, from_rows("many", lambda *args: None)))
+    configs.of.cache_clear()
+    yield found
+    configs.of.cache_clear()
+
+
+STAGES = ["gemv", "tiles 16", "tiles any", "rows int4", "rows int8", "from theirs", "from many"]
+
+
+@pytest.mark.usefixtures("own_tables")
+def test_tune_measures_and_keeps(trials: list[dict[str, Any]]) -> None:
+    noted: list[dict[str, Any]] = []
+    lines = list(measure.tune(DEVICE, noted.append))
+    kept = json.loads(configs.path("sm90").read_text())
+    assert configs.fault(kept) is None
+    assert "unmeasured" not in kept
+    assert kept["source"].startswith("measured on a stand-in with torch 2")
+    assert {name: kept["gemv"][name] for name in ("BN", "programs")} == {"BN": 8, "programs": 528}
+    assert [(each["rows"], each["BN"]) for each in kept["tiles"]] == [(16, 32), (None, 128)]
+    assert kept["most_rows"]["gemv"] == {"int4/group": 1, "int8/row": 1, "*": 1}
+    assert kept["most_rows"]["tiles"] == {"int4/group": 4, "int8/row": 1, "*": 2}
+    assert kept["least_rows"] == {"int_mm": 2, "grouped_mm": 257, "theirs": 2, "many": None}
+    assert "linear int8/row: gemv up to 1 rows, tiles up to 1, then a dense product" in lines
+    assert lines[-1] == f"written to {configs.path('sm90')}"
+    assert list(dict.fromkeys(each["stage"] for each in noted)) == STAGES
+    assert len(noted) == len(trials)
+
+
+@pytest.mark.usefixtures("own_tables", "trials")
+def test_tune_measures_what_the_table_in_use_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LEAST_ROWS, DEVICE.type, lambda kernel, device: None)
+    assert measure.begun(DEVICE)["unmeasured"] == STAGES
+    assert LEAST_ROWS[DEVICE.type]("many", DEVICE) is None
+
+
+@pytest.mark.usefixtures("own_tables", "trials")
+def test_tune_goes_on_where_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = measure.tune(DEVICE)
+    for _ in range(2):
+        next(stopped)
+    stopped.close()
+    assert configs.of(DEVICE).content["unmeasured"] == STAGES[2:]
+    noted: list[dict[str, Any]] = []
+    list(measure.tune(DEVICE, noted.append))
+    assert list(dict.fromkeys(each["stage"] for each in noted)) == STAGES[2:]
+    again: list[dict[str, Any]] = []
+    list(measure.tune(DEVICE, again.append))
+    assert list(dict.fromkeys(each["stage"] for each in again)) == STAGES, "done, so it begins anew"
+    next(measure.tune(DEVICE))
+    monkeypatch.setattr(StandIn, "about", lambda self: {"device": "another"})
+    assert measure.begun(DEVICE)["unmeasured"] == STAGES, "of another device nothing is taken over"
+
+
+def test_blocks_are_searched_size_by_size() -> None:
+    tried: list[dict[str, int]] = []
+
+    def time(blocks: dict[str, int]) -> float:
+        tried.append(dict(blocks))
+        return 1 + abs(blocks["BN"] - 64) / 64 + abs(blocks["BK"] - 128) / 128
+
+    sizes = {"BN": (16, 32, 64), "BK": (64, 128)}
+    assert measure.search(sizes, {"BN": 16, "BK": 64, "rows": 9}, time) == ({"BN": 64, "BK": 128}, 1.0)
+    assert len(tried) == len({tuple(each.items()) for each in tried}) == 6
+    assert measure.search(sizes, {"BN": 32, "BK": 64}, lambda blocks: 1 - blocks["BN"] / 1e4)[0]["BN"] == 32, (
+        "a gain below the noise is none"
+    )
+
+
+@pytest.mark.parametrize("error", [OutOfResources(1 << 18, 1 << 16, "shared memory"), RuntimeError("no\nsuch")])
+def test_what_cannot_run_takes_forever_and_says_so(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(StandIn):
+        def recorded(self, run: Callable[[], object]) -> None:
+            raise error
+
+        def synchronize(self) -> None:
+            pass
+
+    monkeypatch.setattr(measure, "Accelerator", Failing)
+    noted: list[dict[str, Any]] = []
+    assert measure._time(lambda each: None, [a_weight()], DEVICE, noted.append, rows=1) == float("inf")
+    assert noted == [{"rows": 1, "us": None, "reason": str(error).splitlines()[0]}]
+
+
+def test_time_is_of_a_graph_over_every_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three weights, called once each while recording; plays take 9, 3, 6, .. seconds, a call a third of the median."""
+    called: list[int] = []
+    plays = iter([9.0, 3.0, 6.0, 6.0, 6.0, 1.0, 7.0])
+
+    class Recorder(StandIn):
+        def recorded(self, run: Callable[[], object]) -> tuple[str, object]:
+            return "play", run()
+
+        def seconds(self, play: str) -> float:
+            assert play == "play"
+            return next(plays)
+
+    monkeypatch.setattr(measure, "Accelerator", Recorder)
+    weights = [a_weight()._replace(n=n) for n in (1, 2, 3)]
+    noted: list[dict[str, Any]] = []
+    assert measure._time(lambda each: called.append(each.n), weights, DEVICE, noted.append, rows=1) == 2.0
+    assert noted == [{"rows": 1, "us": 2e6}]
+    assert called == [1, 2, 3]
