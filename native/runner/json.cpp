@@ -1,7 +1,6 @@
 #include "json.h"
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
+#include <charconv>
 
 namespace bitport::runner {
 namespace {
@@ -70,6 +69,13 @@ class Reader {
   }
 
   static bool has_twins(const JsonObject& members) {
+    constexpr size_t kFew = 8;   // compared one by one
+    if (members.size() <= kFew) {
+      for (size_t i = 1; i < members.size(); ++i)
+        for (size_t j = 0; j < i; ++j)
+          if (members[i].first == members[j].first) return true;
+      return false;
+    }
     std::vector<std::string_view> keys;
     keys.reserve(members.size());
     for (const auto& [key, value] : members) keys.push_back(key);
@@ -88,16 +94,15 @@ class Reader {
   }
 
   Json number() {
-    const size_t begin = at_;
-    while (at_ < text_.size() && std::string_view("+-.0123456789eE").find(text_[at_]) != text_.npos) ++at_;
-    const std::string digits(text_.substr(begin, at_ - begin));
-    if (digits.empty() || digits[0] == '+') wrong("a value is wanted");
-    char* end = nullptr;
-    errno = 0;
-    const bool whole = digits.find_first_of(".eE") == digits.npos;
-    const int64_t value = whole ? std::strtoll(digits.c_str(), &end, 10) : 0;
-    const double real = whole ? 0 : std::strtod(digits.c_str(), &end);
-    if (*end || errno) wrong("no number, or one too large");
+    const char *const begin = text_.data() + at_, *const limit = text_.data() + text_.size();
+    int64_t value = 0;
+    auto read = std::from_chars(begin, limit, value);
+    const bool whole = read.ptr == limit || (*read.ptr != '.' && *read.ptr != 'e' && *read.ptr != 'E');
+    double real = 0;
+    if (!whole) read = std::from_chars(begin, limit, real);
+    if (read.ptr == begin) wrong("a value is wanted");
+    if (read.ec != std::errc()) wrong("a number too large");
+    at_ += size_t(read.ptr - begin);
     return whole ? Json(value) : Json(real);
   }
 
