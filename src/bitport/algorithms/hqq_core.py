@@ -37,21 +37,26 @@ def solve(x: Tensor, fmt: Format, steps: int = 20, p: float = P) -> Params:
 
 def _matrix(x: Tensor, fmt: Format, steps: int, p: float) -> Params:
     start, blocks = Params(*choose_qparams(x, fmt)), to_blocks(x, fmt.block)
-    held = to_blocks(x.new_ones(1, 1, dtype=torch.float32).expand(x.shape), fmt.block)
-    short = blocks.numel() != x.numel()
+    held = None
+    if blocks.numel() != x.numel():
+        held = to_blocks(x.new_ones(1, 1, dtype=torch.float32).expand(x.shape), fmt.block)
     return joined(
-        [_piece(blocks[at].float(), held[at], short, fmt, part_of(start, at), steps, p) for at in pieces(blocks)]
+        [
+            _piece(blocks[at].float(), None if held is None else held[at], fmt, part_of(start, at), steps, p)
+            for at in pieces(blocks)
+        ]
     )
 
 
-def _piece(x: Tensor, held: Tensor, short: bool, fmt: Format, params: Params, steps: int, p: float) -> Params:
-    """x [SN, bn, SK, bk]; ``held``: 1, and 0 where ``short`` blocks are filled up."""
+def _piece(x: Tensor, held: Tensor | None, fmt: Format, params: Params, steps: int, p: float) -> Params:
+    """x [SN, bn, SK, bk]; ``held``: 1, and 0 where a block is filled up; None: all blocks are full."""
     error, size, pull, other = (torch.empty_like(x) for _ in range(4))
-    best, least, beta, ones = params, None, BETA, held.sum((-3, -1))
+    best, least, beta = params, None, BETA
+    ones: Tensor | float = float(x.shape[-3] * x.shape[-1]) if held is None else held.sum((-3, -1))
     for step in range(steps + 1):
         scale = block_scale(params.scale, params.scale2)
         error, values = nearest(x, fmt, scale, params.zero, (error, other))
-        if short:
+        if held is not None:
             values.mul_(held)
         torch.abs(error.sub_(values), out=size)
         torch.clamp(size, min=SMALLEST, out=pull).log_().mul_(p - 1).exp_()  # pow_ takes five times as long
@@ -77,7 +82,7 @@ def toward(error: Tensor, size: Tensor, slope: Tensor, beta: float) -> Tensor:
 class Sums(NamedTuple):
     """Over each block: of 1, of the values v, of the pulls d, of v d and of v^2."""
 
-    ones: Tensor
+    ones: Tensor | float
     v: Tensor
     d: Tensor
     vd: Tensor
