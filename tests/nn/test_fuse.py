@@ -60,8 +60,17 @@ class Residual(Plain):
         return x + self.fc2(self.act(self.fc1(x)))
 
 
+APART = {"int4-g32": 35, "int8-dyn": 38 - 6, "mxfp4": 18 - 6}
+"""How near, in dB, a result fused is to the one not fused. Where the input of the last product is rounded too, a bit that
+differs may become a step, or another scale of a block: then both are roundings of the same numbers, each with the SQNR of
+its type, and no further apart than both errors put together, which is twice one of them."""
+
+
 def model(kind: nn.Module, scheme: str = "int4-g32") -> nn.Module:
     torch.manual_seed(1)
+    for module in kind.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
     whole = nn.ModuleDict({"mlp": kind}).bfloat16().eval()
     bp.quantize_(whole, scheme, measure=False)
     return whole
@@ -93,7 +102,7 @@ def test_fused_is_nearer_to_the_truth(kind: nn.Module, what: str, scheme: str) -
     exact = bp.dequantize_(copy.deepcopy(whole), torch.float64).double()["mlp"](x.double())
     if scheme == "int4-g32":  # a rounding of inputs in between turns small differences into steps
         assert float(sqnr(exact, fused)) > float(sqnr(exact, apart)) - 0.5
-    assert float(sqnr(apart, fused)) > 35 - 10 * (scheme != "int4-g32")
+    assert float(sqnr(apart, fused)) > APART[scheme]
 
 
 @pytest.mark.parametrize("kind", [Looks, Twice, Residual], ids=lambda kind: kind.__name__)
