@@ -180,6 +180,12 @@ def test_no_op_library_and_no_python_are_needed(packed: Path) -> None:
     assert int(ran.stdout) > 0
 
 
+def test_programs_are_compiled_with_one_command_line(tmp_path: Path) -> None:
+    """But for where they are written: for each command line torch compiles its headers anew, and keeps 140 MB."""
+    one, other = (options(tmp_path / name, best_level()) for name in ("one", "other"))
+    assert {key for key in one if one[key] != other[key]} == {"aot_inductor.output_path"}
+
+
 def test_nothing_of_the_process_is_changed(program: Program) -> None:
     from torch._inductor import config
 

@@ -23,7 +23,7 @@ ARCHIVE = Path(__file__).with_name("libbitport_deploy.a")
 """The native kernels, and the C functions that generated code calls; linked into every library."""
 LEVELS = {"x86-64-v4": 512, "x86-64-v3": 256}
 """Instruction sets of x86 by the names of its ABI, and the bits of their vectors."""
-SCRIPT, EXPORTS = "exports", "{ global: AOTInductor*; local: *; };"
+EXPORTS = Path(__file__).with_name("exports.map")
 """For the linker: all that a host of a library looks for. What is hidden is bound when it is linked, not by name when
 it is loaded, and left out where nothing calls it."""
 
@@ -77,7 +77,6 @@ def compile_library(
             "(with ar), then bitport again: pip install --no-deps -e . in the folder of its source"
         )
     args, kwargs = program.example_inputs
-    (folder / SCRIPT).write_text(EXPORTS)
     with torch.no_grad():
         made: Any = torch._inductor.aot_compile(graph, args, kwargs, options=options(folder, level))
     files = [Path(file) for file in made if isinstance(file, str) and Path(file).suffix in (".so", ".json")]
@@ -88,13 +87,14 @@ def compile_library(
 
 
 def options(folder: Path, level: str) -> dict[str, Any]:
-    """For this compilation alone."""
+    """For this compilation alone. But for the folder, the same for all: torch keeps compiled headers, 140 MB of them for
+    each command line that it has not met."""
     chosen: dict[str, Any] = {
         "aot_inductor.package": True,
         "aot_inductor.output_path": str(folder),
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.custom_ops_to_c_shims": declarations(),
-        "aot_inductor.custom_op_libs": [_linked(folder)],
+        "aot_inductor.custom_op_libs": [_linked()],
         "aot_inductor.enable_line_tables": False,
         "cpp.dynamic_threads": True,
         "emulate_precision_casts": True,
@@ -105,11 +105,11 @@ def options(folder: Path, level: str) -> dict[str, Any]:
     return chosen
 
 
-def _linked(folder: Path) -> str:
+def _linked() -> str:
     """ARCHIVE, and the linker's options, for which torch has no place: what stands here goes behind ``-l``. That takes
     names to look for in its own folders, not paths; from any of them the way up leads to the root."""
     archive = f":{'../' * 32}{ARCHIVE.resolve().relative_to('/')}"
-    return shlex.join((archive, "-Wl,--gc-sections", "-Wl,--strip-all", f"-Wl,--version-script={folder / SCRIPT}"))
+    return shlex.join((archive, "-Wl,--gc-sections", "-Wl,--strip-all", f"-Wl,--version-script={EXPORTS}"))
 
 
 def best_level() -> str:
