@@ -111,8 +111,6 @@ GOALS = (
         "HQQ, GPTQ, AWQ",
         "faster than the peers' own code, and as exact",
         reached.algorithms,
-        "hqq is level with HQQ's own code within the noise: both make the same passes over the weight",
-        "python -m bench.algorithms hqq",
     ),
     Goal(
         "load to first token, mmap",
