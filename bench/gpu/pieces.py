@@ -1,4 +1,4 @@
-"""Everything that wants a GPU, in pieces for a machine that is there for a short time: ``python -m bench.gpu.pieces NAME``.
+"""Everything that wants a GPU, in pieces that fit a short stay: ``python -m bench.gpu.pieces NAME``.
 
 Nothing is installed and no network is needed: PyTorch for the device, Triton, numpy, safetensors and pytest must be
 there, other libraries are compared with where they are. Each piece is stopped after nine minutes, leaves what it found
