@@ -87,8 +87,8 @@ def compile_library(
 
 
 def options(folder: Path, level: str) -> dict[str, Any]:
-    """For this compilation alone. But for the folder, the same for all: torch keeps compiled headers, 140 MB of them for
-    each command line that it has not met."""
+    """For this compilation alone. But for the folder, the same for all: torch keeps compiled headers, 140 MB of them
+    for each command line that it has not met."""
     chosen: dict[str, Any] = {
         "aot_inductor.package": True,
         "aot_inductor.output_path": str(folder),
