@@ -54,13 +54,10 @@ def tiles(
     blocks = config.tiles(triton.cdiv(m, experts))
     bk = _step(x, weight, blocks)
     place = {"row": "end", "tile": "tile"}.get(span(weight, bk), "fold")
-    tiles_m, tiles_n = tiles_of(m, weight.n, experts, blocks)
-    splits, per_split = 1, triton.cdiv(weight.k, bk)
-    if ends is None:
-        splits, per_split = splits_of(tiles_m * tiles_n, per_split, m, weight, blocks)
+    (count, splits), per_split = grid_of(m, weight, bk, blocks, ends)
     held = operand(weight)
     out, target = outputs(splits, m, weight.n, dtype, x.rows.device, zeros=ends is not None)
-    product.tiles[(tiles_m * tiles_n, splits)](
+    product.tiles[(count, splits)](
         *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, ends, target, m, x.rows.stride(0)),
         *(triton.cdiv(weight.k, X_BLOCK), experts, per_split),
         *(weight.n, weight.k, *held.pointers, *held.sizes),
@@ -110,10 +107,13 @@ def _dot(x: Rounded, weight: Weight, place: str, dtype: torch.dtype) -> tl.dtype
     return tl.bfloat16 if exact or dtype == torch.bfloat16 else tl.float32
 
 
-def tiles_of(m: int, n: int, experts: int, blocks: Blocks) -> tuple[int, int]:
-    """Along the rows and along the outputs. The last tile of each expert may be partly empty; where all rows belong to
-    fewer experts than that, some tiles are."""
-    return min(m, triton.cdiv(m, blocks["BM"]) + experts - 1), triton.cdiv(n, blocks["BN"])
+def grid_of(m: int, weight: Weight, bk: int, blocks: Blocks, ends: Tensor | None) -> tuple[tuple[int, int], int]:
+    """((tiles, splits of K), steps in each split). The last tile of each expert may be partly empty; where all rows
+    belong to fewer experts than that, some tiles are. Products of experts are not split."""
+    experts, steps = 1 if ends is None else ends.shape[0], triton.cdiv(weight.k, bk)
+    tiles = min(m, triton.cdiv(m, blocks["BM"]) + experts - 1) * triton.cdiv(weight.n, blocks["BN"])
+    splits, per_split = splits_of(tiles, steps, m, weight, blocks) if ends is None else (1, steps)
+    return (tiles, splits), per_split
 
 
 def splits_of(tiles: int, steps: int, m: int, weight: Weight, blocks: Blocks) -> tuple[int, int]:

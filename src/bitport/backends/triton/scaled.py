@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bitport.backends.triton.configs import Config
 from bitport.backends.triton.inputs import quantize_input
-from bitport.backends.triton.linear import combined, outputs, splits_of, tiles_of
+from bitport.backends.triton.linear import combined, grid_of, outputs
 from bitport.backends.triton.product import find_expert
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
 from bitport.ops import Weight
@@ -144,14 +144,11 @@ def product(
     m, experts = held.data.shape[0], 1 if ends is None else ends.shape[0]
     blocks = config.scaled_tiles(triton.cdiv(m, experts))
     bk = blocks["BK"]
-    grid_m, grid_n = tiles_of(m, weight.n, experts, blocks)
-    splits, per_split = 1, triton.cdiv(weight.k, bk)
-    if ends is None:
-        splits, per_split = splits_of(grid_m * grid_n, per_split, m, weight, blocks)
+    (count, splits), per_split = grid_of(m, weight, bk, blocks, ends)
     out, target = outputs(splits, m, weight.n, x.dtype, x.device, zeros=ends is not None)
     parts = (held.data, held.scale, weight.data.contiguous(), weight.scale.contiguous())
     codes, x_scale, data, scale = (part.view(torch.uint8) for part in parts)
-    scaled[(grid_m * grid_n, splits)](
+    scaled[(count, splits)](
         *(codes, x_scale, held.scale2, data, scale, weight.scale2, bias if splits == 1 else None, ends, target),
         *(m, weight.n, weight.k, experts, per_split),
         X=ELEMENTS[ACTIVATIONS[act].dtype],
