@@ -5,7 +5,7 @@
 namespace bitport::runner {
 namespace {
 
-constexpr int64_t kVersion = 2;
+constexpr int64_t kVersion = 3;
 
 #if defined(__x86_64__)
 constexpr char kMachine[] = "x86_64";
@@ -73,7 +73,7 @@ Constants read_constants(std::string_view text, const std::string& where) {
   const Json json = Json::parse(text, where);
   for (const auto& [name, wanted] : json.object(where))
     about(name, [&, &name = name, &wanted = wanted] {
-      made[name] = {wanted["tensor"].text("tensor"), wanted["shape"].sizes("shape")};
+      made[name] = {&type_of(wanted["dtype"].text("dtype")), wanted["shape"].sizes("shape"), wanted["at"].size("at")};
     });
   return made;
 }
@@ -92,6 +92,7 @@ Manifest Manifest::parse(std::string_view text, const std::string& where) {
     made.level = json["target"]["level"].is_null() ? "" : json["target"]["level"].text("level");
     if (const Json& weights = json["weights"]; !weights.is_null()) {
       made.weights = about("weights", [&] { return part_of(weights); });
+      made.header = about("weights: header", [&] { return part_of(weights["header"]); });
       made.weights_file = weights["file"].is_null() ? "" : weights["file"].text("weights: file");
       if (made.weights_file.empty() == made.weights.entry.empty()) fail("weights: either entry or file must stand there");
       if (made.weights_file.find('/') != made.weights_file.npos) fail("weights: file must be a name without a folder");

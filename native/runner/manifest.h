@@ -41,10 +41,11 @@ struct Example {
   std::map<std::string, double> allowed;   // by how much "output.0", .. may differ; what is not named: not at all
 };
 
-// A tensor of the weight file, and the sizes that the code wants of it.
+// A tensor that the code wants, and where it lies in the weight file.
 struct Constant {
-  std::string tensor;
+  const Type* type = nullptr;
   Sizes sizes;
+  uint64_t at = 0;
 };
 using Constants = std::map<std::string, Constant>;   // by what the code calls one
 
@@ -61,6 +62,7 @@ struct MethodManifest {
 struct Manifest {
   std::string torch, machine, level;
   Part weights;               // entry is empty where there are none, or where they are a file of their own
+  Part header;                // how the weight file begins: what tensors lie where
   std::string weights_file;   // beside the package
   std::map<std::string, MethodManifest> methods;
   Ranges ranges;

@@ -71,26 +71,16 @@ void Program::find_weights() {
   const auto found = beside ? zip_.entries().end() : zip_.entries().find(entry(manifest_->weights.entry));
   if (!beside && found == zip_.entries().end()) fail(path_, ": ", manifest_->weights.entry, " is missing");
   const Bytes bytes = beside ? file->bytes() : found->second.bytes;
-  if (manifest_ && !own && bytes.size != manifest_->weights.size)
+  if (manifest_ && bytes.size != manifest_->weights.size)
     fail(where, ": ", bytes.size, " bytes; ", manifest_->weights.size, " were exported");
+  if (manifest_ && beside)   // constants are found by their places alone
+    about(where, [&] {
+      if (crc32(bytes.part(0, manifest_->header.size)) != manifest_->header.crc)
+        fail("holds other tensors, or in other places, than ", path_, " was exported with");
+    });
   if (manifest_ && !own && options_.verify && crc32(bytes) != manifest_->weights.crc)
     fail(where, ": damaged: the checksum is wrong");
-  stored_ = Stored{file, bytes, where};
-}
-
-const TensorFile& Program::weights() {
-  if (weights_) return *weights_;
-  weights_ = stored_ ? read_tensors(stored_->bytes, stored_->file, stored_->where) : TensorFile();
-  if (options_.weights.empty() || !manifest_ || manifest_->weights.entry.empty()) return *weights_;
-  const auto replaced = zip_.entries().find(entry(manifest_->weights.entry));
-  if (replaced == zip_.entries().end()) return *weights_;
-  for (const auto& [name, tensor] : read_tensors(replaced->second.bytes, file_, path_).tensors) {
-    const auto mine = weights_->tensors.find(name);
-    if (mine != weights_->tensors.end() && (mine->second.type != tensor.type || mine->second.sizes != tensor.sizes))
-      fail(stored_->where, ": ", name, " is ", text_of(*mine->second.type, mine->second.sizes), "; the package wants ",
-           text_of(*tensor.type, tensor.sizes));
-  }
-  return *weights_;
+  weights_ = Stored{file, bytes, where};
 }
 
 std::vector<std::string> Program::methods() const {
@@ -114,23 +104,22 @@ Bytes Program::code_of(const std::string& name) const {
   return code;
 }
 
-std::map<std::string, Tensor> Program::constants_of(const std::string& name) {
-  const auto& tensors = weights().tensors;
-  if (!manifest_) return tensors;
+std::map<std::string, Tensor> Program::constants_of(const std::string& name) const {
+  if (!manifest_) return weights_ ? read_tensors(weights_->bytes, weights_->file, weights_->where).tensors : std::map<std::string, Tensor>();
   std::map<std::string, Tensor> made;
   const MethodManifest& method = manifest_->methods.at(name);
   const std::string where = path_ + ": " + method.constants;
   const Constants listed = read_constants(zip_.checked(entry(method.constants)).text(), where);
   if (listed.size() != method.constant_count)
     fail(where, ": ", listed.size(), " constants; ", method.constant_count, " were exported");
-  for (const auto& [constant, wanted] : listed) {
-    const auto found = tensors.find(wanted.tensor);
-    if (found == tensors.end()) fail(path_, ": ", name, " needs ", wanted.tensor, ", which the weights lack");
-    if (const Tensor& tensor = found->second; tensor.sizes != wanted.sizes)
-      fail(path_, ": the weights hold ", wanted.tensor, " as ", text_of(*tensor.type, tensor.sizes), ", which ", name, " wants as ",
-           text_of(*tensor.type, wanted.sizes), ": they do not belong together");
-    made.emplace(constant, found->second);
-  }
+  if (!listed.empty() && !weights_) fail(where, ": constants, and the package names no weights");
+  for (const auto& [constant, wanted] : listed)
+    about(where + ": " + constant, [&, &constant = constant, &wanted = wanted] {
+      const int64_t each = wanted.type->bytes;
+      if (wanted.at % uint64_t(each)) fail("at ", wanted.at, ", which is no place for ", wanted.type->name);
+      const Bytes bytes = weights_->bytes.part(wanted.at, uint64_t(count_of(wanted.sizes, each) * each));
+      made.emplace(constant, Tensor::over(*wanted.type, wanted.sizes, bytes, weights_->file));
+    });
   return made;
 }
 

@@ -20,7 +20,7 @@ namespace bitport::runner {
 
 struct Options {
   std::string torch;       // the folder of libtorch_cpu.so; empty: where the system's loader finds it
-  std::string weights;     // a safetensors file instead of the weights that the package names
+  std::string weights;     // a file instead of the weights that the package names: the same tensors in the same places
   bool verify = false;     // the checksum of the weights too, which reads them all (that of the code is always checked)
   bool resident = false;   // a method's weights are in memory when it is loaded, not when they are first used
 };
@@ -44,9 +44,8 @@ class Program {
   std::string entry(const std::string& below) const { return root_ + below; }
   void find_methods();
   void find_weights();
-  const TensorFile& weights();
   Bytes code_of(const std::string& name) const;
-  std::map<std::string, Tensor> constants_of(const std::string& name);
+  std::map<std::string, Tensor> constants_of(const std::string& name) const;
 
   std::string path_;
   Options options_;
@@ -60,8 +59,7 @@ class Program {
     Bytes bytes;
     std::string where;
   };
-  std::optional<Stored> stored_;        // the weights as bytes; none where the code holds its own
-  std::optional<TensorFile> weights_;   // and as tensors, once a method is loaded
+  std::optional<Stored> weights_;   // none where the code holds its own
   std::map<std::string, Method> loaded_;
 };
 

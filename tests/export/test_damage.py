@@ -34,7 +34,7 @@ def changed(packed: Path, target: Path, change: Callable[[dict[str, Any]], None]
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "version": (lambda m: m.update(version=3), "version 3"),
+    "version": (lambda m: m.update(version=2), "version 2"),
     "format": (lambda m: m.update(format="other"), "this is other"),
     "machine": (lambda m: m["target"].update(machine="riscv64"), "compiled for riscv64"),
     "level": (lambda m: m["target"].update(level="x86-64-v9"), "no whole package"),
@@ -58,9 +58,18 @@ def test_a_manifest_that_does_not_fit(name: str, packed: Path, tmp_path: Path) -
         load(changed(packed, tmp_path / "changed.pt2", change))
 
 
+def some(constants: dict[str, Any]) -> dict[str, Any]:
+    """One of more than a byte each."""
+    return next(each for each in constants.values() if each["dtype"] == "BF16")
+
+
 CONSTANT_CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "gone": (lambda c: c["first.bias"].update(tensor="gone"), "no whole package"),
-    "shape": (lambda c: c["first.bias"].update(shape=[3, 16]), "the code wants"),
+    "beyond": (lambda c: some(c).update(at=1 << 40), "does not lie within"),
+    "larger": (lambda c: some(c).update(shape=[1 << 40]), "does not lie within"),
+    "before": (lambda c: some(c).update(at=-64), "whole numbers"),
+    "odd": (lambda c: some(c).update(at=some(c)["at"] + 1), "does not lie within"),
+    "shape": (lambda c: some(c).update(shape=[-1]), "whole numbers"),
+    "type": (lambda c: some(c).update(dtype="F31"), "no whole package"),
 }
 
 

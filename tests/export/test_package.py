@@ -17,6 +17,7 @@ from bitport.export import Method, Program, load, package
 from bitport.export.archive import ALIGNMENT as PAGE
 from bitport.export.archive import ArchiveReader
 from bitport.export.compile import best_level, options
+from bitport.export.constants import SPANS
 from bitport.export.package import WEIGHTS
 from bitport.export.weights import ALIGNMENT, PAD
 from bitport.tensor import QTensor
@@ -53,15 +54,36 @@ def test_another_method_shares_the_weights(program: Program, modules: dict[str, 
 def test_what_is_only_looked_up_lies_by_row(program: Program, modules: dict[str, nn.Module]) -> None:
     """Once for both methods; a head that is the embedding stays in tiles (test_a_tied_head)."""
     plain = modules["every"].table.weight.to_layout("plain")
-    looked_up = {
-        tensor.data_ptr()
-        for method in program.methods.values()
-        for constant, tensor in method.constants.items()
-        if "bitport_rows" in constant
-    }
-    assert looked_up == {program.weights[f"table.weight.{part}"].data_ptr() for part in ("qdata", "scale")}
     assert torch.equal(program.weights["table.weight.qdata"], plain.qdata)
     assert torch.equal(program.weights["table.weight.scale"], plain.scale)
+
+
+def test_a_library_is_handed_spans(program: Program) -> None:
+    """One for each dtype, and not a tensor for each part of each weight: of what a method shares, and of the rest."""
+    half, every = (program.methods[name].constants for name in ("half", "every"))
+    assert all(name.startswith(SPANS) for name in half)
+    assert sorted(str(tensor.dtype) for tensor in half.values()) == ["torch.bfloat16", "torch.float32", "torch.uint8"]
+    of_ops = [name for name in every if name.startswith(SPANS)]
+    assert len(of_ops) <= 2 * len({every[name].dtype for name in of_ops})
+    assert len(program.weights) > 4 * len(every)
+
+
+def test_one_weight_file_for_two_packages(tmp_path: Path) -> None:
+    """The same methods for two instruction sets."""
+    module = Tied("int4-g32").eval()
+    levels = [level for level in ("x86-64-v3", best_level()) if level]
+    for at, level in enumerate(levels):
+        method = Method(module, (torch.tensor([1, 2]),))
+        package(method, tmp_path / f"{at}.pt2", weights="tied.weights", level=level, examples=False)
+    for at in range(len(levels)):
+        assert torch.equal(
+            load(tmp_path / f"{at}.pt2").forward(torch.tensor([3, 4]))[1], module(torch.tensor([3, 4]))[1]
+        )
+    other = Tied("int3-g32").eval()
+    package(Method(other, (torch.tensor([1]),)), tmp_path / "o.pt2", weights="other.weights", examples=False)
+    (tmp_path / "other.weights").replace(tmp_path / "tied.weights")
+    with pytest.raises(ExportError, match=r"tied\.weights"):
+        load(tmp_path / "0.pt2")
 
 
 class Tied(nn.Module):

@@ -82,8 +82,8 @@ def test_zip64_and_comments_are_read(programs: Path, entries: dict[str, bytes], 
 def test_weights_in_a_file_of_their_own(programs: Path, entries: dict[str, bytes], tmp_path: Path) -> None:
     weights = entries[WEIGHTS]
     beside = {key: value for key, value in entries.items() if key != WEIGHTS}
-    part = {"file": "w.safetensors", "size": len(weights), "crc32": zlib.crc32(weights)}
-    synthetic.write(tmp_path / "p.pt2", changed(beside, lambda manifest: manifest.update(weights=part)))
+    part = {"entry": None, "file": "w.safetensors"}
+    synthetic.write(tmp_path / "p.pt2", changed(beside, lambda manifest: manifest["weights"].update(part)))
     assert "w.safetensors: No such file" in refused(programs, tmp_path / "p.pt2")
     (tmp_path / "w.safetensors").write_bytes(weights)
     assert check(programs, tmp_path / "p.pt2", "--check").returncode == 0
@@ -91,6 +91,11 @@ def test_weights_in_a_file_of_their_own(programs: Path, entries: dict[str, bytes
     assert "checksum" in refused(programs, tmp_path / "p.pt2")
     (tmp_path / "w.safetensors").write_bytes(weights[:-8])
     assert f"{len(weights)} were exported" in refused(programs, tmp_path / "p.pt2", "--list")
+    for own in ([], ["--weights", tmp_path / "w.safetensors"]):
+        (tmp_path / "w.safetensors").write_bytes(weights.replace(b'"w"', b'"v"'))
+        assert "holds other tensors" in refused(programs, tmp_path / "p.pt2", "--list", *own)
+    (tmp_path / "w.safetensors").write_bytes(weights[:-1] + b"?")
+    assert check(programs, tmp_path / "p.pt2", "--check", "--weights", tmp_path / "w.safetensors").returncode == 0
 
 
 def changed(
@@ -108,7 +113,7 @@ def method(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 WRONG_MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "version": (lambda m: m.update(version=3), "version 3 of the format; this runner reads version 2"),
+    "version": (lambda m: m.update(version=2), "version 2 of the format; this runner reads version 3"),
     "format": (lambda m: m.update(format="other"), "the format is not bitport-package"),
     "machine": (lambda m: m["target"].update(machine="sparc"), "compiled for sparc; this machine is"),
     "level": (lambda m: m["target"].update(level="x86-64-v9"), "the unknown level x86-64-v9"),
@@ -119,7 +124,9 @@ WRONG_MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "their count": (lambda m: method(m)["constants"].update(count=3), "2 constants; 3 were exported"),
     "weights size": (lambda m: m["weights"].update(size=7), "7 were exported"),
     "weights crc": (lambda m: m["weights"].update(crc32=7), "the checksum is wrong"),
-    "weights elsewhere": (lambda m: m.update(weights={"file": "../w", "size": 1, "crc32": 1}), "without a folder"),
+    "weights elsewhere": (lambda m: m["weights"].update(entry=None, file="../w"), "without a folder"),
+    "no weights": (lambda m: m.update(weights=None), "constants, and the package names no weights"),
+    "no header": (lambda m: m["weights"].pop("header"), "weights: header: crc32 must be"),
     "example": (lambda m: method(m)["example"].update(entry="gone"), "gone is missing"),
     "dtype": (lambda m: method(m)["inputs"][0].update(dtype="F31"), "unknown type 'F31'; known: F64, F32"),
     "name of a size": (lambda m: method(m)["inputs"][0].update(shape=["lines"]), "'lines' is neither a number nor in"),
@@ -138,10 +145,13 @@ def test_wrong_manifests(name: str, programs: Path, entries: dict[str, bytes], t
 
 
 WRONG_CONSTANTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "gone": (lambda c: c["linear.w"].update(tensor="gone"), "model needs gone, which the weights lack"),
-    "shape": (lambda c: c["linear.w"].update(shape=[16, 4]), "w as F32[4, 16], which model wants as F32[16, 4]"),
+    "beyond": (lambda c: c["linear.w"].update(at=1 << 40), "linear.w: bytes 1099511627776 to"),
+    "around": (lambda c: c["linear.w"].update(at=(1 << 63) - 8), "the file is cut off"),
+    "larger": (lambda c: c["linear.w"].update(shape=[1 << 30]), "the file is cut off"),
+    "odd place": (lambda c: c["linear.w"].update(at=c["linear.w"]["at"] + 2), "which is no place for F32"),
+    "type": (lambda c: c["linear.w"].update(dtype="F31"), "unknown type 'F31'"),
     "size below zero": (lambda c: c["linear.w"].update(shape=[-1]), "below zero"),
-    "no tensor": (lambda c: c["linear.w"].pop("tensor"), "linear.w: tensor must be a string"),
+    "no place": (lambda c: c["linear.w"].pop("at"), "linear.w: at must be"),
     "no object": (lambda c: c.update({"linear.w": "w"}), "must be a string"),
 }
 
@@ -198,8 +208,9 @@ HEADERS = {
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_wrong_weight_files(name: str, programs: Path, entries: dict[str, bytes], tmp_path: Path) -> None:
+    """Where torch alone made the package, names are all that there is to find constants by."""
     header, said = HEADERS[name]
-    synthetic.write(tmp_path / "p.pt2", entries)
+    synthetic.write(tmp_path / "p.pt2", {CODE: entries[CODE]})
     (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
     assert said in refused(programs, tmp_path / "p.pt2", "--check", "--weights", tmp_path / "w.safetensors")
 
@@ -208,7 +219,7 @@ def test_wrong_weight_files(name: str, programs: Path, entries: dict[str, bytes]
     "length", [0, 8, 0xFFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFF8], ids=["none", "short", "all", "wraps"]
 )
 def test_wrong_lengths_of_the_header(length: int, programs: Path, entries: dict[str, bytes], tmp_path: Path) -> None:
-    synthetic.write(tmp_path / "p.pt2", entries)
+    synthetic.write(tmp_path / "p.pt2", {CODE: entries[CODE]})
     (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", length) + b"{")
     refused(programs, tmp_path / "p.pt2", "--check", "--weights", tmp_path / "w.safetensors")
 

@@ -55,8 +55,8 @@ def contents() -> dict[str, bytes]:
     )
     example = tensors({"input.0": ("F32", [2, 16], bytes(128)), "output.0": ("F32", [2, 4], bytes(32))})
     constants = {
-        "linear.w": {"tensor": "w", "shape": [4, 16]},
-        "linear.scale": {"tensor": "scale", "shape": [4]},
+        "linear.w": {"dtype": "F32", "shape": [4, 16], "at": len(weights) - 320},
+        "linear.scale": {"dtype": "BF16", "shape": [4], "at": len(weights) - 64},
     }
     entries = {
         CONSTANTS: json.dumps(constants).encode(),
@@ -73,11 +73,11 @@ def contents() -> dict[str, bytes]:
     }
     manifest = {
         "format": "bitport-package",
-        "version": 2,
+        "version": 3,
         "bitport": "0",
         "torch": "2.13.0",
         "target": {"device": "cpu", "machine": platform.machine(), "level": "x86-64"},
-        "weights": part("extra/bitport/weights.safetensors", weights),
+        "weights": {**part("extra/bitport/weights.safetensors", weights), "header": part("", weights[:-320])},
         "methods": {"model": method},
         "dims": {"rows": [1, 64]},
         "meta": {"kind": '\u00e9\ud83d\ude00 \\ "', "list": [1, 2.5, None, True]},

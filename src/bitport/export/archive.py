@@ -38,14 +38,16 @@ class ArchiveWriter:
     def add(self, name: str, data: bytes) -> None:
         self.zip.writestr(self._entry(name), data)
 
-    def stream(self, name: str, write: Callable[[IO[bytes]], None]) -> None:
-        """An entry that ``write`` writes, aligned."""
+    def stream(self, name: str, write: Callable[[IO[bytes]], None]) -> int:
+        """An entry that ``write`` writes, aligned; where in the file its bytes begin, which are in the file by then."""
         entry = self._entry(name)
         at = self.zip.fp.tell() + HEADER + len(entry.filename.encode()) + ZIP64 + 4  # type: ignore[union-attr]
         room = -at % ALIGNMENT
         entry.extra = FILLER + room.to_bytes(2, "little") + bytes(room)
         with self.zip.open(entry, "w", force_zip64=True) as file:
             write(file)
+        self.zip.fp.flush()  # type: ignore[union-attr]
+        return at + room
 
     def _entry(self, name: str) -> zipfile.ZipInfo:
         return zipfile.ZipInfo(f"{self.root}/{name}")  # dated 1980, so that equal content gives equal archives

@@ -131,15 +131,3 @@ def check_level(level: str | None) -> str:
 def check_compiler() -> None:
     if not shutil.which(os.environ.get("CXX", "g++")):
         raise ExportError("compiling a program needs a C++ compiler: install g++, or name one in CXX")
-
-
-def constants_of(graph: fx.GraphModule) -> dict[str, Tensor]:
-    """Every constant of the graph by its qualified name."""
-    found: dict[str, Tensor] = dict(graph.named_parameters(remove_duplicate=False))
-    found |= dict(graph.named_buffers(remove_duplicate=False))
-    for node in graph.graph.find_nodes(op="get_attr"):
-        owner, _, name = node.target.rpartition(".")
-        value = getattr(graph.get_submodule(owner), name, None)
-        if isinstance(value, Tensor):
-            found[node.target] = value
-    return found

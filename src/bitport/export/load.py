@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import zipfile
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bitport.checkpoint.dtypes import READABLE
-from bitport.checkpoint.safetensors_reader import SafetensorsReader
+from bitport.checkpoint.dtypes import READABLE, from_bytes
+from bitport.checkpoint.safetensors_reader import ALIGNED, SafetensorsReader
 from bitport.errors import ArgumentError, CheckpointError, ExportError
 from bitport.export.archive import ArchiveReader
 from bitport.export.weights import CHUNK, PAD
 
 MANIFEST = "extra/bitport.json"
-FORMAT, VERSION = "bitport-package", 2
+FORMAT, VERSION = "bitport-package", 3
 CAPABILITIES = {"x86-64-v4": ("AVX512",), "x86-64-v3": ("AVX512", "AVX2"), "": ()}
 """What torch calls the instruction sets that can run a level."""
 
@@ -50,10 +51,12 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
             _verify(where, start, stored)
         with SafetensorsReader(where, mapped=True, start=start, size=size) as reader:
             weights = {name: reader.read(name) for name in reader.tensors if not name.startswith(PAD)}
+            assert reader.mapped is not None
+            data = reader.mapped[start : start + size]
+        if not inside:
+            _check_header(where, data, stored["header"])
         methods = {
-            name: Function(
-                file, name, entry, {each: _constant(weights, wanted) for each, wanted in listed[name].items()}
-            )
+            name: Function(file, name, entry, {each: _constant(data, wanted) for each, wanted in listed[name].items()})
             for name, entry in manifest["methods"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, CheckpointError) as error:
@@ -85,11 +88,22 @@ def _verify(path: Path, start: int, wanted: dict[str, Any]) -> None:
         raise ExportError(f"the weights in {path} are damaged: their checksum differs from the manifest's")
 
 
-def _constant(weights: dict[str, Tensor], wanted: dict[str, Any]) -> Tensor:
-    tensor = weights[wanted["tensor"]]
-    if list(tensor.shape) != wanted["shape"]:
-        raise ExportError(f"the weights hold {wanted['tensor']} as {[*tensor.shape]}, the code wants {wanted['shape']}")
-    return tensor
+def _check_header(path: Path, data: Tensor, wanted: dict[str, int]) -> None:
+    """Whether the tensors lie where they did at export: constants are found by their place."""
+    header = data[: wanted["size"]].numpy().tobytes()
+    if (len(header), zlib.crc32(header)) != (wanted["size"], wanted["crc32"]):
+        raise ExportError(f"{path} holds other tensors, or elsewhere, than the package was exported with")
+
+
+def _constant(data: Tensor, wanted: dict[str, Any]) -> Tensor:
+    shape, at, dtype = wanted["shape"], wanted["at"], READABLE[wanted["dtype"]]
+    if not all(type(number) is int and number >= 0 for number in (*shape, at)):
+        raise ExportError(f"a constant of the shape {shape} at {at}: these must be whole numbers")
+    end = at + math.prod(shape) * dtype.itemsize
+    if end > len(data) or at % dtype.itemsize:
+        raise ExportError(f"{dtype} {shape} at {at} does not lie within the {len(data)} bytes of the weights")
+    part = data[at:end]
+    return from_bytes(part if part.storage_offset() % ALIGNED == 0 else part.clone(), dtype, tuple(shape))
 
 
 class Function:

@@ -24,16 +24,16 @@ from bitport.export.compile import (
     check_compiler,
     check_level,
     compile_library,
-    constants_of,
     dense,
     exported,
     graph_of,
 )
 from bitport.export.compile import lowered as lowered_program
+from bitport.export.constants import Constant, Constants
 from bitport.export.load import FORMAT, MANIFEST, VERSION, compare, load
 from bitport.export.names import Names
 from bitport.export.rows import lie_by_row
-from bitport.export.weights import Written, write_weights
+from bitport.export.weights import TAGS, Written, write_weights
 from bitport.report.versions import library_version
 
 WEIGHTS = "extra/bitport/weights.safetensors"
@@ -87,9 +87,13 @@ def package(
             programs = {name: lowered_program(exported(method)) for name, method in chosen.items()}
             graphs = {name: graph_of(program) for name, program in programs.items()}
             lie_by_row(graphs.values(), names)
+            constants = Constants(graphs, names)
+            beside = None if weights is None else Path(folder, weights)
+            manifest["weights"], found = _store(constants, archive, draft, beside)
             for name, method in chosen.items():
                 entry, sizes = signature.describe(name, method, programs[name])
-                entry |= _compile(name, programs.pop(name), graphs.pop(name), Path(folder, name), level, archive, names)
+                code, listed = _compile(name, programs.pop(name), graphs.pop(name), Path(folder, name), level, archive)
+                entry |= code | _list(name, {each: found[name][each] for each in listed}, archive)
                 for size, bounds in sizes.items():
                     if manifest["dims"].setdefault(size, bounds) != bounds:
                         raise ArgumentError(f"the size {size!r} is {manifest['dims'][size]} here and {bounds} there")
@@ -100,8 +104,6 @@ def package(
                     archive.add(place, as_bytes(partial(write_weights, tensors=stored)))
                     entry["example"] = {"entry": place, "atol": _within(stored, tolerance)}
                 manifest["methods"][name] = entry
-            beside = None if weights is None else Path(folder, weights)
-            manifest["weights"] = _store(names.tensors, archive, beside)
             archive.add(MANIFEST, json.dumps(manifest, indent=1).encode())
         program = load(draft)
         for name, example in recorded.items():
@@ -130,9 +132,8 @@ def _compile(
     folder: Path,
     level: str,
     archive: ArchiveWriter,
-    names: Names,
-) -> dict[str, Any]:
-    """ "code" and "constants" of a method."""
+) -> tuple[dict[str, Any], list[str]]:
+    """ "code" of a method, and the constants that it wants."""
     folder.mkdir()
     library, *others = compile_library(program, graph, folder, level)
     code = f"{CODE.format(name)}/{library.name}"
@@ -140,17 +141,15 @@ def _compile(
     archive.add(code, data)
     for file in others:
         archive.add(f"{CODE.format(name)}/{file.name}", file.read_bytes())
-    values = constants_of(graph)
-    constants = {
-        each: {"tensor": names.name_of(name, each, values[each]), "shape": list(values[each].shape)}
-        for each in _wanted(library)
-    }
-    listed = CONSTANTS.format(name)
-    archive.add(listed, json.dumps(constants, separators=(",", ":")).encode())
-    return {
-        "code": {"entry": code, "size": len(data), "crc32": zlib.crc32(data)},
-        "constants": {"entry": listed, "count": len(constants)},
-    }
+    return {"code": {"entry": code, "size": len(data), "crc32": zlib.crc32(data)}}, _wanted(library)
+
+
+def _list(name: str, constants: Mapping[str, Constant], archive: ArchiveWriter) -> dict[str, Any]:
+    """ "constants" of a method."""
+    listed = {name: {"dtype": TAGS[each.dtype], "shape": each.shape, "at": each.at} for name, each in constants.items()}
+    place = CONSTANTS.format(name)
+    archive.add(place, json.dumps(listed, separators=(",", ":")).encode())
+    return {"constants": {"entry": place, "count": len(listed)}}
 
 
 def _wanted(library: Path) -> list[str]:
@@ -191,17 +190,23 @@ def _tolerance(value: Tensor, part: float | None) -> float:
     return float(value.double().abs().max()) * part
 
 
-def _store(tensors: Mapping[str, Tensor], archive: ArchiveWriter, beside: Path | None) -> dict[str, Any]:
-    written: list[Written] = []
+def _store(
+    constants: Constants, archive: ArchiveWriter, draft: Path, beside: Path | None
+) -> tuple[dict[str, Any], dict[str, dict[str, Constant]]]:
+    """ "weights", and the constants of each method."""
+    made: list[Written] = []
 
     def write(file: IO[bytes]) -> None:
-        written.append(write_weights(file, tensors))
+        made.append(write_weights(file, constants.tensors))
 
     if beside is None:
-        archive.stream(WEIGHTS, write)
+        start = archive.stream(WEIGHTS, write)
         where = {"entry": WEIGHTS}
     else:
+        start = 0
         with open(beside, "xb") as file:
             write(file)
         where = {"file": beside.name}
-    return {**where, "size": written[0].size, "crc32": written[0].crc32}
+    (written,) = made
+    found = constants.settle(draft if beside is None else beside, start, written)
+    return {**where, "size": written.size, "crc32": written.crc32, "header": written.header}, found

@@ -29,6 +29,9 @@ class Written:
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.size, self.crc32 = file, 0, 0
+        self.places: dict[str, int] = {}
+        """Of each tensor: bytes from the beginning of the file."""
+        self.header = {"size": 0, "crc32": 0}
 
     def write(self, data: bytes | memoryview) -> None:
         for start in range(0, len(data), CHUNK):
@@ -46,8 +49,10 @@ def write_weights(file: IO[bytes], tensors: Mapping[str, Tensor]) -> Written:
     room = -(-(8 + len(header)) // ALIGNMENT) * ALIGNMENT - 8
     written = Written(file)
     written.write(room.to_bytes(8, "little") + header.ljust(room))
-    for tensor in tensors.values():
+    written.header = {"size": written.size, "crc32": written.crc32}
+    for name, tensor in tensors.items():
         data = to_bytes(tensor)
+        written.places[name] = written.size
         written.write(data)
         written.write(bytes(-len(data) % ALIGNMENT))
     return written

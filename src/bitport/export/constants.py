@@ -1,0 +1,127 @@
+"""The constants of a program's libraries, and where they lie in its weight file.
+
+A quantized weight is several tensors, and handing one to a library takes a few microseconds: more than mapping what is
+in it. So those that only bitport's ops read, of one dtype and in the same methods, lie one behind another and are a
+single constant, a span; an op gets a part of it, which generated code cuts out where it calls. What torch's own ops
+read stays a constant of its own, since torch may do more with one than read it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from bitport.export.names import Names
+from bitport.export.ops import FAKES, overload
+from bitport.export.weights import Written
+
+SPANS = "bitport_spans"
+"""Where a graph keeps them."""
+OURS = {overload(name) for name in FAKES}
+AS_STRIDED = torch.ops.aten.as_strided.default
+
+
+class Constant(NamedTuple):
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    at: int
+    """Bytes from the beginning of the weight file."""
+
+
+class Constants:
+    def __init__(self, graphs: Mapping[str, fx.GraphModule], names: Names) -> None:
+        self.graphs = graphs
+        self._named: dict[fx.Node, str] = {}
+        methods: dict[str, list[str]] = {}
+        for method, graph in graphs.items():
+            for node in _nodes(graph):
+                self._named[node] = names.name_of(method, str(node.target), _value(graph, node))
+            for name in dict.fromkeys(self._named[node] for node in _nodes(graph) if _is_operand(node)):
+                methods.setdefault(name, []).append(method)
+        spans: dict[tuple[tuple[str, ...], torch.dtype], list[str]] = {}
+        for name, users in methods.items():
+            if names.tensors[name].numel():
+                spans.setdefault((tuple(users), names.tensors[name].dtype), []).append(name)
+        self._spans = list(spans.values())
+        order = [*(name for span in self._spans for name in span), *names.tensors]
+        self.tensors = {name: names.tensors[name] for name in order}
+        """What goes into the weight file, in this order."""
+
+    def settle(self, file: Path, start: int, written: Written) -> dict[str, dict[str, Constant]]:
+        """The constants of each method, by the names that its graph has for them from now on: spans are read from the
+        weight file, ``written`` into ``file`` behind ``start`` bytes."""
+        with open(file, "rb") as opened:
+            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        read = [_read(data, start, self._place(span, written.places)) for span in self._spans]
+        return {method: self._settle(graph, read, written.places) for method, graph in self.graphs.items()}
+
+    def _settle(self, graph: fx.GraphModule, spans: list[Tensor], places: Mapping[str, int]) -> dict[str, Constant]:
+        found: dict[str, Constant] = {}
+        span_of = {name: number for number, span in enumerate(self._spans) for name in span}
+        kept = nn.Module()
+        graph.add_module(SPANS, kept)
+        for node in _nodes(graph):
+            name = self._named[node]
+            part = self._place([name], places)
+            if name not in span_of or not _is_operand(node):
+                found[str(node.target)] = part
+                continue
+            number = span_of[name]
+            whole, place = self._place(self._spans[number], places), f"{SPANS}.{number}"
+            kept.register_buffer(str(number), spans[number])
+            found[place] = whole
+            _cut(graph, node, place, part, (part.at - whole.at) // part.dtype.itemsize)
+        _forget_others(graph, found)
+        graph.recompile()
+        return found
+
+    def _place(self, names: list[str], places: Mapping[str, int]) -> Constant:
+        """Of one tensor as it is, or of all from the first to the last."""
+        first, last, at = self.tensors[names[0]], self.tensors[names[-1]], places[names[0]]
+        if len(names) == 1:
+            return Constant(first.dtype, tuple(first.shape), at)
+        return Constant(first.dtype, ((places[names[-1]] + last.nbytes - at) // first.dtype.itemsize,), at)
+
+
+def _nodes(graph: fx.GraphModule) -> list[fx.Node]:
+    """Where it reads tensors of its own."""
+    return [node for node in graph.graph.find_nodes(op="get_attr") if isinstance(_value(graph, node), Tensor)]
+
+
+def _is_operand(node: fx.Node) -> bool:
+    return all(user.target in OURS for user in node.users)
+
+
+def _value(graph: fx.GraphModule, node: fx.Node) -> Tensor:
+    owner, _, name = str(node.target).rpartition(".")
+    value: Tensor = getattr(graph.get_submodule(owner), name)
+    return value
+
+
+def _read(data: mmap.mmap, start: int, constant: Constant) -> Tensor:
+    count = torch.Size(constant.shape).numel()
+    flat = torch.frombuffer(data, dtype=constant.dtype, count=count, offset=start + constant.at)
+    return flat.view(constant.shape)
+
+
+def _cut(graph: fx.GraphModule, node: fx.Node, whole: str, part: Constant, first: int) -> None:
+    """The part of a span from its number ``first`` on, in place of a constant."""
+    stride = torch.empty(part.shape, device="meta").stride()
+    with graph.graph.inserting_before(node):
+        span = graph.graph.get_attr(whole)
+        cut = graph.graph.call_function(AS_STRIDED, (span, list(part.shape), list(stride), first))
+    cut.meta = dict(node.meta)
+    node.replace_all_uses_with(cut)
+    graph.graph.erase_node(node)
+
+
+def _forget_others(graph: fx.GraphModule, constants: Mapping[str, Constant]) -> None:
+    for prefix, module in graph.named_modules():
+        for kind in (module._parameters, module._buffers):
+            for name in [name for name in kind if f"{prefix}.{name}".lstrip(".") not in constants]:
+                del kind[name]
