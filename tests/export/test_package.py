@@ -127,6 +127,25 @@ def test_arguments_of_other_strides_are_exported_dense(tmp_path: Path) -> None:
     assert load(tmp_path / "row.pt2").forward(dense).stride() == dense.transpose(0, 1).stride()
 
 
+class Strided(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 4).t())
+        self.register_buffer("table", torch.randn(5, 4).t())
+        self.register_buffer("row", torch.randn(1, 5).expand(4, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = (x + self.weight) * self.table - self.row
+        return y
+
+
+def test_constants_of_other_strides(tmp_path: Path) -> None:
+    """They lie dense in the file, and generated code has to know."""
+    module, x = Strided(), torch.randn(4, 5)
+    package(Method(module, (x,)), tmp_path / "strided.pt2")
+    torch.testing.assert_close(load(tmp_path / "strided.pt2").forward(x), module(x))
+
+
 def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: dict[str, nn.Module]) -> None:
     """Once, aligned, and mapped: the libraries hold none, and look into the file's pages."""
     with ArchiveReader(packed) as archive:

@@ -96,6 +96,7 @@ def options(folder: Path, level: str) -> dict[str, Any]:
         "aot_inductor.custom_ops_to_c_shims": declarations(),
         "aot_inductor.custom_op_libs": [_linked()],
         "aot_inductor.enable_line_tables": False,
+        "aot_inductor.compile_wrapper_opt_level": "Os",  # what calls kernels, layer by layer: size is load time
         "cpp.dynamic_threads": True,
         "emulate_precision_casts": True,
         "max_autotune": False,

@@ -9,7 +9,8 @@ read stays a constant of its own, since torch may do more with one than read it.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +34,12 @@ class Constant(NamedTuple):
     """Bytes from the beginning of the weight file."""
 
 
+Read = Callable[[Constant], Tensor]
+
+
 class Constants:
+    """Those of all ``graphs`` of a program: ordered, written by others, then read from the file."""
+
     def __init__(self, graphs: Mapping[str, fx.GraphModule], names: Names) -> None:
         self.graphs = graphs
         self._named: dict[fx.Node, str] = {}
@@ -53,27 +59,28 @@ class Constants:
         """What goes into the weight file, in this order."""
 
     def settle(self, file: Path, start: int, written: Written) -> dict[str, dict[str, Constant]]:
-        """The constants of each method, by the names that its graph has for them from now on: spans are read from the
-        weight file, ``written`` into ``file`` behind ``start`` bytes."""
+        """The constants of each method, by the names that its graph has for them from now on. Spans, and what lies
+        otherwise in memory, are read from the weight file, ``written`` into ``file`` behind ``start`` bytes."""
         with open(file, "rb") as opened:
-            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-        read = [_read(data, start, self._place(span, written.places)) for span in self._spans]
+            read = partial(_read, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), start)
         return {method: self._settle(graph, read, written.places) for method, graph in self.graphs.items()}
 
-    def _settle(self, graph: fx.GraphModule, spans: list[Tensor], places: Mapping[str, int]) -> dict[str, Constant]:
+    def _settle(self, graph: fx.GraphModule, read: Read, places: Mapping[str, int]) -> dict[str, Constant]:
         found: dict[str, Constant] = {}
         span_of = {name: number for number, span in enumerate(self._spans) for name in span}
-        kept = nn.Module()
-        graph.add_module(SPANS, kept)
+        graph.add_module(SPANS, nn.Module())
         for node in _nodes(graph):
-            name = self._named[node]
+            name, target = self._named[node], str(node.target)
             part = self._place([name], places)
             if name not in span_of or not _is_operand(node):
-                found[str(node.target)] = part
+                found[target] = part
+                if not _value(graph, node).is_contiguous():
+                    _keep(graph, target, read(part))
                 continue
             number = span_of[name]
             whole, place = self._place(self._spans[number], places), f"{SPANS}.{number}"
-            kept.register_buffer(str(number), spans[number])
+            if place not in found:
+                _keep(graph, place, read(whole))
             found[place] = whole
             _cut(graph, node, place, part, (part.at - whole.at) // part.dtype.itemsize)
         _forget_others(graph, found)
@@ -90,7 +97,8 @@ class Constants:
 
 def _nodes(graph: fx.GraphModule) -> list[fx.Node]:
     """Where it reads tensors of its own."""
-    return [node for node in graph.graph.find_nodes(op="get_attr") if isinstance(_value(graph, node), Tensor)]
+    read = [node for node in graph.graph.find_nodes(op="get_attr") if node.users]
+    return [node for node in read if isinstance(_value(graph, node), Tensor)]
 
 
 def _is_operand(node: fx.Node) -> bool:
@@ -107,6 +115,15 @@ def _read(data: mmap.mmap, start: int, constant: Constant) -> Tensor:
     count = torch.Size(constant.shape).numel()
     flat = torch.frombuffer(data, dtype=constant.dtype, count=count, offset=start + constant.at)
     return flat.view(constant.shape)
+
+
+def _keep(graph: fx.GraphModule, target: str, value: Tensor) -> None:
+    """``value`` as the buffer of this name, whatever that was."""
+    path, _, name = target.rpartition(".")
+    owner = graph.get_submodule(path)
+    if hasattr(owner, name):
+        delattr(owner, name)
+    owner.register_buffer(name, value)
 
 
 def _cut(graph: fx.GraphModule, node: fx.Node, whole: str, part: Constant, first: int) -> None:
