@@ -98,7 +98,7 @@ int32_t rows_on(int32_t isa, const BitportTiles* w, bool dense, const int64_t* i
   if (isa >= BITPORT_AVX512_VNNI && nibbles) found.whole = avx512_write_row;
 #endif
   (void)isa;
-  constexpr int64_t kGrain = 1 << 16;   // numbers for which a thread pays
+  constexpr int64_t kGrain = 1 << 15;   // numbers for which a thread pays
   const int64_t pieces = count * w->k / kGrain, most = threads < 1 ? 1 : threads;
   const int64_t shares = pieces < 2 ? 1 : pieces < most ? pieces : most;
   share(shares, int32_t(shares), [&](int64_t piece) {
