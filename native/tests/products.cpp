@@ -89,7 +89,7 @@ void try_rows(Weight& w, Random& random) {
          "rows of tiles and dense ones differ");
   for (int32_t isa = 0; isa <= bitport_best_isa(); ++isa)
     for (bool dense : {false, true}) {
-      Numbers again(type, count * k, some_place(random));
+      Numbers again(type, count * k, Place::fenced);
       const BitportTiles& weight = dense ? by_row : w.view;
       EXPECT(bitport::rows_on(isa, &weight, dense, ids.data(), count, again.data(), type, 2) == 0, "rows refused");
       EXPECT(count == 0 || std::memcmp(rows.data(), again.data(), rows.bytes()) == 0, "%s: other rows",
