@@ -112,12 +112,14 @@ AVX512_INLINE __m512i rounded(__m512 v) {
   return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
 }
 
-// The same with a NaN that stays one, as 16 words.
-AVX512_INLINE __m256i bf16_of(__m512 v) {
+// The same with a NaN that stays one.
+AVX512_INLINE __m512i bf16_above(__m512 v) {
   const __m512i quiet = _mm512_or_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x400000));
-  const __m512i kept = _mm512_mask_mov_epi32(rounded(v), _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
+  return _mm512_mask_mov_epi32(rounded(v), _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
 }
+
+// As 16 words.
+AVX512_INLINE __m256i bf16_of(__m512 v) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_above(v), 16)); }
 
 // 32 entries as words
 AVX512_INLINE __m512i words_of(const float* table, int64_t count, int64_t at) {

@@ -4,6 +4,10 @@
 
 namespace bitport {
 
+static inline int64_t width_of(int32_t type) {
+  return type == BITPORT_F32 ? 4 : type == BITPORT_BF16 || type == BITPORT_F16 ? 2 : 1;
+}
+
 // Of one group of a row: (table[code] - shift) * scale.
 struct Piece {
   const uint8_t* codes;
@@ -17,6 +21,9 @@ struct Piece {
 // As numbers of `type`; y has `at` of them before.
 using WritePiece = void (*)(const Piece& piece, void* y, int32_t type, int64_t at);
 
+// A whole row, as numbers of `type`.
+using WriteRow = void (*)(const BitportTiles& w, int64_t row, void* y, int32_t type, int64_t at);
+
 // The codes of columns [first, first + count) of a row, both multiples of 32; behind the last may stand what fills up a
 // step. `row` within the weight: of one whose codes lie in tiles, or dense along k.
 using ReadCodes = void (*)(const BitportTiles& w, int64_t row, int64_t first, int64_t count, uint8_t* codes);
@@ -27,6 +34,12 @@ ReadCodes codes_of_tiles(int32_t bits), codes_of_dense(int32_t bits);
 void avx2_write_piece(const Piece& piece, void* y, int32_t type, int64_t at);
 // Codes two in a byte, the first lowest; count is a multiple of 32, numbers of two bytes.
 void avx2_write_nibbles(const Piece& piece, void* y, int32_t type, int64_t at);
+// Rows of such codes that lie row by row; k is a multiple of 32, and the group too unless there is one.
+void avx512_write_row(const BitportTiles& w, int64_t row, void* y, int32_t type, int64_t at);
 #endif
+
+// bitport_rows, or with `dense` bitport_dense_rows, on an instruction set that this machine has.
+int32_t rows_on(int32_t isa, const BitportTiles* w, bool dense, const int64_t* ids, int64_t count, void* y,
+                int32_t type, int32_t threads);
 
 }  // namespace bitport

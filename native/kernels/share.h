@@ -9,18 +9,20 @@ namespace bitport {
 // Calls body on the numbers below count, each in a thread of its own if the pool has as many.
 void share_pieces(int64_t count, BitportBody body, void* context);
 
-// Calls work(i) for every i below count, at most `threads` at a time; alone within a parallel region of the caller.
+// Calls work(i) for every i below count, at most `threads` at a time; alone within a parallel region of the caller. A
+// thread begins with the piece of its own number, of which its caches may hold something since the call before.
 template <class Work>
 static void share(int64_t count, int32_t threads, const Work& work) {
   if (threads <= 1 || count <= 1) {
     for (int64_t i = 0; i < count; ++i) work(i);
     return;
   }
-  struct Queue { const Work& work; int64_t count; std::atomic<int64_t> next; } queue{work, count, {0}};
-  share_pieces(count < threads ? count : threads, [](int64_t begin, int64_t end, void* context) {
+  const int64_t at_once = count < threads ? count : threads;
+  struct Queue { const Work& work; int64_t count; std::atomic<int64_t> next; } queue{work, count, {at_once}};
+  share_pieces(at_once, [](int64_t begin, int64_t end, void* context) {
     Queue& q = *static_cast<Queue*>(context);
-    for (; begin < end; ++begin)
-      for (int64_t i = q.next++; i < q.count; i = q.next++) q.work(i);
+    for (; begin < end; ++begin) q.work(begin);
+    for (int64_t i = q.next++; i < q.count; i = q.next++) q.work(i);
   }, &queue);
 }
 

@@ -8,6 +8,7 @@ int main(int argc, char** argv) {
   const long long weights = argc > 1 ? std::atoll(argv[1]) : 500;
   const unsigned long long seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   try_refusals();
+  try_rows_alike();
   try_threads(seed);
   for (long long i = 0; i < weights; ++i) {
     try_weight(i, seed);

@@ -1,5 +1,6 @@
 // Products, rows, whole weights and packing of random weights against float64, in exact memory.
 #include <thread>
+#include "../kernels/rows.h"
 #include "judge.h"
 #include "tests.h"
 
@@ -86,6 +87,14 @@ void try_rows(Weight& w, Random& random) {
   EXPECT(bitport_dense_rows(&by_row, ids.data(), count, found.data(), type, 2) == 0, "dense rows refused");
   EXPECT(count == 0 || std::memcmp(rows.data(), found.data(), size_t(count * k * bytes_of(type))) == 0,
          "rows of tiles and dense ones differ");
+  for (int32_t isa = 0; isa <= bitport_best_isa(); ++isa)
+    for (bool dense : {false, true}) {
+      Numbers again(type, count * k, Place::fenced);
+      const BitportTiles& weight = dense ? by_row : w.view;
+      EXPECT(bitport::rows_on(isa, &weight, dense, ids.data(), count, again.data(), type, 2) == 0, "rows refused");
+      EXPECT(count == 0 || std::memcmp(rows.data(), again.data(), rows.bytes()) == 0, "%s: other rows",
+             bitport_isa_name(isa));
+    }
   EXPECT(bitport_dense(&w.view, whole.data(), type, 2) == 0, "dense refused");
   const auto close = [&](const Numbers& y, int64_t i, int64_t from, const char* what) {
     expect_close(y, i, w.value[size_t(from)], w.size[size_t(from)] * relative_error(0, false), what, w.shape, count, 0);

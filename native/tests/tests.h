@@ -4,5 +4,6 @@
 
 void try_refusals();                              // refusals.cpp
 void try_weight(int64_t number, uint64_t seed);   // products.cpp: one random weight, all that can be done with it
+void try_rows_alike();                            // rows.cpp
 void try_threads(uint64_t seed);                  // threads.cpp
 void try_quantize(int64_t number, uint64_t seed);   // quantize.cpp: one random weight and format

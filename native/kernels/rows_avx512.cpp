@@ -1,0 +1,98 @@
+// Rows of 4 bits that lie row by row, with 512-bit vectors: the 16 numbers of a group are computed once and fill a
+// register, in which words (of float32, double words) are looked up.
+#include "rows.h"
+#if defined(__x86_64__) && defined(__linux__)
+#include "avx512.h"
+
+namespace bitport {
+namespace {
+
+constexpr int64_t kGroups = 64;   // whose scales are converted at once
+constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+// Up to 16 numbers of any type; those past the end are anything.
+AVX512_INLINE __m512 load_any(const void* numbers, int32_t type, int64_t i, int64_t count) {
+  if (count >= 16) return load16(numbers, type, i);
+  const int64_t width = width_of(type);
+  const __mmask64 mask = (uint64_t(1) << count * width) - 1;
+  alignas(64) uint8_t bytes[64];
+  _mm512_store_si512(bytes, _mm512_maskz_loadu_epi8(mask, static_cast<const uint8_t*>(numbers) + i * width));
+  return load16(bytes, type, 0);
+}
+
+// Of groups side by side: a Piece's scale and shift.
+struct Groups {
+  alignas(64) float scale[kGroups], shift[kGroups];
+};
+
+AVX512 void load_groups(const BitportTiles& w, int64_t place, int64_t count, Groups* groups) {
+  const __m512 scale2 = _mm512_set1_ps(w.scale2 ? *w.scale2 : 1.0f), centre = _mm512_set1_ps(w.zero ? middle(w) : 0.0f);
+  for (int64_t i = 0; i < count; i += 16) {
+    const __m512 scale = load_any(w.scale, w.scale_type, place + i, count - i);
+    _mm512_store_ps(groups->scale + i, _mm512_mul_ps(scale, scale2));
+    const __m512 zero = w.zero ? load_any(w.zero, w.zero_type, place + i, count - i) : _mm512_setzero_ps();
+    _mm512_store_ps(groups->shift + i, _mm512_sub_ps(zero, centre));
+  }
+}
+
+// 16 numbers as look_up() takes them: those of two bytes stand in both words of a double word.
+template <int32_t Type>
+AVX512_INLINE __m512i rounded_to(__m512 v) {
+  if constexpr (Type == BITPORT_F32) return _mm512_castps_si512(v);
+  if constexpr (Type == BITPORT_BF16) {
+    const __m512i above = bf16_above(v);
+    return _mm512_mask_mov_epi16(above, 0x55555555, _mm512_srli_epi32(above, 16));
+  }
+  const __m512i below = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(v, kNearest));
+  return _mm512_or_si512(below, _mm512_slli_epi32(below, 16));
+}
+
+// A register full of numbers, of codes two in a byte, the first lowest.
+template <int32_t Type>
+AVX512_INLINE __m512i look_up(const uint8_t* codes, __m512i numbers) {
+  if constexpr (Type == BITPORT_F32) {   // a double word is found by the lowest 4 bits of an index
+    const __m512i pairs = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+    return _mm512_permutexvar_epi32(_mm512_or_si512(pairs, _mm512_slli_epi64(pairs, 28)), numbers);
+  } else {   // a word by the lowest 5: the code, and below it a bit that may be anything
+    const __m512i lanes = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    const __m512i twice = _mm512_set_epi8(   // a byte above another, in both words
+        15, 0, 15, 0, 14, 0, 14, 0, 13, 0, 13, 0, 12, 0, 12, 0, 11, 0, 11, 0, 10, 0, 10, 0, 9, 0, 9, 0, 8, 0, 8, 0,
+        7, 0, 7, 0, 6, 0, 6, 0, 5, 0, 5, 0, 4, 0, 4, 0, 3, 0, 3, 0, 2, 0, 2, 0, 1, 0, 1, 0, 0, 0, 0, 0);
+    const __m512i index = _mm512_srlv_epi16(_mm512_shuffle_epi8(lanes, twice), _mm512_set1_epi32(11 << 16 | 7));
+    return _mm512_permutexvar_epi16(index, numbers);
+  }
+}
+
+template <int32_t Type>
+AVX512 void write_row(const BitportTiles& w, int64_t row, char* y) {
+  constexpr int64_t kStep = 64 / (Type == BITPORT_F32 ? 4 : 2), kBytes = kStep / 2;   // of numbers, of codes
+  const int64_t groups = groups_of(w), of_group = w.group / kStep;
+  const __m512 table = _mm512_loadu_ps(w.table);
+  const uint8_t* codes = w.codes + row * w.k / 2;
+  int64_t left = w.k / kStep;
+  Groups some;
+  for (int64_t first = 0; first < groups; first += kGroups) {
+    const int64_t count = smaller(groups - first, kGroups);
+    load_groups(w, row * groups + first, count, &some);
+    for (int64_t i = 0; i < count; ++i) {
+      const __m512 meant = _mm512_sub_ps(table, _mm512_set1_ps(some.shift[i]));
+      const __m512i numbers = rounded_to<Type>(_mm512_mul_ps(meant, _mm512_set1_ps(some.scale[i])));
+      const int64_t steps = smaller(of_group, left);
+      for (int64_t step = 0; step < steps; ++step)
+        _mm512_storeu_si512(y + step * 64, look_up<Type>(codes + step * kBytes, numbers));
+      y += steps * 64, codes += steps * kBytes, left -= steps;
+    }
+  }
+}
+
+}  // namespace
+
+AVX512 void avx512_write_row(const BitportTiles& w, int64_t row, void* y, int32_t type, int64_t at) {
+  char* const to = static_cast<char*>(y) + at * width_of(type);
+  if (type == BITPORT_F32) write_row<BITPORT_F32>(w, row, to);
+  else if (type == BITPORT_BF16) write_row<BITPORT_BF16>(w, row, to);
+  else write_row<BITPORT_F16>(w, row, to);
+}
+
+}  // namespace bitport
+#endif
