@@ -42,7 +42,7 @@ struct Rows {
   }
 
   void write_row(int64_t row, void* y, int32_t type, int64_t at) const {
-    if (whole) whole(w, row, y, type, at);
+    if (whole) whole(w, row, static_cast<char*>(y) + at * width_of(type));
     else if (in_place) write_in_place(row, y, type, at);
     else write_codes(row, y, type, at);
   }
@@ -90,12 +90,13 @@ int32_t rows_on(int32_t isa, const BitportTiles* w, bool dense, const int64_t* i
     if (ids[i] < 0 || ids[i] >= w->n) return kBadRow;
   Rows found{*w, dense ? codes_of_dense(w->bits) : codes_of_tiles(w->bits), dense, write_piece, false, nullptr};
 #if BITPORT_X86
-  const bool nibbles = dense && w->bits == 4 && w->k % 32 == 0 && (w->group % 32 == 0 || w->group >= w->k);
+  const bool even = dense && w->k % 32 == 0 && (w->group % 32 == 0 || w->group >= w->k);
   if (isa >= BITPORT_AVX2) {
-    found.in_place = nibbles && type != BITPORT_F32;
+    found.in_place = even && w->bits == 4 && type != BITPORT_F32;
     found.write = found.in_place ? avx2_write_nibbles : avx2_write_piece;
   }
-  if (isa >= BITPORT_AVX512_VNNI && nibbles) found.whole = avx512_write_row;
+  if (isa >= BITPORT_AVX512_VNNI && even && (w->bits == 4 || (w->bits == 8 && w->integer)))
+    found.whole = avx512_write_row(isa, w->bits, type);
 #endif
   (void)isa;
   constexpr int64_t kGrain = 1 << 15;   // numbers for which a thread pays

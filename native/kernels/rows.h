@@ -21,8 +21,8 @@ struct Piece {
 // As numbers of `type`; y has `at` of them before.
 using WritePiece = void (*)(const Piece& piece, void* y, int32_t type, int64_t at);
 
-// A whole row, as numbers of `type`.
-using WriteRow = void (*)(const BitportTiles& w, int64_t row, void* y, int32_t type, int64_t at);
+// A whole row, to y.
+using WriteRow = void (*)(const BitportTiles& w, int64_t row, char* y);
 
 // The codes of columns [first, first + count) of a row, both multiples of 32; behind the last may stand what fills up a
 // step. `row` within the weight: of one whose codes lie in tiles, or dense along k.
@@ -34,8 +34,9 @@ ReadCodes codes_of_tiles(int32_t bits), codes_of_dense(int32_t bits);
 void avx2_write_piece(const Piece& piece, void* y, int32_t type, int64_t at);
 // Codes two in a byte, the first lowest; count is a multiple of 32, numbers of two bytes.
 void avx2_write_nibbles(const Piece& piece, void* y, int32_t type, int64_t at);
-// Rows of such codes that lie row by row; k is a multiple of 32, and the group too unless there is one.
-void avx512_write_row(const BitportTiles& w, int64_t row, void* y, int32_t type, int64_t at);
+// For rows of codes of 4 bits, or integers of 8, that lie row by row: as numbers of `type`. k is a multiple of 32, and the
+// group too unless there is one.
+WriteRow avx512_write_row(int32_t isa, int32_t bits, int32_t type);
 #endif
 
 // bitport_rows, or with `dense` bitport_dense_rows, on an instruction set that this machine has.

@@ -1,7 +1,10 @@
 // Rows of 4 bits that lie row by row, with 512-bit vectors: the 16 numbers of a group are computed once and fill a
-// register, in which words (of float32, double words) are looked up.
+// register, in which words (of float32, double words) are looked up. And rows of integers of 8 bits, each computed.
 #include "rows.h"
 #if defined(__x86_64__) && defined(__linux__)
+#include <cfloat>
+#include <cmath>
+#include <cstring>
 #include "avx512.h"
 
 namespace bitport {
@@ -64,34 +67,109 @@ AVX512_INLINE __m512i look_up(const uint8_t* codes, __m512i numbers) {
 }
 
 template <int32_t Type>
+constexpr int64_t kStep = Type == BITPORT_F32 ? 16 : 32;   // numbers that fill a register
+
+// Codes of 4 bits: what each of them is.
+template <int32_t Type>
+struct Nibbles {
+  static constexpr int64_t kBytes = kStep<Type> / 2;   // of codes, for a step
+  __m512i numbers;
+};
+
+template <int32_t Type>
+AVX512_INLINE void start(const BitportTiles& w, __m512 shift, __m512 scale, Nibbles<Type>* group) {
+  group->numbers = rounded_to<Type>(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(w.table), shift), scale));
+}
+
+template <int32_t Type>
+AVX512_INLINE __m512i step_of(const uint8_t* codes, const Nibbles<Type>& group) {
+  return look_up<Type>(codes, group.numbers);
+}
+
+// Integers of 8 bits.
+template <int32_t Type>
+struct Bytes {
+  static constexpr int64_t kBytes = kStep<Type>;
+  __m512 least, shift, scale;
+};
+
+template <int32_t Type>
+AVX512_INLINE void start(const BitportTiles& w, __m512 shift, __m512 scale, Bytes<Type>* group) {
+  *group = {_mm512_set1_ps(w.table[0]), shift, scale};
+}
+
+template <int32_t Type>
+AVX512_INLINE __m512 meant(const uint8_t* codes, const Bytes<Type>& group) {
+  const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+  const __m512 v = _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(some)), group.least);
+  return _mm512_mul_ps(_mm512_sub_ps(v, group.shift), group.scale);
+}
+
+template <int32_t Type>
+AVX512_INLINE __m512i step_of(const uint8_t* codes, const Bytes<Type>& group) {
+  const __m512 first = meant(codes, group);
+  if constexpr (Type == BITPORT_F32) return _mm512_castps_si512(first);
+  const __m512 second = meant(codes + 16, group);
+  if constexpr (Type == BITPORT_BF16) {
+    const __m512i upper = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
+                                           23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);   // words of both
+    return _mm512_permutex2var_epi16(bf16_above(first), upper, bf16_above(second));
+  }
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(first, kNearest)), _mm512_cvtps_ph(second, kNearest), 1);
+}
+
+// Integers of 8 bits times a scale, as bfloat16. The processor rounds, and takes what is too small for a normal number for
+// zero: of such a scale no product is.
+bool is_simple(const BitportTiles& w, float shift, float scale) {
+  return w.table[0] == -128 && shift == 0 && std::fabs(scale) >= FLT_MIN;
+}
+
+AVX512_BF16 void write_products(const uint8_t* codes, int64_t steps, float scale, char* y) {
+  const __m512 by = _mm512_set1_ps(scale);
+  for (int64_t step = 0; step < steps; ++step, codes += 32, y += 64) {
+    const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+    const __m256i centred = _mm256_xor_si256(some, _mm256_set1_epi8(-128));
+    const __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(centred)));
+    const __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(centred, 1)));
+    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_mul_ps(second, by), _mm512_mul_ps(first, by));
+    std::memcpy(y, &both, 64);
+  }
+}
+
+// Rounds: whether the processor may round to bfloat16.
+template <int32_t Type, template <int32_t> class Kind, bool Rounds = false>
 AVX512 void write_row(const BitportTiles& w, int64_t row, char* y) {
-  constexpr int64_t kStep = 64 / (Type == BITPORT_F32 ? 4 : 2), kBytes = kStep / 2;   // of numbers, of codes
-  const int64_t groups = groups_of(w), of_group = w.group / kStep;
-  const __m512 table = _mm512_loadu_ps(w.table);
-  const uint8_t* codes = w.codes + row * w.k / 2;
-  int64_t left = w.k / kStep;
+  constexpr int64_t kCodes = Kind<Type>::kBytes;
+  const int64_t groups = groups_of(w), of_group = w.group / kStep<Type>;
+  const uint8_t* codes = w.codes + row * w.k * w.bits / 8;
+  int64_t left = w.k / kStep<Type>;
   Groups some;
   for (int64_t first = 0; first < groups; first += kGroups) {
     const int64_t count = smaller(groups - first, kGroups);
     load_groups(w, row * groups + first, count, &some);
     for (int64_t i = 0; i < count; ++i) {
-      const __m512 meant = _mm512_sub_ps(table, _mm512_set1_ps(some.shift[i]));
-      const __m512i numbers = rounded_to<Type>(_mm512_mul_ps(meant, _mm512_set1_ps(some.scale[i])));
       const int64_t steps = smaller(of_group, left);
-      for (int64_t step = 0; step < steps; ++step)
-        _mm512_storeu_si512(y + step * 64, look_up<Type>(codes + step * kBytes, numbers));
-      y += steps * 64, codes += steps * kBytes, left -= steps;
+      const float shift = some.shift[i], scale = some.scale[i];
+      if (Rounds && is_simple(w, shift, scale)) {
+        write_products(codes, steps, scale, y);
+      } else {
+        Kind<Type> group;
+        start(w, _mm512_set1_ps(shift), _mm512_set1_ps(scale), &group);
+        for (int64_t step = 0; step < steps; ++step) _mm512_storeu_si512(y + step * 64, step_of(codes + step * kCodes, group));
+      }
+      y += steps * 64, codes += steps * kCodes, left -= steps;
     }
   }
 }
 
 }  // namespace
 
-AVX512 void avx512_write_row(const BitportTiles& w, int64_t row, void* y, int32_t type, int64_t at) {
-  char* const to = static_cast<char*>(y) + at * width_of(type);
-  if (type == BITPORT_F32) write_row<BITPORT_F32>(w, row, to);
-  else if (type == BITPORT_BF16) write_row<BITPORT_BF16>(w, row, to);
-  else write_row<BITPORT_F16>(w, row, to);
+WriteRow avx512_write_row(int32_t isa, int32_t bits, int32_t type) {
+  const bool nibbles = bits == 4;
+  if (type == BITPORT_F32) return nibbles ? write_row<BITPORT_F32, Nibbles> : write_row<BITPORT_F32, Bytes>;
+  if (type == BITPORT_F16) return nibbles ? write_row<BITPORT_F16, Nibbles> : write_row<BITPORT_F16, Bytes>;
+  if (nibbles) return write_row<BITPORT_BF16, Nibbles>;
+  return isa >= BITPORT_AVX512_BF16 ? write_row<BITPORT_BF16, Bytes, true> : write_row<BITPORT_BF16, Bytes>;
 }
 
 }  // namespace bitport

@@ -1,4 +1,4 @@
-// Rows of 4 bits that lie row by row: in every instruction set the bits that scalar code gives, whatever types and
+// Rows of 4 and 8 bits that lie row by row: in every instruction set the bits that scalar code gives, whatever types and
 // groups a weight has, and whatever its scales and zeros are: infinite, not a number, too small for a normal one.
 #include "../kernels/rows.h"
 #include "numbers.h"
@@ -26,30 +26,30 @@ bool is_nan(const Numbers& y, int64_t i) {
 }
 
 // meaning: 0 integers, 1 a table of any numbers, 2 that of e2m1
-void fill(Exact<float>& table, int meaning, Random& random) {
+void fill(Exact<float>& table, int32_t bits, int meaning, Random& random) {
   static const float e2m1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-  for (int i = 0; i < 16; ++i) {
-    const float any = float(random() % 99991) / 99991 - 0.5f, small = i < 8 ? e2m1[i] : -e2m1[i - 8];
-    table[i] = meaning == 0 ? float(i - 8) : meaning == 1 ? any : small;
+  for (int i = 0; i < 1 << bits; ++i) {
+    const float any = float(random() % 99991) / 99991 - 0.5f, small = i % 16 < 8 ? e2m1[i % 8] : -e2m1[i % 8];
+    table[i] = meaning == 0 ? float(i - (1 << (bits - 1))) : meaning == 1 ? any : small;
   }
 }
 
-void try_weight(int64_t k, int64_t group, int meaning, int32_t scale_type, int32_t zero_type, Random& random) {
+void try_weight(int32_t bits, int64_t k, int64_t group, int meaning, int32_t scale_type, int32_t zero_type, Random& random) {
   const int64_t groups = group < k ? (k + group - 1) / group : 1;
-  Exact<uint8_t> codes(kRows * k / 2, some_place(random));
+  Exact<uint8_t> codes(kRows * k * bits / 8, some_place(random));
   for (size_t i = 0; i < codes.bytes(); ++i) codes[int64_t(i)] = uint8_t(random());
   Numbers scale(scale_type, kRows * groups, some_place(random));
   Numbers zero(zero_type < 0 ? BITPORT_U8 : zero_type, kRows * groups, some_place(random));
   draw(scale, random, -6, 3);
   draw(zero, random, 0, 4);
-  Exact<float> table(16, some_place(random)), scale2(1, some_place(random));
-  fill(table, meaning, random);
+  Exact<float> table(int64_t(1) << bits, some_place(random)), scale2(1, some_place(random));
+  fill(table, bits, meaning, random);
   scale2[0] = 0.4375f;
   Exact<int64_t> ids(kIds, some_place(random));
   for (int64_t i = 0; i < kIds; ++i) ids[i] = below(random, kRows);
   ids[0] = kRows - 1;   // ends where memory does
   const BitportTiles w{codes.data(), scale.data(), zero_type < 0 ? nullptr : zero.data(),
-                       random() % 2 ? scale2.data() : nullptr, table.data(), kRows, k, group, 4, meaning == 0,
+                       random() % 2 ? scale2.data() : nullptr, table.data(), kRows, k, group, bits, meaning == 0,
                        scale_type, zero_type < 0 ? 0 : zero_type};
   for (int32_t type : {BITPORT_F32, BITPORT_BF16, BITPORT_F16}) {
     Numbers plain(type, kIds * k, some_place(random));
@@ -59,9 +59,9 @@ void try_weight(int64_t k, int64_t group, int meaning, int32_t scale_type, int32
       EXPECT(bitport::rows_on(isa, &w, true, ids.data(), kIds, y.data(), type, 1) == 0, "rows refused");
       for (int64_t i = 0; i < kIds * k; ++i)
         EXPECT(y.bits(i) == plain.bits(i) || (is_nan(y, i) && is_nan(plain, i)),
-               "%s: column %lld is %x, should be %x (k %lld, group %lld, meaning %d, scale type %d, zero type %d, "
+               "%s: column %lld is %x, should be %x (%d bits, k %lld, group %lld, meaning %d, scale type %d, zero type %d, "
                "type %d)",
-               bitport_isa_name(isa), (long long)(i % k), y.bits(i), plain.bits(i), (long long)k, (long long)group,
+               bitport_isa_name(isa), (long long)(i % k), y.bits(i), plain.bits(i), bits, (long long)k, (long long)group,
                meaning, scale_type, zero_type, type);
       ++cases;
     }
@@ -77,8 +77,10 @@ void try_rows_alike() {
   Random random(7);
   for (const auto& shape : shapes)
     for (int32_t scale_type : {BITPORT_F32, BITPORT_BF16, BITPORT_F16, BITPORT_E8M0, BITPORT_E4M3}) {
-      for (int32_t zero_type : {-1, +BITPORT_U8, +BITPORT_F32, +BITPORT_BF16, +BITPORT_F16})
-        try_weight(shape.k, shape.group, 0, scale_type, zero_type, random);
-      for (int meaning : {1, 2}) try_weight(shape.k, shape.group, meaning, scale_type, -1, random);
+      for (int32_t bits : {4, 8}) {
+        for (int32_t zero_type : {-1, +BITPORT_U8, +BITPORT_F32, +BITPORT_BF16, +BITPORT_F16})
+          try_weight(bits, shape.k, shape.group, 0, scale_type, zero_type, random);
+        for (int meaning : {1, 2}) try_weight(bits, shape.k, shape.group, meaning, scale_type, -1, random);
+      }
     }
 }
