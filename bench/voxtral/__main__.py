@@ -25,6 +25,7 @@ from typing import Any
 from bench.measure import append, busy, header
 from bench.voxtral.build import BASE, PREPACKED, PROGRAM, add_sizes, schemes_of, sizes_of
 from bitport.evaluate.timing import spread
+from bitport.export.load import VERSION
 from bitport.report.text import size, table
 
 SUITE = "voxtral"
@@ -44,7 +45,12 @@ Row = dict[str, Any]
 
 def build(options: argparse.Namespace, name: str, folder: Path) -> Row:
     """Only where the last build was of something else."""
-    wanted = {"name": name, "algorithm": options.algorithm, **dataclasses.asdict(sizes_of(options))}
+    wanted = {
+        "name": name,
+        "format": VERSION,
+        "algorithm": options.algorithm,
+        **dataclasses.asdict(sizes_of(options)),
+    }
     made = folder / "built.json"
     if not options.rebuild and made.exists() and json.loads(made.read_text())["wanted"] == wanted:
         found: Row = json.loads(made.read_text())["seconds"]
