@@ -8,7 +8,7 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kAtOnce = 4096, kGroups = 256;   // columns of a row, and groups of at least 16: L1 holds what is read of them
+constexpr int64_t kAtOnce = 4096, kGroups = kAtOnce / 16;   // columns of a row, and the groups that they may lie in
 
 void write_plain(const Stretch& s, char* y) {
   int64_t group = 0, end = s.first;
@@ -19,7 +19,7 @@ void write_plain(const Stretch& s, char* y) {
   }
 }
 
-// Numbers that lie `apart` from each other.
+// Numbers that lie `apart` from one another.
 void load_all(const void* numbers, int32_t type, int64_t place, int64_t apart, int64_t count, float* to) {
   if (type == BITPORT_BF16) {   // the loop of most weights
     const uint16_t* const bits = static_cast<const uint16_t*>(numbers) + place;
@@ -47,7 +47,7 @@ struct Rows {
   // next: the row after this one, or -1
   void write_row(int64_t row, int64_t next, char* y) const {
     alignas(64) uint8_t codes[kAtOnce];
-    alignas(64) float scale[kGroups + 1], shift[kGroups + 1];
+    alignas(64) float scale[kGroups], shift[kGroups];
     for (int64_t first = 0; first < w.k; first += kAtOnce) {
       const int64_t count = smaller(w.k - first, kAtOnce), group = first / w.group, into = first % w.group;
       const int64_t groups = w.group < w.k ? ceil_div(into + count, w.group) : 1;
@@ -70,8 +70,9 @@ struct Rows {
     }
   }
 
-  // A dense row from beyond the caches, while the one before it is written; its scales lie elsewhere. Inlined always:
-  // g++ takes a function of prefetches alone for one that does nothing, and leaves its calls out.
+  // A dense row from beyond the caches, while the one before it is written (who reads tiles sees to it); its scales lie
+  // elsewhere. Inlined always: g++ takes a function of prefetches alone for one that does nothing, and leaves its calls
+  // out.
   __attribute__((always_inline)) void fetch(int64_t row) const {
     const int64_t bytes = row_bytes(), place = scale_at(row, 0);
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(w.codes + row * bytes + at);

@@ -26,8 +26,8 @@ struct Stretch {
 using WriteStretch = void (*)(const Stretch& stretch, char* y);
 
 // The codes of columns [first, first + count) of a row whose codes lie in tiles, or dense along k; first is a multiple of
-// 32, and `codes` has room for count rounded up to one. Meanwhile those of `next` come from memory, unless that is negative.
-using ReadCodes = void (*)(const BitportTiles& w, int64_t row, int64_t first, int64_t count, int64_t next, uint8_t* codes);
+// 32, and `to` has room for count rounded up to one. The row `next` is read after this one, unless it is negative.
+using ReadCodes = void (*)(const BitportTiles& w, int64_t row, int64_t first, int64_t count, int64_t next, uint8_t* to);
 
 ReadCodes codes_of_tiles(int32_t bits);
 ReadCodes codes_of_dense(int32_t bits);   // null for 4 and 8 bits: as they lie

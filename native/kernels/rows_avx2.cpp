@@ -1,5 +1,5 @@
-// Rows as numbers, with 256-bit vectors. Of up to 4 bits a group has 16 different numbers at most: those of two bytes are
-// computed once and looked up by the bytes of a register.
+// Rows as numbers, with 256-bit vectors. Of up to 4 bits a group has 16 different numbers at most: those of two bytes
+// are computed once and looked up by the bytes of a register.
 #include "rows.h"
 #if defined(__x86_64__) && defined(__linux__)
 #include <cstring>
@@ -77,7 +77,8 @@ AVX2 void write(const Stretch& s, char* y) {
     }
     for (; i + 8 <= end; i += 8) {
       const __m256i codes = eight_codes<Nibbles>(s.codes, i);
-      const __m256 meant = s.integer ? _mm256_add_ps(_mm256_cvtepi32_ps(codes), least) : _mm256_i32gather_ps(table, codes, 4);
+      const __m256 meant = s.integer ? _mm256_add_ps(_mm256_cvtepi32_ps(codes), least)
+                                     : _mm256_i32gather_ps(table, codes, 4);
       const __m256 v = times(meant, by);
       if (s.type == BITPORT_F32) _mm256_storeu_ps(reinterpret_cast<float*>(y) + i, v);
       else _mm_storeu_si128(reinterpret_cast<__m128i*>(words + i), halves(v, s.type));

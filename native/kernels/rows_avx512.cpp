@@ -1,5 +1,5 @@
-// Rows as numbers, with 512-bit vectors. Of up to 4 bits the 16 numbers of a group are computed once and fill a register,
-// in which words (of float32, double words) are looked up; wider integers are computed each.
+// Rows as numbers, with 512-bit vectors. Of up to 4 bits the 16 numbers of a group are computed once and fill a
+// register, in which words (of float32, double words) are looked up; wider integers are computed each.
 #include "rows.h"
 #if defined(__x86_64__) && defined(__linux__)
 #include <cfloat>
@@ -124,7 +124,8 @@ AVX512 void write(const Stretch& s, char* y) {
     } else {
       Kind<Type> group;
       start(table, _mm512_set1_ps(*shift), _mm512_set1_ps(*scale), &group);
-      for (int64_t step = 0; step < steps; ++step) _mm512_storeu_si512(y + step * 64, step_of(codes + step * kCodes, group));
+      for (int64_t step = 0; step < steps; ++step)
+        _mm512_storeu_si512(y + step * 64, step_of(codes + step * kCodes, group));
     }
     y += steps * 64, codes += steps * kCodes, left -= steps;
   }
@@ -132,7 +133,8 @@ AVX512 void write(const Stretch& s, char* y) {
 
 template <template <int32_t> class Kind>
 WriteStretch write_as(int32_t type) {
-  return type == BITPORT_F32 ? write<BITPORT_F32, Kind> : type == BITPORT_F16 ? write<BITPORT_F16, Kind> : write<BITPORT_BF16, Kind>;
+  if (type == BITPORT_F32) return write<BITPORT_F32, Kind>;
+  return type == BITPORT_F16 ? write<BITPORT_F16, Kind> : write<BITPORT_BF16, Kind>;
 }
 
 }  // namespace

@@ -6,9 +6,9 @@
 namespace bitport {
 namespace {
 
-#ifndef AHEAD
-#define AHEAD 0
-#endif
+// A row has few bytes in each line of memory: they are asked for by so many tiles before they are read.
+constexpr int64_t kAhead = 12;
+
 constexpr uint64_t words(uint64_t word) { return word * 0x1000100010001u; }
 
 // 16 columns of a row, whose digits lie in four lines (tiles.h): as nibbles.
@@ -39,8 +39,9 @@ uint64_t nibbles(const uint8_t* tile, int64_t line, int64_t row) {
   return found;
 }
 
+// 16 columns of a row, to codes; gives the place behind them.
 template <int Bits>
-uint8_t* give(const uint8_t* tile, int64_t line, int64_t row, uint8_t* codes) {
+uint8_t* read_16(const uint8_t* tile, int64_t line, int64_t row, uint8_t* codes) {
   if constexpr (Bits == 8) {
     const uint8_t* pair = tile + line * 64 + row * 2;
     for (int i = 0; i < 8; ++i) std::memcpy(codes + 2 * i, pair + 32 * i, 2);
@@ -59,7 +60,7 @@ uint8_t* give(const uint8_t* tile, int64_t line, int64_t row, uint8_t* codes) {
   }
 }
 
-// The lines of 16 rows in one tile.
+// The lines of memory in which 16 rows lie in a tile.
 template <int Bits>
 __attribute__((always_inline)) inline void fetch(const uint8_t* tile, int64_t line) {
   for (int digit = 8; digit; digit /= 2)
@@ -68,21 +69,16 @@ __attribute__((always_inline)) inline void fetch(const uint8_t* tile, int64_t li
 
 template <int Bits>
 void from_tiles(const BitportTiles& w, int64_t row, int64_t first, int64_t count, int64_t next, uint8_t* codes) {
-  const uint8_t* tile = tile_at(w, row / 32, first / 32);
+  constexpr int64_t kTile = 128 * Bits;
   const int64_t line = row % 32 / 16 * 8, next_line = next % 32 / 16 * 8, r = row % 16;
-  const uint8_t* ahead = next < 0 ? nullptr : tile_at(w, next / 32, first / 32);
-  const uint8_t* const stop = tile + 128 * Bits * ceil_div(count, 32);
-  for (int64_t column = 0; column < count; column += 32, tile += 128 * Bits) {
-    if (AHEAD == 0 && ahead) {
-      fetch<Bits>(ahead, next_line);
-      ahead += 128 * Bits;
-    }
-    if (AHEAD > 0) {
-      const uint8_t* soon = tile + AHEAD * 128 * Bits;
-      if (soon < stop) fetch<Bits>(soon, line);
-      else if (ahead) fetch<Bits>(ahead, next_line), ahead += 128 * Bits;
-    }
-    for (int half = 0; half < 2; ++half) codes = give<Bits>(tile, line + 4 * half, r, codes);
+  const int64_t steps = steps_of(w), ahead = smaller(steps, kAhead), end = ceil_div(first + count, 32);
+  const uint8_t* const tiles = tile_at(w, row / 32, 0);
+  const uint8_t* const next_tiles = next < 0 ? nullptr : tile_at(w, next / 32, 0);
+  for (int64_t step = first / 32; step < end; ++step) {
+    const int64_t soon = step + ahead;
+    if (soon < steps) fetch<Bits>(tiles + soon * kTile, line);
+    else if (next_tiles) fetch<Bits>(next_tiles + (soon - steps) * kTile, next_line);
+    for (int half = 0; half < 2; ++half) codes = read_16<Bits>(tiles + step * kTile, line + 4 * half, r, codes);
   }
 }
 

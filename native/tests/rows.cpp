@@ -1,5 +1,5 @@
-// Rows of tiles, and rows that lie row by row: in every instruction set the bits that scalar code gives, whatever types and
-// groups a weight has, and whatever its scales and zeros are: infinite, not a number, too small for a normal one.
+// Rows of tiles, and rows that lie row by row: in every instruction set the bits that scalar code gives, whatever types
+// and groups a weight has, and whatever its scales and zeros are: infinite, not a number, too small for a normal one.
 #include "../kernels/rows.h"
 #include "numbers.h"
 #include "tests.h"
@@ -34,7 +34,8 @@ void fill(Exact<float>& table, int32_t bits, int meaning, Random& random) {
   }
 }
 
-void try_weight(bool dense, int32_t bits, int64_t k, int64_t group, int meaning, int32_t scale_type, int32_t zero_type, Random& random) {
+void try_weight(bool dense, int32_t bits, int64_t k, int64_t group, int meaning, int32_t scale_type, int32_t zero_type,
+                Random& random) {
   const int64_t groups = group < k ? (k + group - 1) / group : 1;
   const int64_t rows = dense ? 5 : 37, filled = dense ? rows : 64;   // of tiles, the last are filled up
   const int64_t bytes = dense ? rows * ((k * bits + 7) / 8) : filled * ((k + 31) / 32 * 32) * bits / 8;
@@ -74,8 +75,8 @@ void try_weight(bool dense, int32_t bits, int64_t k, int64_t group, int meaning,
 
 void try_rows_alike() {
   static const struct { int64_t k, group; } shapes[] = {
-      {32, 32}, {64, 32}, {96, 64}, {160, 160}, {544, 32}, {320, 128}, {2080, 32}, {2144, 1056}, {64, 70}, {96, INT64_MAX},
-      {4160, 96}, {8224, 64},                                     // more columns than are read at once
+      {32, 32}, {64, 32}, {96, 64}, {160, 160}, {544, 32}, {320, 128}, {2080, 32}, {2144, 1056}, {64, 70},
+      {96, INT64_MAX}, {4160, 96}, {8224, 64},                    // the last: more columns than are read at once
       {48, 16}, {72, 96}, {128, 48}, {51, 64}, {4147, 16}};       // steps are split, or not full: those go other ways
   Random random(7);
   for (const auto& shape : shapes)
