@@ -76,7 +76,7 @@ void try_weight(bool dense, int32_t bits, int64_t k, int64_t group, int meaning,
 void try_rows_alike() {
   static const struct { int64_t k, group; } shapes[] = {
       {32, 32}, {64, 32}, {96, 64}, {160, 160}, {544, 32}, {320, 128}, {2080, 32}, {2144, 1056}, {64, 70},
-      {96, INT64_MAX}, {4160, 96}, {8224, 64},                    // the last: more columns than are read at once
+      {96, INT64_MAX}, {4160, 96}, {8224, 64},                    // the last two: more columns than are read at once
       {48, 16}, {72, 96}, {128, 48}, {51, 64}, {4147, 16}};       // steps are split, or not full: those go other ways
   Random random(7);
   for (const auto& shape : shapes)
