@@ -1,4 +1,4 @@
-// A row of a weight: its codes, a byte each, and what they mean as numbers.
+// Rows of a weight: their codes as they lie dense, and what those mean as numbers.
 #pragma once
 #include "tiles.h"
 
@@ -8,35 +8,34 @@ static inline int64_t width_of(int32_t type) {
   return type == BITPORT_F32 ? 4 : type == BITPORT_BF16 || type == BITPORT_F16 ? 2 : 1;
 }
 
-// Of one group of a row: (table[code] - shift) * scale.
-struct Piece {
-  const uint8_t* codes;
-  int64_t count;
+// Codes of up to 4 bits go two in a byte, the first lowest: nibbles. Wider ones have a byte each.
+static inline bool are_nibbles(int32_t bits) { return bits <= 4; }
+
+// Columns of a row side by side. Their numbers: (table[code] - shift) * scale, scale and shift those of the group.
+struct Stretch {
+  const uint8_t* codes;         // nibbles or bytes
+  int64_t count, first, group;  // columns: of all, of the first group (not more than all), of the others
+  const float* scale;           // by groups
+  const float* shift;
   const float* table;
   int32_t bits;
-  bool integer;   // table[code] is code + table[0]
-  float scale, shift;
+  bool integer;                 // table[code] is code + table[0]
+  int32_t type;                 // of the numbers
 };
 
-// As numbers of `type`; y has `at` of them before.
-using WritePiece = void (*)(const Piece& piece, void* y, int32_t type, int64_t at);
+using WriteStretch = void (*)(const Stretch& stretch, char* y);
 
-// A whole row, to y.
-using WriteRow = void (*)(const BitportTiles& w, int64_t row, char* y);
+// The codes of columns [first, first + count) of a row whose codes lie in tiles, or dense along k; first is a multiple of
+// 32, and `to` has room for count rounded up to one. The row `next` is read after this one, unless it is negative.
+using ReadCodes = void (*)(const BitportTiles& w, int64_t row, int64_t first, int64_t count, int64_t next, uint8_t* to);
 
-// The codes of columns [first, first + count) of a row, both multiples of 32; behind the last may stand what fills up a
-// step. `row` within the weight: of one whose codes lie in tiles, or dense along k.
-using ReadCodes = void (*)(const BitportTiles& w, int64_t row, int64_t first, int64_t count, uint8_t* codes);
-
-ReadCodes codes_of_tiles(int32_t bits), codes_of_dense(int32_t bits);
+ReadCodes codes_of_tiles(int32_t bits);
+ReadCodes codes_of_dense(int32_t bits);   // null for 4 and 8 bits: as they lie
 
 #if defined(__x86_64__) && defined(__linux__)
-void avx2_write_piece(const Piece& piece, void* y, int32_t type, int64_t at);
-// Codes two in a byte, the first lowest; count is a multiple of 32, numbers of two bytes.
-void avx2_write_nibbles(const Piece& piece, void* y, int32_t type, int64_t at);
-// For rows of codes of 4 bits, or integers of 8, that lie row by row: as numbers of `type`. k is a multiple of 32, and the
-// group too unless there is one.
-WriteRow avx512_write_row(int32_t isa, int32_t bits, int32_t type);
+WriteStretch avx2_write(int32_t bits);
+// For nibbles, or bytes of integers. Columns and groups are multiples of 32, unless there is one group.
+WriteStretch avx512_write(int32_t isa, int32_t bits, int32_t type);
 #endif
 
 // bitport_rows, or with `dense` bitport_dense_rows, on an instruction set that this machine has.

@@ -1,5 +1,5 @@
-// Rows of 4 bits that lie row by row, with 512-bit vectors: the 16 numbers of a group are computed once and fill a
-// register, in which words (of float32, double words) are looked up. And rows of integers of 8 bits, each computed.
+// Rows as numbers, with 512-bit vectors. Of up to 4 bits the 16 numbers of a group are computed once and fill a
+// register, in which words (of float32, double words) are looked up; wider integers are computed each.
 #include "rows.h"
 #if defined(__x86_64__) && defined(__linux__)
 #include <cfloat>
@@ -10,33 +10,7 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kGroups = 64;   // whose scales are converted at once
 constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-
-// Up to 16 numbers of any type; those past the end are anything.
-AVX512_INLINE __m512 load_any(const void* numbers, int32_t type, int64_t i, int64_t count) {
-  if (count >= 16) return load16(numbers, type, i);
-  const int64_t width = width_of(type);
-  const __mmask64 mask = (uint64_t(1) << count * width) - 1;
-  alignas(64) uint8_t bytes[64];
-  _mm512_store_si512(bytes, _mm512_maskz_loadu_epi8(mask, static_cast<const uint8_t*>(numbers) + i * width));
-  return load16(bytes, type, 0);
-}
-
-// Of groups side by side: a Piece's scale and shift.
-struct Groups {
-  alignas(64) float scale[kGroups], shift[kGroups];
-};
-
-AVX512 void load_groups(const BitportTiles& w, int64_t place, int64_t count, Groups* groups) {
-  const __m512 scale2 = _mm512_set1_ps(w.scale2 ? *w.scale2 : 1.0f), centre = _mm512_set1_ps(w.zero ? middle(w) : 0.0f);
-  for (int64_t i = 0; i < count; i += 16) {
-    const __m512 scale = load_any(w.scale, w.scale_type, place + i, count - i);
-    _mm512_store_ps(groups->scale + i, _mm512_mul_ps(scale, scale2));
-    const __m512 zero = w.zero ? load_any(w.zero, w.zero_type, place + i, count - i) : _mm512_setzero_ps();
-    _mm512_store_ps(groups->shift + i, _mm512_sub_ps(zero, centre));
-  }
-}
 
 // 16 numbers as look_up() takes them: those of two bytes stand in both words of a double word.
 template <int32_t Type>
@@ -69,7 +43,7 @@ AVX512_INLINE __m512i look_up(const uint8_t* codes, __m512i numbers) {
 template <int32_t Type>
 constexpr int64_t kStep = Type == BITPORT_F32 ? 16 : 32;   // numbers that fill a register
 
-// Codes of 4 bits: what each of them is.
+// What each nibble of a group is.
 template <int32_t Type>
 struct Nibbles {
   static constexpr int64_t kBytes = kStep<Type> / 2;   // of codes, for a step
@@ -77,8 +51,8 @@ struct Nibbles {
 };
 
 template <int32_t Type>
-AVX512_INLINE void start(const BitportTiles& w, __m512 shift, __m512 scale, Nibbles<Type>* group) {
-  group->numbers = rounded_to<Type>(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(w.table), shift), scale));
+AVX512_INLINE void start(__m512 table, __m512 shift, __m512 scale, Nibbles<Type>* group) {
+  group->numbers = rounded_to<Type>(_mm512_mul_ps(_mm512_sub_ps(table, shift), scale));
 }
 
 template <int32_t Type>
@@ -86,7 +60,7 @@ AVX512_INLINE __m512i step_of(const uint8_t* codes, const Nibbles<Type>& group) 
   return look_up<Type>(codes, group.numbers);
 }
 
-// Integers of 8 bits.
+// Integers of a byte each.
 template <int32_t Type>
 struct Bytes {
   static constexpr int64_t kBytes = kStep<Type>;
@@ -94,8 +68,8 @@ struct Bytes {
 };
 
 template <int32_t Type>
-AVX512_INLINE void start(const BitportTiles& w, __m512 shift, __m512 scale, Bytes<Type>* group) {
-  *group = {_mm512_set1_ps(w.table[0]), shift, scale};
+AVX512_INLINE void start(__m512 table, __m512 shift, __m512 scale, Bytes<Type>* group) {
+  *group = {_mm512_broadcastss_ps(_mm512_castps512_ps128(table)), shift, scale};
 }
 
 template <int32_t Type>
@@ -120,8 +94,8 @@ AVX512_INLINE __m512i step_of(const uint8_t* codes, const Bytes<Type>& group) {
 
 // Integers of 8 bits times a scale, as bfloat16. The processor rounds, and takes what is too small for a normal number for
 // zero: of such a scale no product is.
-bool is_simple(const BitportTiles& w, float shift, float scale) {
-  return w.table[0] == -128 && shift == 0 && std::fabs(scale) >= FLT_MIN;
+bool is_simple(const float* table, float shift, float scale) {
+  return table[0] == -128 && shift == 0 && std::fabs(scale) >= FLT_MIN;
 }
 
 AVX512_BF16 void write_products(const uint8_t* codes, int64_t steps, float scale, char* y) {
@@ -138,38 +112,37 @@ AVX512_BF16 void write_products(const uint8_t* codes, int64_t steps, float scale
 
 // Rounds: whether the processor may round to bfloat16.
 template <int32_t Type, template <int32_t> class Kind, bool Rounds = false>
-AVX512 void write_row(const BitportTiles& w, int64_t row, char* y) {
+AVX512 void write(const Stretch& s, char* y) {
   constexpr int64_t kCodes = Kind<Type>::kBytes;
-  const int64_t groups = groups_of(w), of_group = w.group / kStep<Type>;
-  const uint8_t* codes = w.codes + row * w.k * w.bits / 8;
-  int64_t left = w.k / kStep<Type>;
-  Groups some;
-  for (int64_t first = 0; first < groups; first += kGroups) {
-    const int64_t count = smaller(groups - first, kGroups);
-    load_groups(w, row * groups + first, count, &some);
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t steps = smaller(of_group, left);
-      const float shift = some.shift[i], scale = some.scale[i];
-      if (Rounds && is_simple(w, shift, scale)) {
-        write_products(codes, steps, scale, y);
-      } else {
-        Kind<Type> group;
-        start(w, _mm512_set1_ps(shift), _mm512_set1_ps(scale), &group);
-        for (int64_t step = 0; step < steps; ++step) _mm512_storeu_si512(y + step * 64, step_of(codes + step * kCodes, group));
-      }
-      y += steps * 64, codes += steps * kCodes, left -= steps;
+  const __m512 table = entries(s.table, int64_t(1) << s.bits, 0);
+  const uint8_t* codes = s.codes;
+  const float *shift = s.shift, *scale = s.scale;
+  int64_t left = s.count / kStep<Type>, steps = s.first / kStep<Type>;
+  for (const int64_t of_group = s.group / kStep<Type>; left; steps = smaller(of_group, left), ++shift, ++scale) {
+    if (Rounds && is_simple(s.table, *shift, *scale)) {
+      write_products(codes, steps, *scale, y);
+    } else {
+      Kind<Type> group;
+      start(table, _mm512_set1_ps(*shift), _mm512_set1_ps(*scale), &group);
+      for (int64_t step = 0; step < steps; ++step)
+        _mm512_storeu_si512(y + step * 64, step_of(codes + step * kCodes, group));
     }
+    y += steps * 64, codes += steps * kCodes, left -= steps;
   }
+}
+
+template <template <int32_t> class Kind>
+WriteStretch write_as(int32_t type) {
+  if (type == BITPORT_F32) return write<BITPORT_F32, Kind>;
+  return type == BITPORT_F16 ? write<BITPORT_F16, Kind> : write<BITPORT_BF16, Kind>;
 }
 
 }  // namespace
 
-WriteRow avx512_write_row(int32_t isa, int32_t bits, int32_t type) {
-  const bool nibbles = bits == 4;
-  if (type == BITPORT_F32) return nibbles ? write_row<BITPORT_F32, Nibbles> : write_row<BITPORT_F32, Bytes>;
-  if (type == BITPORT_F16) return nibbles ? write_row<BITPORT_F16, Nibbles> : write_row<BITPORT_F16, Bytes>;
-  if (nibbles) return write_row<BITPORT_BF16, Nibbles>;
-  return isa >= BITPORT_AVX512_BF16 ? write_row<BITPORT_BF16, Bytes, true> : write_row<BITPORT_BF16, Bytes>;
+WriteStretch avx512_write(int32_t isa, int32_t bits, int32_t type) {
+  if (are_nibbles(bits)) return write_as<Nibbles>(type);
+  if (type == BITPORT_BF16 && isa >= BITPORT_AVX512_BF16) return write<BITPORT_BF16, Bytes, true>;
+  return write_as<Bytes>(type);
 }
 
 }  // namespace bitport

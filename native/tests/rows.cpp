@@ -1,12 +1,12 @@
-// Rows of 4 and 8 bits that lie row by row: in every instruction set the bits that scalar code gives, whatever types and
-// groups a weight has, and whatever its scales and zeros are: infinite, not a number, too small for a normal one.
+// Rows of tiles, and rows that lie row by row: in every instruction set the bits that scalar code gives, whatever types
+// and groups a weight has, and whatever its scales and zeros are: infinite, not a number, too small for a normal one.
 #include "../kernels/rows.h"
 #include "numbers.h"
 #include "tests.h"
 
 namespace {
 
-constexpr int64_t kRows = 5, kIds = 4;
+constexpr int64_t kIds = 4;
 
 // Half of them as a network has them, the others any bits, some of those all ones: a NaN that rounding up would make 0.
 void draw(Numbers& numbers, Random& random, int low, int high) {
@@ -34,34 +34,37 @@ void fill(Exact<float>& table, int32_t bits, int meaning, Random& random) {
   }
 }
 
-void try_weight(int32_t bits, int64_t k, int64_t group, int meaning, int32_t scale_type, int32_t zero_type, Random& random) {
+void try_weight(bool dense, int32_t bits, int64_t k, int64_t group, int meaning, int32_t scale_type, int32_t zero_type,
+                Random& random) {
   const int64_t groups = group < k ? (k + group - 1) / group : 1;
-  Exact<uint8_t> codes(kRows * k * bits / 8, some_place(random));
+  const int64_t rows = dense ? 5 : 37, filled = dense ? rows : 64;   // of tiles, the last are filled up
+  const int64_t bytes = dense ? rows * ((k * bits + 7) / 8) : filled * ((k + 31) / 32 * 32) * bits / 8;
+  Exact<uint8_t> codes(bytes, some_place(random));
   for (size_t i = 0; i < codes.bytes(); ++i) codes[int64_t(i)] = uint8_t(random());
-  Numbers scale(scale_type, kRows * groups, some_place(random));
-  Numbers zero(zero_type < 0 ? BITPORT_U8 : zero_type, kRows * groups, some_place(random));
+  Numbers scale(scale_type, filled * groups, some_place(random));
+  Numbers zero(zero_type < 0 ? BITPORT_U8 : zero_type, filled * groups, some_place(random));
   draw(scale, random, -6, 3);
   draw(zero, random, 0, 4);
   Exact<float> table(int64_t(1) << bits, some_place(random)), scale2(1, some_place(random));
   fill(table, bits, meaning, random);
   scale2[0] = 0.4375f;
   Exact<int64_t> ids(kIds, some_place(random));
-  for (int64_t i = 0; i < kIds; ++i) ids[i] = below(random, kRows);
-  ids[0] = kRows - 1;   // ends where memory does
+  for (int64_t i = 0; i < kIds; ++i) ids[i] = below(random, rows);
+  ids[0] = rows - 1;   // ends where memory does
   const BitportTiles w{codes.data(), scale.data(), zero_type < 0 ? nullptr : zero.data(),
-                       random() % 2 ? scale2.data() : nullptr, table.data(), kRows, k, group, bits, meaning == 0,
+                       random() % 2 ? scale2.data() : nullptr, table.data(), rows, k, group, bits, meaning == 0,
                        scale_type, zero_type < 0 ? 0 : zero_type};
   for (int32_t type : {BITPORT_F32, BITPORT_BF16, BITPORT_F16}) {
     Numbers plain(type, kIds * k, some_place(random));
-    EXPECT(bitport::rows_on(BITPORT_SCALAR, &w, true, ids.data(), kIds, plain.data(), type, 1) == 0, "rows refused");
+    EXPECT(bitport::rows_on(BITPORT_SCALAR, &w, dense, ids.data(), kIds, plain.data(), type, 1) == 0, "rows refused");
     for (int32_t isa = 1; isa <= bitport_best_isa(); ++isa) {
       Numbers y(type, kIds * k, some_place(random));
-      EXPECT(bitport::rows_on(isa, &w, true, ids.data(), kIds, y.data(), type, 1) == 0, "rows refused");
+      EXPECT(bitport::rows_on(isa, &w, dense, ids.data(), kIds, y.data(), type, 1) == 0, "rows refused");
       for (int64_t i = 0; i < kIds * k; ++i)
         EXPECT(y.bits(i) == plain.bits(i) || (is_nan(y, i) && is_nan(plain, i)),
-               "%s: column %lld is %x, should be %x (%d bits, k %lld, group %lld, meaning %d, scale type %d, zero type %d, "
+               "%s: column %lld is %x, should be %x (%s, %d bits, k %lld, group %lld, meaning %d, scale type %d, zero type %d, "
                "type %d)",
-               bitport_isa_name(isa), (long long)(i % k), y.bits(i), plain.bits(i), bits, (long long)k, (long long)group,
+               bitport_isa_name(isa), (long long)(i % k), y.bits(i), plain.bits(i), dense ? "dense" : "tiles", bits, (long long)k, (long long)group,
                meaning, scale_type, zero_type, type);
       ++cases;
     }
@@ -72,15 +75,23 @@ void try_weight(int32_t bits, int64_t k, int64_t group, int meaning, int32_t sca
 
 void try_rows_alike() {
   static const struct { int64_t k, group; } shapes[] = {
-      {32, 32}, {64, 32}, {96, 64}, {160, 160}, {544, 32}, {320, 128}, {2080, 32}, {2112, 32}, {2144, 1056}, {64, 70},
-      {96, INT64_MAX}, {48, 16}, {72, 96}, {128, 48}};   // of the last three steps are split: those go other ways
+      {32, 32}, {64, 32}, {96, 64}, {160, 160}, {544, 32}, {320, 128}, {2080, 32}, {2144, 1056}, {64, 70},
+      {96, INT64_MAX}, {4160, 96}, {8224, 64},                    // the last two: more columns than are read at once
+      {48, 16}, {72, 96}, {128, 48}, {51, 64}, {4147, 16}};       // steps are split, or not full: those go other ways
   Random random(7);
   for (const auto& shape : shapes)
-    for (int32_t scale_type : {BITPORT_F32, BITPORT_BF16, BITPORT_F16, BITPORT_E8M0, BITPORT_E4M3}) {
-      for (int32_t bits : {4, 8}) {
-        for (int32_t zero_type : {-1, +BITPORT_U8, +BITPORT_F32, +BITPORT_BF16, +BITPORT_F16})
-          try_weight(bits, shape.k, shape.group, 0, scale_type, zero_type, random);
-        for (int meaning : {1, 2}) try_weight(bits, shape.k, shape.group, meaning, scale_type, -1, random);
+    for (bool dense : {false, true})
+      for (int32_t bits = 1; bits <= 8; ++bits) {
+        const auto attempt = [&](int meaning, int32_t scale_type, int32_t zero_type) {
+          try_weight(dense, bits, shape.k, shape.group, meaning, scale_type, zero_type, random);
+        };
+        const bool all = shape.k < 4096 && (bits == 4 || bits == 8);   // else a few
+        for (int32_t scale_type : {BITPORT_F32, BITPORT_BF16, BITPORT_F16, BITPORT_E8M0, BITPORT_E4M3}) {
+          if (!all && below(random, 4)) continue;
+          for (int32_t zero_type : {-1, +BITPORT_U8, +BITPORT_F32, +BITPORT_BF16, +BITPORT_F16})
+            if (all || !below(random, 3)) attempt(0, scale_type, zero_type);
+          if (bits <= 4 || bits == 6 || bits == 8)
+            for (int meaning : {1, 2}) attempt(meaning, scale_type, -1);
+        }
       }
-    }
 }
