@@ -26,8 +26,8 @@ writes this page; nothing in it is typed by hand. How it is measured: [bench](..
 *bf16-prepacked* is bf16 as torch compiles it with freezing, its weights in the order of oneDNN's kernels.
 *x bf16* is the time (or size) as a part of bf16's, in the same turn: below 1 is better. *load, mapped*: weights are
 read when they are first used, so that what is loaded is code. *load, resident*: they are mapped while the method is
-loaded, from the page cache; that takes many times as long where the system keeps a file in small pages as where it found
-large ones. *load, cold*: they are read from the disk.
+loaded, from the page cache; that takes many times as long where the system keeps a file in small pages as where it
+found large ones. *load, cold*: they are read from the disk.
 """
 
 

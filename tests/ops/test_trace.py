@@ -138,7 +138,9 @@ def test_vmap_over_the_input(name: str, dim: int) -> None:
     rest = sample.args[1:]
     wanted = torch.stack([op.overload(row, *rest) for row in x.unbind(dim)])
     mapped = torch.vmap(lambda row: op.overload(row, *rest), in_dims=dim)(x)
-    torch.testing.assert_close(mapped, wanted)
+    # Of another number of rows the same sums of K products may be taken in another order.
+    allowed = x.shape[-1] * torch.finfo(x.dtype).eps * float(wanted.abs().max())
+    torch.testing.assert_close(mapped, wanted, rtol=0, atol=allowed)
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "nvfp4"])
