@@ -72,12 +72,8 @@ void multiply_ahead(const Job& job, const Panel& panel, int64_t row, int64_t row
 constexpr int64_t kDepth = 256;
 constexpr int64_t kFusedRows = 48;
 
-// Of groups that are worth tile registers: what is done for each of them takes long beside the products of a small one,
-// and two panels hold no larger one.
-bool has_tile_groups(const BitportTiles& w) { return w.group >= 64 && w.group <= 2 * kDepth && w.group % 32 == 0; }
-
 bool fuses(const BitportTiles& w, int64_t m) {
-  return m == 1 || (has_tile_groups(w) ? m <= kFusedRows : w.group < 64 && m <= 2);
+  return m == 1 || (has_long_groups(w, 2 * kDepth) ? m <= kFusedRows : w.group < 64 && m <= 2);
 }
 
 // sum += (part - shift * sum of x) * scale
@@ -90,7 +86,7 @@ AMX_INLINE void add_scaled(const Affine& a, bool shifts, const float* part, floa
 // A few blocks of rows: values of the table in bfloat16 and exact scales, applied to the float32 sums of a group.
 AMX void fused(const Job& job, int64_t tile, void* panel, float* sum) {
   const BitportTiles& w = *job.weight;
-  if (job.m == 1 || !has_tile_groups(w)) return avx512_fused_bf16(job, tile, panel, sum);
+  if (job.m == 1 || !has_long_groups(w, 2 * kDepth)) return avx512_fused_bf16(job, tile, panel, sum);
   const int64_t groups = groups_of(w), columns = steps_of(w) * 32, m = job.m, stride = job.block * 32;
   if (job.block < 32) configure(job.block > 16 ? 16 : m, job.block > 16 ? m - 16 : 16, 64);
   alignas(64) float part[32 * 32];
@@ -121,23 +117,10 @@ AMX void fused(const Job& job, int64_t tile, void* panel, float* sum) {
   }
 }
 
-AMX void finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum) {
-  const BitportTiles& w = *job.weight;
-  for (int64_t h = 0; h < 2; ++h) {
-    const Affine a = affine(w, tile * 32 + h * 16);
-    for (int64_t r = 0; r < rows; ++r) {
-      float* at = sum + r * 32 + h * 16;
-      __m512 s = _mm512_load_ps(at);
-      if (w.zero) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(job.sums[row + r]), s);
-      _mm512_store_ps(at, _mm512_mul_ps(s, a.scale));
-    }
-  }
-}
-
 }  // namespace
 
 const Engine amx_engine = {
-    true,  kDepth, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, finish, multiply, multiply_ahead, fuses, fused,
+    true,  kDepth, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish, multiply, multiply_ahead, fuses, fused,
     avx512_store, avx512_stream, begin, end};
 
 }  // namespace bitport

@@ -1,4 +1,4 @@
-// The product in bfloat16: panels for the tile registers, and a few rows by vdpbf16ps.
+// What the products in bfloat16 share: panels, sums with a scale for the whole row, and a few rows by vdpbf16ps.
 #include "engine.h"
 #if BITPORT_X86
 #include "avx512_bf16.h"
@@ -27,12 +27,6 @@ AVX512 void look_up_as(const BitportTiles& w, const Panel& panel) {
       _mm512_store_si512(to + 32, p.c[1]);
     }
   }
-}
-
-AVX512_BF16_INLINE __m512bh pair_of(const uint16_t* x) {   // two neighbours in K, for all 16 rows
-  int32_t bits;
-  __builtin_memcpy(&bits, x, 4);
-  return reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
 }
 
 // R rows of x against a tile as it is read: no panel, unscaled sums of a group in registers. Few rows get several
@@ -93,8 +87,6 @@ void fused_as(const Job& job, int64_t tile, float* sum) {
   }
 }
 
-bool fuses(const BitportTiles&, int64_t m) { return m <= kVectorRows; }
-
 }  // namespace
 
 void avx512_decode_bf16(const BitportTiles& w, const Panel& panel) {
@@ -109,9 +101,18 @@ void avx512_fused_bf16(const Job& job, int64_t tile, void*, float* sum) {
   BITPORT_WITH_CODES(*job.weight, fused_as<Format>(job, tile, sum))
 }
 
-const Engine avx512_bf16_engine = {
-    true,  256,  avx512_widen, nullptr, nullptr, nullptr, nullptr, nullptr, fuses, avx512_fused_bf16, avx512_store, nullptr,
-    nullptr, nullptr};
+AVX512 void avx512_finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum) {
+  const BitportTiles& w = *job.weight;
+  for (int64_t h = 0; h < 2; ++h) {
+    const Affine a = affine(w, tile * 32 + h * 16);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* at = sum + r * 32 + h * 16;
+      __m512 s = _mm512_load_ps(at);
+      if (w.zero) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(job.sums[row + r]), s);
+      _mm512_store_ps(at, _mm512_mul_ps(s, a.scale));
+    }
+  }
+}
 
 }  // namespace bitport
 #endif

@@ -79,8 +79,21 @@ struct Quarters {
   }
 };
 
+// Groups whose sums are worth scales of their own: what is done for each of them takes long beside the products of a small
+// one, and two panels hold no larger one than `most`.
+static inline bool has_long_groups(const BitportTiles& w, int64_t most) {
+  return w.group >= 64 && w.group <= most && w.group % 32 == 0;
+}
+
+AVX512_BF16_INLINE __m512bh pair_of(const uint16_t* x) {   // two neighbours in K, for all 16 rows
+  int32_t bits;
+  __builtin_memcpy(&bits, x, 4);
+  return reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
+}
+
 void avx512_decode_bf16(const BitportTiles& weight, const Panel& panel);
 void avx512_look_up_bf16(const BitportTiles& weight, const Panel& panel);   // the same, unscaled
 void avx512_fused_bf16(const Job& job, int64_t tile, void* panel, float* sum);   // up to kVectorRows rows
+void avx512_finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum);   // one scale per row of the weight
 
 }  // namespace bitport

@@ -40,6 +40,18 @@ struct Panel {
   void* data;
 };
 
+// Calls work(row, count) on rows from 0 on, cut where a block ends, and between into as few parts of at most `most`, and as
+// even ones, as can be.
+template <class Work>
+void by_few(int64_t rows, int64_t block, int64_t most, const Work& work) {
+  for (int64_t row = 0; row < rows;) {
+    const int64_t in_block = block - row % block, left = rows - row < in_block ? rows - row : in_block;
+    const int64_t parts = (left + most - 1) / most, count = (left + parts - 1) / parts;
+    work(row, count);
+    row += count;
+  }
+}
+
 struct Engine {
   bool bf16;            // rows and panel in bfloat16, else in float32
   int64_t depth;        // how much of K a panel holds

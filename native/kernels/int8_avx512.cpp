@@ -103,6 +103,7 @@ void unpack(const BitportTiles& w, const Panel& panel) {
   BITPORT_WITH_BITS(w.bits, unpack_as<Bits>(w, panel))
 }
 
+// R rows times a panel. Every loop over rows is unrolled: g++ keeps in registers only what no variable indexes.
 template <int R>
 AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, float* sum) {
   const uint8_t* panel = static_cast<const uint8_t*>(stretch.data);
@@ -113,19 +114,24 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
   for (Pieces piece(w, job.stretch, stretch.k); piece.begin < last; piece.next()) {
     const float* sums = job.sums + row * job.pieces + piece.index;
     __m512i part[R][2];
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = start_of(center(w), sums[r * job.pieces]);
-    for (int64_t k = piece.begin; k < piece.end; k += 4, panel += 128) {
-      const __m512i low = _mm512_load_si512(panel), high = _mm512_load_si512(panel + 64);
+    for (int64_t k = piece.begin; k < piece.end;) {
       const int8_t* from = x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const __m512i four = four_of(from + r * kInt8Step);
-        part[r][0] = _mm512_dpbusd_epi32(part[r][0], low, four);
-        part[r][1] = _mm512_dpbusd_epi32(part[r][1], high, four);
+#pragma GCC unroll 4
+      for (const int64_t end = smaller((k / kInt8Step + 1) * kInt8Step, piece.end); k < end; k += 4, from += 4, panel += 128) {
+        const __m512i low = _mm512_load_si512(panel), high = _mm512_load_si512(panel + 64);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const __m512i four = four_of(from + r * kInt8Step);
+          part[r][0] = _mm512_dpbusd_epi32(part[r][0], low, four);
+          part[r][1] = _mm512_dpbusd_epi32(part[r][1], high, four);
+        }
       }
     }
     const int64_t at = scales + piece.group * 32;
     const PieceScale s0 = piece_scale(w, at), s1 = piece_scale(w, at + 16);
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       add_piece(s0, shifts, sums[r * job.pieces], part[r][0], sum + r * 32);
       add_piece(s1, shifts, sums[r * job.pieces], part[r][1], sum + r * 32 + 16);
@@ -133,15 +139,16 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
   }
 }
 
+constexpr int64_t kAtOnce = 12;   // rows whose sums, 32 each, stay in registers, beside two of the weight and one of x
+constexpr void (*kMultiply[kAtOnce])(const Int8Job&, const Panel&, int64_t, float*) = {
+    multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,  multiply_rows<5>,  multiply_rows<6>,
+    multiply_rows<7>, multiply_rows<8>, multiply_rows<9>, multiply_rows<10>, multiply_rows<11>, multiply_rows<12>};
+
 void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  for (int64_t r = 0; r < rows;) {
-    const int64_t left = rows - r;
-    if (left >= 8) { multiply_rows<8>(job, panel, row + r, sum + r * 32); r += 8; }
-    else if (left >= 4) { multiply_rows<4>(job, panel, row + r, sum + r * 32); r += 4; }
-    else if (left >= 2) { multiply_rows<2>(job, panel, row + r, sum + r * 32); r += 2; }
-    else { multiply_rows<1>(job, panel, row + r, sum + r * 32); r += 1; }
-  }
+  by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
+    kMultiply[count - 1](job, panel, row + r, sum + r * 32);
+  });
 }
 
 bool fuses(const BitportTiles&, int64_t m) { return m <= 8; }
