@@ -1,7 +1,4 @@
-// The product with AMX where a scale of x holds for 128 columns. x holds codes, exact in bfloat16; times their scale,
-// which is no power of two, they would be rounded once more. So scales act on the sums over those columns: that of x,
-// and with it that of the weight, where one holds for as many. A weight of few values under one scale is not rounded as
-// at random: with 128 x 128 blocks a rounded one is off by more than a product's budget.
+// The product with AMX where a scale of x holds for 128 columns.
 #include "engine.h"
 #if BITPORT_X86
 #include "amx.h"
@@ -10,28 +7,11 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kDepth = 256, kPanel = kDepth * 32;   // columns, and numbers, of a panel
-static_assert(kDepth / kScaled * 32 * sizeof(float) <= kBehindPanel, "the scales of a panel lie behind it");
-
-bool is_apart(const BitportTiles& w) { return !w.zero && (w.group % kScaled == 0 || w.group >= w.k); }
-
-// Values, unscaled where is_apart(), and behind them what the sums over each 128 columns are to be multiplied by.
-AVX512 void decode(const BitportTiles& w, const Panel& panel) {
-  float* scale = reinterpret_cast<float*>(static_cast<uint16_t*>(panel.data) + kPanel);
-  const bool apart = is_apart(w);
-  (apart ? avx512_look_up_bf16 : avx512_decode_bf16)(w, panel);
-  for (int64_t i = 0; i < panel.count; i += kScaled)
-    for (int64_t half = 0; half < 2; ++half, scale += 16) {
-      const int64_t group = panel.tile * groups_of(w) + group_of(w, panel.k + i);
-      _mm512_store_ps(scale, apart ? affine(w, group * 32 + half * 16).scale : _mm512_set1_ps(1.0f));
-    }
-}
-
 // 32 rows (or 16) over a stretch of K. All of them are multiplied, whether x has them or not; `rows` are added.
 template <bool Two>
 AMX_INLINE void multiply_block(const uint16_t* x, int64_t rows, int64_t count, const uint16_t* panel,
                                const float* row_scale, int64_t scales, float* sum) {
-  const float* scale = reinterpret_cast<const float*>(panel + kPanel);
+  const float* scale = reinterpret_cast<const float*>(panel + kBlocksPanel);
   alignas(64) float part[32 * 32];
   for (int64_t k = 0; k < count; ++row_scale, scale += 32) {
     zero_sums<Two>();
@@ -80,7 +60,7 @@ void end() { amx_engine.end(); }
 }  // namespace
 
 const Engine amx_blocks_engine = {
-    true, kDepth, avx512_widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, avx512_store, avx512_stream, begin, end};
+    true, kBlocksDepth, kUsual, avx512_widen, avx512_decode_blocks, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, avx512_store, avx512_stream, begin, end};
 
 }  // namespace bitport
 #endif

@@ -108,7 +108,7 @@ AVX2 void store(const float* sum, int64_t count, const float* bias, void* y, int
 
 }  // namespace
 
-const Engine avx2_engine = {false, 256, widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, store, nullptr, nullptr, nullptr};
+const Engine avx2_engine = {false, 256, kUsual, widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, store, nullptr, nullptr, nullptr};
 
 }  // namespace bitport
 #endif

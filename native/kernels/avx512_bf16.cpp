@@ -6,26 +6,36 @@
 namespace bitport {
 namespace {
 
+// The 16 rows of a half after those of the other: scales are made ready once for all columns that they hold for.
 template <class Format>
 AVX512_BF16 void decode_as(const BitportTiles& w, const Panel& panel) {
-  Quarters<Format, true> quarters(w, panel);
-  while (quarters.at < quarters.end) quarters.decode();
+  const Format format(w);
+  const int64_t groups = groups_of(w), end = panel.k + panel.count;
+  for (int64_t half = 0; half < 2; ++half)
+    for (int64_t k = panel.k; k < end;) {
+      const int64_t group = group_of(w, k), group_end = group + 1 < groups ? smaller((group + 1) * w.group, end) : end;
+      const Twice by(affine(w, (panel.tile * groups + group) * 32 + half * 16));
+      for (; k < group_end; k += 16) {
+        const uint8_t* codes = tile_at(w, panel.tile, k / 32);
+        const int64_t odd = k >> 4 & 1, step = (k - panel.k) / 32, first = half * 8 + odd * 4;
+        uint16_t* to = static_cast<uint16_t*>(panel.data) + step * 1024 + half * 512 + odd * 256;
+        prefetch_ahead<_MM_HINT_T1>(codes + (half * 2 + odd) * 32 * w.bits, 32 * w.bits);
+#pragma GCC unroll 4
+        for (int64_t line = 0; line < 4; ++line) write_line(format, codes, first + line, by, to + line * 64);
+      }
+    }
 }
 
 // By whole tiles, for a few rows that wait for it.
 template <class Format>
-AVX512 void look_up_as(const BitportTiles& w, const Panel& panel) {
+AVX512_BF16 void look_up_as(const BitportTiles& w, const Panel& panel) {
   const Format format(w);
   uint16_t* to = static_cast<uint16_t*>(panel.data);
   for (int64_t step = panel.k / 32; step < (panel.k + panel.count) / 32; ++step) {
     const uint8_t* codes = tile_at(w, panel.tile, step);
     prefetch_ahead(codes, 128 * w.bits);
 #pragma GCC unroll 16
-    for (int64_t line = 0; line < 16; ++line, to += 64) {
-      const Pairs p = format.pairs(codes, line);
-      _mm512_store_si512(to, p.c[0]);
-      _mm512_store_si512(to + 32, p.c[1]);
-    }
+    for (int64_t line = 0; line < 16; ++line, to += 64) write_line(format, codes, line, to);
   }
 }
 
@@ -99,6 +109,17 @@ void avx512_look_up_bf16(const BitportTiles& w, const Panel& panel) {
 
 void avx512_fused_bf16(const Job& job, int64_t tile, void*, float* sum) {
   BITPORT_WITH_CODES(*job.weight, fused_as<Format>(job, tile, sum))
+}
+
+AVX512 void avx512_decode_blocks(const BitportTiles& w, const Panel& panel) {
+  float* scale = reinterpret_cast<float*>(static_cast<uint16_t*>(panel.data) + kBlocksPanel);
+  const bool apart = !w.zero && (w.group % kScaled == 0 || w.group >= w.k);
+  (apart ? avx512_look_up_bf16 : avx512_decode_bf16)(w, panel);
+  for (int64_t i = 0; i < panel.count; i += kScaled)
+    for (int64_t half = 0; half < 2; ++half, scale += 16) {
+      const int64_t group = panel.tile * groups_of(w) + group_of(w, panel.k + i);
+      _mm512_store_ps(scale, apart ? affine(w, group * 32 + half * 16).scale : _mm512_set1_ps(1.0f));
+    }
 }
 
 AVX512 void avx512_finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum) {

@@ -9,15 +9,46 @@ namespace bitport {
 // it pays only while reading the codes is what takes the time.
 constexpr int64_t kVectorRows = 4;
 
-// A panel in bfloat16, decoded by quarters of a tile: 16 rows by 16 columns, 4 lines of 64 codes.
+// What turns the values of a line into weights, in the order of the line: of 8 rows, two columns each.
+struct Twice {
+  __m512 scale[2], offset[2];
+
+  AVX512_BF16_MEMBER Twice() {}
+  AVX512_BF16_MEMBER explicit Twice(const Affine& a) {
+    const __m512 minus = _mm512_fnmadd_ps(a.shift, a.scale, _mm512_setzero_ps());
+    const __m512i twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    const __m512i later = _mm512_add_epi32(twice, _mm512_set1_epi32(8));
+    scale[0] = _mm512_permutexvar_ps(twice, a.scale);
+    scale[1] = _mm512_permutexvar_ps(later, a.scale);
+    offset[0] = _mm512_permutexvar_ps(twice, minus);
+    offset[1] = _mm512_permutexvar_ps(later, minus);
+  }
+};
+
+// One line of a tile to 4 columns of 16 rows of a panel, scaled or not:
 //   panel [count / 32][2 halves of 16 rows][16 pairs of columns][16 rows][2]: what AMX takes as its second operand
+template <class Format>
+AVX512_BF16_INLINE void write_line(const Format& format, const uint8_t* codes, int64_t line, const Twice& by, uint16_t* to) {
+  Values v = format.in_order(codes, line);
+  for (int c = 0; c < 4; ++c) v.c[c] = _mm512_fmadd_ps(v.c[c], by.scale[c % 2], by.offset[c % 2]);
+  _mm512_store_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(v.c[1], v.c[0])));
+  _mm512_store_si512(to + 32, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(v.c[3], v.c[2])));
+}
+template <class Format>
+AVX512_BF16_INLINE void write_line(const Format& format, const uint8_t* codes, int64_t line, uint16_t* to) {
+  const Pairs p = format.pairs(codes, line);
+  _mm512_store_si512(to, p.c[0]);
+  _mm512_store_si512(to + 32, p.c[1]);
+}
+
+// A panel decoded by quarters of a tile, between other work: 16 rows by 16 columns, 4 lines of 64 codes.
 template <class Format, bool Scaled>
 struct Quarters {
   struct Quarter {
     const uint8_t* codes;
     int64_t line;
     uint16_t* to;
-    __m512 scale[2], offset[2];   // of 8 rows, two columns each
+    Twice by;
   };
 
   const BitportTiles& w;
@@ -38,7 +69,7 @@ struct Quarters {
   AVX512_BF16_MEMBER Quarter next() {
     const int64_t half = at & 1, column = at >> 1;   // column: in units of 16
     Quarter q = {codes + (column >> 1) * 128 * w.bits, half * 8 + (column & 1) * 4,
-                 to + (column >> 1) * 1024 + half * 512 + (column & 1) * 256, {}, {}};
+                 to + (column >> 1) * 1024 + half * 512 + (column & 1) * 256, {}};
     prefetch_ahead<_MM_HINT_T1>(q.codes + (at & 3) * 32 * w.bits, 32 * w.bits);
     ++at;
     if (!Scaled) return q;
@@ -47,29 +78,14 @@ struct Quarters {
       columns_left = --groups_left ? w.group : INT64_MAX;
     }
     columns_left -= half * 16;
-    const Affine a = affine(w, scales + half * 16);
-    const __m512 minus = _mm512_fnmadd_ps(a.shift, a.scale, _mm512_setzero_ps());
-    const __m512i twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-    const __m512i later = _mm512_add_epi32(twice, _mm512_set1_epi32(8));
-    q.scale[0] = _mm512_permutexvar_ps(twice, a.scale);
-    q.scale[1] = _mm512_permutexvar_ps(later, a.scale);
-    q.offset[0] = _mm512_permutexvar_ps(twice, minus);
-    q.offset[1] = _mm512_permutexvar_ps(later, minus);
+    q.by = Twice(affine(w, scales + half * 16));
     return q;
   }
 
   AVX512_BF16_MEMBER void decode(const Quarter& q, int64_t line) const {
-    uint16_t* at = q.to + line * 64;
-    if (Scaled) {
-      Values v = format.in_order(q.codes, q.line + line);
-      for (int c = 0; c < 4; ++c) v.c[c] = _mm512_fmadd_ps(v.c[c], q.scale[c % 2], q.offset[c % 2]);
-      _mm512_store_si512(at, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(v.c[1], v.c[0])));
-      _mm512_store_si512(at + 32, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(v.c[3], v.c[2])));
-    } else {
-      const Pairs p = format.pairs(q.codes, q.line + line);
-      _mm512_store_si512(at, p.c[0]);
-      _mm512_store_si512(at + 32, p.c[1]);
-    }
+    uint16_t* to = q.to + line * 64;
+    if (Scaled) write_line(format, q.codes, q.line + line, q.by, to);
+    else write_line(format, q.codes, q.line + line, to);
   }
 
   AVX512_BF16_MEMBER void decode() {
@@ -90,6 +106,16 @@ AVX512_BF16_INLINE __m512bh pair_of(const uint16_t* x) {   // two neighbours in 
   __builtin_memcpy(&bits, x, 4);
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
 }
+
+// Where a scale of x holds for 128 columns, x holds codes, exact in bfloat16; times their scale, which is no power of two,
+// they would be rounded once more. So scales act on the sums over those columns: that of x, and with it that of the weight,
+// where one holds for as many. A weight of few values under one scale is not rounded as at random: with 128 x 128 blocks a
+// rounded one is off by more than a product's budget.
+constexpr int64_t kBlocksDepth = 256, kBlocksPanel = kBlocksDepth * 32;   // columns, and numbers, of a panel
+static_assert(kBlocksDepth / kScaled * 32 * sizeof(float) <= kBehindPanel, "the scales of a panel lie behind it");
+
+// Values, and behind them what the sums over each 128 columns are to be multiplied by.
+void avx512_decode_blocks(const BitportTiles& weight, const Panel& panel);
 
 void avx512_decode_bf16(const BitportTiles& weight, const Panel& panel);
 void avx512_look_up_bf16(const BitportTiles& weight, const Panel& panel);   // the same, unscaled

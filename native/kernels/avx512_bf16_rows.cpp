@@ -18,7 +18,7 @@ struct Few {
   const uint16_t* panel;
   float* sum;                // [rows][32]
   const Affine* scales;      // of the group, of two times 16 rows of the weight
-  const float* of_x;         // the sum of x over the group, or null; that of the next row lies `groups` on
+  const float* of_x;         // the sum of x over the group, or null, or its scale; that of the next row lies `groups` on
   int64_t groups;
 };
 
@@ -75,11 +75,30 @@ AVX512_BF16 void add_group(const Few& few) {
     }
 }
 
+// sum += x * panel * scale * scale of x
+template <int R>
+AVX512_BF16 void add_block(const Few& few) {
+  __m512 part[R][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = _mm512_setzero_ps();
+  multiply(few, part);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      float* to = few.sum + r * 32 + h * 16;
+      const __m512 scale = _mm512_mul_ps(few.scales[h].scale, _mm512_set1_ps(few.of_x[r * few.groups]));
+      _mm512_store_ps(to, _mm512_fmadd_ps(part[r][h], scale, _mm512_load_ps(to)));
+    }
+}
+
 using Function = void (*)(const Few&);
 constexpr Function kAdd[kAtOnce] = {add<1>, add<2>, add<3>, add<4>,  add<5>,  add<6>,
                                     add<7>, add<8>, add<9>, add<10>, add<11>, add<12>};
 constexpr Function kAddGroup[kAtOnce] = {add_group<1>, add_group<2>, add_group<3>, add_group<4>,  add_group<5>,  add_group<6>,
                                          add_group<7>, add_group<8>, add_group<9>, add_group<10>, add_group<11>, add_group<12>};
+constexpr Function kAddBlock[kAtOnce] = {add_block<1>, add_block<2>, add_block<3>, add_block<4>,  add_block<5>,  add_block<6>,
+                                         add_block<7>, add_block<8>, add_block<9>, add_block<10>, add_block<11>, add_block<12>};
 
 void multiply_panel(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
@@ -88,6 +107,21 @@ void multiply_panel(const Job& job, const Panel& panel, int64_t row, int64_t row
     kAdd[count - 1]({x, job.block * 32, panel.count / 32, static_cast<const uint16_t*>(panel.data), sum + r * 32, nullptr,
                      nullptr, 0});
   });
+}
+
+AVX512 void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  const int64_t blocks = (job.weight->k + kScaled - 1) / kScaled;
+  const uint16_t* values = static_cast<const uint16_t*>(panel.data);
+  const float* scale = reinterpret_cast<const float*>(values + kBlocksPanel);
+  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
+  for (int64_t k = panel.k, end = panel.k + panel.count; k < end; k += kScaled, values += kScaled * 32, scale += 32) {
+    const Affine scales[2] = {{_mm512_load_ps(scale), {}}, {_mm512_load_ps(scale + 16), {}}};
+    by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
+      const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, k);
+      kAddBlock[count - 1]({x, job.block * 32, (end - k < kScaled ? end - k : kScaled) / 32, values, sum + r * 32, scales,
+                            job.scales + (row + r) * blocks + k / kScaled, blocks});
+    });
+  }
 }
 
 AVX512 void fused(const Job& job, int64_t tile, void* panel, float* sum) {
@@ -114,8 +148,12 @@ void end() { _mm_sfence(); }   // what was streamed
 }  // namespace
 
 const Engine avx512_bf16_engine = {
-    true, kDepth, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish, multiply_panel, nullptr, fuses, fused,
-    avx512_store, avx512_stream, nullptr, end};
+    true, kDepth, {512, size_t(1) << 19, 6, 8}, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish,
+    multiply_panel, nullptr, fuses, fused, avx512_store, avx512_stream, nullptr, end};
+
+const Engine avx512_bf16_blocks_engine = {
+    true, kBlocksDepth, {512, size_t(1) << 19, 6, 8}, avx512_widen, avx512_decode_blocks, nullptr, nullptr,
+    multiply_blocks, nullptr, nullptr, nullptr, avx512_store, avx512_stream, nullptr, end};
 
 }  // namespace bitport
 #endif

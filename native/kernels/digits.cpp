@@ -34,7 +34,7 @@ int64_t most_rows(int32_t isa, const BitportTiles& w) {
     case BITPORT_SCALAR: return 0;
     case BITPORT_AVX2: return wide || !short_groups ? 4 : 2;
     case BITPORT_AVX512_VNNI: return short_groups ? 8 : kMostRows;
-    case BITPORT_AVX512_BF16: return 4;
+    case BITPORT_AVX512_BF16: return !fast_bf16() ? 4 : wide ? 6 : 2;
     default: return wide || short_groups ? 4 : 2;   // codes of few bits become bfloat16 by a permutation
   }
 }

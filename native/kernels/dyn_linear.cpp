@@ -20,6 +20,7 @@ const Engine& engine_for_rounded(const Product& p, int32_t act) {
 #if BITPORT_X86
   if (act == BITPORT_FP8_128 && p.isa > BITPORT_AVX512_VNNI) {
     if (p.isa == BITPORT_AMX && p.x_type == BITPORT_BF16 && !is_small(p)) return amx_blocks_engine;
+    if (p.isa == BITPORT_AVX512_BF16 && p.x_type == BITPORT_BF16 && fast_bf16()) return avx512_bf16_blocks_engine;
     return engine_for(BITPORT_AVX512_VNNI, p.x_type, p.m);
   }
 #endif

@@ -52,9 +52,19 @@ void by_few(int64_t rows, int64_t block, int64_t most, const Work& work) {
   }
 }
 
+// How much of a product of many rows is at hand at once (sweep.h), as it was measured for an engine.
+struct AtOnce {
+  int64_t rows;      // of a part of x
+  size_t x_bytes;    // of a span of K of that part, in L2
+  int64_t tiles;     // whose sums wait there
+  int64_t pieces;    // for each thread, that the parts are cut into which threads share
+};
+constexpr AtOnce kUsual{128, size_t(1) << 20, 16, 4}, kUsualOfBytes{256, size_t(1) << 20, 16, 4};
+
 struct Engine {
   bool bf16;            // rows and panel in bfloat16, else in float32
   int64_t depth;        // how much of K a panel holds
+  AtOnce at_once;
   void (*widen)(const void* from, int32_t type, int64_t count, float* to);
   void (*decode)(const BitportTiles& weight, const Panel& panel);
   void (*look_up)(const BitportTiles& weight, const Panel& panel);   // null: never late
@@ -113,6 +123,7 @@ int32_t linear_as_is(const Product& product);
 int32_t linear_of_floats(const Product& product, const Engine& engine, const float* row_scale, bool in_blocks);
 int32_t linear_int8(const Product& product, int32_t act, const float* act_scale);
 #if BITPORT_X86
+bool fast_bf16();   // whether vdpbf16ps is to be used for more rows than a few
 bool takes_digits(const Product& product);   // few rows of bfloat16, whole numbers
 int32_t linear_digits(const Product& product, bool* taken);   // not taken: x is not finite, or near the end of the range
 #endif
@@ -122,7 +133,7 @@ const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m);
 
 extern const Engine scalar_engine;
 #if BITPORT_X86
-extern const Engine avx2_engine, avx512_engine, avx512_bf16_engine, amx_engine, amx_blocks_engine;
+extern const Engine avx2_engine, avx512_engine, avx512_bf16_engine, avx512_bf16_blocks_engine, amx_engine, amx_blocks_engine;
 #endif
 
 }  // namespace bitport

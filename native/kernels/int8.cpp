@@ -25,7 +25,7 @@ struct Int8Call : Product {
   Rounding* roundings;       // of each row
   Rounding all;              // what every row is rounded by, where it is the tensor that has one
   const float* bias_values;
-  bool has_zeros;
+  float* one_results;        // of the row of ones, or null
   std::atomic<bool> failed{false};
 
   Int8Call(const Product& product, const Int8Engine& chosen, int32_t act)
@@ -38,7 +38,10 @@ struct Int8Call : Product {
   size_t panel_bytes() const { return size_t(engine.stretch * engine.item) * 32; }
 
   size_t row_bytes() const { return size_t(int8_steps(weight) * kInt8Step); }   // of one that is laid out
-  Sweep plan() const { return {m, tiles_of(weight), weight.k, engine.stretch, row_bytes(), 1, panel_bytes(), threads}; }
+  Sweep plan() const {
+    return {m,       tiles_of(weight), weight.k, engine.stretch, row_bytes(), 1, panel_bytes(),
+            threads, engine.multiply_ahead != nullptr, engine.at_once};
+  }
 
   // Cuts the memory of the call; without any, says how much that is.
   size_t cut(char* memory, bool zeros) {
@@ -59,8 +62,9 @@ struct Int8Call : Product {
     int8_t* one_codes = reinterpret_cast<int8_t*>(take(zeros ? row_bytes() : 0));
     const int64_t one_pieces = pieces_of(weight, engine.stretch);
     float* one_sums = reinterpret_cast<float*>(take(zeros ? size_t(one_pieces) * 4 : 0));
+    float* results = reinterpret_cast<float*>(take(zeros ? size_t(tiles_of(weight)) * 128 : 0));
     if (!memory) return used;
-    has_zeros = zeros;
+    one_results = zeros ? results : nullptr;
     bias_values = bias ? bias_at : nullptr;
     if (bias)
       for (int64_t j = 0; j < weight.n; ++j) bias_at[j] = load_number(bias, x_type, j);
@@ -121,7 +125,18 @@ struct Int8Call : Product {
     std::memset(to + written / kInt8Step * next + written % kInt8Step, 0, size_t(filled - written));
   }
 
-  void finish(int64_t tile, int64_t row, int64_t rows, float* sum, const float* one_sums) const {
+  void multiply_ones() {
+    const int64_t tiles = tiles_of(weight), piece = ceil_div(tiles, int64_t(threads) * 4);
+    share(ceil_div(tiles, piece), threads, [&](int64_t i) {
+      char* panel = own_buffer.need(aligned(panel_bytes()));
+      if (!panel) { failed = true; return; }
+      for (int64_t tile = i * piece, end = smaller(tile + piece, tiles); tile < end; ++tile)
+        engine.fused(ones, tile, panel, one_results + tile * 32);
+    });
+  }
+
+  void finish(int64_t tile, int64_t row, int64_t rows, float* sum) const {
+    const float* one_sums = one_results ? one_results + tile * 32 : nullptr;
     const int64_t n = tile * 32, count = smaller(weight.n - n, 32);
     const float* own_bias = bias_values ? bias_values + n : nullptr;
     char* to = static_cast<char*>(y) + size_t(row * weight.n + n) * width(x_type);
@@ -150,7 +165,7 @@ struct Int8Call : Product {
     start();
     for (int64_t tile = first; tile < last; ++tile) {
       engine.fused(job, tile, memory, sum);
-      done(tile, 0, m, sum, memory);
+      finish(tile, 0, m, sum);
     }
     stop();
   }
@@ -168,19 +183,16 @@ struct Int8Call : Product {
   }
   void unpack(const Panel& panel) const { engine.unpack(weight, panel); }
   void multiply(const Int8Job& own, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel* next) const {
-    if (next && engine.multiply_ahead) return engine.multiply_ahead(own, panel, row, rows, sum, *next);
-    engine.multiply(own, panel, row, rows, sum);
-    if (next) unpack(*next);
+    if (next) engine.multiply_ahead(own, panel, row, rows, sum, *next);
+    else engine.multiply(own, panel, row, rows, sum);
   }
-  void done(int64_t tile, int64_t row, int64_t rows, float* sum, void* scratch) const {
-    alignas(64) float one_sums[32];
-    if (has_zeros) engine.fused(ones, tile, scratch, one_sums);
+  void done(int64_t tile, int64_t row, int64_t rows, float* sum) const {
     if (stays_int) engine.settle(job, tile, row, rows, sum);
-    finish(tile, row, rows, sum, has_zeros ? one_sums : nullptr);
+    finish(tile, row, rows, sum);
   }
 
   bool run() {
-    if (!fused) return sweep(plan(), *this);
+    if (!fused) return sweep(plan(), *this) && !failed;
     const int64_t tiles = tiles_of(weight);
     const int64_t piece = ceil_div(tiles, int64_t(threads) * 4);
     share(ceil_div(tiles, piece), threads,
@@ -199,6 +211,7 @@ int32_t linear_int8(const Product& product, int32_t act, const float* act_scale)
   call.cut(memory, zeros);
   if (act == BITPORT_INT8_TENSOR) call.all = act_scale ? Rounding{*act_scale, 0} : call.measure();
   call.each_row(call.job.first, [&](int64_t row) { call.round_row(call.job, row); });
+  if (zeros) call.multiply_ones();
   const bool enough = call.run();
   call_buffer.trim();
   return enough ? kOk : kNoMemory;

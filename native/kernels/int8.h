@@ -81,6 +81,7 @@ static inline const int8_t* codes_at(const Int8Job& job, int64_t row, int64_t k)
 struct Int8Engine {
   int64_t stretch;    // columns whose unpacked codes lie in L1 at once
   int64_t item;       // bytes of a code in a panel
+  AtOnce at_once;
   // Smallest and largest number, 0 included; NaN if one is.
   void (*range)(const void* x, int32_t type, int64_t count, float* low, float* high);
   // Codes of `count` numbers, in steps of 64 that lie `next` bytes apart; a multiple of 16 is written, filled up with

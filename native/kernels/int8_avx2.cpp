@@ -290,7 +290,7 @@ void avx2_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum) 
   }
 }
 
-const Int8Engine avx2_int8_engine = {kInt8Stretch, 2, range, round, fuses, avx2_int8_fused, unpack, multiply, nullptr, nullptr, nullptr, finish, false,
+const Int8Engine avx2_int8_engine = {kInt8Stretch, 2, kUsualOfBytes, range, round, fuses, avx2_int8_fused, unpack, multiply, nullptr, nullptr, nullptr, finish, false,
                                      nullptr, nullptr};
 
 }  // namespace bitport

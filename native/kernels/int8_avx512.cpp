@@ -159,7 +159,7 @@ void avx512_int8_fused(const Int8Job& job, int64_t tile, void*, float* sum) {
   BITPORT_WITH_BITS(job.weight->bits, fused_as<Bits>(job, tile, sum))
 }
 
-const Int8Engine avx512_int8_engine = {512, 1, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
+const Int8Engine avx512_int8_engine = {512, 1, kUsualOfBytes, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
                                        multiply, nullptr, nullptr, nullptr, avx512_int8_finish, false, nullptr, nullptr};
 
 }  // namespace bitport

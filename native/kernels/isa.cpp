@@ -55,11 +55,11 @@ const char* bitport_isa_name(int32_t isa) {
 namespace bitport {
 
 #if BITPORT_X86
-// Whether vdpbf16ps beats float32 where products take the time. Its rate is twice as high on AMD's processors; half as
-// high on Intel's that were measured, which have tile registers for that: there it runs if it is asked for by name.
-bool wide_bf16() {
-  static const bool wide = bitport_best_isa() == BITPORT_AMX || __builtin_cpu_is("amd");
-  return wide;
+// Its rate is twice that of float32 on AMD's processors; half of it on Intel's that were measured, which have tile registers
+// for that: there it runs where it is asked for by name.
+bool fast_bf16() {
+  static const bool fast = bitport_best_isa() == BITPORT_AMX || __builtin_cpu_is("amd");
+  return fast;
 }
 #endif
 
@@ -67,7 +67,7 @@ const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m) {
 #if BITPORT_X86
   const bool bf16 = x_type == BITPORT_BF16;
   if (isa == BITPORT_AMX && bf16) return amx_engine;
-  if (isa >= BITPORT_AVX512_BF16 && bf16 && (m <= kVectorRows || wide_bf16())) return avx512_bf16_engine;
+  if (isa >= BITPORT_AVX512_BF16 && bf16 && (m <= kVectorRows || fast_bf16())) return avx512_bf16_engine;
   if (isa >= BITPORT_AVX512_VNNI) return avx512_engine;
   if (isa == BITPORT_AVX2) return avx2_engine;
 #endif

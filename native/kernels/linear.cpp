@@ -29,7 +29,8 @@ struct Call : Product {
   size_t item() const { return engine.bf16 ? 2 : 4; }   // of a row that is laid out
   size_t row_bytes() const { return size_t(steps_of(weight)) * 32 * item(); }
   Sweep plan() const {
-    return {m, tiles_of(weight), steps_of(weight) * 32, engine.depth, row_bytes(), item(), panel_bytes(), threads};
+    return {m,      tiles_of(weight), steps_of(weight) * 32, engine.depth, row_bytes(), item(), panel_bytes(),
+            threads, engine.multiply_ahead != nullptr, engine.at_once};
   }
   size_t panel_bytes() const { return aligned(size_t(engine.depth) * 32 * (engine.bf16 ? 2 : 4)) + kBehindPanel; }
 
@@ -105,11 +106,10 @@ struct Call : Product {
   }
   void unpack(const Panel& panel) const { (late() ? engine.look_up : engine.decode)(weight, panel); }
   void multiply(const Job& own, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel* next) const {
-    if (next && engine.multiply_ahead) return engine.multiply_ahead(own, panel, row, rows, sum, *next, late());
-    engine.multiply(own, panel, row, rows, sum);
-    if (next) unpack(*next);
+    if (next) engine.multiply_ahead(own, panel, row, rows, sum, *next, late());
+    else engine.multiply(own, panel, row, rows, sum);
   }
-  void done(int64_t tile, int64_t row, int64_t rows, float* sum, void*) const {
+  void done(int64_t tile, int64_t row, int64_t rows, float* sum) const {
     if (late()) engine.finish(job, tile, row, rows, sum);
     store(tile, row, rows, sum);
   }

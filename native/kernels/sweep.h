@@ -1,7 +1,7 @@
 // The order in which a product of many rows is worked off. A part of the rows of x, of which a span of K stays in L2,
 // meets one tile of the weight after another. A tile is unpacked by stretches of K, into panels that stay in L1 while the
-// rows of the part go over them; there are two, so that an engine can unpack one while it multiplies by the other. Where
-// K has several spans, the sums of a few tiles wait in L2 for the next one.
+// rows of the part go over them; there are two where an engine can unpack one while it multiplies by the other. The sums of
+// a few tiles wait in L2: for the next span of K, where it has several; and to be written side by side.
 #pragma once
 #include <atomic>
 #include "buffer.h"
@@ -11,20 +11,17 @@
 
 namespace bitport {
 
-constexpr int64_t kRowsAtOnce = 128;             // of a part: their sums of a tile take 16 KiB; twice as many of bytes
-constexpr size_t kSpanBytes = size_t(1) << 20;   // of x in L2
-constexpr int64_t kTilesAtOnce = 16;             // whose sums wait there: 256 KiB
+constexpr int64_t kDoneRows = 8;   // of y that are written side by side
 
 struct Sweep {
   int64_t m, tiles, columns, stretch;
   size_t row_bytes, column_bytes, panel_bytes;   // of a row of x that is laid out, a column of it, a whole panel
   int32_t threads;
+  bool ahead;   // whether the next panel is unpacked beside a product
+  AtOnce at_once;
 
   int64_t parts() const { return ceil_div(m, part()); }
-  int64_t part() const {   // rows
-    const int64_t most = column_bytes == 1 ? 2 * kRowsAtOnce : kRowsAtOnce;
-    return ceil_div(ceil_div(m, ceil_div(m, most)), 32) * 32;
-  }
+  int64_t part() const { return ceil_div(ceil_div(m, ceil_div(m, at_once.rows)), 32) * 32; }   // rows
   // Parts that one thread works off each, and lays their rows out in memory of its own. The last parts are cut into
   // pieces, which several threads share, so that no thread waits long for another.
   int64_t whole() const { return threads == 1 ? parts() : parts() > threads ? parts() - threads : 0; }
@@ -36,17 +33,18 @@ struct Sweep {
 //   laid_out(row, rows, memory)                  the rows, laid out there or, where memory is null, already
 //   unpack(panel)
 //   multiply(x, panel, row, rows, sum, next)     adds to sum [rows][32], which the first panel of a tile overwrites, and
-//                                                unpacks next, unless it is null; x: what laid_out() gave
-//   done(tile, row, rows, sum, scratch)          scratch: the memory of a panel that nobody needs any more
+//                                                unpacks next, if it is not null; x: what laid_out() gave
+//   done(tile, row, rows, sum)
 // False where there is no memory.
 template <class Work>
 bool sweep(const Sweep& s, const Work& work) {
   const auto smaller = [](int64_t a, int64_t b) { return a < b ? a : b; };
   const int64_t parts = s.parts(), part = s.part(), whole = s.whole();
-  const int64_t stays = int64_t(kSpanBytes / (size_t(part) * s.column_bytes)) / s.stretch * s.stretch;
+  const int64_t stays = int64_t(s.at_once.x_bytes / (size_t(part) * s.column_bytes)) / s.stretch * s.stretch;
   const int64_t spans = ceil_div(s.columns, stays ? stays : s.stretch);
   const int64_t span = ceil_div(ceil_div(s.columns, spans), s.stretch) * s.stretch;
-  const int64_t pieces = whole < parts ? ceil_div(int64_t(s.threads) * 4, parts - whole) : 1;
+  const int64_t pieces = whole < parts ? ceil_div(s.threads * s.at_once.pieces, parts - whole) : 1;
+  const bool waits = span < s.columns || !s.ahead;
   const size_t sums = size_t(part) * 32;   // of a tile; engines may write whole blocks of 32 rows
   std::atomic<bool> failed{false};
 
@@ -56,8 +54,8 @@ bool sweep(const Sweep& s, const Work& work) {
     const int64_t piece = apart ? s.tiles : ceil_div(s.tiles, pieces);
     const int64_t tiles = apart ? 0 : (i - whole) % pieces * piece, tiles_end = smaller(tiles + piece, s.tiles);
     if (tiles >= tiles_end) return;
-    const int64_t together = span < s.columns ? smaller(piece, kTilesAtOnce) : piece;
-    const size_t sum_bytes = sums * size_t(span < s.columns ? together : 1) * 4, row_bytes = apart ? size_t(part) * s.row_bytes : 0;
+    const int64_t together = waits ? smaller(piece, s.at_once.tiles) : piece;
+    const size_t sum_bytes = sums * size_t(waits ? together : 1) * 4, row_bytes = apart ? size_t(part) * s.row_bytes : 0;
     char* memory = own_buffer.need(2 * s.panel_bytes + sum_bytes + row_bytes);
     if (!memory) { failed = true; return; }
     float* sum = reinterpret_cast<float*>(memory + 2 * s.panel_bytes);
@@ -69,15 +67,19 @@ bool sweep(const Sweep& s, const Work& work) {
         const int64_t panels = smaller(together, tiles_end - first) * stretches;
         const auto panel_at = [&](int64_t p) {
           const int64_t k = begin + p % stretches * s.stretch;
-          return Panel{first + p / stretches, k, smaller(s.stretch, end - k), memory + (p & 1 ? s.panel_bytes : 0)};
+          return Panel{first + p / stretches, k, smaller(s.stretch, end - k), memory + (s.ahead && p & 1 ? s.panel_bytes : 0)};
         };
-        work.unpack(panel_at(0));
         for (int64_t p = 0; p < panels; ++p) {
           const Panel panel = panel_at(p), next = panel_at(p + 1);
-          float* to = span < s.columns ? sum + (panel.tile - first) * int64_t(sums) : sum;
-          work.multiply(x, panel, row, rows, to, p + 1 < panels ? &next : nullptr);
-          if (panel.k + panel.count == s.columns) work.done(panel.tile, row, rows, to, panel.data);
+          if (!s.ahead || p == 0) work.unpack(panel);
+          float* to = waits ? sum + (panel.tile - first) * int64_t(sums) : sum;
+          work.multiply(x, panel, row, rows, to, s.ahead && p + 1 < panels ? &next : nullptr);
+          if (s.ahead && panel.k + panel.count == s.columns) work.done(panel.tile, row, rows, to);
         }
+        if (s.ahead || end < s.columns) continue;
+        for (int64_t r = 0; r < rows; r += kDoneRows)
+          for (int64_t tile = first; tile < tiles_end && tile < first + together; ++tile)
+            work.done(tile, row + r, smaller(rows - r, kDoneRows), sum + (tile - first) * int64_t(sums) + r * 32);
       }
     work.stop();
   });
