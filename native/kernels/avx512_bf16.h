@@ -5,8 +5,8 @@
 
 namespace bitport {
 
-// Rows up to which vdpbf16ps beats float32: its rate is half of a float32 product's on the processors measured, so that
-// it pays only while reading the codes is what takes the time.
+// Rows up to which vdpbf16ps beats float32 on every processor: where its rate is half of a float32 product's, it pays only
+// while reading the codes is what takes the time.
 constexpr int64_t kVectorRows = 4;
 
 // What turns the values of a line into weights, in the order of the line: of 8 rows, two columns each.

@@ -49,11 +49,12 @@ class Numbers {
     return bits;
   }
 
+  // Infinity as the power of two past the largest number.
   double operator[](int64_t i) const {
     switch (type) {
       case BITPORT_F32: return of4[i];
-      case BITPORT_BF16: return (bits(i) & 0x7f80) == 0x7f80 ? NAN : small_float(bits(i), 8, 7);
-      case BITPORT_F16: return (bits(i) & 0x7c00) == 0x7c00 ? NAN : small_float(bits(i), 5, 10);
+      case BITPORT_BF16: return (bits(i) & 0x7fff) > 0x7f80 ? NAN : small_float(bits(i), 8, 7);
+      case BITPORT_F16: return (bits(i) & 0x7fff) > 0x7c00 ? NAN : small_float(bits(i), 5, 10);
       case BITPORT_E8M0: return bits(i) == 255 ? NAN : std::ldexp(1.0, int(bits(i)) - 127);
       case BITPORT_E4M3: return (bits(i) & 127) == 127 ? NAN : small_float(bits(i), 4, 3);
       default: return bits(i);
