@@ -148,11 +148,11 @@ void end() { _mm_sfence(); }   // what was streamed
 }  // namespace
 
 const Engine avx512_bf16_engine = {
-    true, kDepth, {512, size_t(1) << 19, 6, 8}, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish,
+    true, kDepth, {384, size_t(1) << 19, 8, 8}, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish,
     multiply_panel, nullptr, fuses, fused, avx512_store, avx512_stream, nullptr, end};
 
 const Engine avx512_bf16_blocks_engine = {
-    true, kBlocksDepth, {512, size_t(1) << 19, 6, 8}, avx512_widen, avx512_decode_blocks, nullptr, nullptr,
+    true, kBlocksDepth, {384, size_t(1) << 19, 8, 8}, avx512_widen, avx512_decode_blocks, nullptr, nullptr,
     multiply_blocks, nullptr, nullptr, nullptr, avx512_store, avx512_stream, nullptr, end};
 
 }  // namespace bitport
