@@ -146,6 +146,22 @@ def test_constants_of_other_strides(tmp_path: Path) -> None:
     torch.testing.assert_close(load(tmp_path / "strided.pt2").forward(x), module(x))
 
 
+class Idle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("idle", torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+def test_a_buffer_that_nothing_reads(tmp_path: Path) -> None:
+    package(Method(Idle(), (torch.randn(2),)), tmp_path / "idle.pt2", examples=False)
+    program = load(tmp_path / "idle.pt2")
+    assert "idle" not in program.weights
+    assert torch.equal(program.forward(torch.zeros(2)), torch.ones(2))
+
+
 def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: dict[str, nn.Module]) -> None:
     """Once, aligned, and mapped: the libraries hold none, and look into the file's pages."""
     with ArchiveReader(packed) as archive:

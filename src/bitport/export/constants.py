@@ -67,6 +67,9 @@ class Constants:
 
     def _settle(self, graph: fx.GraphModule, read: Read, places: Mapping[str, int]) -> dict[str, Constant]:
         found: dict[str, Constant] = {}
+        for node in graph.graph.find_nodes(op="get_attr"):
+            if not node.users:
+                graph.graph.erase_node(node)
         span_of = {name: number for number, span in enumerate(self._spans) for name in span}
         graph.add_module(SPANS, nn.Module())
         for node in _nodes(graph):
