@@ -57,9 +57,9 @@ AVX512_BF16 void add(const Few& few) {
   }
 }
 
-// sum += (x * panel - shift * sum of x) * scale
-template <int R>
-AVX512_BF16 void add_group(const Few& few) {
+// sum += (x * panel - shift * sum of x) * scale, or, where of_x is a scale, x * panel * scale * of_x
+template <int R, bool Scales>
+AVX512_BF16 void add_scaled(const Few& few) {
   __m512 part[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = _mm512_setzero_ps();
@@ -69,28 +69,18 @@ AVX512_BF16 void add_group(const Few& few) {
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       float* to = few.sum + r * 32 + h * 16;
-      __m512 s = part[r][h];
-      if (few.of_x) s = _mm512_fnmadd_ps(few.scales[h].shift, _mm512_set1_ps(few.of_x[r * few.groups]), s);
-      _mm512_store_ps(to, _mm512_fmadd_ps(s, few.scales[h].scale, _mm512_load_ps(to)));
+      __m512 s = part[r][h], scale = few.scales[h].scale;
+      const __m512 of_x = few.of_x ? _mm512_set1_ps(few.of_x[r * few.groups]) : _mm512_setzero_ps();
+      if (Scales) scale = _mm512_mul_ps(scale, of_x);
+      else if (few.of_x) s = _mm512_fnmadd_ps(few.scales[h].shift, of_x, s);
+      _mm512_store_ps(to, _mm512_fmadd_ps(s, scale, _mm512_load_ps(to)));
     }
 }
 
-// sum += x * panel * scale * scale of x
 template <int R>
-AVX512_BF16 void add_block(const Few& few) {
-  __m512 part[R][2];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = _mm512_setzero_ps();
-  multiply(few, part);
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) {
-      float* to = few.sum + r * 32 + h * 16;
-      const __m512 scale = _mm512_mul_ps(few.scales[h].scale, _mm512_set1_ps(few.of_x[r * few.groups]));
-      _mm512_store_ps(to, _mm512_fmadd_ps(part[r][h], scale, _mm512_load_ps(to)));
-    }
-}
+void add_group(const Few& few) { add_scaled<R, false>(few); }
+template <int R>
+void add_block(const Few& few) { add_scaled<R, true>(few); }
 
 using Function = void (*)(const Few&);
 constexpr Function kAdd[kAtOnce] = {add<1>, add<2>, add<3>, add<4>,  add<5>,  add<6>,
