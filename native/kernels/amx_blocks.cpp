@@ -42,7 +42,7 @@ AMX_INLINE void multiply_block(const uint16_t* x, int64_t rows, int64_t count, c
 }
 
 AMX void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
-  const int64_t scales = (job.weight->k + kScaled - 1) / kScaled;
+  const int64_t scales = ceil_div(job.weight->k, kScaled);
   const uint16_t* weights = static_cast<const uint16_t*>(panel.data);
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
   for (int64_t r = 0; r < rows; r += 32) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include "bitport_kernels.h"
 #include "status.h"
+#include "tiles.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 #define BITPORT_X86 1
@@ -45,8 +46,7 @@ struct Panel {
 template <class Work>
 void by_few(int64_t rows, int64_t block, int64_t most, const Work& work) {
   for (int64_t row = 0; row < rows;) {
-    const int64_t in_block = block - row % block, left = rows - row < in_block ? rows - row : in_block;
-    const int64_t parts = (left + most - 1) / most, count = (left + parts - 1) / parts;
+    const int64_t left = smaller(rows - row, block - row % block), count = ceil_div(left, ceil_div(left, most));
     work(row, count);
     row += count;
   }

@@ -38,7 +38,6 @@ struct Sweep {
 // False where there is no memory.
 template <class Work>
 bool sweep(const Sweep& s, const Work& work) {
-  const auto smaller = [](int64_t a, int64_t b) { return a < b ? a : b; };
   const int64_t parts = s.parts(), part = s.part(), whole = s.whole();
   const int64_t stays = int64_t(s.at_once.x_bytes / (size_t(part) * s.column_bytes)) / s.stretch * s.stretch;
   const int64_t spans = ceil_div(s.columns, stays ? stays : s.stretch);

@@ -45,6 +45,7 @@ class Constants:
         self._named: dict[fx.Node, str] = {}
         methods: dict[str, list[str]] = {}
         for method, graph in graphs.items():
+            _drop_unread(graph)
             for node in _nodes(graph):
                 self._named[node] = names.name_of(method, str(node.target), _value(graph, node))
             for name in dict.fromkeys(self._named[node] for node in _nodes(graph) if _is_operand(node)):
@@ -67,9 +68,6 @@ class Constants:
 
     def _settle(self, graph: fx.GraphModule, read: Read, places: Mapping[str, int]) -> dict[str, Constant]:
         found: dict[str, Constant] = {}
-        for node in graph.graph.find_nodes(op="get_attr"):
-            if not node.users:
-                graph.graph.erase_node(node)
         span_of = {name: number for number, span in enumerate(self._spans) for name in span}
         graph.add_module(SPANS, nn.Module())
         for node in _nodes(graph):
@@ -98,10 +96,15 @@ class Constants:
         return Constant(first.dtype, ((places[names[-1]] + last.nbytes - at) // first.dtype.itemsize,), at)
 
 
+def _drop_unread(graph: fx.GraphModule) -> None:
+    for node in graph.graph.find_nodes(op="get_attr"):
+        if not node.users:
+            graph.graph.erase_node(node)
+
+
 def _nodes(graph: fx.GraphModule) -> list[fx.Node]:
     """Where it reads tensors of its own."""
-    read = [node for node in graph.graph.find_nodes(op="get_attr") if node.users]
-    return [node for node in read if isinstance(_value(graph, node), Tensor)]
+    return [node for node in graph.graph.find_nodes(op="get_attr") if isinstance(_value(graph, node), Tensor)]
 
 
 def _is_operand(node: fx.Node) -> bool:
