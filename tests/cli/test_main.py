@@ -28,6 +28,7 @@ EXAMPLES = [
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
         "quantize",
+        "convert",
         "inspect",
         "explain",
         "eval",

@@ -22,6 +22,7 @@ PUBLIC = (
     "bitport.checkpoint",
     "bitport.conformance",
     "bitport.export",
+    "bitport.interop",
     "bitport.layouts",
     "bitport.ops",
     "bitport.schemes",

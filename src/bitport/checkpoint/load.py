@@ -18,7 +18,7 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.numerics import Quantized
 from bitport.ops.device import check_device, check_present
 from bitport.report.progress import progress as with_progress
-from bitport.tensor import from_parts
+from bitport.tensor import QTensor, from_parts
 
 
 def load(
@@ -135,11 +135,17 @@ def _device(targets: list[Slot], device: torch.device | str | None) -> torch.dev
 
 def read_tensor(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Tensor:
     """That tensor of the checkpoint at ``path``; a quantized one in the layout of ``device``."""
+    tensor = read_plain(shards, path, entry, device)
+    return tensor.to_device_layout() if isinstance(tensor, QTensor) else tensor
+
+
+def read_plain(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Tensor:
+    """The same in the layout of the file."""
     parts = {name: shards.read(entry, name, device) for name in entry.parts}
     if entry.scheme is None:
         return parts[""]
     try:
-        q = from_parts(
+        return from_parts(
             Quantized(parts["qdata"], parts["scale"], parts.get("zero"), parts.get("scale2")),
             entry.scheme,
             shape=entry.shape,
@@ -151,4 +157,3 @@ def read_tensor(shards: Shards, path: Path, entry: Entry, device: torch.device) 
         )
     except ArgumentError as error:
         raise CheckpointError(f"{path / entry.shard}: {entry.name} is not a valid {entry.scheme}: {error}") from error
-    return q.to_device_layout()

@@ -92,7 +92,7 @@ class Output:
                 self.writer.tie(alias, name)
             self.writer.entries = {name: self.writer.entries[name] for name in order}
             for root, path in carry:
-                self.writer.carry(root, path)
+                self.writer.carry(path, root / path)
             self.writer.close()
             self.closed = True
             self._note()

@@ -44,6 +44,8 @@ class SafetensorsReader:
     def __init__(self, path: Path, *, mapped: bool = False, start: int = 0, size: int | None = None) -> None:
         """``start``, ``size``: of the safetensors file inside ``path``, where it is a part of that."""
         self.path, self.start = path, start
+        self.metadata: dict[str, str] = {}
+        """What the header says beside its tensors."""
         self.mapped: Tensor | None = None
         try:
             self.file = open(path, "rb")  # noqa: SIM115  (closed by close)
@@ -105,7 +107,9 @@ class SafetensorsReader:
             self._fail(f"its header is not JSON ({error})")
         if not isinstance(header, dict):
             self._fail("its header is not an object")
-        header.pop("__metadata__", None)
+        said = header.pop("__metadata__", None)
+        if isinstance(said, dict):
+            self.metadata = {key: value for key, value in said.items() if isinstance(value, str)}
         spans = [(name, self._span(name, entry, 8 + length)) for name, entry in header.items()]
         yield from sorted(spans, key=lambda named: named[1].start)
 

@@ -31,12 +31,12 @@ MOVABLE = 16 * 1024 * 1024
 
 
 class SafetensorsWriter:
-    def __init__(self, path: Path, needed: int = 0) -> None:
-        """``needed``: bytes of header that the first tensors ask for."""
+    def __init__(self, path: Path, needed: int = 0, metadata: dict[str, str] | None = None) -> None:
+        """``needed``: bytes of header that the first tensors ask for. ``metadata``: what else the header says."""
         self.path = path
-        self.room = _room(max(ROOM, needed + 2))
-        self.entries: list[str] = []
-        self.header_size, self.data_size = 2, 0
+        self.entries = [f'"__metadata__":{json.dumps(metadata)}'] if metadata else []
+        self.header_size, self.data_size = 2 + sum(len(entry) + 1 for entry in self.entries), 0
+        self.room = _room(max(ROOM, needed + self.header_size))
         self.file = open(path, "x+b")  # noqa: SIM115  (closed by finish or abandon)
         self.file.write(bytes(8 + self.room))
 

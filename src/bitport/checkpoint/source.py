@@ -23,6 +23,10 @@ INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
 """What the names of files end with that hold weights or list them; all others are carried over."""
+QUANTIZATION = ("quantization_config", "compression_config")
+"""Where config.json says how weights are quantized."""
+QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files that say it alone in older checkpoints -> by which method."""
 TOKEN_EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|tok_embeddings|word_embeddings|embed_in|shared)\.weight")
 HEAD = "lm_head.weight"
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -43,22 +47,34 @@ class Held:
 
 
 class Source:
-    """``path``: a .safetensors file, or a directory of them with whatever else a model needs."""
+    """``path``: a .safetensors file, or a directory of them with whatever else a model needs. ``quantized``: whether it
+    may be one that others have quantized; what they say of it is then in ``quantization``."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, quantized: bool = False) -> None:
         self.path = Path(path)
         self.is_directory = self.path.is_dir()
         if not self.path.exists():
             raise CheckpointError(f"{self.path} does not exist")
         self.config = self._json(self.path / "config.json") if (self.path / "config.json").is_file() else {}
-        parts = (self.config, *self.config.values())  # text_config, vision_config ..
-        if said := [part["quantization_config"] for part in parts if _has(part, "quantization_config")]:
-            method = said[0].get("quant_method") if isinstance(said[0], dict) else None
-            raise CheckpointError(f"{self.path} is quantized already ({method}); give the original model")
+        self.quantization = self._quantization()
+        if self.quantization is not None and not quantized:
+            raise CheckpointError(
+                f"{self.path} is quantized already ({self.quantization.get('quant_method')}); give the original model, "
+                f"or bring this one as it is: bitport convert"
+            )
         self.tensors = {held.name: held for file in self._files() for held in _held(file)}
         self.tied = self._tied()
         self.stored = {name: held for name, held in self.tensors.items() if name not in self.tied}
         """Those that are no aliases of others."""
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the headers of all files say beside their tensors."""
+        found: dict[str, str] = {}
+        for file in dict.fromkeys(held.file for held in self.tensors.values()):
+            with SafetensorsReader(file) as reader:
+                found |= reader.metadata
+        return found
 
     @property
     def model_type(self) -> str:
@@ -125,6 +141,16 @@ class Source:
         if lost := sorted(set(weight_map) - held):
             raise CheckpointError(f"{len(lost)} tensors of {self.path / INDEX} are in no file: {shortened(lost)}")
         return files
+
+    def _quantization(self) -> dict[str, Any] | None:
+        """What config.json, or the file that older libraries wrote beside it, says of the numbers of the weights."""
+        parts = (self.config, *self.config.values())  # text_config, vision_config ..
+        for said in (part[key] for key in QUANTIZATION for part in parts if _has(part, key)):
+            return said if isinstance(said, dict) else {}
+        for name, method in QUANTIZATION_FILES.items():
+            if self.is_directory and (self.path / name).is_file():
+                return {"quant_method": method, **self._json(self.path / name)}
+        return None
 
     def _json(self, path: Path) -> dict[str, Any]:
         try:

@@ -88,12 +88,16 @@ class Writer:
             raise ArgumentError(f"{alias!r} cannot be tied to {name!r}: the first must be new, the second be there")
         self.tied[alias] = name
 
-    def carry(self, root: Path, relative: Path) -> None:
-        """Copy the file ``root / relative`` to the same place here; it appears when the checkpoint does."""
+    def carry(self, relative: Path, content: Path | str) -> None:
+        """A file ``relative`` to the directory, a copy of another or of that text; it appears when the checkpoint
+        does."""
         staged = self._staged(len(self.carried))
         self.carried[staged] = self.directory / relative
         with self._reported():
-            shutil.copyfile(root / relative, staged)
+            if isinstance(content, Path):
+                shutil.copyfile(content, staged)
+            else:
+                write_new(staged, content.encode())
 
     @property
     def manifest(self) -> Manifest:

@@ -12,11 +12,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from bitport.cli import bench, compare, doctor, evaluate, explain, export, generate, inspect, quantize, tune
+from bitport.cli import bench, compare, convert, doctor, evaluate, explain, export, generate, inspect, quantize, tune
 from bitport.errors import BitportError
 from bitport.report.versions import library_version
 
-VERBS = (quantize, inspect, explain, evaluate, compare, generate, export, bench, tune, doctor)
+VERBS = (quantize, convert, inspect, explain, evaluate, compare, generate, export, bench, tune, doctor)
 
 
 def parser() -> argparse.ArgumentParser:

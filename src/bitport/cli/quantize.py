@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,8 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     elif by.needs_inputs:
         report = streamed.quantize(args, recipe, dtype, by, processes)
     else:
-        for note in naming_notes(args.source):
+        advice = "--in-memory quantizes the model in the form it has"
+        for note in naming_notes(args.source, Source(args.source).tensors, advice):
             print(f"note: {note}", file=sys.stderr)
         report = streamed.convert(args, recipe, dtype, by)
     if not processes.first:
@@ -169,21 +171,21 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
     return report
 
 
-def naming_notes(source: Path) -> list[str]:
-    """Whether a Hugging Face model of these files will find its weights under the names that the files use."""
-    if not (source / "config.json").is_file():
+def naming_notes(directory: Path, names: Iterable[str], advice: str) -> list[str]:
+    """Whether a Hugging Face model of the config.json in ``directory`` will find its weights under ``names``."""
+    if not (directory / "config.json").is_file():
         return []
     try:
-        model = empty_model(source)
+        model = empty_model(directory)
     except BitportError as error:
         return [f"the names of the weights were not compared with the model's: {error}"]
     known = model.state_dict().keys()
-    unknown = [name for name in Source(source).tensors if name not in known]
+    unknown = [name for name in names if name not in known]
     if not unknown:
         return []
     return [
         f"{type(model).__name__} of transformers has no {shortened(unknown, 3)}: it keeps them in another form, and "
-        f"load_model will not find them in this checkpoint. --in-memory quantizes the model in the form it has"
+        f"load_model will not find them in this checkpoint. {advice}"
     ]
 
 

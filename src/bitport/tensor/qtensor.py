@@ -104,7 +104,7 @@ class QTensor(Tensor):
         matrix = self.matrix
         value = dequantize(self.plain(), self.scheme.weight, matrix.n, matrix.k, dtype or own)
         if self.perm is not None:
-            value = torch.empty_like(value).index_copy(-1, self.perm, value)
+            value = torch.empty_like(value).index_copy(-1, self.perm.to(torch.int64), value)
         if self.pre_scale is not None:
             value = value * self.pre_scale.to(value.dtype)
         if self.transposed:

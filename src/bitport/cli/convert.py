@@ -1,0 +1,42 @@
+"""``bitport convert``: a quantized model from one format to another, number for number."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import Any
+
+from bitport.checkpoint import read_manifest
+from bitport.cli.common import add_verb, location, nbytes, show
+from bitport.cli.quantize import naming_notes
+from bitport.interop import READERS, WRITERS, convert
+from bitport.interop.convert import BITPORT
+
+
+def add_parser(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "convert",
+        run,
+        "Bring a quantized model from one format to another. Every code, scale and zero point stays the number it is; "
+        f"what a format cannot hold is an error. Read are bitport's checkpoints and the quant_methods "
+        f"{', '.join(READERS)} of Hugging Face directories; see docs/interop.md.",
+        "llama-gptq -o llama-bitport",
+        "llama-int4 --to gptq -o llama-for-others",
+    )
+    verb.add_argument("source", type=location, help="a bitport checkpoint, or a quantized Hugging Face directory")
+    verb.add_argument("-o", "--output", type=location, required=True, help="the directory to write")
+    verb.add_argument("--to", choices=(BITPORT, *WRITERS), default=BITPORT, help="(default: bitport)")
+    verb.add_argument("--shard-size", type=nbytes, default="4GB", help="of a file of weights, at most (default: 4GB)")
+    verb.add_argument("--overwrite", action="store_true", help="replace the model in the output directory")
+
+
+def run(args: argparse.Namespace) -> int:
+    done = convert(args.source, args.output, to=args.to, shard_size=args.shard_size, overwrite=args.overwrite)
+    if done.written == BITPORT:
+        advice = "A model of your own with these names will: bitport.load"
+        for note in naming_notes(args.output, read_manifest(args.output).tensors, advice):
+            print(f"note: {note}", file=sys.stderr)
+    show(args, dataclasses.asdict(done), f"{done}\nwritten to {args.output}")
+    return 0

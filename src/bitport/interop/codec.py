@@ -1,0 +1,132 @@
+"""A codec knows one format of quantized checkpoints: which tensors make up a weight, and what they mean.
+
+Reading and writing are pure functions on tensors by their role, one weight at a time; files, order and memory are the
+business of :mod:`bitport.interop.convert`. Nothing is rounded on the way: what a format or bitport cannot hold exactly
+is an error that says so.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.manifest import shortened
+from bitport.checkpoint.source import Held
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.tensor import QTensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """A quantized weight as files hold it. ``name``: that of the parameter of the float model, such as
+    ``model.layers.0.mlp.up_proj.weight``; ``parts``: role -> name of the tensor in the files."""
+
+    name: str
+    parts: Mapping[str, str]
+
+
+class Reader(abc.ABC):
+    """``config``: what config.json says under quantization_config. It is checked when the reader is made:
+    CheckpointError for what is not understood, since a setting that is passed over would change the numbers.
+    ``dtype``: what the weights were rounded from."""
+
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
+        self.config, self.dtype = config, dtype
+        self.metadata: Mapping[str, str] = {}
+        """What the headers of the files say beside their tensors; there when weights() is called."""
+        self.notes: list[str] = []
+        """What is not carried over and does not change a weight: for the report."""
+
+    @abc.abstractmethod
+    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        """The quantized weights among the tensors of the files, from their names, shapes and dtypes alone."""
+
+    @abc.abstractmethod
+    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        """``tensors``: role -> tensor. What they are in bitport's form; nothing about them was checked."""
+
+    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+        """Tensors that are not carried over -> why: they belong to no weight, and no model has them."""
+        return {}
+
+
+class Writer(abc.ABC):
+    """Writes the weights of one checkpoint; what they have in common goes to its quantization_config."""
+
+    name: ClassVar[str]
+    """As users say it."""
+
+    @abc.abstractmethod
+    def refuses(self, q: Described) -> str | None:
+        """Why a weight of this description cannot be written, or None."""
+
+    @abc.abstractmethod
+    def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        """Tensors by their names in the file. ``q``: in the plain layout, and not refused. ArgumentError where its
+        numbers do not fit."""
+
+    @abc.abstractmethod
+    def config(self, left: list[str]) -> dict[str, Any]:
+        """The quantization_config, after all weights were written. ``left``: modules whose weight is a matrix that is
+        not quantized."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """What is known of a quantized weight before its data are read."""
+
+    name: str
+    scheme: Any
+    shape: tuple[int, ...]
+    kind: str
+    """As :func:`bitport.checkpoint.names.target_of` tells it."""
+    transposed: bool
+    parts: frozenset[str]
+
+    @property
+    def module(self) -> str:
+        return self.name.rpartition(".")[0]
+
+
+def grouped(held: Iterable[str], first: str, others: Mapping[str, str], optional: frozenset[str]) -> list[Weight]:
+    """The weights that have a tensor ``<module>.<first>``. ``others``: further roles -> how their tensors' names end;
+    those that are not ``optional`` must be there."""
+    names = set(held)
+    found = []
+    for name in held:
+        module, _, last = name.rpartition(".")
+        if last != first:
+            continue
+        parts = {role: f"{module}.{end}" for role, end in {first: first, **others}.items()}
+        missing = [part for role, part in parts.items() if part not in names and role not in optional]
+        if missing:
+            raise CheckpointError(f"{name} is there without {shortened(missing)}; fetch the checkpoint again")
+        found.append(Weight(f"{module}.weight", {role: part for role, part in parts.items() if part in names}))
+    return found
+
+
+def setting(config: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
+    """``config[key]``, which must be a ``kind``; CheckpointError else. A default is for where it is absent or null."""
+    value = config.get(key)
+    if value is None and default is not ...:
+        return default
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join(each.__name__ for each in kinds)
+        raise CheckpointError(f"quantization_config: {key} must be {names}, not {value!r}")
+    return value
+
+
+def exactly(value: Tensor, dtype: torch.dtype, what: str) -> Tensor:
+    """``value`` as ``dtype``; ArgumentError where that would change a number."""
+    cast = value.to(dtype)
+    same = (cast.to(value.dtype) == value) | (cast.isnan() & value.isnan())
+    if not bool(same.all()):
+        at = int((~same).flatten().nonzero()[0])
+        raise ArgumentError(f"{what}: {value.flatten()[at].item():g} ({value.dtype}) is no {dtype}")
+    return cast

@@ -1,0 +1,151 @@
+"""convert(): the quantized weights of one format in another, number for number, one weight in memory at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from torch import Tensor
+
+from bitport.checkpoint.manifest import NAME as MANIFEST
+from bitport.checkpoint.manifest import shortened
+from bitport.checkpoint.output import FOLDER
+from bitport.checkpoint.writer import SHARD_SIZE
+from bitport.checkpoint.writer import Writer as Checkpoint
+from bitport.errors import ArgumentError
+from bitport.interop.codec import Described, Writer
+from bitport.interop.directory import Directory
+from bitport.interop.formats import WRITERS
+from bitport.interop.sources import Readable, description, kind_of, source_of
+from bitport.report.progress import progress as with_progress
+from bitport.report.text import size, table
+from bitport.tensor import QTensor
+
+BITPORT = "bitport"
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """What convert() did. ``weights``: name -> scheme; ``notes``: what the source says and the result does not."""
+
+    read: str
+    written: str
+    weights: dict[str, str]
+    others: int
+    bytes_before: int
+    bytes_after: int
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        schemes = dict.fromkeys(self.weights.values())
+        rows = [(scheme, sum(each == scheme for each in self.weights.values())) for scheme in schemes]
+        lines = [
+            table(("scheme", "weights"), [*rows, ("as they were", self.others)]),
+            f"{self.read}, {size(self.bytes_before)} -> {self.written}, {size(self.bytes_after)}",
+            *(f"note: {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    *,
+    to: str = BITPORT,
+    shard_size: int = SHARD_SIZE,
+    progress: bool | None = None,
+    overwrite: bool = False,
+) -> Converted:
+    """Write the quantized model in ``source``, a checkpoint of bitport or a Hugging Face directory in one of
+    :data:`bitport.interop.READERS`, to the directory ``target`` in the format ``to``: "bitport", or one of
+    :data:`bitport.interop.WRITERS`.
+
+    Every code, scale and zero point stays the number it is; ArgumentError where the format cannot hold one, and then
+    nothing is written. Configuration, tokenizer and other files come along. ``overwrite``: replace the model that is
+    in ``target``.
+    """
+    if to != BITPORT and to not in WRITERS:
+        raise ArgumentError(f"cannot write {to!r}; formats are {', '.join((BITPORT, *WRITERS))}")
+    path, directory = Path(source), Path(target)
+    _check_target(path, directory, to, overwrite)
+    files = source_of(path)
+    if files.format == to == BITPORT:
+        raise ArgumentError(f"{path} is a checkpoint of bitport already")
+    write = _to_bitport if to == BITPORT else _to_others
+    return write(files, directory, to, shard_size, progress)
+
+
+def _to_bitport(files: Readable, directory: Path, to: str, shard_size: int, progress: bool | None) -> Converted:
+    weights: dict[str, str] = {}
+    with Checkpoint(directory, shard_size=shard_size) as out:
+        for name, tensor in with_progress(files.items(), len(files), "converting", progress):
+            out.add(name, tensor)
+            if isinstance(tensor, QTensor):
+                weights[name] = str(tensor.scheme)
+        for alias, name in files.tied.items():
+            out.tie(alias, name)
+        for relative, content in files.others(None):
+            out.carry(relative, content)
+    others = len(files) - len(weights)
+    return Converted(files.format, to, weights, others, files.nbytes, out.manifest.nbytes, tuple(files.notes))
+
+
+def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progress: bool | None) -> Converted:
+    writer = WRITERS[to]()
+    _check_all(writer, files)
+    weights: dict[str, str] = {}
+    left: list[str] = []
+    others = 0
+    with Directory(directory, shard_size) as out:
+        for name, tensor in with_progress(files.items(), len(files), "converting", progress):
+            if isinstance(tensor, QTensor):
+                _check(writer, description(name, tensor))
+                for key, part in writer.write(name, tensor).items():
+                    out.add(key, part)
+                weights[name] = str(tensor.scheme)
+                continue
+            out.add(name, tensor)
+            others += 1
+            if is_layer(name, tensor):
+                left.append(name.rpartition(".")[0])
+        if not weights:
+            raise ArgumentError(f"{files.path} holds no quantized weight; there is nothing to write as {to}")
+        left += [alias.rpartition(".")[0] for alias, name in files.tied.items() if name not in weights]
+        out.publish(dict(files.others(writer.config(left))))
+    return Converted(files.format, to, weights, others, files.nbytes, out.nbytes, tuple(files.notes))
+
+
+def is_layer(name: str, tensor: Tensor) -> bool:
+    """Whether a float tensor looks like the weight of a layer that could have been quantized."""
+    kind = kind_of(name, tuple(tensor.shape))
+    return tensor.dim() == 2 and name.endswith(".weight") and kind in ("linear", "other")
+
+
+def _check(writer: Writer, q: Described) -> None:
+    if reason := writer.refuses(q):
+        raise ArgumentError(f"{q.name} ({q.scheme}) cannot be written as {writer.name}: {reason}")
+
+
+def _check_all(writer: Writer, files: Readable) -> None:
+    """Before anything is read: all that cannot be written, by their reasons."""
+    refused: dict[str, list[str]] = {}
+    for q in files.described():
+        if reason := writer.refuses(q):
+            refused.setdefault(reason, []).append(q.name)
+    if refused:
+        told = "; ".join(f"{reason}: {shortened(names, 3)}" for reason, names in refused.items())
+        raise ArgumentError(f"{files.path} cannot be written as {writer.name}. {told}")
+
+
+def _check_target(source: Path, target: Path, to: str, overwrite: bool) -> None:
+    if target.exists() and not target.is_dir():
+        raise ArgumentError(f"{target} is a file; give a directory")
+    here, there = source.resolve(), target.resolve()
+    if there.is_relative_to(here) or here.is_relative_to(there):
+        raise ArgumentError(f"{target} and the source {source} lie in one another; choose another directory")
+    if (target / FOLDER).exists():
+        raise ArgumentError(f"{target / FOLDER} is there, from a run that ended early or goes on; remove it first")
+    ours, others = (target / MANIFEST).exists(), (target / "config.json").exists() and not (target / MANIFEST).exists()
+    if (others if to == BITPORT else ours) or ((ours or others) and not overwrite):
+        how = "remove it" if overwrite else "--overwrite replaces one of the same format"
+        raise ArgumentError(f"{target} holds a {'checkpoint of bitport' if ours else 'model'} already; {how}")

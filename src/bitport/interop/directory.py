@@ -1,0 +1,105 @@
+"""Writing the directory of a quantized Hugging Face model, as a stream of tensors, so that it is there entirely or not.
+
+Shards get their names, model-00001-of-00003.safetensors, when their number is known; until then all lies in the folder
+``unfinished``. config.json comes last: without it nobody takes the directory for a model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from types import TracebackType
+
+from torch import Tensor
+
+from bitport.checkpoint.output import FOLDER
+from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
+from bitport.checkpoint.source import INDEX
+from bitport.checkpoint.writer import sync_directory, write_new
+from bitport.errors import ArgumentError, CheckpointError
+
+SHARD = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors")
+METADATA = {"format": "pt"}
+"""Loaders of transformers ask for it."""
+
+
+class Directory:
+    """``with Directory(path) as out: out.add(name, tensor); out.publish(files)``; without the last nothing stays."""
+
+    def __init__(self, directory: Path, shard_size: int) -> None:
+        if shard_size < 1:
+            raise ArgumentError(f"shard_size must be at least 1 byte, not {shard_size}")
+        self.directory, self.shard_size, self.folder = directory, shard_size, directory / FOLDER
+        self.shards: list[list[str]] = []
+        self.current: SafetensorsWriter | None = None
+        self.nbytes = 0
+        try:
+            self.folder.mkdir(parents=True)
+        except FileExistsError as error:
+            raise ArgumentError(f"{self.folder} is there already, from a run that ended early: remove it") from error
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be made: {error}") from error
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.current is not None:
+            self.current.abandon()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(
+                f"writing {self.directory} failed: {error}; make room or choose another directory"
+            ) from error
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        header = header_bytes(name, tensor)
+        current = self.current
+        if current and not (current.holds(header) and current.data_size + tensor.nbytes <= self.shard_size):
+            self._end_shard()
+        if self.current is None:
+            self.shards.append([])
+            self.current = SafetensorsWriter(self.folder / f"{len(self.shards)}", header, METADATA)
+        self.current.write(name, tensor)
+        self.shards[-1].append(name)
+        self.nbytes += tensor.nbytes
+
+    def publish(self, files: dict[Path, str | Path]) -> None:
+        """Make it the model of the directory. ``files``: path in it -> text, or the file to copy."""
+        self._end_shard()
+        count = len(self.shards)
+        single = count == 1
+        names = [
+            "model.safetensors" if single else f"model-{at + 1:05}-of-{count:05}.safetensors" for at in range(count)
+        ]
+        index = {
+            "metadata": {"total_size": self.nbytes},
+            "weight_map": {key: name for name, keys in zip(names, self.shards, strict=True) for key in keys},
+        }
+        texts = files if single else {**files, Path(INDEX): json.dumps(index, indent=2) + "\n"}
+        for path, text in texts.items():
+            staged = self.folder / "files" / path
+            staged.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(text, Path):
+                shutil.copyfile(text, staged)
+            else:
+                write_new(staged, text.encode())
+        for path in self.directory.iterdir():
+            if SHARD.fullmatch(path.name) or path.name in (INDEX, "config.json"):
+                path.unlink()
+        for at, name in enumerate(names):
+            os.replace(self.folder / f"{at + 1}", self.directory / name)
+        for path in sorted(texts, key=lambda path: path == Path("config.json")):
+            (self.directory / path).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self.folder / "files" / path, self.directory / path)
+        sync_directory(self.directory)
+
+    def _end_shard(self) -> None:
+        if self.current is not None:
+            self.current.finish()
+            self.current = None

@@ -1,0 +1,189 @@
+"""GPTQ (``quant_method: gptq``), as AutoGPTQ, GPTQModel and AutoRound write it. Of a layer [N, K] with groups of g::
+
+    qweight  int32 [K*b/32, N]    codes along K                qzeros  int32 [K/g, N*b/32]    zero points along N
+    scales   float16 [K/g, N]     g_idx  int32 [K]: the group of each column
+
+    value[n, k] = (code - zero) * scale, both of group g_idx[k]
+
+A file of the first kind (``checkpoint_format: gptq``) stores every zero point less 1; ``gptq_v2`` stores it as it is.
+Where g_idx does not ascend ("act-order") the columns of a group lie apart: bitport keeps them in the order of their
+groups, with the permutation that finds them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Held
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.interop import codec
+from bitport.interop.codec import Described, Weight, exactly, grouped, setting
+from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
+from bitport.numerics import Format, Quantized
+from bitport.numerics.packing import pack_bits, unpack_bits
+from bitport.schemes import Scheme
+from bitport.tensor import QTensor, from_parts
+
+BITS = (2, 3, 4, 8)
+PLANAR = "codes of 5 to 7 bits lie in planes there"
+STORED_LESS = {"gptq": 1, "gptq_v2": 0}
+"""How much less than the zero point a file of that checkpoint_format stores."""
+KEYS = {"qzeros": "qzeros", "scales": "scales", "g_idx": "g_idx"}
+
+
+class Settings(NamedTuple):
+    bits: int
+    group: int
+    """Columns of a group; 0: all of a row."""
+    symmetric: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Settings:
+        bits, group = setting(config, "bits", int), setting(config, "group_size", int)
+        if bits not in BITS:
+            raise CheckpointError(f"GPTQ with bits={bits}: {', '.join(map(str, BITS))} are read; {PLANAR}")
+        if group < 1 and group != -1:
+            raise CheckpointError(f"GPTQ with group_size={group}: must be at least 1, or -1 for one group a row")
+        return cls(bits, max(group, 0), setting(config, "sym", bool, False))
+
+
+def _overrides(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Regular expression on names of layers -> settings of their own; after "-:" those of layers left as they were."""
+    found: dict[str, dict[str, Any]] = {}
+    for pattern, own in setting(config, "dynamic", dict, {}).items():
+        try:
+            re.compile(pattern[2:] if pattern[:2] in ("-:", "+:") else pattern)
+        except re.error as error:
+            raise CheckpointError(f"quantization_config: {pattern!r} is no regular expression ({error})") from error
+        found[pattern] = setting({"dynamic": own}, "dynamic", dict, {})
+    return found
+
+
+class Reader(codec.Reader):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__(config, dtype)
+        said = setting(config, "checkpoint_format", str, setting(config, "format", str, "gptq"))
+        if said not in STORED_LESS or setting(config, "is_marlin_format", bool, False):
+            raise CheckpointError(f"GPTQ in the format {said!r} (or Marlin's): {', '.join(STORED_LESS)} are read")
+        self.less = STORED_LESS[said]
+        self.overrides = {pattern.removeprefix("+:"): own for pattern, own in _overrides(config).items()}
+        self.common = Settings.of(config)
+
+    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        return grouped(held, "qweight", KEYS, frozenset({"g_idx"}))
+
+    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        its = self._settings(weight.name.removesuffix(".weight"))
+        qweight, qzeros = tensors["qweight"], tensors["qzeros"]
+        if qweight.dim() != 2 or qzeros.dim() != 2:
+            raise CheckpointError(f"{weight.parts['qweight']} and its qzeros must be matrices")
+        k, n = qweight.shape[0] * 32 // its.bits, qweight.shape[1]
+        zero = to_codes(qzeros, n, its.bits).t().to(torch.int16) + self.less
+        if zero.numel() and int(zero.max()) > 255:
+            raise CheckpointError(f"{weight.parts['qzeros']} has the zero point 256: 8 bits end at 255")
+        plain = its.symmetric and bool((zero == 1 << (its.bits - 1)).all())
+        stream = to_stream(qweight.t(), k, its.bits)
+        perm = self._order(weight, tensors.get("g_idx"), k, its.group)
+        if perm is not None:
+            stream = pack_bits(unpack_bits(stream, its.bits, k)[:, perm.long()], its.bits)
+        zeros = None if plain else zero.to(torch.uint8).contiguous()
+        parts = Quantized(stream, tensors["scales"].t().contiguous(), zeros, None)
+        fmt = Format(dtype=f"int{its.bits}", block=(1, its.group), zero="none" if plain else "int", scale="input")
+        return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype, perm=perm)
+
+    def _settings(self, module: str) -> Settings:
+        for pattern, own in self.overrides.items():
+            if not pattern.startswith("-:") and re.match(pattern, module):
+                return Settings.of({**self.config, **own})
+        return self.common
+
+    def _order(self, weight: Weight, group_of: Tensor | None, k: int, group: int) -> Tensor | None:
+        """The columns in the order of their groups; None where they lie so."""
+        if group_of is None or group == 0:
+            return None
+        wanted = torch.arange(k, dtype=torch.int32) // group
+        if group_of.dtype != torch.int32 or group_of.shape != (k,):
+            raise CheckpointError(
+                f"{weight.parts['g_idx']} must be int32 [{k}], not {group_of.dtype} {list(group_of.shape)}"
+            )
+        groups, order = torch.sort(group_of, stable=True)
+        if not torch.equal(groups, wanted):
+            raise CheckpointError(
+                f"{weight.parts['g_idx']} does not give each group {group} columns, which bitport asks for"
+            )
+        return None if torch.equal(group_of, wanted) else order.to(torch.int32)
+
+
+class Writer(codec.Writer):
+    """One scheme for all weights: so the format has it. ``less``: see STORED_LESS."""
+
+    name = "gptq"
+
+    def __init__(self) -> None:
+        self.scheme: Scheme | None = None
+        self.reordered = False
+
+    def refuses(self, q: Described) -> str | None:
+        fmt = q.scheme.weight
+        self.scheme = self.scheme or q.scheme
+        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
+            return f"GPTQ quantizes linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if fmt.dtype not in [f"int{bits}" for bits in BITS] or fmt.block[0] != 1 or fmt.zero == "float" or q.scheme.act:
+            return f"GPTQ holds integers of {', '.join(map(str, BITS))} bits in groups, inputs as they are"
+        if q.scheme != self.scheme:
+            return f"GPTQ has one scheme for all weights, here {self.scheme} and {q.scheme}"
+        if "pre_scale" in q.parts:
+            return "GPTQ has no scales of inputs (pre_scale)"
+        n, k = q.shape
+        return None if n % 32 == 0 and k % 32 == 0 else f"GPTQ takes multiples of 32 rows and columns, not {n}x{k}"
+
+    def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        k = q.matrix.k
+        bits, group = q.scheme.weight.number.bits, q.matrix.block_k
+        group_of = torch.arange(k, dtype=torch.int32) // group
+        stream = q.qdata
+        if q.perm is not None:
+            self.reordered = True
+            order = q.perm.long()
+            codes = unpack_bits(stream, bits, k)
+            stream = pack_bits(torch.empty_like(codes).index_copy(1, order, codes), bits)
+            group_of = torch.empty_like(group_of).index_copy(0, order, group_of)
+        zero = torch.full_like(q.scale, 1 << (bits - 1), dtype=torch.uint8) if q.zero is None else q.zero
+        less = STORED_LESS[self.name]
+        low, high = int(zero.min()), int(zero.max())
+        if low < less or high - less >= 1 << bits:
+            raise ArgumentError(
+                f"{name}: zero points from {low} to {high} do not fit the format {self.name}, which stores them less "
+                f"{less} in {bits} bits" + ("; gptq_v2 stores them as they are" if less else "")
+            )
+        module = name.removesuffix(".weight")
+        return {
+            f"{module}.qweight": from_stream(stream, k, bits).t().contiguous(),
+            f"{module}.qzeros": from_codes((zero - less).t().contiguous(), bits),
+            f"{module}.scales": exactly(q.scale, torch.float16, f"{module}: a scale of GPTQ").t().contiguous(),
+            f"{module}.g_idx": group_of,
+        }
+
+    def config(self, left: list[str]) -> dict[str, Any]:
+        assert self.scheme is not None
+        fmt = self.scheme.weight
+        said: dict[str, Any] = {
+            "quant_method": "gptq",
+            "checkpoint_format": self.name,
+            "bits": fmt.number.bits,
+            "group_size": fmt.block[1] or -1,
+            "sym": fmt.zero == "none",
+            "desc_act": self.reordered,
+            "lm_head": "lm_head" not in left,
+        }
+        others = [name for name in left if name != "lm_head"]
+        return said | ({"dynamic": {f"-:^{re.escape(name)}$": {} for name in others}} if others else {})
+
+
+class WriterV2(Writer):
+    name = "gptq_v2"

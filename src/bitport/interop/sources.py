@@ -1,0 +1,190 @@
+"""What a conversion reads: a directory that others have quantized, or a checkpoint of bitport, tensor by tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.dtypes import DTYPES
+from bitport.checkpoint.load import read_plain
+from bitport.checkpoint.manifest import NAME as MANIFEST
+from bitport.checkpoint.names import target_of
+from bitport.checkpoint.parse import read_manifest
+from bitport.checkpoint.safetensors_reader import SafetensorsReader
+from bitport.checkpoint.shards import Shards
+from bitport.checkpoint.source import QUANTIZATION, QUANTIZATION_FILES, WEIGHTS, Source
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.interop.codec import Described, Reader, Weight
+from bitport.interop.formats import READERS
+from bitport.tensor import QTensor
+
+CPU = torch.device("cpu")
+
+
+class Readable(Protocol):
+    format: str
+    path: Path
+    nbytes: int
+    tied: dict[str, str]
+    """Alias -> name."""
+    notes: list[str]
+
+    def __len__(self) -> int:
+        """How many tensors items() gives."""
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Names as the float model has them; what is quantized is a QTensor in the plain layout."""
+
+    def described(self) -> Iterator[Described]:
+        """The quantized weights, as far as they are known without reading any data."""
+
+    def others(self, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
+        """What a model needs besides its weights: name in its directory -> text, or the file that holds it.
+        ``quantization``: what config.json is to say of how weights are quantized."""
+
+
+class Foreign:
+    """``path``: a directory whose config.json says by which method it was quantized."""
+
+    def __init__(self, path: Path) -> None:
+        self.files = Source(path, quantized=True)
+        said = self.files.quantization
+        if said is None:
+            raise CheckpointError(
+                f"{path} does not say that it is quantized (quantization_config in config.json): quantize it with "
+                f"bitport quantize"
+            )
+        self.path, self.format, self.tied = path, str(said.get("quant_method")), self.files.tied
+        if self.format not in READERS:
+            raise CheckpointError(f"{path} is quantized by {self.format!r}; {', '.join(READERS)} are read")
+        self.reader: Reader = READERS[self.format](said, self._dtype())
+        self.reader.metadata = self.files.metadata
+        self.weights = self.reader.weights(self.files.stored)
+        dropped = self.reader.dropped(self.files.stored)
+        self.notes = [*dict.fromkeys(f"left out: {reason}" for reason in dropped.values()), *self.reader.notes]
+        self.first: dict[str, Weight] = {}
+        """Where each weight is handed out: with the first of its tensors."""
+        self.rest = set(dropped)
+        order = {name: at for at, name in enumerate(self.files.stored)}
+        for weight in self.weights:
+            first, *others = sorted(weight.parts.values(), key=order.__getitem__)
+            self.first[first] = weight
+            self.rest.update(others)
+        self.nbytes = sum(held.nbytes for held in self.files.stored.values())
+
+    def __len__(self) -> int:
+        return len(self.files.stored) - len(self.rest)
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        with contextlib.ExitStack() as stack:
+            opened: dict[Path, SafetensorsReader] = {}
+
+            def read(name: str) -> Tensor:
+                file = self.files.stored[name].file
+                if file not in opened:
+                    opened[file] = stack.enter_context(SafetensorsReader(file))
+                return opened[file].read(name)
+
+            for name in self.files.stored:
+                if weight := self.first.get(name):
+                    yield weight.name, self._read(weight, {role: read(part) for role, part in weight.parts.items()})
+                elif name not in self.rest:
+                    yield name, read(name)
+
+    def described(self) -> Iterator[Described]:
+        yield from ()
+
+    def others(self, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
+        return carried(self.path, quantization)
+
+    def _read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        try:
+            return self.reader.read(weight, tensors)
+        except ArgumentError as error:
+            raise CheckpointError(f"{self.path}: {weight.name} is no valid {self.format}: {error}") from error
+
+    def _dtype(self) -> torch.dtype:
+        """What the model computes in, from config.json; where that is silent, from its tensors."""
+        config = self.files.config
+        for part in (config, config.get("text_config")):
+            for key in ("dtype", "torch_dtype"):
+                said = part.get(key) if isinstance(part, dict) else None
+                if isinstance(said, str) and DTYPES.get(said, torch.int8).is_floating_point:
+                    return DTYPES[said]
+        halves = (torch.bfloat16, torch.float16)
+        return next((held.dtype for held in self.files.stored.values() if held.dtype in halves), torch.float32)
+
+
+class Own:
+    """``path``: a checkpoint of bitport."""
+
+    format = "bitport"
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.manifest = path, read_manifest(path)
+        self.tied, self.nbytes = dict(self.manifest.tied), self.manifest.nbytes
+        self.notes: list[str] = []
+        self.stored = {name: entry for name, entry in self.manifest.tensors.items() if entry.buffer != "derived"}
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        with Shards(self.path, self.manifest, verify=True) as shards:
+            for name, entry in self.stored.items():
+                yield name, read_plain(shards, self.path, entry, CPU)
+
+    def described(self) -> Iterator[Described]:
+        for name, entry in self.stored.items():
+            if entry.scheme is not None:
+                parts = frozenset(entry.parts)
+                yield Described(name, entry.scheme, entry.shape, kind_of(name, entry.shape), entry.transposed, parts)
+
+    def others(self, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
+        return carried(self.path, quantization)
+
+
+def source_of(path: Path) -> Readable:
+    return Own(path) if (path / MANIFEST).is_file() else Foreign(path)
+
+
+def description(name: str, q: QTensor) -> Described:
+    parts = frozenset(q.__tensor_flatten__()[0])
+    return Described(name, q.scheme, tuple(q.shape), kind_of(name, tuple(q.shape)), q.transposed, parts)
+
+
+def kind_of(name: str, shape: tuple[int, ...]) -> str:
+    found = target_of(name, shape, torch.bfloat16)
+    return found.kind if found else "other"
+
+
+def carried(path: Path, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
+    """The files of ``path`` that hold no weights. Only config.json changes."""
+    if not path.is_dir():
+        return
+    for file in sorted(path.rglob("*")):
+        relative = file.relative_to(path)
+        hidden = any(part.startswith(".") for part in relative.parts)
+        named = file.name == MANIFEST or str(relative) in QUANTIZATION_FILES
+        if file.is_file() and not hidden and not named and not file.name.endswith(WEIGHTS):
+            yield relative, _config(file, quantization) if str(relative) == "config.json" else file
+
+
+def _config(file: Path, quantization: dict[str, Any] | None) -> str:
+    said = _without(json.loads(file.read_bytes()))
+    for key, part in said.items():
+        if isinstance(part, dict):
+            said[key] = _without(part)
+    if quantization is not None:
+        said["quantization_config"] = quantization
+    return json.dumps(said, indent=2) + "\n"
+
+
+def _without(said: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in said.items() if key not in QUANTIZATION}

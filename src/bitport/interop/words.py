@@ -1,0 +1,43 @@
+"""Codes in 32-bit words, least significant bits first: how GPTQ, AWQ, compressed-tensors and MLX keep integers.
+
+A run of words is one little-endian number, and so the same bytes as bitport's bit stream; a code may lie across two
+words (3, 5, 6 and 7 bits). What differs from format to format is the axis along which codes lie, and what is added.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bitport.errors import CheckpointError
+from bitport.numerics.packing import pack_bits, packed_size, unpack_bits
+
+
+def to_stream(words: Tensor, k: int, bits: int) -> Tensor:
+    """int32 [.., words] to bitport's bit stream of ``k`` codes, uint8 [.., bytes]: the same bytes, without what fills
+    up the last word."""
+    if words.dtype != torch.int32 or words.shape[-1] != word_count(k, bits):
+        raise CheckpointError(
+            f"{k} codes of {bits} bits are {word_count(k, bits)} words of int32, not {words.dtype} {list(words.shape)}"
+        )
+    return words.contiguous().view(torch.uint8)[..., : packed_size(k, bits)].contiguous()
+
+
+def from_stream(stream: Tensor, k: int, bits: int) -> Tensor:
+    """The inverse: filled up with zeros to whole words."""
+    fill = 4 * word_count(k, bits) - stream.shape[-1]
+    return torch.nn.functional.pad(stream, (0, fill)).contiguous().view(torch.int32)
+
+
+def to_codes(words: Tensor, k: int, bits: int) -> Tensor:
+    """int32 [.., words] to uint8 codes [.., k]."""
+    return unpack_bits(to_stream(words, k, bits), bits, k)
+
+
+def from_codes(codes: Tensor, bits: int) -> Tensor:
+    """uint8 codes [.., k] to int32 [.., words]."""
+    return from_stream(pack_bits(codes, bits), codes.shape[-1], bits)
+
+
+def word_count(k: int, bits: int) -> int:
+    return -(-k * bits // 32)

@@ -1,0 +1,35 @@
+"""Tensors as a file would hold them, and what a reader makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from bitport.checkpoint.source import Held
+from bitport.interop.codec import Reader
+from bitport.tensor import QTensor
+
+
+def held(tensors: dict[str, Tensor]) -> dict[str, Held]:
+    return {name: Held(name, Path("file"), tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def read(reader: Reader, tensors: dict[str, Tensor]) -> dict[str, QTensor]:
+    """All quantized weights among ``tensors``, by name."""
+    found = {}
+    for weight in reader.weights(held(tensors)):
+        q = reader.read(weight, {role: tensors[name] for role, name in weight.parts.items()})
+        assert isinstance(q, QTensor)
+        found[weight.name] = q
+    return found
+
+
+def words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes along the last axis in words of 32 bits: each row one large number, by Python's own integers."""
+    rows = codes.reshape(-1, codes.shape[-1])
+    count = -(-codes.shape[-1] * bits // 32)
+    numbers = [sum(int(code) << (bits * at) for at, code in enumerate(row)) for row in rows]
+    made = [[(number >> (32 * at)) & 0xFFFFFFFF for at in range(count)] for number in numbers]
+    return np.array(made, dtype=np.uint32).astype(np.int32).reshape(*codes.shape[:-1], count)

@@ -1,0 +1,233 @@
+"""Whole checkpoints from format to format: every number, every file beside them, and nothing where it fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bitport.checkpoint import quantize_files, read_manifest
+from bitport.cli.main import main
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.interop import convert, gptq
+from bitport.interop.sources import Foreign, Own
+from bitport.tensor import QTensor
+
+models = pytest.importorskip("tests.integrations.models", reason="needs the extra: pip install 'bitport[hf]'")
+
+
+@pytest.fixture(scope="module")
+def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make_directory(tmp_path_factory.mktemp("float"))
+
+
+@pytest.fixture(scope="module")
+def ours(float_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("ours")
+    quantize_files(float_model, target, "int4-g32", progress=False)
+    return target
+
+
+@pytest.fixture(scope="module")
+def theirs(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("theirs")
+    convert(ours, target, to="gptq_v2", shard_size=100_000, progress=False)
+    return target
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    return dict(Own(path).items())
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        its = other[name]
+        if isinstance(tensor, QTensor):
+            assert isinstance(its, QTensor)
+            assert its.scheme == tensor.scheme
+            assert torch.equal(its.dequantize(torch.float32), tensor.dequantize(torch.float32)), name
+        else:
+            assert its.dtype == tensor.dtype
+            assert torch.equal(its, tensor), name
+
+
+def test_there_and_back(ours: Path, theirs: Path, tmp_path: Path) -> None:
+    done = convert(theirs, tmp_path / "back", progress=False)
+    assert_same(tensors(tmp_path / "back"), tensors(ours))
+    assert read_manifest(tmp_path / "back").tied == read_manifest(ours).tied
+    assert (done.read, done.written, set(done.weights.values()), done.notes) == ("gptq", "bitport", {"int4-g32"}, ())
+    assert len(done.weights) + done.others == len(tensors(ours))
+    assert "int4-g32" in str(done)
+
+
+def test_what_lies_beside_the_weights_comes_along(float_model: Path, ours: Path, theirs: Path, tmp_path: Path) -> None:
+    convert(theirs, tmp_path / "back", progress=False)
+    before, there, after = (
+        json.loads((path / "config.json").read_text()) for path in (ours, theirs, tmp_path / "back")
+    )
+    assert before == after
+    assert there.pop("quantization_config")["quant_method"] == "gptq"
+    assert there == before
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (float_model / name).read_bytes()
+
+
+def test_the_model_answers_as_before(ours: Path, theirs: Path, tmp_path: Path) -> None:
+    huggingface = pytest.importorskip("bitport.integrations.huggingface")
+    convert(theirs, tmp_path / "back", progress=False)
+    before, after = (huggingface.load_model(path) for path in (ours, tmp_path / "back"))
+    assert torch.equal(models.logits(before), models.logits(after))
+
+
+def test_shards_are_as_transformers_wants_them(theirs: Path) -> None:
+    index = json.loads((theirs / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in theirs.glob("*.safetensors"))
+    assert len(files) > 1
+    assert files == [f"model-{at + 1:05}-of-{len(files):05}.safetensors" for at in range(len(files))]
+    read = {name: file for file in files for name in load_file(theirs / file)}
+    assert read == index["weight_map"]
+    nbytes = sum(tensor.nbytes for file in files for tensor in load_file(theirs / file).values())
+    assert index["metadata"]["total_size"] == nbytes
+    assert not (theirs / "unfinished").exists()
+
+
+def test_one_file_where_it_is_enough(ours: Path, tmp_path: Path) -> None:
+    convert(ours, tmp_path, to="gptq_v2", progress=False)
+    assert sorted(path.name for path in tmp_path.glob("model*")) == ["model.safetensors"]
+
+
+def test_what_was_left_is_named(ours: Path, float_model: Path, tmp_path: Path) -> None:
+    quantize_files(float_model, tmp_path / "q", {"*.down_proj": "skip", "*_proj": "int4-g32"}, progress=False)
+    convert(tmp_path / "q", tmp_path / "out", to="gptq_v2", progress=False)
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert said["lm_head"] is False
+    assert list(said["dynamic"]) == [f"-:^model\\.layers\\.{at}\\.mlp\\.down_proj$" for at in range(2)]
+
+
+def test_all_that_cannot_be_written_is_told_at_once(float_model: Path, tmp_path: Path) -> None:
+    rules = {"*.q_proj": "nf4", "*.k_proj": "fp8-row", "*_proj": "int4-g32"}
+    quantize_files(float_model, tmp_path / "q", rules, progress=False)
+    with pytest.raises(ArgumentError, match=r"k_proj.*q_proj|q_proj.*k_proj"):
+        convert(tmp_path / "q", tmp_path / "out", to="gptq", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_number_that_does_not_fit_leaves_nothing(ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gptq.Writer, "write", _refuse)
+    with pytest.raises(ArgumentError, match="does not fit"):
+        convert(ours, tmp_path / "out", to="gptq", progress=False)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def _refuse(*_: Any) -> None:
+    raise ArgumentError("does not fit")
+
+
+def test_where_it_may_write(ours: Path, theirs: Path, tmp_path: Path) -> None:
+    for source, target, to, overwrite, reason in (
+        (ours, ours / "in", "gptq_v2", False, "lie in one another"),
+        (ours, ours, "gptq_v2", True, "lie in one another"),
+        (theirs, theirs.parent, "bitport", False, "lie in one another"),
+        (ours, theirs, "gptq_v2", False, "--overwrite replaces"),
+        (theirs, ours, "bitport", False, "--overwrite replaces"),
+        (ours, tmp_path / "f", "gptq_v2", True, "is a file"),
+        (ours, tmp_path / "begun", "gptq_v2", True, "ended early"),
+        (ours, tmp_path / "new", "bitport", False, "bitport already"),
+        (ours, tmp_path / "new", "gguf9", False, "formats are bitport, gptq"),
+    ):
+        (tmp_path / "f").write_text("")
+        (tmp_path / "begun" / "unfinished").mkdir(parents=True, exist_ok=True)
+        with pytest.raises(ArgumentError, match=reason):
+            convert(source, target, to=to, overwrite=overwrite, progress=False)
+
+
+def test_overwriting_replaces_every_file(ours: Path, float_model: Path, tmp_path: Path) -> None:
+    out, back = tmp_path / "out", tmp_path / "back"
+    convert(ours, out, to="gptq_v2", shard_size=100_000, progress=False)
+    convert(ours, out, to="gptq_v2", overwrite=True, progress=False)
+    assert sorted(path.name for path in out.glob("model*")) == ["model.safetensors"]
+    convert(out, back, progress=False)
+    convert(out, back, overwrite=True, progress=False)
+    assert_same(tensors(back), tensors(ours))
+    with pytest.raises(ArgumentError, match="remove it"):
+        convert(ours, back, to="gptq_v2", overwrite=True, progress=False)
+
+
+def edited(theirs: Path, target: Path, **changes: Any) -> Path:
+    """A copy with another config.json; None removes a key."""
+    target.mkdir()
+    for path in theirs.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    config = {**json.loads((theirs / "config.json").read_text()), **changes}
+    (target / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return target
+
+
+def test_methods_that_are_not_read_are_named(theirs: Path, float_model: Path, tmp_path: Path) -> None:
+    for at, (said, reason) in enumerate(
+        [({"quant_method": "aqlm"}, "'aqlm'; gptq"), ([], "'None'"), ({"quant_method": 7}, "'7'")]
+    ):
+        path = edited(theirs, tmp_path / str(at), quantization_config=said)
+        with pytest.raises(CheckpointError, match=reason):
+            convert(path, tmp_path / "out", progress=False)
+    with pytest.raises(CheckpointError, match="bitport quantize"):
+        convert(float_model, tmp_path / "out", progress=False)
+
+
+def test_older_files_say_it_beside_config_json(ours: Path, theirs: Path, tmp_path: Path) -> None:
+    said = json.loads((theirs / "config.json").read_text())["quantization_config"]
+    del said["quant_method"]
+    path = edited(theirs, tmp_path / "old", quantization_config=None)
+    (path / "quantize_config.json").write_text(json.dumps(said))
+    convert(path, tmp_path / "back", progress=False)
+    assert_same(tensors(tmp_path / "back"), tensors(ours))
+    assert not (tmp_path / "back" / "quantize_config.json").exists()
+
+
+def test_a_config_inside_a_config(theirs: Path, tmp_path: Path) -> None:
+    config = json.loads((theirs / "config.json").read_text())
+    said = config["quantization_config"]
+    inner = {"dtype": "bfloat16", "quantization_config": said}
+    path = edited(theirs, tmp_path / "nested", quantization_config=None, dtype=None, text_config=inner)
+    assert Foreign(path).reader.dtype == torch.bfloat16
+    convert(path, tmp_path / "back", progress=False)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["text_config"] == {"dtype": "bfloat16"}
+
+
+def test_the_dtype_where_config_json_is_silent(theirs: Path, tmp_path: Path) -> None:
+    assert Foreign(edited(theirs, tmp_path / "a", dtype=None)).reader.dtype == torch.bfloat16
+
+
+def test_a_damaged_weight_is_named(theirs: Path, tmp_path: Path) -> None:
+    path = edited(theirs, tmp_path / "damaged")
+    index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
+    name = next(name for name in index if name.endswith("scales"))
+    file = path / index[name]
+    stored = load_file(file)
+    save_file({**stored, name: stored[name][:, :-1].contiguous()}, file)
+    with pytest.raises(CheckpointError, match=name.removesuffix(".scales").replace(".", "\\.")):
+        convert(path, tmp_path / "out", progress=False)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_verb(ours: Path, theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", str(theirs), "-o", str(tmp_path / "back")]) == 0
+    out = capsys.readouterr()
+    assert "int4-g32" in out.out
+    assert f"written to {tmp_path / 'back'}" in out.out
+    assert "note" not in out.err
+    assert main(["convert", str(ours), "--to", "gptq_v2", "-o", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["written"] == "gptq_v2"
+    assert main(["convert", str(ours), "--to", "gptq", "-o", str(tmp_path / "out")]) == 1
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_quantizing_a_quantized_model_points_here(theirs: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="bitport convert"):
+        quantize_files(theirs, tmp_path, "int4")

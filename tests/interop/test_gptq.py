@@ -1,0 +1,238 @@
+"""GPTQ's files against numbers packed by plain Python and multiplied in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import bitport
+from bitport.errors import ArgumentError, BitportError, CheckpointError
+from bitport.interop import gptq
+from bitport.interop.codec import Described
+from bitport.interop.sources import description
+from bitport.tensor import QTensor
+
+from .files import read, words
+
+SHAPES = ((32, 64), (64, 96), (96, 320))
+
+
+def layer(
+    n: int, k: int, bits: int, group: int, *, less: int = 1, symmetric: bool = False, shuffled: bool = False
+) -> tuple[dict[str, Tensor], np.ndarray]:
+    """(a layer's tensors, its weight in float64)."""
+    rng = np.random.default_rng(n + k + bits)
+    codes = rng.integers(0, 1 << bits, (n, k))
+    groups = -(-k // group)
+    zeros = np.full((n, groups), 1 << (bits - 1)) if symmetric else rng.integers(less, 1 << bits, (n, groups))
+    scales = rng.uniform(0.001, 0.1, (n, groups)).astype(np.float16)
+    group_of = np.arange(k) // group
+    if shuffled:
+        group_of = rng.permutation(group_of)
+    tensors = {
+        "m.qweight": torch.from_numpy(words(codes, bits).T.copy()),
+        "m.qzeros": torch.from_numpy(words(zeros.T - less, bits)),
+        "m.scales": torch.from_numpy(scales.T.copy()),
+        "m.g_idx": torch.from_numpy(group_of.astype(np.int32)),
+    }
+    return tensors, (codes - zeros[:, group_of]) * scales.astype(np.float64)[:, group_of]
+
+
+def config(bits: int, group: int, **more: object) -> dict[str, object]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": False, **more}
+
+
+@pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "act-order"])
+@pytest.mark.parametrize("less", [1, 0], ids=["gptq", "gptq_v2"])
+@pytest.mark.parametrize("bits", gptq.BITS)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_values_are_those_of_the_definition(n: int, k: int, bits: int, less: int, shuffled: bool) -> None:
+    tensors, value = layer(n, k, bits, 32, less=less, shuffled=shuffled)
+    said = config(bits, 32, checkpoint_format="gptq" if less else "gptq_v2")
+    (q,) = read(gptq.Reader(said, torch.float16), tensors).values()
+    assert q.dtype == torch.float16
+    assert (q.perm is not None) == shuffled
+    # A code less a zero point has at most 9 bits, a float16 scale 11: float32 holds the product exactly.
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+
+
+def test_a_symmetric_weight_needs_no_zero_points() -> None:
+    tensors, value = layer(32, 128, 4, 128, symmetric=True)
+    (q,) = read(gptq.Reader(config(4, 128, sym=True), torch.float16), tensors).values()
+    assert (str(q.scheme), q.zero) == ("int4-sym", None)
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+
+
+def test_zero_points_are_kept_where_they_are_not_what_symmetric_means() -> None:
+    tensors, value = layer(32, 128, 4, 128)
+    (q,) = read(gptq.Reader(config(4, 128, sym=True), torch.float16), tensors).values()
+    assert str(q.scheme) == "int4"
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+
+
+def test_one_group_for_a_row() -> None:
+    tensors, value = layer(32, 96, 4, 96)
+    (q,) = read(gptq.Reader(config(4, -1), torch.float16), tensors).values()
+    assert str(q.scheme) == "int4-channel"
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+
+
+def test_a_zero_point_of_two_to_the_bits_is_a_number_like_others() -> None:
+    """A file of the first kind can say it: 15, which stands for 16."""
+    tensors, _ = layer(32, 64, 4, 32)
+    tensors["m.qzeros"] = torch.full_like(tensors["m.qzeros"], -1)
+    (q,) = read(gptq.Reader(config(4, 32), torch.float16), tensors).values()
+    assert q.zero is not None
+    assert bool((q.zero == 16).all())
+    x = torch.randn(5, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    exact = x @ q.dequantize(torch.float32).double().T
+    for rows in (1, 5):
+        got = torch.nn.functional.linear(x[:rows].float(), q.to_device_layout()).double()
+        assert float((got - exact[:rows]).norm() / exact[:rows].norm()) < 64 * 2**-24
+
+
+def test_settings_of_their_own_for_some_layers() -> None:
+    four, of_four = layer(32, 64, 4, 32)
+    eight, of_eight = layer(32, 64, 8, 64)
+    tensors = {f"a.{name}": tensor for name, tensor in four.items()}
+    tensors |= {f"b.{name}": tensor for name, tensor in eight.items()}
+    said = config(4, 32, dynamic={"-:c": {}, "+:b\\..*": {"bits": 8, "group_size": 64}})
+    found = read(gptq.Reader(said, torch.float16), tensors)
+    np.testing.assert_array_equal(found["a.m.weight"].dequantize(torch.float32).double().numpy(), of_four)
+    np.testing.assert_array_equal(found["b.m.weight"].dequantize(torch.float32).double().numpy(), of_eight)
+
+
+def written(q: QTensor, writer: gptq.Writer) -> dict[str, Tensor]:
+    assert writer.refuses(description("m.weight", q)) is None
+    return writer.write("m.weight", q)
+
+
+@pytest.mark.parametrize("writer", [gptq.Writer, gptq.WriterV2])
+@pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "act-order"])
+@pytest.mark.parametrize("bits", gptq.BITS)
+def test_what_is_written_is_what_was_read(bits: int, shuffled: bool, writer: type[gptq.Writer]) -> None:
+    less = gptq.STORED_LESS[writer.name]
+    tensors, _ = layer(64, 96, bits, 32, less=less, shuffled=shuffled)
+    (q,) = read(gptq.Reader(config(bits, 32, checkpoint_format=writer.name), torch.float16), tensors).values()
+    made = writer()
+    again = written(q, made)
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert again[name].dtype == tensor.dtype
+        assert torch.equal(again[name], tensor), name
+    said = made.config(["lm_head", "model.gate"])
+    assert said == {
+        "quant_method": "gptq",
+        "checkpoint_format": writer.name,
+        "bits": bits,
+        "group_size": 32,
+        "sym": False,
+        "desc_act": shuffled,
+        "lm_head": False,
+        "dynamic": {"-:^model\\.gate$": {}},
+    }
+    assert torch.equal(read(gptq.Reader(said, torch.float16), again)["m.weight"].dequantize(), q.dequantize())
+
+
+def test_our_own_weights_survive() -> None:
+    value = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    for scheme in ("int4", "int4-g32-sym", "int8-g64-asym", "int3-g32", "int2-g32"):
+        q = bitport.quantize_tensor(value.half(), scheme).to_layout("plain")
+        writer = gptq.WriterV2()
+        tensors = written(q, writer)
+        (back,) = read(gptq.Reader(writer.config([]), torch.float16), tensors).values()
+        assert back.scheme == q.scheme
+        for part in ("qdata", "scale", "zero"):
+            mine, its = getattr(q, part), getattr(back, part)
+            assert (mine is None and its is None) or torch.equal(mine, its)
+
+
+def test_a_zero_point_of_zero_is_refused_by_the_first_kind_alone() -> None:
+    q = bitport.quantize_tensor(torch.rand(32, 64).half(), "int4-g32").to_layout("plain")
+    with pytest.raises(ArgumentError, match="gptq_v2 stores them as they are"):
+        written(q, gptq.Writer())
+    written(q, gptq.WriterV2())
+
+
+def test_a_scale_that_is_no_float16_is_refused() -> None:
+    q = bitport.quantize_tensor(torch.randn(32, 64) * 1e-7, "int4-g32-sym").to_layout("plain")
+    with pytest.raises(ArgumentError, match=r"is no torch\.float16"):
+        written(q, gptq.Writer())
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "int4-fzero", "fp8-row", "int4-int8", "int5", "int4-b32x32"])
+def test_schemes_that_it_cannot_hold_are_refused(scheme: str) -> None:
+    q = bitport.quantize_tensor(torch.randn(64, 128), scheme).to_layout("plain")
+    assert "GPTQ holds integers" in str(gptq.Writer().refuses(description("m.weight", q)))
+
+
+def test_other_refusals() -> None:
+    scheme, other = bitport.preset("int4"), bitport.preset("int4-g32")
+    good = Described("m.weight", scheme, (64, 128), "linear", False, frozenset({"qdata", "scale", "zero"}))
+    writer = gptq.Writer()
+    assert writer.refuses(good) is None
+    for bad, reason in (
+        (Described("m.weight", scheme, (64, 128), "embedding", False, good.parts), "embedding"),
+        (Described("m.weight", scheme, (4, 64, 128), "experts", False, good.parts), "experts"),
+        (Described("m.weight", scheme, (64, 100), "linear", False, good.parts), "64x100"),
+        (Described("m.weight", scheme, (64, 128), "linear", False, good.parts | {"pre_scale"}), "pre_scale"),
+        (Described("m.weight", other, (64, 128), "linear", False, good.parts), "one scheme"),
+    ):
+        assert reason in str(writer.refuses(bad))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bits": 5},
+        {"bits": "4"},
+        {"bits": True},
+        {"group_size": 0},
+        {"group_size": None},
+        {"sym": "yes"},
+        {"checkpoint_format": "marlin"},
+        {"is_marlin_format": True},
+        {"dynamic": []},
+        {"dynamic": {"+:(": {}}},
+        {"dynamic": {"+:m": 3}},
+        {"dynamic": {"+:m": {"bits": 7}}},
+    ],
+    ids=str,
+)
+def test_settings_that_are_not_understood_are_errors(change: dict[str, object]) -> None:
+    tensors, _ = layer(32, 64, 4, 32)
+    with pytest.raises(CheckpointError):
+        read(gptq.Reader({**config(4, 32), **change}, torch.float16), tensors)
+
+
+def damaged() -> list[tuple[str, object]]:
+    return [
+        ("m.qweight", torch.zeros(8, 32, dtype=torch.int64)),
+        ("m.qweight", torch.zeros(7, 32, dtype=torch.int32)),
+        ("m.qweight", torch.zeros(8, dtype=torch.int32)),
+        ("m.qweight", torch.zeros(0, 0, dtype=torch.int32)),
+        ("m.qzeros", torch.zeros(2, 3, dtype=torch.int32)),
+        ("m.qzeros", torch.zeros(3, 4, dtype=torch.int32)),
+        ("m.qzeros", torch.zeros(4, dtype=torch.int32)),
+        ("m.scales", torch.zeros(2, 31, dtype=torch.float16)),
+        ("m.scales", torch.zeros(2, 32, dtype=torch.int32)),
+        ("m.scales", torch.zeros(2, dtype=torch.float16)),
+        ("m.g_idx", torch.zeros(64, dtype=torch.int32)),
+        ("m.g_idx", torch.zeros(63, dtype=torch.int32)),
+        ("m.g_idx", torch.arange(64).float()),
+        ("m.g_idx", torch.arange(64, dtype=torch.int32) // 32 + 1),
+        ("m.scales", None),
+        ("m.qzeros", None),
+    ]
+
+
+@pytest.mark.parametrize(("name", "tensor"), damaged())
+def test_damaged_tensors_are_errors(name: str, tensor: Tensor | None) -> None:
+    tensors, _ = layer(32, 64, 4, 32)
+    del tensors[name]
+    if tensor is not None:
+        tensors[name] = tensor
+    with pytest.raises(BitportError):
+        read(gptq.Reader(config(4, 32), torch.float16), tensors)
