@@ -2,7 +2,8 @@
 
 32 float32 weights of 2 MB are 64 MB. Beside what they return, save() needs nothing (the bytes are written from where
 they lie), load() one weight, or, where it maps the file, nothing at all, and quantize_files what quantizing and
-measuring makes of one weight: float32 steps and codes, and the float64 values of the error.
+measuring makes of one weight: float32 steps and codes, and the float64 values of the error. A conversion between
+formats has one weight in both; all of them are 16 MB.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json, sys, torch
 from pathlib import Path
 from torch import nn
 import bitport as bp
+import bitport.interop
 from bitport.checkpoint import quantize_files
 torch.set_num_threads(1)
 directory = Path(sys.argv[1])
@@ -42,9 +44,14 @@ def peak(work):
     result = work()
     return status("VmHWM") - before
 
-def convert(target):
+def convert(target, dtype=None):
     (source,) = (directory / "model").glob("*.safetensors")
-    return quantize_files(source, directory / target, {"*.weight": "int8"}, progress=False)
+    return quantize_files(source, directory / target, {"*.weight": "int8"}, dtype=dtype, progress=False)
+
+def send():
+    convert("half", torch.float16)
+    (directory / "half" / "config.json").write_text("{}")
+    return peak(lambda: bp.interop.convert(directory / "half", directory / "sent", to="gptq_v2", progress=False))
 
 small = nn.Sequential(nn.Linear(32, 32))
 bp.quantize_(small, "int8")
@@ -58,6 +65,8 @@ print(json.dumps({
     "map": peak(lambda: bp.load(build, directory / "model", verify=False)),
     "convert": peak(lambda: convert("files")),
     "load quantized": peak(lambda: bp.load(build, directory / "files", mmap=False)),
+    "to another format": send(),
+    "from another format": peak(lambda: bp.interop.convert(directory / "sent", directory / "back", progress=False)),
 }))
 """
 
@@ -69,6 +78,8 @@ BUDGETS = {
     "map": NOISE,
     "convert": 16 * WEIGHT + NOISE,
     "load quantized": MODEL / 4 + WEIGHT + NOISE,
+    "to another format": NOISE,
+    "from another format": NOISE,
 }
 
 

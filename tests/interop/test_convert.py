@@ -231,3 +231,35 @@ def test_the_verb(ours: Path, theirs: Path, tmp_path: Path, capsys: pytest.Captu
 def test_quantizing_a_quantized_model_points_here(theirs: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="bitport convert"):
         quantize_files(theirs, tmp_path, "int4")
+
+
+def test_layers_that_lie_the_other_way_round(tmp_path: Path) -> None:
+    """The Conv1D of GPT-2 is [K, N] in the model; in a file of GPTQ it is a layer like others."""
+    transformers, huggingface = models.transformers, pytest.importorskip("bitport.integrations.huggingface")
+    torch.manual_seed(0)
+    sizes = {"n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 320, "n_positions": 64}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path / "float")
+    quantize_files(tmp_path / "float", tmp_path / "q", "int4-g32", dtype=torch.bfloat16, progress=False)
+    convert(tmp_path / "q", tmp_path / "out", to="gptq_v2", progress=False)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    (name,) = (name for name in stored if name.endswith("0.mlp.c_fc.scales"))
+    assert tuple(stored[name].shape) == (64 // 32, 256)
+    convert(tmp_path / "out", tmp_path / "back", progress=False)
+    assert_same(tensors(tmp_path / "back"), tensors(tmp_path / "q"))
+    before, after = (huggingface.load_model(tmp_path / name) for name in ("q", "back"))
+    assert torch.equal(models.logits(before), models.logits(after))
+
+
+def test_a_model_without_any_quantized_weight_is_an_error(float_model: Path, tmp_path: Path) -> None:
+    path = edited(
+        float_model, tmp_path / "said", quantization_config={"quant_method": "awq", "bits": 4, "group_size": 64}
+    )
+    with pytest.raises(CheckpointError, match="holds no such weight"):
+        convert(path, tmp_path / "out", progress=False)
+
+
+def test_others_point_here_too(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(theirs)]) == 0
+    assert "quantized by gptq (bitport convert reads" in capsys.readouterr().out
+    assert main(["explain", str(theirs)]) == 1
+    assert f"bitport convert {theirs} -o OUT reads it" in capsys.readouterr().err

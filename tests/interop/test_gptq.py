@@ -138,7 +138,7 @@ def test_what_is_written_is_what_was_read(bits: int, shuffled: bool, writer: typ
 
 def test_our_own_weights_survive() -> None:
     value = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
-    for scheme in ("int4", "int4-g32-sym", "int8-g64-asym", "int3-g32", "int2-g32"):
+    for scheme in ("int4", "int4-g32-sym", "int8-g64-asym", "int3-g32", "int2-g32", "int8", "int4-channel"):
         q = bitport.quantize_tensor(value.half(), scheme).to_layout("plain")
         writer = gptq.WriterV2()
         tensors = written(q, writer)
@@ -236,3 +236,13 @@ def test_damaged_tensors_are_errors(name: str, tensor: Tensor | None) -> None:
         tensors[name] = tensor
     with pytest.raises(BitportError):
         read(gptq.Reader(config(4, 32), torch.float16), tensors)
+
+
+def test_an_embedding_is_refused() -> None:
+    """GPTQModel keeps it with groups along the tokens."""
+    tensors, _ = layer(32, 64, 4, 32)
+    with pytest.raises(CheckpointError, match="is an embedding"):
+        read(
+            gptq.Reader(config(4, 32), torch.float16),
+            {name.replace("m.", "model.embed_tokens."): tensor for name, tensor in tensors.items()},
+        )

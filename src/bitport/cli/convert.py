@@ -23,7 +23,7 @@ def add_parser(verbs: Any) -> None:
         f"what a format cannot hold is an error. Read are bitport's checkpoints and the quant_methods "
         f"{', '.join(READERS)} of Hugging Face directories; see docs/interop.md.",
         "llama-gptq -o llama-bitport",
-        "llama-int4 --to gptq -o llama-for-others",
+        "llama-int4 --to compressed-tensors -o llama-for-others",
     )
     verb.add_argument("source", type=location, help="a bitport checkpoint, or a quantized Hugging Face directory")
     verb.add_argument("-o", "--output", type=location, required=True, help="the directory to write")

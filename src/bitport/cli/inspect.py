@@ -14,6 +14,8 @@ from bitport.checkpoint.shards import check_data
 from bitport.cli.common import add_verb, location, show
 from bitport.cli.safetensors_files import Stored, stored_tensors
 from bitport.errors import ArgumentError
+from bitport.interop import READERS
+from bitport.interop.sources import method_of
 from bitport.report.text import size, table
 
 
@@ -54,7 +56,7 @@ def examine(path: Path) -> dict[str, Any]:
         data = {"format": "bitport", "version": manifest.bitport, "schemes": schemes, "tied": manifest.tied}
     else:
         tensors = stored_tensors(path)
-        data = {"format": "safetensors", "version": None, "schemes": [], "tied": {}}
+        data = {"format": "safetensors", "version": None, "schemes": [], "tied": {}, "quantized_by": method_of(path)}
     kinds = dict.fromkeys(tensor.kind for tensor in tensors)
     return {
         "path": str(path),
@@ -83,6 +85,8 @@ def _text(data: dict[str, Any]) -> str:
         for row in rows
     ]
     by = f", written by bitport {data['version']}" if data["version"] else ""
+    if data.get("quantized_by"):
+        by = f", quantized by {data['quantized_by']} (bitport convert reads {', '.join(READERS)})"
     lines = [
         f"{data['path']}: {data['format']}{by}, {len(data['files'])} file{'s' * (len(data['files']) != 1)}",
         table(("numbers", "tensors", "weights", "size", "bits/weight"), cells),

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from bitport import checkpoint
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.errors import ArgumentError, BitportError
+from bitport.interop import READERS
+from bitport.interop.sources import method_of
 from bitport.ops.device import check_present
 from bitport.tensor import QTensor
 
@@ -59,7 +61,8 @@ def load_model(
         checkpoint.load(model, root, device=device, verify=verify)
     else:
         build = transformers.AutoModelForCausalLM.from_pretrained
-        model = _wrapped(root, build, root, dtype="auto", local_files_only=True)
+        hint = f". bitport convert {root} -o OUT reads it" if method_of(root) in READERS else ""
+        model = _wrapped(root, build, root, dtype="auto", local_files_only=True, hint=hint)
     if device is not None:
         model = model.to(device)
     if dtype is not None:
@@ -160,10 +163,10 @@ def _transformers() -> Any:
         raise BitportError(f"Hugging Face models need transformers, which is not installed: {INSTALL}") from error
 
 
-def _wrapped(root: Path, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _wrapped(root: Path, call: Callable[..., Any], *args: Any, hint: str = "", **kwargs: Any) -> Any:
     """``call``, with what transformers raises for a directory that it cannot read turned into one clear error."""
     bad_config = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     try:
         return call(*args, **kwargs)
     except (*UNREADABLE, bad_config) as error:
-        raise BitportError(f"transformers cannot read {root}: {' '.join(str(error).split())}") from error
+        raise BitportError(f"transformers cannot read {root}: {' '.join(str(error).split())}{hint}") from error

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from bitport.checkpoint.manifest import shortened
+from bitport.checkpoint.names import target_of
 from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
+from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
 
@@ -61,6 +63,10 @@ class Writer(abc.ABC):
     name: ClassVar[str]
     """As users say it."""
 
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        """What is not exactly as it was: for the report."""
+
     @abc.abstractmethod
     def refuses(self, q: Described) -> str | None:
         """Why a weight of this description cannot be written, or None."""
@@ -81,16 +87,22 @@ class Described:
     """What is known of a quantized weight before its data are read."""
 
     name: str
-    scheme: Any
+    scheme: Scheme
     shape: tuple[int, ...]
     kind: str
-    """As :func:`bitport.checkpoint.names.target_of` tells it."""
+    """See :func:`kind_of`."""
     transposed: bool
     parts: frozenset[str]
 
     @property
     def module(self) -> str:
         return self.name.rpartition(".")[0]
+
+
+def kind_of(name: str, shape: tuple[int, ...]) -> str:
+    """The kind of a float weight of that name, as a recipe has it: "linear", "embedding", "experts" .."""
+    found = target_of(name, shape, torch.bfloat16)
+    return found.kind if found else "other"
 
 
 def grouped(held: Iterable[str], first: str, others: Mapping[str, str], optional: frozenset[str]) -> list[Weight]:
@@ -108,6 +120,19 @@ def grouped(held: Iterable[str], first: str, others: Mapping[str, str], optional
             raise CheckpointError(f"{name} is there without {shortened(missing)}; fetch the checkpoint again")
         found.append(Weight(f"{module}.weight", {role: part for role, part in parts.items() if part in names}))
     return found
+
+
+def order_of(group_of: Tensor, k: int, group: int, what: str) -> Tensor | None:
+    """The ``k`` columns in the order of their groups of ``group`` ("act-order"); None where they lie so already."""
+    if group_of.dtype != torch.int32 or tuple(group_of.shape) != (k,):
+        raise CheckpointError(f"{what} must be int32 [{k}], not {group_of.dtype} {list(group_of.shape)}")
+    wanted = torch.arange(k, dtype=torch.int32) // group
+    if torch.equal(group_of, wanted):
+        return None
+    groups, order = torch.sort(group_of, stable=True)
+    if not torch.equal(groups, wanted):
+        raise CheckpointError(f"{what} does not give each group {group} columns, which bitport asks for")
+    return order.to(torch.int32)
 
 
 def setting(config: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:

@@ -12,11 +12,11 @@ from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.output import FOLDER
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.checkpoint.writer import Writer as Checkpoint
-from bitport.errors import ArgumentError
-from bitport.interop.codec import Described, Writer
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.interop.codec import Described, Writer, kind_of
 from bitport.interop.directory import Directory
 from bitport.interop.formats import WRITERS
-from bitport.interop.sources import Readable, description, kind_of, source_of
+from bitport.interop.sources import Readable, description, source_of, upright
 from bitport.report.progress import progress as with_progress
 from bitport.report.text import size, table
 from bitport.tensor import QTensor
@@ -82,6 +82,7 @@ def _to_bitport(files: Readable, directory: Path, to: str, shard_size: int, prog
             out.add(name, tensor)
             if isinstance(tensor, QTensor):
                 weights[name] = str(tensor.scheme)
+        _check_any(files, weights)
         for alias, name in files.tied.items():
             out.tie(alias, name)
         for relative, content in files.others(None):
@@ -100,7 +101,7 @@ def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progr
         for name, tensor in with_progress(files.items(), len(files), "converting", progress):
             if isinstance(tensor, QTensor):
                 _check(writer, description(name, tensor))
-                for key, part in writer.write(name, tensor).items():
+                for key, part in writer.write(name, upright(tensor)).items():
                     out.add(key, part)
                 weights[name] = str(tensor.scheme)
                 continue
@@ -108,11 +109,16 @@ def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progr
             others += 1
             if is_layer(name, tensor):
                 left.append(name.rpartition(".")[0])
-        if not weights:
-            raise ArgumentError(f"{files.path} holds no quantized weight; there is nothing to write as {to}")
+        _check_any(files, weights)
         left += [alias.rpartition(".")[0] for alias, name in files.tied.items() if name not in weights]
         out.publish(dict(files.others(writer.config(left))))
-    return Converted(files.format, to, weights, others, files.nbytes, out.nbytes, tuple(files.notes))
+    notes = (*files.notes, *writer.notes)
+    return Converted(files.format, to, weights, others, files.nbytes, out.nbytes, notes)
+
+
+def _check_any(files: Readable, weights: dict[str, str]) -> None:
+    if not weights:
+        raise CheckpointError(f"{files.path} says that it is quantized by {files.format}, and holds no such weight")
 
 
 def is_layer(name: str, tensor: Tensor) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor
 from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
-from bitport.interop.codec import Described, Weight, exactly, grouped, setting
+from bitport.interop.codec import Described, Weight, exactly, grouped, kind_of, order_of, setting
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import Format, Quantized
 from bitport.numerics.packing import pack_bits, unpack_bits
@@ -75,7 +75,12 @@ class Reader(codec.Reader):
         self.common = Settings.of(config)
 
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
-        return grouped(held, "qweight", KEYS, frozenset({"g_idx"}))
+        found = grouped(held, "qweight", KEYS, frozenset({"g_idx"}))
+        if embeddings := [weight.name for weight in found if kind_of(weight.name, (1, 1)) == "embedding"]:
+            raise CheckpointError(
+                f"{embeddings[0]} is an embedding, which lies the other way round in a file of GPTQ and is not read"
+            )
+        return found
 
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
         its = self._settings(weight.name.removesuffix(".weight"))
@@ -88,7 +93,8 @@ class Reader(codec.Reader):
             raise CheckpointError(f"{weight.parts['qzeros']} has the zero point 256: 8 bits end at 255")
         plain = its.symmetric and bool((zero == 1 << (its.bits - 1)).all())
         stream = to_stream(qweight.t(), k, its.bits)
-        perm = self._order(weight, tensors.get("g_idx"), k, its.group)
+        ordered = "g_idx" in tensors and its.group > 0
+        perm = order_of(tensors["g_idx"], k, its.group, weight.parts["g_idx"]) if ordered else None
         if perm is not None:
             stream = pack_bits(unpack_bits(stream, its.bits, k)[:, perm.long()], its.bits)
         zeros = None if plain else zero.to(torch.uint8).contiguous()
@@ -102,22 +108,6 @@ class Reader(codec.Reader):
                 return Settings.of({**self.config, **own})
         return self.common
 
-    def _order(self, weight: Weight, group_of: Tensor | None, k: int, group: int) -> Tensor | None:
-        """The columns in the order of their groups; None where they lie so."""
-        if group_of is None or group == 0:
-            return None
-        wanted = torch.arange(k, dtype=torch.int32) // group
-        if group_of.dtype != torch.int32 or group_of.shape != (k,):
-            raise CheckpointError(
-                f"{weight.parts['g_idx']} must be int32 [{k}], not {group_of.dtype} {list(group_of.shape)}"
-            )
-        groups, order = torch.sort(group_of, stable=True)
-        if not torch.equal(groups, wanted):
-            raise CheckpointError(
-                f"{weight.parts['g_idx']} does not give each group {group} columns, which bitport asks for"
-            )
-        return None if torch.equal(group_of, wanted) else order.to(torch.int32)
-
 
 class Writer(codec.Writer):
     """One scheme for all weights: so the format has it. ``less``: see STORED_LESS."""
@@ -125,6 +115,7 @@ class Writer(codec.Writer):
     name = "gptq"
 
     def __init__(self) -> None:
+        super().__init__()
         self.scheme: Scheme | None = None
         self.reordered = False
 

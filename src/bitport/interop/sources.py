@@ -20,8 +20,9 @@ from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.source import QUANTIZATION, QUANTIZATION_FILES, WEIGHTS, Source
 from bitport.errors import ArgumentError, CheckpointError
-from bitport.interop.codec import Described, Reader, Weight
+from bitport.interop.codec import Described, Reader, Weight, kind_of
 from bitport.interop.formats import READERS
+from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
 CPU = torch.device("cpu")
@@ -105,9 +106,12 @@ class Foreign:
 
     def _read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
         try:
-            return self.reader.read(weight, tensors)
+            value = self.reader.read(weight, tensors)
         except ArgumentError as error:
             raise CheckpointError(f"{self.path}: {weight.name} is no valid {self.format}: {error}") from error
+        module = target_of(weight.name, tuple(value.shape), value.dtype, self.files.model_type)
+        conv1d = module is not None and module.kind == "linear" and module.transposed
+        return value.t() if conv1d else value
 
     def _dtype(self) -> torch.dtype:
         """What the model computes in, from config.json; where that is silent, from its tensors."""
@@ -143,8 +147,7 @@ class Own:
     def described(self) -> Iterator[Described]:
         for name, entry in self.stored.items():
             if entry.scheme is not None:
-                parts = frozenset(entry.parts)
-                yield Described(name, entry.scheme, entry.shape, kind_of(name, entry.shape), entry.transposed, parts)
+                yield _described(name, entry.scheme, entry.shape, entry.transposed, frozenset(entry.parts))
 
     def others(self, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
         return carried(self.path, quantization)
@@ -154,14 +157,31 @@ def source_of(path: Path) -> Readable:
     return Own(path) if (path / MANIFEST).is_file() else Foreign(path)
 
 
+def method_of(path: Path) -> str | None:
+    """By which method a directory says it was quantized; None where it says nothing, or is none that bitport reads."""
+    try:
+        said = Source(path, quantized=True).quantization
+    except CheckpointError:
+        return None
+    return None if said is None else str(said.get("quant_method"))
+
+
 def description(name: str, q: QTensor) -> Described:
-    parts = frozenset(q.__tensor_flatten__()[0])
-    return Described(name, q.scheme, tuple(q.shape), kind_of(name, tuple(q.shape)), q.transposed, parts)
+    return _described(name, q.scheme, tuple(q.shape), q.transposed, frozenset(q.__tensor_flatten__()[0]))
 
 
-def kind_of(name: str, shape: tuple[int, ...]) -> str:
-    found = target_of(name, shape, torch.bfloat16)
-    return found.kind if found else "other"
+def upright(q: QTensor) -> QTensor:
+    """``q`` as files of others have it: the Conv1D of transformers lies as [K, N] in a model, and there as [N, K]."""
+    view = q.t() if q.transposed and q.dim() == 2 else q
+    assert isinstance(view, QTensor)
+    return view
+
+
+def _described(name: str, scheme: Scheme, shape: tuple[int, ...], transposed: bool, parts: frozenset[str]) -> Described:
+    """See :func:`upright`."""
+    if transposed and len(shape) == 2:
+        shape, transposed = shape[::-1], False
+    return Described(name, scheme, shape, kind_of(name, shape), transposed, parts)
 
 
 def carried(path: Path, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:

@@ -20,13 +20,16 @@ def to_stream(words: Tensor, k: int, bits: int) -> Tensor:
         raise CheckpointError(
             f"{k} codes of {bits} bits are {word_count(k, bits)} words of int32, not {words.dtype} {list(words.shape)}"
         )
-    return words.contiguous().view(torch.uint8)[..., : packed_size(k, bits)].contiguous()
+    stream = words.flatten().view(torch.uint8).reshape(*words.shape[:-1], 4 * words.shape[-1])
+    return stream[..., : packed_size(k, bits)].contiguous()
 
 
 def from_stream(stream: Tensor, k: int, bits: int) -> Tensor:
     """The inverse: filled up with zeros to whole words."""
-    fill = 4 * word_count(k, bits) - stream.shape[-1]
-    return torch.nn.functional.pad(stream, (0, fill)).contiguous().view(torch.int32)
+    count = word_count(k, bits)
+    filled = torch.nn.functional.pad(stream, (0, 4 * count - stream.shape[-1]))
+    # Flat first: the rows of a matrix with a single one may have any stride, and then no view as words.
+    return filled.flatten().view(torch.int32).reshape(*stream.shape[:-1], count)
 
 
 def to_codes(words: Tensor, k: int, bits: int) -> Tensor:

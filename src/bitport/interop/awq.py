@@ -1,0 +1,157 @@
+"""AWQ (``quant_method: awq``), as AutoAWQ, GPTQModel and AutoRound write it: 4 bits. Of a layer [N, K] with groups of
+g, by the ``version``::
+
+    gemm    qweight int32 [K, N/8]     qzeros int32 [K/g, N/8]     scales float16 [K/g, N]
+    gemv    qweight int32 [N, K/8]     qzeros int32 [N, w]         scales float16 [N, 8*w]     w >= K/g/8
+
+    value[n, k] = (code - zero) * scale, both of group k/g
+
+A word of gemm holds eight columns of N, the even ones first: 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits on. Words of
+gemv hold codes in their order; the last columns of its qzeros and scales fill up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Held
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.interop import codec
+from bitport.interop.checks import expect
+from bitport.interop.codec import Described, Weight, exactly, grouped, setting
+from bitport.interop.words import from_codes, to_codes, to_stream
+from bitport.numerics import Format, Quantized, pack_bits, unpack_bits
+from bitport.schemes import Scheme
+from bitport.tensor import QTensor, from_parts
+from bitport.tensor.parts import FLOATS
+
+BITS, PER_WORD, MIDPOINT = 4, 8, 8
+VERSIONS = ("gemm", "gemv")
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The column that each place of a word of gemm holds."""
+PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Its inverse: the place of each column."""
+
+
+class Reader(codec.Reader):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__(config, dtype)
+        bits, self.group = _either(config, "bits", "w_bit"), _either(config, "group_size", "q_group_size")
+        self.version = setting(config, "version", str, setting(config, "format", str, "gemm")).lower()
+        backend = setting(config, "backend", str, "")
+        self.asymmetric = setting(config, "zero_point", bool, True)
+        if bits != BITS:
+            raise CheckpointError(f"AWQ with {bits} bits: {BITS} are read")
+        if self.group < 1 and self.group != -1:
+            raise CheckpointError(f"AWQ with groups of {self.group}: must be at least 1, or -1 for one group a row")
+        if self.version not in VERSIONS or backend == "llm-awq":
+            raise CheckpointError(
+                f"AWQ in the version {backend if backend == 'llm-awq' else self.version!r}: {', '.join(VERSIONS)} are "
+                f"read; the others lie in the order of one kernel"
+            )
+
+    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        found = grouped(held, "qweight", {"qzeros": "qzeros", "scales": "scales"}, frozenset())
+        known = {name for weight in found for name in weight.parts.values()}
+        for name in held:
+            if name.endswith(".act.scales") and name not in known:
+                raise CheckpointError(
+                    f"{name}: outputs of an activation are divided by it (falcon, mpt, gptj ..), which bitport does "
+                    f"not read"
+                )
+        return found
+
+    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        qweight = expect(tensors["qweight"], weight.parts["qweight"], (torch.int32,), (None, None))
+        rows, columns = qweight.shape
+        n, k = (rows, columns * PER_WORD) if self.version == "gemv" else (columns * PER_WORD, rows)
+        group = k if self.group == -1 else self.group
+        if k % group:
+            raise CheckpointError(f"{weight.parts['qweight']}: {k} columns are no whole groups of {group}")
+        parts = (self._gemv if self.version == "gemv" else self._gemm)(weight, tensors, n, k, k // group)
+        assert parts.zero is not None
+        if not self.asymmetric and bool((parts.zero == MIDPOINT).all()):
+            parts = parts._replace(zero=None)
+        zero = "none" if parts.zero is None else "int"
+        fmt = Format(dtype="int4", block=(1, max(self.group, 0)), zero=zero, scale="input")
+        return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype)
+
+    def _gemm(self, weight: Weight, tensors: dict[str, Tensor], n: int, k: int, groups: int) -> Quantized:
+        qzeros = expect(tensors["qzeros"], weight.parts["qzeros"], (torch.int32,), (groups, n // PER_WORD))
+        scales = expect(tensors["scales"], weight.parts["scales"], FLOATS, (groups, n))
+        codes, zero = (_reordered(to_codes(words, n, BITS), PLACE).t() for words in (tensors["qweight"], qzeros))
+        return Quantized(pack_bits(codes.contiguous(), BITS), scales.t().contiguous(), zero.contiguous())
+
+    def _gemv(self, weight: Weight, tensors: dict[str, Tensor], n: int, k: int, groups: int) -> Quantized:
+        qzeros = expect(tensors["qzeros"], weight.parts["qzeros"], (torch.int32,), (n, None))
+        width = qzeros.shape[1] * PER_WORD
+        if width < groups:
+            raise CheckpointError(f"{weight.parts['qzeros']} holds {width} zero points a row, {groups} are needed")
+        scales = expect(tensors["scales"], weight.parts["scales"], FLOATS, (n, width))
+        zero = to_codes(qzeros, width, BITS)[:, :groups]
+        stream = to_stream(tensors["qweight"], k, BITS)
+        return Quantized(stream, scales[:, :groups].contiguous(), zero.contiguous())
+
+
+class Writer(codec.Writer):
+    """The version gemm. One scheme for all weights: so the format has it."""
+
+    name = "awq"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheme: Scheme | None = None
+
+    def refuses(self, q: Described) -> str | None:
+        fmt = q.scheme.weight
+        self.scheme = self.scheme or q.scheme
+        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
+            return f"AWQ quantizes linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if fmt.dtype != "int4" or fmt.block[0] != 1 or fmt.zero == "float" or q.scheme.act:
+            return "AWQ holds integers of 4 bits in groups, inputs as they are"
+        if fmt.scale in ("e8m0", "e4m3"):
+            return f"AWQ has scales in float16, not {fmt.scale}"
+        if q.scheme != self.scheme:
+            return f"AWQ has one scheme for all weights, here {self.scheme} and {q.scheme}"
+        if extra := q.parts & {"perm", "pre_scale"}:
+            return f"AWQ has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        n, k = q.shape
+        if n % PER_WORD or k % (fmt.block[1] or k):
+            return f"AWQ takes a multiple of {PER_WORD} rows and whole groups of columns, not {n}x{k} of {q.scheme}"
+        return None
+
+    def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        zero = torch.full_like(q.scale, MIDPOINT, dtype=torch.uint8) if q.zero is None else q.zero
+        if int(zero.max()) >= 1 << BITS:
+            raise ArgumentError(f"{name}: the zero point {int(zero.max())} does not fit AWQ's 4 bits")
+        module = name.removesuffix(".weight")
+        codes = unpack_bits(q.qdata, BITS, q.matrix.k)
+        qweight, qzeros = (from_codes(_reordered(part.t(), ORDER), BITS) for part in (codes, zero))
+        scales = exactly(q.scale, torch.float16, f"{module}: a scale of AWQ").t().contiguous()
+        return {f"{module}.qweight": qweight, f"{module}.qzeros": qzeros, f"{module}.scales": scales}
+
+    def config(self, left: list[str]) -> dict[str, Any]:
+        assert self.scheme is not None
+        fmt = self.scheme.weight
+        return {
+            "quant_method": "awq",
+            "version": "gemm",
+            "bits": BITS,
+            "group_size": fmt.block[1] or -1,
+            "zero_point": fmt.zero == "int",
+            "modules_to_not_convert": left,
+        }
+
+
+def _either(config: Mapping[str, Any], key: str, older: str) -> int:
+    value: int = setting(config, older if config.get(key) is None else key, int)
+    return value
+
+
+def _reordered(codes: Tensor, order: tuple[int, ...]) -> Tensor:
+    """The columns of [.., 8*m], each eight of them in ``order``."""
+    return codes.unflatten(-1, (-1, PER_WORD))[..., list(order)].flatten(-2)

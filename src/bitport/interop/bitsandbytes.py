@@ -1,0 +1,182 @@
+"""bitsandbytes (``quant_method: bitsandbytes``), which has two formats. nf4, of a matrix [N, K] in blocks of b::
+
+    weight                                 [N*K/2 bytes]      row after row, two codes in a byte, the even one high
+    weight.absmax                          float32 [N*K/b]    one scale per block
+    weight.quant_map                       float32 [16]       the table
+    weight.quant_state.bitsandbytes__nf4   uint8              JSON: shape, b ..
+
+    value = table[code] * absmax
+
+With nested statistics ("double quantization") absmax is uint8, and of blocks of c of them::
+
+    absmax = nested_quant_map[absmax] * nested_absmax + nested_offset
+
+in float32, each step rounded, as the library does it: bitport keeps the result. LLM.int8(), of a matrix [N, K]::
+
+    weight int8 [N, K]     SCB float32 [N]     weight_format uint8, 0 for rows
+
+    value = weight * SCB / 127
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Held
+from bitport.errors import CheckpointError
+from bitport.interop import codec
+from bitport.interop.checks import expect
+from bitport.interop.codec import Weight, grouped
+from bitport.numerics import NF4, Format, Quantized
+from bitport.schemes import Scheme, preset
+from bitport.tensor import from_parts
+from bitport.tensor.parts import FLOATS
+
+STATE = ".quant_state.bitsandbytes__"
+BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+STORAGE = (torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""What the bytes of nf4 codes may be called (bnb_4bit_quant_storage)."""
+STATISTICS, NESTED = ("absmax", "quant_map"), ("nested_absmax", "nested_quant_map")
+FORMAT = "weight_format"
+LONGEST = 1 << 16
+"""Bytes of a quant_state: it has a few hundred."""
+ROUNDED_INPUTS = (
+    "LLM.int8() rounds inputs to int8, all but outliers; here they are used as they are. The scale of a row, "
+    "SCB / 127, is rounded to float32"
+)
+
+
+class Reader(codec.Reader):
+    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        int8 = grouped(held, "SCB", {"weight": "weight", FORMAT: FORMAT}, frozenset({FORMAT}))
+        found = _of_nf4(held) + int8
+        known = {name for weight in found for name in weight.parts.values()}
+        ends = tuple(f".{part}" for part in (*STATISTICS, *NESTED, FORMAT))
+        for name, it in held.items():
+            packed = name.endswith(".weight") and it.dtype in (torch.int8, torch.uint8)
+            if name not in known and (packed or name.endswith(ends)):
+                raise CheckpointError(
+                    f"{name} is there without a quant_state (nf4) or SCB (int8) of its weight; fetch the checkpoint "
+                    f"again"
+                )
+        if sum(len(weight.parts) for weight in found) != len(known):
+            raise CheckpointError("a weight has both a quant_state (nf4) and SCB (int8); fetch the checkpoint again")
+        if int8:
+            self.notes.append(ROUNDED_INPUTS)
+        return found
+
+    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        return self._int8(weight, tensors) if "SCB" in weight.parts else self._nf4(weight, tensors)
+
+    def _nf4(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        state = State.of(tensors["state"], weight.parts["state"])
+        n, k = state.shape
+        codes, name = tensors["weight"], weight.parts["weight"]
+        if codes.dtype not in STORAGE or 2 * codes.nbytes != n * k:
+            raise CheckpointError(f"{name}: {codes.nbytes} bytes of {codes.dtype} are no {n}x{k} codes of 4 bits")
+        table = expect(tensors["quant_map"], weight.parts["quant_map"], (torch.float32,), (len(NF4),))
+        if not torch.equal(table, torch.tensor(NF4)):
+            raise CheckpointError(f"{weight.parts['quant_map']} is not the table of nf4, which alone is read")
+        pairs = codes.contiguous().flatten().view(torch.uint8).reshape(n, k // 2)
+        stream = (pairs & 15) << 4 | pairs >> 4
+        scale = _absmax(weight, tensors, n * k // state.block, state).reshape(n, k // state.block)
+        scheme = Scheme(weight=Format(dtype="nf4", block=(1, state.block), scale="input"))
+        return from_parts(Quantized(stream, scale), scheme, shape=(n, k), dtype=self.dtype)
+
+    def _int8(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        codes = expect(tensors["weight"], weight.parts["weight"], (torch.int8,), (None, None))
+        n, k = codes.shape
+        statistics = expect(tensors["SCB"], weight.parts["SCB"], FLOATS, (n,))
+        said = tensors.get(FORMAT)
+        if said is not None and (said.dtype != torch.uint8 or said.numel() != 1 or int(said) != 0):
+            raise CheckpointError(f"{weight.parts[FORMAT]} must be 0, for rows as they are: save it anew")
+        scale = statistics.to(torch.float32).reshape(n, 1) / 127
+        parts = Quantized(codes.contiguous().view(torch.uint8) ^ 0x80, scale)
+        return from_parts(parts, preset("int8"), shape=(n, k), dtype=self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What the JSON of a quant_state says. ``nested``: (block, offset) of absmax, where that is quantized."""
+
+    shape: tuple[int, int]
+    block: int
+    nested: tuple[int, float] | None
+
+    @classmethod
+    def of(cls, tensor: Tensor, name: str) -> State:
+        if tensor.dtype != torch.uint8 or tensor.dim() != 1 or tensor.numel() > LONGEST:
+            raise CheckpointError(f"{name} must be JSON in uint8, not {tensor.dtype} {list(tensor.shape)}")
+        try:
+            said = json.loads(bytes(tensor.tolist()))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{name} is not JSON: {error}") from error
+        said = said if isinstance(said, dict) else {}
+        shape, block = said.get("shape"), said.get("blocksize")
+        if said.get("quant_type") != "nf4" or type(block) is not int or block not in BLOCKS:
+            raise CheckpointError(
+                f"{name}: {_told(said, 'quant_type', 'blocksize')}; nf4 is read, in blocks of "
+                f"{', '.join(map(str, BLOCKS))}"
+            )
+        if not isinstance(shape, list) or len(shape) != 2 or not all(type(size) is int and size > 0 for size in shape):
+            raise CheckpointError(f"{name}: {_told(said, 'shape')}; that of a matrix is read")
+        if shape[1] % block:
+            raise CheckpointError(
+                f"{name}: blocks of {block} cross the rows of {shape[0]}x{shape[1]}, for which bitport has no scheme; "
+                f"quantize the original model"
+            )
+        return cls((shape[0], shape[1]), block, _nested(said, name))
+
+
+def _nested(said: dict[str, Any], name: str) -> tuple[int, float] | None:
+    keys = ("nested_blocksize", "nested_offset", "nested_dtype")
+    if not any(key in said for key in keys):
+        return None
+    block, offset = said.get("nested_blocksize"), said.get("nested_offset")
+    if type(block) is int and 1 <= block <= BLOCKS[-1] and type(offset) is float and said.get(keys[2]) == "float32":
+        return block, offset
+    raise CheckpointError(f"{name}: {_told(said, *keys)}; float32 in blocks of 1 to {BLOCKS[-1]} is read")
+
+
+def _told(said: dict[str, Any], *keys: str) -> str:
+    return ", ".join(f"{key}={reprlib.repr(said.get(key))}" for key in keys)
+
+
+def _absmax(weight: Weight, tensors: dict[str, Tensor], count: int, state: State) -> Tensor:
+    name = weight.parts["absmax"]
+    if (state.nested is None) != ("nested_absmax" not in tensors):
+        raise CheckpointError(f"{weight.parts['state']} and the tensors of {name} disagree whether it is nested")
+    if state.nested is None:
+        return expect(tensors["absmax"], name, FLOATS, (count,))
+    block, offset = state.nested
+    codes = expect(tensors["absmax"], name, (torch.uint8,), (count,))
+    outer = expect(tensors["nested_absmax"], weight.parts["nested_absmax"], (torch.float32,), (-(-count // block),))
+    table = expect(tensors["nested_quant_map"], weight.parts["nested_quant_map"], (torch.float32,), (256,))
+    inner = table[codes.int()] * outer.repeat_interleave(block)[:count]
+    return inner + torch.tensor(offset, dtype=torch.float32)
+
+
+def _of_nf4(held: Mapping[str, Held]) -> list[Weight]:
+    found = []
+    for name in held:
+        parameter, mark, kind = name.rpartition(STATE)
+        if not mark:
+            continue
+        if kind != "nf4":
+            raise CheckpointError(
+                f"{name}: {kind} of bitsandbytes, a table other than that of e2m1, is not read; nf4 is"
+            )
+        nested = any(f"{parameter}.{role}" in held for role in NESTED)
+        roles = STATISTICS + NESTED if nested else STATISTICS
+        parts = {"weight": parameter, "state": name, **{role: f"{parameter}.{role}" for role in roles}}
+        if lost := [part for part in parts.values() if part not in held]:
+            raise CheckpointError(f"{name} is there without {lost[0]}; fetch the checkpoint again")
+        found.append(Weight(parameter, parts))
+    return found

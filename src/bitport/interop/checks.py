@@ -1,0 +1,25 @@
+"""What a file says of a tensor is checked before anything is computed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bitport.errors import CheckpointError
+
+
+def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequence[int | None]) -> Tensor:
+    """``tensor``, which must have one of ``dtypes`` and this ``shape``, None being any size from 1 on; CheckpointError
+    that names it else."""
+    fits = tensor.dim() == len(shape) and all(
+        size > 0 if wanted is None else size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
+    )
+    if tensor.dtype not in dtypes or not fits:
+        sizes = ", ".join("any" if wanted is None else str(wanted) for wanted in shape)
+        raise CheckpointError(
+            f"{name} must be {' or '.join(map(str, dtypes))} [{sizes}], not {tensor.dtype} {list(tensor.shape)}; "
+            f"fetch the checkpoint again"
+        )
+    return tensor

@@ -1,0 +1,153 @@
+"""The quantization_config of compressed-tensors: groups of modules, each with arguments for its weights and its inputs.
+
+A module belongs to the group that names it; else to that of the first regular expression that fits, in the order of the
+alphabet; else to that of its class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bitport.errors import CheckpointError
+from bitport.interop.codec import kind_of, setting
+from bitport.interop.compressed_tensors_args import (
+    FORMATS,
+    activation_of,
+    arguments_of,
+    format_of,
+    formats_of,
+    refuse_unknown,
+    scheme_of,
+    told,
+)
+from bitport.numerics import ACTIVATIONS
+from bitport.schemes import Scheme
+
+MIXED = "mixed-precision"
+GROUP = {"targets", "weights", "input_activations", "output_activations", "format"}
+READ = {"config_groups", "format", "ignore", "kv_cache_scheme", "quant_method", "version", "sparsity_config"}
+NO_NUMBERS = {
+    *("quantization_status", "global_compression_ratio", "provider"),
+    *("run_compressed", "dequantize", "use_optimized_inference"),
+}
+"""Settings that change no number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    scheme: Scheme
+    format: str
+    symmetric: bool
+    """Whether its weights have no zero points in the files."""
+    reordered: bool
+    """Whether the files say which group of a weight a column belongs to."""
+
+
+class Groups:
+    """What a quantization_config says of modules; all of it is checked at once."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        _check_whole(config)
+        default = setting(config, "format", str, MIXED)
+        self.ignored = Targets(_strings(config, "ignore", []))
+        self.groups: dict[str, Group | None] = {}
+        """Target -> what is to be done; None: nothing."""
+        for name, said in setting(config, "config_groups", dict).items():
+            if not isinstance(said, dict):
+                raise CheckpointError(
+                    f"quantization_config: {name} must be a group with all its settings, not {said!r}"
+                )
+            self.groups.update(dict.fromkeys(_strings(said, "targets"), _group(name, said, default)))
+        self.targets = Targets(self.groups)
+
+    def of(self, module: str) -> Group:
+        """For a ``module`` whose tensors are quantized; CheckpointError where the config says that it is not."""
+        if ignored := self.ignored.first(module):
+            raise CheckpointError(f"{module} has quantized tensors, and quantization_config ignores it ({ignored!r})")
+        group = self.groups.get(self.targets.first(module) or "")
+        if group is None:
+            raise CheckpointError(
+                f"{module} has quantized tensors, and no group of quantization_config says of which numbers; targets "
+                f"are {', '.join(map(repr, self.groups))}"
+            )
+        return group
+
+
+class Targets:
+    """Names of modules, regular expressions after "re:", and classes. A file does not tell a module's class: here it is
+    an Embedding if it is called like one, and else a Linear."""
+
+    def __init__(self, targets: Iterable[str]) -> None:
+        self.names = set(targets)
+        self.patterns = {each: _pattern(each) for each in sorted(self.names) if each.startswith("re:")}
+
+    def first(self, module: str) -> str | None:
+        """The target that decides about ``module``."""
+        if module in self.names:
+            return module
+        kind = "Embedding" if is_embedding(module) else "Linear"
+        found = (target for target, pattern in self.patterns.items() if pattern.match(module))
+        return next(found, kind if kind in self.names else None)
+
+
+def group_of(scheme: Scheme, targets: list[str], stored: str) -> dict[str, Any]:
+    """What config_groups says of weights of ``scheme`` in the format ``stored``."""
+    inputs = arguments_of(ACTIVATIONS[scheme.act], inputs=True, dynamic=not scheme.static) if scheme.act else None
+    return {
+        "targets": targets,
+        "weights": arguments_of(scheme.weight),
+        "input_activations": inputs,
+        "output_activations": None,
+        "format": stored,
+    }
+
+
+def is_embedding(module: str) -> bool:
+    return kind_of(f"{module}.weight", (1, 1)) == "embedding"
+
+
+def _group(name: str, said: dict[str, Any], default: str) -> Group | None:
+    refuse_unknown(said, GROUP, name)
+    weights, inputs = (setting(said, key, dict, None) for key in ("weights", "input_activations"))
+    if said.get("output_activations"):
+        raise CheckpointError(f"{name} has output_activations; bitport rounds what goes into a product, not its result")
+    if weights is None:
+        if inputs:
+            raise CheckpointError(f"{name} has input_activations without weights, for which bitport has no form")
+        return None
+    fmt = format_of(weights, f"the weights of {name}")
+    if setting(weights, "dynamic", (bool, str), False) is not False:
+        raise CheckpointError(f"the weights of {name} must have dynamic=false, not {weights['dynamic']!r}")
+    stored, known = setting(said, "format", str, default), formats_of(fmt)
+    if stored not in known:
+        where = f"they are read from {', '.join(known)}" if known else f"such are in none of {', '.join(FORMATS)}"
+        raise CheckpointError(f"{name} has the format {stored!r} for weights with {told(weights)}; {where}")
+    act, static = ("", False) if inputs is None else activation_of(inputs, f"the inputs of {name}")
+    reordered = setting(weights, "actorder", (str, bool), False) in ("group", "dynamic", True)
+    return Group(scheme_of(fmt, stored, act, static), stored, fmt.zero == "none", reordered)
+
+
+def _pattern(target: str) -> re.Pattern[str]:
+    try:
+        return re.compile(target.removeprefix("re:"))
+    except (re.error, OverflowError, RecursionError) as error:
+        raise CheckpointError(f"quantization_config: {target[:200]!r} is no regular expression: {error}") from error
+
+
+def _check_whole(config: Mapping[str, Any]) -> None:
+    sparsity = setting(config, "sparsity_config", dict, {})
+    if sparsity.get("format", "dense") != "dense":
+        raise CheckpointError(f"sparsity_config has the format {sparsity['format']!r}; only 'dense' is read")
+    setting(config, "kv_cache_scheme", dict, {})
+    if unknown := [key for key, value in config.items() if value and key not in READ | NO_NUMBERS]:
+        raise CheckpointError(f"quantization_config: {unknown[0]} is not understood; without it the numbers may differ")
+
+
+def _strings(said: Mapping[str, Any], key: str, default: Any = ...) -> list[str]:
+    found: list[str] = setting(said, key, list, default)
+    if not all(isinstance(each, str) for each in found):
+        raise CheckpointError(f"quantization_config: {key} must be a list of strings, not {found!r}")
+    return found

@@ -1,0 +1,169 @@
+"""Float8 (``quant_method: fp8``) of DeepSeek, of transformers and of vLLM. Of a layer [N, K], or of E stacked ones::
+
+    weight              float8_e4m3fn [.., N, K]
+    weight_scale_inv    one scale per block of weight_block_size (rows, columns), edges rounded up; without blocks one
+    or weight_scale     for all, or one per row
+    activation_scale    with activation_scheme static: one number for the input of the layer
+    or input_scale
+
+    value = weight * scale
+
+also where a name says "inv". Scales are floats, or powers of two: e8m0, or its exponents in uint8. A parameter that is
+not called weight has them as ``<name>_scale_inv``.
+
+What a layer does to its input, activation_scheme dynamic: blocks of 128 columns have a scale each; where the weight has
+no blocks, a token has one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Held
+from bitport.errors import CheckpointError
+from bitport.interop import codec
+from bitport.interop.checks import expect
+from bitport.interop.codec import Described, Weight, setting
+from bitport.numerics import Format, Quantized
+from bitport.schemes import PRESETS, Scheme
+from bitport.schemes.presets import CHANNEL, TENSOR
+from bitport.tensor import QTensor, from_parts
+from bitport.tensor.parts import FLOATS
+
+E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
+OTHERS = (torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+SCALES, INPUT_SCALES = ("_scale_inv", "_scale"), ("activation_scale", "input_scale")
+LONGEST = 1 << 16
+"""Rows or columns of a block."""
+CACHE = re.compile(r".*attn.*\.(([qkv]|kv|prob)_scale|(prob_)?output_scale)")
+"""Scales of a quantized cache of keys and values, one number each."""
+BLOCK = PRESETS["fp8-block"]
+
+
+class Reader(codec.Reader):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__(config, dtype)
+        _one_of(config, "fmt", ("e4m3", "float8_e4m3fn"))
+        _one_of(config, "expert_dtype", ("fp8",))
+        powers = _one_of(config, "scale_fmt", ("float", "ue8m0")) == "ue8m0"
+        self.static = _one_of(config, "activation_scheme", ("dynamic", "static")) == "static"
+        self.block = _block_size(config)
+        if self.static:
+            self.act = "fp8-tensor"
+        elif self.block is None:
+            self.act = "fp8"
+            self.notes.append("inputs are rounded with one scale a token; some programs take one for all tokens")
+        else:
+            self.act = "fp8-128" if self.block[1] == 128 else ""
+        if not self.act and self.block:
+            self.notes.append(
+                f"inputs are used as they are: no scheme rounds them in blocks of {self.block[1]} columns"
+            )
+        elif powers and not self.static:
+            self.notes.append("scales of inputs are any float32; scale_fmt ue8m0 rounds them up to powers of two")
+
+    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        found = []
+        for name, it in held.items():
+            if it.dtype in OTHERS:
+                raise CheckpointError(f"{name} is {it.dtype}; {E4M3} is read")
+            if it.dtype == E4M3:
+                found.append(Weight(name, self._parts(name, held)))
+        known = {name for weight in found for name in weight.parts.values()}
+        for name in held:
+            if name.endswith(("_scale_inv", "weight_scale", *INPUT_SCALES)) and name not in known:
+                raise CheckpointError(f"{name} belongs to no weight in {E4M3}, which alone are read")
+        return found
+
+    def _parts(self, name: str, held: Mapping[str, Held]) -> dict[str, str]:
+        module = name.removesuffix("weight") if name.endswith(".weight") else f"{name}_"
+        scales = [name + end for end in SCALES if name + end in held]
+        inputs = [module + end for end in INPUT_SCALES if module + end in held]
+        if len(scales) != 1 or len(inputs) != self.static:
+            wanted = "one scale" + (f" and one of its input ({' or '.join(INPUT_SCALES)})" if self.static else "")
+            scheme = "static" if self.static else "dynamic"
+            raise CheckpointError(
+                f"{name} must have {wanted} with activation_scheme {scheme}, not {', '.join(scales + inputs) or 'none'}"
+            )
+        return {"weight": name, "scale": scales[0], **({"input": inputs[0]} if inputs else {})}
+
+    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+        reason = "scales of a cache of keys and values in float8"
+        return {name: reason for name, it in held.items() if CACHE.fullmatch(name) and math.prod(it.shape) == 1}
+
+    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        rank = 3 if tensors["weight"].dim() == 3 else 2
+        data = expect(tensors["weight"], weight.parts["weight"], (E4M3,), (None,) * rank)
+        block, scale = self._scale(tensors["scale"], weight.parts["scale"], data.shape)
+        act_scale = None
+        if self.static:
+            shape = (1,) * min(tensors["input"].dim(), 1)
+            act_scale = expect(tensors["input"], weight.parts["input"], FLOATS, shape).to(torch.float32).reshape(())
+        scheme = Scheme(weight=Format(dtype="float8_e4m3", block=block), act=self.act, static=self.static)
+        parts = Quantized(data.contiguous(), scale)
+        return from_parts(parts, scheme, shape=tuple(data.shape), dtype=self.dtype, act_scale=act_scale)
+
+    def _scale(self, scale: Tensor, name: str, shape: torch.Size) -> tuple[tuple[int, int], Tensor]:
+        """(block, float32 [.., blocks of rows, blocks of columns])."""
+        *batch, n, k = shape
+        if self.block is not None:
+            rows, columns = self.block
+            expect(scale, name, (*FLOATS, torch.uint8, E8M0), (*batch, -(-n // rows), -(-k // columns)))
+            block = self.block
+        else:
+            if not batch and scale.dim() < 2:
+                scale = scale.reshape(-1, 1)
+            block = TENSOR if scale.dim() > 1 and scale.shape[-2] == 1 else CHANNEL
+            expect(scale, name, (*FLOATS, torch.uint8, E8M0), (*batch, n if block == CHANNEL else 1, 1))
+        exponents = scale.contiguous().view(E8M0) if scale.dtype == torch.uint8 else scale
+        return block, exponents.to(torch.float32).contiguous()
+
+
+class Writer(codec.Writer):
+    """The form of DeepSeek: blocks of 128x128, inputs in blocks of 128, float32 scales."""
+
+    name = "fp8"
+
+    def refuses(self, q: Described) -> str | None:
+        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
+            return f"fp8 is written for linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if q.scheme != BLOCK:
+            return f"fp8 is written in the scheme {BLOCK} alone, not {q.scheme}"
+        if extra := q.parts & {"perm", "pre_scale"}:
+            return f"fp8 has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        return None
+
+    def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        return {name: q.qdata, f"{name}_scale_inv": q.scale}
+
+    def config(self, left: list[str]) -> dict[str, Any]:
+        return {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": list(BLOCK.weight.block),
+            "modules_to_not_convert": left,
+        }
+
+
+def _one_of(config: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> str:
+    """The first is what an absent key stands for."""
+    value: str = setting(config, key, str, allowed[0]).lower()
+    if value not in allowed:
+        raise CheckpointError(f"fp8 with {key} {value!r}: {' and '.join(allowed)} are read")
+    return value
+
+
+def _block_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    said = setting(config, "weight_block_size", list, None)
+    if said is None:
+        return None
+    if len(said) != 2 or not all(type(size) is int and 1 <= size <= LONGEST for size in said):
+        raise CheckpointError(f"fp8 with weight_block_size {said!r}: two whole numbers from 1 to {LONGEST} are read")
+    return said[0], said[1]

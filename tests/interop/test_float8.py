@@ -1,0 +1,292 @@
+"""Files in float8 against numbers decoded one at a time and multiplied in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import bitport
+from bitport.errors import BitportError, CheckpointError
+from bitport.interop import float8
+from bitport.interop.codec import Described
+from bitport.interop.sources import description
+from bitport.tensor import QTensor
+
+from .files import held, read
+
+NAME = "m.weight"
+INVERSE, SCALE = f"{NAME}_scale_inv", f"{NAME}_scale"
+
+
+def decoded(code: int) -> float:
+    sign, exponent, mantissa = code >> 7, code >> 3 & 15, code & 7
+    if exponent == 15 and mantissa == 7:
+        return float("nan")
+    magnitude = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+    return -magnitude if sign else magnitude
+
+
+VALUES = np.array([decoded(code) for code in range(256)])
+
+
+def layer(
+    n: int, k: int, rows: int, columns: int, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[dict[str, Tensor], np.ndarray]:
+    """(a layer's tensors in blocks of rows x columns, its weight in float64 rounded once to float32)."""
+    rng = np.random.default_rng(n + k + rows + seed)
+    codes = rng.integers(0, 256, (n, k)).astype(np.uint8)
+    grid = (-(-n // rows), -(-k // columns))
+    if dtype in (torch.uint8, torch.float8_e8m0fnu):
+        exponents = rng.integers(110, 130, grid).astype(np.uint8)
+        scale, stored = 2.0 ** (exponents.astype(np.float64) - 127), torch.from_numpy(exponents).view(dtype)
+    else:
+        stored = torch.from_numpy(rng.uniform(0.001, 0.1, grid)).to(dtype)
+        scale = stored.double().numpy()
+    value = np.zeros((n, k))
+    for row, column in np.ndindex(n, k):
+        value[row, column] = VALUES[codes[row, column]] * scale[row // rows, column // columns]
+    return {NAME: torch.from_numpy(codes).view(torch.float8_e4m3fn), INVERSE: stored}, value.astype(np.float32)
+
+
+def config(rows: int, columns: int, **more: object) -> dict[str, object]:
+    block = [rows, columns]
+    return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": block, **more}
+
+
+def value_of(q: QTensor) -> np.ndarray:
+    return q.dequantize(torch.float32).numpy()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float8_e8m0fnu], ids=str)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (128, 256), (130, 300), (64, 129)])
+def test_values_are_those_of_the_definition(n: int, k: int, dtype: torch.dtype) -> None:
+    tensors, value = layer(n, k, 128, 128, dtype)
+    reader = float8.Reader(config(128, 128), torch.bfloat16)
+    (q,) = (found := read(reader, tensors)).values()
+    assert list(found) == [NAME]
+    assert (tuple(q.shape), q.dtype, q.scale.dtype) == ((n, k), torch.bfloat16, torch.float32)
+    assert (str(q.scheme), reader.notes) == ("fp8-block", [])
+    np.testing.assert_array_equal(value_of(q), value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "name", "notes"),
+    [(1, 128, "fp8-block-g128", 0), (64, 64, "fp8-b64x64-wo", 1), (1, 32, "fp8-g32-wo", 1)],
+)
+def test_other_blocks(rows: int, columns: int, name: str, notes: int) -> None:
+    tensors, value = layer(96, 160, rows, columns)
+    reader = float8.Reader(config(rows, columns), torch.bfloat16)
+    (q,) = read(reader, tensors).values()
+    assert (str(q.scheme), len(reader.notes)) == (name, notes)
+    np.testing.assert_array_equal(value_of(q), value)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+@pytest.mark.parametrize("end", [INVERSE, SCALE])
+def test_one_scale_for_all(end: str, shape: tuple[int, ...]) -> None:
+    tensors, value = layer(48, 80, 48, 80)
+    tensors[end] = tensors.pop(INVERSE).reshape(shape)
+    said = {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["lm_head"]}
+    reader = float8.Reader(said, torch.bfloat16)
+    (q,) = read(reader, tensors).values()
+    assert (str(q.scheme), q.scheme.act, len(reader.notes)) == ("fp8-row-tensor", "fp8", 1)
+    np.testing.assert_array_equal(value_of(q), value)
+
+
+@pytest.mark.parametrize("shape", [(48,), (48, 1)], ids=str)
+def test_one_scale_for_a_row(shape: tuple[int, ...]) -> None:
+    tensors, value = layer(48, 80, 1, 80)
+    tensors[SCALE] = tensors.pop(INVERSE).reshape(shape)
+    (q,) = read(float8.Reader({"quant_method": "fp8"}, torch.bfloat16), tensors).values()
+    assert str(q.scheme) == "fp8-row"
+    np.testing.assert_array_equal(value_of(q), value)
+
+
+@pytest.mark.parametrize(
+    ("said", "scale", "given"),
+    [
+        ({"weight_block_size": None}, SCALE, "m.input_scale"),
+        ({"weight_block_size": None}, INVERSE, "m.activation_scale"),
+        ({"weight_block_size": [128, 128]}, INVERSE, "m.activation_scale"),
+    ],
+)
+def test_a_static_scale_of_the_input(said: dict[str, object], scale: str, given: str) -> None:
+    tensors, value = layer(48, 80, 48, 80)
+    tensors[scale] = tensors.pop(INVERSE)
+    tensors[given] = torch.tensor(0.0625, dtype=torch.bfloat16)
+    reader = float8.Reader({"quant_method": "fp8", "activation_scheme": "static", **said}, torch.bfloat16)
+    (q,) = read(reader, tensors).values()
+    assert (q.scheme.act, q.scheme.static, reader.notes) == ("fp8-tensor", True, [])
+    assert q.act_scale is not None
+    assert (q.act_scale.dtype, float(q.act_scale)) == (torch.float32, 0.0625)
+    np.testing.assert_array_equal(value_of(q), value)
+
+
+def test_the_static_scale_divides_the_input() -> None:
+    tensors, _ = layer(16, 80, 16, 80)
+    codes = torch.randint(0, 120, (16, 80), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    tensors |= {NAME: codes.view(torch.float8_e4m3fn), "m.input_scale": torch.tensor([0.25])}
+    reader = float8.Reader({"quant_method": "fp8", "activation_scheme": "static"}, torch.float32)
+    (q,) = read(reader, tensors).values()
+    x = torch.randn(3, 80, generator=torch.Generator().manual_seed(0))
+    rounded = (x / 0.25).to(torch.float8_e4m3fn).double() * 0.25
+    exact = rounded @ q.dequantize(torch.float32).double().T
+    got = torch.nn.functional.linear(x, q).double()
+    # A sum of 80 products in float32.
+    assert float((got - exact).norm() / exact.norm()) < 80 * 2**-24
+
+
+@pytest.mark.parametrize("name", ["l.experts.gate_up_proj", "l.experts.down_proj.weight"])
+def test_stacked_experts(name: str) -> None:
+    made, values = zip(*(layer(130, 96, 128, 128, seed=seed) for seed in range(3)), strict=True)
+    tensors = {
+        name: torch.stack([each[NAME].view(torch.uint8) for each in made]).view(torch.float8_e4m3fn),
+        f"{name}_scale_inv": torch.stack([each[INVERSE] for each in made]),
+    }
+    (q,) = read(float8.Reader(config(128, 128), torch.bfloat16), tensors).values()
+    assert tuple(q.shape) == (3, 130, 96)
+    np.testing.assert_array_equal(value_of(q), np.stack(values))
+
+
+def test_scales_of_a_cache_are_left_out_and_no_others() -> None:
+    tensors, _ = layer(16, 80, 128, 128)
+    cache = [f"model.layers.0.self_attn.{end}" for end in ("k_scale", "v_scale", "kv_scale", "k_proj.output_scale")]
+    reader = float8.Reader(config(128, 128), torch.bfloat16)
+    tensors |= {"model.layers.0.attn.q_scale": torch.ones(32), "logit_scale": torch.tensor(1.0)}
+    every = held(tensors | dict.fromkeys(cache, torch.tensor(1.0)))
+    assert [weight.name for weight in reader.weights(every)] == [NAME]
+    assert list(reader.dropped(every)) == cache
+
+
+def test_powers_of_two_that_inputs_do_not_have_are_told() -> None:
+    reader = float8.Reader(config(128, 128, scale_fmt="ue8m0"), torch.bfloat16)
+    assert "ue8m0" in reader.notes[0]
+
+
+@pytest.mark.parametrize(("n", "k"), [(128, 256), (130, 300)])
+def test_what_is_written_is_what_was_read(n: int, k: int) -> None:
+    tensors, _ = layer(n, k, 128, 128)
+    (q,) = read(float8.Reader(config(128, 128), torch.bfloat16), tensors).values()
+    writer = float8.Writer()
+    assert writer.refuses(description(NAME, q)) is None
+    again = writer.write(NAME, q)
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert again[name].dtype == tensor.dtype
+        assert again[name].view(torch.uint8).equal(tensor.view(torch.uint8)), name
+    assert writer.config(["lm_head"]) == {**config(128, 128), "modules_to_not_convert": ["lm_head"]}
+
+
+def test_our_own_weights_survive() -> None:
+    value = torch.randn(200, 384, generator=torch.Generator().manual_seed(0))
+    q = bitport.quantize_tensor(value, "fp8-block").to_layout("plain")
+    writer = float8.Writer()
+    (back,) = read(float8.Reader(writer.config([]), torch.float32), writer.write(NAME, q)).values()
+    assert back.scheme == q.scheme
+    assert torch.equal(back.scale, q.scale)
+    assert torch.equal(back.qdata.view(torch.uint8), q.qdata.view(torch.uint8))
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "int4", "fp8", "fp8-row", "fp8-block-wo", "fp8-block-b64x64", "mxfp8"])
+def test_schemes_that_it_cannot_hold_are_refused(scheme: str) -> None:
+    q = bitport.quantize_tensor(torch.randn(64, 128), scheme).to_layout("plain")
+    assert "written in the scheme fp8-block alone" in str(float8.Writer().refuses(description(NAME, q)))
+
+
+def test_other_refusals() -> None:
+    scheme, parts = bitport.preset("fp8-block"), frozenset({"qdata", "scale"})
+    for bad, reason in (
+        (Described(NAME, scheme, (64, 128), "embedding", False, parts), "embedding"),
+        (Described(NAME, scheme, (4, 64, 128), "experts", False, parts), "experts"),
+        (Described(NAME, scheme, (64, 128), "linear", True, parts), "linear"),
+        (Described(NAME, scheme, (64, 128), "linear", False, parts | {"pre_scale"}), "pre_scale"),
+        (Described(NAME, scheme, (64, 128), "linear", False, parts | {"perm"}), "no perm"),
+    ):
+        assert reason in str(float8.Writer().refuses(bad))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fmt": "e5m2"},
+        {"scale_fmt": "ue5m3"},
+        {"expert_dtype": "fp4"},
+        {"activation_scheme": "none"},
+        {"activation_scheme": 3},
+        {"weight_block_size": 128},
+        {"weight_block_size": [128]},
+        {"weight_block_size": [128, 0]},
+        {"weight_block_size": [128, "128"]},
+        {"weight_block_size": [128, True]},
+        {"weight_block_size": [128, 10**30]},
+        {"weight_block_size": [64, 128]},
+        {"weight_block_size": None},
+        {"activation_scheme": "static"},
+    ],
+    ids=str,
+)
+def test_settings_that_are_not_understood_are_errors(change: dict[str, object]) -> None:
+    tensors, _ = layer(256, 256, 128, 128)
+    with pytest.raises(CheckpointError):
+        read(float8.Reader({**config(128, 128), **change}, torch.bfloat16), tensors)
+
+
+E4M3 = torch.float8_e4m3fn
+DAMAGED: list[tuple[str, Tensor | None]] = [
+    (NAME, torch.zeros(256, 128).to(torch.float8_e5m2)),
+    (NAME, torch.zeros(256, 128).to(torch.float8_e4m3fnuz)),
+    (NAME, torch.zeros(256, 128, dtype=torch.int8)),
+    (NAME, torch.zeros(256, 128)),
+    (NAME, torch.zeros(256).to(E4M3)),
+    (NAME, torch.tensor(1.0).to(E4M3)),
+    (NAME, torch.zeros(1, 1, 256, 128).to(E4M3)),
+    (NAME, torch.zeros(0, 128).to(E4M3)),
+    (NAME, torch.zeros(2, 256, 128).to(E4M3)),
+    (NAME, None),
+    (INVERSE, torch.zeros(2)),
+    (INVERSE, torch.zeros(1, 2)),
+    (INVERSE, torch.tensor(1.0)),
+    (INVERSE, torch.zeros(2, 1, dtype=torch.int32)),
+    (INVERSE, torch.zeros(2, 1, dtype=torch.float64)),
+    (INVERSE, None),
+    (SCALE, torch.zeros(2, 1)),
+    ("m.input_scale", torch.tensor(1.0)),
+    ("other.weight_scale_inv", torch.zeros(2, 1)),
+    ("other.activation_scale", torch.tensor(1.0)),
+]
+
+
+@pytest.mark.parametrize(("name", "tensor"), DAMAGED)
+def test_damaged_tensors_are_errors(name: str, tensor: Tensor | None) -> None:
+    tensors, _ = layer(256, 128, 128, 128)
+    tensors.pop(name, None)
+    if tensor is not None:
+        tensors[name] = tensor
+    with pytest.raises(BitportError, match=name.split(".")[0]):
+        read(float8.Reader(config(128, 128), torch.bfloat16), tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        (SCALE, torch.zeros(3)),
+        (SCALE, torch.zeros(1, 128)),
+        (SCALE, torch.zeros(0)),
+        (SCALE, torch.zeros(1, 1, 1)),
+        ("m.input_scale", torch.zeros(2)),
+        ("m.input_scale", torch.zeros(1, dtype=torch.int64)),
+        ("m.input_scale", torch.zeros(1, 1)),
+        ("m.activation_scale", torch.tensor(1.0)),
+        ("m.input_scale", None),
+    ],
+)
+def test_damaged_static_layers_are_errors(name: str, tensor: Tensor | None) -> None:
+    tensors, _ = layer(256, 128, 256, 128)
+    tensors |= {SCALE: tensors.pop(INVERSE), "m.input_scale": torch.tensor(1.0)}
+    tensors.pop(name, None)
+    if tensor is not None:
+        tensors[name] = tensor
+    with pytest.raises(CheckpointError, match=r"m\."):
+        read(float8.Reader({"quant_method": "fp8", "activation_scheme": "static"}, torch.bfloat16), tensors)

@@ -1,0 +1,88 @@
+"""MXFP4 of gpt-oss against numbers decoded one at a time in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.errors import BitportError, CheckpointError
+from bitport.interop import mxfp4
+
+from .files import read
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+NAME = "model.layers.0.mlp.experts.gate_up_proj"
+CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+
+
+def experts(e: int, n: int, k: int, dtype: torch.dtype = torch.uint8) -> tuple[dict[str, Tensor], np.ndarray]:
+    """(tensors of the file, the parameter [e, k, n] in float64)."""
+    rng = np.random.default_rng(e + n + k)
+    codes = rng.integers(0, 16, (e, n, k))
+    scales = rng.integers(100, 150, (e, n, k // 32))
+    blocks = np.zeros((e, n, k // 32, 16), dtype=np.uint8)
+    value = np.zeros((e, k, n))
+    for at in np.ndindex(e, n, k):
+        expert, row, column = at
+        code = int(codes[at])
+        blocks[expert, row, column // 32, column % 32 // 2] |= code << (4 * (column % 2))
+        magnitude = E2M1[code & 7] * 2.0 ** (int(scales[expert, row, column // 32]) - 127)
+        value[expert, column, row] = -magnitude if code & 8 else magnitude
+    exponents = torch.from_numpy(scales.astype(np.uint8)).view(dtype)
+    return {f"{NAME}_blocks": torch.from_numpy(blocks), f"{NAME}_scales": exponents}, value
+
+
+@pytest.mark.parametrize("dtype", mxfp4.EXPONENTS, ids=str)
+@pytest.mark.parametrize(("e", "n", "k"), [(1, 1, 32), (3, 10, 64), (2, 32, 96)])
+def test_values_are_those_of_the_definition(e: int, n: int, k: int, dtype: torch.dtype) -> None:
+    tensors, value = experts(e, n, k, dtype)
+    tensors[f"{NAME}_bias"] = torch.zeros(e, n)
+    (q,) = (found := read(mxfp4.Reader(CONFIG, torch.bfloat16), tensors)).values()
+    assert list(found) == [NAME]
+    assert (tuple(q.shape), q.dtype, q.transposed) == ((e, k, n), torch.bfloat16, True)
+    assert str(q.scheme) == "mxfp4-wo"
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+
+
+def test_the_ends_of_the_exponent() -> None:
+    tensors, _ = experts(1, 1, 64)
+    tensors[f"{NAME}_blocks"].fill_(0x22)
+    tensors[f"{NAME}_scales"] = torch.tensor([[[0, 255]]], dtype=torch.uint8)
+    (q,) = read(mxfp4.Reader(CONFIG, torch.bfloat16), tensors).values()
+    value = q.dequantize(torch.float32)
+    assert bool((value[:, :32] == 2.0**-127).all())
+    assert bool(value[:, 32:].isnan().all())
+
+
+DAMAGED: list[tuple[str, Tensor | None]] = [
+    ("blocks", torch.zeros(2, 4, 2, 16, dtype=torch.int8)),
+    ("blocks", torch.zeros(2, 4, 2, 8, dtype=torch.uint8)),
+    ("blocks", torch.zeros(2, 4, 3, 16, dtype=torch.uint8)),
+    ("blocks", torch.zeros(2, 4, 32, dtype=torch.uint8)),
+    ("blocks", torch.zeros(0, 4, 2, 16, dtype=torch.uint8)),
+    ("blocks", torch.tensor(0, dtype=torch.uint8)),
+    ("blocks", None),
+    ("scales", torch.zeros(2, 4, 2, dtype=torch.float32)),
+    ("scales", torch.zeros(2, 4, 3, dtype=torch.uint8)),
+    ("scales", torch.zeros(2, 8, dtype=torch.uint8)),
+    ("scales", None),
+]
+
+
+@pytest.mark.parametrize(("end", "tensor"), DAMAGED)
+def test_damaged_tensors_are_errors(end: str, tensor: Tensor | None) -> None:
+    tensors, _ = experts(2, 4, 64)
+    del tensors[f"{NAME}_{end}"]
+    if tensor is not None:
+        tensors[f"{NAME}_{end}"] = tensor
+    with pytest.raises(BitportError, match=NAME):
+        read(mxfp4.Reader(CONFIG, torch.bfloat16), tensors)
+
+
+def test_a_weight_half_of_which_is_missing_is_named() -> None:
+    tensors, _ = experts(2, 4, 64)
+    del tensors[f"{NAME}_blocks"]
+    with pytest.raises(CheckpointError, match=r"is there without .*_blocks"):
+        read(mxfp4.Reader(CONFIG, torch.bfloat16), tensors)
