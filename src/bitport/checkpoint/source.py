@@ -25,8 +25,14 @@ WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tfli
 """What the names of files end with that hold weights or list them; all others are carried over."""
 QUANTIZATION = ("quantization_config", "compression_config")
 """Where config.json says how weights are quantized."""
-QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Files that say it alone in older checkpoints -> by which method."""
+QUANTIZATION_FILES = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files that say it alone in some checkpoints -> by which method."""
+MLX = "quantization"
+"""Where config.json says it of MLX, which names no method."""
 TOKEN_EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|tok_embeddings|word_embeddings|embed_in|shared)\.weight")
 HEAD = "lm_head.weight"
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -145,8 +151,12 @@ class Source:
     def _quantization(self) -> dict[str, Any] | None:
         """What config.json, or the file that older libraries wrote beside it, says of the numbers of the weights."""
         parts = (self.config, *self.config.values())  # text_config, vision_config ..
-        for said in (part[key] for key in QUANTIZATION for part in parts if _has(part, key)):
-            return said if isinstance(said, dict) else {}
+        mlx = self.config.get(MLX)
+        found = [part[key] for key in QUANTIZATION for part in parts if _has(part, key)]
+        if isinstance(mlx, dict) and not any(_has(said, "quant_method") for said in found):
+            return {"quant_method": "mlx", **mlx}
+        if found:
+            return found[0] if isinstance(found[0], dict) else {}
         for name, method in QUANTIZATION_FILES.items():
             if self.is_directory and (self.path / name).is_file():
                 return {"quant_method": method, **self._json(self.path / name)}

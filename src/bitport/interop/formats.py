@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from bitport.interop import awq, bitsandbytes, codec, compressed_tensors, float8, gptq, mxfp4
+from bitport.interop import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    codec,
+    compressed_tensors,
+    float8,
+    gptq,
+    mlx,
+    modelopt,
+    mxfp4,
+    torchao,
+)
 
 READERS: dict[str, type[codec.Reader]] = {
     "gptq": gptq.Reader,
     "awq": awq.Reader,
+    "auto-round": auto_round.Reader,
     "compressed-tensors": compressed_tensors.Reader,
+    "torchao": torchao.Reader,
     "bitsandbytes": bitsandbytes.Reader,
     "fp8": float8.Reader,
+    "modelopt": modelopt.Reader,
     "mxfp4": mxfp4.Reader,
+    "mlx": mlx.Reader,
+    "metal": mlx.Reader,
 }
 """By the quant_method of config.json."""
 

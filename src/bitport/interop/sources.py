@@ -18,10 +18,11 @@ from bitport.checkpoint.names import target_of
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import Shards
-from bitport.checkpoint.source import QUANTIZATION, QUANTIZATION_FILES, WEIGHTS, Source
+from bitport.checkpoint.source import MLX, QUANTIZATION, QUANTIZATION_FILES, WEIGHTS, Source
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, Reader, Weight, kind_of
 from bitport.interop.formats import READERS
+from bitport.interop.gguf import Gguf
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
@@ -154,6 +155,8 @@ class Own:
 
 
 def source_of(path: Path) -> Readable:
+    if path.suffix == ".gguf":
+        return Gguf(path)
     return Own(path) if (path / MANIFEST).is_file() else Foreign(path)
 
 
@@ -207,4 +210,4 @@ def _config(file: Path, quantization: dict[str, Any] | None) -> str:
 
 
 def _without(said: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in said.items() if key not in QUANTIZATION}
+    return {key: value for key, value in said.items() if key not in (*QUANTIZATION, MLX)}

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bitport.errors import CheckpointError
 from bitport.interop.codec import order_of
-from bitport.interop.compressed_tensors_args import BYTES, PACKED
-from bitport.interop.compressed_tensors_config import Group
+from bitport.interop.compressed_tensors.arguments import BYTES, PACKED
+from bitport.interop.compressed_tensors.groups import Group
 from bitport.interop.words import to_stream, word_count
 from bitport.numerics.packing import pack_bits, unpack_bits
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from bitport.errors import CheckpointError
 from bitport.interop.codec import kind_of, setting
-from bitport.interop.compressed_tensors_args import (
+from bitport.interop.compressed_tensors.arguments import (
     FORMATS,
     activation_of,
     arguments_of,

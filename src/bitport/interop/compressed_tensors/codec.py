@@ -34,9 +34,9 @@ from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.codec import Described, Weight, setting
-from bitport.interop.compressed_tensors_args import FORMATS, PACKED, formats_of
-from bitport.interop.compressed_tensors_config import MIXED, Groups, group_of, is_embedding
-from bitport.interop.compressed_tensors_parts import Parts, roles_of
+from bitport.interop.compressed_tensors.arguments import FORMATS, PACKED, formats_of
+from bitport.interop.compressed_tensors.groups import MIXED, Groups, group_of, is_embedding
+from bitport.interop.compressed_tensors.parts import Parts, roles_of
 from bitport.interop.words import from_codes, from_stream
 from bitport.numerics import Quantized
 from bitport.numerics.packing import from_storage, to_storage, unpack_bits

@@ -1,0 +1,73 @@
+"""AutoRound (``quant_method: auto-round``): layers lie as in the files of others, which ``packing_format`` names::
+
+    auto_round:auto_gptq     GPTQ, zero points less 1
+    auto_round               GPTQ, zero points as they are
+    auto_round:auto_awq      AWQ
+
+Layers may have settings of their own (``extra_config``), under their name or a regular expression.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Held
+from bitport.errors import CheckpointError
+from bitport.interop import awq, codec, gptq
+from bitport.interop.codec import Weight, setting
+
+GPTQ = {"auto_gptq": "gptq", "gptq": "gptq", "auto_round": "gptq_v2", "gptqmodel": "gptq_v2"}
+"""packing_format -> checkpoint_format of GPTQ."""
+AWQ = ("auto_awq", "awq")
+OWN = ("bits", "group_size", "sym")
+KEPT = 16
+"""Bits of layers that are not quantized, and more."""
+
+
+class Reader(codec.Reader):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__(config, dtype)
+        packing = setting(config, "packing_format", str, "auto_round:auto_gptq").removeprefix("auto_round:")
+        if (kind := setting(config, "data_type", str, "int")) != "int" or setting(config, "act_bits", int, KEPT) < KEPT:
+            raise CheckpointError(f"AutoRound with data_type {kind!r} or rounded inputs: integer weights are read")
+        own = {_pattern(name): said for name, said in setting(config, "extra_config", dict, {}).items()}
+        layers = {pattern: _settings(pattern, said) for pattern, said in own.items()}
+        quantized = {pattern: said for pattern, said in layers.items() if said}
+        if packing in AWQ and not quantized:
+            asymmetric = not setting(config, "sym", bool, True)
+            self.inner: codec.Reader = awq.Reader({**config, "version": "gemm", "zero_point": asymmetric}, dtype)
+        elif packing in GPTQ:
+            said = {**config, "checkpoint_format": GPTQ[packing], "dynamic": quantized}
+            self.inner = gptq.Reader({key: value for key, value in said.items() if key != "format"}, dtype)
+        else:
+            raise CheckpointError(
+                f"AutoRound with packing_format {packing!r}: {', '.join(GPTQ)} are read, and {', '.join(AWQ)} with the "
+                f"same settings for all layers"
+            )
+
+    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        return self.inner.weights(held)
+
+    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        return self.inner.read(weight, tensors)
+
+
+def _pattern(name: str) -> str:
+    """A regular expression that fits the layers called ``name``, or fitted by it."""
+    plain = re.fullmatch(r"[\w.\-]+", name)
+    return f"^{re.escape(name)}$" if plain else name
+
+
+def _settings(pattern: str, said: Any) -> dict[str, Any]:
+    """Those that decide what the numbers are; none for a layer that is not quantized."""
+    own: dict[str, Any] = setting({pattern: said}, pattern, dict)
+    if setting(own, "bits", int, 0) >= KEPT:
+        return {}
+    if setting(own, "data_type", str, "int") != "int" or setting(own, "act_bits", int, KEPT) < KEPT:
+        raise CheckpointError(f"AutoRound with extra_config {pattern!r}: integer weights are read")
+    return {key: own[key] for key in OWN if own.get(key) is not None}

@@ -1,0 +1,166 @@
+"""GGUF files of llama.cpp as a model of transformers: its tensors, config.json and tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.manifest import shortened
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.interop.codec import Described, kind_of
+from bitport.interop.gguf.blocks import BLOCKS, FLOATS, decoded
+from bitport.interop.gguf.config import Settings
+from bitport.interop.gguf.header import read_header
+from bitport.interop.gguf.names import CONFIGURING, Piece, architecture, in_order, pieces
+from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
+from bitport.tensor import from_parts
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+LONGEST = 1 << 16
+"""Elements of a tensor that says how a model is configured."""
+
+
+class Gguf:
+    """``path``: the file of a model, or the first of several.
+
+    A model computes in one dtype, and a file does not say in which: here it is the first of bfloat16, float16 and
+    float32 that holds every float tensor of the file exactly.
+    """
+
+    format = "gguf"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        header = read_header(path)
+        try:
+            its = architecture(header.settings.get("general.architecture"))
+            vectors = {name: stored.read() for name, stored in header.tensors.items() if _configures(name, stored)}
+            self.config = its.config(Settings(header.settings, vectors))
+            self.pieces = pieces(its, header.tensors, self.config)
+            shapes = {piece.name: _shape(piece) for piece in self.pieces}
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        if EMBEDDING not in shapes:
+            raise CheckpointError(f"{path} has no token_embd.weight; it holds no whole model")
+        types = sorted({stored.type for stored in header.tensors.values()})
+        if not any(kind in BLOCKS for kind in types):
+            raise CheckpointError(
+                f"{path} holds no quantized weight, only {', '.join(types)}: quantize the original model with bitport "
+                f"quantize"
+            )
+        vocabulary = shapes[EMBEDDING][0]
+        for key in ("bos_token_id", "pad_token_id"):
+            if (self.config[key] or 0) >= vocabulary:
+                raise CheckpointError(f"{path}: the {key} {self.config[key]} is none of {vocabulary} tokens")
+        self.tied = {} if HEAD in shapes else {HEAD: EMBEDDING}
+        self.nbytes = sum(stored.nbytes for piece in self.pieces for stored in piece.stored)
+        self.dtype = self._dtype()
+        self.config |= {
+            "vocab_size": vocabulary,
+            "tie_word_embeddings": bool(self.tied),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            **({"attention_bias": True} if "model.layers.0.self_attn.q_proj.bias" in shapes else {}),
+            **({"mlp_bias": True} if "model.layers.0.mlp.up_proj.bias" in shapes else {}),
+        }
+        self.notes = [*self._notes(), *tokenizer_notes(header.settings)]
+        self.files = tokenizer_files(path, header.settings) if "tokenizer.ggml.model" in header.settings else {}
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        for piece in self.pieces:
+            yield piece.name, self._read(piece)
+
+    def described(self) -> Iterator[Described]:
+        for piece in self.pieces:
+            if block := BLOCKS.get(piece.stored[0].type):
+                shape, name = _shape(piece), piece.name
+                parts = frozenset({"qdata", "scale"} | ({"zero"} if block.scheme.weight.zero != "none" else set()))
+                yield Described(name, block.scheme, shape, kind_of(name, shape), False, parts)
+
+    def others(self, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
+        said = self.config if quantization is None else {**self.config, "quantization_config": quantization}
+        yield Path("config.json"), json.dumps(said, indent=2) + "\n"
+        yield from self.files.items()
+
+    def _read(self, piece: Piece) -> Tensor:
+        block = BLOCKS.get(piece.stored[0].type)
+        if block is None:
+            return _floats(piece).to(self.dtype)
+        try:
+            parts = decoded(block, _rows(piece))
+            return from_parts(parts, block.scheme, shape=_shape(piece), dtype=self.dtype)
+        except (ArgumentError, CheckpointError) as error:
+            raise CheckpointError(f"{self.path}: {piece.stored[0].name}: {error}") from error
+
+    def _dtype(self) -> torch.dtype:
+        floats = [piece for piece in self.pieces if piece.stored[0].type in FLOATS]
+        halves = (torch.bfloat16, torch.float16)
+        return next((half for half in halves if all(_fits(piece, half) for piece in floats)), torch.float32)
+
+    def _notes(self) -> Iterator[str]:
+        types = dict.fromkeys(stored.type for piece in self.pieces for stored in piece.stored)
+        if cast := [kind for kind in types if FLOATS.get(kind, self.dtype) != self.dtype]:
+            yield f"float tensors ({', '.join(cast)}) are kept as {self.dtype}, which holds each number exactly"
+        sums = [kind for kind in types if kind in BLOCKS and BLOCKS[kind].scheme.weight.zero == "float"]
+        if sums:
+            yield (
+                f"{', '.join(sums)}: the minimum of a block is kept as a zero point, rounded to float32, so weights "
+                f"differ from those of llama.cpp by at most 2^-24 of that minimum and 3 * 2^-24 of themselves"
+            )
+        if rounded := [piece.name for piece in self.pieces if piece.less_one and _inexact(piece)]:
+            yield f"weights of norms, less 1, are rounded to float32, by at most 2^-24: {shortened(rounded, 3)}"
+
+
+def _configures(name: str, stored: Any) -> bool:
+    if name not in CONFIGURING:
+        return False
+    if stored.type != "F32" or len(stored.shape) != 1 or stored.shape[0] > LONGEST:
+        raise CheckpointError(f"{name} must be F32 of one dimension, not {stored.type} {list(stored.shape)}")
+    return True
+
+
+def _shape(piece: Piece) -> tuple[int, ...]:
+    """CheckpointError where what lies below each other does not fit, or a type has no place there."""
+    first, *others = piece.stored
+    kinds = {stored.type for stored in piece.stored}
+    sizes = {(len(stored.shape), *stored.shape[::2]) for stored in piece.stored}
+    if len(kinds) > 1 or len(sizes) > 1 or (others and len(first.shape) != 3):
+        told = ", ".join(f"{stored.name} {stored.type} {list(stored.shape)}" for stored in piece.stored)
+        raise CheckpointError(f"{piece.name} is made of tensors of one type and size, not of {told}")
+    if first.type in BLOCKS and len(first.shape) not in (2, 3):
+        raise CheckpointError(f"{first.name} is {first.type} {list(first.shape)}: of matrices these types are read")
+    if piece.less_one and first.type != "F32":
+        raise CheckpointError(f"{first.name} is {first.type}; a norm must be F32")
+    if piece.heads and first.shape[0] % (2 * piece.heads):
+        raise CheckpointError(f"{first.name} has {first.shape[0]} rows, no pairs of {piece.heads} heads")
+    return first.shape if not others else (first.shape[0], sum(each.shape[1] for each in piece.stored), first.shape[2])
+
+
+def _rows(piece: Piece) -> Tensor:
+    tensors = [stored.read() for stored in piece.stored]
+    rows = tensors[0] if len(tensors) == 1 else torch.cat(tensors, 1)
+    return in_order(rows, piece.heads) if piece.heads else rows
+
+
+def _floats(piece: Piece) -> Tensor:
+    rows = _rows(piece)
+    return rows - 1 if piece.less_one else rows
+
+
+def _fits(piece: Piece, dtype: torch.dtype) -> bool:
+    if FLOATS[piece.stored[0].type] == dtype:
+        return True
+    value = _floats(piece)
+    return bool(((value.to(dtype).to(value.dtype) == value) | value.isnan()).all())
+
+
+def _inexact(piece: Piece) -> bool:
+    value = _rows(piece).double() - 1
+    return bool((value.float().double() != value).any())

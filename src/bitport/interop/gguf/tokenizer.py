@@ -1,0 +1,65 @@
+"""The tokenizer that a GGUF file describes, as the files that transformers writes of it."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any
+
+from bitport.errors import BitportError, CheckpointError
+
+INSTALL = "pip install 'bitport[gguf]'"
+UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, ImportError, RuntimeError)
+"""What transformers raises for settings that it does not expect."""
+
+
+SPLITS = ("llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken", "gpt-2")
+"""Ways to split a text into words before bytes are merged (tokenizer.ggml.pre) that transformers knows, and GPT-2's,
+which it takes for all others."""
+
+
+def tokenizer_files(path: Path, settings: Mapping[str, Any]) -> dict[Path, str]:
+    """Name in a model's directory -> text."""
+    try:
+        transformers = importlib.import_module("transformers")
+    except ModuleNotFoundError as error:
+        raise BitportError(
+            f"{path} holds a tokenizer, for which transformers is needed, and it is not installed: {INSTALL}"
+        ) from error
+    _check(path, settings)
+    try:
+        tokenizer = transformers.PreTrainedTokenizerFast(gguf_file=path.name, name_or_path=str(path.parent))
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
+            return {file.relative_to(folder): file.read_text(encoding="utf-8") for file in files}
+    except UNREADABLE as error:
+        raise CheckpointError(f"transformers cannot read the tokenizer in {path}: {error}") from error
+
+
+def _check(path: Path, settings: Mapping[str, Any]) -> None:
+    """Two tokens that are merged, and what they make, must be in the vocabulary; for pieces of bytes (gpt2) spelled in
+    their alphabet. The library tokenizers raises no class of its own for that, which could be told from others."""
+    tokens, merges = (settings.get(f"tokenizer.ggml.{key}", []) for key in ("tokens", "merges"))
+    if not all(isinstance(each, list) and all(type(word) is str for word in each) for each in (tokens, merges)):
+        raise CheckpointError(f"{path}: tokenizer.ggml.tokens and .merges must be lists of strings")
+    known = set(tokens)
+    if settings["tokenizer.ggml.model"] == "gpt2":
+        alphabet = set(importlib.import_module("tokenizers").pre_tokenizers.ByteLevel.alphabet())
+        known = {token for token in known if alphabet.issuperset(token)}
+    for merge in merges:
+        left, space, right = merge.partition(" ")
+        if not space or not known.issuperset((left, right, left + right)):
+            raise CheckpointError(f"{path}: tokenizer.ggml.merges has {merge!r}, which makes no token; fetch it again")
+
+
+def tokenizer_notes(settings: Mapping[str, Any]) -> Iterator[str]:
+    split = settings.get("tokenizer.ggml.pre")
+    if settings.get("tokenizer.ggml.model") == "gpt2" and split not in SPLITS:
+        yield (
+            f"texts are split into words as {short(split)}, which transformers may not know and split as GPT-2 does: "
+            f"then some texts become other tokens. Take the tokenizer of the original model"
+        )

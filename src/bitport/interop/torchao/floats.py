@@ -1,0 +1,59 @@
+"""Floats of torchao in bitport's form; what they mean is in :mod:`bitport.interop.torchao.tensors`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from bitport.interop.checks import expect
+from bitport.interop.torchao.blocks import Found, Tensors, blocks_of, one_per_block, unswizzled
+from bitport.interop.torchao.header import Entry
+from bitport.numerics import Format, Quantized
+from bitport.schemes import PRESETS
+from bitport.tensor.parts import FLOATS
+
+FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
+ELEMENTS = {"float8_e4m3fn": "mxfp8", "float8_e5m2": "mxfp8", "float4_e2m1fn_x2": "mxfp4"}
+"""Of MXTensor: dtype -> a preset of the same scales."""
+
+
+def float8(entry: Entry, tensors: Tensors) -> Found:
+    qdata = expect(tensors["qdata"], entry.parts["qdata"], tuple(FLOAT8), (None, None))
+    shape = (qdata.shape[0], qdata.shape[1])
+    block = blocks_of(entry, shape)
+    scale = one_per_block(tensors["scale"], entry.parts["scale"], FLOATS, block, shape)
+    fmt = Format(dtype=FLOAT8[qdata.dtype], block=block, scale="input")
+    return Found(Quantized(qdata.contiguous(), scale), fmt, shape)
+
+
+def mx(entry: Entry, tensors: Tensors) -> Found:
+    elements = entry.said.get("elem_dtype")
+    if not isinstance(elements, str) or elements not in ELEMENTS:
+        raise entry.fail("elem_dtype", f"{', '.join(ELEMENTS)} are read")
+    fmt = PRESETS[ELEMENTS[elements]].weight
+    if elements == "float8_e5m2":
+        fmt = dataclasses.replace(fmt, dtype="float8_e5m2")
+    return _of_blocks(entry, tensors, fmt, torch.float8_e8m0fnu)
+
+
+def nvfp4(entry: Entry, tensors: Tensors) -> Found:
+    found = _of_blocks(entry, tensors, PRESETS["nvfp4"].weight, torch.float8_e4m3fn)
+    second = torch.ones(())
+    if (given := tensors.get("per_tensor_scale")) is not None:
+        second = expect(given, entry.parts["per_tensor_scale"], (torch.float32,), (1,) * given.dim())
+    return found._replace(parts=found.parts._replace(scale2=second.reshape(1, 1)))
+
+
+def _of_blocks(entry: Entry, tensors: Tensors, fmt: Format, scales: torch.dtype) -> Found:
+    if entry.said.get("block_size") != fmt.block[1]:
+        raise entry.fail("block_size", f"{fmt.block[1]} is read")
+    qdata = expect(tensors["qdata"], entry.parts["qdata"], (fmt.number.storage,), (None, None))
+    shape = (qdata.shape[0], qdata.shape[1] * 8 // fmt.number.bits)
+    grid, scale, name = fmt.scale_shape(*shape), tensors["scale"], entry.parts["scale"]
+    swizzled = entry.said.get("is_swizzled_scales")
+    if not isinstance(swizzled, (bool, type(None))):
+        raise entry.fail("is_swizzled_scales", "true and false are read")
+    if swizzled:
+        scale = unswizzled(scale, name, grid)
+    return Found(Quantized(qdata.contiguous(), expect(scale, name, (scales,), grid).contiguous()), fmt, shape)

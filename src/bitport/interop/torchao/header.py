@@ -1,0 +1,72 @@
+"""What the header of a file that torchao flattened says of each tensor, as JSON under the name of the parameter::
+
+    {"_type": "Int8Tensor", "_data": {"block_size": [1, 64], "dtype": {"_type": "torch.dtype", "_data": "bfloat16"}},
+     "_tensor_data_names": ["qdata", "scale"]}
+
+The parts of ``a.b.weight`` are then the tensors ``a.b._weight_qdata`` and ``a.b._weight_scale``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from bitport.errors import CheckpointError
+
+PLAIN = ("Tensor", "torch.Tensor")
+"""What tensors that are not quantized are called."""
+ROLES = ("qdata", "scale", "zero_point", "scale_and_zero", "per_tensor_scale")
+"""Every part but those of inputs; what else is called like one of them belongs to a tensor that no header describes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """``kind``: the class of the parameter ``name``. ``said``: its attributes; enums and dtypes are strings, other
+    objects dictionaries with their ``_type``."""
+
+    name: str
+    kind: str
+    said: Mapping[str, Any]
+    parts: Mapping[str, str]
+    """Role -> name of the tensor in the files."""
+
+    def fail(self, key: str, read: str) -> CheckpointError:
+        """``read``: a sentence on what is read instead of this value of ``key``."""
+        return CheckpointError(
+            f"{self.name}, {self.kind} of torchao, has {key}={reprlib.repr(self.said.get(key))}: {read}"
+        )
+
+
+def entry_of(name: str, text: str) -> Entry | None:
+    """None where ``text`` describes no quantized tensor."""
+    try:
+        said = json.loads(text, object_hook=_flat)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict) or "_type" not in said or said["_type"] in PLAIN:
+        return None
+    kind, roles = said.pop("_type"), said.pop("_tensor_data_names", None)
+    if not isinstance(kind, str) or not isinstance(roles, list) or not all(isinstance(role, str) for role in roles):
+        raise CheckpointError(
+            f"the header says that {name} is {reprlib.repr(kind)} of the parts {reprlib.repr(roles)}; needed are a "
+            f"class and a list of names"
+        )
+    module, _, parameter = name.rpartition(".")
+    return Entry(name, kind, said, {role: f"{module}._{parameter}_{role}" for role in roles})
+
+
+def is_part(name: str) -> bool:
+    """Whether ``name`` looks like a part of some parameter."""
+    last = name.rpartition(".")[2]
+    return last.startswith("_") and last.endswith(tuple(f"_{role}" for role in ROLES))
+
+
+def _flat(said: dict[str, Any]) -> Any:
+    """An object's attributes beside its _type; the bare value of an enum or dtype."""
+    if "_data" not in said or "_type" not in said:
+        return said
+    data = said.pop("_data")
+    return {**data, **said} if isinstance(data, dict) else data

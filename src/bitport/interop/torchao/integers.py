@@ -1,0 +1,97 @@
+"""Integers of torchao in bitport's form; what they mean is in :mod:`bitport.interop.torchao.tensors`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bitport.errors import CheckpointError
+from bitport.interop.checks import expect
+from bitport.interop.shifts import of_shifts
+from bitport.interop.torchao.blocks import Found, Tensors, blocks_of, group_of, one_per_block, shape_of
+from bitport.interop.torchao.header import Entry
+from bitport.interop.words import to_codes
+from bitport.layouts.tile_packed import unpack_tiles
+from bitport.numerics import Format, Quantized
+from bitport.numerics.packing import pack_bits, unpack_bits
+from bitport.tensor.parts import FLOATS
+
+INTX = {f"int{bits}": bits for bits in range(1, 9)}
+FILLED = 1024
+"""Columns of tile-packed weights are filled up to a multiple of it, rows to one of 8."""
+
+
+def int4(entry: Entry, tensors: Tensors) -> Found:
+    n, k = shape_of(entry)
+    group = group_of(entry, k)
+    qdata = expect(tensors["qdata"], entry.parts["qdata"], (torch.uint8, torch.int8), (n, -(-k // 2)))
+    codes = unpack_bits(qdata.contiguous().view(torch.uint8), 4, k) ^ 8
+    grid = (-(-k // group), n)
+    scale, zero = (expect(tensors[role], entry.parts[role], FLOATS, grid).t() for role in ("scale", "zero_point"))
+    return _centred(codes, scale, zero, group)
+
+
+def int4_tiles(entry: Entry, tensors: Tensors) -> Found:
+    n, k = shape_of(entry)
+    rows, columns = -(-n // 8) * 8, -(-k // FILLED) * FILLED
+    group = group_of(entry, columns)
+    tiles = (rows // 8, columns // 128, 32, 4)
+    qdata = expect(tensors["qdata"], entry.parts["qdata"], (torch.int32,), tiles)
+    grid = (-(-columns // group), rows, 2)
+    pairs = expect(tensors["scale_and_zero"], entry.parts["scale_and_zero"], FLOATS, grid)
+    scale, zero = pairs[: -(-k // group), :n].transpose(0, 1).unbind(-1)
+    return _centred(unpack_tiles(qdata)[:n, :k], scale, zero, group)
+
+
+def int4_words(entry: Entry, tensors: Tensors) -> Found:
+    n, k = shape_of(entry)
+    group = group_of(entry, k)
+    codes = to_codes(expect(tensors["qdata"], entry.parts["qdata"], (torch.int32,), (n, -(-k // 8))), k, 4)
+    grid = (-(-k // group), n)
+    scale = expect(tensors["scale"], entry.parts["scale"], FLOATS, grid).t().contiguous()
+    zero = expect(tensors["zero_point"], entry.parts["zero_point"], (torch.int8,), grid).t()
+    return _integers(entry, codes, scale, zero.double(), 4, (1, group))
+
+
+def int8(entry: Entry, tensors: Tensors) -> Found:
+    return _of_bytes(entry, tensors, 8)
+
+
+def intx(entry: Entry, tensors: Tensors) -> Found:
+    target = entry.said.get("target_dtype")
+    if not isinstance(target, str) or target not in INTX:
+        raise entry.fail("target_dtype", "int1 to int8 are read")
+    return _of_bytes(entry, tensors, INTX[target])
+
+
+def _centred(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Found:
+    """value = (code - 8) * scale + zero. The shift is exact in float64."""
+    parts, fmt = of_shifts(codes, scale, zero.double() - 8 * scale.double(), 4, group)
+    return Found(parts, fmt, (codes.shape[0], codes.shape[1]))
+
+
+def _of_bytes(entry: Entry, tensors: Tensors, bits: int) -> Found:
+    qdata = expect(tensors["qdata"], entry.parts["qdata"], (torch.int8,), (None, None))
+    shape, middle = (qdata.shape[0], qdata.shape[1]), 1 << (bits - 1)
+    if int(qdata.min()) < -middle or int(qdata.max()) >= middle:
+        raise entry.fail("target_dtype", f"{entry.parts['qdata']} must lie within {-middle} and {middle - 1}")
+    block = blocks_of(entry, shape)
+    scale = one_per_block(tensors["scale"], entry.parts["scale"], FLOATS, block, shape)
+    zero = torch.zeros_like(scale)
+    if "zero_point" in tensors:
+        kinds = (torch.int8, *FLOATS)
+        zero = one_per_block(tensors["zero_point"], entry.parts["zero_point"], kinds, block, shape)
+    return _integers(
+        entry, (qdata.to(torch.int16) + middle).to(torch.uint8), scale, zero.double() + middle, bits, block
+    )
+
+
+def _integers(entry: Entry, codes: Tensor, scale: Tensor, zero: Tensor, bits: int, block: tuple[int, int]) -> Found:
+    if not bool(((zero == zero.round()) & (zero >= 0) & (zero < 256)).all()):
+        raise CheckpointError(
+            f"{entry.parts['zero_point']}: less the smallest code they must be whole numbers from 0 to 255"
+        )
+    none = bits > 1 and bool((zero == 1 << (bits - 1)).all())
+    fmt = Format(dtype=f"int{bits}", block=block, zero="none" if none else "int", scale="input")
+    zeros = None if none else zero.to(torch.uint8).contiguous()
+    return Found(Quantized(pack_bits(codes.contiguous(), bits), scale, zeros), fmt, (codes.shape[0], codes.shape[1]))

@@ -1,0 +1,102 @@
+"""torchao (``quant_method: torchao``) in safetensors files, as transformers saves it: the parts of each tensor under
+names of their own, and what they are in the file's header. Beside this module: ``header``; ``tensors``, the classes and
+what their numbers mean; ``inputs``, how inputs are rounded.
+
+quantization_config says only how weights were chosen. Checkpoints of older versions are pickles, which bitport does not
+read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Held
+from bitport.errors import CheckpointError
+from bitport.interop import codec
+from bitport.interop.checks import expect
+from bitport.interop.codec import Weight
+from bitport.interop.shifts import ROUNDED
+from bitport.interop.torchao.header import Entry, entry_of, is_part
+from bitport.interop.torchao.inputs import Inputs, inputs_of
+from bitport.interop.torchao.tensors import DTYPES, KERNELS, KINDS
+from bitport.numerics import Format
+from bitport.schemes import Scheme
+from bitport.tensor import from_parts
+from bitport.tensor.parts import FLOATS
+
+WITH_SHIFTS = ("Int4Tensor", "Int4TilePackedTo4dTensor")
+
+
+class Reader(codec.Reader):
+    entries: dict[str, tuple[Entry, Inputs]]
+    """By the names of the parameters."""
+
+    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        found = [entry for name, text in self.metadata.items() if (entry := entry_of(name, text)) is not None]
+        for entry in found:
+            _check(entry, held)
+        self.entries = {entry.name: (entry, inputs_of(entry)) for entry in found}
+        known = {part for entry in found for part in entry.parts.values()}
+        if lost := [name for name in held if name not in known and is_part(name)]:
+            raise CheckpointError(
+                f"the headers of the files do not say what {lost[0]} is; fetch the checkpoint again, or save it with a "
+                f"newer torchao"
+            )
+        if not found:
+            raise CheckpointError(
+                "the headers of the files describe no tensor of torchao; save the model with a newer torchao"
+            )
+        self.notes += dict.fromkeys(inputs.note for _, inputs in self.entries.values() if inputs.note)
+        if any(entry.kind in WITH_SHIFTS for entry in found):
+            self.notes.append(ROUNDED)
+        return [Weight(entry.name, entry.parts) for entry in found]
+
+    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        entry, inputs = self.entries[weight.name]
+        parts, fmt, shape = KINDS[entry.kind].read(entry, tensors)
+        before, fixed = _of_inputs(entry, inputs, tensors, shape[1])
+        scheme = _scheme(fmt, parts.scale, inputs)
+        return from_parts(parts, scheme, shape=shape, dtype=self.dtype, pre_scale=before, act_scale=fixed)
+
+
+def _check(entry: Entry, held: Mapping[str, Held]) -> None:
+    kind = KINDS.get(entry.kind)
+    if kind is None:
+        raise CheckpointError(f"{entry.name} is a {entry.kind} of torchao; {', '.join(KINDS)} are read")
+    known = (*kind.attributes, *KERNELS, *DTYPES)
+    if unknown := [key for key, value in entry.said.items() if key not in known and value is not None]:
+        raise entry.fail(unknown[0], f"not understood; {', '.join(kind.attributes)} are")
+    if others := [role for role in entry.parts if role not in kind.parts + kind.optional]:
+        raise CheckpointError(
+            f"{entry.parts[others[0]]}: a {entry.kind} of torchao has {', '.join(kind.parts + kind.optional)}"
+        )
+    wanted = dict.fromkeys([*kind.parts, *entry.parts])
+    if lost := [role for role in wanted if entry.parts.get(role) not in held]:
+        raise CheckpointError(f"{entry.name}, {entry.kind} of torchao, lacks {lost[0]}; fetch the checkpoint again")
+
+
+def _scheme(fmt: Format, scale: Tensor, inputs: Inputs) -> Scheme:
+    """A preset where there is one: it tells whether a float32 scale is what it always is, or what this weight has."""
+    named = ["input", "float32"] if fmt.scale == "input" and scale.dtype == torch.float32 else [fmt.scale]
+    schemes = [
+        Scheme(weight=dataclasses.replace(fmt, scale=each), act=inputs.act, static=inputs.static) for each in named
+    ]
+    return next((scheme for scheme in schemes if scheme.name != "custom"), schemes[0])
+
+
+def _of_inputs(entry: Entry, inputs: Inputs, tensors: dict[str, Tensor], k: int) -> tuple[Tensor | None, Tensor | None]:
+    """(pre_scale, act_scale)"""
+    before, fixed = tensors.get("act_pre_scale"), None
+    if before is not None:
+        before = expect(before, entry.parts["act_pre_scale"], FLOATS, (1,) * (before.dim() - 1) + (k,)).flatten()
+    if inputs.static:
+        fixed, name = tensors["act_quant_scale"], entry.parts["act_quant_scale"]
+        fixed = expect(fixed, name, FLOATS, (1,) * fixed.dim()).float().reshape(())
+        shift = tensors.get("act_quant_zero_point")
+        if shift is not None and bool(shift.bool().any()):
+            raise CheckpointError(f"{entry.parts['act_quant_zero_point']} must be 0, for inputs without zero points")
+    return before, fixed

@@ -1,0 +1,188 @@
+"""GGUF files of small random models as llama.cpp's converter writes them, by the library ``gguf``: its names, its
+settings, its rounding. K-quants, which it does not round to, are random blocks; the model takes their value."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+gguf = pytest.importorskip("gguf", reason="needs the extra: pip install 'bitport[gguf]'")
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra: pip install 'bitport[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 288,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.1,
+    "pad_token_id": None,
+    "bos_token_id": 258,
+    "eos_token_id": 259,
+}
+NAMES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+"""model_type of transformers -> architecture of llama.cpp, where they differ."""
+HALF_LAST = ("Q6_K", "Q3_K")
+"""Types whose d ends the block; in Q2_K it is followed by m, in others both come first."""
+
+
+def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """Bytes of blocks whose values are about 0.1."""
+    elements, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (rows, columns // elements, nbytes), dtype=np.uint8)
+    two = 4 if kind in ("Q2_K", "Q4_K", "Q5_K") else 2
+    at = nbytes - two if kind in (*HALF_LAST, "Q2_K") else 0
+    halves = rng.uniform(1e-4, 2e-4, (rows, columns // elements, two // 2)).astype(np.float16)
+    raw[..., at : at + two] = halves.view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+def to_bytes(value: Tensor, kind: str) -> tuple[np.ndarray, Tensor]:
+    """What a file has, and its value."""
+    number = gguf.GGMLQuantizationType[kind]
+    if kind.endswith("_K"):
+        raw = random_blocks(kind, value.numel() // value.shape[-1], value.shape[-1], value.shape[0])
+        raw = raw.reshape(*value.shape[:-1], -1)
+    else:
+        raw = gguf.quants.quantize(value.float().contiguous().numpy(), number)
+    return raw, torch.from_numpy(np.array(gguf.quants.dequantize(raw, number), dtype=np.float32)).reshape(value.shape)
+
+
+def permuted(rows: Tensor, heads: int) -> Tensor:
+    """Rows of q or k as llama.cpp's converter lays them."""
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def restored(rows: Tensor, heads: int) -> Tensor:
+    order = permuted(torch.arange(len(rows)), heads)
+    return torch.empty_like(rows).index_copy(0, order, rows)
+
+
+def model_of(config: Any) -> Any:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.dim() == 1:
+                value.copy_(torch.randn_like(value) * 0.1 + (0 if "gemma" in config.model_type else 1))
+    return model
+
+
+def write(
+    path: Path,
+    model: Any,
+    kinds: dict[str, str],
+    *,
+    vectors: dict[str, Tensor] | None = None,
+    changes: dict[str, Any] | None = None,
+    parts: int = 0,
+) -> Any:
+    """``model`` as a GGUF file, its weights replaced by what the file holds. ``kinds``: expression on the name in the
+    file -> type; the first that fits decides, F32 else. ``vectors``: further tensors. ``changes``: to the settings,
+    (value, type) or None for one to leave out. ``parts``: tensors of one file, where several are written."""
+    config = model.config
+    name = NAMES.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, name, split_max_tensors=parts)
+    for key, setting in {**settings(model, name), **(changes or {})}.items():
+        if setting is not None:
+            writer.add_key_value(key, *setting)
+    tensor_names = gguf.get_tensor_name_map(
+        next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == name), config.num_hidden_layers
+    )
+    state = model.state_dict()
+    for key, value in state.items():
+        if key == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stem, _, kind = key.rpartition(".")
+        if "experts" in key:
+            halves = value.chunk(2, 1) if key.endswith("gate_up_proj") else (value,)
+            block = re.search(r"\d+", key)[0]  # type: ignore[index]
+            leaves = ("ffn_gate_exps", "ffn_up_exps") if len(halves) == 2 else ("ffn_down_exps",)
+            made = [
+                _added(writer, f"blk.{block}.{leaf}.weight", half, kinds)
+                for leaf, half in zip(leaves, halves, strict=True)
+            ]
+            value.copy_(torch.cat(made, 1))
+            continue
+        target = f"{tensor_names.get_name(stem)}.{kind}"
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(stem.split(".")[-1])
+        if name == "llama" and heads:
+            value.copy_(restored(_added(writer, target, permuted(value, heads), kinds), heads))
+        elif "gemma" in name and key.endswith("norm.weight"):
+            value.copy_(_added(writer, target, value + 1, kinds) - 1)
+        else:
+            value.copy_(_added(writer, target, value, kinds))
+    for key, vector in (vectors or {}).items():
+        writer.add_tensor(key, vector.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def _added(writer: Any, name: str, value: Tensor, kinds: dict[str, str]) -> Tensor:
+    kind = next((kind for pattern, kind in kinds.items() if re.fullmatch(pattern, name)), "F32")
+    raw, value = to_bytes(value, kind if value.dim() > 1 else "F32")
+    writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind if value.dim() > 1 else "F32"])
+    return value
+
+
+def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
+    """Key -> (value, type), as llama.cpp's converter has them, and a tokenizer of bytes."""
+    config, types = model.config, gguf.GGUFValueType
+    whole, real, text, array = types.UINT32, types.FLOAT32, types.STRING, types.ARRAY
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    found: dict[str, tuple[Any, Any]] = {
+        "context_length": (config.max_position_embeddings, whole),
+        "embedding_length": (config.hidden_size, whole),
+        "block_count": (config.num_hidden_layers, whole),
+        "feed_forward_length": (config.intermediate_size, whole),
+        "attention.head_count": (config.num_attention_heads, whole),
+        "attention.head_count_kv": (config.num_key_value_heads, whole),
+        "attention.layer_norm_rms_epsilon": (config.rms_norm_eps, real),
+        "rope.freq_base": (rope["rope_theta"], real),
+        "attention.key_length": (head, whole),
+        "attention.value_length": (head, whole),
+        "rope.dimension_count": (int(head * rope.get("partial_rotary_factor", 1)), whole),
+    }
+    if name == "llama":
+        found["vocab_size"] = (config.vocab_size, whole)
+    if "gemma" in name and name != "gemma":
+        found["attention.sliding_window"] = (config.sliding_window, whole)
+    if name == "gemma2":
+        found["attn_logit_softcapping"] = (config.attn_logit_softcapping, real)
+        found["final_logit_softcapping"] = (config.final_logit_softcapping, real)
+    if name == "qwen3moe":
+        found["expert_count"] = (config.num_experts, whole)
+        found["expert_used_count"] = (config.num_experts_per_tok, whole)
+        found["expert_feed_forward_length"] = (config.moe_intermediate_size, whole)
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*letters, "ab", "abc", *(f"<|{at}|>" for at in range(258, config.vocab_size))]
+    vocabulary: dict[str, tuple[Any, Any]] = {
+        "model": ("gpt2", text),
+        "pre": ("llama-bpe", text),
+        "tokens": (tokens, array),
+        "token_type": ([1] * 258 + [3] * (config.vocab_size - 258), array),
+        "merges": (["a b", "ab c"], array),
+        "bos_token_id": (config.bos_token_id, whole),
+        "eos_token_id": (config.eos_token_id, whole),
+        "add_bos_token": (True, types.BOOL),
+    }
+    return {
+        **{f"{name}.{key}": value for key, value in found.items()},
+        **{f"tokenizer.ggml.{key}": value for key, value in vocabulary.items()},
+        "tokenizer.chat_template": ("{{ messages[0]['content'] }}", text),
+    }

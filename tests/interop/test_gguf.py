@@ -1,0 +1,386 @@
+"""Whole models in GGUF, written by the library ``gguf``: each answers as a model with the values of its blocks."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.checkpoint import read_manifest
+from bitport.cli.main import main
+from bitport.errors import BitportError, CheckpointError
+from bitport.interop import convert
+from bitport.interop.gguf import Gguf
+from bitport.interop.gguf import tokenizer as gguf_tokenizer
+from bitport.interop.gguf.header import read_header
+from bitport.interop.sources import Own, description
+from bitport.tensor import QTensor
+
+from .gguf_files import SIZES, gguf, model_of, transformers, write
+
+huggingface = pytest.importorskip("bitport.integrations.huggingface")
+types = gguf.GGUFValueType
+
+KINDS = {
+    r"token_embd.*": "Q6_K",
+    r"output\..*": "Q2_K",
+    r".*_exps\..*": "Q4_0",
+    r".*attn_q\..*": "Q4_K",
+    r".*attn_k\..*": "Q8_0",
+    r".*attn_v\..*": "Q5_K",
+    r".*attn_qkv\..*": "Q5_0",
+    r".*attn_output\..*": "MXFP4",
+    r".*ffn_down\..*": "Q4_0",
+    r".*ffn_up\..*": "Q5_1",
+    r".*ffn_gate\..*": "Q3_K",
+}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0} | {
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+NEAR_AND_FAR = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+GEMMA: dict[str, Any] = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+
+
+def small(kind: str, **changes: Any) -> Any:
+    return getattr(transformers, kind)(**{**SIZES, **changes})
+
+
+def logits(model: Any) -> Tensor:
+    ids = torch.arange(60).reshape(2, 30) * 7 % SIZES["vocab_size"]
+    with torch.no_grad():
+        found: Tensor = model(input_ids=ids).logits
+    return found
+
+
+def llama3_factors(config: Any) -> Tensor:
+    """As llama.cpp's converter computes them: by what each frequency is divided."""
+    rope, found = config.rope_parameters, []
+    for at in range(0, config.head_dim, 2):
+        wave = 2 * math.pi * rope["rope_theta"] ** (at / config.head_dim)
+        short, long = 8192 / 4.0, 8192 / 1.0
+        if short <= wave <= long:
+            smooth = (8192 / wave - 1.0) / (4.0 - 1.0)
+            found.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+        else:
+            found.append(1.0 if wave < short else rope["factor"])
+    return torch.tensor(found)
+
+
+def assert_same_answers(model: Any, directory: Path) -> None:
+    """Sums are taken in another order and zero points rounded, layer by layer: float32 keeps five digits of them."""
+    before, after = logits(model), logits(huggingface.load_model(directory))
+    assert float((before - after).abs().max()) <= 1e-5 * float(before.abs().max())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(lambda: small("LlamaConfig"), id="llama"),
+        pytest.param(lambda: small("LlamaConfig", tie_word_embeddings=True, head_dim=32), id="llama-tied"),
+        pytest.param(lambda: small("LlamaConfig", attention_bias=True, mlp_bias=True), id="llama-biases"),
+        pytest.param(lambda: small("Qwen2Config"), id="qwen2"),
+        pytest.param(lambda: small("Qwen3Config", head_dim=32, tie_word_embeddings=True), id="qwen3"),
+        pytest.param(lambda: small("Qwen3MoeConfig", head_dim=64, **EXPERTS), id="qwen3moe"),
+        pytest.param(lambda: small("Phi3Config"), id="phi3"),
+        pytest.param(lambda: small("GemmaConfig", head_dim=32), id="gemma"),
+        pytest.param(lambda: small("Gemma2Config", **GEMMA), id="gemma2"),
+    ],
+)
+def test_the_model_answers_as_its_blocks_say(config: Any, tmp_path: Path) -> None:
+    model = write(tmp_path / "m.gguf", model_of(config()), KINDS)
+    if hasattr(model.config, "attention_bias") and model.config.attention_bias:
+        assert any(name.endswith("o_proj.bias") for name in model.state_dict())
+    done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert (done.read, done.written) == ("gguf", "bitport")
+    assert {"int6-g16-sym", "int4-g32-sym"} <= set(done.weights.values())
+    assert_same_answers(model, tmp_path / "out")
+
+
+def test_llama_3(tmp_path: Path) -> None:
+    """Its long waves are divided by 8; the file has the divisors only."""
+    config = small("LlamaConfig", rope_parameters=dict(LLAMA3), max_position_embeddings=131072)
+    model = model_of(config)
+    write(tmp_path / "m.gguf", model, KINDS, vectors={"rope_freqs.weight": llama3_factors(config)})
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert_same_answers(model, tmp_path / "out")
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]
+    assert said == LLAMA3
+    write(tmp_path / "n.gguf", model, KINDS, vectors={"rope_freqs.weight": llama3_factors(config) + 0.01})
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):
+        Gguf(tmp_path / "n.gguf")
+
+
+def test_phi_3_with_a_long_context(tmp_path: Path) -> None:
+    """Part of a head is turned, short waves and long ones by factors of their own."""
+    half = 24
+    short, long = (torch.linspace(1, end, half) for end in (2.0, 30.0))
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+    rope |= {"short_factor": short.tolist(), "long_factor": long.tolist(), "original_max_position_embeddings": 16}
+    config = small("Phi3Config", rope_parameters=rope, original_max_position_embeddings=16, sliding_window=20)
+    model = write(
+        tmp_path / "m.gguf",
+        model_of(config),
+        KINDS,
+        vectors={"rope_factors_short.weight": short, "rope_factors_long.weight": long},
+        changes={
+            "phi3.rope.scaling.original_context_length": (16, types.UINT32),
+            "phi3.attention.sliding_window": (20, types.UINT32),
+        },
+    )
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert_same_answers(model, tmp_path / "out")
+
+
+def test_gemma_3(tmp_path: Path) -> None:
+    """Every sixth layer sees everything, with a rotary embedding of its own."""
+    config = small("Gemma3TextConfig", num_hidden_layers=7, rope_parameters=dict(NEAR_AND_FAR), **GEMMA)
+    scaling = {
+        "gemma3.rope.scaling.type": ("linear", types.STRING),
+        "gemma3.rope.scaling.factor": (8.0, types.FLOAT32),
+    }
+    model = write(tmp_path / "m.gguf", model_of(config), KINDS, changes=scaling)
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert_same_answers(model, tmp_path / "out")
+
+
+def test_yarn(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+    scaling = {
+        "qwen2.rope.scaling.type": ("yarn", types.STRING),
+        "qwen2.rope.scaling.factor": (4.0, types.FLOAT32),
+        "qwen2.rope.scaling.original_context_length": (32, types.UINT32),
+    }
+    model = write(tmp_path / "m.gguf", model_of(small("Qwen2Config", rope_parameters=rope)), KINDS, changes=scaling)
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert_same_answers(model, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama") / "m.gguf"
+    write(path, model_of(small("LlamaConfig")), KINDS)
+    return path
+
+
+def test_what_is_described_is_what_comes(llama: Path) -> None:
+    files = Gguf(llama)
+    tensors = dict(files.items())
+    assert len(tensors) == len(files)
+    quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, QTensor)}
+    assert {q.name: q for q in files.described()} == {name: description(name, q) for name, q in quantized.items()}
+    assert sum(stored.nbytes for piece in files.pieces for stored in piece.stored) == files.nbytes
+
+
+def test_the_tokenizer_comes_along(llama: Path, tmp_path: Path) -> None:
+    convert(llama, tmp_path / "out", progress=False)
+    tokenizer = huggingface.load_tokenizer(tmp_path / "out")
+    judge = transformers.PreTrainedTokenizerFast.from_pretrained(llama.parent, gguf_file=llama.name)
+    for text in ("abc cab", "Zwölf<|270|> 1234", ""):
+        ids = tokenizer(text).input_ids
+        assert ids == judge(text).input_ids
+        assert ids[0] == SIZES["bos_token_id"]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text.replace("<|270|>", "")
+    assert tokenizer.eos_token_id == SIZES["eos_token_id"]
+    assert tokenizer.chat_template == judge.chat_template
+
+
+def test_a_tokenizer_of_pieces(tmp_path: Path) -> None:
+    """That of sentencepiece, whose merges follow from the scores."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{at:02X}>" for at in range(256)), "▁", "a", "b", "ab", "▁ab"]
+    words += [f"<{at}>" for at in range(len(words), SIZES["vocab_size"])]
+    changes = {
+        "model": ("llama", types.STRING),
+        "pre": ("default", types.STRING),
+        "tokens": (words, types.ARRAY),
+        "scores": ([-float(at) for at in range(len(words))], types.ARRAY),
+        "token_type": ([2, 3, 3, *[6] * 256, *[1] * (len(words) - 259)], types.ARRAY),
+        "merges": None,
+        "bos_token_id": (1, types.UINT32),
+        "eos_token_id": (2, types.UINT32),
+        "unknown_token_id": (0, types.UINT32),
+    }
+    changes = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), KINDS, changes=changes)
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    tokenizer = huggingface.load_tokenizer(tmp_path / "out")
+    assert tokenizer("ab ab").input_ids == [1, words.index("▁ab"), words.index("▁ab")]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 2
+
+
+def test_words_that_transformers_may_split_otherwise(llama: Path, tmp_path: Path) -> None:
+    changes = {"tokenizer.ggml.pre": ("odd", types.STRING)}
+    write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), KINDS, changes=changes)
+    assert any("'odd'" in note for note in Gguf(tmp_path / "m.gguf").notes)
+    assert not any("words" in note for note in Gguf(llama).notes)
+
+
+def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
+    changes = {"tokenizer.ggml.model": None}
+    model = write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), KINDS, changes=changes)
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+    assert_same_answers(model, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("norms", "matrices", "dtype", "cast"),
+    [
+        ("bfloat16", "BF16", "bfloat16", "F32"),
+        ("bfloat16", "Q8_0", "bfloat16", "F32"),
+        ("bfloat16", "F16", "float16", "F32"),
+        ("float32", "F16", "float32", "F16"),
+        ("float32", "Q8_0", "float32", ""),
+    ],
+)
+def test_the_dtype_holds_every_float(norms: str, matrices: str, dtype: str, cast: str, tmp_path: Path) -> None:
+    model = model_of(small("LlamaConfig"))
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.dim() == 1:
+                value.copy_(value.to(getattr(torch, norms)))
+    write(tmp_path / "m.gguf", model, {r"blk\.0\..*": "Q8_0", ".*": matrices})
+    done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    tensors = dict(Own(tmp_path / "out").items())
+    for name, value in model.state_dict().items():
+        assert tensors[name].dtype == getattr(torch, dtype)
+        if not isinstance(tensors[name], QTensor):
+            assert torch.equal(tensors[name].float(), value), name
+    assert bool(done.notes) == bool(cast)
+    assert all(f"({cast}) are kept as torch.{dtype}" in note for note in done.notes)
+    loaded = huggingface.load_model(tmp_path / "out")
+    assert logits(loaded).isfinite().all()
+
+
+def test_norms_less_one(tmp_path: Path) -> None:
+    """Exact for every number that 1 + a float32 gives; a number that is finer than that is told."""
+    path = tmp_path / "m.gguf"
+    write(path, model_of(small("GemmaConfig", head_dim=32)), KINDS)
+    assert not any("less 1" in note for note in Gguf(path).notes)
+    data = bytearray(path.read_bytes())
+    start = read_header(path).tensors["output_norm.weight"].start
+    data[start : start + 4] = struct.pack("<f", 0.3 * 2.0**-20)
+    path.write_bytes(data)
+    assert any("less 1, are rounded to float32" in note and "model.norm.weight" in note for note in Gguf(path).notes)
+
+
+def test_files_in_parts(llama: Path, tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), KINDS, parts=9)
+    first, second, third = sorted(tmp_path.glob("*.gguf"))
+    assert first.name == "m-00001-of-00003.gguf"
+    whole, parts = dict(Gguf(llama).items()), dict(Gguf(first).items())
+    assert whole.keys() == parts.keys()
+    for name, tensor in whole.items():
+        both = (each.dequantize() if isinstance(each, QTensor) else each for each in (tensor, parts[name]))
+        assert torch.equal(*both)
+    with pytest.raises(CheckpointError, match=r"give m-00001-of-00003\.gguf"):
+        Gguf(second)
+    third.write_bytes(second.read_bytes())
+    with pytest.raises(CheckpointError, match="the file 3 of 3"):
+        Gguf(first)
+    third.unlink()
+    with pytest.raises(CheckpointError, match="00003-of-00003"):
+        Gguf(first)
+    first.rename(tmp_path / "other.gguf")
+    with pytest.raises(CheckpointError, match="must be called"):
+        Gguf(tmp_path / "other.gguf")
+
+
+def test_the_verb(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", str(llama), "-o", str(tmp_path / "out")]) == 0
+    assert "int6-g16-sym" in capsys.readouterr().out
+    assert read_manifest(tmp_path / "out").tensors["lm_head.weight"].scheme is not None
+
+
+def test_others_take_what_they_can_hold(tmp_path: Path) -> None:
+    """Q4_0 is GPTQ with 4 bits in groups of 32."""
+    kinds = {r"blk.*": "Q4_0", "token_embd.*": "F16", "output.*": "F16"}
+    model = write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), kinds)
+    convert(tmp_path / "m.gguf", tmp_path / "out", to="gptq_v2", progress=False)
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert (said["bits"], said["group_size"], said["sym"]) == (4, 32, True)
+    convert(tmp_path / "out", tmp_path / "back", progress=False)
+    assert_same_answers(model, tmp_path / "back")
+
+
+ANOTHER = {"llama.rope.scaling.type": ("yarn", types.STRING)}
+UNKNOWN = {"llama.expert_count": (8, types.UINT32), "llama.new": (1.0, types.FLOAT32)}
+MERGED = {"tokenizer.ggml.merges": (["a b", "a c"], types.ARRAY)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (UNKNOWN, "llama.expert_count = 8, llama.new = 1.0"),
+        (ANOTHER, "'yarn', without all"),
+        ({"llama.rope.scaling.type": ("odd", types.STRING)}, "none, linear, yarn are read"),
+        ({"llama.rope.dimension_count": (8, types.UINT32)}, "rope.dimension_count is 8; 64"),
+        ({"llama.attention.value_length": (8, types.UINT32)}, "value_length is not key_length, 64"),
+        ({"llama.block_count": (1, types.UINT32)}, r"blk\.1\..*of 1 layers"),
+        ({"llama.block_count": None}, "block_count must be int, not absent"),
+        ({"llama.block_count": (2.0, types.FLOAT32)}, "block_count must be int, not 2.0"),
+        ({"llama.attention.head_count": (0, types.UINT32)}, "head_count is 0"),
+        ({"llama.attention.layer_norm_rms_epsilon": (float("nan"), types.FLOAT32)}, "above 0"),
+        ({"llama.tensor_data_layout": ("odd", types.STRING)}, "tensor_data_layout is 'odd'"),
+        ({"general.architecture": ("mamba", types.STRING)}, "'mamba' is not read; llama, qwen2"),
+        ({"tokenizer.ggml.eos_token_id": ("x", types.STRING)}, "eos_token_id is 'x'"),
+        ({"tokenizer.ggml.padding_token_id": (288, types.UINT32)}, "pad_token_id 288 is none of 288 tokens"),
+        ({"tokenizer.ggml.model": ("odd", types.STRING)}, "transformers cannot read the tokenizer"),
+        (MERGED, "merges has 'a c', which makes no token"),
+    ],
+)
+def test_settings_that_are_not_understood(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), KINDS, changes=changes)
+    with pytest.raises(CheckpointError, match=reason):
+        convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_tensors_that_have_no_place(tmp_path: Path) -> None:
+    model = model_of(small("LlamaConfig"))
+    for at, (name, vector, reason) in enumerate(
+        [
+            ("blk.0.ssm_a", torch.ones(3), r"blk\.0\.ssm_a: a llama of 2 layers"),
+            ("rope_freqs.weight", torch.ones(2, 2), "F32 of one dimension"),
+            ("rope_freqs.weight", torch.ones(5), "has 5 numbers"),
+            ("rope_factors_long.weight", torch.ones(32), r"not known here: rope_factors_long\.weight"),
+            ("blk.0.\n.weight", torch.ones(3), "llama of 2 layers"),
+            ("blk.0.ffn_gate.scale", torch.ones(1), r"ffn_gate\.scale"),
+        ]
+    ):
+        write(tmp_path / f"{at}.gguf", model, KINDS, vectors={name: vector})
+        with pytest.raises(CheckpointError, match=reason):
+            Gguf(tmp_path / f"{at}.gguf")
+
+
+def test_experts_of_two_types(tmp_path: Path) -> None:
+    model = model_of(small("Qwen3MoeConfig", head_dim=64, **EXPERTS))
+    write(tmp_path / "m.gguf", model, {".*gate_exps.*": "Q4_0", ".*_exps.*": "Q8_0"})
+    with pytest.raises(CheckpointError, match="one type and size"):
+        Gguf(tmp_path / "m.gguf")
+
+
+def test_a_file_that_is_not_quantized(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), {".*": "F16"})
+    with pytest.raises(CheckpointError, match="no quantized weight, only F16, F32"):
+        convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_transformers(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(gguf_tokenizer.importlib, "import_module", absent)
+    with pytest.raises(BitportError, match=r"pip install 'bitport\[gguf\]'"):
+        Gguf(llama)

@@ -1,0 +1,125 @@
+"""Blocks of ggml beside the library ``gguf``, which takes them apart in numpy: equal where nothing is rounded, within
+the derived bound where a zero point is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.errors import CheckpointError
+from bitport.interop.gguf import blocks as gguf_blocks
+from bitport.interop.gguf.blocks import BLOCKS, decoded
+from bitport.interop.gguf.header import TYPES
+from bitport.tensor import from_parts
+
+from . import gguf_files
+from .gguf_files import gguf
+
+N, BLOCKS_OF_ROW = 48, 3
+SUMS = tuple(name for name, block in BLOCKS.items() if block.scheme.weight.zero == "float")
+EXACT = tuple(name for name in BLOCKS if name not in SUMS)
+HALVES = {"Q2_K": (80, 84), "Q3_K": (108, 110), "Q6_K": (208, 210), "Q8_0": (0, 2), "Q4_0": (0, 2), "Q5_0": (0, 2)}
+"""Where d and m lie; in the types that are not here, in the first four bytes."""
+CODES = {"Q4_1": (4, 20), "Q5_1": (4, 24), "Q2_K": (16, 80), "Q4_K": (16, 144), "Q5_K": (16, 176)}
+"""Where the codes lie; without them a block is its constant."""
+SPECIAL = (0.0, -0.0, 2.0**-24, -(2.0**-24), 3 * 2.0**-17, -1.5, 0.0123, 65504.0, -65504.0)
+
+
+def number(name: str) -> int:
+    found: int = gguf.GGMLQuantizationType[name]
+    return found
+
+
+def random_rows(name: str, halves: tuple[float, ...] = SPECIAL) -> np.ndarray:
+    rng = np.random.default_rng(len(name))
+    raw = rng.integers(0, 255, (N, BLOCKS_OF_ROW, BLOCKS[name].nbytes), dtype=np.uint8)
+    if name != "MXFP4":
+        start, end = HALVES.get(name, (0, 4))
+        drawn = rng.choice(halves, (N, BLOCKS_OF_ROW, (end - start) // 2)).astype(np.float16)
+        raw[..., start:end] = drawn.view(np.uint8)
+    return raw.reshape(N, -1)
+
+
+def theirs(name: str, raw: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(gguf.quants.dequantize(raw, number(name)), dtype=np.float32))
+
+
+def ours(name: str, raw: np.ndarray) -> Tensor:
+    block = BLOCKS[name]
+    shape = (*raw.shape[:-1], raw.shape[-1] // block.nbytes * block.elements)
+    q = from_parts(decoded(block, torch.from_numpy(raw)), block.scheme, shape=shape, dtype=torch.bfloat16)
+    return q.dequantize(torch.float32)
+
+
+def assert_within(name: str, raw: np.ndarray) -> float:
+    """Returns by how many times 2^-24 of minimum and value they differ at most: 0 to 1 and 3."""
+    constant = raw.reshape(-1, BLOCKS[name].nbytes).copy()
+    constant[:, slice(*CODES[name])] = 0
+    minimum, wanted = theirs(name, constant.reshape(raw.shape)).double(), theirs(name, raw).double()
+    bound = 2.0**-24 * (1 + 2.0**-20) * (minimum.abs() + 3 * wanted.abs())
+    off = (ours(name, raw).double() - wanted).abs()
+    assert bool((off <= bound).all())
+    return float((off / bound.clamp(min=1e-300)).max())
+
+
+def test_types_and_sizes_are_those_of_the_library() -> None:
+    known = {int(kind): kind.name for kind in gguf.GGMLQuantizationType}
+    assert {at: name for at, name in TYPES.items() if at in known} == known
+    for name, block in BLOCKS.items():
+        assert gguf.GGML_QUANT_SIZES[number(name)] == (block.elements, block.nbytes)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_product_is_the_same_number(name: str) -> None:
+    raw = random_rows(name)
+    with np.errstate(over="ignore"):
+        assert torch.equal(ours(name, raw), theirs(name, raw))
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_is_as_close_as_its_zero_point(name: str) -> None:
+    worst = assert_within(name, random_rows(name))
+    assert worst > 0.1, "the bound is far from what happens"
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_constant_block_is_exact(name: str) -> None:
+    raw = random_rows(name).reshape(-1, BLOCKS[name].nbytes)
+    start, _ = HALVES.get(name, (0, 4))
+    raw[:, start : start + 2] = 0
+    assert torch.equal(ours(name, raw), theirs(name, raw))
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCKS if not name.endswith("_K")])
+def test_what_the_library_rounds(name: str) -> None:
+    value = np.random.default_rng(0).normal(0, 0.02, (N, 128)).astype(np.float32)
+    value[3] = 0
+    value[4, :32] = 0.25
+    raw = gguf.quants.quantize(value, number(name))
+    if name in SUMS:
+        assert_within(name, raw)
+    else:
+        assert torch.equal(ours(name, raw), theirs(name, raw))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_in_pieces_and_stacked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = torch.from_numpy(gguf_files.random_blocks(name, 12, 512) if name != "MXFP4" else random_rows(name)[:12])
+    whole = decoded(BLOCKS[name], raw)
+    monkeypatch.setattr(gguf_blocks, "CHUNK", 5 * 512)
+    stacked = decoded(BLOCKS[name], raw.reshape(3, 4, -1))
+    for one, other in zip(whole, stacked, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert other.shape[:2] == (3, 4)
+            as_bytes = (part.contiguous().view(torch.uint8) for part in (one, other.flatten(0, 1)))
+            assert torch.equal(*as_bytes)
+
+
+def test_an_exponent_that_is_no_number() -> None:
+    raw = np.zeros((1, 17), dtype=np.uint8)
+    raw[0, 0] = 255
+    with pytest.raises(CheckpointError, match="255"):
+        decoded(BLOCKS["MXFP4"], torch.from_numpy(raw))

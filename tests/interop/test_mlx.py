@@ -1,0 +1,219 @@
+"""MLX's files against numbers packed by plain Python and multiplied in float64."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.errors import BitportError, CheckpointError
+from bitport.interop import mlx
+from bitport.interop.shifts import ROUNDED
+
+from .files import held, read, words
+
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
+
+
+def of_words(codes: np.ndarray, bits: int) -> Tensor:
+    return torch.from_numpy(words(codes, bits).view(np.uint32))
+
+
+def affine(n: int, k: int, bits: int, group: int) -> tuple[dict[str, Tensor], np.ndarray]:
+    """(a module's tensors, its weight in float64)."""
+    rng = np.random.default_rng(n + k + bits)
+    codes = rng.integers(0, 1 << bits, (n, k))
+    scales = rng.uniform(-0.1, 0.1, (n, k // group)).astype(np.float16)
+    biases = rng.uniform(-1, 1, (n, k // group)).astype(np.float16)
+    tensors = {
+        "m.weight": of_words(codes, bits),
+        "m.scales": torch.from_numpy(scales),
+        "m.biases": torch.from_numpy(biases),
+    }
+    return tensors, codes * spread(scales, group) + spread(biases, group)
+
+
+def spread(values: np.ndarray, group: int) -> np.ndarray:
+    return np.repeat(values.astype(np.float64), group, 1)
+
+
+def rounded_by(values: np.ndarray, biases: np.ndarray, group: int) -> np.ndarray:
+    """The zero point, the difference from it and the product are rounded to float32, each by 2^-24 of itself."""
+    return 2.0**-24 * (1 + 2**-20) * (spread(np.abs(biases), group) + 2 * np.abs(values))
+
+
+def said(bits: int, group: int, **more: object) -> dict[str, object]:
+    return {"bits": bits, "group_size": group, **more}
+
+
+@pytest.mark.parametrize("bits", mlx.BITS)
+@pytest.mark.parametrize(("n", "k", "group"), [(8, 64, 64), (24, 128, 32), (5, 256, 128)])
+def test_values_are_those_of_the_definition(n: int, k: int, group: int, bits: int) -> None:
+    tensors, value = affine(n, k, bits, group)
+    reader = mlx.Reader(said(bits, group), torch.float16)
+    (q,) = read(reader, tensors).values()
+    assert (q.dtype, q.scale.dtype, q.scheme.weight.zero) == (torch.float16, torch.float32, "float")
+    got = q.dequantize(torch.float32).double().numpy()
+    assert (np.abs(got - value) <= rounded_by(value, tensors["m.biases"].numpy(), group)).all()
+    assert reader.notes == [ROUNDED]
+
+
+def test_the_scheme_has_a_name() -> None:
+    (q,) = read(mlx.Reader(said(4, 64), torch.float16), affine(8, 64, 4, 64)[0]).values()
+    assert str(q.scheme) == "int4-g64-fzero"
+
+
+def test_products_are_those_of_the_values() -> None:
+    tensors, value = affine(64, 256, 4, 64)
+    (q,) = read(mlx.Reader(said(4, 64), torch.float32), tensors).values()
+    x = torch.randn(5, 256, dtype=torch.float64)
+    exact = x @ torch.from_numpy(value).T
+    for rows in (1, 5):
+        got = torch.nn.functional.linear(x[:rows].float(), q.to_device_layout()).double()
+        assert float((got - exact[:rows]).norm() / exact[:rows].norm()) < 256 * 2**-24
+
+
+def test_a_constant_block_is_exact() -> None:
+    """Its scale is 0, or so small that the zero point would be infinite, which no code may change."""
+    tensors, value = affine(8, 128, 4, 32)
+    tensors = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    tensors["m.scales"][0, 0] = 0
+    tensors["m.scales"][1, 1] = 1e-45
+    tensors["m.scales"][2, 2] = tensors["m.biases"][2, 2] = 0
+    (q,) = read(mlx.Reader(said(4, 32), torch.float32), tensors).values()
+    got = q.dequantize(torch.float32)
+    assert bool((got[0, :32] == tensors["m.biases"][0, 0]).all())
+    assert bool((got[1, 32:64] == tensors["m.biases"][1, 1]).all())
+    assert bool((got[2, 64:96] == 0).all())
+    others = got[3:].double().numpy()
+    assert (np.abs(others - value[3:]) <= rounded_by(value[3:], tensors["m.biases"][3:].numpy(), 32)).all()
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    tensors, _ = affine(8, 128, 4, 32)
+    tensors["m.scales"][0, 0] = torch.nan
+    tensors["m.biases"][1, 1] = torch.nan
+    tensors["m.biases"][2, 2] = torch.inf
+    (q,) = read(mlx.Reader(said(4, 32), torch.float16), tensors).values()
+    got = q.dequantize(torch.float32)
+    assert bool(got[0, :32].isnan().all())
+    assert bool(got[1, 32:64].isnan().all())
+    assert bool((got[2, 64:96] == torch.inf).all())
+    assert int((~got.isfinite()).sum()) == 96
+
+
+@pytest.mark.parametrize(
+    ("zeros", "name"),
+    [([8], "int4-g32-sym"), ([0, 3, 15], "int4-g32"), ([-1, 3], "int4-g32-fzero"), ([3, 16], "int4-g32-fzero")],
+)
+def test_whole_zero_points_are_exact(zeros: list[int], name: str) -> None:
+    rng = np.random.default_rng(0)
+    codes, scales = rng.integers(0, 16, (8, 64)), rng.integers(1, 99, (8, 2)) / 1024
+    zero = rng.permutation(np.resize(zeros, 16)).reshape(8, 2)
+    tensors = {
+        "m.weight": of_words(codes, 4),
+        "m.scales": torch.from_numpy(scales).bfloat16(),
+        "m.biases": torch.from_numpy(-zero * scales).float(),
+    }
+    (q,) = read(mlx.Reader(said(4, 32), torch.bfloat16), tensors).values()
+    assert (str(q.scheme), q.scale.dtype) == (name, torch.float32 if "fzero" in name else torch.bfloat16)
+    exact = (codes - spread(zero, 32)) * spread(scales, 32)
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), exact)
+
+
+@pytest.mark.parametrize(("mode", "group", "bits"), [("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)])
+def test_modes_of_floats(mode: str, group: int, bits: int) -> None:
+    rng = np.random.default_rng(bits)
+    codes = rng.integers(0, 1 << bits, (8, 96))
+    codes[codes % 128 == 127] = 0  # no NaN
+    scales = rng.integers(60, 120, (8, 96 // group)).astype(np.uint8)
+    tensors = {"m.weight": of_words(codes, bits), "m.scales": torch.from_numpy(scales)}
+    (q,) = read(mlx.Reader(said(bits, group, mode=mode), torch.bfloat16), tensors).values()
+    values = np.array(E2M1)[codes] if bits == 4 else e4m3(codes)
+    factor = e4m3(scales) if mode == "nvfp4" else 2.0 ** (scales.astype(int) - 127)
+    assert str(q.scheme) == f"{mode}-wo"
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), values * spread(factor, group))
+    del tensors["m.scales"]
+    with pytest.raises(CheckpointError, match="belongs to no module"):
+        mlx.Reader(said(bits, group, mode=mode), torch.bfloat16).weights(held(tensors))
+
+
+def e4m3(codes: np.ndarray) -> np.ndarray:
+    return codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
+def test_modules_with_settings_of_their_own() -> None:
+    tensors = {f"a.{name}": tensor for name, tensor in affine(8, 64, 4, 64)[0].items()}
+    tensors |= {f"b.{name}": tensor for name, tensor in affine(8, 64, 6, 32)[0].items()}
+    tensors["c.weight"] = torch.zeros(2, 2)
+    config = said(4, 64, **{"b.m": {"bits": 6, "group_size": 32}, "c": False, "a.m": True})
+    found = read(mlx.Reader(config, torch.float16), tensors)
+    assert {name: str(q.scheme) for name, q in found.items()} == {
+        "a.m.weight": "int4-g64-fzero",
+        "b.m.weight": "int6-g32-fzero",
+    }
+
+
+def test_metal_calls_them_qbiases() -> None:
+    tensors, value = affine(8, 64, 4, 64)
+    tensors["m.qbiases"] = tensors.pop("m.biases")
+    config = said(4, 64, quant_method="metal", modules_to_not_convert=["lm_head"])
+    (q,) = read(mlx.Reader(config, torch.float16), tensors).values()
+    got = q.dequantize(torch.float32).double().numpy()
+    assert (np.abs(got - value) <= rounded_by(value, tensors["m.qbiases"].numpy(), 64)).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bits": 7},
+        {"bits": 0},
+        {"bits": "4"},
+        {"bits": True, "mode": "mxfp4"},
+        {"group_size": 0},
+        {"group_size": -1},
+        {"group_size": 48},
+        {"group_size": 10**30},
+        {"mode": "nvfp8"},
+        {"mode": "mxfp4"},
+        {"mode": ["affine"]},
+        {"quantize_input": True},
+        {"rotated": 1},
+        {"m": {"bits": 4, "group_size": 32, "rotated": 1}},
+        {"m": {"bits": 9}},
+    ],
+    ids=str,
+)
+def test_settings_that_are_not_understood_are_errors(change: dict[str, object]) -> None:
+    tensors, _ = affine(8, 64, 4, 64)
+    with pytest.raises(CheckpointError):
+        read(mlx.Reader({**said(4, 64), **change}, torch.float16), tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("m.weight", torch.zeros(8, 8, dtype=torch.int32)),
+        ("m.weight", torch.zeros(8, 7, dtype=torch.uint32)),
+        ("m.weight", torch.zeros(8, dtype=torch.uint32)),
+        ("m.weight", torch.zeros(2, 8, 8, dtype=torch.uint32)),
+        ("m.weight", torch.zeros(0, 8, dtype=torch.uint32)),
+        ("m.scales", torch.zeros(8, 2)),
+        ("m.scales", torch.zeros(8)),
+        ("m.scales", torch.zeros(8, 1, dtype=torch.uint8)),
+        ("m.biases", torch.zeros(7, 1)),
+        ("m.biases", torch.zeros(8, 1, dtype=torch.float64)),
+        ("m.biases", None),
+        ("m.scales", None),
+        ("m.weight", None),
+    ],
+)
+def test_damaged_tensors_are_errors(name: str, tensor: Tensor | None) -> None:
+    tensors, _ = affine(8, 64, 4, 64)
+    del tensors[name]
+    if tensor is not None:
+        tensors[name] = tensor
+    with pytest.raises(BitportError, match=r"m\."):
+        read(mlx.Reader(said(4, 64), torch.float16), tensors)

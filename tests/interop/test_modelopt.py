@@ -1,0 +1,173 @@
+"""ModelOpt's files against numbers that numpy makes of their definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.errors import BitportError, CheckpointError
+from bitport.interop import modelopt
+
+from .files import held, read
+
+E2M1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6))
+N, K = 160, 256
+FORMATS = {"FP8": (1, 1), "FP8_PER_CHANNEL_PER_TOKEN": (N, 1), "FP8_PB_WO": (2, 2), "MXFP8": (N, K // 32)}
+STORED = {"FP8": (), "FP8_PER_CHANNEL_PER_TOKEN": (N,), "FP8_PB_WO": (2, 1, 2, 1), "MXFP8": (N, K // 32)}
+NAMES = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8-row", "FP8_PB_WO": "fp8-block-wo", "MXFP8": "mxfp8"}
+
+
+def eight(algorithm: str) -> tuple[dict[str, Tensor], np.ndarray]:
+    """(a layer's tensors, its weight): both factors of a value are float32, and it is rounded to float32 once."""
+    rng = np.random.default_rng(0)
+    codes, grid = rng.integers(0, 127, (N, K)).astype(np.uint8), FORMATS[algorithm]
+    scale = rng.uniform(0.001, 0.1, grid).astype(np.float32)
+    stored: Any = torch.from_numpy(scale.reshape(STORED[algorithm]))
+    if algorithm == "MXFP8":
+        exponents = rng.integers(100, 140, grid).astype(np.uint8)
+        stored, scale = torch.from_numpy(exponents), 2.0 ** (exponents.astype(np.float32) - 127)
+    rows, columns = (1 if size == many else 128 if size == 2 else many for size, many in zip(grid, (N, K), strict=True))
+    columns = 32 if algorithm == "MXFP8" else columns
+    wide = np.repeat(np.repeat(scale, rows, 0)[:N], columns, 1)
+    tensors = {"m.weight": torch.from_numpy(codes).view(torch.float8_e4m3fn), "m.weight_scale": stored}
+    return tensors, codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * wide
+
+
+def four() -> tuple[dict[str, Tensor], np.ndarray]:
+    rng = np.random.default_rng(1)
+    codes, scales = rng.integers(0, 16, (N, K)), rng.integers(1, 127, (N, K // 16)).astype(np.uint8)
+    tensors = {
+        "m.weight": torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)),
+        "m.weight_scale": torch.from_numpy(scales).view(torch.float8_e4m3fn),
+        "m.weight_scale_2": torch.tensor(0.0123),
+        "m.input_scale": torch.tensor(0.5),
+    }
+    factor = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * np.float32(0.0123)
+    return tensors, E2M1[codes].astype(np.float32) * np.repeat(factor, 16, 1)
+
+
+def reader(algorithm: str, **more: Any) -> modelopt.Reader:
+    return modelopt.Reader({"quant_method": "modelopt", "quant_algo": algorithm, **more}, torch.bfloat16)
+
+
+@pytest.mark.parametrize("algorithm", FORMATS)
+def test_floats_of_8_bits(algorithm: str) -> None:
+    tensors, value = eight(algorithm)
+    (q,) = read(reader(algorithm.lower(), ignore=["lm_head"]), {**tensors, "norm.weight": torch.ones(3)}).values()
+    assert (str(q.scheme), q.dtype) == (NAMES[algorithm], torch.bfloat16)
+    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_fixed_scale_of_inputs(shape: tuple[int, ...]) -> None:
+    tensors, _ = eight("FP8")
+    tensors = {**tensors, "m.input_scale": torch.full(shape, 0.25), "m.k_scale": torch.tensor(1.0)}
+    made = reader("FP8", kv_cache_scheme={"num_bits": 8, "type": "float"})
+    (q,) = read(made, tensors).values()
+    assert (q.scheme.act, q.scheme.static, float(q.act_scale)) == ("fp8-tensor", True, 0.25)  # type: ignore[arg-type]
+    assert list(made.dropped(held(tensors))) == ["m.k_scale"]
+    assert made.notes == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"), [("NVFP4", "nvfp4"), ("NVFP4_AWQ", "nvfp4"), ("W4A16_NVFP4", "nvfp4-wo")]
+)
+def test_nvfp4(algorithm: str, name: str) -> None:
+    tensors, value = four()
+    made = reader(algorithm, group_size=16)
+    (q,) = read(made, tensors).values()
+    assert str(q.scheme) == name
+    assert made.notes == ([modelopt.FIXED] if name == "nvfp4" else [])
+    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+    tensors["m.pre_quant_scale"] = torch.rand(K).bfloat16()
+    (q,) = read(made, tensors).values()
+    assert q.pre_scale is not None
+    assert torch.equal(q.pre_scale, tensors["m.pre_quant_scale"])
+
+
+def test_the_older_form_of_the_settings() -> None:
+    inner = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
+    said = {"producer": {"name": "modelopt"}, "quantization": inner}
+    (q,) = read(modelopt.Reader(said, torch.bfloat16), four()[0]).values()
+    assert str(q.scheme) == "nvfp4"
+
+
+def test_layers_of_their_own() -> None:
+    layers = {"a.m": {"quant_algo": "FP8"}, "b.m": {"quant_algo": "NVFP4", "group_size": 16}}
+    tensors = {f"a.{name}": tensor for name, tensor in eight("FP8")[0].items()}
+    tensors |= {f"b.{name}": tensor for name, tensor in four()[0].items()}
+    found = read(reader("MIXED_PRECISION", quantized_layers=layers), tensors)
+    assert {name: str(q.scheme) for name, q in found.items()} == {"a.m.weight": "fp8", "b.m.weight": "nvfp4"}
+    with pytest.raises(CheckpointError, match=r"b\.m has a weight_scale"):
+        read(reader("MIXED_PRECISION", quantized_layers={"a.m": {"quant_algo": "FP8"}}), tensors)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"quant_algo": "W4A8_AWQ"},
+        {"quant_algo": None},
+        {"quant_algo": 8},
+        {"quant_algo": "NVFP4_SVD"},
+        {"quantization": ["NVFP4"]},
+        {"group_size": 32},
+        {"group_size": "16"},
+        {"has_zero_point": True},
+        {"lora_rank": 8},
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": []},
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"m": "NVFP4"}},
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"m": {"quant_algo": "INT4"}}},
+        {"quant_algo": "MIXED_PRECISION"},
+    ],
+    ids=str,
+)
+def test_settings_that_are_not_understood_are_errors(change: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError):
+        read(modelopt.Reader({"quant_algo": "NVFP4", **change}, torch.bfloat16), four()[0])
+
+
+@pytest.mark.parametrize(
+    ("role", "tensor"),
+    [
+        ("weight", torch.zeros(N, K // 2, dtype=torch.int8)),
+        ("weight", torch.zeros(2, N, K // 2, dtype=torch.uint8)),
+        ("weight", torch.zeros(0, K // 2, dtype=torch.uint8)),
+        ("weight", torch.zeros(N, K).to(torch.float8_e4m3fn)),
+        ("weight", None),
+        ("weight_scale", torch.zeros(N, K // 16)),
+        ("weight_scale", torch.zeros(N, K // 32).to(torch.float8_e4m3fn)),
+        ("weight_scale", None),
+        ("weight_scale_2", torch.zeros(2)),
+        ("weight_scale_2", torch.zeros((), dtype=torch.int32)),
+        ("weight_scale_2", None),
+        ("pre_quant_scale", torch.zeros(K + 1)),
+        ("pre_quant_scale", torch.zeros(K, dtype=torch.int8)),
+        ("svdquant_lora_a", torch.zeros(2, K)),
+        ("gate_up_proj_weight_scale", torch.zeros(2)),
+    ],
+)
+def test_damaged_tensors_are_errors(role: str, tensor: Tensor | None) -> None:
+    tensors = {name: part for name, part in four()[0].items() if name != f"m.{role}"}
+    if tensor is not None:
+        tensors[f"m.{role}"] = tensor
+    with pytest.raises(BitportError, match=r"m\."):
+        read(reader("NVFP4"), tensors)
+
+
+def test_a_weight_without_scales_is_an_error() -> None:
+    for tensors in (four()[0], eight("FP8")[0]):
+        with pytest.raises(CheckpointError, match=r"m\.weight belongs to no weight"):
+            read(reader("NVFP4"), {"m.weight": tensors["m.weight"]})
+
+
+@pytest.mark.parametrize("algorithm", FORMATS)
+def test_scales_of_another_algorithm_are_errors(algorithm: str) -> None:
+    for other in FORMATS:
+        if other != algorithm:
+            with pytest.raises(BitportError, match=r"m\."):
+                read(reader(algorithm), eight(other)[0])

@@ -1,0 +1,151 @@
+"""What torchao quantizes and flattens, or transformers saves with it, is read as what its own dequantize says."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Source
+from bitport.interop import torchao
+from bitport.tensor import QTensor
+
+pytestmark = pytest.mark.peers
+ao = pytest.importorskip("torchao.quantization", reason="needs torchao")
+safe = pytest.importorskip("torchao.prototype.safetensors.safetensors_support", reason="needs torchao 0.18")
+models = pytest.importorskip("tests.integrations.models", reason="needs the extra: pip install 'bitport[hf]'")
+mx = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
+nv = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
+workflows = pytest.importorskip("torchao.quantization.quantize_.workflows")
+gptq = pytest.importorskip("torchao.prototype.gptq.api")
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+def read(path: Path, of: torch.dtype) -> dict[str, QTensor]:
+    files = Source(path, quantized=True)
+    reader = torchao.Reader(files.quantization or {}, of)
+    reader.metadata = files.metadata
+    found = {}
+    for weight in reader.weights(files.stored):
+        tensors = dict(files.read(weight.parts.values()))
+        q = reader.read(weight, {role: tensors[name] for role, name in weight.parts.items()})
+        assert isinstance(q, QTensor)
+        found[weight.name] = q
+    return found
+
+
+def saved(weight: Tensor, path: Path) -> QTensor:
+    """``weight`` flattened by torchao, written, and read by bitport."""
+    tensors, metadata = safe.flatten_tensor_state_dict({"m.weight": weight, "m.bias": torch.zeros(3)})
+    safetensors.save_file(tensors, path / "model.safetensors", metadata=metadata)
+    return read(path / "model.safetensors", torch.bfloat16)["m.weight"]
+
+
+def intx(bits: int, per: int, mapping: str = "SYMMETRIC") -> Any:
+    kind = getattr(ao.MappingType, mapping)
+    return ao.IntxWeightOnlyConfig(getattr(torch, f"int{bits}"), ao.PerGroup(per), mapping_type=kind)
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "int8": lambda: ao.Int8WeightOnlyConfig(version=2),
+    "int8-tensor": lambda: ao.Int8WeightOnlyConfig(granularity=ao.PerTensor()),
+    "int8-g32": lambda: ao.Int8WeightOnlyConfig(granularity=ao.PerGroup(32)),
+    "int8-dyn": lambda: ao.Int8DynamicActivationInt8WeightConfig(version=2),
+    "int8, int8-asym": lambda: ao.Int8DynamicActivationInt8WeightConfig(act_mapping_type=ao.MappingType.ASYMMETRIC),
+    "int4-g32-sym, int8-asym": lambda: ao.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4),
+    "fp8-wo": lambda: ao.Float8WeightOnlyConfig(),
+    "custom": lambda: intx(1, 32),
+    **{f"int{bits}-g32-sym": functools.partial(intx, bits, 32) for bits in range(2, 8)},
+    "int4-g64": lambda: intx(4, 64, "ASYMMETRIC"),
+}
+"""By the names of their schemes: that of the weight and that of the inputs where both have no name together."""
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_saved_model(name: str, tmp_path: Path) -> None:
+    transformers = models.transformers
+    source = models.make_directory(tmp_path / "float")
+    config = transformers.TorchAoConfig(CONFIGS[name]())
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, quantization_config=config)
+    model.save_pretrained(tmp_path / "saved", max_shard_size="100KB")
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 1
+    theirs = {key: each for key, each in model.state_dict().items() if type(each) is not Tensor}
+    ours = read(tmp_path / "saved", torch.bfloat16)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == 14
+    for key, q in ours.items():
+        exact = theirs[key]
+        if hasattr(exact, "target_dtype"):  # its dequantize computes in its own dtype
+            value = exact.qdata.float() - exact.zero_point.float().repeat_interleave(exact.block_size[1], 1)
+            value = value * exact.scale.float().repeat_interleave(exact.block_size[1], 1)
+            assert torch.equal(value.bfloat16(), exact.dequantize()), key
+        else:
+            value = exact.dequantize(torch.float32)
+        assert torch.equal(q.dequantize(torch.float32), value), key
+        both = str(dataclasses.replace(q.scheme, act="")), q.scheme.act
+        assert name in (str(q.scheme), ", ".join(both)), (str(q.scheme), both)
+
+
+def weight(n: int = 160, k: int = 256) -> Tensor:
+    return torch.randn(n, k, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("granularity", ["PerTensor", "PerRow"])
+def test_float8(granularity: str, tmp_path: Path) -> None:
+    per = getattr(ao, granularity)()
+    inputs = workflows.QuantizeTensorToFloat8Kwargs(granularity=per)
+    theirs = ao.Float8Tensor.from_hp(weight(), granularity=per, act_quant_kwargs=inputs)
+    q = saved(theirs, tmp_path)
+    assert str(q.scheme) == {"PerTensor": "fp8", "PerRow": "fp8-row"}[granularity]
+    assert torch.equal(q.dequantize(torch.float32), theirs.dequantize(torch.float32))
+
+
+@pytest.mark.parametrize("swizzle", [False, True])
+@pytest.mark.parametrize(
+    ("elements", "name"),
+    [(torch.float8_e4m3fn, "mxfp8"), (torch.float8_e5m2, "float8_e5m2"), (torch.float4_e2m1fn_x2, "mxfp4")],
+)
+def test_mx(elements: torch.dtype, name: str, swizzle: bool, tmp_path: Path) -> None:
+    acts = torch.float8_e4m3fn if elements == torch.float8_e5m2 else elements
+    inputs = mx.QuantizeTensorToMXKwargs(elem_dtype=acts, is_swizzled_scales=swizzle)
+    theirs = mx.MXTensor.to_mx(weight(), elements, is_swizzled_scales=swizzle, act_quant_kwargs=inputs)
+    q = saved(theirs, tmp_path)
+    assert name in (str(q.scheme), q.scheme.weight.dtype)
+    assert torch.equal(q.dequantize(torch.float32), theirs.dequantize(torch.float32))
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("swizzle", [False, True])
+def test_nvfp4(swizzle: bool, second: bool, tmp_path: Path) -> None:
+    value = weight()
+    whole = nv.per_tensor_amax_to_scale(value.abs().max()) if second else None
+    inputs = nv.QuantizeTensorToNVFP4Kwargs(use_dynamic_per_tensor_scale=second)
+    theirs = nv.NVFP4Tensor.to_nvfp4(value, per_tensor_scale=whole, is_swizzled_scales=swizzle, act_quant_kwargs=inputs)
+    q = saved(theirs, tmp_path)
+    assert str(q.scheme) == "nvfp4"
+    assert torch.equal(q.dequantize(torch.float32), theirs.dequantize(torch.float32))
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_int4(group: int, tmp_path: Path) -> None:
+    """Its own packing needs a GPU; codes and their meaning are torchao's, from its GPTQ."""
+    value = weight()
+    blocks = value.float().unflatten(1, (-1, group))
+    low, high = blocks.amin(-1), blocks.amax(-1)
+    scale = ((high - low) / 15).t().contiguous()
+    zero = low.t() + 8 * scale
+    codes = gptq._int4_row_quantize_zp_precomputed_qparams(value, scale, zero, group)
+    qdata = (codes[:, 1::2] << 4) | (codes[:, ::2] & 15)
+    theirs = ao.Int4Tensor(qdata, scale, zero.contiguous(), [1, group], value.shape)
+    q = saved(theirs, tmp_path)
+    exact = gptq._int4_row_dequantize_zp(codes, scale.double(), zero.double(), group)
+    # The zero point, the difference from it and the product are rounded to float32
+    shift = (zero.double() - 8 * scale.double()).t().abs().repeat_interleave(group, 1)
+    bound = 2.0**-24 * (1 + 2**-20) * (shift + 2 * exact.abs())
+    assert bool(((q.dequantize(torch.float32).double() - exact).abs() <= bound).all())
