@@ -17,6 +17,7 @@ PYTEST_ARGS ?=
 PEERS_VENV ?= .venv-peers
 XLA_VENV ?= .venv-xla
 RUNTIMES_VENV ?= .venv-runtimes
+FORMATS_VENV ?= .venv-formats
 BENCH_ARGS ?=
 ALGORITHMS_OF ?=
 
@@ -82,10 +83,11 @@ bench-xla: $(XLA_VENV)/.xla
 xla-page: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m bench.xla_page
 
-# Programs for ExecuTorch and ONNX Runtime, run there, and tasks of lm-evaluation-harness; none of them is in the ordinary
-# environment.
-test-peers: $(RUNTIMES_VENV)/.runtimes
-	$(RUNTIMES_VENV)/bin/python -m pytest -n $(WORKERS) -m peers $(PYTEST_ARGS)
+# Programs for ExecuTorch and ONNX Runtime, run there, and tasks of lm-evaluation-harness; then the files of other libraries
+# beside those libraries. None of them is in the ordinary environment.
+test-peers: $(RUNTIMES_VENV)/.runtimes $(FORMATS_VENV)/.formats
+	$(RUNTIMES_VENV)/bin/python -m pytest -n $(WORKERS) -m peers --ignore tests/interop $(PYTEST_ARGS)
+	$(FORMATS_VENV)/bin/python -m pytest -n $(WORKERS) -m peers $(PYTEST_ARGS) tests/interop
 
 # SANITIZE_ARGS: how many random weights, and a seed. What is allocated is filled with 255, a NaN as a float and no zero
 # as anything else, for memory that is read before it is written.
@@ -270,6 +272,14 @@ $(XLA_VENV)/.libtpu: $(XLA_VENV)/.xla
 $(RUNTIMES_VENV)/.runtimes: pyproject.toml $(NATIVE)
 	$(MAKE) VENV=$(RUNTIMES_VENV) $(RUNTIMES_VENV)/.test
 	$(RUNTIMES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[test,onnx,executorch,lm-eval]'
+	touch $@
+
+# Their torch stays the one that is there already.
+$(FORMATS_VENV)/.formats: pyproject.toml tests/interop/requirements.txt $(NATIVE)
+	$(MAKE) VENV=$(FORMATS_VENV) $(FORMATS_VENV)/.test
+	$(FORMATS_VENV)/bin/python -m pip freeze | grep '^torch==' > $(FORMATS_VENV)/torch.txt
+	BUILD_CUDA_EXT=0 $(FORMATS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet \
+	  --constraint $(FORMATS_VENV)/torch.txt --requirement tests/interop/requirements.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml $(NATIVE)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from bitport.errors import CheckpointError
-from bitport.interop.gguf import header as gguf_header
 from bitport.interop.gguf import Gguf
+from bitport.interop.gguf import header as gguf_header
 from bitport.interop.gguf.header import read_header
 
 F32, Q4_0, IQ4_XS = 0, 2, 23

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import bitport
-from bitport import algorithms
+from bitport import algorithms, interop
 from bitport.cli import main as cli
+from bitport.interop.gguf.blocks import BLOCKS
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
 from bitport.schemes import KINDS, Recipe
 from bitport.tensor.qtensor import PARTS
@@ -58,6 +59,13 @@ def test_the_manifest_is_as_described(tmp_path: Path) -> None:
     found = {key for entry in manifest["tensors"].values() for key in entry}
     assert found == table_keys(text, "An entry:")
     assert set(PARTS) == table_keys(text, "always in the plain layout")
+
+
+def test_every_format_of_others_is_described() -> None:
+    text = (DOCS / "interop.md").read_text()
+    assert table_keys(text, "## What is read") == set(interop.READERS)
+    assert table_keys(text, "## What is written") == set(interop.WRITERS)
+    assert [kind for kind in BLOCKS if f"`{kind}`" not in text] == []
 
 
 def test_the_recipe_that_is_shown_is_one() -> None:

@@ -20,12 +20,15 @@ def add_parser(verbs: Any) -> None:
         "convert",
         run,
         "Bring a quantized model from one format to another. Every code, scale and zero point stays the number it is; "
-        f"what a format cannot hold is an error. Read are bitport's checkpoints and the quant_methods "
-        f"{', '.join(READERS)} of Hugging Face directories; see docs/interop.md.",
+        "what a format cannot hold is an error. Read are bitport's checkpoints, GGUF files, and Hugging Face "
+        f"directories with the quant_method {', '.join(READERS)}; see docs/interop.md.",
         "llama-gptq -o llama-bitport",
+        "llama-Q4_K_M.gguf -o llama-bitport",
         "llama-int4 --to compressed-tensors -o llama-for-others",
     )
-    verb.add_argument("source", type=location, help="a bitport checkpoint, or a quantized Hugging Face directory")
+    verb.add_argument(
+        "source", type=location, help="a bitport checkpoint, a quantized Hugging Face directory, or a GGUF file"
+    )
     verb.add_argument("-o", "--output", type=location, required=True, help="the directory to write")
     verb.add_argument("--to", choices=(BITPORT, *WRITERS), default=BITPORT, help="(default: bitport)")
     verb.add_argument("--shard-size", type=nbytes, default="4GB", help="of a file of weights, at most (default: 4GB)")

@@ -150,7 +150,8 @@ def model_directory(directory: str | Path) -> Path:
     """``directory``; ArgumentError unless it may hold a model."""
     root = Path(directory)
     if not root.is_dir():
-        raise ArgumentError(f"{root} is not a directory; give one that holds config.json and weights")
+        hint = f"; bitport convert {root} -o OUT makes one of it" if root.suffix == ".gguf" and root.is_file() else ""
+        raise ArgumentError(f"{root} is not a directory; give one that holds config.json and weights{hint}")
     if not (root / "config.json").is_file():
         raise ArgumentError(f"{root} has no config.json; a Hugging Face model directory is needed")
     return root

@@ -56,9 +56,9 @@ def convert(
     progress: bool | None = None,
     overwrite: bool = False,
 ) -> Converted:
-    """Write the quantized model in ``source``, a checkpoint of bitport or a Hugging Face directory in one of
-    :data:`bitport.interop.READERS`, to the directory ``target`` in the format ``to``: "bitport", or one of
-    :data:`bitport.interop.WRITERS`.
+    """Write the quantized model in ``source``, a checkpoint of bitport, a Hugging Face directory in one of
+    :data:`bitport.interop.READERS` or a GGUF file, to the directory ``target`` in the format ``to``: "bitport", or one
+    of :data:`bitport.interop.WRITERS`.
 
     Every code, scale and zero point stays the number it is; ArgumentError where the format cannot hold one, and then
     nothing is written. Configuration, tokenizer and other files come along. ``overwrite``: replace the model that is

@@ -1,0 +1,82 @@
+"""AutoRound's own way to say which of others' layouts its files have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.errors import CheckpointError
+from bitport.interop import auto_round
+from bitport.tensor import QTensor
+
+from . import test_awq, test_gptq
+from .files import read
+
+
+def config(bits: int = 4, group: int = 32, **more: object) -> dict[str, object]:
+    return {"quant_method": "auto-round", "bits": bits, "group_size": group, "sym": False, "data_type": "int", **more}
+
+
+def only(said: dict[str, object], tensors: dict[str, Tensor]) -> QTensor:
+    (q,) = read(auto_round.Reader(said, torch.float16), tensors).values()
+    return q
+
+
+def assert_value(q: QTensor, value: np.ndarray) -> None:
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+
+
+@pytest.mark.parametrize(
+    ("packing", "less"),
+    [("auto_round:auto_gptq", 1), ("auto_round:gptq", 1), (None, 1), ("auto_round", 0), ("auto_round:gptqmodel", 0)],
+)
+def test_layers_as_gptq_has_them(packing: str | None, less: int) -> None:
+    tensors, value = test_gptq.layer(32, 64, 4, 32, less=less)
+    assert_value(only(config(packing_format=packing), tensors), value)
+
+
+@pytest.mark.parametrize("packing", ["auto_round:auto_awq", "auto_round:awq"])
+def test_layers_as_awq_has_them(packing: str) -> None:
+    tensors, value = test_awq.layer(24, 96, 32)
+    assert_value(only(config(packing_format=packing, extra_config={"lm_head": {"bits": 16}}), tensors), value)
+    tensors, value = test_awq.layer(24, 96, 32, symmetric=True)
+    q = only(config(packing_format=packing, sym=True), tensors)
+    assert str(q.scheme) == "int4-g32-sym"
+    assert_value(q, value)
+
+
+@pytest.mark.parametrize("name", ["a.m", "a\\..*"], ids=["name", "pattern"])
+def test_layers_with_settings_of_their_own(name: str) -> None:
+    four, of_four = test_gptq.layer(32, 64, 4, 32, less=0)
+    eight, of_eight = test_gptq.layer(32, 64, 8, 64, less=0)
+    tensors = {f"aa.{key}": tensor for key, tensor in four.items()} | {f"a.{key}": each for key, each in eight.items()}
+    own = {name: {"bits": 8, "group_size": 64, "data_type": "int", "act_bits": 16}, "lm_head": {"bits": 16}}
+    said = config(packing_format="auto_round", extra_config=own)
+    found = read(auto_round.Reader(said, torch.float16), tensors)
+    assert_value(found["aa.m.weight"], of_four)
+    assert_value(found["a.m.weight"], of_eight)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"packing_format": "auto_round:mlx"},
+        {"packing_format": 3},
+        {"data_type": "mx_fp"},
+        {"act_bits": 8},
+        {"extra_config": []},
+        {"extra_config": {"m": 4}},
+        {"extra_config": {"m": {"bits": "4"}}},
+        {"extra_config": {"m": {"bits": 4, "data_type": "fp"}}},
+        {"extra_config": {"m": {"bits": 4, "act_bits": 8}}},
+        {"extra_config": {"m(": {"bits": 4}}},
+        {"extra_config": {"m": {"bits": 8}}, "packing_format": "auto_round:auto_awq"},
+    ],
+    ids=str,
+)
+def test_settings_that_are_not_understood_are_errors(change: dict[str, object]) -> None:
+    tensors, _ = test_gptq.layer(32, 64, 4, 32)
+    with pytest.raises(CheckpointError):
+        only({**config(), **change}, tensors)

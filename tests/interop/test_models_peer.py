@@ -1,0 +1,58 @@
+"""Whole models as AutoRound quantizes and saves them: the weights that it computed with are those of the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitport.interop import convert
+from bitport.interop.sources import Own
+from bitport.tensor import QTensor
+
+pytestmark = pytest.mark.peers
+autoround = pytest.importorskip("auto_round", reason="needs AutoRound: pip install auto-round")
+models = pytest.importorskip("tests.integrations.models")
+huggingface = pytest.importorskip("bitport.integrations.huggingface")
+
+TWICE_BF16 = 2 * 2.0**-9
+"""It rounds a scale and a product of it to bfloat16 where the file has the scale in float16."""
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gptq": ("auto_gptq", {"bits": 4, "group_size": 32, "sym": True}, "int4-g32-sym"),
+    "gptq, asymmetric": ("auto_gptq", {"bits": 4, "group_size": 64, "sym": False}, "int4-g64"),
+    "awq": ("auto_awq", {"bits": 4, "group_size": 32, "sym": False}, "int4-g32"),
+    "auto-round, 2 bits": ("auto_round", {"bits": 2, "group_size": 32, "sym": False}, "int2-g32"),
+    "auto-round, 8 bits": ("auto_round", {"bits": 8, "group_size": 32, "sym": True}, "int8-g32"),
+    "mxfp4": ("llm_compressor", {"scheme": "MXFP4"}, "mxfp4"),
+    "nvfp4": ("llm_compressor", {"scheme": "NVFP4"}, "nvfp4"),
+    "int8": ("llm_compressor", {"scheme": "INT8_W8A8"}, "int8-dyn"),
+}
+"""Name -> (format, settings, the scheme that comes out)."""
+
+
+@pytest.fixture(scope="module")
+def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make_directory(tmp_path_factory.mktemp("float"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_models_of_autoround(name: str, float_model: Path, tmp_path: Path) -> None:
+    form, settings, scheme = CASES[name]
+    its = {"iters": 0, "device_map": "cpu", "seqlen": 32, "nsamples": 2, "dataset": [models.TEXT] * 2, **settings}
+    model, tokenizer = huggingface.load_model(float_model), huggingface.load_tokenizer(float_model)
+    made = autoround.AutoRound(model, tokenizer, disable_opt_rtn=True, **its)
+    quantized, _ = made.quantize()
+    parameters = {name.replace(".orig_layer", ""): value for name, value in quantized.named_parameters()}
+    computed = {name: value.detach().clone() for name, value in parameters.items()}
+    made.save_quantized(str(tmp_path / "theirs"), format=form)
+    (theirs,) = {path.parent for path in (tmp_path / "theirs").rglob("config.json")}
+    done = convert(theirs, tmp_path / "ours", progress=False)
+    assert set(done.weights.values()) == {scheme}
+    for name, tensor in Own(tmp_path / "ours").items():
+        if isinstance(tensor, QTensor):
+            ours, judge = tensor.dequantize(torch.float32), computed[name].float()
+            assert bool(((ours - judge).abs() <= TWICE_BF16 * judge.abs()).all()), name
+    answers = models.logits(huggingface.load_model(tmp_path / "ours"))
+    assert bool(answers.isfinite().all())
