@@ -129,3 +129,14 @@ def test_a_suffix_is_not_said_twice(name: str) -> None:
 )
 def test_what_has_no_name_is_custom(scheme: Scheme) -> None:
     assert scheme.name == "custom"
+    assert str(scheme).startswith(f"custom({scheme.weight.dtype}-")
+
+
+def test_what_has_no_name_is_told_in_words() -> None:
+    weight = Format(dtype="float8_e4m3")
+    assert str(Scheme(weight=weight, act="fp8-tensor", static=True)) == (
+        "custom(float8_e4m3-channel, float32 scales, static fp8-tensor inputs)"
+    )
+    weight = Format(dtype="float4_e2m1", block=(1, 16), scale="e4m3", global_scale=True)
+    assert str(Scheme(weight=weight, act="fp8")) == "custom(float4_e2m1-g16, e4m3 scales, global scale, fp8 inputs)"
+    assert str(Scheme(weight=Format(dtype="int1", zero="int", scale="input"))) == "custom(int1-channel-asym)"

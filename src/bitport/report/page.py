@@ -140,7 +140,7 @@ def python_of(report: Report) -> str:
     """The call of quantize_; only the data is to be filled in."""
     recipe, by = Recipe.from_json(report.recipe), report.algorithm
     rule = recipe.rules[0]
-    single = len(recipe.rules) == 1 and rule == Rule("*", rule.scheme, DEFAULT_KINDS) and str(rule.scheme) != "custom"
+    single = len(recipe.rules) == 1 and rule == Rule("*", rule.scheme, DEFAULT_KINDS) and _named(rule) != "custom"
     given = f'"{rule.scheme}"' if single else 'bp.Recipe.from_json(Path("recipe.json").read_text())'
     lines = ["from pathlib import Path", ""] if not single else []
     lines.append("import bitport as bp")
@@ -158,8 +158,9 @@ def readable(recipe: str) -> str:
     rules = []
     for rule in Recipe.from_json(recipe).rules:
         scheme = rule.scheme if isinstance(rule.scheme, str) else rule.scheme.to_dict()
-        named = str(rule.scheme) if str(rule.scheme) != "custom" else scheme
-        rules.append({"match": rule.match, "scheme": named, "kinds": None if rule.kinds is None else [*rule.kinds]})
+        named = _named(rule)
+        said = scheme if named == "custom" else named
+        rules.append({"match": rule.match, "scheme": said, "kinds": None if rule.kinds is None else [*rule.kinds]})
     lines = ",\n  ".join(json.dumps(rule) for rule in rules)
     return f'{{"version": {json.loads(recipe)["version"]}, "rules": [\n  {lines}\n]}}'
 
@@ -206,3 +207,7 @@ def _bytes(layers: list[LayerReport]) -> int:
 
 def _decibels(error: float | None) -> str:
     return "" if error is None else f"{error:.1f} dB"
+
+
+def _named(rule: Rule) -> str:
+    return rule.scheme if isinstance(rule.scheme, str) else rule.scheme.name

@@ -60,7 +60,7 @@ class Plan:
 def _described(scheme: Scheme | None) -> str:
     if scheme is None:
         return "skip"
-    return str(scheme) if str(scheme) != "custom" else scheme.to_json()
+    return scheme.to_json() if scheme.name == "custom" else scheme.name
 
 
 def _list_of(data: Any) -> list[Any]:

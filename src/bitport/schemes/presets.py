@@ -102,6 +102,17 @@ def name_of(scheme: Scheme) -> str:
     return min((name for name in candidates if name), key=len, default="custom")
 
 
+def described(scheme: Scheme) -> str:
+    """``scheme`` for people, whether it has a name or not."""
+    fmt = scheme.weight
+    zero = {"none": "", "int": "-asym", "float": "-fzero"}[fmt.zero]
+    parts = [f"{fmt.dtype}-{_block_suffix(fmt.block)}{zero}"]
+    parts += [] if fmt.scale == "input" else [f"{fmt.scale} scales"]
+    parts += ["global scale"] if fmt.global_scale else []
+    parts += [f"{'static ' * scheme.static}{scheme.act} inputs"] if scheme.act else []
+    return f"custom({', '.join(parts)})"
+
+
 def _name_from(base: str, scheme: Scheme) -> str | None:
     name = base
     if scheme.weight.block != PRESETS[base].weight.block:

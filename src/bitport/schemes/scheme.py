@@ -40,7 +40,10 @@ class Scheme:
         return name_of(self)
 
     def __str__(self) -> str:
-        return self.name
+        """The name; what no preset says in words like those of a name."""
+        from bitport.schemes.presets import described
+
+        return described(self) if self.name == "custom" else self.name
 
     def to_dict(self) -> dict[str, Any]:
         weight = dataclasses.asdict(self.weight)
