@@ -37,12 +37,31 @@ def test_layers_as_gptq_has_them(packing: str | None, less: int) -> None:
     assert_value(only(config(packing_format=packing), tensors), value)
 
 
+@pytest.mark.parametrize(
+    ("backend", "bits", "less"),
+    [
+        ("auto", 4, 1),
+        ("autoround:exllamav2", 4, 0),
+        ("auto_round:exllamav2", 4, 0),
+        ("auto_round:exllamav2", 3, 1),
+        ("auto_round:gptq:exllamav2", 4, 1),
+        ("auto_gptq:cuda", 2, 1),
+        ("auto_round:gptqmodel", 4, 0),
+    ],
+)
+def test_older_files_name_a_backend(backend: str, bits: int, less: int) -> None:
+    tensors, value = test_gptq.layer(32, 64, bits, 32, less=less)
+    assert_value(only(config(bits, backend=backend), tensors), value)
+
+
+@pytest.mark.parametrize("key", ["packing_format", "backend"])
 @pytest.mark.parametrize("packing", ["auto_round:auto_awq", "auto_round:awq"])
-def test_layers_as_awq_has_them(packing: str) -> None:
+def test_layers_as_awq_has_them(packing: str, key: str) -> None:
+    said: dict[str, object] = {key: packing}
     tensors, value = test_awq.layer(24, 96, 32)
-    assert_value(only(config(packing_format=packing, extra_config={"lm_head": {"bits": 16}}), tensors), value)
+    assert_value(only(config(**said, extra_config={"lm_head": {"bits": 16}}), tensors), value)
     tensors, value = test_awq.layer(24, 96, 32, symmetric=True)
-    q = only(config(packing_format=packing, sym=True), tensors)
+    q = only(config(**said) | {"sym": True}, tensors)
     assert str(q.scheme) == "int4-g32-sym"
     assert_value(q, value)
 
@@ -64,6 +83,10 @@ def test_layers_with_settings_of_their_own(name: str) -> None:
     [
         {"packing_format": "auto_round:mlx"},
         {"packing_format": 3},
+        {"backend": "qbits"},
+        {"backend": 3},
+        {"rotation_config": {"block_size": 32}},
+        {"spinquant_config": {"r1": True}},
         {"data_type": "mx_fp"},
         {"act_bits": 8},
         {"extra_config": []},

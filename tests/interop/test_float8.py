@@ -138,6 +138,55 @@ def test_the_static_scale_divides_the_input() -> None:
     assert float((got - exact).norm() / exact.norm()) < 80 * 2**-24
 
 
+def test_the_names_of_deepseek_v4() -> None:
+    tensors, value = layer(130, 300, 128, 128, torch.float8_e8m0fnu)
+    tensors["m.scale"] = tensors.pop(INVERSE)
+    (q,) = read(float8.Reader(config(128, 128, scale_fmt="ue8m0"), torch.bfloat16), tensors).values()
+    assert str(q.scheme) == "fp8-block"
+    np.testing.assert_array_equal(value_of(q), value)
+
+
+def fp4() -> tuple[dict[str, Tensor], np.ndarray]:
+    """(a layer's tensors, its weight, which float32 holds)."""
+    e2m1 = np.array((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6))
+    rng = np.random.default_rng(0)
+    codes, exponents = rng.integers(0, 16, (48, 96)), rng.integers(110, 130, (48, 3)).astype(np.uint8)
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8).view(np.int8)
+    tensors = {NAME: torch.from_numpy(packed), "m.scale": torch.from_numpy(exponents).view(torch.float8_e8m0fnu)}
+    return tensors, e2m1[codes] * np.repeat(2.0 ** (exponents.astype(np.float64) - 127), 32, 1)
+
+
+def test_experts_in_fp4() -> None:
+    tensors, value = fp4()
+    (q,) = read(float8.Reader(config(128, 128), torch.bfloat16), tensors).values()
+    assert (q.scheme.weight, q.scheme.act) == (bitport.preset("mxfp4").weight, "fp8-128")
+    np.testing.assert_array_equal(value_of(q), value)
+    x = torch.randn(3, 96, generator=torch.Generator().manual_seed(0))
+    exact = x.double() @ torch.from_numpy(value).T
+    got = torch.nn.functional.linear(x, q.to_device_layout()).double()
+    assert float((got - exact).norm() / exact.norm()) < 2**-4  # inputs have 3 bits behind the first
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        (NAME, torch.zeros(48, 16, dtype=torch.int8)),
+        (NAME, torch.zeros(48, 48, dtype=torch.uint8)),
+        (NAME, None),
+        ("m.scale", torch.zeros(48, 2).to(torch.float8_e8m0fnu)),
+        ("m.scale", torch.zeros(48, 3)),
+        ("m.scale", None),
+    ],
+)
+def test_damaged_fp4_is_an_error(name: str, tensor: Tensor | None) -> None:
+    tensors, _ = fp4()
+    del tensors[name]
+    if tensor is not None:
+        tensors[name] = tensor
+    with pytest.raises(BitportError, match=r"m\."):
+        read(float8.Reader(config(128, 128), torch.bfloat16), tensors)
+
+
 @pytest.mark.parametrize("name", ["l.experts.gate_up_proj", "l.experts.down_proj.weight"])
 def test_stacked_experts(name: str) -> None:
     made, values = zip(*(layer(130, 96, 128, 128, seed=seed) for seed in range(3)), strict=True)
@@ -212,7 +261,8 @@ def test_other_refusals() -> None:
     [
         {"fmt": "e5m2"},
         {"scale_fmt": "ue5m3"},
-        {"expert_dtype": "fp4"},
+        {"expert_dtype": "int4"},
+        {"quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4"},
         {"activation_scheme": "none"},
         {"activation_scheme": 3},
         {"weight_block_size": 128},

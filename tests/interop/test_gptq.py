@@ -194,6 +194,7 @@ def test_other_refusals() -> None:
         {"sym": "yes"},
         {"checkpoint_format": "marlin"},
         {"is_marlin_format": True},
+        {"rotation": "hadamard"},
         {"dynamic": []},
         {"dynamic": {"+:(": {}}},
         {"dynamic": {"+:m": 3}},

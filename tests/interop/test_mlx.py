@@ -165,6 +165,22 @@ def test_metal_calls_them_qbiases() -> None:
     assert (np.abs(got - value) <= rounded_by(value, tensors["m.qbiases"].numpy(), 64)).all()
 
 
+def test_stacked_experts_are_refused() -> None:
+    tensors = {name: torch.stack([tensor, tensor]) for name, tensor in affine(8, 64, 4, 64)[0].items()}
+    with pytest.raises(CheckpointError, match="m: MLX stacks the experts"):
+        read(mlx.Reader(said(4, 64), torch.float16), tensors)
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 1), (8, 14, 14, 3)])
+def test_convolutions_lie_otherwise_in_mlx(shape: tuple[int, ...]) -> None:
+    tensors, _ = affine(8, 64, 4, 64)
+    tensors["conv1d.weight"] = torch.zeros(shape)
+    with pytest.raises(CheckpointError, match=r"conv1d\.weight: MLX keeps"):
+        read(mlx.Reader(said(4, 64), torch.float16), tensors)
+    tensors["m.qbiases"] = tensors.pop("m.biases")
+    assert list(read(mlx.Reader(said(4, 64, quant_method="metal"), torch.float16), tensors)) == ["m.weight"]
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -82,7 +82,7 @@ def test_nvfp4(algorithm: str, name: str) -> None:
     made = reader(algorithm, group_size=16)
     (q,) = read(made, tensors).values()
     assert str(q.scheme) == name
-    assert made.notes == ([modelopt.FIXED] if name == "nvfp4" else [])
+    assert made.notes == [modelopt.FIXED if name == "nvfp4" else modelopt.UNUSED]
     np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
     tensors["m.pre_quant_scale"] = torch.rand(K).bfloat16()
     (q,) = read(made, tensors).values()
@@ -105,6 +105,23 @@ def test_layers_of_their_own() -> None:
     assert {name: str(q.scheme) for name, q in found.items()} == {"a.m.weight": "fp8", "b.m.weight": "nvfp4"}
     with pytest.raises(CheckpointError, match=r"b\.m has a weight_scale"):
         read(reader("MIXED_PRECISION", quantized_layers={"a.m": {"quant_algo": "FP8"}}), tensors)
+
+
+def test_settings_for_all_layers_in_a_module() -> None:
+    layers = {"l.experts": {"quant_algo": "W4A16_NVFP4", "group_size": 16}, "l.experts.1.m": {"quant_algo": "NVFP4"}}
+    tensors = {f"l.experts.{at}.{name}": tensor for at in (0, 1) for name, tensor in four()[0].items()}
+    made = reader("MIXED_PRECISION", quantized_layers=layers)
+    schemes = {name: str(q.scheme) for name, q in read(made, tensors).items()}
+    assert schemes == {"l.experts.0.m.weight": "nvfp4-wo", "l.experts.1.m.weight": "nvfp4"}
+    assert made.notes == [modelopt.FIXED, modelopt.UNUSED]
+    with pytest.raises(CheckpointError, match=r"l\.experts2\.m has a weight_scale"):
+        read(made, {name.replace("experts.0", "experts2"): tensor for name, tensor in tensors.items()})
+
+
+def test_stacked_experts_are_refused() -> None:
+    experts = {f"l.experts.gate_up_proj{end}": torch.ones(2, 4, 8) for end in ("", "_weight_scale", "_input_scale")}
+    with pytest.raises(CheckpointError, match="stacked in one tensor are not read"):
+        read(reader("FP8"), experts | eight("FP8")[0])
 
 
 @pytest.mark.parametrize(

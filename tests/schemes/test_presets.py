@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from bitport.errors import SchemeError
-from bitport.numerics import Format
+from bitport.numerics import STATIC, Format
 from bitport.schemes import PRESETS, Scheme, preset
 from bitport.schemes.presets import name_of
 
@@ -21,7 +21,7 @@ BLOCKS = {
     "-b1x7": (1, 7),
 }
 ZEROS = {"": None, "-sym": "none", "-asym": "int", "-fzero": "float"}
-INPUTS = ("", "-wo")
+INPUTS = ("", "-wo", "-static")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -52,8 +52,10 @@ def test_every_scheme_of_the_mission_has_a_name() -> None:
 @pytest.mark.parametrize("base", PRESETS)
 def test_suffixes_mean_what_they_say_and_names_come_back(base: str) -> None:
     understood = 0
-    for (block, shape), (zero, kind), wo in itertools.product(BLOCKS.items(), ZEROS.items(), INPUTS):
-        name = base + block + zero + wo
+    for (block, shape), (zero, kind), end in itertools.product(BLOCKS.items(), ZEROS.items(), INPUTS):
+        name = base + block + zero + end
+        if name == "int8-static" != base:  # a preset
+            continue
         try:
             scheme = preset(name)
         except SchemeError:
@@ -63,12 +65,15 @@ def test_suffixes_mean_what_they_say_and_names_come_back(base: str) -> None:
             assert scheme.weight.block == shape
         if kind is not None:
             assert scheme.weight.zero == kind
-        if wo:
+        if end == "-wo":
             assert (scheme.act, scheme.static) == ("", False)
+        if end == "-static":
+            assert (scheme.act, scheme.static) == (PRESETS[base].act, True)
         assert preset(name_of(scheme)) == scheme
     number = PRESETS[base].weight.number
     zeros = 4 if number.kind == "int" else 2  # no suffix and -sym fit every type
-    assert understood == len(BLOCKS) * zeros * len(INPUTS)
+    ends = 3 if PRESETS[base].act in STATIC else 2
+    assert understood == len(BLOCKS) * zeros * ends
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("-g32", "-sym", "-wo"))), ids="".join)
@@ -134,8 +139,8 @@ def test_what_has_no_name_is_custom(scheme: Scheme) -> None:
 
 def test_what_has_no_name_is_told_in_words() -> None:
     weight = Format(dtype="float8_e4m3")
-    assert str(Scheme(weight=weight, act="fp8-tensor", static=True)) == (
-        "custom(float8_e4m3-channel, float32 scales, static fp8-tensor inputs)"
+    assert str(Scheme(weight=weight, act="int8-tensor", static=True)) == (
+        "custom(float8_e4m3-channel, float32 scales, static int8-tensor inputs)"
     )
     weight = Format(dtype="float4_e2m1", block=(1, 16), scale="e4m3", global_scale=True)
     assert str(Scheme(weight=weight, act="fp8")) == "custom(float4_e2m1-g16, e4m3 scales, global scale, fp8 inputs)"

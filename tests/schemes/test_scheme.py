@@ -87,9 +87,11 @@ def weight(**changes: Any) -> dict[str, Any]:
         pytest.param(changed(act="int9"), "unknown activation 'int9'; known: int8", id="no-such-input"),
         pytest.param(changed(act=None), "act", id="input-as-nothing"),
         pytest.param(changed(act=["int8"]), "act", id="input-as-a-list"),
-        pytest.param(changed(static=True), "static needs a per-tensor activation", id="static-without-an-input"),
         pytest.param(
-            changed(act="int8", static=True), r"\(int8-tensor, fp8-tensor\), not 'int8'", id="static-per-token"
+            changed(static=True), "static is for activations with a scale for all", id="static-without-an-input"
+        ),
+        pytest.param(
+            changed(act="int8", static=True), r"\(int8-tensor, fp8-tensor, nvfp4\), not 'int8'", id="static-per-token"
         ),
         pytest.param(changed(static=0), "static must be a bool", id="static-as-a-number"),
     ],

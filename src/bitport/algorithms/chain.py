@@ -73,9 +73,9 @@ class Preparation:
         block = Block(module, weights, batches, fixed, whole=not name)
         for transform in self.transforms:
             transform.block_(block)
-        static = [local for local, weight in weights.items() if weight.scheme.static]
+        static = {local: weight.scheme.act for local, weight in weights.items() if weight.scheme.static}
         if static and not block.whole:
-            modules = [local.rpartition(".")[0] for local in static]
+            modules = {local.rpartition(".")[0]: act for local, act in static.items()}
             found = input_scales(module, modules, lambda run: [run_fresh(run, batch) for batch in batches])
             self.act_scales |= {f"{name}.{local}": scale for local, scale in found.items()}
         for weight in weights.values():  # which hold inputs, and are not kept

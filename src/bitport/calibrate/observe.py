@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from bitport.calibrate.batches import run_batch
 from bitport.errors import ArgumentError
+from bitport.numerics import static_scale
 
 
 def input_scales(
-    model: nn.Module, names: Sequence[str], calibrate: Iterable[Any] | Callable[[nn.Module], Any]
+    model: nn.Module, modules: Mapping[str, str], calibrate: Iterable[Any] | Callable[[nn.Module], Any]
 ) -> dict[str, Tensor]:
-    """Run the model and return, per module, the int8 scale [1, 1] of its input: amax / 127 over everything it saw.
+    """Run the model and return the fixed scale [1, 1] of the input of each of ``modules``, whose activations they are
+    given with: the one that takes in the largest magnitude of all that the module saw.
 
     ``calibrate``: batches (:mod:`bitport.calibrate.batches`), or a function that runs the model.
     """
@@ -31,10 +33,7 @@ def input_scales(
 
         return hook
 
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(watch(name), with_kwargs=True)
-        for name in dict.fromkeys(names)
-    ]
+    hooks = [model.get_submodule(name).register_forward_pre_hook(watch(name), with_kwargs=True) for name in modules]
     try:
         with torch.no_grad():
             if callable(calibrate):
@@ -45,10 +44,10 @@ def input_scales(
     finally:
         for hook in hooks:
             hook.remove()
-    if unseen := [name for name in names if name not in peaks]:
+    if unseen := [name for name in modules if name not in peaks]:
         raise ArgumentError(
             f"calibration never reached {', '.join(unseen)}; give batches that use every layer, or skip them"
         )
     if bad := [name for name, peak in peaks.items() if not bool(torch.isfinite(peak))]:
         raise ArgumentError(f"calibration gave NaN or infinity at the input of {', '.join(bad)}")
-    return {name: (torch.where(peak > 0, peak, 1.0) / 127).reshape(1, 1) for name, peak in peaks.items()}
+    return {name: static_scale(peak, modules[name]) for name, peak in peaks.items()}

@@ -4,6 +4,9 @@
     auto_round               GPTQ, zero points as they are
     auto_round:auto_awq      AWQ
 
+Files from before May 2025 have instead a ``backend``, the program and kernel they were made for: auto_round:exllamav2,
+auto_round:gptq:exllamav2, auto_round:awq ..
+
 Layers may have settings of their own (``extra_config``), under their name or a regular expression.
 """
 
@@ -25,6 +28,7 @@ GPTQ = {"auto_gptq": "gptq", "gptq": "gptq", "auto_round": "gptq_v2", "gptqmodel
 """packing_format -> checkpoint_format of GPTQ."""
 AWQ = ("auto_awq", "awq")
 OWN = ("bits", "group_size", "sym")
+ROTATIONS = ("rotation_config", "spinquant_config")
 KEPT = 16
 """Bits of layers that are not quantized, and more."""
 
@@ -32,7 +36,11 @@ KEPT = 16
 class Reader(codec.Reader):
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
-        packing = setting(config, "packing_format", str, "auto_round:auto_gptq").removeprefix("auto_round:")
+        packing = setting(config, "packing_format", str, _of_backend(config)).removeprefix("auto_round:")
+        if rotation := next((key for key in ROTATIONS if config.get(key)), None):
+            raise CheckpointError(
+                f"AutoRound with {rotation}: inputs of layers are rotated on each call, which bitport does not do"
+            )
         if (kind := setting(config, "data_type", str, "int")) != "int" or setting(config, "act_bits", int, KEPT) < KEPT:
             raise CheckpointError(f"AutoRound with data_type {kind!r} or rounded inputs: integer weights are read")
         own = {_pattern(name): said for name, said in setting(config, "extra_config", dict, {}).items()}
@@ -55,6 +63,15 @@ class Reader(codec.Reader):
 
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
         return self.inner.read(weight, tensors)
+
+
+def _of_backend(config: Mapping[str, Any]) -> str:
+    """The packing_format that ``backend`` stands for. Codes of 3 bits were always packed as GPTQ has them."""
+    backend = setting(config, "backend", str, "auto")
+    if backend == "auto" or config.get("bits") == 3:
+        return "auto_gptq"
+    kinds = {"gptqmodel": "gptqmodel", "gptq": "gptq", "awq": "awq", "round": "auto_round"}
+    return next((packing for mark, packing in kinds.items() if mark in backend), backend)
 
 
 def _pattern(name: str) -> str:

@@ -3,13 +3,17 @@
     weight              float8_e4m3fn [.., N, K]
     weight_scale_inv    one scale per block of weight_block_size (rows, columns), edges rounded up; without blocks one
     or weight_scale     for all, or one per row
+    or scale
     activation_scale    with activation_scheme static: one number for the input of the layer
     or input_scale
 
     value = weight * scale
 
 also where a name says "inv". Scales are floats, or powers of two: e8m0, or its exponents in uint8. A parameter that is
-not called weight has them as ``<name>_scale_inv``.
+not called weight has them as ``<name>_scale_inv``. Experts of DeepSeek-V4 are mxfp4 (expert_dtype fp4)::
+
+    weight              int8 [N, K/2]: two e2m1 codes in a byte, the even one low
+    scale               e8m0 [N, K/32]
 
 What a layer does to its input, activation_scheme dynamic: blocks of 128 columns have a scale each; where the weight has
 no blocks, a token has one.
@@ -39,18 +43,23 @@ from bitport.tensor.parts import FLOATS
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 OTHERS = (torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 SCALES, INPUT_SCALES = ("_scale_inv", "_scale"), ("activation_scale", "input_scale")
+BARE = "scale"
+"""What DeepSeek-V4 calls the scales of weight."""
 LONGEST = 1 << 16
 """Rows or columns of a block."""
 CACHE = re.compile(r".*attn.*\.(([qkv]|kv|prob)_scale|(prob_)?output_scale)")
 """Scales of a quantized cache of keys and values, one number each."""
-BLOCK = PRESETS["fp8-block"]
+BLOCK, FP4 = PRESETS["fp8-block"], PRESETS["mxfp4"].weight
 
 
 class Reader(codec.Reader):
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         _one_of(config, "fmt", ("e4m3", "float8_e4m3fn"))
-        _one_of(config, "expert_dtype", ("fp8",))
+        _one_of(config, "expert_dtype", ("fp8", "fp4"))
+        other = str(config.get("moe_quant_algo") or config.get("quant_algo") or "fp8")
+        if not other.lower().startswith("fp8"):
+            raise CheckpointError(f"fp8 beside layers in a format of ModelOpt ({other}), which are not read together")
         powers = _one_of(config, "scale_fmt", ("float", "ue8m0")) == "ue8m0"
         self.static = _one_of(config, "activation_scheme", ("dynamic", "static")) == "static"
         self.block = _block_size(config)
@@ -73,17 +82,23 @@ class Reader(codec.Reader):
         for name, it in held.items():
             if it.dtype in OTHERS:
                 raise CheckpointError(f"{name} is {it.dtype}; {E4M3} is read")
-            if it.dtype == E4M3:
+            if it.dtype == E4M3 or _is_fp4(name, held):
                 found.append(Weight(name, self._parts(name, held)))
         known = {name for weight in found for name in weight.parts.values()}
-        for name in held:
-            if name.endswith(("_scale_inv", "weight_scale", *INPUT_SCALES)) and name not in known:
-                raise CheckpointError(f"{name} belongs to no weight in {E4M3}, which alone are read")
+        for name, it in held.items():
+            ours = name.endswith(("_scale_inv", "weight_scale", *INPUT_SCALES)) or it.dtype == E8M0
+            if name not in known and (ours or (name.endswith(".weight") and it.dtype in (torch.int8, torch.uint8))):
+                raise CheckpointError(
+                    f"{name}, {it.dtype}, belongs to no weight in {E4M3}, nor in fp4 with scales in {E8M0}: those are "
+                    f"read"
+                )
         return found
 
     def _parts(self, name: str, held: Mapping[str, Held]) -> dict[str, str]:
         module = name.removesuffix("weight") if name.endswith(".weight") else f"{name}_"
         scales = [name + end for end in SCALES if name + end in held]
+        if not scales and module + BARE in held and name.endswith(".weight"):
+            scales = [module + BARE]
         inputs = [module + end for end in INPUT_SCALES if module + end in held]
         if len(scales) != 1 or len(inputs) != self.static:
             wanted = "one scale" + (f" and one of its input ({' or '.join(INPUT_SCALES)})" if self.static else "")
@@ -98,16 +113,25 @@ class Reader(codec.Reader):
         return {name: reason for name, it in held.items() if CACHE.fullmatch(name) and math.prod(it.shape) == 1}
 
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        fmt, parts, shape = (self._fp4 if tensors["weight"].dtype == torch.int8 else self._fp8)(weight, tensors)
+        act_scale = None
+        if self.static:
+            one = (1,) * min(tensors["input"].dim(), 1)
+            act_scale = expect(tensors["input"], weight.parts["input"], FLOATS, one).to(torch.float32).reshape(())
+        scheme = Scheme(weight=fmt, act=self.act, static=self.static)
+        return from_parts(parts, scheme, shape=shape, dtype=self.dtype, act_scale=act_scale)
+
+    def _fp8(self, weight: Weight, tensors: dict[str, Tensor]) -> tuple[Format, Quantized, tuple[int, ...]]:
         rank = 3 if tensors["weight"].dim() == 3 else 2
         data = expect(tensors["weight"], weight.parts["weight"], (E4M3,), (None,) * rank)
         block, scale = self._scale(tensors["scale"], weight.parts["scale"], data.shape)
-        act_scale = None
-        if self.static:
-            shape = (1,) * min(tensors["input"].dim(), 1)
-            act_scale = expect(tensors["input"], weight.parts["input"], FLOATS, shape).to(torch.float32).reshape(())
-        scheme = Scheme(weight=Format(dtype="float8_e4m3", block=block), act=self.act, static=self.static)
-        parts = Quantized(data.contiguous(), scale)
-        return from_parts(parts, scheme, shape=tuple(data.shape), dtype=self.dtype, act_scale=act_scale)
+        return Format(dtype="float8_e4m3", block=block), Quantized(data.contiguous(), scale), tuple(data.shape)
+
+    def _fp4(self, weight: Weight, tensors: dict[str, Tensor]) -> tuple[Format, Quantized, tuple[int, ...]]:
+        codes = expect(tensors["weight"], weight.parts["weight"], (torch.int8,), (None, None))
+        shape = (codes.shape[0], 2 * codes.shape[1])
+        scale = expect(tensors["scale"], weight.parts["scale"], (E8M0,), FP4.scale_shape(*shape))
+        return FP4, Quantized(codes.contiguous().view(torch.uint8), scale.contiguous()), shape
 
     def _scale(self, scale: Tensor, name: str, shape: torch.Size) -> tuple[tuple[int, int], Tensor]:
         """(block, float32 [.., blocks of rows, blocks of columns])."""
@@ -150,6 +174,11 @@ class Writer(codec.Writer):
             "weight_block_size": list(BLOCK.weight.block),
             "modules_to_not_convert": left,
         }
+
+
+def _is_fp4(name: str, held: Mapping[str, Held]) -> bool:
+    scale = held.get(name.removesuffix("weight") + BARE)
+    return name.endswith(".weight") and held[name].dtype == torch.int8 and scale is not None and scale.dtype == E8M0
 
 
 def _one_of(config: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> str:

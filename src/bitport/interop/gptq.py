@@ -70,6 +70,10 @@ class Reader(codec.Reader):
         said = setting(config, "checkpoint_format", str, setting(config, "format", str, "gptq"))
         if said not in STORED_LESS or setting(config, "is_marlin_format", bool, False):
             raise CheckpointError(f"GPTQ in the format {said!r} (or Marlin's): {', '.join(STORED_LESS)} are read")
+        if rotation := config.get("rotation"):
+            raise CheckpointError(
+                f"GPTQ with rotation {rotation!r}: inputs of layers are rotated on each call, which bitport does not do"
+            )
         self.less = STORED_LESS[said]
         self.overrides = {pattern.removeprefix("+:"): own for pattern, own in _overrides(config).items()}
         self.common = Settings.of(config)

@@ -72,7 +72,10 @@ class Settings:
 class Reader(codec.Reader):
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
-        self.shift = "qbiases" if config.get("quant_method") == "metal" else "biases"
+        metal = config.get("quant_method") == "metal"
+        self.shift = "qbiases" if metal else "biases"
+        self.channels_last = not metal
+        """Whether the tensors beside the quantized ones are as MLX has them, and not as transformers does."""
         common = {key: value for key, value in config.items() if key in SETTINGS or not isinstance(value, (dict, bool))}
         self.common = Settings.of(common, "quantization", (*SETTINGS, *NO_NUMBERS))
         self.own = {
@@ -95,11 +98,20 @@ class Reader(codec.Reader):
                 parts = {end: f"{module}.{end}" for end in ends}
                 if lost := [part for part in parts.values() if part not in held]:
                     raise CheckpointError(f"{name} is there without {lost[0]}; fetch the checkpoint again")
+                if len(held[name].shape) == 3:
+                    raise CheckpointError(
+                        f"{module}: MLX stacks the experts of a layer, under a name of its own; these are not read"
+                    )
                 found.append(Weight(f"{module}.weight", parts))
                 known.update(parts.values())
         for name, it in held.items():
             if name not in known and (it.dtype == torch.uint32 or name.endswith(f".{self.shift}")):
                 raise CheckpointError(f"{name} belongs to no module with scales; fetch the checkpoint again")
+            if self.channels_last and name.endswith(".weight") and len(it.shape) > 2 and it.dtype.is_floating_point:
+                raise CheckpointError(
+                    f"{name}: MLX keeps convolutions with their channels last, and the models that have them differ in "
+                    f"other tensors too (norms, names); these are not read"
+                )
         if any(self.shift in weight.parts for weight in found):
             self.notes.append(ROUNDED)
         return found

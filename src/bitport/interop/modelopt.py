@@ -1,5 +1,5 @@
 """NVIDIA ModelOpt (``quant_method: modelopt``). Of a layer [N, K], by the quant_algo of all or of its own
-(MIXED_PRECISION with quantized_layers)::
+(MIXED_PRECISION with quantized_layers, which names layers, or modules for all layers in them)::
 
                                weight                   weight_scale                        inputs
     FP8                        e4m3 [N, K]              one number                          input_scale
@@ -51,6 +51,7 @@ SAID_TWICE = ("quant_method", "producer", "config_groups", "ignore", "exclude_mo
 CACHE, CACHE_SCALES = ("kv_cache_scheme", "kv_cache_quant_algo"), (".k_scale", ".v_scale")
 ROLES = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 FIXED = "the second scale of nvfp4 inputs is measured on each call, where input_scale fixes it"
+UNUSED = "left out: input_scale of layers whose inputs are not rounded"
 
 
 class Reader(codec.Reader):
@@ -69,6 +70,10 @@ class Reader(codec.Reader):
         }
 
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        if stacked := [name for name in held if name.endswith("_weight_scale")]:
+            raise CheckpointError(
+                f"{stacked[0]}: experts that are stacked in one tensor are not read; quantize the original model"
+            )
         found = []
         for name in held:
             module, _, last = name.rpartition(".")
@@ -86,6 +91,8 @@ class Reader(codec.Reader):
                 raise CheckpointError(f"{name} belongs to no weight with a weight_scale; fetch the checkpoint again")
         if any("input_scale" in weight.parts and self._act_of(weight) == "nvfp4" for weight in found):
             self.notes.append(FIXED)
+        if any("input_scale" in weight.parts and not self._act_of(weight) for weight in found):
+            self.notes.append(UNUSED)
         return found
 
     def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
@@ -123,7 +130,10 @@ class Reader(codec.Reader):
         return self._of(weight.name.removesuffix(".weight")).act
 
     def _of(self, module: str) -> Scheme:
-        scheme = self.own.get(module, self.common)
+        named = module
+        while named and named not in self.own:
+            named = named.rpartition(".")[0]
+        scheme = self.own.get(named, self.common)
         if scheme is None:
             raise CheckpointError(f"{module} has a weight_scale, and quantized_layers does not say of which numbers")
         return scheme

@@ -1,6 +1,13 @@
 """What a number is: number types, bit packing, exact codecs, scales and blocks. Pure tensor functions."""
 
-from bitport.numerics.activations import ACTIVATIONS, activation_format, fake_quantize, quantize_rows
+from bitport.numerics.activations import (
+    ACTIVATIONS,
+    STATIC,
+    activation_format,
+    fake_quantize,
+    quantize_rows,
+    static_scale,
+)
 from bitport.numerics.blocks import block_amax, block_max, block_min, expand, from_blocks, spread, to_blocks
 from bitport.numerics.codebooks import NF4, decode_codebook, encode_codebook
 from bitport.numerics.codec import (
@@ -24,6 +31,7 @@ __all__ = [
     "ACTIVATIONS",
     "NF4",
     "NUMBER_TYPES",
+    "STATIC",
     "Format",
     "NumberType",
     "Quantized",
@@ -59,6 +67,7 @@ __all__ = [
     "round_to_int",
     "spread",
     "sqnr",
+    "static_scale",
     "to_blocks",
     "to_storage",
     "unpack_bits",

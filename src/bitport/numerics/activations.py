@@ -22,6 +22,9 @@ ACTIVATIONS: dict[str, Format] = {
     "nvfp4": Format(dtype="float4_e2m1", block=(1, 16), scale="e4m3", global_scale=True),
 }
 
+STATIC = tuple(name for name, fmt in ACTIVATIONS.items() if fmt.block == (0, 0) or fmt.global_scale)
+"""Those with one scale for all of x, which can be fixed beforehand: the only one, or the second level of nvfp4."""
+
 
 def activation_format(name: str) -> Format:
     if name not in ACTIVATIONS:
@@ -30,8 +33,8 @@ def activation_format(name: str) -> Format:
 
 
 def quantize_rows(x: Tensor, name: str, act_scale: Tensor | None = None) -> Quantized:
-    """x as [M, K] in an activation format. `act_scale`, one float32 number, is a static scale: the scale of the tensor
-    formats, the global scale of nvfp4; formats whose scales are per token or block take none."""
+    """x as [M, K] in an activation format. `act_scale`, one float32 number, fixes the scale that all of x shares
+    (STATIC)."""
     fmt = activation_format(name)
     scale, scale2 = _static(name, fmt, act_scale)
     return quantize(_rows(x), fmt, scale=scale, scale2=scale2)
@@ -49,6 +52,12 @@ def fake_quantize(x: Tensor, name: str, act_scale: Tensor | None = None) -> Tens
     return dequantize_codes(codes, fmt, scale, zero, scale2).reshape(x.shape)
 
 
+def static_scale(amax: Tensor, name: str) -> Tensor:
+    """The `act_scale` [1, 1] for inputs whose largest magnitude is `amax`."""
+    scale, _, scale2 = choose_qparams(amax.float().reshape(1, 1), activation_format(name))
+    return scale if scale2 is None else scale2
+
+
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
@@ -57,9 +66,8 @@ def _static(name: str, fmt: Format, act_scale: Tensor | None) -> tuple[Tensor | 
     """(scale, scale2) of a static scale."""
     if act_scale is None:
         return None, None
-    if fmt.block != (0, 0) and not fmt.global_scale:
-        takers = [other for other, its in ACTIVATIONS.items() if its.block == (0, 0) or its.global_scale]
-        raise ValueError(f"{name!r} scales each token or block; a static scale is for {', '.join(takers)}")
+    if name not in STATIC:
+        raise ValueError(f"{name!r} scales each token or block; a static scale is for {', '.join(STATIC)}")
     if act_scale.dtype != torch.float32 or act_scale.numel() != 1:
         raise ValueError(
             f"a static scale is one float32 number, got {act_scale.dtype} of shape {tuple(act_scale.shape)}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bitport import layouts
 from bitport.errors import ArgumentError
-from bitport.numerics import ACTIVATIONS, fake_quantize
+from bitport.numerics import ACTIVATIONS, STATIC, fake_quantize
 from bitport.ops import samples
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
@@ -98,8 +98,8 @@ def check_activation(x: Tensor, act: str, act_scale: Tensor | None) -> None:
     if act not in ACTIVATIONS:
         raise ArgumentError(f"unknown activation {act!r}; known: {', '.join(ACTIVATIONS)}")
     if act_scale is not None:
-        if ACTIVATIONS[act].block != (0, 0):
-            raise ArgumentError(f"act_scale is for a per-tensor activation, not for {act!r}")
+        if act not in STATIC:
+            raise ArgumentError(f"act_scale is for {', '.join(STATIC)}, not for {act!r}")
         if act_scale.numel() != 1 or act_scale.dtype != torch.float32 or act_scale.device != x.device:
             given = f"{act_scale.dtype} {[*act_scale.shape]} on {act_scale.device}"
             raise ArgumentError(f"act_scale must be one float32 number on {x.device}, not {given}")

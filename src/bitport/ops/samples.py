@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.numerics import quantize
+from bitport.numerics import quantize, static_scale
 from bitport.ops.reference import value_of
 from bitport.ops.weight import Weight
 from bitport.schemes import PRESETS, Scheme, preset
@@ -31,8 +31,10 @@ VARIANTS = (
     "int5-tensor",
     "int8-asym",
     "int4-b8x16-sym",
+    "fp8-static",
+    "nvfp4-static",
 )
-"""Presets with suffixes, so that every granularity and kind of zero is among the samples."""
+"""Presets with suffixes, so that every granularity, kind of zero and fixed scale is among the samples."""
 
 SHAPES = {
     "int3": (24, 40),
@@ -91,7 +93,7 @@ def act_scale(x: Tensor, scheme: Scheme) -> Tensor | None:
     if not scheme.static:
         return None
     amax = x.float().abs().amax() if x.numel() else torch.ones((), device=x.device)
-    return (amax / 127).reshape(1, 1)
+    return static_scale(amax, scheme.act)
 
 
 def weights(device: torch.device, dtype: torch.dtype, *, weight_only: bool, experts: int = 0) -> Iterator[WeightSample]:

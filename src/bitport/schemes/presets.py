@@ -5,7 +5,7 @@ A name is a preset, then any of these suffixes, e.g. ``int4-g32-sym``, ``int3-ch
     -g<N>       one scale per N inputs          -channel  one per output row     -tensor  one for all
     -b<R>x<C>   one per block of R rows and C inputs
     -sym        no zero point     -asym  integer zero point     -fzero  float zero point (HQQ, tinygemm)
-    -wo         weight only: the input is not rounded
+    -wo         weight only: the input is not rounded    -static  its scale is fixed by calibration
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def preset(name: str) -> Scheme:
     scheme = PRESETS[base]
     said: set[str] = set()
     for suffix in name[len(base) + 1 :].split("-") if name != base else ():
-        field = "zero" if suffix in ZERO_SUFFIX else "input" if suffix == "wo" else "block"
+        field = "zero" if suffix in ZERO_SUFFIX else "input" if suffix in ("wo", "static") else "block"
         if field in said:
             raise SchemeError(f"scheme {name!r}: its {field} is given twice")
         said.add(field)
@@ -78,6 +78,8 @@ def preset(name: str) -> Scheme:
 def _with_suffix(scheme: Scheme, suffix: str, name: str) -> Scheme:
     if suffix == "wo":
         return dataclasses.replace(scheme, act="", static=False)
+    if suffix == "static":
+        return dataclasses.replace(scheme, static=True)
     change: dict[str, object]
     if suffix in ZERO_SUFFIX:
         change = {"zero": ZERO_SUFFIX[suffix]}
@@ -88,7 +90,7 @@ def _with_suffix(scheme: Scheme, suffix: str, name: str) -> Scheme:
     elif match := re.fullmatch(r"b([1-9]\d*)x([1-9]\d*)", suffix):
         change = {"block": (int(match[1]), int(match[2]))}
     else:
-        allowed = ["g<N>", "b<R>x<C>", *BLOCK_SUFFIX, *ZERO_SUFFIX, "wo"]
+        allowed = ["g<N>", "b<R>x<C>", *BLOCK_SUFFIX, *ZERO_SUFFIX, "wo", "static"]
         raise SchemeError(f"scheme {name!r}: unknown suffix {suffix!r}; allowed: {', '.join(allowed)}")
     try:
         return dataclasses.replace(scheme, weight=dataclasses.replace(scheme.weight, **change))  # type: ignore[arg-type]
@@ -121,6 +123,8 @@ def _name_from(base: str, scheme: Scheme) -> str | None:
         name += "-" + next(suffix for suffix, zero in ZERO_SUFFIX.items() if zero == scheme.weight.zero)
     if PRESETS[base].act and not scheme.act:
         name += "-wo"
+    if scheme.static and not PRESETS[base].static:
+        name += "-static"
     try:
         return name if preset(name) == scheme else None
     except SchemeError:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from bitport.errors import SchemeError
-from bitport.numerics import ACTIVATIONS, Format
+from bitport.numerics import ACTIVATIONS, STATIC, Format
 
 VERSION = 1
 
@@ -15,8 +15,8 @@ VERSION = 1
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheme:
     """``weight``: the number format of the weight. ``act``: how each input is rounded before the product, a key of
-    :data:`bitport.numerics.ACTIVATIONS`, or "" for an input that is used as it is. ``static``: the scale of the
-    input is fixed by calibration instead of being measured on every call.
+    :data:`bitport.numerics.ACTIVATIONS`, or "" for an input that is used as it is. ``static``: the scale that
+    a whole input shares is fixed by calibration instead of being measured on every call.
 
     A scheme holds everything a checkpoint needs to be read; it says nothing about devices or layouts.
     """
@@ -28,9 +28,10 @@ class Scheme:
     def __post_init__(self) -> None:
         if self.act and self.act not in ACTIVATIONS:
             raise SchemeError(f"unknown activation {self.act!r}; known: {', '.join(ACTIVATIONS)}, or '' for none")
-        if self.static and (not self.act or ACTIVATIONS[self.act].block != (0, 0)):
-            per_tensor = [name for name, fmt in ACTIVATIONS.items() if fmt.block == (0, 0)]
-            raise SchemeError(f"static needs a per-tensor activation ({', '.join(per_tensor)}), not {self.act!r}")
+        if self.static and self.act not in STATIC:
+            raise SchemeError(
+                f"static is for activations with a scale for all of x ({', '.join(STATIC)}), not {self.act!r}"
+            )
 
     @property
     def name(self) -> str:
