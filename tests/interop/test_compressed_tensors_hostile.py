@@ -42,7 +42,8 @@ def files() -> Iterator[tuple[str, dict[str, Any], dict[str, Tensor]]]:
     static = TOKEN8 | {"strategy": "tensor", "dynamic": False}
     tensors = layer.in_bytes() | {"m.input_scale": torch.ones(1), "m.input_zero_point": torch.zeros(1)}
     yield "bytes", config("int-quantized", layer.said(), static), tensors
-    yield "nvfp4", config("nvfp4-pack-quantized", NVFP4, NVFP4 | {"dynamic": "local"}), nvfp4_layer(3.0)[0]
+    fixed = {**nvfp4_layer(3.0)[0], "m.input_global_scale": torch.tensor([7.0])}
+    yield "nvfp4", config("nvfp4-pack-quantized", NVFP4, NVFP4 | {"dynamic": "local"}), fixed
     said, tensors = written({"m.weight": plain("mxfp6", 4, 64)}, [])
     yield "mxfp6", said, tensors
 

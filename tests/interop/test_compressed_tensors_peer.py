@@ -63,6 +63,8 @@ def compressed(scheme: Any, weight: Tensor) -> tuple[dict[str, Tensor], str]:
         state |= {"weight_scale": scale.reshape(1), "weight_zero_point": zero.reshape(1)}
     if scheme.input_activations is not None and scheme.input_activations.dynamic is False:
         state["input_scale"] = torch.tensor([0.5], dtype=weight.dtype)
+    if scheme.input_activations is not None and scheme.input_activations.strategy == "tensor_group":
+        state["input_global_scale"] = torch.tensor([0.5])
     return BaseCompressor.get_value_from_registry(scheme.format).compress(state, scheme), scheme.format
 
 
@@ -130,7 +132,7 @@ def test_what_the_library_packs_is_read(name: str, stored: str, changes: dict[st
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", [*SCHEMES, "nvfp4-wo"])
+@pytest.mark.parametrize("name", [*SCHEMES, "nvfp4-wo", "nvfp4-static"])
 def test_what_bitport_writes_the_library_unpacks(name: str, dtype: torch.dtype) -> None:
     q = plain(SCHEMES.get(name) or preset(name), dtype=dtype)
     said, tensors = written({"m.weight": q}, ["lm_head"])

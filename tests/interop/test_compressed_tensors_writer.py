@@ -55,6 +55,18 @@ def test_nvfp4_written_and_read_again() -> None:
     assert exact > 60
 
 
+def test_nvfp4_inputs_written_and_read_again() -> None:
+    q = plain("nvfp4-static")
+    q.act_scale = torch.full((1, 1), 0.25)
+    said, tensors = written({"m.weight": q}, [])
+    assert said["config_groups"]["group_0"]["input_activations"]["dynamic"] == "local"
+    assert tensors["m.input_global_scale"].tolist() == [4.0]
+    again = single(said, tensors)
+    assert again.scheme.name == "nvfp4-static"
+    assert again.act_scale is not None
+    assert again.act_scale.tolist() == [0.25]
+
+
 def test_several_schemes_are_several_groups() -> None:
     weights = {
         "a.weight": plain("int4"),
@@ -101,7 +113,8 @@ def parts(*more: str) -> dict[str, Any]:
         (described(Scheme(weight=Format(dtype="int8", block=(0, 16)))), "none of its formats"),
         (described(Scheme(weight=Format(dtype="int4", block=(1, 32), scale="e8m0"))), "none of its formats"),
         (described(Scheme(weight=Format(dtype="int1", block=(1, 32)))), "none of its formats"),
-        (described("nvfp4"), "nvfp4-wo"),
+        (described("nvfp4"), "nvfp4-static"),
+        (described("nvfp4-static"), "act_scale"),
         (described("int8-static"), "act_scale"),
         (described("int8-dyn", **parts("act_scale")), "act_scale"),
         (described(**parts("perm")), "act-order"),

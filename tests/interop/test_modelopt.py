@@ -75,14 +75,16 @@ def test_a_fixed_scale_of_inputs(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "name"), [("NVFP4", "nvfp4"), ("NVFP4_AWQ", "nvfp4"), ("W4A16_NVFP4", "nvfp4-wo")]
+    ("algorithm", "name"), [("NVFP4", "nvfp4-static"), ("NVFP4_AWQ", "nvfp4-static"), ("W4A16_NVFP4", "nvfp4-wo")]
 )
 def test_nvfp4(algorithm: str, name: str) -> None:
     tensors, value = four()
     made = reader(algorithm, group_size=16)
     (q,) = read(made, tensors).values()
     assert str(q.scheme) == name
-    assert made.notes == [modelopt.FIXED if name == "nvfp4" else modelopt.UNUSED]
+    assert made.notes == ([] if name == "nvfp4-static" else [modelopt.UNUSED])
+    assert (q.act_scale is None) == (name == "nvfp4-wo")
+    assert q.act_scale is None or torch.equal(q.act_scale, tensors["m.input_scale"])
     np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
     tensors["m.pre_quant_scale"] = torch.rand(K).bfloat16()
     (q,) = read(made, tensors).values()
@@ -94,7 +96,7 @@ def test_the_older_form_of_the_settings() -> None:
     inner = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
     said = {"producer": {"name": "modelopt"}, "quantization": inner}
     (q,) = read(modelopt.Reader(said, torch.bfloat16), four()[0]).values()
-    assert str(q.scheme) == "nvfp4"
+    assert str(q.scheme) == "nvfp4-static"
 
 
 def test_layers_of_their_own() -> None:
@@ -102,7 +104,7 @@ def test_layers_of_their_own() -> None:
     tensors = {f"a.{name}": tensor for name, tensor in eight("FP8")[0].items()}
     tensors |= {f"b.{name}": tensor for name, tensor in four()[0].items()}
     found = read(reader("MIXED_PRECISION", quantized_layers=layers), tensors)
-    assert {name: str(q.scheme) for name, q in found.items()} == {"a.m.weight": "fp8", "b.m.weight": "nvfp4"}
+    assert {name: str(q.scheme) for name, q in found.items()} == {"a.m.weight": "fp8", "b.m.weight": "nvfp4-static"}
     with pytest.raises(CheckpointError, match=r"b\.m has a weight_scale"):
         read(reader("MIXED_PRECISION", quantized_layers={"a.m": {"quant_algo": "FP8"}}), tensors)
 
@@ -112,8 +114,8 @@ def test_settings_for_all_layers_in_a_module() -> None:
     tensors = {f"l.experts.{at}.{name}": tensor for at in (0, 1) for name, tensor in four()[0].items()}
     made = reader("MIXED_PRECISION", quantized_layers=layers)
     schemes = {name: str(q.scheme) for name, q in read(made, tensors).items()}
-    assert schemes == {"l.experts.0.m.weight": "nvfp4-wo", "l.experts.1.m.weight": "nvfp4"}
-    assert made.notes == [modelopt.FIXED, modelopt.UNUSED]
+    assert schemes == {"l.experts.0.m.weight": "nvfp4-wo", "l.experts.1.m.weight": "nvfp4-static"}
+    assert made.notes == [modelopt.UNUSED]
     with pytest.raises(CheckpointError, match=r"l\.experts2\.m has a weight_scale"):
         read(made, {name.replace("experts.0", "experts2"): tensor for name, tensor in tensors.items()})
 

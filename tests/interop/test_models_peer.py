@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "auto-round, 2 bits": ("auto_round", {"bits": 2, "group_size": 32, "sym": False}, "int2-g32"),
     "auto-round, 8 bits": ("auto_round", {"bits": 8, "group_size": 32, "sym": True}, "int8-g32"),
     "mxfp4": ("llm_compressor", {"scheme": "MXFP4"}, "mxfp4"),
-    "nvfp4": ("llm_compressor", {"scheme": "NVFP4"}, "nvfp4"),
+    "nvfp4": ("llm_compressor", {"scheme": "NVFP4"}, "nvfp4-static"),
     "int8": ("llm_compressor", {"scheme": "INT8_W8A8"}, "int8-dyn"),
 }
 """Name -> (format, settings, the scheme that comes out)."""

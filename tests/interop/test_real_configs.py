@@ -337,9 +337,9 @@ READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
             )
         },
         of(model__layers__3__mlp__experts__0__up_proj=nvfp4()),
-        ["nvfp4"],
+        ["nvfp4-static"],
     ),
-    "nvidia/GLM-5.1-NVFP4": (modelopt("0.45.0.dev44+gc273ddb8a.d20260509"), of(**{Q: nvfp4()}), ["nvfp4"]),
+    "nvidia/GLM-5.1-NVFP4": (modelopt("0.45.0.dev44+gc273ddb8a.d20260509"), of(**{Q: nvfp4()}), ["nvfp4-static"]),
     "nvidia/Qwen3.6-27B-NVFP4": (
         modelopt(
             "0.45.0",
@@ -386,7 +386,7 @@ READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
             l__0__mlp__down_proj={**fp8(), "weight_scale": torch.ones(N, K // 32, dtype=torch.uint8)},
             l__3__block_sparse_moe__experts__0__w1=nvfp4(),
         ),
-        ["mxfp8", "nvfp4"],
+        ["mxfp8", "nvfp4-static"],
     ),
     "openai/gpt-oss-20b": (
         {

@@ -200,16 +200,26 @@ def test_nvfp4(swizzle: bool, second: float | None) -> None:
     np.testing.assert_array_equal(got, E2M1[codes].astype(np.float32) * np.repeat(factor, 16, 1))
 
 
-def test_notes() -> None:
-    inputs = {"_type": "QuantizeTensorToNVFP4Kwargs", "_data": {"use_dynamic_per_tensor_scale": False}}
+@pytest.mark.parametrize(
+    ("dynamic", "second", "scheme", "wanted"),
+    [(False, 0.5, "nvfp4-static", 0.5), (False, None, "nvfp4-static", 1.0), (True, None, "nvfp4", None)],
+)
+def test_nvfp4_inputs(dynamic: bool, second: float | None, scheme: str, wanted: float | None) -> None:
+    inputs = {"_type": "QuantizeTensorToNVFP4Kwargs", "_data": {"use_dynamic_per_tensor_scale": dynamic}}
     parts = {"qdata": np.zeros((2, 16), np.uint8), "scale": torch.ones(2, 2).to(torch.float8_e4m3fn)}
-    fixed = file(
-        "NVFP4Tensor", {**parts, "act_per_tensor_scale": torch.tensor(1.0)}, block_size=16, act_quant_kwargs=inputs
-    )
+    if second is not None:
+        parts["act_per_tensor_scale"] = torch.tensor(second)
+    tensors, metadata = file("NVFP4Tensor", parts, block_size=16, act_quant_kwargs=inputs)
+    (q,) = read(reader(metadata), tensors).values()
+    assert str(q.scheme) == scheme
+    assert (None if q.act_scale is None else float(q.act_scale)) == wanted
+
+
+def test_notes() -> None:
     seven = integers("Int8Tensor", 8, (1, 64), False, act_quant_kwargs=int8_inputs(reduce_range=True))[0]
     six = integers("Int8Tensor", 8, (1, 64), False, act_quant_kwargs=int8_inputs())[0]
     none = integers("Int8Tensor", 8, (1, 64), False)[0]
-    expected = {"second scale": fixed, "reduce_range": seven, "127.5": six, "float32": plain()[0], "": none}
+    expected = {"reduce_range": seven, "127.5": six, "float32": plain()[0], "": none}
     for part, made in expected.items():
         made_of = reader(made[1])
         read(made_of, made[0])

@@ -60,7 +60,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "int8, int8-asym": lambda: ao.Int8DynamicActivationInt8WeightConfig(act_mapping_type=ao.MappingType.ASYMMETRIC),
     "int4-g32-sym, int8-asym": lambda: ao.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4),
     "fp8-wo": lambda: ao.Float8WeightOnlyConfig(),
-    "custom": lambda: intx(1, 32),
+    "custom(int1-g32-asym)": lambda: intx(1, 32),
     **{f"int{bits}-g32-sym": functools.partial(intx, bits, 32) for bits in range(2, 8)},
     "int4-g64": lambda: intx(4, 64, "ASYMMETRIC"),
 }
@@ -128,7 +128,7 @@ def test_nvfp4(swizzle: bool, second: bool, tmp_path: Path) -> None:
     inputs = nv.QuantizeTensorToNVFP4Kwargs(use_dynamic_per_tensor_scale=second)
     theirs = nv.NVFP4Tensor.to_nvfp4(value, per_tensor_scale=whole, is_swizzled_scales=swizzle, act_quant_kwargs=inputs)
     q = saved(theirs, tmp_path)
-    assert str(q.scheme) == "nvfp4"
+    assert str(q.scheme) == ("nvfp4" if second else "nvfp4-static")
     assert torch.equal(q.dequantize(torch.float32), theirs.dequantize(torch.float32))
 
 

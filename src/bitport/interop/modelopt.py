@@ -11,7 +11,7 @@
 
     value = weight * weight_scale [* weight_scale_2, float32, with nvfp4]
 
-input_scale is the fixed scale of FP8 inputs, with nvfp4 that of their scales. Inputs are multiplied by pre_quant_scale
+input_scale is the fixed scale of FP8 inputs, with nvfp4 the second level of theirs. Inputs are multiplied by pre_quant_scale
 [K], where it is there, before they are rounded.
 """
 
@@ -29,7 +29,7 @@ from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
 from bitport.interop.codec import Weight, setting
-from bitport.numerics import Quantized
+from bitport.numerics import STATIC, Quantized
 from bitport.schemes import PRESETS, Scheme, preset
 from bitport.tensor import from_parts
 from bitport.tensor.parts import FLOATS
@@ -50,7 +50,6 @@ SAID_TWICE = ("quant_method", "producer", "config_groups", "ignore", "exclude_mo
 """What quant_algo says too, or the names of the tensors."""
 CACHE, CACHE_SCALES = ("kv_cache_scheme", "kv_cache_quant_algo"), (".k_scale", ".v_scale")
 ROLES = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
-FIXED = "the second scale of nvfp4 inputs is measured on each call, where input_scale fixes it"
 UNUSED = "left out: input_scale of layers whose inputs are not rounded"
 
 
@@ -89,8 +88,6 @@ class Reader(codec.Reader):
             packed = it.dtype in (E4M3, torch.uint8) or name.endswith(ROLES)
             if name not in known and (packed or ".svdquant_" in name):
                 raise CheckpointError(f"{name} belongs to no weight with a weight_scale; fetch the checkpoint again")
-        if any("input_scale" in weight.parts and self._act_of(weight) == "nvfp4" for weight in found):
-            self.notes.append(FIXED)
         if any("input_scale" in weight.parts and not self._act_of(weight) for weight in found):
             self.notes.append(UNUSED)
         return found
@@ -116,7 +113,7 @@ class Reader(codec.Reader):
         before, fixed = tensors.get("pre_quant_scale"), None
         if before is not None:
             expect(before, weight.parts["pre_quant_scale"], FLOATS, (shape[1],))
-        if scheme.act == "fp8-tensor" and "input_scale" in tensors:
+        if scheme.act in STATIC and "input_scale" in tensors:
             fixed = self._number(weight, tensors, "input_scale").reshape(())
             scheme = Scheme(weight=fmt, act=scheme.act, static=True)
         parts = Quantized(data.contiguous(), scale, None, second)

@@ -68,7 +68,7 @@ def format_of(said: Mapping[str, Any], what: str) -> Format:
         raise CheckpointError(f"{what}: {told(said)}: {error}") from error
 
 
-def arguments_of(fmt: Format, *, inputs: bool = False, dynamic: bool = False) -> dict[str, Any]:
+def arguments_of(fmt: Format, *, inputs: bool = False, dynamic: bool | str = False) -> dict[str, Any]:
     """The inverse of :func:`format_of`."""
     rows, columns = fmt.block
     strategy = WHOLE.get(fmt.block, "block" if rows != 1 else "tensor_group" if fmt.global_scale else "group")
@@ -113,7 +113,7 @@ def scheme_of(fmt: Format, stored: str, act: str, static: bool) -> Scheme:
 
 
 def activation_of(said: Mapping[str, Any], what: str) -> tuple[str, bool]:
-    """(name of the activation, whether its scale is static) of the arguments for inputs. They do not say
+    """(name of the activation, whether its scale, or its global one, is static) of the arguments for inputs. They do not say
     how one is measured on a call: for int8 the library divides the largest magnitude by 127.5, and bitport by 127."""
     fmt = format_of(said, what)
     act = next((name for name, known in ACTIVATIONS.items() if _alike(known, fmt)), None)
@@ -124,7 +124,7 @@ def activation_of(said: Mapping[str, Any], what: str) -> tuple[str, bool]:
             f"{what}: {told(said)}, dynamic={dynamic!r}; read are int of 8 bits by tensor (symmetric) or dynamic by "
             f"token, float of 8 bits by tensor or dynamic by token or groups of 128, and dynamic mxfp8, mxfp4, nvfp4"
         )
-    return act, dynamic is False
+    return act, fmt.global_scale or dynamic is False
 
 
 def told(said: Mapping[str, Any]) -> str:

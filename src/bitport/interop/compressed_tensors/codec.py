@@ -6,7 +6,7 @@
     nvfp4-, mxfp4-, mxfp6-pack-..      weight_packed uint8 [N, K*b/8]: the bit stream of bitport
     each of them                       weight_scale [1], [N, 1], [N, K/g] or [N/rows, K/columns]
     with zero points                   weight_zero_point int8, as weight_scale; packed: int32 [N*b/32, K/g], along N
-    with a fixed scale of inputs       input_scale [1]
+    with a fixed scale of inputs       input_scale [1]; of nvfp4 input_global_scale [1]
 
     value = (code - zero) * scale      nvfp4: code * (weight_scale / weight_global_scale)
 
@@ -15,8 +15,8 @@ version 0.17 no packed code lay across two words: the number of words tells, and
 Files of that time may say to which group a column belongs (weight_g_idx); today's library passes over it, so it is read
 and not written.
 
-All numbers are kept but one: the global scale of nvfp4 divides here and multiplies in bitport. Its reciprocal is
-rounded to float32, so that values are off by at most 2^-22 of themselves. Where there is a number whose reciprocal is
+All numbers are kept but one: a global scale of nvfp4 divides here and multiplies in bitport. Its reciprocal is rounded
+to float32, so that values are off by at most 2^-22 of themselves. Where there is a number whose reciprocal is
 that of bitport, as for all that was read from such a file, that number is written.
 """
 
@@ -59,9 +59,7 @@ class Reader(codec.Reader):
             self.notes.append("kv_cache_scheme: the cache of keys and values is quantized there, and not by bitport")
         schemes = [group.scheme for group in self.groups.groups.values() if group is not None]
         if any(scheme.weight.global_scale for scheme in schemes):
-            self.notes.append("the global scales of nvfp4 weights are kept as their reciprocals, rounded to float32")
-        if any(scheme.act == "nvfp4" for scheme in schemes):
-            self.notes.append("the global scales of nvfp4 inputs are fixed there, and measured on each call by bitport")
+            self.notes.append("the global scales of nvfp4 are kept as their reciprocals, rounded to float32")
 
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
         found: dict[str, None] = {}
@@ -84,15 +82,9 @@ class Reader(codec.Reader):
         return from_parts(quantized, scheme, shape=(n, k), dtype=self.dtype, perm=perm, act_scale=parts.act_scale())
 
     def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
-        found = {}
-        if self.config.get("kv_cache_scheme"):  # without it, a model may call its parameters so
-            found = {name: "scales of the cache of keys and values" for name in held if CACHE.fullmatch(name)}
-        for weight in self.weights(held):
-            module = _module(weight.name)
-            name = f"{module}.input_global_scale"
-            if name in held and self.groups.of(module).scheme.act == "nvfp4":
-                found[name] = "global scales of nvfp4 inputs"
-        return found
+        if not self.config.get("kv_cache_scheme"):  # a model may call its parameters so
+            return {}
+        return {name: "scales of the cache of keys and values" for name in held if CACHE.fullmatch(name)}
 
     def _weight(self, prefix: str, held: Mapping[str, Held]) -> Weight:
         group = self.groups.of(prefix.removesuffix("."))
@@ -128,8 +120,8 @@ class Writer(codec.Writer):
             return "its columns have no order of their own (act-order) since version 0.20; quantize without it"
         if "pre_scale" in q.parts:
             return "it has no scales that inputs are multiplied by (pre_scale)"
-        if scheme.act == "nvfp4":
-            return "it has nvfp4 inputs with a fixed global scale alone; weights alone can be written (nvfp4-wo)"
+        if scheme.act == "nvfp4" and not scheme.static:
+            return "it has nvfp4 inputs with a fixed global scale alone (nvfp4-static, nvfp4-wo)"
         if scheme.static != ("act_scale" in q.parts):
             return "it has a scale of inputs (act_scale) where the scheme says static, and there alone"
         return None
@@ -167,12 +159,24 @@ class Writer(codec.Writer):
                 {role: parts[role].reshape(1) for role in ("weight_scale", "weight_zero_point") if role in parts}
             )
         if q.scale2 is not None:
-            parts["weight_global_scale"], exact = _divisor(q.scale2, name)
-            if not exact and ROUNDED not in self.notes:
-                self.notes.append(ROUNDED)
-        if q.act_scale is not None:
+            parts["weight_global_scale"] = self._divisor(q.scale2, name)
+        if q.act_scale is not None and q.scheme.act == "nvfp4":
+            parts["input_global_scale"] = self._divisor(q.act_scale, name)
+        elif q.act_scale is not None:
             parts["input_scale"] = q.act_scale.reshape(1)
         return {f"{module}.{role}": part for role, part in parts.items()}
+
+    def _divisor(self, factor: Tensor, name: str) -> Tensor:
+        """A number whose reciprocal is ``factor``; the nearest where there is none."""
+        nearest = 1 / factor.reshape(1)
+        if not 0 < float(nearest) < float("inf"):
+            raise ArgumentError(f"{name}: {float(factor):g}, its global scale, has no reciprocal in float32")
+        ends = torch.tensor([0.0, float("inf")])
+        candidates = torch.cat([nearest, torch.nextafter(nearest, ends)])
+        exact = candidates[1 / candidates == factor.reshape(1)]
+        if not exact.numel() and ROUNDED not in self.notes:
+            self.notes.append(ROUNDED)
+        return exact[:1] if exact.numel() else nearest
 
     def config(self, left: list[str]) -> dict[str, Any]:
         alone = len(self.modules) == 1 and not any(map(is_embedding, *self.modules.values()))
@@ -201,14 +205,3 @@ def _stored(scheme: Scheme) -> str:
 
 def _signed(codes: Tensor, bits: int) -> Tensor:
     return (codes.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
-
-
-def _divisor(scale2: Tensor, name: str) -> tuple[Tensor, bool]:
-    """(the number whose reciprocal is nearest to ``scale2``, whether it is that)."""
-    nearest = 1 / scale2.reshape(1)
-    if not 0 < float(nearest) < float("inf"):
-        raise ArgumentError(f"{name}: {float(scale2):g}, its global scale, has no reciprocal in float32")
-    ends = torch.tensor([0.0, float("inf")])
-    candidates = torch.cat([nearest, torch.nextafter(nearest, ends)])
-    exact = candidates[1 / candidates == scale2.reshape(1)]
-    return (exact[:1], True) if exact.numel() else (nearest, False)

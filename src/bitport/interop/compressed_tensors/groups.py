@@ -95,7 +95,10 @@ class Targets:
 
 def group_of(scheme: Scheme, targets: list[str], stored: str) -> dict[str, Any]:
     """What config_groups says of weights of ``scheme`` in the format ``stored``."""
-    inputs = arguments_of(ACTIVATIONS[scheme.act], inputs=True, dynamic=not scheme.static) if scheme.act else None
+    inputs = None
+    if scheme.act:
+        fmt = ACTIVATIONS[scheme.act]
+        inputs = arguments_of(fmt, inputs=True, dynamic="local" if fmt.global_scale else not scheme.static)
     return {
         "targets": targets,
         "weights": arguments_of(scheme.weight),

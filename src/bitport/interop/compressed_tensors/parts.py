@@ -28,11 +28,16 @@ def roles_of(group: Group) -> tuple[set[str], set[str]]:
         "weight_zero_point": not group.symmetric,
         "weight_g_idx": group.reordered,
         "weight_global_scale": group.scheme.weight.global_scale,
-        "input_scale": group.scheme.static,
+        fixed_scale_of(group): group.scheme.static,
     }
     needed.update(role for role, there in settings.items() if there)
     zeros = {"weight_zero_point", "input_zero_point"} if group.scheme.static else {"weight_zero_point"}
     return needed, zeros | {"weight_g_idx"}
+
+
+def fixed_scale_of(group: Group) -> str:
+    """The tensor with the fixed scale of inputs, where they have one."""
+    return "input_global_scale" if group.scheme.act == "nvfp4" else "input_scale"
 
 
 def is_packed(group: Group) -> bool:
@@ -86,11 +91,7 @@ class Parts:
         return self._codes("weight_zero_point", self._shaped("weight_zero_point", grid, torch.int8))
 
     def scale2(self) -> Tensor:
-        divisor = self._shaped("weight_global_scale", (1, 1), torch.float32)
-        scale2 = 1 / divisor
-        if not (0 < float(scale2) < float("inf") and 0 < float(divisor) < float("inf")):
-            self._fail("weight_global_scale", "a positive number that has a reciprocal")
-        return scale2
+        return self._reciprocal("weight_global_scale", (1, 1))
 
     def perm(self, k: int) -> Tensor | None:
         """The columns in the order of their groups; None where they lie so. -1 stands for an order never set."""
@@ -104,8 +105,17 @@ class Parts:
     def act_scale(self) -> Tensor | None:
         if not self.group.scheme.static:
             return None
+        if (role := fixed_scale_of(self.group)) == "input_global_scale":
+            return self._reciprocal(role, (1,))
         self._must_be_zero("input_zero_point")
         return self._shaped("input_scale", (1,), *FLOATS).to(torch.float32)
+
+    def _reciprocal(self, role: str, shape: tuple[int, ...]) -> Tensor:
+        divisor = self._shaped(role, shape, torch.float32)
+        number = 1 / divisor
+        if not (0 < float(number) < float("inf") and 0 < float(divisor) < float("inf")):
+            self._fail(role, "a positive number that has a reciprocal")
+        return number
 
     def _stream(self, words: Tensor, k: int, bits: int) -> Tensor:
         each = 32 // bits

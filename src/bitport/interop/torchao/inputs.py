@@ -10,7 +10,6 @@ from bitport.interop.torchao.header import Entry
 SYMMETRIC = "inputs are rounded to int8 with the scale amax / 127, where torchao has amax / 127.5"
 SEVEN_BITS = "inputs are rounded to all 8 bits, where torchao left one free for some processors (reduce_range)"
 POWERS = "scales of inputs are rounded to powers of two by bitport's rule, not by scaling_mode of torchao"
-SECOND_SCALE = "the second scale of inputs is measured on each call, where torchao had a fixed one or none"
 
 
 class Inputs(NamedTuple):
@@ -78,7 +77,7 @@ def _mx(said: Mapping[str, Any], entry: Entry) -> Inputs | None:
 def _nvfp4(said: Mapping[str, Any], entry: Entry) -> Inputs | None:
     if said.get("block_size", 16) != 16:
         return None
-    return Inputs("nvfp4", False, "" if said.get("use_dynamic_per_tensor_scale") is True else SECOND_SCALE)
+    return Inputs("nvfp4", said.get("use_dynamic_per_tensor_scale") is not True)
 
 
 def _granularity(said: Mapping[str, Any]) -> str:

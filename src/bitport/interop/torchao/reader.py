@@ -93,7 +93,12 @@ def _of_inputs(entry: Entry, inputs: Inputs, tensors: dict[str, Tensor], k: int)
     before, fixed = tensors.get("act_pre_scale"), None
     if before is not None:
         before = expect(before, entry.parts["act_pre_scale"], FLOATS, (1,) * (before.dim() - 1) + (k,)).flatten()
-    if inputs.static:
+    if inputs.static and inputs.act == "nvfp4":  # without a second level it is 1
+        fixed = tensors.get("act_per_tensor_scale", torch.ones(()))
+        fixed = (
+            expect(fixed, entry.parts.get("act_per_tensor_scale", ""), FLOATS, (1,) * fixed.dim()).float().reshape(())
+        )
+    elif inputs.static:
         fixed, name = tensors["act_quant_scale"], entry.parts["act_quant_scale"]
         fixed = expect(fixed, name, FLOATS, (1,) * fixed.dim()).float().reshape(())
         shift = tensors.get("act_quant_zero_point")
