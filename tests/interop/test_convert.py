@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bitport.checkpoint import quantize_files, read_manifest
+from bitport.checkpoint.source import Source
 from bitport.cli.main import main
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import convert, gptq
@@ -171,7 +172,7 @@ def edited(theirs: Path, target: Path, **changes: Any) -> Path:
 
 def test_methods_that_are_not_read_are_named(theirs: Path, float_model: Path, tmp_path: Path) -> None:
     for at, (said, reason) in enumerate(
-        [({"quant_method": "aqlm"}, "'aqlm'; gptq"), ([], "'None'"), ({"quant_method": 7}, "'7'")]
+        [({"quant_method": "aqlm"}, "'aqlm'; gptq"), ([], "does not say how"), ({"quant_method": 7}, "'7'")]
     ):
         path = edited(theirs, tmp_path / str(at), quantization_config=said)
         with pytest.raises(CheckpointError, match=reason):
@@ -198,6 +199,58 @@ def test_a_config_inside_a_config(theirs: Path, tmp_path: Path) -> None:
     assert Foreign(path).reader.dtype == torch.bfloat16
     convert(path, tmp_path / "back", progress=False)
     assert json.loads((tmp_path / "back" / "config.json").read_text())["text_config"] == {"dtype": "bfloat16"}
+
+
+def test_methods_that_older_files_do_not_name(theirs: Path, tmp_path: Path) -> None:
+    for at, (said, method) in enumerate(
+        [
+            ({"load_in_4bit": True}, "bitsandbytes"),
+            ({"load_in_8bit": True, "load_in_4bit": False}, "bitsandbytes"),
+            ({"producer": {"name": "modelopt"}}, "modelopt"),
+        ]
+    ):
+        source = Source(edited(theirs, tmp_path / str(at), quantization_config=said), quantized=True)
+        assert source.quantization == {**said, "quant_method": method}
+
+
+def changed(theirs: Path, target: Path, tensors: dict[str, Tensor]) -> Path:
+    """A copy whose files hold ``tensors`` too."""
+    path = edited(theirs, target)
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    save_file(tensors, path / "more.safetensors")
+    index["weight_map"].update(dict.fromkeys(tensors, "more.safetensors"))
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return path
+
+
+def test_biases_that_only_the_file_has(theirs: Path, ours: Path, tmp_path: Path) -> None:
+    """AutoGPTQ gives every layer a bias, of zeros where the model has none."""
+    name = "model.layers.0.mlp.up_proj.bias"
+    done = convert(changed(theirs, tmp_path / "zero", {name: torch.zeros(256)}), tmp_path / "out", progress=False)
+    (note,) = done.notes
+    assert note.startswith("left out: biases of zeros that the model does not have")
+    assert_same(tensors(tmp_path / "out"), tensors(ours))
+    path = changed(theirs, tmp_path / "more", {name: torch.ones(256)})
+    assert convert(path, tmp_path / "kept", progress=False).notes == ()
+    assert name in tensors(tmp_path / "kept")
+
+
+def test_bytes_that_nobody_explains(theirs: Path, tmp_path: Path) -> None:
+    weight = torch.ones(4, 4).to(torch.float8_e4m3fn)
+    path = changed(theirs, tmp_path / "odd", {"model.layers.0.mlp.gate.weight": weight})
+    with pytest.raises(CheckpointError, match="nothing says what its numbers mean"):
+        convert(path, tmp_path / "out", progress=False)
+
+
+def test_a_quantized_head_is_not_tied(tmp_path: Path) -> None:
+    """Whatever config.json says of it."""
+    source = models.make_directory(tmp_path / "float", tie_word_embeddings=False)
+    quantize_files(source, tmp_path / "q", {"lm_head": "int4-g32", "*_proj": "int4-g32"}, progress=False)
+    convert(tmp_path / "q", tmp_path / "whole", to="gptq_v2", progress=False)
+    path = edited(tmp_path / "whole", tmp_path / "tied", tie_word_embeddings=True)
+    done = convert(path, tmp_path / "out", progress=False)
+    assert done.weights["lm_head.weight"] == "int4-g32"
+    assert read_manifest(tmp_path / "out").tied == {}
 
 
 def test_the_dtype_where_config_json_is_silent(theirs: Path, tmp_path: Path) -> None:

@@ -29,8 +29,12 @@ QUANTIZATION_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
+    "quanto_qmap.json": "quanto",
+    "quantization_map.json": "quanto",
 }
 """Files that say it alone in some checkpoints -> by which method."""
+QUANTIZED = {".W_q": "hqq"}
+"""What names of tensors end with where files of a library may say it nowhere else -> by which method."""
 MLX = "quantization"
 """Where config.json says it of MLX, which names no method."""
 TOKEN_EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|tok_embeddings|word_embeddings|embed_in|shared)\.weight")
@@ -62,13 +66,13 @@ class Source:
         if not self.path.exists():
             raise CheckpointError(f"{self.path} does not exist")
         self.config = self._json(self.path / "config.json") if (self.path / "config.json").is_file() else {}
+        self.tensors = {held.name: held for file in self._files() for held in _held(file)}
         self.quantization = self._quantization()
         if self.quantization is not None and not quantized:
             raise CheckpointError(
                 f"{self.path} is quantized already ({self.quantization.get('quant_method')}); give the original model, "
                 f"or bring this one as it is: bitport convert"
             )
-        self.tensors = {held.name: held for file in self._files() for held in _held(file)}
         self.tied = self._tied()
         self.stored = {name: held for name, held in self.tensors.items() if name not in self.tied}
         """Those that are no aliases of others."""
@@ -149,18 +153,21 @@ class Source:
         return files
 
     def _quantization(self) -> dict[str, Any] | None:
-        """What config.json, or the file that older libraries wrote beside it, says of the numbers of the weights."""
+        """What config.json, or the file that older libraries wrote beside it, or else the names of tensors say of the
+        numbers of the weights."""
         parts = (self.config, *self.config.values())  # text_config, vision_config ..
         mlx = self.config.get(MLX)
         found = [part[key] for key in QUANTIZATION for part in parts if _has(part, key)]
         if isinstance(mlx, dict) and not any(_has(said, "quant_method") for said in found):
             return {"quant_method": "mlx", **mlx}
         if found:
-            return found[0] if isinstance(found[0], dict) else {}
+            said = found[0] if isinstance(found[0], dict) else {}
+            return said if _has(said, "quant_method") else {**said, "quant_method": _method_of(said)}
         for name, method in QUANTIZATION_FILES.items():
             if self.is_directory and (self.path / name).is_file():
                 return {"quant_method": method, **self._json(self.path / name)}
-        return None
+        ends = {method for end, method in QUANTIZED.items() for name in self.tensors if name.endswith(end)}
+        return {"quant_method": ends.pop()} if ends else None
 
     def _json(self, path: Path) -> dict[str, Any]:
         try:
@@ -190,6 +197,14 @@ class Source:
             with SafetensorsReader(self.tensors[name].file) as reader:
                 both.append(reader.read(name))
         return both[0].dtype == both[1].dtype and torch.equal(*both)
+
+
+def _method_of(said: dict[str, Any]) -> str | None:
+    """The method of settings that do not name it, as some older ones."""
+    producer = said.get("producer")
+    if isinstance(producer, dict) and producer.get("name") == "modelopt":
+        return "modelopt"
+    return "bitsandbytes" if said.get("load_in_4bit") or said.get("load_in_8bit") else None
 
 
 def _has(part: Any, key: str) -> bool:

@@ -34,6 +34,8 @@ KEPT = 16
 
 
 class Reader(codec.Reader):
+    writes_zero_biases = True
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         packing = setting(config, "packing_format", str, _of_backend(config)).removeprefix("auto_round:")

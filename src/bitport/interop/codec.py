@@ -37,10 +37,15 @@ class Reader(abc.ABC):
     CheckpointError for what is not understood, since a setting that is passed over would change the numbers.
     ``dtype``: what the weights were rounded from."""
 
+    writes_zero_biases: ClassVar[bool] = False
+    """Whether a library writes biases of zeros for layers that have none."""
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         self.config, self.dtype = config, dtype
         self.metadata: Mapping[str, str] = {}
         """What the headers of the files say beside their tensors; there when weights() is called."""
+        self.model: Mapping[str, Any] = {}
+        """All of config.json; there when weights() is called."""
         self.notes: list[str] = []
         """What is not carried over and does not change a weight: for the report."""
 

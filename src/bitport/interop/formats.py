@@ -10,9 +10,11 @@ from bitport.interop import (
     compressed_tensors,
     float8,
     gptq,
+    hqq,
     mlx,
     modelopt,
     mxfp4,
+    quanto,
     torchao,
 )
 
@@ -20,6 +22,7 @@ READERS: dict[str, type[codec.Reader]] = {
     "gptq": gptq.Reader,
     "awq": awq.Reader,
     "auto-round": auto_round.Reader,
+    "intel/auto-round": auto_round.Reader,
     "compressed-tensors": compressed_tensors.Reader,
     "torchao": torchao.Reader,
     "bitsandbytes": bitsandbytes.Reader,
@@ -28,6 +31,8 @@ READERS: dict[str, type[codec.Reader]] = {
     "mxfp4": mxfp4.Reader,
     "mlx": mlx.Reader,
     "metal": mlx.Reader,
+    "hqq": hqq.Reader,
+    "quanto": quanto.Reader,
 }
 """By the quant_method of config.json."""
 

@@ -65,6 +65,8 @@ def _overrides(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 class Reader(codec.Reader):
+    writes_zero_biases = True
+
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
         said = setting(config, "checkpoint_format", str, setting(config, "format", str, "gptq"))

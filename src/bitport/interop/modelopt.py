@@ -11,8 +11,8 @@
 
     value = weight * weight_scale [* weight_scale_2, float32, with nvfp4]
 
-input_scale is the fixed scale of FP8 inputs, with nvfp4 the second level of theirs. Inputs are multiplied by pre_quant_scale
-[K], where it is there, before they are rounded.
+input_scale is the fixed scale of FP8 inputs, with nvfp4 the second level of theirs. Inputs are multiplied by
+pre_quant_scale [K], where it is there, before they are rounded.
 """
 
 from __future__ import annotations

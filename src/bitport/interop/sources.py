@@ -19,10 +19,11 @@ from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.source import MLX, QUANTIZATION, QUANTIZATION_FILES, WEIGHTS, Source
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop.codec import Described, Reader, Weight, kind_of
 from bitport.interop.formats import READERS
 from bitport.interop.gguf import Gguf
+from bitport.interop.skeleton import shapes_of
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
@@ -62,13 +63,16 @@ class Foreign:
                 f"{path} does not say that it is quantized (quantization_config in config.json): quantize it with "
                 f"bitport quantize"
             )
-        self.path, self.format, self.tied = path, str(said.get("quant_method")), self.files.tied
+        self.path, self.format = path, str(said.get("quant_method"))
         if self.format not in READERS:
-            raise CheckpointError(f"{path} is quantized by {self.format!r}; {', '.join(READERS)} are read")
+            how = f"by {self.format!r}" if said.get("quant_method") else "and does not say how (quant_method)"
+            raise CheckpointError(f"{path} is quantized {how}; {', '.join(READERS)} are read")
         self.reader: Reader = READERS[self.format](said, self._dtype())
-        self.reader.metadata = self.files.metadata
+        self.reader.metadata, self.reader.model = self.files.metadata, self.files.config
         self.weights = self.reader.weights(self.files.stored)
-        dropped = self.reader.dropped(self.files.stored)
+        names = {weight.name for weight in self.weights}
+        self.tied = {alias: name for alias, name in self.files.tied.items() if alias not in names}
+        dropped = {**self.reader.dropped(self.files.stored), **self._zero_biases()}
         self.notes = [*dict.fromkeys(f"left out: {reason}" for reason in dropped.values()), *self.reader.notes]
         self.first: dict[str, Weight] = {}
         """Where each weight is handed out: with the first of its tensors."""
@@ -78,6 +82,9 @@ class Foreign:
             first, *others = sorted(weight.parts.values(), key=order.__getitem__)
             self.first[first] = weight
             self.rest.update(others)
+        for name, held in self.files.stored.items():
+            if name.endswith(".weight") and name not in {*self.rest, *self.first} and held.dtype.itemsize == 1:
+                raise CheckpointError(f"{path}: {name} is {held.dtype}, and nothing says what its numbers mean")
         self.nbytes = sum(held.nbytes for held in self.files.stored.values())
 
     def __len__(self) -> int:
@@ -113,6 +120,22 @@ class Foreign:
         module = target_of(weight.name, tuple(value.shape), value.dtype, self.files.model_type)
         conv1d = module is not None and module.kind == "linear" and module.transposed
         return value.t() if conv1d else value
+
+    def _zero_biases(self) -> dict[str, str]:
+        """Biases of zeros that the model does not have, where a library writes them for every layer."""
+        if not self.reader.writes_zero_biases:
+            return {}
+        biases = (f"{weight.name.removesuffix('weight')}bias" for weight in self.weights)
+        there = [name for name in biases if name in self.files.stored]
+        zero = [name for name, value in self.files.read(there) if not bool(value.any())]
+        if not zero:
+            return {}
+        try:
+            known = shapes_of(self.files.config, len(self.files.stored))
+        except BitportError:  # then nobody knows, and they stay
+            return {}
+        reason = "biases of zeros that the model does not have; AutoGPTQ writes them for every layer"
+        return {name: reason for name in zero if name not in known}
 
     def _dtype(self) -> torch.dtype:
         """What the model computes in, from config.json; where that is silent, from its tensors."""

@@ -113,8 +113,9 @@ def scheme_of(fmt: Format, stored: str, act: str, static: bool) -> Scheme:
 
 
 def activation_of(said: Mapping[str, Any], what: str) -> tuple[str, bool]:
-    """(name of the activation, whether its scale, or its global one, is static) of the arguments for inputs. They do not say
-    how one is measured on a call: for int8 the library divides the largest magnitude by 127.5, and bitport by 127."""
+    """(name of the activation, whether the scale that all of an input shares is static) of the arguments for inputs.
+    They do not say how one is measured on a call: for int8 the library divides the largest magnitude by 127.5, and
+    bitport by 127."""
     fmt = format_of(said, what)
     act = next((name for name, known in ACTIVATIONS.items() if _alike(known, fmt)), None)
     dynamic = setting(said, "dynamic", (bool, str), False)

@@ -1,0 +1,198 @@
+"""HQQ (``quant_method: hqq``), as the library itself and transformers 4 write it to safetensors. A layer [N, K] is seen
+as [R, C], row after row::
+
+    axis 1    [N*K/g, g]    scale, zero float [R, 1]    g consecutive numbers of a row have a scale
+    axis 0    [g, N*K/g]    scale, zero float [1, C]    g numbers of a column, N/g rows apart, have one
+
+    value = (code - zero) * scale
+
+    8bit_u8    uint8 [R, C]           8, 6 or 5 bits
+    4bit_u8    uint8 [R/2, C]         4 bits
+    2bit_u8    uint8 [R/4, C]         2 bits, or the codes 0, 1, 2 (nbits 1.58)
+    1bit_u8    uint8 [R/8, C]         1 bit
+    3bit_32    int32 [R/10, C], rounded up; the rows that fill up are no codes
+
+A byte or word of W_q holds codes of one column, R/2, R/4 .. rows apart, the first in the highest bits (of a word: below
+the highest two). With view_as_float the same bytes are called a float. Every layer says all of this itself, in
+tensors of one number and ASCII in uint8; what config.json repeats changes nothing.
+
+Groups of axis 0 are blocks of bitport where g is N: a scale per column. With fewer rows in a group its rows lie apart,
+for which bitport has no scheme. Zero points that are whole numbers in all of a matrix become integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Held
+from bitport.errors import CheckpointError
+from bitport.interop import codec
+from bitport.interop.checks import expect
+from bitport.interop.codec import Weight, grouped
+from bitport.numerics import Format, Quantized
+from bitport.numerics.packing import pack_bits
+from bitport.schemes import Scheme
+from bitport.tensor import from_parts
+from bitport.tensor.parts import FLOATS
+
+NO_NUMBERS = ("quant_method", "quant_config", "skip_modules")
+"""Settings of config.json, which the layers say again."""
+NEEDED = ("scale", "zero", "nbits", "group_size", "axis", "shape", "packing")
+CHECKED = ("view_as_float", "quant_scale", "quant_zero")
+STORED = ("unpack_view_dtype", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config")
+FOUND = ("channel_wise", "optimize", "round_zero")
+"""How scales and zero points were found."""
+NESTED = (".scale_q", ".zero_q", ".zero_scale", ".meta_scale", ".meta_zero")
+
+
+class Packing(NamedTuple):
+    nbits: tuple[float, ...]
+    width: int
+    """Bits that a code takes."""
+    codes: int
+    """In an element of W_q."""
+    dtype: torch.dtype
+
+
+PACKINGS = {
+    "8bit_u8": Packing((8, 6, 5), 8, 1, torch.uint8),
+    "4bit_u8": Packing((4,), 4, 2, torch.uint8),
+    "3bit_32": Packing((3,), 3, 10, torch.int32),
+    "2bit_u8": Packing((2, 1.58), 2, 4, torch.uint8),
+    "1bit_u8": Packing((1,), 1, 8, torch.uint8),
+}
+
+
+class Reader(codec.Reader):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__(config, dtype)
+        if unknown := [key for key in config if key not in NO_NUMBERS]:
+            raise CheckpointError(f"HQQ with {unknown[0]}: only {', '.join(NO_NUMBERS)} are understood")
+
+    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        if nested := [name for name in held if name.endswith(NESTED)]:
+            raise CheckpointError(
+                f"{nested[0]}: scales and zero points that are quantized too (quant_scale, quant_zero) or lie in one "
+                f"tensor (offload_meta) are not read; quantize the original model: bitport quantize"
+            )
+        optional = (*CHECKED, *STORED, *FOUND)
+        found = grouped(held, "W_q", {role: role for role in (*NEEDED, *optional)}, frozenset(optional))
+        known = {weight.name for weight in found}
+        if both := [weight.name for weight in found if weight.name in held]:
+            raise CheckpointError(f"{both[0]} is there beside the W_q that stands for it; fetch the checkpoint again")
+        for name in held:
+            if name.endswith((".packing", ".nbits")) and f"{name.rpartition('.')[0]}.weight" not in known:
+                raise CheckpointError(f"{name} is there without a W_q; fetch the checkpoint again")
+        return found
+
+    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        its = Layer.of(weight, tensors)
+        (n, k), name = its.shape, weight.parts["W_q"]
+        codes = _codes(tensors["W_q"], name, its)
+        bits = math.ceil(its.nbits)
+        if int(codes.max()) >= 1 << bits:
+            raise CheckpointError(f"{name} holds the code {int(codes.max())}, which takes more than {bits} bits")
+        grid = (its.rows, 1) if its.axis == 1 else (1, its.columns)
+        scale = expect(tensors["scale"], weight.parts["scale"], FLOATS, grid)
+        zero = expect(tensors["zero"], weight.parts["zero"], (scale.dtype,), grid)
+        block = _block(its, name)
+        fmt = Format(dtype=f"int{bits}", block=block, zero="float", scale="input")
+        scale, zero = (part.reshape(fmt.scale_shape(n, k)).contiguous() for part in (scale, zero))
+        if bool(((zero == zero.round()) & (zero >= 0) & (zero < 1 << bits)).all()):
+            fmt = Format(dtype=f"int{bits}", block=block, zero="int", scale="input")
+            zero = zero.to(torch.uint8)
+        parts = Quantized(pack_bits(codes.reshape(n, k), bits), scale, zero)
+        return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype)
+
+
+class Layer(NamedTuple):
+    """What the tensors of a layer say, checked against each other."""
+
+    packing: Packing
+    nbits: float
+    axis: int
+    group: int
+    shape: tuple[int, int]
+    floated: bool
+
+    @classmethod
+    def of(cls, weight: Weight, tensors: Mapping[str, Tensor]) -> Layer:
+        def number(role: str) -> float:
+            given = tensors.get(role)
+            if given is None:
+                return 0
+            floats = (torch.float32,) if role == "nbits" else ()
+            if given.numel() != 1 or given.dtype not in (torch.uint8, torch.int32, torch.int64, *floats):
+                raise CheckpointError(
+                    f"{weight.parts[role]} must be one number, not {given.dtype} {list(given.shape)}; fetch the "
+                    f"checkpoint again"
+                )
+            return round(given.item(), 2)
+
+        said = tensors["packing"]
+        text = bytes(said.tolist()).decode("ascii", "replace") if _is_text(said) else f"{said.dtype} {list(said.shape)}"
+        packing, nbits = PACKINGS.get(text), number("nbits")
+        if packing is None or nbits not in packing.nbits:
+            known = ", ".join(f"{name} of {' or '.join(map(str, its.nbits))} bits" for name, its in PACKINGS.items())
+            raise CheckpointError(f"{weight.parts['packing']} is {text!r}, of {nbits} bits; {known} are read")
+        for role in ("quant_scale", "quant_zero"):
+            if number(role):
+                raise CheckpointError(f"{weight.parts[role]}: statistics that are themselves quantized are not read")
+        n, k = expect(tensors["shape"], weight.parts["shape"], (torch.int64, torch.int32), (2,)).tolist()
+        axis, group = number("axis"), number("group_size")
+        if n < 1 or k < 1 or axis not in (0, 1) or group < 1 or n * k % group:
+            raise CheckpointError(
+                f"{weight.parts['shape']}: {n}x{k} in groups of {group} along axis {axis} is no matrix in whole groups "
+                f"along axis 0 or 1; fetch the checkpoint again"
+            )
+        return cls(packing, nbits, int(axis), int(group), (n, k), bool(number("view_as_float")))
+
+    @property
+    def rows(self) -> int:
+        return self.group if self.axis == 0 else self.shape[0] * self.shape[1] // self.group
+
+    @property
+    def columns(self) -> int:
+        return self.shape[0] * self.shape[1] // self.rows
+
+
+def _is_text(said: Tensor) -> bool:
+    return said.dtype == torch.uint8 and said.dim() == 1 and said.numel() < 32
+
+
+def _codes(packed: Tensor, name: str, its: Layer) -> Tensor:
+    """uint8 [R, C]."""
+    packing, dtypes = its.packing, FLOATS if its.floated else (its.packing.dtype,)
+    count = -(-its.rows // packing.codes)
+    wanted = count * its.columns * packing.dtype.itemsize
+    whole = its.rows % packing.codes == 0 or packing.dtype == torch.int32
+    if packed.dtype not in dtypes or packed.dim() != 2 or packed.nbytes != wanted or not whole:
+        raise CheckpointError(
+            f"{name}: {packed.dtype} {list(packed.shape)} does not hold {its.rows}x{its.columns} codes of {its.nbits} "
+            f"bits; it must be {' or '.join(map(str, dtypes))} of {wanted} bytes"
+        )
+    elements = packed.contiguous().flatten().view(packing.dtype).reshape(count, its.columns)
+    shifts = range(packing.width * (packing.codes - 1), -1, -packing.width)
+    planes = [(elements >> shift & (1 << packing.width) - 1).to(torch.uint8) for shift in shifts]
+    return torch.cat(planes)[: its.rows]
+
+
+def _block(its: Layer, name: str) -> tuple[int, int]:
+    (n, k), group = its.shape, its.group
+    if its.axis == 0 and group == n:
+        return n, 1
+    if its.axis == 1 and k % group == 0:
+        return 1, group if group < k else 0
+    if its.axis == 1 and group % k == 0:
+        return group // k, 0
+    lie = "rows that lie apart" if its.axis == 0 else "parts of several rows"
+    raise CheckpointError(
+        f"{name}: with axis={its.axis} and group_size={group} a group of {n}x{k} numbers has {lie}, for which there is "
+        f"no scheme; axis=1 is read with a group_size that divides {k}, axis=0 with {n}. Quantize the original model: "
+        f"bitport quantize"
+    )

@@ -1,0 +1,198 @@
+"""optimum-quanto (``quant_method: quanto``). Its quanto_qmap.json, or quantization_map.json, says of each module
+{"weights": .., "activations": ..}; the quantization_config of diffusers says one kind for all. Of a weight [N, K, ..]::
+
+    qint8                weight._data int8 [N, K, ..]         weight._scale [N, 1, ..]       value = code * scale
+    qfloat8_e4m3fn,
+    qfloat8_e5m2         weight._data of that dtype           likewise
+
+    qint4, qint2         weight._data._data uint8 [G/c, g]    weight._scale, _shift [G, 1]
+
+    value = code * scale - shift, or (code - shift) * scale where shift is an integer
+
+G is N*K/g, or N for a weight without groups, whose codes lie as it does itself. A byte holds c = 2 or 4 codes of one
+column that lie G/c rows apart (rounded up), the first in the lowest bits.
+
+N and K of groups are not in the files. There are groups where K > 128 and one of 128, 96, 64, 32 divides it, the first
+that does; N is the length of the bias (a convolution comes as [N, K] then), or else that of the model which config.json
+describes.
+
+With activations the input of a linear layer is rounded with input_scale, and outputs, also those of norms, with
+output_scale: bitport rounds inputs alone. How shifts become zero points: :mod:`bitport.interop.shifts`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Held
+from bitport.errors import CheckpointError
+from bitport.interop import codec
+from bitport.interop.checks import expect
+from bitport.interop.codec import Weight, setting
+from bitport.interop.shifts import ROUNDED, of_shifts
+from bitport.interop.skeleton import shapes_of
+from bitport.numerics import Quantized
+from bitport.schemes import Scheme, preset
+from bitport.tensor import from_parts
+from bitport.tensor.parts import FLOATS
+
+WHOLE = {
+    "qint8": (torch.int8, "int8"),
+    "qfloat8_e4m3fn": (torch.float8_e4m3fn, "fp8-wo"),
+    "qfloat8_e5m2": (torch.float8_e5m2, "fp8-e5m2-wo"),
+}
+"""Kind of weights -> their dtype in the files, and the preset."""
+PACKED = {"qint4": 4, "qint2": 2}
+"""Kind -> bits."""
+ACTS = {"none": "", "qint8": "int8-tensor", "qfloat8_e4m3fn": "fp8-tensor"}
+LONG = {"int8": "qint8", "int4": "qint4", "int2": "qint2", "float8": "qfloat8_e4m3fn"}
+"""As quantization_config calls a kind -> as the map does."""
+COMMON, NO_NUMBERS = ("weights_dtype", "weights", "activations"), ("quant_method", "modules_to_not_convert")
+GROUPS = (128, 96, 64, 32)
+ENDS = {
+    "._data._data": ({"data": "._data._data", "scale": "._scale", "shift": "._shift"}, (*PACKED,)),
+    "._data": ({"data": "._data", "scale": "._scale"}, (*WHOLE,)),
+}
+"""How the name of a weight's codes ends -> what all of its parts are called, and of which kinds it is."""
+INPUT, OUTPUT = "input_scale", "output_scale"
+OUTPUTS = (
+    "quanto rounds outputs of layers too (output_scale), and an input that comes so rounded not again; here inputs are "
+    "rounded, with input_scale, and outputs are not"
+)
+
+Parts = tuple[Quantized, Scheme, tuple[int, ...]]
+
+
+class Kinds(NamedTuple):
+    weights: str
+    activations: str
+
+    @classmethod
+    def of(cls, weights: Any, activations: Any, what: str) -> Kinds:
+        known = {"weights": ("none", *WHOLE, *PACKED), "activations": (*ACTS,)}
+        for key, given in (("weights", weights), ("activations", activations)):
+            if given not in known[key]:
+                raise CheckpointError(f"{what}: {key} of quanto are {given!r}; {', '.join(known[key])} are read")
+        return cls(weights, activations)
+
+
+class Reader(codec.Reader):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__(config, dtype)
+        maps = {module: said for module, said in config.items() if isinstance(said, dict)}
+        for module, said in maps.items():
+            if set(said) != set(Kinds._fields):
+                raise CheckpointError(
+                    f"{module}: quanto says {list(said)}; {' and '.join(Kinds._fields)} are understood"
+                )
+        self.own = {it: Kinds.of(said["weights"], said["activations"], it) for it, said in maps.items()}
+        common = {key: value for key, value in config.items() if key not in maps}
+        if unknown := [key for key in common if key not in (*COMMON, *NO_NUMBERS)]:
+            raise CheckpointError(f"quanto with {unknown[0]}: {', '.join((*COMMON, *NO_NUMBERS))} are understood")
+        whole, older, acts = (setting(common, key, str, "none") for key in COMMON)
+        weights = older if whole == "none" else whole
+        self.common = Kinds.of(LONG.get(weights, weights), LONG.get(acts, acts), "quantization_config")
+
+    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        self.held = held
+        ends = {name: next((end for end in ENDS if name.endswith(end)), None) for name in held}
+        found = [self._weight(name, end) for name, end in ends.items() if end]
+        known = {name for weight in found for name in (weight.name, *weight.parts.values())}
+        for module, its in self.own.items():
+            if its.weights != "none" and f"{module}.weight" not in known:
+                raise CheckpointError(f"{module} is {its.weights}, and its weight is not there: freeze it first")
+        if lost := [name for name in held if name.endswith(("._scale", "._shift")) and name not in known]:
+            raise CheckpointError(f"{lost[0]} belongs to no weight that is quantized; fetch the checkpoint again")
+        if any("shift" in weight.parts for weight in found):
+            self.notes.append(ROUNDED)
+        if any(its.activations != "none" for its in (*self.own.values(), self.common)):
+            self.notes.append(OUTPUTS)
+        return found
+
+    def _weight(self, name: str, end: str) -> Weight:
+        parameter, (roles, kinds) = name.removesuffix(end), ENDS[end]
+        module, _, last = parameter.rpartition(".")
+        parts = {role: parameter + end for role, end in roles.items()}
+        if lost := [part for part in parts.values() if part not in self.held]:
+            raise CheckpointError(f"{name} is there without {lost[0]}; fetch the checkpoint again")
+        if last != "weight" or parameter in self.held:
+            raise CheckpointError(f"{name} must be of a weight, and the only form of it; fetch the checkpoint again")
+        if (its := self._of(module).weights) not in kinds:
+            raise CheckpointError(f"{name} is of a weight that is said to be {its}, not {' or '.join(kinds)}")
+        scales = {role: f"{module}.{role}" for role in (INPUT, OUTPUT) if f"{module}.{role}" in self.held}
+        return Weight(parameter, parts | scales)
+
+    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+        norms = [module for module, its in self.own.items() if its.weights == "none"]
+        scales = [f"{module}.{end}" for module in norms for end in (INPUT, OUTPUT)]
+        return {name: "scales of what norms give (output_scale)" for name in scales if name in held}
+
+    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        its = self._of(weight.name.rpartition(".")[0])
+        parts, scheme, shape = (self._packed if "shift" in tensors else self._whole)(weight, tensors, its.weights)
+        act, act_scale = ACTS[its.activations] if len(shape) == 2 else "", None
+        if act:
+            if INPUT not in tensors:
+                raise CheckpointError(f"{weight.name} rounds its inputs, and its {INPUT} is not there")
+            act_scale = expect(tensors[INPUT], weight.parts[INPUT], FLOATS, ()).float()
+            scheme = dataclasses.replace(scheme, act=act, static=True)
+            if its.weights == its.activations == "qint8":
+                parts, scheme = parts._replace(scale=parts.scale.float()), preset("int8-static")
+        return from_parts(parts, scheme, shape=shape, dtype=self.dtype, act_scale=act_scale)
+
+    def _whole(self, weight: Weight, tensors: dict[str, Tensor], kind: str) -> Parts:
+        (dtype, name), ones = WHOLE[kind], (1,) * max(tensors["data"].dim() - 1, 1)
+        given = expect(tensors["data"], weight.parts["data"], (dtype,), (None, *(None,) * len(ones)))
+        n, scale = given.shape[0], tensors["scale"]
+        expect(scale, weight.parts["scale"], FLOATS, () if n == 1 and scale.dim() == 0 else (n, *ones))
+        data, scale = given.reshape(n, -1).contiguous(), scale.reshape(n, 1).contiguous()
+        if kind == "qint8":
+            return Quantized(data.view(torch.uint8) ^ 0x80, scale), preset(name), tuple(given.shape)
+        return Quantized(data, scale.float()), preset(name), tuple(given.shape)
+
+    def _packed(self, weight: Weight, tensors: dict[str, Tensor], kind: str) -> Parts:
+        bits, ones = PACKED[kind], (1,) * max(tensors["data"].dim() - 1, 1)
+        scale = expect(tensors["scale"], weight.parts["scale"], FLOATS, (None, *ones))
+        count, highest = scale.shape[0], (1 << bits) - 1
+        shift = expect(tensors["shift"], weight.parts["shift"], (scale.dtype, torch.uint8, torch.int8), scale.shape)
+        rows = (-(-count * bits // 8), *(None,) * len(ones))
+        data = expect(tensors["data"], weight.parts["data"], (torch.uint8,), rows)
+        n = (shape := self._shape(weight, count, tuple(data.shape[1:])))[0]
+        codes = torch.cat([data >> at & highest for at in range(0, 8, bits)])[:count].reshape(n, -1)
+        scale, shift = scale.reshape(n, -1), shift.reshape(n, -1)
+        if not shift.is_floating_point():
+            if int(shift.min()) < 0 or int(shift.max()) > highest:
+                raise CheckpointError(f"{weight.parts['shift']} must be from 0 to {highest}, as {bits} bits are")
+            shift = shift.double() * scale.double()
+        parts, fmt = of_shifts(codes, scale, -shift, bits, codes.shape[1] // scale.shape[1])
+        return parts, Scheme(weight=fmt if count > n else dataclasses.replace(fmt, block=(1, 0))), shape
+
+    def _shape(self, weight: Weight, count: int, rest: tuple[int, ...]) -> tuple[int, ...]:
+        """That of the weight whose codes are ``count`` rows of ``rest``."""
+        if len(rest) > 1 or rest[0] not in GROUPS:
+            return (count, *rest)
+        total, bias = count * rest[0], self.held.get(weight.name.removesuffix("weight") + "bias")
+        if bias is None:
+            n, k = shape if len(shape := self._shapes.get(weight.name, ())) == 2 else (0, 0)
+        else:
+            n, k = (bias.shape[0], total // bias.shape[0]) if any(bias.shape) else (0, 0)
+        group = next((group for group in GROUPS if k % group == 0), k) if k > GROUPS[0] else k
+        if n * k != total or group != rest[0]:
+            raise CheckpointError(
+                f"{weight.parts['data']}: {count} groups of {rest[0]} make no weight of {n} rows, as its bias has or "
+                f"the model that config.json describes"
+            )
+        return n, k
+
+    @functools.cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return shapes_of(self.model, len(self.held))
+
+    def _of(self, module: str) -> Kinds:
+        return self.own.get(module, self.common)

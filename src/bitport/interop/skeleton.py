@@ -1,0 +1,74 @@
+"""The shapes of a model's weights, from its config.json, for files that do not hold them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from bitport.errors import BitportError, CheckpointError
+
+INSTALL = "pip install 'bitport[hf]'"
+UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises for settings that it does not expect; beside these, an error of huggingface_hub."""
+LEFT_OUT = ("quantization_config", "compression_config", "auto_map")
+"""Of config.json: what is quantized is read here, and code that comes with a model is not run."""
+FACTOR, SPARE = 4, 1000
+"""A model has at most so many tensors for each one in its files, and so many more."""
+
+
+class Bounded(TorchFunctionMode):
+    """Ends what makes more than ``limit`` tensors: a config.json may ask for layers without end."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.left = limit
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.left -= func is torch.empty
+        if self.left < 0:
+            raise CheckpointError("config.json describes a model of many more weights than its files have")
+        return func(*args, **(kwargs or {}))
+
+
+def shapes_of(config: Mapping[str, Any], tensors: int) -> dict[str, tuple[int, ...]]:
+    """Name of a weight -> its shape, in the causal language model that ``config`` describes. ``tensors``: how many its
+    files hold. Nothing is allocated, and no code of the model's own is run."""
+    try:
+        transformers = importlib.import_module("transformers")
+    except ModuleNotFoundError as error:
+        raise BitportError(
+            f"the files do not hold the shapes of their weights; transformers knows them by config.json, and it "
+            f"is not installed: {INSTALL}"
+        ) from error
+    parts = (config, *(part for part in config.values() if isinstance(part, dict)))
+    counts = [value for part in parts for key, value in part.items() if "layer" in key and type(value) is int]
+    if max(counts, default=0) > tensors:
+        raise CheckpointError(f"config.json describes {max(counts)} layers, and its files have {tensors} tensors")
+    kept = {key: value for key, value in config.items() if key not in LEFT_OUT}
+    bad_config = importlib.import_module("huggingface_hub.errors").StrictDataclassError
+    try:
+        described = transformers.AutoConfig.for_model(**kept)
+        with torch.device("meta"), Bounded(FACTOR * tensors + SPARE):
+            model = transformers.AutoModelForCausalLM.from_config(described, trust_remote_code=False)
+            return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    except CheckpointError:
+        raise
+    except (*UNREADABLE, bad_config) as error:
+        raise CheckpointError(
+            f"the files do not hold the shapes of these weights, and transformers makes no causal language model of "
+            f"config.json, from which they would follow: {' '.join(str(error).split())}"
+        ) from error

@@ -1,0 +1,73 @@
+"""What HQQ itself quantizes and saves is read as what HQQ itself makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bitport.interop import convert, hqq
+from bitport.interop.sources import Own
+from bitport.tensor import QTensor
+
+from .files import read
+
+pytestmark = pytest.mark.peers
+core = pytest.importorskip("hqq.core.quantize", reason="needs HQQ: pip install hqq")
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def quantized(n: int, k: int, nbits: float, group: int | None, axis: int, floated: bool, dtype: torch.dtype) -> object:
+    torch.manual_seed(0)
+    config = core.BaseQuantizeConfig(nbits=nbits, group_size=group, axis=axis, view_as_float=floated)
+    return core.HQQLinear(torch.nn.Linear(k, n), config, compute_dtype=dtype, device="cpu")
+
+
+def exact(module: object) -> np.ndarray:
+    """(q - zero) * scale in float64, of what the library itself unpacks."""
+    meta = {key: value for key, value in module.meta.items()}  # type: ignore[attr-defined]
+    meta["compute_dtype"] = torch.float64
+    meta |= {key: meta[key].double() for key in ("scale", "zero")}
+    value: np.ndarray = core.Quantizer.dequantize(module.W_q.data, meta).numpy()  # type: ignore[attr-defined]
+    return value
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("floated", [False, True])
+@pytest.mark.parametrize("nbits", [8, 6, 5, 4, 3, 2, 1.58, 1])
+@pytest.mark.parametrize(("group", "axis"), [(64, 1), (None, 1), (512, 1), (None, 0)])
+def test_a_layer(group: int | None, axis: int, nbits: float, floated: bool, dtype: torch.dtype) -> None:
+    module = quantized(64, 256, nbits, group, axis, floated, dtype)
+    tensors: dict[str, torch.Tensor] = {}
+    module.state_dict(destination=tensors, prefix="m.")  # type: ignore[attr-defined]
+    (q,) = read(hqq.Reader({"quant_method": "hqq"}, dtype), tensors).values()
+    wanted = exact(module)
+    got = q.dequantize(torch.float32).double().numpy()
+    assert (np.abs(got - wanted) <= 2.0**-23 * (1 + 2**-20) * np.abs(wanted)).all()
+
+
+@pytest.mark.parametrize("nbits", [4, 3])
+def test_a_model_as_it_saves_it(nbits: int, tmp_path: Path) -> None:
+    models = pytest.importorskip("tests.integrations.models")
+    huggingface = pytest.importorskip("bitport.integrations.huggingface")
+    theirs = pytest.importorskip("hqq.models.hf.base").AutoHQQHFModel
+    model = huggingface.load_model(models.make_directory(tmp_path / "float", tie_word_embeddings=False))
+    config = core.BaseQuantizeConfig(nbits=nbits, group_size=64, axis=1)
+    theirs.quantize_model(model, config, compute_dtype=torch.bfloat16, device="cpu")
+    answers = models.logits(model).float()
+    theirs.save_to_safetensors(model, str(tmp_path / "theirs"))
+    done = convert(tmp_path / "theirs", tmp_path / "ours", progress=False)
+    assert set(done.weights.values()) == {f"int{nbits}-g64-fzero"}
+    assert len(done.weights) == 14
+    modules = dict(model.named_modules())
+    for name, tensor in Own(tmp_path / "ours").items():
+        if isinstance(tensor, QTensor):
+            wanted = exact(modules[name.removesuffix(".weight")])
+            got = tensor.dequantize(torch.float32).double().numpy()
+            assert (np.abs(got - wanted) <= 2.0**-23 * (1 + 2**-20) * np.abs(wanted)).all(), name
+    ours = models.logits(huggingface.load_model(tmp_path / "ours")).float()
+    off = float((ours - answers).norm() / answers.norm())
+    assert off < 14 * 2.0**-8, off  # in each of 14 layers they round weights to bfloat16 twice, by 2^-9 of themselves
