@@ -36,6 +36,8 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
     """A bit turned, a byte replaced, a stretch removed, doubled or moved, or the end cut off."""
     changed = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
+        if not changed:
+            break
         at, length = chance.randrange(len(changed)), chance.randrange(1, 9)
         kind = chance.randrange(6)
         if kind == 0:

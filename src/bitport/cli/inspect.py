@@ -86,7 +86,8 @@ def _text(data: dict[str, Any]) -> str:
     ]
     by = f", written by bitport {data['version']}" if data["version"] else ""
     if data.get("quantized_by"):
-        by = f", quantized by {data['quantized_by']} (bitport convert reads {', '.join(READERS)})"
+        read = "reads it" if data["quantized_by"] in READERS else f"reads {', '.join(READERS)}"
+        by = f", quantized by {data['quantized_by']} (bitport convert {read})"
     lines = [
         f"{data['path']}: {data['format']}{by}, {len(data['files'])} file{'s' * (len(data['files']) != 1)}",
         table(("numbers", "tensors", "weights", "size", "bits/weight"), cells),

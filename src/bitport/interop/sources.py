@@ -82,8 +82,9 @@ class Foreign:
             first, *others = sorted(weight.parts.values(), key=order.__getitem__)
             self.first[first] = weight
             self.rest.update(others)
+        claimed = {*self.rest, *self.first}
         for name, held in self.files.stored.items():
-            if name.endswith(".weight") and name not in {*self.rest, *self.first} and held.dtype.itemsize == 1:
+            if held.dtype.itemsize == 1 and name.endswith(".weight") and name not in claimed:
                 raise CheckpointError(f"{path}: {name} is {held.dtype}, and nothing says what its numbers mean")
         self.nbytes = sum(held.nbytes for held in self.files.stored.values())
 
