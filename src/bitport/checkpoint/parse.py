@@ -31,7 +31,8 @@ def read_manifest(directory: str | Path) -> Manifest:
     if not (path / NAME).is_file():
         raise CheckpointError(
             f"{path} is no bitport checkpoint: it has no {NAME}. A directory of plain safetensors files becomes one by "
-            f"`bitport quantize` (bitport.checkpoint.quantize_files)"
+            f"`bitport quantize` (bitport.checkpoint.quantize_files), and one that others have quantized by "
+            f"`bitport convert` (bitport.interop.convert)"
         )
     source = inside(path, NAME)
     try:
