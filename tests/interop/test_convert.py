@@ -286,6 +286,24 @@ def test_quantizing_a_quantized_model_points_here(theirs: Path, tmp_path: Path) 
         quantize_files(theirs, tmp_path, "int4")
 
 
+def test_a_float_model(ours: Path, theirs: Path, float_model: Path, tmp_path: Path) -> None:
+    done = convert(theirs, tmp_path / "out", to="float", progress=False)
+    assert done.notes == ("weights are rounded to torch.bfloat16",)
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads((ours / "config.json").read_text())
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert stored.keys() == load_file(float_model / "model.safetensors").keys()
+    for name, tensor in tensors(ours).items():
+        wanted = tensor.dequantize(torch.bfloat16) if isinstance(tensor, QTensor) else tensor
+        assert torch.equal(stored[name], wanted), name
+    quantize_files(tmp_path / "out", tmp_path / "anew", "int8", progress=False)
+
+
+def test_a_float_model_rounds_no_inputs(float_model: Path, tmp_path: Path) -> None:
+    quantize_files(float_model, tmp_path / "q", "fp8-block", progress=False)
+    done = convert(tmp_path / "q", tmp_path / "out", to="float", progress=False)
+    assert done.notes[1] == "inputs are not rounded any more, as they were for fp8-128"
+
+
 def test_layers_that_lie_the_other_way_round(tmp_path: Path) -> None:
     """The Conv1D of GPT-2 is [K, N] in the model; in a file of GPTQ it is a layer like others."""
     transformers, huggingface = models.transformers, pytest.importorskip("bitport.integrations.huggingface")
@@ -301,6 +319,9 @@ def test_layers_that_lie_the_other_way_round(tmp_path: Path) -> None:
     assert_same(tensors(tmp_path / "back"), tensors(tmp_path / "q"))
     before, after = (huggingface.load_model(tmp_path / name) for name in ("q", "back"))
     assert torch.equal(models.logits(before), models.logits(after))
+    convert(tmp_path / "back", tmp_path / "dense", to="float", progress=False)
+    dense = load_file(tmp_path / "dense" / "model.safetensors")
+    assert [tuple(value.shape) for name, value in dense.items() if name.endswith("c_fc.weight")] == [(64, 256)]
 
 
 def test_a_model_without_any_quantized_weight_is_an_error(float_model: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from bitport.checkpoint import quantize_files
 from bitport.errors import BitportError
-from bitport.interop import WRITERS, convert
+from bitport.interop import convert
 
 from ..checkpoint.test_fuzz import damaged
 
@@ -26,7 +26,7 @@ SCHEMES = {
 }
 
 
-@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("form", SCHEMES)
 def test_damage(form: str, tmp_path: Path) -> None:
     small = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 260}
     source = models.make_directory(tmp_path / "float", **small)

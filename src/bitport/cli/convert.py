@@ -25,12 +25,18 @@ def add_parser(verbs: Any) -> None:
         "llama-gptq -o llama-bitport",
         "llama-Q4_K_M.gguf -o llama-bitport",
         "llama-int4 --to compressed-tensors -o llama-for-others",
+        "deepseek-fp8 --to float -o deepseek-bf16",
     )
     verb.add_argument(
         "source", type=location, help="a bitport checkpoint, a quantized Hugging Face directory, or a GGUF file"
     )
     verb.add_argument("-o", "--output", type=location, required=True, help="the directory to write")
-    verb.add_argument("--to", choices=(BITPORT, *WRITERS), default=BITPORT, help="(default: bitport)")
+    verb.add_argument(
+        "--to",
+        choices=(BITPORT, *WRITERS),
+        default=BITPORT,
+        help="float: a model that is not quantized (default: bitport)",
+    )
     verb.add_argument("--shard-size", type=nbytes, default="4GB", help="of a file of weights, at most (default: 4GB)")
     verb.add_argument("--overwrite", action="store_true", help="replace the model in the output directory")
 

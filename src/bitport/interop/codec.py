@@ -67,6 +67,8 @@ class Writer(abc.ABC):
 
     name: ClassVar[str]
     """As users say it."""
+    upright: ClassVar[bool] = True
+    """Whether a layer that lies the other way round in a model (Conv1D) is written as [N, K]."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -82,9 +84,9 @@ class Writer(abc.ABC):
         numbers do not fit."""
 
     @abc.abstractmethod
-    def config(self, left: list[str]) -> dict[str, Any]:
-        """The quantization_config, after all weights were written. ``left``: modules whose weight is a matrix that is
-        not quantized."""
+    def config(self, left: list[str]) -> dict[str, Any] | None:
+        """The quantization_config, after all weights were written; None for a model that has none. ``left``: modules
+        whose weight is a matrix that is not quantized."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,9 +60,9 @@ def convert(
     :data:`bitport.interop.READERS` or a GGUF file, to the directory ``target`` in the format ``to``: "bitport", or one
     of :data:`bitport.interop.WRITERS`.
 
-    Every code, scale and zero point stays the number it is; ArgumentError where the format cannot hold one, and then
-    nothing is written. Configuration, tokenizer and other files come along. ``overwrite``: replace the model that is
-    in ``target``.
+    Every code, scale and zero point stays the number it is (but for "float", a model that is not quantized);
+    ArgumentError where the format cannot hold one, and then nothing is written. Configuration, tokenizer and other
+    files come along. ``overwrite``: replace the model that is in ``target``.
     """
     if to != BITPORT and to not in WRITERS:
         raise ArgumentError(f"cannot write {to!r}; formats are {', '.join((BITPORT, *WRITERS))}")
@@ -101,7 +101,7 @@ def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progr
         for name, tensor in with_progress(files.items(), len(files), "converting", progress):
             if isinstance(tensor, QTensor):
                 _check(writer, description(name, tensor))
-                for key, part in writer.write(name, upright(tensor)).items():
+                for key, part in writer.write(name, upright(tensor) if writer.upright else tensor).items():
                     out.add(key, part)
                 weights[name] = str(tensor.scheme)
                 continue

@@ -8,6 +8,7 @@ from bitport.interop import (
     bitsandbytes,
     codec,
     compressed_tensors,
+    dense,
     float8,
     gptq,
     hqq,
@@ -37,6 +38,7 @@ READERS: dict[str, type[codec.Reader]] = {
 """By the quant_method of config.json."""
 
 WRITERS: dict[str, type[codec.Writer]] = {
-    writer.name: writer for writer in (compressed_tensors.Writer, gptq.Writer, gptq.WriterV2, awq.Writer, float8.Writer)
+    writer.name: writer
+    for writer in (compressed_tensors.Writer, gptq.Writer, gptq.WriterV2, awq.Writer, float8.Writer, dense.Writer)
 }
 """By the name that users give."""

@@ -1,0 +1,32 @@
+"""A float model of a quantized one: each weight [.., N, K] as the floats that it stands for, in the model's own dtype.
+For programs that read no quantized weights, and to quantize anew what was published quantized alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from bitport.interop import codec
+from bitport.interop.codec import Described
+from bitport.tensor import QTensor
+
+ROUNDED = "weights are rounded to {dtype}"
+INPUTS = "inputs are not rounded any more, as they were for {act}"
+
+
+class Writer(codec.Writer):
+    name = "float"
+    upright = False
+
+    def refuses(self, q: Described) -> str | None:
+        return None
+
+    def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        told = [ROUNDED.format(dtype=q.dtype)]
+        told += [INPUTS.format(act=q.scheme.act)] if q.scheme.act else []
+        self.notes += [note for note in told if note not in self.notes]
+        return {name: q.dequantize().contiguous()}
+
+    def config(self, left: list[str]) -> dict[str, Any] | None:
+        return None
