@@ -101,10 +101,6 @@ class Described:
     transposed: bool
     parts: frozenset[str]
 
-    @property
-    def module(self) -> str:
-        return self.name.rpartition(".")[0]
-
 
 def kind_of(name: str, shape: tuple[int, ...]) -> str:
     """The kind of a float weight of that name, as a recipe has it: "linear", "embedding", "experts" .."""
