@@ -175,7 +175,7 @@ def prepare(x: Tensor, q: QTensor) -> Tensor:
     if q.pre_scale is not None:
         x = x * q.pre_scale.to(x.dtype)
     if q.perm is not None:
-        x = x.index_select(-1, q.perm)
+        x = x.gather(-1, q.perm.long().expand(x.shape))  # on a CPU several times as fast as index_select
     return x
 
 
