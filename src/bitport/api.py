@@ -58,8 +58,9 @@ def quantize_(
     by_name = dict(zip((target.name for target in targets), targets, strict=True))
     chosen = [choice for choice in plan.quantized if not isinstance(_weight(model, by_name[choice.name]), QTensor)]
     _check(model, by_name, chosen, device)
-    fixed = [choice for choice in chosen if choice.scheme and choice.scheme.static]
-    static = {by_name[choice.name].module: choice.scheme.act for choice in fixed if choice.scheme}
+    static = {
+        by_name[choice.name].module: choice.scheme.act for choice in chosen if choice.scheme and choice.scheme.static
+    }
     if static and calibrate is None:
         raise ArgumentError(f"{len(static)} layers have a static input scale; give calibrate=batches to measure it")
     runs = by.needs_inputs and all(has_data(_weight(model, by_name[choice.name])) for choice in chosen)

@@ -191,6 +191,14 @@ def test_older_files_say_it_beside_config_json(ours: Path, theirs: Path, tmp_pat
     assert not (tmp_path / "back" / "quantize_config.json").exists()
 
 
+def test_a_damaged_configuration_of_ours(ours: Path, tmp_path: Path) -> None:
+    for at, (text, reason) in enumerate([("{", "is not JSON"), ("[]", "holds list")]):
+        path = edited(ours, tmp_path / str(at))
+        (path / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=reason):
+            convert(path, tmp_path / "out", to="gptq_v2", progress=False)
+
+
 def test_a_config_inside_a_config(theirs: Path, tmp_path: Path) -> None:
     config = json.loads((theirs / "config.json").read_text())
     said = config["quantization_config"]

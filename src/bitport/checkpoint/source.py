@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -65,26 +66,25 @@ class Source:
         self.is_directory = self.path.is_dir()
         if not self.path.exists():
             raise CheckpointError(f"{self.path} does not exist")
-        self.config = self._json(self.path / "config.json") if (self.path / "config.json").is_file() else {}
-        self.tensors = {held.name: held for file in self._files() for held in _held(file)}
+        self.config = json_object(self.path / "config.json") if (self.path / "config.json").is_file() else {}
+        self.tensors: dict[str, Held] = {}
+        self.metadata: dict[str, str] = {}
+        """What the headers of all files say beside their tensors."""
+        for file in self._files():
+            with SafetensorsReader(file) as reader:
+                self.tensors |= {held.name: held for held in _held(reader)}
+                self.metadata |= reader.metadata
         self.quantization = self._quantization()
         if self.quantization is not None and not quantized:
             raise CheckpointError(
                 f"{self.path} is quantized already ({self.quantization.get('quant_method')}); give the original model, "
                 f"or bring this one as it is: bitport convert"
             )
-        self.tied = self._tied()
-        self.stored = {name: held for name, held in self.tensors.items() if name not in self.tied}
-        """Those that are no aliases of others."""
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        """What the headers of all files say beside their tensors."""
-        found: dict[str, str] = {}
-        for file in dict.fromkeys(held.file for held in self.tensors.values()):
-            with SafetensorsReader(file) as reader:
-                found |= reader.metadata
-        return found
+    @functools.cached_property
+    def stored(self) -> dict[str, Held]:
+        """The tensors that are no aliases of others."""
+        return {name: held for name, held in self.tensors.items() if name not in self.tied}
 
     @property
     def model_type(self) -> str:
@@ -111,13 +111,8 @@ class Source:
                     yield held.name, reader.read(held.name)
 
     def others(self) -> Iterator[Path]:
-        """Files that are carried over, relative to the directory: configuration, tokenizer, licence."""
-        if self.is_directory:
-            for path in sorted(self.path.rglob("*")):
-                relative = path.relative_to(self.path)
-                hidden = any(part.startswith(".") for part in relative.parts)
-                if path.is_file() and not hidden and not path.name.endswith(WEIGHTS):
-                    yield relative
+        """Files that are carried over, relative to the directory."""
+        return others(self.path)
 
     def _files(self) -> list[Path]:
         if not self.is_directory:
@@ -139,7 +134,7 @@ class Source:
         raise CheckpointError(f"{self.path} has no .safetensors file. {_about_pickles(pickles)}")
 
     def _indexed(self) -> list[Path]:
-        index = self._json(self.path / INDEX)
+        index = json_object(self.path / INDEX)
         weight_map = index.get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise CheckpointError(f"{self.path / INDEX} has no 'weight_map' of names to files; fetch it again")
@@ -147,7 +142,10 @@ class Source:
         for file in files:
             if file.parent != self.path or not file.is_file():
                 raise CheckpointError(f"{self.path / INDEX} names {file.name!r}, which is not in {self.path}; fetch it")
-        held = {held.name for file in files for held in _held(file)}
+        held: set[str] = set()
+        for file in files:
+            with SafetensorsReader(file) as reader:
+                held |= reader.tensors.keys()
         if lost := sorted(set(weight_map) - held):
             raise CheckpointError(f"{len(lost)} tensors of {self.path / INDEX} are in no file: {shortened(lost)}")
         return files
@@ -165,20 +163,12 @@ class Source:
             return said if _has(said, "quant_method") else {**said, "quant_method": _method_of(said)}
         for name, method in QUANTIZATION_FILES.items():
             if self.is_directory and (self.path / name).is_file():
-                return {"quant_method": method, **self._json(self.path / name)}
+                return {"quant_method": method, **json_object(self.path / name)}
         ends = {method for end, method in QUANTIZED.items() for name in self.tensors if name.endswith(end)}
         return {"quant_method": ends.pop()} if ends else None
 
-    def _json(self, path: Path) -> dict[str, Any]:
-        try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} is not JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise CheckpointError(f"{path} holds {type(found).__name__}, not an object")
-        return found
-
-    def _tied(self) -> dict[str, str]:
+    @functools.cached_property
+    def tied(self) -> dict[str, str]:
         """The head that shares the token embedding: {its name: the embedding's}. Only where config.json says so, and
         where the file either lacks the head or holds the same numbers twice. (What a model ties by itself needs no
         mention: load() follows it.)"""
@@ -211,10 +201,28 @@ def _has(part: Any, key: str) -> bool:
     return isinstance(part, dict) and part.get(key) is not None
 
 
-def _held(file: Path) -> list[Held]:
-    """The tensors of ``file`` in the order of their data."""
-    with SafetensorsReader(file) as reader:
-        return [Held(name, file, span.shape, span.dtype) for name, span in reader.tensors.items()]
+def others(path: Path) -> Iterator[Path]:
+    """The files of the directory ``path`` that hold no weights, relative to it: configuration, tokenizer, licence."""
+    for file in sorted(path.rglob("*")) if path.is_dir() else ():
+        relative = file.relative_to(path)
+        hidden = any(part.startswith(".") for part in relative.parts)
+        if file.is_file() and not hidden and not file.name.endswith(WEIGHTS):
+            yield relative
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds {type(found).__name__}, not an object")
+    return found
+
+
+def _held(reader: SafetensorsReader) -> list[Held]:
+    """Its tensors in the order of their data."""
+    return [Held(name, reader.path, span.shape, span.dtype) for name, span in reader.tensors.items()]
 
 
 def _about_pickles(paths: list[Path]) -> str:

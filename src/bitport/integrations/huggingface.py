@@ -61,8 +61,12 @@ def load_model(
         checkpoint.load(model, root, device=device, verify=verify)
     else:
         build = transformers.AutoModelForCausalLM.from_pretrained
-        hint = f". bitport convert {root} -o OUT reads it" if method_of(root) in READERS else ""
-        model = _wrapped(root, build, root, dtype="auto", local_files_only=True, hint=hint)
+        try:
+            model = _wrapped(root, build, root, dtype="auto", local_files_only=True)
+        except BitportError as error:
+            if method_of(root) in READERS:
+                raise BitportError(f"{error}. bitport convert {root} -o OUT reads it") from error
+            raise
     if device is not None:
         model = model.to(device)
     if dtype is not None:
@@ -164,10 +168,10 @@ def _transformers() -> Any:
         raise BitportError(f"Hugging Face models need transformers, which is not installed: {INSTALL}") from error
 
 
-def _wrapped(root: Path, call: Callable[..., Any], *args: Any, hint: str = "", **kwargs: Any) -> Any:
+def _wrapped(root: Path, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``call``, with what transformers raises for a directory that it cannot read turned into one clear error."""
     bad_config = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     try:
         return call(*args, **kwargs)
     except (*UNREADABLE, bad_config) as error:
-        raise BitportError(f"transformers cannot read {root}: {' '.join(str(error).split())}{hint}") from error
+        raise BitportError(f"transformers cannot read {root}: {' '.join(str(error).split())}") from error

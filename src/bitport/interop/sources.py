@@ -18,7 +18,7 @@ from bitport.checkpoint.names import target_of
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import Shards
-from bitport.checkpoint.source import MLX, QUANTIZATION, QUANTIZATION_FILES, WEIGHTS, Source
+from bitport.checkpoint.source import MLX, QUANTIZATION, QUANTIZATION_FILES, Source, json_object, others
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop.codec import Described, Reader, Weight, kind_of
 from bitport.interop.formats import READERS
@@ -213,18 +213,14 @@ def _described(name: str, scheme: Scheme, shape: tuple[int, ...], transposed: bo
 
 def carried(path: Path, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
     """The files of ``path`` that hold no weights. Only config.json changes."""
-    if not path.is_dir():
-        return
-    for file in sorted(path.rglob("*")):
-        relative = file.relative_to(path)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        named = file.name == MANIFEST or str(relative) in QUANTIZATION_FILES
-        if file.is_file() and not hidden and not named and not file.name.endswith(WEIGHTS):
+    for relative in others(path):
+        file = path / relative
+        if file.name != MANIFEST and str(relative) not in QUANTIZATION_FILES:
             yield relative, _config(file, quantization) if str(relative) == "config.json" else file
 
 
 def _config(file: Path, quantization: dict[str, Any] | None) -> str:
-    said = _without(json.loads(file.read_bytes()))
+    said = _without(json_object(file))
     for key, part in said.items():
         if isinstance(part, dict):
             said[key] = _without(part)

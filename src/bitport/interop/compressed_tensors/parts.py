@@ -16,8 +16,7 @@ from bitport.interop.compressed_tensors.arguments import BYTES, PACKED
 from bitport.interop.compressed_tensors.groups import Group
 from bitport.interop.words import to_stream, word_count
 from bitport.numerics.packing import pack_bits, unpack_bits
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+from bitport.tensor.parts import FLOATS
 
 
 def roles_of(group: Group) -> tuple[set[str], set[str]]:
