@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport import plugins
 from bitport.algorithms import Algorithm, Transform, expression
@@ -145,6 +146,11 @@ def _check(
     pairs = set()
     for choice in chosen:
         weight = _weight(model, targets[choice.name])
+        if is_traceable_wrapper_subclass(weight):
+            raise ArgumentError(
+                f"{choice.name} is a {type(weight).__name__}, not a float tensor; a model prepared by bitport.train is "
+                f"quantized by its convert_(), or made a float one again by release_()"
+            )
         if weight.dtype not in FLOATS:
             raise ArgumentError(
                 f"{choice.name} is {weight.dtype}; cast the model to float32, bfloat16 or float16 first"

@@ -38,7 +38,7 @@ INT4_ROUNDED = "plain_int32" if DEVICE == "xpu" else "plain"
 """Where inputs are rounded: no layout whose only kernels take them as they are."""
 NOT_INT8, NOT_FP8 = "the weight must be int8 without zero point", "the weight must be float8_e4m3"
 NO_INT8 = {"int_mm": NOT_INT8} if DEVICE != "mps" else {}
-ROUNDED = "rounded as fp8 or fp8-tensor, not "
+ROUNDED = "rounded as fp8 or fp8-tensor or fp8-e5m2-tensor, not "
 
 
 def units(scaled_mm: str) -> dict[str, str]:

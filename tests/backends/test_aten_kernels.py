@@ -202,7 +202,7 @@ REFUSALS: dict[str, tuple[str, str, torch.dtype, dict[int, Any], str]] = {
     "xpu-scaled_mm-fp32": ("xpu-scaled_mm", "fp8-row", FP32, {}, "not torch.float32"),
     "xpu-scaled_mm-odd-n": ("xpu-scaled_mm", "fp8-row", BF16, {6: 50}, "multiples of 16, not 50 and 256"),
     "xpu-scaled_mm-mixed": ("xpu-scaled_mm", "fp8", BF16, {11: "fp8"}, "fp8 needs one weight scale per row"),
-    "xpu-scaled_mm-act": ("xpu-scaled_mm", "fp8-row", BF16, {11: "mxfp8"}, "rounded as fp8 or fp8-tensor, not mxfp8"),
+    "xpu-scaled_mm-act": ("xpu-scaled_mm", "fp8-row", BF16, {11: "mxfp8"}, "or fp8-e5m2-tensor, not mxfp8"),
     "xpu-scaled_mm-int8": ("xpu-scaled_mm", "fp8-row", BF16, {5: "int8"}, "must be float8_e4m3, not int8"),
     "cuda-int4-fp16": ("cuda-int4pack", "int4-g64", FP16, {}, "x must be bfloat16, not torch.float16"),
     "cuda-int4-plain": ("cuda-int4pack", "int4-g64", BF16, {10: "plain"}, "not int4 in layout plain"),

@@ -26,6 +26,7 @@ PUBLIC = (
     "bitport.layouts",
     "bitport.ops",
     "bitport.schemes",
+    "bitport.train",
 )
 
 

@@ -118,7 +118,10 @@ def test_every_op_checks_its_weight(name: str, change: str) -> None:
     [
         pytest.param("int9", None, "unknown activation 'int9'; known: int8", id="unknown"),
         pytest.param(
-            "int8", torch.ones(1, 1), "is for int8-tensor, fp8-tensor, nvfp4, not for 'int8'", id="static-per-token"
+            "int8",
+            torch.ones(1, 1),
+            "is for int8-tensor, fp8-tensor, fp8-e5m2-tensor, nvfp4, not for 'int8'",
+            id="static-per-token",
         ),
         pytest.param("int8-tensor", torch.ones(2), r"one float32 number.*\[2\]", id="two-scales"),
         pytest.param(

@@ -91,7 +91,9 @@ def weight(**changes: Any) -> dict[str, Any]:
             changed(static=True), "static is for activations with a scale for all", id="static-without-an-input"
         ),
         pytest.param(
-            changed(act="int8", static=True), r"\(int8-tensor, fp8-tensor, nvfp4\), not 'int8'", id="static-per-token"
+            changed(act="int8", static=True),
+            r"\(int8-tensor, fp8-tensor, fp8-e5m2-tensor, nvfp4\), not 'int8'",
+            id="static-per-token",
         ),
         pytest.param(changed(static=0), "static must be a bool", id="static-as-a-number"),
     ],

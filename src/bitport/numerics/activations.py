@@ -15,6 +15,7 @@ ACTIVATIONS: dict[str, Format] = {
     "int8-tensor": Format(dtype="int8", block=(0, 0)),
     "fp8": Format(dtype="float8_e4m3"),
     "fp8-tensor": Format(dtype="float8_e4m3", block=(0, 0)),
+    "fp8-e5m2-tensor": Format(dtype="float8_e5m2", block=(0, 0)),
     "fp8-128": Format(dtype="float8_e4m3", block=(1, 128)),
     # The rule for the power of two is the one with the least error on normal data: "floor" is 0.8 and 0.2 dB worse.
     "mxfp8": Format(dtype="float8_e4m3", block=(1, 32), scale="e8m0", scale_rule="rceil"),

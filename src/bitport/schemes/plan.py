@@ -37,6 +37,10 @@ class Plan:
     def skipped(self) -> tuple[Choice, ...]:
         return tuple(choice for choice in self.choices if choice.scheme is None)
 
+    def __str__(self) -> str:
+        """One line per weight: ``name: scheme (reason)``."""
+        return "\n".join(f"{c.name}: {c.scheme or 'left as it is'} ({c.reason})" for c in self.choices)
+
     def diff(self, other: Plan) -> list[str]:
         """One line per weight that the two plans treat differently: ``name: this -> other``."""
         here, there = ({c.name: _described(c.scheme) for c in plan.choices} for plan in (self, other))

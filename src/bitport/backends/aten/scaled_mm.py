@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bitport.backends.aten import rounded
 
-BLOCKS = {"fp8": "row", "fp8-tensor": "tensor"}
+BLOCKS = {"fp8": "row", "fp8-tensor": "tensor", "fp8-e5m2-tensor": "tensor"}
 
 
 def refuses(dtypes: tuple[torch.dtype, ...], *args: Any) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from bitport.numerics.qparams import choose_qparams
 from bitport.ops import Impl, Weight, register_kernel
 from bitport.ops.linear_then import follow
 from bitport.ops.native_codes import rounds
+from bitport.tensor.parts import FLOATS
 
 LAYOUT = CpuTiles()
 
@@ -39,6 +41,11 @@ def linear_refuses(x: Tensor, *rest: Any) -> str | None:
 
 def third_refuses(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
     return refuses(Weight(*rest[:10]))
+
+
+def dequantize_refuses(*args: Any) -> str | None:
+    dtype = args[10]
+    return refuses(Weight(*args[:10])) if dtype in FLOATS else f"the result must be 16- or 32-bit float, not {dtype}"
 
 
 def _scale_of_all(x: Tensor, act: str) -> Tensor | None:
@@ -110,6 +117,13 @@ def register(library: Library) -> None:
     def embedding(ids: Tensor, *rest: Any) -> Tensor:
         return library.rows(ids, Weight(*rest[:10]), rest[10])
 
+    def dequantize(*args: Any) -> Tensor:
+        weight, dtype = Weight(*args[:10]), args[10]
+        if not weight.batch:
+            return library.dense(weight, dtype)
+        matrices = zip(*(([None] * len(weight.data) if part is None else part) for part in weight[:4]), strict=True)
+        return torch.stack([dequantize(*parts, *weight[4:], dtype) for parts in matrices])
+
     for name, run, supports in (
         ("linear", linear, linear_refuses),
         ("dyn_linear", dyn_linear, second_refuses),
@@ -118,6 +132,7 @@ def register(library: Library) -> None:
         ("grouped_linear", grouped_linear, third_refuses),
         ("dyn_grouped_linear", dyn_grouped_linear, third_refuses),
         ("embedding", embedding, second_refuses),
+        ("dequantize", dequantize, dequantize_refuses),
     ):
         register_kernel(Impl(name, "native", "cpu", run, supports, priority=10))
     register_kernel(Impl("linear", "dense_mm", "cpu", dense_mm, second_refuses, priority=5))

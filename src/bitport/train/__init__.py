@@ -1,0 +1,17 @@
+"""Training for a quantized model, and training in low precision.
+
+plan = prepare_(model, "int4-g32")                  # products see rounded weights, the optimizer float ones
+...                                                 # train as ever
+report = convert_(model)                            # the quantized model, with the numbers it was trained with
+
+prepare_(model, "fp8-row", gradients="fp8-row")     # both passes in low precision
+...
+release_(model)                                     # the float model again
+"""
+
+from bitport.train import aten, functions  # noqa: F401  (fill TrainedTensor's tables)
+from bitport.train.gradients import GRADIENTS, Gradients
+from bitport.train.prepare import convert_, prepare_, release_
+from bitport.train.tensor import TrainedTensor
+
+__all__ = ["GRADIENTS", "Gradients", "TrainedTensor", "convert_", "prepare_", "release_"]

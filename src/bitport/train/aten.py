@@ -1,0 +1,203 @@
+"""The aten ops that do not simply take a TrainedTensor's value: storing, cutting, and products below autograd.
+
+A piece is a TrainedTensor of its own, so it must be rounded as the whole is: it is cut at the borders of blocks, or it
+is an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.train.rounded import dense, rounded_input, rounded_rows
+from bitport.train.tensor import ATEN, TrainedTensor
+
+aten = torch.ops.aten
+
+
+def _implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            ATEN[op] = fn
+        return fn
+
+    return add
+
+
+# -- storing ---------------------------------------------------------------------------------------------------------
+
+
+@_implements(
+    aten.detach.default,
+    aten.alias.default,
+    aten.clone.default,
+    aten.empty_like.default,
+    aten.lift_fresh.default,
+    aten._pin_memory.default,
+)
+def _same(func: Any, w: TrainedTensor, **kwargs: Any) -> TrainedTensor:
+    return w.map_parts(lambda part: func(part, **kwargs))
+
+
+@_implements(aten._to_copy.default)
+def _to_copy(func: Any, w: TrainedTensor, *, dtype: Any = None, **kwargs: Any) -> Tensor:
+    """The scale of a static activation stays float32."""
+    if dtype is not None and not dtype.is_floating_point:
+        return func(w.value, dtype=dtype, **kwargs)
+    scale = None if w.act_scale is None else func(w.act_scale, **kwargs)
+    return w.with_value(func(w.value, dtype=dtype, **kwargs), scale)
+
+
+# -- cutting ---------------------------------------------------------------------------------------------------------
+
+
+def _dims(w: TrainedTensor, *dims: int) -> tuple[int, ...]:
+    return tuple(dim % w.dim() for dim in dims)
+
+
+def _matrix_dims(w: TrainedTensor) -> tuple[int, int]:
+    """The dimensions of N and K."""
+    n, k = w.dim() - 2, w.dim() - 1
+    return (k, n) if w.rounding.transposed else (n, k)
+
+
+@_implements(aten.t.default)
+def _t(func: Any, w: TrainedTensor) -> TrainedTensor:
+    return _transpose(aten.transpose.int, w, 0, 1)
+
+
+@_implements(aten.transpose.int)
+def _transpose(func: Any, w: TrainedTensor, dim0: int, dim1: int) -> TrainedTensor:
+    if set(_dims(w, dim0, dim1)) != {w.dim() - 2, w.dim() - 1} or w.rounding.kind == "conv":
+        raise _no_view(w, f"transposed in dimensions {dim0}, {dim1}")
+    return w.with_value(func(w.value, dim0, dim1), transposed=not w.rounding.transposed)
+
+
+@_implements(aten.permute.default)
+def _permute(func: Any, w: TrainedTensor, dims: Sequence[int]) -> TrainedTensor:
+    order = [*_dims(w, *dims)]
+    if order == [*range(w.dim())]:
+        return w.map_parts(aten.alias.default)
+    if order != [*range(w.dim() - 2), w.dim() - 1, w.dim() - 2]:
+        raise _no_view(w, f"permuted by {[*dims]}")
+    return _transpose(aten.transpose.int, w, -1, -2)
+
+
+@_implements(aten.view.default, aten._unsafe_view.default, aten.expand.default)
+def _view(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
+    """Another shape says nothing of rows and columns. Where no gradient is recorded it is of the value: what
+    optimizers, averages and process groups ask for."""
+    if [*size] == [*w.shape]:
+        return w.map_parts(aten.alias.default)
+    if torch.is_grad_enabled() and w.requires_grad:
+        raise _no_view(w, f"seen as {[*size]}")
+    return func(w.value, size, **kwargs)
+
+
+@_implements(aten.select.int)
+def _select(func: Any, w: TrainedTensor, dim: int, index: int) -> TrainedTensor:
+    (dim,) = _dims(w, dim)
+    if dim >= w.dim() - 2 or w.rounding.kind == "conv":
+        raise _no_view(w, f"indexed in dimension {dim}")
+    return w.with_value(func(w.value, dim, index))
+
+
+@_implements(aten.unbind.int)
+def _unbind(func: Any, w: TrainedTensor, dim: int = 0) -> list[TrainedTensor]:
+    return [_select(aten.select.int, w, dim, index) for index in range(w.shape[dim])]
+
+
+@_implements(aten.index.Tensor)
+def _index(func: Any, w: TrainedTensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """Some experts of a stack, or a lookup in a table."""
+    if len(indices) != 1 or indices[0] is None or w.rounding.kind == "conv":
+        raise _no_view(w, f"indexed by {len(indices)} indices")
+    if w.dim() > 2:
+        return w.with_value(func(w.value, indices))
+    return _lookup(w, lambda value: func(value, indices))
+
+
+@_implements(aten.slice.Tensor)
+def _slice(
+    func: Any, w: TrainedTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> TrainedTensor:
+    (dim,) = _dims(w, dim)
+    size = w.shape[dim]
+    start, end, _ = slice(start, end).indices(size)
+    end = max(start, end)
+    if (start, end, step) != (0, size, 1) and dim >= w.dim() - 2:
+        n_dim, _ = _matrix_dims(w)
+        block = w.scheme.weight.block[0 if dim == n_dim else 1]
+        what = "rows" if dim == n_dim else "columns"
+        if step != 1 or block == 0 or start % block or (end % block and end != size):
+            every = f"the {block} {what} of a block" if block else f"one scale for all {what}"
+            raise ArgumentError(f"{what} {start}:{end}:{step} of {w!r} do not lie at block borders: it has {every}")
+    return w.with_value(func(w.value, dim, start, end, step))
+
+
+@_implements(aten.split.Tensor)
+def _split(func: Any, w: TrainedTensor, size: int, dim: int = 0) -> list[TrainedTensor]:
+    total = w.shape[dim]
+    return [_slice(aten.slice.Tensor, w, dim, at, min(at + size, total)) for at in range(0, total, size)]
+
+
+@_implements(aten.split_with_sizes.default)
+def _split_with_sizes(func: Any, w: TrainedTensor, sizes: Sequence[int], dim: int = 0) -> list[TrainedTensor]:
+    ends = list(itertools.accumulate(sizes))
+    return [_slice(aten.slice.Tensor, w, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _no_view(w: TrainedTensor, how: str) -> ArgumentError:
+    return ArgumentError(
+        f"{w!r} cannot be {how}: that loses its rows and columns, and with them how it is rounded. Leave this weight "
+        f"out of the recipe (a rule 'skip'), or use F.linear, F.embedding, a convolution or matmul with its transpose"
+    )
+
+
+# -- products --------------------------------------------------------------------------------------------------------
+
+
+@_implements(
+    aten.mm.default,
+    aten.bmm.default,
+    aten.addmm.default,
+    aten.baddbmm.default,
+    aten._grouped_mm.default,
+    aten.convolution.default,
+    aten.convolution_backward.default,
+)
+def _product(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """With the rounded numbers. What is multiplied along K is the layer's input, and is rounded too; the gradient,
+    multiplied along N, is not."""
+    at, w = next((at, arg) for at, arg in enumerate(args) if isinstance(arg, TrainedTensor))
+    if w.rounding.gradients is not None:
+        raise ArgumentError(
+            f"{func} does not round its gradients, as {w!r} asks for: use F.linear, F.grouped_mm or matmul with its "
+            f"transpose, or prepare this weight without gradients="
+        )
+    given: list[Any] = [*args]
+    given[at] = dense(w, next(arg.dtype for arg in args if isinstance(arg, Tensor) and arg is not w))
+    if w.scheme.act and w.rounding.transposed and at > 0:
+        given[at - 1] = rounded_input(given[at - 1], w.scheme.act, w.act_scale)
+    elif w.scheme.act and not w.rounding.transposed and at == 0:
+        given[1] = rounded_input(given[1].mT, w.scheme.act, w.act_scale).mT
+    return func(*given, **kwargs)
+
+
+@_implements(aten.embedding.default)
+def _embedding(func: Any, w: TrainedTensor, ids: Tensor, *rest: Any) -> Tensor:
+    return _lookup(w, lambda value: func(value, ids, *rest))
+
+
+def _lookup(w: TrainedTensor, take: Callable[[Tensor], Tensor]) -> Tensor:
+    """Rows that share no scale with others are rounded after they are taken: few of many."""
+    fmt = w.scheme.weight
+    if w.rounding.transposed or fmt.block[0] != 1 or fmt.global_scale:
+        return take(dense(w, w.dtype))
+    rows = take(w.value)
+    return rounded_rows(rows.reshape(-1, rows.shape[-1]), fmt, w.dtype).reshape(rows.shape)

@@ -1,0 +1,45 @@
+"""The rounded numbers of a weight in training: as ops take them, and as floats; both by the kernels of its device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bitport import layouts
+from bitport.numerics import ACTIVATIONS, Format, fake_quantize
+from bitport.ops.convert import from_list
+from bitport.ops.functional import quantize_weight, run
+from bitport.ops.weight import Weight
+from bitport.tensor import matrix_of
+from bitport.train.tensor import TrainedTensor
+
+
+def operand(rows: Tensor, fmt: Format, act: str = "") -> Weight:
+    """The matrix ``rows`` [.., N, K] rounded to ``fmt``, in the layout that its device prefers for products with inputs
+    that are rounded as ``act`` says: what the quantized model will multiply with, by the same kernels."""
+    parts = quantize_weight(rows, fmt)
+    matrix = matrix_of(fmt, int(rows.shape[-2]), int(rows.shape[-1]))  # a traced size becomes fixed
+    name = layouts.preferred(rows.device, matrix, parts, act)
+    if name != "plain":
+        parts = from_list(run("repack", *parts, *matrix, "plain", name))
+    return Weight._make((*parts, *matrix, name))
+
+
+def rounded_rows(rows: Tensor, fmt: Format, dtype: torch.dtype) -> Tensor:
+    """Floats [.., N, K]."""
+    return run("dequantize", *operand(rows, fmt), dtype)
+
+
+def rounded_input(x: Tensor, act: str, act_scale: Tensor | None) -> Tensor:
+    """The input of a product as it was rounded for it, in its own dtype."""
+    if not act:
+        return x
+    if act_scale is not None or torch.compiler.is_compiling():  # a compiler makes one kernel of its elementwise ops
+        return fake_quantize(x, act, act_scale).to(x.dtype)
+    return rounded_rows(x.reshape(-1, x.shape[-1]), ACTIVATIONS[act], x.dtype).reshape(x.shape)
+
+
+def dense(w: TrainedTensor, dtype: torch.dtype) -> Tensor:
+    """Floats in the shape of ``w``."""
+    rows = rounded_rows(w.rows(), w.scheme.weight, dtype)
+    return rows.transpose(-1, -2) if w.rounding.transposed else rows.reshape(w.shape)

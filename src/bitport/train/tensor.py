@@ -1,0 +1,201 @@
+"""TrainedTensor: a float weight that is trained, and that every product sees as the numbers it will be quantized to.
+
+    value       the float weight: what the optimizer reads and updates, what a checkpoint of the training holds
+    act_scale   the fixed scale of a static activation, or None
+    rounding    the scheme, and how the backward pass is rounded
+
+The module that holds it, its name and its shape stay what they were. torch sees it in three ways:
+
+    products (linear, matmul, convolution, embedding, grouped products)     the rounded numbers
+    storage (detach, clone, to, pieces at the borders of blocks)            another TrainedTensor
+    arithmetic where no gradient is recorded (optimizers, averages)         ``value``
+
+Arithmetic whose gradient is recorded is an error, as it is for the quantized weight: it would go on with other numbers
+than the products. ``floats()`` is the value for a penalty on it.
+
+The gradient passes through the rounding as if it were not there (straight through): d rounded(w) / dw = 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bitport.errors import ArgumentError
+from bitport.schemes import Scheme
+from bitport.tensor.qtensor import SET_DATA, rows_of
+from bitport.train.gradients import Gradients
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+"""torch functions that compute with the rounded numbers; filled by bitport.train.functions."""
+
+ATEN: dict[Any, Callable[..., Any]] = {}
+"""aten ops that store, cut or multiply; filled by bitport.train.aten. All others take ``value``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounding:
+    """``kind`` is that of the weight (bitport.schemes.KINDS); ``transposed`` tells that it lies as [.., K, N]."""
+
+    scheme: Scheme
+    gradients: Gradients | None = None
+    kind: str = "linear"
+    transposed: bool = False
+
+
+class TrainedTensor(Tensor):
+    value: Tensor
+    act_scale: Tensor | None
+    rounding: Rounding
+
+    @staticmethod
+    def __new__(cls, value: Tensor, rounding: Rounding, act_scale: Tensor | None = None) -> TrainedTensor:
+        self = Tensor._make_wrapper_subclass(
+            cls,
+            value.shape,
+            strides=value.stride(),
+            storage_offset=value.storage_offset(),
+            dtype=value.dtype,
+            device=value.device,
+            requires_grad=False,
+        )
+        self.value, self.rounding, self.act_scale = value, rounding, act_scale
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @property
+    def scheme(self) -> Scheme:
+        return self.rounding.scheme
+
+    def rows(self) -> Tensor:
+        """``value`` as the matrix [.., N, K] that is rounded."""
+        return rows_of(self.value, self.rounding.kind, self.rounding.transposed)
+
+    def with_value(self, value: Tensor, act_scale: Tensor | None = None, **changes: Any) -> TrainedTensor:
+        rounding = dataclasses.replace(self.rounding, **changes) if changes else self.rounding
+        return TrainedTensor(value, rounding, self.act_scale if act_scale is None else act_scale)
+
+    def floats(self) -> Tensor:
+        """``value`` for arithmetic whose gradient comes back to this tensor."""
+        return _Floats.apply(self)
+
+    def map_parts(self, fn: Callable[[Tensor], Tensor]) -> TrainedTensor:
+        return self.with_value(fn(self.value), None if self.act_scale is None else fn(self.act_scale))
+
+    # -- torch's protocols ---------------------------------------------------------------------------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["value"] if self.act_scale is None else ["value", "act_scale"], self.rounding
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> TrainedTensor:
+        return cls(inner["value"], context, inner.get("act_scale"))
+
+    def _stable_hash_for_caching(self) -> str:
+        value = self.value
+        return f"bitport.TrainedTensor {value.dtype} {[*value.shape]} {self.act_scale is None} {self.rounding}"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = FUNCTIONS.get(func)
+        if handler is not None:
+            return handler(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        handler = ATEN.get(func)
+        if handler is not None:
+            return handler(func, *args, **(kwargs or {}))
+        given = tree_leaves((args, kwargs))
+        if torch.is_grad_enabled() and any(isinstance(arg, TrainedTensor) and arg.requires_grad for arg in given):
+            raise _recorded(func)
+        result = func(*tree_map(value_of, args), **tree_map(value_of, kwargs or {}))
+        if not func._schema.is_mutable:
+            return result
+        returns = func._schema.returns  # an op returns what it wrote to as it was given
+        return args[0] if len(returns) == 1 and returns[0].alias_info is not None else result
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        shape = [*self.value.shape]
+        return f"TrainedTensor({shape}, {self.scheme}, value={self.value.dtype} on {self.value.device})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainedTensor:
+        if id(self) not in memo:
+            memo[id(self)] = _like(self, self.map_parts(torch.clone))
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        parameter = isinstance(self, torch.nn.Parameter)
+        return _rebuild, (self.value, self.rounding, self.act_scale, parameter, self.requires_grad)
+
+    def share_memory_(self) -> TrainedTensor:
+        self.map_parts(Tensor.share_memory_)
+        return self
+
+    def is_shared(self) -> bool:
+        return self.value.is_shared()
+
+
+class _Floats(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: TrainedTensor) -> Tensor:
+        return w.value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _recorded(func: Any) -> ArgumentError:
+    return ArgumentError(
+        f"{func} on a weight in training, which stands in products (linear, embedding, convolution, matmul) only: "
+        f"what it will be quantized to takes part in nothing else. For a penalty on its values take weight.floats(); "
+        f"to leave this weight as it is, a rule 'skip'"
+    )
+
+
+def value_of(tensor: Any) -> Any:
+    """The float tensor behind a TrainedTensor; anything else as it is."""
+    return tensor.value if isinstance(tensor, TrainedTensor) else tensor
+
+
+def _like(source: TrainedTensor, made: TrainedTensor) -> TrainedTensor:
+    if isinstance(source, torch.nn.Parameter):
+        return torch.nn.Parameter(made, requires_grad=source.requires_grad)  # type: ignore[return-value]
+    if source.is_leaf:
+        made.requires_grad_(source.requires_grad)
+    return made
+
+
+def _rebuild(
+    value: Tensor, rounding: Rounding, act_scale: Tensor | None, parameter: bool, requires_grad: bool
+) -> TrainedTensor:
+    made = TrainedTensor(value, rounding, act_scale)
+    if parameter:
+        return torch.nn.Parameter(made, requires_grad=requires_grad)  # type: ignore[return-value]
+    made.requires_grad_(requires_grad)
+    return made
+
+
+def _set_data(self: Tensor, value: Tensor) -> None:
+    """``param.data = other``: the parts too, which torch's own setter would leave as they were."""
+    assert isinstance(self, TrainedTensor)
+    if not isinstance(value, TrainedTensor):
+        value = self.with_value(value)
+    with torch._C.DisableTorchFunctionSubclass():
+        SET_DATA(self, value)
+    self.value, self.act_scale, self.rounding = value.value, value.act_scale, value.rounding
+
+
+FUNCTIONS[SET_DATA] = _set_data

@@ -1,0 +1,222 @@
+"""Linear layers in training: forward the numbers of the quantized model, backward those of float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitport.errors import ArgumentError
+from bitport.numerics import ACTIVATIONS, Format, fake_quantize, quantize_dequantize, sqnr
+from bitport.ops.samples import product_budget
+from bitport.schemes import PRESETS, Scheme, preset
+from bitport.tensor import quantize_tensor
+from bitport.train import GRADIENTS, Gradients, convert_, prepare_
+from bitport.train.tensor import Rounding, TrainedTensor
+
+DYNAMIC = [name for name, scheme in PRESETS.items() if not scheme.static]
+M, N, K = 24, 80, 160
+
+
+def weight(scheme: Scheme, dtype: torch.dtype = torch.float32, gradients: Gradients | None = None) -> TrainedTensor:
+    made = TrainedTensor(torch.randn(N, K).to(dtype), Rounding(scheme, gradients))
+    made.requires_grad_()
+    return made
+
+
+def step(w: TrainedTensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """y, and an input and output gradient with it."""
+    x = torch.randn(M, K).to(dtype).requires_grad_()
+    y = F.linear(x, w)
+    g = torch.randn(M, N).to(dtype)
+    y.backward(g)
+    return x, y, g
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_forward_is_the_quantized_product(name: str, dtype: torch.dtype) -> None:
+    w = weight(preset(name), dtype)
+    x, y, _ = step(w, dtype)
+    assert torch.equal(y, F.linear(x.detach(), quantize_tensor(w.value, name)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_gradients_pass_straight_through(name: str, dtype: torch.dtype) -> None:
+    """gx = g rounded(W) and gw = g^T rounded(x), in float64 from factors in the dtype of the gradient."""
+    scheme = preset(name)
+    w = weight(scheme, dtype)
+    x, _, g = step(w, dtype)
+    rounded_w = quantize_tensor(w.value, scheme).dequantize(dtype).double()
+    rounded_x = (fake_quantize(x, scheme.act).to(dtype) if scheme.act else x.detach()).double()
+    assert x.grad is not None
+    assert w.grad is not None
+    assert type(w.grad) is Tensor
+    assert (x.grad.dtype, w.grad.dtype) == (dtype, dtype)
+    assert sqnr(g.double() @ rounded_w, x.grad.double()) > product_budget(dtype, N, M * K)
+    assert sqnr(g.double().t() @ rounded_x, w.grad.double()) > product_budget(dtype, M, N * K)
+
+
+def rounded(x: Tensor, fmt: Format) -> Tensor:
+    return quantize_dequantize(x, fmt).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_rounded_gradients(name: str, dtype: torch.dtype) -> None:
+    """Each product of the backward pass from both of its factors, rounded along the axis that is summed over."""
+    how = GRADIENTS[name]
+    scheme = preset({"int8": "int8-dyn", "int8-input": "int8-dyn", "fp8-row-input": "fp8-row"}.get(name, name))
+    w = weight(scheme, dtype, how)
+    x, _, g = step(w, dtype)
+    assert x.grad is not None
+    assert w.grad is not None
+    assert how.input is not None
+    left, right = rounded(g, ACTIVATIONS[how.input.act]), rounded(w.value.t(), how.input.weight)
+    assert sqnr(left @ right.t(), x.grad.double()) > product_budget(dtype, N, M * K)
+    if how.weight is None:
+        want = g.double().t() @ fake_quantize(x, scheme.act).to(dtype).double()
+    else:
+        want = rounded(g.t(), ACTIVATIONS[how.weight.act]) @ rounded(x.detach().t(), how.weight.weight).t()
+    assert sqnr(want, w.grad.double()) > product_budget(dtype, M, N * K)
+
+
+def test_rounding_a_gradient_changes_it() -> None:
+    """The budgets above would also hold for gradients that are not rounded, were the formats exact."""
+    plain, low = weight(preset("int8-dyn")), weight(preset("int8-dyn"), gradients=GRADIENTS["int8"])
+    low.value.copy_(plain.value)
+    x, g = torch.randn(M, K), torch.randn(M, N)
+    for w in (plain, low):
+        F.linear(x, w).backward(g)
+    assert plain.grad is not None
+    assert low.grad is not None
+    assert 30 < sqnr(plain.grad, low.grad) < 50
+
+
+def test_a_gradient_with_far_magnitudes_keeps_its_small_rows() -> None:
+    """e5m2 reaches 2^-16 / 57344, e4m3 2^-9 / 448: a row 2^-20 below the largest is lost in one alone."""
+    lost = []
+    for name in ("fp8", "fp8-tensor"):
+        how = GRADIENTS["fp8"] if name == "fp8" else Gradients(preset("fp8"), preset("fp8"))
+        w = weight(preset("fp8"), gradients=how)
+        x = torch.randn(M, K, requires_grad=True)
+        g = torch.randn(M, N)
+        g[3] *= 2.0**-20
+        F.linear(x, w).backward(g)
+        assert x.grad is not None
+        lost.append(not bool(x.grad[3].any()))
+    assert lost == [False, True]
+
+
+def test_bias_and_leading_dimensions() -> None:
+    w, bias = weight(preset("int4-g32")), torch.randn(N, requires_grad=True)
+    x = torch.randn(2, 3, K, requires_grad=True)
+    g = torch.randn(2, 3, N)
+    F.linear(x, w, bias).backward(g)
+    assert x.grad is not None
+    assert bias.grad is not None
+    assert x.grad.shape == x.shape
+    assert torch.allclose(bias.grad, g.sum((0, 1)))
+    single = F.linear(x.detach()[0, 0], w, bias.detach())
+    assert single.shape == (N,)
+    assert F.linear(torch.empty(0, K), w).shape == (0, N)
+
+
+def test_only_what_is_wanted_is_worked_out() -> None:
+    frozen = weight(preset("int8"))
+    frozen.requires_grad_(False)
+    x = torch.randn(M, K, requires_grad=True)
+    F.linear(x, frozen).sum().backward()
+    assert frozen.grad is None
+    assert x.grad is not None
+    w = weight(preset("int8"))
+    F.linear(torch.randn(M, K), w).sum().backward()
+    assert w.grad is not None
+
+
+def test_gradients_add_up_over_steps() -> None:
+    w = weight(preset("int4-g32"))
+    x = torch.randn(M, K)
+    F.linear(x, w).sum().backward()
+    assert w.grad is not None
+    once = w.grad.clone()
+    F.linear(x, w).sum().backward()
+    assert torch.equal(w.grad, 2 * once)
+
+
+def test_autocast_multiplies_in_its_dtype_and_trains_in_float32() -> None:
+    w = weight(preset("int4-g32"))
+    x = torch.randn(M, K, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = F.linear(x, w)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, F.linear(x.detach().bfloat16(), quantize_tensor(w.value, "int4-g32")))
+    y.float().sum().backward()
+    assert w.grad is not None
+    assert (w.grad.dtype, x.grad.dtype) == (torch.float32, torch.float32)  # type: ignore[union-attr]
+
+
+def test_a_weight_that_was_changed_before_backward_is_an_error() -> None:
+    w = weight(preset("int8"))
+    y = F.linear(torch.randn(M, K, requires_grad=True), w)
+    with torch.no_grad():
+        w.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_what_is_no_linear_layer() -> None:
+    w = weight(preset("int8"))
+    with pytest.raises(ArgumentError, match="transposed view"):
+        F.linear(torch.randn(M, N), w.t())
+    with pytest.raises(ArgumentError, match="not as its input"):
+        F.linear(w, torch.randn(4, K))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "gradients"), [("int4-g32", None), ("int8-dyn", "int8"), ("fp8", "fp8"), ("mxfp8", "mxfp8")]
+)
+def test_compiled_as_in_eager_mode(scheme: str, gradients: str | None) -> None:
+    """One graph, the same bits, and other numbers of rows without an error."""
+    model = nn.Sequential(nn.Linear(K, N), nn.ReLU(), nn.Linear(N, 32))
+    prepare_(model, scheme, gradients=gradients)
+    torch.compiler.reset()
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True)
+    for rows in (M, 7, 31):
+        x = torch.randn(rows, K)
+        results = []
+        for each in (model, compiled):
+            each.zero_grad()
+            y = each(x)
+            y.square().sum().backward()
+            results.append((y.detach(), [param.grad for param in each.parameters()]))
+        (y, grads), (y_compiled, grads_compiled) = results
+        assert torch.allclose(y, y_compiled, rtol=1e-5, atol=1e-5)
+        for grad, grad_compiled in zip(grads, grads_compiled, strict=True):
+            assert sqnr(grad, grad_compiled) > 80
+
+
+def test_training_lowers_the_loss_of_the_quantized_model() -> None:
+    """A student with 2 bits learns a teacher. Rounding the teacher itself is what there is without training."""
+    teacher = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    x = torch.randn(512, 32)
+    want = teacher(x).detach()
+    student = copy.deepcopy(teacher)
+    prepare_(student, "int2-g16")
+    untrained = copy.deepcopy(student)
+    convert_(untrained)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2, weight_decay=0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
+    for _ in range(200):
+        optimizer.zero_grad()
+        F.mse_loss(student(x), want).backward()
+        optimizer.step()
+        schedule.step()
+    trained_loss = F.mse_loss(student(x), want)
+    convert_(student)
+    assert torch.equal(F.mse_loss(student(x), want), trained_loss)
+    assert trained_loss < 0.6 * F.mse_loss(untrained(x), want)

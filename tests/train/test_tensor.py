@@ -1,0 +1,199 @@
+"""TrainedTensor: stored and moved as a weight, updated as a float tensor, multiplied as the numbers it will be."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitport.errors import ArgumentError
+from bitport.schemes import preset
+from bitport.tensor import quantize_tensor
+from bitport.train import TrainedTensor
+from bitport.train.tensor import Rounding
+
+
+def trained(*shape: int, scheme: str = "int4-g32", **how: object) -> nn.Parameter:
+    return nn.Parameter(TrainedTensor(torch.randn(*shape), Rounding(preset(scheme), **how)))  # type: ignore[arg-type]
+
+
+OPTIMIZERS = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.1),
+    "adamw-foreach": lambda params: torch.optim.AdamW(params, lr=0.1, foreach=True),
+    "adamw-fused": lambda params: torch.optim.AdamW(params, lr=0.1, fused=True),
+    "adam-amsgrad": lambda params: torch.optim.Adam(params, lr=0.1, amsgrad=True, weight_decay=0.1),
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "sgd-foreach": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True, maximize=True),
+    "adafactor": lambda params: torch.optim.Adafactor(params, lr=0.1),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.1, momentum=0.5),
+    "muon": lambda params: torch.optim.Muon(params, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_update_the_float_values(name: str) -> None:
+    param = trained(32, 64)
+    plain = nn.Parameter(param.value.clone())  # type: ignore[attr-defined]
+    ours, theirs = OPTIMIZERS[name]([param]), OPTIMIZERS[name]([plain])
+    for _ in range(3):
+        grad = torch.randn(32, 64)
+        param.grad, plain.grad = grad.clone(), grad.clone()
+        ours.step()
+        theirs.step()
+    assert torch.equal(param.value, plain)  # type: ignore[attr-defined]
+    assert all(type(state) is Tensor for state in ours.state[param].values())
+
+
+def test_arithmetic_takes_the_value() -> None:
+    param = trained(32, 64)
+    value = param.value  # type: ignore[attr-defined]
+    with torch.no_grad():
+        assert torch.equal(param.norm(), value.norm())
+        assert torch.equal(param + 1, value + 1)
+        assert type(torch.zeros_like(param)) is Tensor
+        average = torch.zeros(32, 64)
+        average.lerp_(param, 0.5)
+        assert torch.equal(average, value / 2)
+        vector = torch.nn.utils.parameters_to_vector([param])
+        assert torch.equal(vector, value.flatten())
+        torch.nn.utils.vector_to_parameters(vector * 2, [param])
+        assert torch.equal(param.value, vector.reshape(32, 64) * 2)  # type: ignore[attr-defined]
+    with pytest.raises(ArgumentError, match=r"For a penalty on its values take weight\.floats"):
+        (param**2).sum()
+    (param.floats() ** 2).sum().backward()  # type: ignore[attr-defined]
+    assert param.grad is not None
+    assert torch.equal(param.grad, 2 * param.value)  # type: ignore[attr-defined]
+
+
+def test_clipping_and_zeroing_gradients() -> None:
+    param = trained(32, 64)
+    F.linear(torch.randn(4, 64), param).sum().backward()
+    norm = torch.nn.utils.clip_grad_norm_([param], 1e-3)
+    assert norm > 1e-3
+    assert param.grad is not None
+    assert param.grad.norm() <= 1e-3 * 1.001
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    assert isinstance(a, TrainedTensor)
+    assert isinstance(b, TrainedTensor)
+    return torch.equal(a.value, b.value) and a.rounding == b.rounding and a.requires_grad == b.requires_grad
+
+
+def test_copies() -> None:
+    module = nn.Linear(64, 32)
+    module.weight = trained(32, 64, scheme="int8-static")
+    module.weight.act_scale = torch.ones(1, 1)  # type: ignore[attr-defined]
+    other = copy.deepcopy(module)
+    assert isinstance(other.weight, nn.Parameter)
+    assert same(module.weight, other.weight)
+    assert other.weight.value is not module.weight.value  # type: ignore[attr-defined]
+    assert torch.equal(other.weight.act_scale, torch.ones(1, 1))  # type: ignore[attr-defined]
+    pickled = pickle.loads(pickle.dumps(module.weight))
+    assert isinstance(pickled, nn.Parameter)
+    assert same(module.weight, pickled)
+    assert torch.equal(pickled.act_scale, torch.ones(1, 1))  # type: ignore[attr-defined]
+
+
+def test_other_dtypes_and_devices() -> None:
+    module = nn.Linear(64, 32)
+    module.weight = trained(32, 64, scheme="int8-static")
+    module.weight.act_scale = torch.ones(1, 1)  # type: ignore[attr-defined]
+    module.to(torch.bfloat16)
+    assert isinstance(module.weight, TrainedTensor)
+    assert (module.weight.dtype, module.weight.value.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert module.weight.act_scale is not None
+    assert module.weight.act_scale.dtype == torch.float32
+    module.to("meta")
+    assert isinstance(module.weight, TrainedTensor)
+    assert module.weight.value.device.type == "meta"
+    module.to_empty(device="cpu")
+    assert isinstance(module.weight, TrainedTensor)
+    assert module.weight.value.device.type == "cpu"
+    assert isinstance(module.weight, nn.Parameter)
+
+
+def test_shared_memory() -> None:
+    module = nn.Linear(64, 32)
+    module.weight = trained(32, 64)
+    assert not module.weight.is_shared()
+    module.share_memory()
+    assert module.weight.is_shared()
+    assert module.weight.value.is_shared()  # type: ignore[attr-defined]
+
+
+def test_data_can_be_set() -> None:
+    param = trained(32, 64)
+    fresh = torch.randn(32, 64)
+    param.data = fresh
+    assert torch.equal(param.value, fresh)  # type: ignore[attr-defined]
+    other = trained(32, 64, scheme="int8")
+    param.data = other.data
+    assert same(param, other)
+
+
+def test_pieces_are_rounded_as_the_whole() -> None:
+    param = trained(64, 128)
+    whole = quantize_tensor(param.value, "int4-g32").dequantize()  # type: ignore[attr-defined]
+    x, half = torch.eye(128), torch.eye(64)
+    top, bottom = param.chunk(2)
+    assert torch.equal(F.linear(x, top).t(), whole[:32])
+    assert torch.equal(F.linear(x, bottom).t(), whole[32:])
+    assert torch.equal(F.linear(x, param[7:9]).t(), whole[7:9])
+    assert torch.equal(F.linear(half, param[:, 64:]).t(), whole[:, 64:])
+    for piece in param.split([10, 54]):
+        assert isinstance(piece, TrainedTensor)
+    F.linear(x, bottom).sum().backward()
+    assert param.grad is not None
+    assert not param.grad[:32].any()
+    assert param.grad[32:].all()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "cut", "match"),
+    [
+        ("int4-g32", lambda w: w[:, :40], "columns 0:40:1 .* the 32 columns of a block"),
+        ("int8", lambda w: w[:, :64], "columns 0:64:1 .* one scale for all columns"),
+        ("fp8", lambda w: w[:8], "rows 0:8:1 .* one scale for all rows"),
+        ("fp8-block", lambda w: w[:64], "rows 0:64:1 .* the 128 rows of a block"),
+        ("int4-g32", lambda w: w[::2], "rows 0:256:2"),
+        ("int4-g32", lambda w: w[0], "indexed in dimension 0"),
+        ("int4-g32", lambda w: w.flatten(), "seen as"),
+        ("int4-g32", lambda w: w.reshape(128, 2, 256), "seen as"),
+        ("int4-g32", lambda w: w[None], "weight.floats"),
+        ("int4-g32", lambda w: torch.cat([w, w]), "weight.floats"),
+    ],
+)
+def test_pieces_that_lose_how_they_are_rounded(scheme: str, cut: object, match: str) -> None:
+    with pytest.raises(ArgumentError, match=match):
+        cut(trained(256, 256, scheme=scheme))  # type: ignore[operator]
+
+
+def test_products_other_than_linear_layers() -> None:
+    param = trained(64, 128)
+    whole = quantize_tensor(param.value, "int4-g32").dequantize()  # type: ignore[attr-defined]
+    x = torch.randn(4, 128)
+    assert torch.allclose(x @ param.t(), x @ whole.t(), atol=1e-4)
+    assert torch.allclose(torch.addmm(torch.ones(64), x, param.t(), beta=2), x @ whole.t() + 2, atol=1e-4)
+    assert torch.allclose(param @ x.t(), whole @ x.t(), atol=1e-4)
+    assert torch.allclose(x[:, :64] @ param, x[:, :64] @ whole, atol=1e-4)
+    assert torch.equal(F.embedding(torch.tensor([5, 1, 5]), param), whole[[5, 1, 5]])
+    assert torch.equal(param[torch.tensor([5, 1])], whole[[5, 1]])
+
+
+def test_tables_with_scales_over_rows() -> None:
+    param = trained(256, 128, scheme="fp8-block-wo")
+    whole = quantize_tensor(param.value, "fp8-block-wo").dequantize()  # type: ignore[attr-defined]
+    rows = F.embedding(torch.tensor([5, 200]), param)
+    assert torch.equal(rows, whole[[5, 200]])
+    rows.sum().backward()
+    assert param.grad is not None
+    assert param.grad.sum() == 2 * 128
+
+
+def test_repr_says_what_it_is() -> None:
+    assert repr(trained(32, 64).data) == "TrainedTensor([32, 64], int4-g32, value=torch.float32 on cpu)"
