@@ -31,7 +31,7 @@ NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native
 
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-triton-oldest test-xla test-tpu \
 	test-peers sanitize sanitize-shim sanitize-runner runner runner-tarball ci lint format types bench bench-check \
-	bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page \
+	bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page bench-training \
 	xla-page accuracy algorithms support clean
 
 help:
@@ -221,6 +221,13 @@ bench-voxtral: $(VENV)/.hf runner
 
 voxtral-page: $(VENV)/.hf
 	$(BIN)/python -m bench.voxtral.page
+
+# Steps beside torchao's, so in the environment of the peers; what training brings takes half an hour of two cores.
+bench-training: $(PEERS_VENV)/.peers
+	$(PEERS_VENV)/bin/python -m bench.training steps --json $(BENCH_ARGS)
+	$(PEERS_VENV)/bin/python -m bench.training schemes --json
+	$(PEERS_VENV)/bin/python -m bench.training scratch --json
+	$(PEERS_VENV)/bin/python -m bench.training page
 
 accuracy: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.golden models/tinylm docs/accuracy

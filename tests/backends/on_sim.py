@@ -3,6 +3,7 @@ Run by test_devices.py, in a process of its own."""
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from bitport.errors import ArgumentError, BitportError
 from bitport.numerics import sqnr
 from bitport.ops import OPS, Sample, Weight
 from bitport.ops.functional import operand
+from bitport.train import convert_, prepare_
 from tests.backends.products import products, shortfall
 
 SIM = torch.device("sim:0")
@@ -312,3 +314,32 @@ def test_its_layout_elsewhere() -> None:
     x = torch.randn(5, 128)
     assert torch.equal(F.linear(x, q.to_layout("sim_rows8")), F.linear(x, q.to_layout("plain")))
     assert isinstance(operand(q), Weight)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "gradients"),
+    [("int4-g32", None), ("int8-dyn", "int8"), ("fp8", "fp8"), ("mxfp8", "mxfp8"), ("nf4", None)],
+)
+def test_training(scheme: str, gradients: str | None) -> None:
+    """Three steps there and here, from the same weights: the same model comes out, to float32's rounding."""
+    torch.manual_seed(2)
+    here = nn.Sequential(nn.Linear(128, 64), nn.Tanh(), nn.Linear(64, 32))
+    there = copy.deepcopy(here).to(SIM)
+    x, want = torch.randn(16, 128), torch.randn(16, 32)
+    losses = []
+    for model in (here, there):
+        prepare_(model, scheme, gradients=gradients)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        device = next(model.parameters()).device
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x.to(device)), want.to(device))
+            loss.backward()
+            optimizer.step()
+        losses.append(float(loss.detach()))
+        convert_(model)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    with torch.no_grad():
+        assert float(sqnr(here(x), there(x.to(SIM)).cpu())) > 40
+    if scheme == "int4-g32":
+        assert sim.kernel_calls() > 0

@@ -5,6 +5,7 @@ These tests look at whatever accelerator PyTorch finds; what only CUDA has is sk
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import os
@@ -23,10 +24,12 @@ import bitport as bp
 from bench.gpu.accelerator import Accelerator
 from bitport import layouts
 from bitport.conformance import run
-from bitport.numerics import Quantized
+from bitport.numerics import Quantized, sqnr
 from bitport.ops import IMPLS, OPS, Sample, Weight, decide
 from bitport.ops.functional import operand
+from bitport.schemes import preset
 from bitport.tensor import QTensor
+from bitport.train import GRADIENTS, convert_, prepare_
 from tests.backends.products import products, shortfall
 
 pytestmark = pytest.mark.gpu
@@ -252,3 +255,28 @@ def test_watched_by_the_sanitizer() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", [None, *GRADIENTS])
+def test_training(name: str | None, compiled: bool) -> None:
+    """A step in low precision: the loss of bfloat16's step within what rounding costs, and the converted model's
+    numbers those of the prepared one."""
+    scheme = {None: "int4-g32", "int8": "int8-dyn", "int8-input": "int8-dyn", "fp8-row-input": "fp8-row"}.get(
+        name, name
+    )
+    torch.manual_seed(0)
+    floats = nn.Sequential(nn.Linear(256, 512), nn.SiLU(), nn.Linear(512, 128)).to(DEVICE, BF16)
+    prepared = copy.deepcopy(floats)
+    prepare_(prepared, preset(str(scheme)), gradients=name)
+    forward = torch.compile(prepared, fullgraph=True) if compiled else prepared
+    x, want = torch.randn(64, 256, device=DEVICE, dtype=BF16), torch.randn(64, 128, device=DEVICE, dtype=BF16)
+    grads = []
+    for model, run_it in ((floats, floats), (prepared, forward)):
+        (run_it(x) - want).float().square().mean().backward()
+        grads.append([param.grad.float().cpu() for param in model.parameters() if param.grad is not None])
+    assert all(float(sqnr(a, b)) > 5 for a, b in zip(*grads, strict=True))
+    with torch.no_grad():
+        y = prepared(x)
+        convert_(prepared)
+        assert torch.equal(prepared(x), y)

@@ -1,0 +1,33 @@
+"""python -m bench.training steps|schemes|scratch [--json]; with "page" it writes docs/training-figures.md."""
+
+from __future__ import annotations
+
+import argparse
+
+from bench.measure import append, busy, header
+from bench.training import page, quality, steps
+
+SUITE = "training"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__)
+    parser.add_argument("what", choices=("steps", "schemes", "scratch", "page"))
+    parser.add_argument("--rounds", type=int, default=15, help="of steps")
+    parser.add_argument("--steps", type=int, default=300, help="of training, for schemes and scratch")
+    parser.add_argument("--json", action="store_true", help=f"append to bench/results/{SUITE}.jsonl")
+    args = parser.parse_args()
+    if args.what == "page":
+        page.write()
+        return
+    head = {**header(), "busy": busy(), "what": args.what}
+    if args.what == "steps":
+        rows = steps.run(args.rounds, print)
+    else:
+        rows = list((quality.run_schemes if args.what == "schemes" else quality.run_scratch)(args.steps, print))
+    if args.json:
+        append(SUITE, [head, *({"run": head["run"], **row} for row in rows)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""docs/training-figures.md: ``python -m bench.training page`` writes it from what the suite recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.measure import RESULTS
+from bench.page import DOCS
+from bench.results import lines_of, runs_of
+
+Row = dict[str, Any]
+PAGE = "training-figures.md"
+
+INTRODUCTION = """# Training in figures
+
+What `bitport.train` ([training.md](training.md)) costs and brings. `make bench-training` measures and writes this page;
+nothing in it is typed by hand.
+"""
+STEPS = """## A step
+
+Forward and backward pass of an MLP (1024 x 4096 and back) in bfloat16 as a part of bfloat16's own, median over rounds
+in which every candidate takes its turn: below 1 is faster. With *gradients* both passes are in low precision.
+*torchao*: its quantization-aware training, and its float8 training emulated, since a CPU has no float8 products.
+"""
+SCHEMES = """## For a scheme
+
+Perplexity of `models/tinylm` as in [accuracy.md](accuracy.md), rounded to nearest, by GPTQ, and after training for the
+scheme: {steps} steps, {tokens} tokens that it has not seen. The first row is the float model, which the same training
+changes as the last column says.
+"""
+SCRATCH = """## From nothing, in low precision
+
+Mean loss over the last tenth of {steps} steps ({tokens} tokens) of the same small model from the same random weights,
+with products in bfloat16 and in low precision.
+"""
+
+
+def newest(lines: list[Row], what: str) -> tuple[Row, list[Row]] | None:
+    heads = [head for head in runs_of(lines).values() if head["what"] == what]
+    if not heads:
+        return None
+    return heads[-1], [row for row in lines if row["run"] == heads[-1]["run"] and "machine" not in row]
+
+
+def where(head: Row) -> str:
+    machine = head["machine"]
+    return (
+        f"Run {head['run']}, commit {head['commit']}: {machine['cpu']}, {machine['threads']} threads; other processes "
+        f"used {head['busy']} cores.\n"
+    )
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def of_steps(head: Row, rows: list[Row]) -> str:
+    sizes = sorted({row["rows"] for row in rows})
+    found = {(row["candidate"], row["rows"]): row for row in rows}
+    names = list(dict.fromkeys(row["candidate"] for row in rows))
+    cells = [
+        [name, *(f"{found[name, size]['x bf16']:.2f} ({found[name, size]['ms']:.1f} ms)" for size in sizes)]
+        for name in names
+    ]
+    return "\n".join([STEPS, where(head), markdown(["", *(f"{size} rows" for size in sizes)], cells)])
+
+
+def of_schemes(head: Row, rows: list[Row]) -> str:
+    columns = ("rtn", "gptq", "trained")
+    cells = [[row["scheme"], *(f"{row[column]:.4f}" for column in columns)] for row in rows]
+    return "\n".join([SCHEMES.format(**rows[0]), where(head), markdown(["scheme", *columns], cells)])
+
+
+def of_scratch(head: Row, rows: list[Row]) -> str:
+    cells = [[row["candidate"], f"{row['loss']:.4f}"] for row in rows]
+    return "\n".join([SCRATCH.format(**rows[0]), where(head), markdown(["", "loss"], cells)])
+
+
+def write() -> None:
+    lines = lines_of(RESULTS / "training.jsonl")
+    parts = [INTRODUCTION]
+    for what, section in (("steps", of_steps), ("schemes", of_schemes), ("scratch", of_scratch)):
+        if found := newest(lines, what):
+            parts.append(section(*found))
+    (DOCS / PAGE).write_text("\n".join(parts).rstrip() + "\n")

@@ -1,0 +1,130 @@
+"""What training brings: the bundled model trained some steps for a scheme, beside rounding to nearest and GPTQ; and
+small models trained from nothing in bfloat16 and in low precision.
+
+Text is new from the model's own corpus, of which it saw other parts; the float model trained in the same way stands
+beside, so that what more training alone brings is not taken for what training for the scheme brings.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+import bitport as bp
+from bitport.evaluate.algorithms import nll
+from bitport.evaluate.golden import WINDOW, Yardstick
+from bitport.train import convert_, prepare_
+from examples.tinylm.corpus import nth_story
+from examples.tinylm.model import Config, TinyLM
+
+MODEL = Path("models/tinylm")
+SCHEMES = ("int4", "int3", "int2-g32", "mxfp4", "nvfp4", "int4-int8")
+SCRATCH: tuple[tuple[str, str | None, str | None], ...] = (
+    ("bf16", None, None),
+    ("int8-dyn, gradients int8", "int8-dyn", "int8"),
+    ("fp8, gradients fp8", "fp8", "fp8"),
+    ("fp8-row, gradients fp8-row", "fp8-row", "fp8-row"),
+    ("mxfp8, gradients mxfp8", "mxfp8", "mxfp8"),
+)
+BATCH, LENGTH = 4, 256
+RATE, SCRATCH_RATE = 1e-4, 2e-3
+UNSEEN = 77
+"""Seed of stories that neither the training nor the evaluation of the bundled model used."""
+
+Row = dict[str, Any]
+
+
+def batches(steps: int) -> Iterator[Tensor]:
+    """[BATCH, LENGTH + 1] of consecutive text."""
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    end = tokenizer.encode("<|endoftext|>").ids[0]
+    pending: list[int] = []
+    number = made = 0
+    size = BATCH * LENGTH
+    while made < steps:
+        while len(pending) <= size:
+            pending += [end, *tokenizer.encode("\n".join(nth_story(UNSEEN, number + i) for i in range(8))).ids]
+            number += 8
+        yield torch.tensor(pending[: size + 1]).unfold(0, LENGTH + 1, LENGTH)
+        del pending[:size]
+        made += 1
+
+
+def train(model: nn.Module, steps: int, rate: float, logits: Callable[[Tensor], Tensor]) -> float:
+    """Mean loss of the last tenth of the steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    warm = max(1, steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
+    )
+    losses = []
+    for rows in batches(steps):
+        with torch.autocast("cpu", torch.bfloat16):
+            predicted = logits(rows[:, :-1])
+        loss = F.cross_entropy(predicted.flatten(0, 1).float(), rows[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    last = losses[-max(1, steps // 10) :]
+    return sum(last) / len(last)
+
+
+def tuned(yardstick: Yardstick, scheme: str | None, steps: int) -> float:
+    """Perplexity after training in float32 for ``scheme``; None: of the float model itself."""
+    model = copy.deepcopy(yardstick.base).float().requires_grad_(True)
+    if scheme is not None:
+        prepare_(model, scheme)
+    train(model, steps, RATE, lambda ids: model(input_ids=ids).logits)
+    if scheme is not None:
+        convert_(model, measure=False)
+    return math.exp(nll(yardstick, model))
+
+
+def rounded(yardstick: Yardstick, scheme: str, algorithm: str) -> float:
+    model = copy.deepcopy(yardstick.base)
+    ids = [each[None] for each in yardstick.calibration.split(WINDOW)]
+    bp.quantize_(model, scheme, algorithm=algorithm, calibrate=ids, measure=False, progress=False)
+    return math.exp(nll(yardstick, model))
+
+
+def run_schemes(steps: int, say: Callable[[str], None]) -> Iterator[Row]:
+    yardstick = Yardstick(MODEL)
+    base = math.exp(nll(yardstick, copy.deepcopy(yardstick.base)))
+    common = {"what": "scheme", "steps": steps, "tokens": steps * BATCH * LENGTH}
+    for scheme in (None, *SCHEMES):
+        if scheme is None:
+            found = {"rtn": base, "gptq": base}
+        else:
+            found = {algorithm: rounded(yardstick, scheme, algorithm) for algorithm in ("rtn", "gptq")}
+        found["trained"] = tuned(yardstick, scheme, steps)
+        row = {**common, "scheme": scheme or "float", **{name: round(value, 4) for name, value in found.items()}}
+        say(f"{row['scheme']:10} rtn {row['rtn']:.4f}  gptq {row['gptq']:.4f}  trained {row['trained']:.4f}")
+        yield row
+
+
+def run_scratch(steps: int, say: Callable[[str], None]) -> Iterator[Row]:
+    for name, scheme, gradients in SCRATCH:
+        torch.manual_seed(0)
+        model = TinyLM(Config())
+        if scheme is not None:
+            prepare_(model, scheme, gradients=gradients)
+        loss = train(model, steps, SCRATCH_RATE, model)
+        say(f"{name:32} loss {loss:.4f}")
+        yield {
+            "what": "scratch",
+            "steps": steps,
+            "tokens": steps * BATCH * LENGTH,
+            "candidate": name,
+            "loss": round(loss, 4),
+        }
