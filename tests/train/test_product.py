@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bitport.errors import ArgumentError
 from bitport.numerics import ACTIVATIONS, Format, fake_quantize, quantize_dequantize, sqnr
@@ -160,13 +162,45 @@ def test_autocast_multiplies_in_its_dtype_and_trains_in_float32() -> None:
     assert (w.grad.dtype, x.grad.dtype) == (torch.float32, torch.float32)  # type: ignore[union-attr]
 
 
-def test_a_weight_that_was_changed_before_backward_is_an_error() -> None:
-    w = weight(preset("int8"))
-    y = F.linear(torch.randn(M, K, requires_grad=True), w)
+def test_a_weight_that_was_changed_before_backward() -> None:
+    """The gradient is that of the codes that were used; where the floats are needed again, it is an error."""
+    x, g = torch.randn(M, K, requires_grad=True), torch.randn(M, N)
+    grads = []
+    for factor in (1, 2):
+        w = weight(preset("int8"))
+        w.value.copy_(torch.linspace(-1, 1, N * K).reshape(N, K))
+        y = F.linear(x, w)
+        with torch.no_grad():
+            w.mul_(factor)
+        grads += torch.autograd.grad(y, x, g)
+    assert torch.equal(*grads)
+    w = weight(preset("int8-dyn"), gradients=GRADIENTS["int8"])
+    y = F.linear(x, w)
     with torch.no_grad():
         w.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize(("scheme", "gradients"), [("int4-g32", None), ("int8-dyn", "int8")])
+def test_what_is_kept_for_backward_may_lie_elsewhere(scheme: str, gradients: str | None) -> None:
+    """Checkpointing computes it anew, save_on_cpu moves it: the same gradients."""
+    model = nn.Sequential(nn.Linear(K, N), nn.ReLU(), nn.Linear(N, 32))
+    prepare_(model, scheme, gradients=gradients)
+    x = torch.randn(M, K, requires_grad=True)
+
+    def moved(x: Tensor) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return model(x)
+
+    found = []
+    for forward in (model, partial(checkpoint, model, use_reentrant=False), moved):
+        forward(x).square().sum().backward()
+        found.append([param.grad for param in (x, *model.parameters())])
+        model.zero_grad()
+        x.grad = None
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))  # type: ignore[arg-type]
 
 
 def test_what_is_no_linear_layer() -> None:

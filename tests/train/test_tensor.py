@@ -69,6 +69,20 @@ def test_arithmetic_takes_the_value() -> None:
     assert torch.equal(param.grad, 2 * param.value)  # type: ignore[attr-defined]
 
 
+def test_averages_of_the_weights() -> None:
+    module = nn.Linear(64, 32, bias=False)
+    module.weight = trained(32, 64)
+    value = module.weight.value.clone()  # type: ignore[attr-defined]
+    average = torch.optim.swa_utils.AveragedModel(module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+    average.update_parameters(module)
+    with torch.no_grad():
+        module.weight.add_(1)
+    average.update_parameters(module)
+    kept = average.module.weight
+    assert isinstance(kept, TrainedTensor)
+    assert torch.allclose(kept.value, value + 0.5)
+
+
 def test_clipping_and_zeroing_gradients() -> None:
     param = trained(32, 64)
     F.linear(torch.randn(4, 64), param).sum().backward()

@@ -11,7 +11,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.ops.functional import run
 from bitport.ops.weight import Weight
-from bitport.train.product import DESCRIBED, grad_of_input, grad_of_weight
+from bitport.train.product import Kept, grad_of_input, grad_of_weight, keep
 from bitport.train.rounded import operand, rounded_input
 from bitport.train.tensor import TrainedTensor
 
@@ -24,8 +24,7 @@ class GroupedProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: TrainedTensor, offs: Tensor) -> Tensor:
         scheme = w.scheme
         weight = operand(w.rows(), scheme.weight, scheme.act)
-        ctx.save_for_backward(x, w, offs, *weight[:4])
-        ctx.described = weight[DESCRIBED]
+        keep(ctx, x, w, weight, offs)
         if scheme.act:
             return run("dyn_grouped_linear", x, offs, *weight, scheme.act)
         return run("grouped_linear", x, offs, *weight)
@@ -33,44 +32,43 @@ class GroupedProduct(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, w, offs, *parts = ctx.saved_tensors
-        weight, grad = Weight(*parts, *ctx.described), grad.contiguous()
+        x, offs, floats, _, *parts = ctx.saved_tensors
+        weight = Weight._make((*parts, *ctx.kept.described))
         wants_x, wants_w, _ = ctx.needs_input_grad
-        if w.rounding.gradients is not None:
-            grads = _each(grad, x, w, weight, offs, wants_x, wants_w)
-        else:
-            grads = _straight(grad, x, w, weight, offs, wants_x, wants_w)
-        return *grads, None
+        backward = _straight if ctx.kept.rounding.gradients is None else _each
+        return *backward(grad.contiguous(), x, ctx.kept.rows(floats), weight, offs, ctx.kept, (wants_x, wants_w)), None
 
 
 def _straight(
-    g: Tensor, x: Tensor, w: TrainedTensor, weight: Weight, offs: Tensor, wants_x: bool, wants_w: bool
+    g: Tensor, x: Tensor, rows: None, weight: Weight, offs: Tensor, kept: Kept, wants: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     grad_x = grad_w = None
-    nobodys = torch.arange(x.shape[0], device=x.device)[:, None] >= offs[-1]
-    if wants_x:
+    if wants[0]:
+        nobodys = torch.arange(x.shape[0], device=x.device)[:, None] >= offs[-1]
         grad_x = F.grouped_mm(g, run("dequantize", *weight, g.dtype), offs=offs).masked_fill(nobodys, 0)
-    if wants_w:
-        rows = F.grouped_mm(g.t(), rounded_input(x, w.scheme.act, None).contiguous(), offs=offs)
-        grad_w = (rows.mT if w.rounding.transposed else rows).to(w.dtype)
+    if wants[1]:
+        seen = rounded_input(x, kept.rounding.scheme.act, None)
+        grad_w = F.grouped_mm(g.t(), seen.contiguous(), offs=offs).to(kept.dtype)
+        grad_w = grad_w.mT if kept.rounding.transposed else grad_w
     return grad_x, grad_w
 
 
 def _each(
-    g: Tensor, x: Tensor, w: TrainedTensor, weight: Weight, offs: Tensor, wants_x: bool, wants_w: bool
+    g: Tensor, x: Tensor, rows: Tensor | None, weight: Weight, offs: Tensor, kept: Kept, wants: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    grad_x, grad_w = torch.zeros_like(x), torch.zeros_like(w)
-    start = 0
+    shape = (*weight.batch, weight.k, weight.n) if kept.rounding.transposed else (*weight.batch, weight.n, weight.k)
+    grad_x = torch.zeros_like(x) if wants[0] else None
+    grad_w = torch.zeros(shape, dtype=kept.dtype, device=x.device) if wants[1] else None
+    plain, start = weight.plain(), 0
     for expert, end in enumerate(offs.tolist()):
-        own = w.with_value(w.value[expert])
-        parts = (None if part is None else part[expert] for part in weight.plain())
-        if start < end and wants_x:
-            plain = Weight._make((*parts, *weight.matrix, "plain"))
-            grad_x[start:end] = grad_of_input(g[start:end], own, plain)
-        if start < end and wants_w:
-            grad_w[expert] = grad_of_weight(g[start:end], x[start:end], own, None)
+        if start < end and grad_x is not None:
+            parts = (None if part is None else part[expert] for part in plain)
+            own = Weight._make((*parts, *weight.matrix, "plain"))
+            grad_x[start:end] = grad_of_input(g[start:end], None if rows is None else rows[expert], own, kept)
+        if start < end and grad_w is not None:
+            grad_w[expert] = grad_of_weight(g[start:end], x[start:end], None, kept)
         start = end
-    return grad_x if wants_x else None, grad_w if wants_w else None
+    return grad_x, grad_w
 
 
 def grouped_mm(

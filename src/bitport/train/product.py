@@ -3,12 +3,13 @@
     gradients None     gx = g rounded(W)       gw = g^T rounded(x)       in g's dtype
     Gradients          each of the two as a product of two rounded factors, if it has a scheme
 
-What is kept from forward to backward is x and the codes of W, not W as floats.
+What is kept from forward to backward is x and the codes of W; its floats too, which are there anyway, where the
+gradient of the input rounds them along N.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +18,9 @@ from bitport.errors import ArgumentError
 from bitport.ops.functional import run
 from bitport.ops.weight import Weight
 from bitport.schemes import Scheme
+from bitport.tensor.qtensor import rows_of
 from bitport.train.rounded import operand, rounded_input
-from bitport.train.tensor import TrainedTensor
-
-DESCRIBED = slice(4, None)
-"""The fields of Weight behind its four tensors."""
+from bitport.train.tensor import Rounding, TrainedTensor, value_of
 
 
 def rounded_product(left: Tensor, right: Tensor, scheme: Scheme) -> Tensor:
@@ -29,13 +28,34 @@ def rounded_product(left: Tensor, right: Tensor, scheme: Scheme) -> Tensor:
     return run("dyn_linear", left, *operand(right, scheme.weight, scheme.act), scheme.act, None, None)
 
 
+class Kept(NamedTuple):
+    """What the backward pass needs of a weight besides tensors."""
+
+    rounding: Rounding
+    dtype: torch.dtype
+    described: tuple[Any, ...]
+    """The fields of Weight behind its four tensors."""
+
+    def rows(self, floats: Tensor | None) -> Tensor | None:
+        """[.., N, K] of the weight as it was kept: what keeps tensors elsewhere may give back its value alone."""
+        return None if floats is None else rows_of(value_of(floats), self.rounding.kind, self.rounding.transposed)
+
+
+def keep(ctx: Any, x: Tensor, w: TrainedTensor, weight: Weight, *further: Tensor) -> None:
+    """The weight itself, not its value, whose changes PyTorch would not see."""
+    gradients = w.rounding.gradients
+    floats = w if gradients is not None and gradients.input is not None else None
+    ctx.save_for_backward(x, *further, floats, w.act_scale, *weight[:4])
+    ctx.kept = Kept(w.rounding, w.dtype, weight[4:])
+
+
 class Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: TrainedTensor, bias: Tensor | None) -> Tensor:
         scheme = w.scheme
         weight = operand(w.rows(), scheme.weight, scheme.act)
-        ctx.save_for_backward(x, w, w.act_scale, *weight[:4])
-        ctx.described, ctx.bias_dtype = weight[DESCRIBED], None if bias is None else bias.dtype
+        keep(ctx, x, w, weight)
+        ctx.bias_dtype = None if bias is None else bias.dtype
         if not scheme.act:
             return run("linear", x, *weight, bias)
         return run("dyn_linear", x, *weight, scheme.act, w.act_scale, bias)
@@ -43,33 +63,35 @@ class Product(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, w, act_scale, *parts = ctx.saved_tensors
+        x, floats, act_scale, *parts = ctx.saved_tensors
         wants_x, wants_w, wants_bias = ctx.needs_input_grad
-        g, rows = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+        g, seen = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         grad_x = grad_w = grad_bias = None
         if wants_x:
-            grad_x = grad_of_input(g, w, Weight(*parts, *ctx.described)).reshape(x.shape)
+            weight = Weight._make((*parts, *ctx.kept.described))
+            grad_x = grad_of_input(g, ctx.kept.rows(floats), weight, ctx.kept).reshape(x.shape)
         if wants_w:
-            grad_w = grad_of_weight(g, rows, w, act_scale)
+            grad_w = grad_of_weight(g, seen, act_scale, ctx.kept)
         if wants_bias:
             grad_bias = g.sum(0).to(ctx.bias_dtype)
         return grad_x, grad_w, grad_bias
 
 
-def grad_of_input(g: Tensor, w: TrainedTensor, weight: Weight) -> Tensor:
-    gradients = w.rounding.gradients
-    if gradients is None or gradients.input is None:
+def grad_of_input(g: Tensor, rows: Tensor | None, weight: Weight, kept: Kept) -> Tensor:
+    """``rows``: the floats of ``weight``, if they are to be rounded along N."""
+    gradients = kept.rounding.gradients
+    if gradients is None or gradients.input is None or rows is None:
         return g @ run("dequantize", *weight, g.dtype)
-    return rounded_product(g, w.rows().to(g.dtype).mT, gradients.input)
+    return rounded_product(g, rows.to(g.dtype).mT, gradients.input)
 
 
-def grad_of_weight(g: Tensor, x: Tensor, w: TrainedTensor, act_scale: Tensor | None) -> Tensor:
-    gradients = w.rounding.gradients
+def grad_of_weight(g: Tensor, x: Tensor, act_scale: Tensor | None, kept: Kept) -> Tensor:
+    gradients, act = kept.rounding.gradients, kept.rounding.scheme.act
     if gradients is not None and gradients.weight is not None and len(g):
         grad = rounded_product(g.t().contiguous(), x.t(), gradients.weight)
     else:
-        grad = g.t() @ rounded_input(x, w.scheme.act, act_scale)
-    return (grad.t() if w.rounding.transposed else grad).to(w.dtype)
+        grad = g.t() @ rounded_input(x, act, act_scale)
+    return (grad.t() if kept.rounding.transposed else grad).to(kept.dtype)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
