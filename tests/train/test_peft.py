@@ -64,7 +64,7 @@ def test_merging_into_quantized_weights_is_refused() -> None:
     base = model_of()
     bp.quantize_(base, "int4-g32")
     model = adapted(base)
-    with pytest.raises(NotImplementedError, match="take the float tensor with .dequantize()"):
+    with pytest.raises(NotImplementedError, match=r"take the float tensor with \.dequantize\(\)"):
         model.merge_and_unload()
 
 
