@@ -64,6 +64,10 @@ def test_arithmetic_takes_the_value() -> None:
         assert torch.equal(param.value, vector.reshape(32, 64) * 2)  # type: ignore[attr-defined]
     with pytest.raises(ArgumentError, match=r"For a penalty on its values take weight\.floats"):
         (param**2).sum()
+    assert torch.equal(param.detach() + 1, param.value + 1)  # type: ignore[attr-defined]
+    frozen = trained(32, 64).requires_grad_(False)
+    with pytest.raises(ArgumentError, match="on a weight in training"):
+        torch.cat([frozen, frozen])
     (param.floats() ** 2).sum().backward()  # type: ignore[attr-defined]
     assert param.grad is not None
     assert torch.equal(param.grad, 2 * param.value)  # type: ignore[attr-defined]
@@ -122,6 +126,10 @@ def test_other_dtypes_and_devices() -> None:
     assert (module.weight.dtype, module.weight.value.dtype) == (torch.bfloat16, torch.bfloat16)
     assert module.weight.act_scale is not None
     assert module.weight.act_scale.dtype == torch.float32
+    module.to_empty(device="cpu")
+    assert isinstance(module.weight, TrainedTensor)
+    assert torch.equal(module.weight.act_scale, torch.ones(1, 1))
+    module.weight.act_scale = None
     module.to("meta")
     assert isinstance(module.weight, TrainedTensor)
     assert module.weight.value.device.type == "meta"
@@ -175,6 +183,7 @@ def test_pieces_are_rounded_as_the_whole() -> None:
         ("fp8", lambda w: w[:8], "rows 0:8:1 .* one scale for all rows"),
         ("fp8-block", lambda w: w[:64], "rows 0:64:1 .* the 128 rows of a block"),
         ("int4-g32", lambda w: w[::2], "rows 0:256:2"),
+        ("nvfp4", lambda w: w[:128], "one scale is over all of it"),
         ("int4-g32", lambda w: w[0], "indexed in dimension 0"),
         ("int4-g32", lambda w: w.flatten(), "seen as"),
         ("int4-g32", lambda w: w.reshape(128, 2, 256), "seen as"),

@@ -36,12 +36,19 @@ def _implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     aten.detach.default,
     aten.alias.default,
     aten.clone.default,
-    aten.empty_like.default,
     aten.lift_fresh.default,
     aten._pin_memory.default,
 )
 def _same(func: Any, w: TrainedTensor, **kwargs: Any) -> TrainedTensor:
     return w.map_parts(lambda part: func(part, **kwargs))
+
+
+@_implements(aten.empty_like.default)
+def _empty_like(func: Any, w: TrainedTensor, *, device: Any = None, **kwargs: Any) -> TrainedTensor:
+    """What Module.to_empty() asks for: the value is still to be loaded. The scale of a static activation is in no
+    checkpoint, so it stays."""
+    scale = None if w.act_scale is None else w.act_scale.to(device or w.act_scale.device)
+    return w.with_value(func(w.value, device=device, **kwargs), scale)
 
 
 @_implements(aten._to_copy.default)
@@ -90,11 +97,10 @@ def _permute(func: Any, w: TrainedTensor, dims: Sequence[int]) -> TrainedTensor:
 
 @_implements(aten.view.default, aten._unsafe_view.default, aten.expand.default)
 def _view(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
-    """Another shape says nothing of rows and columns. Where no gradient is recorded it is of the value: what
-    optimizers, averages and process groups ask for."""
+    """Another shape says nothing of rows and columns. Optimizers, averages and process groups get it of the value."""
     if [*size] == [*w.shape]:
         return w.map_parts(aten.alias.default)
-    if torch.is_grad_enabled() and w.requires_grad:
+    if w.recorded:
         raise _no_view(w, f"seen as {[*size]}")
     return func(w.value, size, **kwargs)
 
@@ -134,6 +140,8 @@ def _slice(
         n_dim, _ = _matrix_dims(w)
         block = w.scheme.weight.block[0 if dim == n_dim else 1]
         what = "rows" if dim == n_dim else "columns"
+        if w.scheme.weight.global_scale:
+            raise ArgumentError(f"{what} {start}:{end} of {w!r} are not rounded alone: one scale is over all of it")
         if step != 1 or block == 0 or start % block or (end % block and end != size):
             every = f"the {block} {what} of a block" if block else f"one scale for all {what}"
             raise ArgumentError(f"{what} {start}:{end}:{step} of {w!r} do not lie at block borders: it has {every}")

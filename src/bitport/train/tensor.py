@@ -8,10 +8,10 @@ The module that holds it, its name and its shape stay what they were. torch sees
 
     products (linear, matmul, convolution, embedding, grouped products)     the rounded numbers
     storage (detach, clone, to, pieces at the borders of blocks)            another TrainedTensor
-    arithmetic where no gradient is recorded (optimizers, averages)         ``value``
+    arithmetic under no_grad (optimizers, averages), or with .data          ``value``
 
-Arithmetic whose gradient is recorded is an error, as it is for the quantized weight: it would go on with other numbers
-than the products. ``floats()`` is the value for a penalty on it.
+Arithmetic while gradients are recorded is an error, as it is for the quantized weight: it would go on with other
+numbers than the products. ``floats()`` is the value for a penalty on it.
 
 The gradient passes through the rounding as if it were not there (straight through): d rounded(w) / dw = 1.
 """
@@ -74,6 +74,11 @@ class TrainedTensor(Tensor):
     def scheme(self) -> Scheme:
         return self.rounding.scheme
 
+    @property
+    def recorded(self) -> bool:
+        """Whether it is used as a part of the model, and neither by an optimizer nor as data taken from it."""
+        return torch.is_grad_enabled() and (self.requires_grad or isinstance(self, torch.nn.Parameter))
+
     def rows(self) -> Tensor:
         """``value`` as the matrix [.., N, K] that is rounded."""
         return rows_of(self.value, self.rounding.kind, self.rounding.transposed)
@@ -117,8 +122,7 @@ class TrainedTensor(Tensor):
         handler = ATEN.get(func)
         if handler is not None:
             return handler(func, *args, **(kwargs or {}))
-        given = tree_leaves((args, kwargs))
-        if torch.is_grad_enabled() and any(isinstance(arg, TrainedTensor) and arg.requires_grad for arg in given):
+        if any(isinstance(arg, TrainedTensor) and arg.recorded for arg in tree_leaves((args, kwargs))):
             raise _recorded(func)
         result = func(*tree_map(value_of, args), **tree_map(value_of, kwargs or {}))
         if not func._schema.is_mutable:
