@@ -41,6 +41,11 @@ def make_directory(directory: Path, *, shard_size: str = "5GB", **changes: Any) 
     model = transformers.AutoModelForCausalLM.from_config(config(**changes))
     model.generation_config.repetition_penalty = 1.25
     model.save_pretrained(directory, max_shard_size=shard_size)
+    make_tokenizer(directory)
+    return directory
+
+
+def make_tokenizer(directory: Path) -> None:
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {END: 0, **{letter: at + 1 for at, letter in enumerate(alphabet)}}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
@@ -49,7 +54,6 @@ def make_directory(directory: Path, *, shard_size: str = "5GB", **changes: Any) 
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    return directory
 
 
 def logits(model: Any) -> torch.Tensor:

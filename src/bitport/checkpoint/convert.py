@@ -15,6 +15,7 @@ import torch
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
+from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import Output, discard, fingerprint
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE
@@ -30,9 +31,12 @@ STEP = 256 * 10**6
 ADVICE = "leave out the largest weights"
 
 
-def plan_files(source: str | Path, recipe: str | Scheme | Recipe | Any) -> Plan:
-    """What :func:`quantize_files` would do; reads only the headers of the files."""
-    return _planned(Source(source), recipe)
+def plan_files(
+    source: str | Path, recipe: str | Scheme | Recipe | Any, *, arrangement: Arrangement | None = None
+) -> Plan:
+    """What :func:`quantize_files` would do; reads only the headers of the files. ``arrangement``: what would be done to
+    the tensors of a model that has them under other names or in other pieces."""
+    return _planned(Source(source, arrangement=arrangement), recipe)
 
 
 def quantize_files(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bitport import plugins
+from bitport.checkpoint.arranged import Arranged, Arrangement
 from bitport.checkpoint.manifest import Entry, Manifest, shortened
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.shards import Shards
@@ -30,6 +31,7 @@ def load(
     verify: bool = True,
     mmap: bool = True,
     progress: bool | None = None,
+    arrangement: Arrangement | None = None,
 ) -> nn.Module:
     """Put the checkpoint in ``directory`` into ``model`` and return it. Its parameters are replaced by new ones; float
     tensors have the dtype of the file.
@@ -42,6 +44,7 @@ def load(
     the disk, and with ``mmap`` read nothing before it is used.
     ``mmap``: what stays on the CPU as it lies in the file is a view of the mapped file: nothing is read before it is
     used. False: read everything now, for files that may be overwritten in place while the model lives.
+    ``arrangement``: for a model that has the tensors under other names or in other pieces than the checkpoint.
 
     Names, shapes and the headers of all shards are checked before the model is touched.
     """
@@ -49,14 +52,15 @@ def load(
     if device is not None:
         check_present(device)
     path = Path(directory)
-    manifest = read_manifest(path)
+    held = read_manifest(path)
     built = model if isinstance(model, nn.Module) else _build(model)
+    manifest = held if arrangement is None else arrangement(held)
     filled = _match(built, path, manifest, strict)
     chosen = [entry for entry in manifest.tensors.values() if entry.name in filled]
     for scheme, where in {(entry.scheme, _device(filled[entry.name], device)) for entry in chosen}:
         if scheme is not None:
             check_device(scheme, where)
-    with Shards(path, manifest, verify=verify, mmap=mmap) as shards:
+    with Shards(path, held, verify=verify, mmap=mmap) as shards:
         for entry in with_progress(chosen, len(chosen), "loading", progress):
             targets = filled[entry.name]
             tensor = targets[0].parameter(read_tensor(shards, path, entry, _device(targets, device)))
@@ -141,6 +145,8 @@ def read_tensor(shards: Shards, path: Path, entry: Entry, device: torch.device) 
 
 def read_plain(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Tensor:
     """The same in the layout of the file."""
+    if isinstance(entry, Arranged):
+        return entry.made(lambda piece: read_plain(shards, path, piece, device))
     parts = {name: shards.read(entry, name, device) for name in entry.parts}
     if entry.scheme is None:
         return parts[""]

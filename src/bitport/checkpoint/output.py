@@ -183,7 +183,7 @@ def fingerprint(
     **more: str,
 ) -> Fingerprint:
     """``by``: the algorithm, which prints as all of its settings. ``more``: what else decides."""
-    stats = {held.file.name: held.file.stat() for held in files.tensors.values()}
+    stats = {file.name: file.stat() for file in files.files}
     return {
         "source": hashed(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()), files.config),
         "recipe": hashed(plan.to_json()),

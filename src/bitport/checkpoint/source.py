@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.manifest import NAME, shortened
+from bitport.checkpoint.arranged import Arranged, Arrangement
+from bitport.checkpoint.manifest import NAME, Entry, Manifest, Part, shortened
 from bitport.checkpoint.names import target_of
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import CheckpointError
@@ -57,11 +59,19 @@ class Held:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
+@dataclasses.dataclass(frozen=True)
+class Made(Held):
+    """A tensor of the model that the files have in pieces or under another name; ``file``: that of the first piece."""
+
+    entry: Arranged
+
+
 class Source:
     """``path``: a .safetensors file, or a directory of them with whatever else a model needs. ``quantized``: whether it
-    may be one that others have quantized; what they say of it is then in ``quantization``."""
+    may be one that others have quantized; what they say of it is then in ``quantization``. ``arrangement``: of a model
+    whose names and pieces the tensors are to have."""
 
-    def __init__(self, path: str | Path, *, quantized: bool = False) -> None:
+    def __init__(self, path: str | Path, *, quantized: bool = False, arrangement: Arrangement | None = None) -> None:
         self.path = Path(path)
         self.is_directory = self.path.is_dir()
         if not self.path.exists():
@@ -74,6 +84,9 @@ class Source:
             with SafetensorsReader(file) as reader:
                 self.tensors |= {held.name: held for held in _held(reader)}
                 self.metadata |= reader.metadata
+        self.files = sorted({held.file for held in self.tensors.values()})
+        if arrangement is not None:
+            self.tensors = _arranged(self.tensors, arrangement)
         self.quantization = self._quantization()
         if self.quantization is not None and not quantized:
             raise CheckpointError(
@@ -106,9 +119,17 @@ class Source:
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """One at a time, file by file."""
         for file, group in itertools.groupby(map(self.tensors.__getitem__, names), key=lambda held: held.file):
-            with SafetensorsReader(file) as reader:
+            with contextlib.ExitStack() as stack:
+                opened = {file: stack.enter_context(SafetensorsReader(file))}
+
+                def piece(entry: Entry, opened: Any = opened, stack: Any = stack) -> Tensor:
+                    at = self.path / entry.shard if self.is_directory else self.path
+                    if at not in opened:
+                        opened[at] = stack.enter_context(SafetensorsReader(at))
+                    return opened[at].read(entry.name)
+
                 for held in group:
-                    yield held.name, reader.read(held.name)
+                    yield held.name, held.entry.made(piece) if isinstance(held, Made) else opened[file].read(held.name)
 
     def others(self) -> Iterator[Path]:
         """Files that are carried over, relative to the directory."""
@@ -217,6 +238,20 @@ def json_object(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds {type(found).__name__}, not an object")
+    return found
+
+
+def _arranged(tensors: dict[str, Held], arrangement: Arrangement) -> dict[str, Held]:
+    entries = {
+        held.name: Entry(held.name, held.file.name, held.dtype, held.shape, {"": Part(held.dtype, held.shape, 0)})
+        for held in tensors.values()
+    }
+    found: dict[str, Held] = {}
+    for name, entry in arrangement(Manifest(entries, {}, {}, "")).tensors.items():
+        if isinstance(entry, Arranged):
+            found[name] = Made(name, tensors[entry.pieces[0][0].name].file, entry.shape, entry.dtype, entry)
+        else:
+            found[name] = tensors[name]
     return found
 
 

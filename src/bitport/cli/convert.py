@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     done = convert(args.source, args.output, to=args.to, shard_size=args.shard_size, overwrite=args.overwrite)
     if done.written == BITPORT:
         advice = "A model of your own with these names will: bitport.load"
-        for note in naming_notes(args.output, read_manifest(args.output).tensors, advice):
+        for note in naming_notes(args.output, lambda as_model: as_model(read_manifest(args.output)).tensors, advice):
             print(f"note: {note}", file=sys.stderr)
     show(args, dataclasses.asdict(done), f"{done}\nwritten to {args.output}")
     return 0

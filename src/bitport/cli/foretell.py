@@ -10,15 +10,18 @@ import torch
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms.apply import apply
 from bitport.checkpoint import plan_files
+from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.source import Source
 from bitport.report import LayerReport, Report
 from bitport.schemes import Recipe
 
 
-def foretold(source: Path, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
+def foretold(
+    source: Path, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, arrangement: Arrangement | None = None
+) -> Report:
     """The report of quantize_files, without errors: weights are quantized as shapes, on the meta device."""
-    plan = plan_files(source, recipe)
-    files = Source(source)
+    plan = plan_files(source, recipe, arrangement=arrangement)
+    files = Source(source, arrangement=arrangement)
     targets = {target.name: target for target in files.targets()}
     layers: dict[str, LayerReport] = {}
     before = after = 0

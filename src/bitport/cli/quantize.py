@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from bitport.algorithms.mixed import CANDIDATES, check_size, mixed
 from bitport.api import quantize_
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint import save
+from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.output import check_begun, unfinished
@@ -24,8 +25,9 @@ from bitport.checkpoint.source import Source
 from bitport.cli import streamed
 from bitport.cli.common import DTYPES, add_verb, dtype_of, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
-from bitport.errors import ArgumentError, BitportError, RecipeError
+from bitport.errors import ArgumentError, BitportError, CheckpointError, RecipeError
 from bitport.integrations.huggingface import cast_parameters, empty_model, load_model
+from bitport.integrations.names import arrangement
 from bitport.nn.targets import find_targets
 from bitport.report import LayerReport, Report
 from bitport.report.page import page
@@ -128,7 +130,9 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
         report = streamed.quantize(args, recipe, dtype, by, processes)
     else:
         advice = "--in-memory quantizes the model in the form it has"
-        for note in naming_notes(args.source, Source(args.source).tensors, advice):
+        for note in naming_notes(
+            args.source, lambda as_model: Source(args.source, arrangement=as_model).tensors, advice
+        ):
             print(f"note: {note}", file=sys.stderr)
         report = streamed.convert(args, recipe, dtype, by)
     if not processes.first:
@@ -171,14 +175,19 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
     return report
 
 
-def naming_notes(directory: Path, names: Iterable[str], advice: str) -> list[str]:
-    """Whether a Hugging Face model of the config.json in ``directory`` will find its weights under ``names``."""
+def naming_notes(directory: Path, names_of: Callable[[Arrangement], Iterable[str]], advice: str) -> list[str]:
+    """Whether a Hugging Face model of the config.json in ``directory`` will find its weights under the names that
+    ``names_of`` its arrangement."""
     if not (directory / "config.json").is_file():
         return []
     try:
         model = empty_model(directory)
     except BitportError as error:
         return [f"the names of the weights were not compared with the model's: {error}"]
+    try:
+        names = names_of(arrangement(model))
+    except CheckpointError as error:
+        return [f"load_model will not find the weights of {type(model).__name__} in this checkpoint: {error}. {advice}"]
     known = model.state_dict().keys()
     unknown = [name for name in names if name not in known]
     if not unknown:

@@ -21,6 +21,7 @@ from bitport.cli.common import count, location, nbytes, seed
 from bitport.cli.foretell import foretold
 from bitport.errors import ArgumentError
 from bitport.integrations.huggingface import empty_model, load_model, load_tokenizer, own_text, token_ids
+from bitport.integrations.names import arrangement
 from bitport.report import Report
 from bitport.report.memory import Memory, available
 from bitport.report.text import size
@@ -107,7 +108,8 @@ def _foretold(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | Non
     memory = _rehearsed(args, recipe, dtype, by, model).memory
     assert memory is not None
     _tell(memory)
-    return dataclasses.replace(foretold(args.source, recipe, dtype, by), memory_estimate=memory.total)
+    report = foretold(args.source, recipe, dtype, by, arrangement(model))
+    return dataclasses.replace(report, memory_estimate=memory.total)
 
 
 def _rehearsed(
@@ -142,6 +144,7 @@ def _stream(
         resume=args.resume,
         overwrite=args.overwrite,
         processes=processes,
+        arrangement=arrangement(model),
     )
 
 

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from bitport import checkpoint
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.errors import ArgumentError, BitportError
+from bitport.integrations.names import arrangement
 from bitport.interop import READERS
 from bitport.interop.sources import method_of
 from bitport.ops.device import check_present
@@ -58,7 +59,7 @@ def load_model(
         check_present(device)
     if (root / MANIFEST).is_file():
         model = empty_model(root)
-        checkpoint.load(model, root, device=device, verify=verify)
+        checkpoint.load(model, root, device=device, verify=verify, arrangement=arrangement(model))
     else:
         build = transformers.AutoModelForCausalLM.from_pretrained
         try:

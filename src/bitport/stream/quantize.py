@@ -18,6 +18,7 @@ from bitport.calibrate import store as stores
 from bitport.calibrate.blocks import Walk
 from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.processes import Processes
+from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import Output, discard, fingerprint, hashed
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE
@@ -46,6 +47,8 @@ class Stream:
     that ended early has left in ``target``; ``overwrite``: throw that away.
 
     ``processes``: those that do it together, each calling this with the same arguments (Processes.joined()).
+    ``arrangement``: for a model that has the tensors under other names or in other pieces than the files; the
+    checkpoint has them as the model.
 
     The files that come out are the same however often the run was killed and resumed.
     """
@@ -68,12 +71,13 @@ class Stream:
         measure: bool = True,
         progress: bool | None = None,
         processes: Processes | None = None,
+        arrangement: Arrangement | None = None,
     ) -> None:
         if activations not in KEEP:
             raise ArgumentError(f"activations are kept in {' or '.join(KEEP)}, not {activations!r}")
         if not batches:
             raise ArgumentError("the calibration data hold no batch")
-        self.model, self.files, self.directory = model, Source(source), Path(target)
+        self.model, self.files, self.directory = model, Source(source, arrangement=arrangement), Path(target)
         if self.files.is_directory and self.directory.resolve().is_relative_to(self.files.path.resolve()):
             raise ArgumentError(f"{self.directory} lies in the source {self.files.path}; choose another directory")
         self.by, self.dtype, self.measure, self.progress = algorithm_of(algorithm), dtype, measure, progress

@@ -13,7 +13,6 @@ from bitport.calibrate.place import REST
 from bitport.checkpoint.load import read_tensor
 from bitport.checkpoint.manifest import Manifest, shortened
 from bitport.checkpoint.output import Output
-from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.slots import Slot, identity, slots
 from bitport.checkpoint.source import Source
@@ -81,8 +80,7 @@ class Streamed:
         self.output.finish(step)
 
     def value(self, name: str) -> Tensor:
-        with SafetensorsReader(self.files.tensors[name].file) as reader:
-            stored = reader.read(name)
+        ((_, stored),) = self.files.read([name])
         return stored.to(self.dtype) if self.dtype is not None and stored.is_floating_point() else stored
 
     def _load(self, names: list[str]) -> list[str]:
@@ -143,8 +141,7 @@ def _fill(model: nn.Module, files: Source) -> dict[str, list[Slot]]:
             f"(--in-memory)"
         )
     for name in [name for name, group in found.items() if group[0].tensor.device.type != "meta"]:
-        with SafetensorsReader(files.tensors[name].file) as reader:
-            value = reader.read(name)
+        ((_, value),) = files.read([name])
         for slot in found[name]:
             slot.put(slot.parameter(value))
     return found

@@ -1,0 +1,88 @@
+"""Tensors of a model that a checkpoint holds in other pieces or under another name: the experts of a layer one by one,
+which the model has in one stack; gate and up projection apart, which it has beside each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.manifest import Entry, Manifest
+from bitport.errors import CheckpointError
+from bitport.tensor import QTensor
+from bitport.tensor.beside import beside, stacked
+
+Arrangement = Callable[[Manifest], Manifest]
+"""The manifest of a checkpoint -> the same tensors under the names, and in the pieces, of a model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arranged(Entry):
+    """A tensor that is made of others. ``parts`` is empty: nothing lies under its own name."""
+
+    pieces: tuple[tuple[Entry, ...], ...] = ()
+    """In rows that are stacked, each of tensors that stand beside each other along their outputs."""
+    stack: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for row in self.pieces for piece in row)
+
+    def made(self, read: Callable[[Entry], Tensor]) -> Tensor:
+        """``read``: the tensor of an entry as the file has it."""
+        try:
+            rows = [_beside([read(piece) for piece in row]) for row in self.pieces]
+            if not self.stack:
+                return rows[0]
+            quantized = [row for row in rows if isinstance(row, QTensor)]
+            return stacked(quantized) if quantized else torch.stack(rows)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.name} cannot be made of {self.pieces[0][0].name} and others: {error}"
+            ) from error
+
+
+def _beside(tensors: Sequence[Tensor]) -> Tensor:
+    quantized = [tensor for tensor in tensors if isinstance(tensor, QTensor)]
+    if len(tensors) == 1:
+        return tensors[0]
+    return beside(quantized) if quantized else torch.cat([*tensors])
+
+
+def arranged(name: str, pieces: Sequence[Sequence[Entry]], *, stack: bool) -> Arranged:
+    """``pieces``: as in Arranged. CheckpointError unless they are alike."""
+    every = [piece for row in pieces for piece in row]
+    first = every[0]
+    for piece in every:
+        if (piece.scheme, piece.dtype, piece.transposed) != (first.scheme, first.dtype, first.transposed):
+            has = " and ".join(f"{each.name} is {each.scheme or each.dtype}" for each in (first, piece))
+            raise CheckpointError(f"{name} is one tensor in the model, but {has}: give all of its pieces one scheme")
+    shapes = [_joined([piece.shape for piece in row]) for row in pieces]
+    if None in shapes or len(set(shapes)) > 1:
+        raise CheckpointError(f"{name} cannot be made of pieces of shapes {[[*piece.shape] for piece in every]}")
+    (inner,) = {shape for shape in shapes if shape is not None}
+    return Arranged(
+        name,
+        first.shard,
+        first.dtype,
+        (len(pieces), *inner) if stack else inner,
+        {},
+        first.scheme,
+        first.transposed,
+        first.buffer,
+        tuple(map(tuple, pieces)),
+        stack,
+    )
+
+
+def _joined(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    if not shapes[0] and len(shapes) > 1:
+        return None
+    rests = {shape[1:] for shape in shapes}
+    return (
+        (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        if len(shapes) > 1 and len(rests) == 1
+        else (shapes[0] if len(shapes) == 1 else None)
+    )

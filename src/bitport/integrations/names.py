@@ -1,0 +1,86 @@
+"""How transformers names and groups what the files of a model hold.
+
+From version 5 on many models are not built as their files are: experts are stacked, projections stand beside each
+other, prefixes are others. transformers converts such files while it reads them, by a table; quantized ones, and those
+that are brought block by block, are converted here by the same table.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from bitport.checkpoint.arranged import Arrangement, arranged
+from bitport.checkpoint.manifest import Entry, Manifest
+from bitport.errors import CheckpointError
+
+STACK, BESIDE = "MergeModulelist", "Concatenate"
+"""The operations of the table that are known here: tensors as one stack of experts, and along their outputs."""
+
+
+def arrangement(model: Any) -> Arrangement:
+    """Of checkpoints under the names of files for ``model``, which transformers has built. Tensors that are under the
+    model's own names stay as they are."""
+    return lambda manifest: _arranged(model, manifest)
+
+
+def _arranged(model: Any, manifest: Manifest) -> Manifest:
+    own = model.state_dict()
+    if all(name in own or entry.buffer for name, entry in manifest.tensors.items()):
+        return manifest
+    rename = _renaming(model, own)
+    groups: dict[str, tuple[Any, dict[str, list[Entry]]]] = {}
+    for entry in sorted(manifest.tensors.values(), key=lambda entry: _natural(entry.name)):
+        name, converter, pattern = rename(entry.name)
+        _, found = groups.setdefault(name, (converter, {}))
+        found.setdefault(pattern, []).append(entry)
+    tensors = {name: _made(name, converter, found) for name, (converter, found) in groups.items()}
+    tied = {rename(alias)[0]: rename(name)[0] for alias, name in manifest.tied.items()}
+    return Manifest(tensors, tied, manifest.shards, manifest.bitport)
+
+
+def _made(name: str, converter: Any, found: dict[str, list[Entry]]) -> Entry:
+    if converter is None:
+        ((entry, *others),) = found.values()
+        if others:
+            raise CheckpointError(f"{entry.name} and {others[0].name} are both {name} of the model")
+        return entry if entry.name == name else arranged(name, [[entry]], stack=False)
+    operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in converter.operations]
+    stack = (STACK, 0) in operations
+    known = [(STACK, 0)] * stack + [(BESIDE, int(stack))] * (len(operations) > stack)
+    if operations != known:
+        what = ", ".join(type(operation).__name__ for operation in converter.operations)
+        raise CheckpointError(
+            f"{name} is made of {next(iter(found.values()))[0].name} by {what} of transformers, which is done "
+            f"to whole models alone: quantize the original as transformers loads it (bitport quantize --in-memory)"
+        )
+    columns = [found.get(pattern, []) for pattern in converter.source_patterns]
+    if len({len(column) for column in columns}) > 1:
+        raise CheckpointError(f"{name} lacks pieces: there are {[len(column) for column in columns]} of its parts")
+    return arranged(name, [*zip(*columns, strict=True)], stack=stack)
+
+
+def _renaming(model: Any, own: dict[str, Any]) -> Callable[[str], tuple[str, Any, str]]:
+    """name in a file -> (name in the model, what converts it or None, which of its source patterns it fits)."""
+    try:
+        table = importlib.import_module("transformers.conversion_mapping").get_model_conversion_mapping(model)
+        loading = importlib.import_module("transformers.core_model_loading")
+    except (ModuleNotFoundError, AttributeError):  # a version that builds models as their files are
+        return lambda name: (name, None, "")
+    converters = [each for each in table if isinstance(each, loading.WeightConverter)]
+    renamings = [each for each in table if not isinstance(each, loading.WeightConverter)]
+    of_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+
+    def rename(name: str) -> tuple[str, Any, str]:
+        if name in own:
+            return name, None, ""
+        new, pattern = loading.rename_source_key(name, renamings, converters, model.base_model_prefix, own)
+        return (new, of_pattern.get(pattern), pattern or "") if new in own else (name, None, "")
+
+    return rename
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Numbers by their size: expert 10 after expert 9."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]

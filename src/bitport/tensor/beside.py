@@ -1,0 +1,104 @@
+"""Quantized matrices as one: stacked as experts are, or one below the other along their outputs. Exact: where they have
+one scale for all of a matrix each, the whole gets one for each row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.numerics import Quantized
+from bitport.tensor.parts import matrix_of
+from bitport.tensor.qtensor import EXTRA, QTensor
+
+
+def stacked(pieces: Sequence[QTensor]) -> QTensor:
+    """[N, K] each as [E, N, K], in the plain layout."""
+    plain = _alike(pieces, "stacked")
+    first = plain[0]
+    parts = _joined(plain, torch.stack)
+    return first.replace(parts, shape=(len(plain), *first.shape), **_shared(plain, "stacked"))
+
+
+def beside(pieces: Sequence[QTensor]) -> QTensor:
+    """[N1, K], [N2, K] .. as [N1 + N2 + .., K], in the plain layout."""
+    plain = _alike(pieces, "put beside each other")
+    block = plain[0].scheme.weight.block[0]
+    apart = block == 0 or any(piece.matrix.n % block for piece in plain[:-1])
+    plain = [_without_global(_by_rows(piece) if apart else piece) for piece in plain]
+    first = plain[0]
+    parts = _joined(plain, lambda every: torch.cat(every, -2))
+    n = sum(piece.matrix.n for piece in plain)
+    matrix = matrix_of(first.scheme.weight, n, first.matrix.k)
+    shape = (first.matrix.k, n) if first.transposed else (n, first.matrix.k)
+    return first.replace(parts, shape=shape, matrix=matrix, **_shared(plain, "put beside each other"))
+
+
+def _alike(pieces: Sequence[QTensor], how: str) -> list[QTensor]:
+    plain = [piece.to_layout("plain") for piece in pieces]
+    first = plain[0]
+    for piece in plain:
+        if piece.batched or (piece.scheme, piece.transposed, piece.dtype) != (
+            first.scheme,
+            first.transposed,
+            first.dtype,
+        ):
+            raise ArgumentError(f"{first!r} and {piece!r} cannot be {how}: they are not alike")
+    return plain
+
+
+def _by_rows(q: QTensor) -> QTensor:
+    """A scale over several rows as one for each."""
+    n, fmt = q.matrix.n, q.scheme.weight
+    each = torch.arange(n, device=q.qdata.device) // q.matrix.block_n
+    zero = None if q.zero is None else q.zero[each]
+    return _in_format(
+        q, q.parts._replace(scale=_as_bytes(q.scale)[each].view(q.scale.dtype), zero=zero), block=(1, fmt.block[1])
+    )
+
+
+def _without_global(q: QTensor) -> QTensor:
+    """A global scale as a part of every scale: their product in float32, which is what either is multiplied by."""
+    if q.scale2 is None:
+        return q
+    parts = q.parts._replace(scale=q.scale.to(torch.float32) * q.scale2, scale2=None)
+    return _in_format(q, parts, scale="float32", global_scale=False)
+
+
+def _in_format(q: QTensor, parts: Quantized, **changes: Any) -> QTensor:
+    fmt = dataclasses.replace(q.scheme.weight, **changes)
+    scheme = dataclasses.replace(q.scheme, weight=fmt)
+    return q.replace(parts, scheme=scheme, matrix=matrix_of(fmt, q.matrix.n, q.matrix.k))
+
+
+def _joined(pieces: Sequence[QTensor], join: Callable[[list[Tensor]], Tensor]) -> Quantized:
+    data, scale, *rest = (
+        None if parts[0] is None else join([_as_bytes(part) for part in parts]).view(parts[0].dtype)
+        for parts in zip(*(piece.parts for piece in pieces), strict=True)
+    )
+    assert data is not None
+    assert scale is not None
+    return Quantized(data, scale, *rest)
+
+
+def _as_bytes(part: Tensor) -> Tensor:
+    """The 8-bit types, which not every device joins and indexes, as uint8."""
+    return part.view(torch.uint8) if part.dtype.itemsize == 1 else part
+
+
+def _shared(pieces: Sequence[QTensor], how: str) -> dict[str, Tensor | None]:
+    """What the whole has once must be the same in each."""
+    found: dict[str, Tensor | None] = {}
+    for name in EXTRA:
+        parts = [getattr(piece, name) for piece in pieces]
+        held = [part for part in parts if part is not None]
+        if held and (len(held) < len(parts) or not all(torch.equal(part, held[0]) for part in held)):
+            raise ArgumentError(
+                f"{pieces[0]!r} and others cannot be {how}: each has its own {name}, the whole only one"
+            )
+        found[name] = parts[0]
+    return found

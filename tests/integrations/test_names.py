@@ -1,0 +1,199 @@
+"""Models that transformers does not build as their files are: experts one by one, projections apart, other prefixes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bitport.checkpoint import quantize_files, read_manifest
+from bitport.cli.main import main
+from bitport.errors import CheckpointError
+from bitport.integrations.huggingface import load_model
+from bitport.integrations.names import arrangement
+from bitport.interop import convert
+from bitport.numerics import sqnr
+from bitport.tensor import QTensor, quantize_tensor
+
+from .models import make_tokenizer
+
+transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
+pytest.importorskip("transformers.conversion_mapping", reason="this version of transformers builds models as files are")
+
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+IDS = torch.arange(14).reshape(2, 7)
+CONFIGS = {
+    "mixtral": ("MixtralConfig", {**SIZES, "num_local_experts": 12}),
+    "qwen3-moe": ("Qwen3MoeConfig", {**SIZES, "num_experts": 4, "moe_intermediate_size": 48, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        "Qwen2MoeConfig",
+        {**SIZES, "num_experts": 4, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 32},
+    ),
+    "olmoe": ("OlmoeConfig", {**SIZES, "num_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+def original(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
+    config, fields = CONFIGS[name]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**fields)).to(dtype)
+    model.save_pretrained(folder)
+    make_tokenizer(folder)
+    return folder
+
+
+def rounded(source: Path, checkpoint: Path, folder: Path) -> Any:
+    """The model as transformers loads it from files whose pieces were rounded one by one."""
+    entries = read_manifest(checkpoint).tensors
+    values = {
+        name: quantize_tensor(value, entries[name].scheme).dequantize() if entries[name].scheme else value  # type: ignore[arg-type]
+        for name, value in load_file(source / "model.safetensors").items()
+    }
+    folder.mkdir()
+    save_file(
+        {name: value.contiguous() for name, value in values.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    shutil.copy(source / "config.json", folder)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8", "nf4", "fp8-wo", "mxfp4-wo", "nvfp4-wo", "fp8-block-wo"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_quantized_file_by_file(name: str, scheme: str, tmp_path: Path) -> None:
+    source = original(tmp_path / "model", name)
+    quantize_files(source, tmp_path / "out", scheme, progress=False)
+    model = load_model(tmp_path / "out")
+    experts = [param for key, param in model.named_parameters() if key.endswith("gate_up_proj")]
+    assert len(experts) == 2
+    assert all(isinstance(param, QTensor) and param.batched for param in experts)
+    with torch.no_grad():
+        want = rounded(source, tmp_path / "out", tmp_path / "rounded")(input_ids=IDS).logits
+        assert float(sqnr(want, model(input_ids=IDS).logits)) > 90
+
+
+def test_experts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """The tenth comes after the ninth, not after the first."""
+    source = original(tmp_path / "model", "mixtral")
+    quantize_files(source, tmp_path / "out", "int8", progress=False)
+    stored = load_file(source / "model.safetensors")
+    model = load_model(tmp_path / "out")
+    down = dict(model.named_parameters())["model.layers.1.mlp.experts.down_proj"]
+    for at in range(12):
+        one = stored[f"model.layers.1.block_sparse_moe.experts.{at}.w2.weight"]
+        assert torch.equal(down[at].dequantize(), quantize_tensor(one, "int8").dequantize())
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_calibrated_block_by_block(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The checkpoint that comes out is under the model's names; memory is not: files are as their makers left them."""
+    source = original(tmp_path / "model", name)
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    arguments = ["--scheme", "int4-g32", "--algorithm", "gptq", "--data", str(tmp_path / "text.txt")]
+    arguments += ["--data-tokens", "256", "-o", str(tmp_path / "out")]
+    assert main(["quantize", str(source), *arguments[:-2], "--dry-run"]) == 0
+    assert main(["quantize", str(source), *arguments]) == 0
+    assert "model.layers.0.mlp.experts.gate_up_proj" in read_manifest(tmp_path / "out").tensors
+    model = load_model(tmp_path / "out")
+    floats = load_model(source)
+    with torch.no_grad():
+        assert float(sqnr(floats(input_ids=IDS).logits, model(input_ids=IDS).logits)) > 10
+    capsys.readouterr()
+
+
+def test_quantized_by_others(tmp_path: Path) -> None:
+    """Files of GPTQ, whose experts stand one by one too."""
+    source = original(tmp_path / "model", "mixtral", torch.float16)
+    quantize_files(source, tmp_path / "out", "int4-g32", progress=False)
+    convert(tmp_path / "out", tmp_path / "gptq", to="gptq")
+    convert(tmp_path / "gptq", tmp_path / "back")
+    ours, theirs = load_model(tmp_path / "out"), load_model(tmp_path / "back")
+    with torch.no_grad():
+        assert float(sqnr(ours(input_ids=IDS).logits, theirs(input_ids=IDS).logits)) > 40
+
+
+def test_notes_say_nothing_of_names_that_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = original(tmp_path / "model", "mixtral")
+    assert main(["quantize", str(source), "--scheme", "int4-g32", "-o", str(tmp_path / "out")]) == 0
+    assert "load_model" not in capsys.readouterr().err
+
+
+def test_models_under_their_own_names_are_left_alone(tmp_path: Path) -> None:
+    config, fields = CONFIGS["mixtral"]
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**fields))
+    manifest = read_manifest(_saved(model, tmp_path))
+    assert arrangement(model)(manifest) is manifest
+
+
+def _saved(model: Any, folder: Path) -> Path:
+    from bitport.checkpoint import save
+
+    save(model, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("recipe", "match"),
+    [
+        (
+            {"*experts.3.w1": "int8", "*": "int4-g32"},
+            "is one tensor in the model, but .* give all of its pieces one scheme",
+        ),
+        ({"*experts.3.w2": "skip", "*": "int4-g32"}, "is one tensor in the model, but"),
+    ],
+)
+def test_pieces_of_different_schemes(recipe: dict[str, str], match: str, tmp_path: Path) -> None:
+    source = original(tmp_path / "model", "mixtral")
+    quantize_files(source, tmp_path / "out", recipe, progress=False)
+    with pytest.raises(CheckpointError, match=match):
+        load_model(tmp_path / "out")
+
+
+def test_an_expert_that_is_missing(tmp_path: Path) -> None:
+    source = original(tmp_path / "model", "mixtral")
+    values = load_file(source / "model.safetensors")
+    del values["model.layers.0.block_sparse_moe.experts.5.w3.weight"]
+    save_file(values, source / "model.safetensors", {"format": "pt"})
+    quantize_files(source, tmp_path / "out", "int8", progress=False)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.experts\.gate_up_proj lacks pieces"):
+        load_model(tmp_path / "out")
+
+
+def test_conversions_that_are_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A conversion with transposition: told before anything is quantized, and when it is loaded."""
+    source = original(tmp_path / "model", "mixtral")
+    config = json.loads((source / "config.json").read_text())
+    assert config["model_type"] == "mixtral"
+    table = transformers.conversion_mapping.get_checkpoint_conversion_mapping("mixtral")
+    changed = [each for each in table if not hasattr(each, "operations")]
+    loading = transformers.core_model_loading
+    changed.append(
+        loading.WeightConverter(
+            source_patterns=[".experts.*.w2.weight"],
+            target_patterns=[".experts.down_proj"],
+            operations=[loading.MergeModulelist(dim=0), loading.Transpose(1, 2)],
+        )
+    )
+    transformers.conversion_mapping.register_checkpoint_conversion_mapping("mixtral", changed, overwrite=True)
+    try:
+        assert main(["quantize", str(source), "--scheme", "int8", "-o", str(tmp_path / "out")]) == 0
+        assert (
+            "by MergeModulelist, Transpose of transformers, which is done to whole models alone"
+            in capsys.readouterr().err
+        )
+        with pytest.raises(CheckpointError, match="by MergeModulelist, Transpose of transformers"):
+            load_model(tmp_path / "out")
+    finally:
+        transformers.conversion_mapping.register_checkpoint_conversion_mapping("mixtral", table, overwrite=True)
