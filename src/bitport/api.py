@@ -19,6 +19,7 @@ from bitport.calibrate.batches import batches_of
 from bitport.calibrate.blocks import measured
 from bitport.calibrate.observe import input_scales
 from bitport.errors import ArgumentError
+from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.quantize import check_finite, has_data
 from bitport.nn.targets import find_targets
 from bitport.ops.device import check_device
@@ -28,6 +29,7 @@ from bitport.report.progress import progress as with_progress
 from bitport.schemes import Choice, Recipe, Scheme, Target
 from bitport.tensor import QTensor
 from bitport.tensor.parts import FLOATS
+from bitport.tensor.sharded import is_quantized, is_sharded, laid_out, nbytes_of, own, sharded_like, whole
 
 
 def quantize_(
@@ -57,7 +59,10 @@ def quantize_(
     targets = find_targets(model)
     plan = rules.resolve(targets)
     by_name = dict(zip((target.name for target in targets), targets, strict=True))
-    chosen = [choice for choice in plan.quantized if not isinstance(_weight(model, by_name[choice.name]), QTensor)]
+    chosen = [choice for choice in plan.quantized if not is_quantized(_weight(model, by_name[choice.name]))]
+    if chosen:
+        refuse_fsdp(model, "quantize_")
+    _check_sharded([choice for choice in chosen if is_sharded(_weight(model, by_name[choice.name]))], by, device)
     _check(model, by_name, chosen, device)
     static = {
         by_name[choice.name].module: choice.scheme.act for choice in chosen if choice.scheme and choice.scheme.static
@@ -92,11 +97,12 @@ def quantize_(
         choice, value = plan[target.name], _weight(model, target)
         if target.storage not in done:
             assert choice.scheme is not None
-            moved = value if device is None else value.to(device)
+            moved = whole(value) if device is None else value.to(device)
             scale = prepared.act_scales.get(target.module)
             pre_scale = prepared.pre_scale(target.name)
             outcome = apply(by, moved, target, choice.scheme, inputs, scale, measure=measure, pre_scale=pre_scale)
             outcome = prepared.noted(target.name, outcome)
+            outcome = dataclasses.replace(outcome, q=laid_out(outcome.q, value))  # type: ignore[arg-type]
             done[target.storage] = outcome.as_parameter()
         outcome = done[target.storage]
         layers[choice.name] = outcome.report(choice, value.nbytes)
@@ -106,8 +112,9 @@ def quantize_(
     for choice in plan.choices:
         if choice.name not in layers:
             weight = _weight(model, by_name[choice.name])
-            reason = f"is {weight.scheme} already" if isinstance(weight, QTensor) else choice.reason
-            layers[choice.name] = LayerReport(choice.name, None, reason, weight.nbytes, weight.nbytes)
+            q, size = own(weight), nbytes_of(weight)
+            reason = f"is {q.scheme} already" if isinstance(q, QTensor) else choice.reason
+            layers[choice.name] = LayerReport(choice.name, None, reason, size, size)
     first = {target.storage: target.name for target in reversed(by_name.values())}
     listed = (
         dataclasses.replace(layers[target.name], tied=first[target.storage] != target.name)
@@ -117,22 +124,28 @@ def quantize_(
 
 
 def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Turn every quantized parameter back into a float one, in place; tied ones stay tied."""
+    """Turn every quantized parameter back into a float one, in place; tied ones stay tied, sharded ones sharded."""
+    refuse_fsdp(model, "dequantize_")
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, param in list(module.named_parameters(recurse=False)):
-            if isinstance(param, QTensor):
+            q = own(param)
+            if isinstance(q, QTensor):
                 if id(param) not in done:
-                    done[id(param)] = nn.Parameter(param.dequantize(dtype), requires_grad=False)
+                    value = q.dequantize(dtype)
+                    value = sharded_like(param, value) if is_sharded(param) else value
+                    done[id(param)] = nn.Parameter(value, requires_grad=False)
                 setattr(module, name, done[id(param)])
     return model
 
 
 def explain(model: nn.Module, rows: tuple[int, ...] = (1, 64, 1024)) -> Explanation:
     """For each quantized weight: scheme, layout, and for each number of rows the kernel that will run and why each
-    faster one was refused."""
+    faster one was refused. Of a sharded one: for the shard of this process."""
     plugins.load()
-    named = [(name, param) for name, param in model.named_parameters() if isinstance(param, QTensor)]
+    if any(is_sharded(param) for param in model.parameters()):
+        refuse_fsdp(model, "explain", "it multiplies with gathered weights: call unshard() of its modules first")
+    named = [(name, q) for name, param in model.named_parameters() if isinstance(q := own(param), QTensor)]
     kinds = {target.name: target.kind for target in find_targets(model)}
     return Explanation(
         tuple(explain_layer(name, kinds.get(name, "linear"), param, rows) for name, param in named), rows
@@ -146,7 +159,7 @@ def _check(
     pairs = set()
     for choice in chosen:
         weight = _weight(model, targets[choice.name])
-        if is_traceable_wrapper_subclass(weight):
+        if is_traceable_wrapper_subclass(weight) and not is_sharded(weight):
             raise ArgumentError(
                 f"{choice.name} is a {type(weight).__name__}, not a float tensor; a model prepared by bitport.train is "
                 f"quantized by its convert_(), or made a float one again by release_()"
@@ -155,7 +168,7 @@ def _check(
             raise ArgumentError(
                 f"{choice.name} is {weight.dtype}; cast the model to float32, bfloat16 or float16 first"
             )
-        check_finite(weight, targets[choice.name])
+        check_finite(whole(weight), targets[choice.name])
         where = torch.device(device) if device is not None else weight.device
         pairs.add((choice.scheme, where))
     for scheme, where in pairs:
@@ -163,9 +176,20 @@ def _check(
             check_device(scheme, where)
 
 
+def _check_sharded(sharded: list[Choice], by: Algorithm, device: torch.device | str | None) -> None:
+    """Each process quantizes whole weights, so that the numbers are those of the model in one piece."""
+    if not sharded:
+        return
+    named = f"{len(sharded)} weights are sharded ({sharded[0].name}, ...)"
+    if by.needs_inputs or any(choice.scheme and choice.scheme.static for choice in sharded):
+        raise ArgumentError(f"{named}; what is calibrated is so in one piece: quantize_ first, then shard the model")
+    if device is not None:
+        raise ArgumentError(f"{named}; they stay on the devices of their mesh: leave out device={device!r}")
+
+
 def _weight(model: nn.Module, target: Target) -> Tensor:
     return getattr(model.get_submodule(target.module), target.param)
 
 
 def _nbytes(model: nn.Module) -> int:
-    return sum(param.nbytes for param in model.parameters())
+    return sum(nbytes_of(param) for param in model.parameters())

@@ -43,6 +43,9 @@ HEAVY = (
     "scipy",
     "torch._inductor",
     "torch._dynamo",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
     "jax",
     "lm_eval",
 )

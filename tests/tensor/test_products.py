@@ -295,7 +295,6 @@ UNKNOWN: dict[str, Callable[[QTensor], object]] = {
     "abs": lambda q: q.abs(),
     "norm": lambda q: q.norm(),
     "eq": lambda q: q == q,
-    "cat": lambda q: torch.cat([q, q]),
     "stack": lambda q: torch.stack([q, q]),
     "zero_": lambda q: q.zero_(),
     "normal_": lambda q: torch.nn.init.normal_(q),

@@ -16,6 +16,7 @@ from bitport.report import LayerReport
 from bitport.schemes import Choice, Scheme, Target
 from bitport.tensor import QTensor
 from bitport.tensor.qtensor import rows_of
+from bitport.tensor.sharded import nbytes_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Outcome:
             str(choice.scheme),
             reason,
             nbytes,
-            self.q.nbytes,
+            nbytes_of(self.q),
             sqnr=self.sqnr,
             algorithm=self.algorithm,
             sqnr_rtn=self.sqnr_rtn,

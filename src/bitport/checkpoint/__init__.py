@@ -1,10 +1,22 @@
 """Checkpoints: safetensors shards with the canonical parts of every tensor, and one manifest that describes them."""
 
 from bitport.checkpoint.convert import plan_files, quantize_files
+from bitport.checkpoint.dcp import ModelState
 from bitport.checkpoint.load import load
 from bitport.checkpoint.manifest import Entry, Manifest, Part
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.save import save
 from bitport.checkpoint.writer import Writer
 
-__all__ = ["Entry", "Manifest", "Part", "Writer", "load", "plan_files", "quantize_files", "read_manifest", "save"]
+__all__ = [
+    "Entry",
+    "Manifest",
+    "ModelState",
+    "Part",
+    "Writer",
+    "load",
+    "plan_files",
+    "quantize_files",
+    "read_manifest",
+    "save",
+]

@@ -11,15 +11,18 @@ from torch import Tensor, nn
 
 from bitport import plugins
 from bitport.checkpoint.arranged import Arranged, Arrangement
+from bitport.checkpoint.assemble import assembled
 from bitport.checkpoint.manifest import Entry, Manifest, shortened
 from bitport.checkpoint.parse import read_manifest
+from bitport.checkpoint.sharded import check_sharded, read_shard
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.slots import Slot, identity, slots
 from bitport.errors import ArgumentError, CheckpointError
-from bitport.numerics import Quantized
+from bitport.nn.fsdp import adopt_, fsdp_modules, reshard_
 from bitport.ops.device import check_device, check_present
 from bitport.report.progress import progress as with_progress
-from bitport.tensor import QTensor, from_parts
+from bitport.tensor import QTensor
+from bitport.tensor.sharded import is_sharded
 
 
 def load(
@@ -39,6 +42,8 @@ def load(
     ``model``: a module, possibly built on the meta device, or a function without arguments that builds one; it is
     called with meta as the default device, so that nothing is allocated twice.
     ``device``: where every tensor goes; None: where the model has it, and the CPU for what is on meta.
+    A model whose parameters are sharded (DTensors) stays so, each process takes its shards; they go to the devices of
+    their mesh.
     ``strict``: every parameter and persistent buffer must be in the checkpoint, and nothing else; False: warn.
     ``verify``: compare all data with the checksums of the manifest (at the speed of crc32, about 2 GB/s). False: trust
     the disk, and with ``mmap`` read nothing before it is used.
@@ -54,18 +59,29 @@ def load(
     path = Path(directory)
     held = read_manifest(path)
     built = model if isinstance(model, nn.Module) else _build(model)
+    reshard_(built)
     manifest = held if arrangement is None else arrangement(held)
     filled = _match(built, path, manifest, strict)
     chosen = [entry for entry in manifest.tensors.values() if entry.name in filled]
+    check_sharded(built, path, [(entry, filled[entry.name][0].tensor) for entry in chosen], device)
     for scheme, where in {(entry.scheme, _device(filled[entry.name], device)) for entry in chosen}:
         if scheme is not None:
             check_device(scheme, where)
+    managed = bool(fsdp_modules(built))
     with Shards(path, held, verify=verify, mmap=mmap) as shards:
         for entry in with_progress(chosen, len(chosen), "loading", progress):
             targets = filled[entry.name]
-            tensor = targets[0].parameter(read_tensor(shards, path, entry, _device(targets, device)))
+            there, where = targets[0].tensor, _device(targets, device)
+            if is_sharded(there):
+                read = read_shard(
+                    read_plain(shards, path, entry, torch.device("cpu")), there, where, packed=not managed
+                )
+            else:
+                read = read_tensor(shards, path, entry, where)
+            tensor = targets[0].parameter(read)
             for slot in targets:
                 slot.put(tensor)
+    adopt_(built)
     return built
 
 
@@ -133,8 +149,10 @@ def _listed(found: dict[str, list[str]]) -> str:
 def _device(targets: list[Slot], device: torch.device | str | None) -> torch.device:
     if device is not None:
         return torch.device(device)
-    own = targets[0].tensor.device
-    return torch.device("cpu") if own.type == "meta" else own
+    there = targets[0].tensor
+    if is_sharded(there):
+        return torch.device(there.device_mesh.device_type)  # type: ignore[attr-defined]
+    return torch.device("cpu") if there.device.type == "meta" else there.device
 
 
 def read_tensor(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Tensor:
@@ -148,18 +166,4 @@ def read_plain(shards: Shards, path: Path, entry: Entry, device: torch.device) -
     if isinstance(entry, Arranged):
         return entry.made(lambda piece: read_plain(shards, path, piece, device))
     parts = {name: shards.read(entry, name, device) for name in entry.parts}
-    if entry.scheme is None:
-        return parts[""]
-    try:
-        return from_parts(
-            Quantized(parts["qdata"], parts["scale"], parts.get("zero"), parts.get("scale2")),
-            entry.scheme,
-            shape=entry.shape,
-            dtype=entry.dtype,
-            transposed=entry.transposed,
-            perm=parts.get("perm"),
-            pre_scale=parts.get("pre_scale"),
-            act_scale=parts.get("act_scale"),
-        )
-    except ArgumentError as error:
-        raise CheckpointError(f"{path / entry.shard}: {entry.name} is not a valid {entry.scheme}: {error}") from error
+    return assembled(path, entry, parts)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from bitport.checkpoint.manifest import Manifest
-from bitport.checkpoint.slots import identity, slots
+from bitport.checkpoint.sharded import is_shared, wholes, written_by_one
+from bitport.checkpoint.slots import Slot, identity, slots
 from bitport.checkpoint.writer import SHARD_SIZE, Writer
+from bitport.nn.fsdp import reshard_
 from bitport.report.progress import progress as with_progress
 
 
@@ -19,15 +22,26 @@ def save(
     that is there. Files that are not bitport's stay. An interrupted save leaves the old checkpoint whole.
 
     A tensor on another device, or in a packed layout, is brought to the CPU in its canonical form on its own: besides
-    the model one tensor is in memory.
+    the model one tensor is in memory. A model that several processes hold together (DTensors) is saved by all of them:
+    they gather it tensor by tensor, and the first writes.
     """
+    reshard_(model)
     every = list(slots(model))
+    stream = wholes(with_progress(every, len(every), "saving", progress))
+
+    def write() -> Manifest:
+        return _write(stream, directory, shard_size)
+
+    return written_by_one(write, stream, Path(directory)) if is_shared(every) else write()
+
+
+def _write(stream: Iterable[tuple[Slot, Tensor]], directory: str | Path, shard_size: int) -> Manifest:
     names: dict[object, str] = {}
     with Writer(directory, shard_size=shard_size) as writer:
-        for slot in with_progress(every, len(every), "saving", progress):
+        for slot, tensor in stream:
             name = names.setdefault(identity(slot.tensor), slot.name)
             if name == slot.name:
-                writer.add(name, slot.tensor, buffer=slot.buffer)
+                writer.add(name, tensor, buffer=slot.buffer)
             else:
                 writer.tie(slot.name, name)
     return writer.manifest

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bitport.errors import ArgumentError
+from bitport.tensor.sharded import is_quantized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Slot:
         """``tensor`` as what stands in this slot: a parameter that is trained as the one before was, or a buffer."""
         if self.buffer:
             return tensor
-        trains = self.tensor.requires_grad and type(tensor) is Tensor and tensor.dtype.is_floating_point
+        trains = self.tensor.requires_grad and not is_quantized(tensor) and tensor.dtype.is_floating_point
         return nn.Parameter(tensor, requires_grad=trains)
 
 

@@ -1,6 +1,6 @@
 """The quantized value: QTensor and what it can be asked."""
 
-from bitport.tensor import aten  # noqa: F401  (fills QTensor's table)
+from bitport.tensor import aten, collectives, fsdp, join  # noqa: F401  (fill QTensor's tables)
 from bitport.tensor.parts import check_parts, matrix_of
 from bitport.tensor.qtensor import ATEN, EXTRA, FUNCTIONS, PARTS, QTensor, from_parts, quantize_tensor
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.numerics import Quantized, number_type
+from bitport.tensor.borders import check_pieces, is_conv
 from bitport.tensor.parts import matrix_of
 from bitport.tensor.qtensor import ATEN, QTensor
 
 aten = torch.ops.aten
 
 
-def _implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(fn: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:
             ATEN[op] = fn
@@ -26,27 +27,29 @@ def _implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return add
 
 
-@_implements(aten.detach.default, aten.alias.default)
-def _same(func: Any, q: QTensor) -> QTensor:
-    return q.map_parts(func)
+@implements(aten.detach.default, aten.alias.default)
+def _same(func: Any, q: QTensor, **changes: Any) -> QTensor:
+    same = q.map_parts(func, **changes)
+    same.piece_of_packed = q.piece_of_packed
+    return same
 
 
-@_implements(aten.clone.default)
+@implements(aten.clone.default)
 def _clone(func: Any, q: QTensor, memory_format: Any = None) -> QTensor:
     return q.map_parts(torch.clone)
 
 
-@_implements(aten._pin_memory.default)
+@implements(aten._pin_memory.default)
 def _pin(func: Any, q: QTensor, device: Any = None) -> QTensor:
     return q.map_parts(func)
 
 
-@_implements(aten.is_pinned.default)
+@implements(aten.is_pinned.default)
 def _is_pinned(func: Any, q: QTensor, device: Any = None) -> bool:
     return bool(func(q.qdata))
 
 
-@_implements(aten._to_copy.default)
+@implements(aten._to_copy.default)
 def _to_copy(
     func: Any, q: QTensor, dtype: Any = None, device: Any = None, non_blocking: bool = False, **kwargs: Any
 ) -> QTensor:
@@ -61,7 +64,7 @@ def _to_copy(
     return moved.to_device_layout()
 
 
-@_implements(aten.copy_.default)
+@implements(aten.copy_.default)
 def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if not isinstance(target, QTensor):
         raise ArgumentError(
@@ -72,10 +75,17 @@ def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False
     if target.piece_of_packed:
         raise ArgumentError(
             f"{target!r} is a copy of a part of a packed tensor, which a write into it would not reach: "
-            f"cut the plain one, whole.to_layout('plain')"
+            f"cut the plain one, whole.to_layout('plain'). With torch.distributed.checkpoint save and load not the "
+            f"state_dict itself but bitport.checkpoint.ModelState(model)"
         )
     if (source.scheme, source.matrix, source.transposed) != (target.scheme, target.matrix, target.transposed):
         raise ArgumentError(f"cannot copy {source!r} into {target!r}: scheme and shape must be equal")
+    fill(target, source)
+    return target
+
+
+def fill(target: QTensor, source: QTensor) -> None:
+    """The numbers of ``source`` in the place of those of ``target``."""
     moved = source.to_layout("plain").map_parts(lambda part: part.to(target.qdata.device))
     moved = moved.to_layout(target.bits_layout)
     here, there = (_dtypes(q) for q in (target, moved))
@@ -86,7 +96,6 @@ def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False
         )
     for name in here:
         getattr(target, name).copy_(getattr(moved, name))
-    return target
 
 
 def _dtypes(q: QTensor) -> dict[str, str]:
@@ -99,16 +108,16 @@ def _dim(q: QTensor, dim: int) -> int:
     return dim % q.dim()
 
 
-@_implements(aten.t.default)
+@implements(aten.t.default)
 def _t(func: Any, q: QTensor) -> QTensor:
     return _transpose(func, q, 0, 1)
 
 
-@_implements(aten.transpose.int)
+@implements(aten.transpose.int)
 def _transpose(func: Any, q: QTensor, dim0: int, dim1: int) -> QTensor:
     shape = list(q.shape)
     ndim = len(shape)
-    if {_dim(q, dim0), _dim(q, dim1)} != {ndim - 2, ndim - 1} or _is_conv(q):
+    if {_dim(q, dim0), _dim(q, dim1)} != {ndim - 2, ndim - 1} or is_conv(q):
         raise ArgumentError(
             f"a QTensor can only be transposed in its last two dimensions, not {dim0}, {dim1} of {shape}"
         )
@@ -116,38 +125,41 @@ def _transpose(func: Any, q: QTensor, dim0: int, dim1: int) -> QTensor:
     return q.replace(shape=tuple(shape), transposed=not q.transposed)
 
 
-@_implements(aten.permute.default)
+@implements(aten.permute.default)
 def _permute(func: Any, q: QTensor, dims: Sequence[int]) -> QTensor:
     ndim = q.dim()
     order = [_dim(q, dim) for dim in dims]
     if order == list(range(ndim)):
-        return q.map_parts(aten.alias.default)
+        return _same(aten.alias.default, q)
     if order != [*range(ndim - 2), ndim - 1, ndim - 2]:
         raise ArgumentError(f"a QTensor can only swap its last two dimensions, not permute by {list(dims)}")
     return _transpose(func, q, -1, -2)
 
 
-@_implements(aten.expand.default)
+@implements(aten.expand.default)
 def _expand(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
     """The view [K, N] repeated over a batch without being copied: what torch.matmul makes of a batched product."""
     shape = [
         have if want == -1 else want for have, want in zip([-1] * (len(size) - q.dim()) + [*q.shape], size, strict=True)
     ]
     if shape == [*q.shape]:
-        return q.map_parts(aten.alias.default)
+        return _same(aten.alias.default, q)
     if not q.transposed or q.batched or shape[-2:] != [*q.shape[-2:]]:
         raise ArgumentError(f"a QTensor of shape {[*q.shape]} cannot be expanded to {[*size]}")
     return q.replace(shape=tuple(shape))
 
 
-@_implements(aten.view.default, aten._unsafe_view.default)
+@implements(aten.view.default, aten._unsafe_view.default)
 def _view(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
+    """Of the same shape; of a shard flat, too, as FSDP2 keeps them."""
+    if q.room and len(size) == 1 and size[0] in (-1, q.numel()):
+        return _same(aten.alias.default, q, shape=(q.numel(),))
     if [*size] != [*q.shape]:
         raise ArgumentError(f"a QTensor keeps its shape {list(q.shape)}; it cannot be seen as {list(size)}")
-    return q.map_parts(aten.alias.default)
+    return _same(aten.alias.default, q)
 
 
-@_implements(aten.slice.Tensor)
+@implements(aten.slice.Tensor)
 def _slice(
     func: Any, q: QTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> QTensor:
@@ -158,16 +170,18 @@ def _slice(
     if step != 1:
         raise ArgumentError(f"a QTensor is sliced with step 1, not {step}")
     if (start, end) == (0, size):
-        return q.map_parts(aten.alias.default)
+        return _same(aten.alias.default, q)
     dim = _dim(q, dim)
     shape = list(q.shape)
     shape[dim] = end - start
-    if dim < q.dim() - 2 and not _is_conv(q):
+    if dim < q.dim() - 2 and not is_conv(q):
         return _take_batch(q, lambda part: func(part, dim, start, end), tuple(shape))
-    if _is_conv(q) and dim != 0:
+    if is_conv(q) and dim != 0:
         raise ArgumentError("a quantized convolution weight can be sliced along its outputs (dim 0) only")
-    along_n = (dim == q.dim() - 2) != q.transposed or _is_conv(q)
-    return (_slice_rows if along_n else _slice_columns)(q, start, end, tuple(shape))
+    along_n = (dim == q.dim() - 2) != q.transposed or is_conv(q)
+    # what is cut off at the end may be no more than what a collective wanted: then the last block becomes a short one
+    room = start == 0 and (q.received or (dim == 0 and q.room > 0))
+    return (_slice_rows if along_n else _slice_columns)(q, start, end, tuple(shape), room)
 
 
 def _take_batch(q: QTensor, take: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> QTensor:
@@ -177,11 +191,11 @@ def _take_batch(q: QTensor, take: Callable[[Tensor], Tensor], shape: tuple[int, 
     return q.replace(Quantized(data, scale, *rest), shape=shape)
 
 
-def _slice_rows(q: QTensor, start: int, end: int, shape: tuple[int, ...]) -> QTensor:
+def _slice_rows(q: QTensor, start: int, end: int, shape: tuple[int, ...], room: bool) -> QTensor:
     matrix, plain = q.matrix, q.plain()
     step = matrix.block_n
     whole = step >= matrix.n and q.scheme.weight.block[0] == 0
-    if not whole and (start % step or (end % step and end != matrix.n)):
+    if not whole and (start % step or (end % step and end != matrix.n and not room)):
         raise ArgumentError(f"rows {start}:{end} do not lie at the borders of the {step}-row blocks of {q.scheme}")
     scales = (0, 1) if whole else (start // step, -(-end // step))
     cut = [
@@ -192,16 +206,16 @@ def _slice_rows(q: QTensor, start: int, end: int, shape: tuple[int, ...]) -> QTe
     return _sliced(q, cut, end - start, matrix.k, shape)
 
 
-def _slice_columns(q: QTensor, start: int, end: int, shape: tuple[int, ...]) -> QTensor:
+def _slice_columns(q: QTensor, start: int, end: int, shape: tuple[int, ...], room: bool) -> QTensor:
     matrix, plain = q.matrix, q.plain()
     kind, step = number_type(matrix.dtype), matrix.block_k
     if q.perm is not None:
         raise ArgumentError(f"columns of {q!r} are permuted (act-order); it cannot be sliced along them")
     whole = step >= matrix.k and q.scheme.weight.block[1] == 0
-    if not whole and (start % step or (end % step and end != matrix.k)):
+    if not whole and (start % step or (end % step and end != matrix.k and not room)):
         raise ArgumentError(f"columns {start}:{end} do not lie at the borders of the groups of {step} of {q.scheme}")
     packed = kind.storage == torch.uint8
-    if packed and (start * kind.bits % 8 or (end * kind.bits % 8 and end != matrix.k)):
+    if packed and (start * kind.bits % 8 or (end * kind.bits % 8 and end != matrix.k and not room)):
         raise ArgumentError(f"columns {start}:{end} do not lie at byte borders of packed {kind.name}")
     columns = (start * kind.bits // 8, -(-end * kind.bits // 8)) if packed else (start, end)
     scales = (0, 1) if whole else (start // step, -(-end // step))
@@ -223,42 +237,48 @@ def _sliced(q: QTensor, cut: list[Any], n: int, k: int, shape: tuple[int, ...], 
     if q.bits_layout == "plain":
         return result
     piece = result.to_device_layout()
-    piece.piece_of_packed = True
+    piece.piece_of_packed = not q.received
     return piece
 
 
-@_implements(aten.select.int)
+@implements(aten.select.int)
 def _select(func: Any, q: QTensor, dim: int, index: int) -> QTensor:
     dim = _dim(q, dim)
-    if dim >= q.dim() - 2 or _is_conv(q):
+    if dim >= q.dim() - 2 or is_conv(q):
         raise ArgumentError(f"only a batch (expert) can be selected from a QTensor, not dim {dim} of {list(q.shape)}")
     shape = [size for at, size in enumerate(q.shape) if at != dim]
     return _take_batch(q, lambda part: func(part, dim, index), tuple(shape))
 
 
-@_implements(aten.index.Tensor)
+@implements(aten.index.Tensor)
 def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> QTensor:
-    if len(indices) != 1 or indices[0] is None or q.dim() < 3 or _is_conv(q):
+    if len(indices) != 1 or indices[0] is None or q.dim() < 3 or is_conv(q):
         raise ArgumentError(f"a QTensor can be indexed by one tensor along its batch (experts), not {list(q.shape)}")
     index = indices[0]
     shape = (*(index.shape if index.dtype != torch.bool else (int(index.sum()),)), *q.shape[1:])
     return _take_batch(q, lambda part: func(part, [index]), shape)
 
 
-@_implements(aten.unbind.int)
+@implements(aten.unbind.int)
 def _unbind(func: Any, q: QTensor, dim: int = 0) -> list[QTensor]:
     return [_select(aten.select.int, q, dim, index) for index in range(q.shape[dim])]
 
 
-@_implements(aten.split.Tensor)
+@implements(aten.split.Tensor)
 def _split(func: Any, q: QTensor, size: int, dim: int = 0) -> list[QTensor]:
     total = q.shape[dim]
     if size < 1:
         raise ArgumentError(f"a QTensor is split into pieces of at least 1, not {size}")
-    return [_slice(aten.slice.Tensor, q, dim, at, min(at + size, total)) for at in range(0, total, size)]
+    if q.pieces and _dim(q, dim) == 0 and size * len(q.pieces) == total:
+        return list(q.pieces)
+    check_pieces(q, _dim(q, dim), size)
+    pieces = [_slice(aten.slice.Tensor, q, dim, at, min(at + size, total)) for at in range(0, total, size)]
+    for piece in pieces if _dim(q, dim) == 0 else ():
+        piece.room = size
+    return pieces
 
 
-@_implements(aten.split_with_sizes.default)
+@implements(aten.split_with_sizes.default)
 def _split_with_sizes(func: Any, q: QTensor, sizes: Sequence[int], dim: int = 0) -> list[QTensor]:
     ends = list(itertools.accumulate(sizes))
     if min(sizes, default=0) < 0 or sum(sizes) != q.shape[dim]:
@@ -268,7 +288,7 @@ def _split_with_sizes(func: Any, q: QTensor, sizes: Sequence[int], dim: int = 0)
     return [_slice(aten.slice.Tensor, q, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-@_implements(aten.equal.default)
+@implements(aten.equal.default)
 def _equal(func: Any, a: Tensor, b: Tensor) -> bool:
     """Whether two QTensors hold the same bits, whatever their layouts."""
     if not (isinstance(a, QTensor) and isinstance(b, QTensor)):
@@ -278,33 +298,29 @@ def _equal(func: Any, a: Tensor, b: Tensor) -> bool:
     mine, theirs = a.to_layout("plain"), b.to_layout("plain")
     names = mine.__tensor_flatten__()[0]
     return names == theirs.__tensor_flatten__()[0] and all(
-        torch.equal(_bytes(getattr(mine, name)), _bytes(getattr(theirs, name))) for name in names
+        same_bits(getattr(mine, name), getattr(theirs, name)) for name in names
     )
 
 
-def _bytes(part: Tensor) -> Tensor:
-    return part.reshape(-1).view(torch.uint8)
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(*(part.reshape(-1).view(torch.uint8) for part in (a, b)))
 
 
-@_implements(aten.empty_like.default)
+@implements(aten.empty_like.default)
 def _empty_like(func: Any, q: QTensor, dtype: Any = None, device: Any = None, **kwargs: Any) -> QTensor:
     """A tensor of the same scheme, whose numbers are still to be loaded: what Module.to_empty() asks for."""
     empty = q.to_layout("plain").map_parts(lambda part: func(part, device=device), dtype=dtype or q.dtype)
     return empty.to_device_layout()
 
 
-@_implements(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
+@implements(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
 def _like(func: Any, q: QTensor, *args: Any, **kwargs: Any) -> Tensor:
     """A float tensor of the same shape: there is no such thing as an arbitrary quantized one."""
     return func(torch.empty(q.shape, dtype=q.dtype, device="meta"), *args, **{"device": q.qdata.device, **kwargs})
 
 
-@_implements(aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default)
-def _new(func: Any, q: QTensor, *args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
+@implements(aten.new_empty.default, aten.new_ones.default, aten.new_full.default)
+def new_float(func: Any, q: QTensor, *args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
     """A float tensor of any shape, with the dtype and device that the weight has."""
     like = torch.empty(0, dtype=q.dtype, device="meta")
     return func(like, *args, dtype=dtype, device=device or q.qdata.device, **kwargs)
-
-
-def _is_conv(q: QTensor) -> bool:
-    return q.dim() > 2 and not q.batched and not q.transposed

@@ -4,7 +4,7 @@ one scale for all of a matrix each, the whole gets one for each row."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,43 +12,36 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.numerics import Quantized
+from bitport.tensor.join import as_bytes, join
 from bitport.tensor.parts import matrix_of
 from bitport.tensor.qtensor import EXTRA, QTensor
 
 
 def stacked(pieces: Sequence[QTensor]) -> QTensor:
     """[N, K] each as [E, N, K], in the plain layout."""
-    plain = _alike(pieces, "stacked")
+    plain = [piece.to_layout("plain") for piece in pieces]
     first = plain[0]
-    parts = _joined(plain, torch.stack)
-    return first.replace(parts, shape=(len(plain), *first.shape), **_shared(plain, "stacked"))
+    for piece in plain:
+        same = [(q.scheme, q.transposed, q.dtype, q.batched, tuple(q.shape)) for q in (piece, first)]
+        if same[0] != same[1] or piece.batched:
+            raise ArgumentError(f"{first!r} and {piece!r} cannot be stacked: they are not alike")
+    data, scale, *rest = (
+        None if parts[0] is None else torch.stack([as_bytes(part) for part in parts]).view(parts[0].dtype)
+        for parts in zip(*(piece.parts for piece in plain), strict=True)
+    )
+    assert data is not None
+    assert scale is not None
+    shared = {name: _shared(plain, name) for name in EXTRA}
+    return first.replace(Quantized(data, scale, *rest), shape=(len(plain), *first.shape), **shared)
 
 
 def beside(pieces: Sequence[QTensor]) -> QTensor:
     """[N1, K], [N2, K] .. as [N1 + N2 + .., K], in the plain layout."""
-    plain = _alike(pieces, "put beside each other")
+    plain = [piece.to_layout("plain") for piece in pieces]
     block = plain[0].scheme.weight.block[0]
     apart = block == 0 or any(piece.matrix.n % block for piece in plain[:-1])
     plain = [_without_global(_by_rows(piece) if apart else piece) for piece in plain]
-    first = plain[0]
-    parts = _joined(plain, lambda every: torch.cat(every, -2))
-    n = sum(piece.matrix.n for piece in plain)
-    matrix = matrix_of(first.scheme.weight, n, first.matrix.k)
-    shape = (first.matrix.k, n) if first.transposed else (n, first.matrix.k)
-    return first.replace(parts, shape=shape, matrix=matrix, **_shared(plain, "put beside each other"))
-
-
-def _alike(pieces: Sequence[QTensor], how: str) -> list[QTensor]:
-    plain = [piece.to_layout("plain") for piece in pieces]
-    first = plain[0]
-    for piece in plain:
-        if piece.batched or (piece.scheme, piece.transposed, piece.dtype) != (
-            first.scheme,
-            first.transposed,
-            first.dtype,
-        ):
-            raise ArgumentError(f"{first!r} and {piece!r} cannot be {how}: they are not alike")
-    return plain
+    return join(plain, -1 if plain[0].transposed else -2)
 
 
 def _by_rows(q: QTensor) -> QTensor:
@@ -57,7 +50,7 @@ def _by_rows(q: QTensor) -> QTensor:
     each = torch.arange(n, device=q.qdata.device) // q.matrix.block_n
     zero = None if q.zero is None else q.zero[each]
     return _in_format(
-        q, q.parts._replace(scale=_as_bytes(q.scale)[each].view(q.scale.dtype), zero=zero), block=(1, fmt.block[1])
+        q, q.parts._replace(scale=as_bytes(q.scale)[each].view(q.scale.dtype), zero=zero), block=(1, fmt.block[1])
     )
 
 
@@ -75,30 +68,10 @@ def _in_format(q: QTensor, parts: Quantized, **changes: Any) -> QTensor:
     return q.replace(parts, scheme=scheme, matrix=matrix_of(fmt, q.matrix.n, q.matrix.k))
 
 
-def _joined(pieces: Sequence[QTensor], join: Callable[[list[Tensor]], Tensor]) -> Quantized:
-    data, scale, *rest = (
-        None if parts[0] is None else join([_as_bytes(part) for part in parts]).view(parts[0].dtype)
-        for parts in zip(*(piece.parts for piece in pieces), strict=True)
-    )
-    assert data is not None
-    assert scale is not None
-    return Quantized(data, scale, *rest)
-
-
-def _as_bytes(part: Tensor) -> Tensor:
-    """The 8-bit types, which not every device joins and indexes, as uint8."""
-    return part.view(torch.uint8) if part.dtype.itemsize == 1 else part
-
-
-def _shared(pieces: Sequence[QTensor], how: str) -> dict[str, Tensor | None]:
+def _shared(pieces: Sequence[QTensor], name: str) -> Tensor | None:
     """What the whole has once must be the same in each."""
-    found: dict[str, Tensor | None] = {}
-    for name in EXTRA:
-        parts = [getattr(piece, name) for piece in pieces]
-        held = [part for part in parts if part is not None]
-        if held and (len(held) < len(parts) or not all(torch.equal(part, held[0]) for part in held)):
-            raise ArgumentError(
-                f"{pieces[0]!r} and others cannot be {how}: each has its own {name}, the whole only one"
-            )
-        found[name] = parts[0]
-    return found
+    parts = [getattr(piece, name) for piece in pieces]
+    held = [part for part in parts if part is not None]
+    if held and (len(held) < len(parts) or not all(torch.equal(part, held[0]) for part in held)):
+        raise ArgumentError(f"{pieces[0]!r} and others cannot be stacked: each has its own {name}, the whole only one")
+    return parts[0]

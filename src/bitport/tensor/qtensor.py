@@ -16,7 +16,7 @@ The quantized matrix is [..., N, K] with blocks along K. A convolution's weight 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -57,6 +57,14 @@ class QTensor(Tensor):
     transposed: bool
     piece_of_packed: bool = False
     """Cut out of a packed tensor, so it shares no memory with it: writing into it would change nothing there."""
+    received: bool = False
+    """Filled by a collective, whose caller cuts off what was added to it for that, and keeps the rest alone."""
+    pieces: tuple[QTensor, ...] = ()
+    """What several processes had, where this is all of it, gathered (bitport.tensor.collectives)."""
+    room: int = 0
+    """Of one of several pieces: rows of the largest, which pieces are as long as on the wire (bitport.tensor.fsdp)."""
+    fsdp_pre_all_gather: Callable[..., Any]
+    fsdp_post_all_gather: Callable[..., Any]
 
     @staticmethod
     def __new__(
@@ -120,13 +128,21 @@ class QTensor(Tensor):
         for name in ("matrix", "bits_layout", "transposed", *EXTRA):
             fields[name] = getattr(self, name)
         scheme = changes.pop("scheme", self.scheme)
-        return QTensor(self.parts if parts is None else parts, scheme, **{**fields, **changes})
+        made = QTensor(self.parts if parts is None else parts, scheme, **{**fields, **changes})
+        made.room = self.room
+        if parts is None:
+            made.piece_of_packed = self.piece_of_packed
+        return made
 
     def map_parts(self, fn: Callable[[Tensor], Tensor], **changes: Any) -> QTensor:
         """Every part through ``fn``, the layout kept."""
         every = {name: None if (part := getattr(self, name)) is None else fn(part) for name in PARTS}
-        parts = Quantized(*(every.pop(name) for name in PARTS[:4]))  # type: ignore[arg-type]
-        return self.replace(parts, **every, **changes)
+        return self.with_parts(every, **changes)
+
+    def with_parts(self, every: Mapping[str, Tensor | None], **changes: Any) -> QTensor:
+        """This tensor with the parts of these names in the place of its own, and of those in ``every`` no others."""
+        parts = Quantized(*(every.get(name) for name in PARTS[:4]))  # type: ignore[arg-type]
+        return self.replace(parts, **{name: every.get(name) for name in EXTRA}, **changes)
 
     def to_layout(self, name: str) -> QTensor:
         """The same value in the layout called ``name``; LayoutError if that layout cannot hold it."""

@@ -1,0 +1,80 @@
+"""A model in the checkpoints of torch.distributed.checkpoint (DCP), which are written by all processes at once and read
+by another number of them.
+
+DCP cuts and joins plain tensors. So a quantized weight goes there as its plain parts, each under a name of its own, cut
+as the weight is::
+
+    layers.0.weight  ->  layers.0.weight.int4-g32.qdata.uint8, layers.0.weight.int4-g32.scale.bfloat16, ...
+
+The name says what DCP would not compare: scheme and dtype. A checkpoint of another scheme lacks the names, and is
+refused by DCP's planner before a number of the model is touched; sizes the planner compares itself. No part is pickled
+as an object of bitport, and a reader needs none.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from torch import Tensor, nn
+
+from bitport.checkpoint.dtypes import name_of
+from bitport.checkpoint.manifest import shortened
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.tensor import QTensor
+from bitport.tensor.parts import check_extra
+from bitport.tensor.sharded import own, parts_of
+
+
+class ModelState:
+    """``dcp.save({"model": ModelState(model)}, checkpoint_id=path)``, and ``dcp.load`` likewise, into a model with the
+    same schemes, sharded in any way or not at all. DCP calls such an object Stateful."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain tensors and DTensors. They share the memory of the model, but for weights in a packed layout."""
+        return {key: part for entries in self._every().values() for key, part in entries.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what DCP has read into the tensors of :meth:`state_dict`."""
+        every, there = self._every(), self.model.state_dict()
+        wanted = {key for entries in every.values() for key in entries}
+        if wanted != set(state):
+            missing, unknown = shortened(sorted(wanted - set(state))), shortened(sorted(set(state) - wanted))
+            raise CheckpointError(f"this is not the state of the model. Missing: {missing}; unknown: {unknown}")
+        for name, entries in every.items():
+            target = own(there[name])
+            if isinstance(target, QTensor):
+                plain = target.to_layout("plain")
+                names = plain.__tensor_flatten__()[0]
+                read = {part: own(state[key]) for part, key in zip(names, entries, strict=True)}
+                read = {part: each.view(getattr(plain, part).dtype) for part, each in read.items()}
+                try:
+                    check_extra(plain.matrix.k, plain.qdata.device, perm=read.get("perm"))
+                except ArgumentError as error:
+                    raise CheckpointError(f"{name} was read, and is damaged: {error}") from error
+                target.copy_(plain.with_parts(read))
+        others = {name: state[name] for name, entries in every.items() if name in entries}
+        self.model.load_state_dict(others, strict=False)
+
+    def _every(self) -> dict[str, dict[str, Any]]:
+        """For each tensor of the model what DCP gets for it."""
+        every = {}
+        for name, tensor in self.model.state_dict().items():
+            q = own(tensor) if isinstance(tensor, Tensor) else None
+            every[name] = _entries(name, tensor, q) if isinstance(q, QTensor) else {name: tensor}
+        return every
+
+
+def _entries(name: str, tensor: Tensor, q: QTensor) -> dict[str, Tensor]:
+    dtypes = {part: name_of(getattr(q, part).dtype) for part in q.__tensor_flatten__()[0]}
+    return {f"{name}.{_label(q)}.{part}.{dtypes[part]}": each for part, each in parts_of(tensor).items()}
+
+
+def _label(q: QTensor) -> str:
+    """What the numbers mean: the name of the scheme, or of one that has none a checksum."""
+    named = q.scheme.name
+    label = f"custom-{zlib.crc32(q.scheme.to_json().encode()):08x}" if named == "custom" else named
+    return f"{label}-transposed" if q.transposed else label

@@ -1,0 +1,94 @@
+"""Checkpoints of a model that several processes hold together, as DTensors.
+
+load(): each process reads of every tensor its own piece. save(): all gather one tensor after the other, and the first
+process writes. Where it fails, the others must not wait for it: it takes part in gathering the rest, and at the end
+tells all what was written, or that nothing was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bitport.checkpoint.arranged import Arranged
+from bitport.checkpoint.assemble import assembled
+from bitport.checkpoint.manifest import NAME, Entry, Manifest
+from bitport.checkpoint.parse import parse_manifest
+from bitport.checkpoint.slots import Slot
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.nn.fsdp import fsdp_modules
+from bitport.tensor import QTensor
+from bitport.tensor.sharded import is_sharded, own, shard_of, sharded_like, whole
+
+
+def check_sharded(model: nn.Module, path: Path, pairs: Iterable[tuple[Entry, Tensor]], device: object) -> None:
+    """Before anything is read: can the tensors of ``model`` that are sharded take those of the checkpoint?"""
+    managed = bool(fsdp_modules(model))
+    for entry, there in pairs:
+        if not is_sharded(there):
+            continue
+        if device is not None:
+            raise ArgumentError(
+                f"{entry.name} is sharded, its pieces are on the devices of its mesh: leave out device="
+            )
+        q = own(there)
+        scheme = q.scheme if isinstance(q, QTensor) else None
+        if managed and (scheme != entry.scheme or (scheme is None and there.dtype != entry.dtype)):
+            raise CheckpointError(
+                f"{entry.name} is {entry.scheme or entry.dtype} in the checkpoint, and fully_shard was applied to the "
+                f"model when it was {scheme or there.dtype}. Build it on meta, quantize_ it with the recipe of the "
+                f"checkpoint (or .to() its dtype), then fully_shard and load"
+            )
+        try:
+            shard_of(_blank(path, entry), there)
+        except ArgumentError as error:
+            raise CheckpointError(f"{entry.name} cannot be sharded as the model is: {error}") from error
+
+
+def _blank(path: Path, entry: Entry) -> Tensor:
+    """The tensor of ``entry`` as a shape."""
+    if isinstance(entry, Arranged):
+        return entry.made(lambda piece: _blank(path, piece))
+    parts = entry.parts.items()
+    return assembled(
+        path, entry, {name: torch.empty(part.shape, dtype=part.dtype, device="meta") for name, part in parts}
+    )
+
+
+def read_shard(value: Tensor, there: Tensor, device: torch.device, *, packed: bool) -> Tensor:
+    """The piece of ``value`` (which may lie in a mapped file) that this process has of the DTensor ``there``, in the
+    place of that; ``packed``: in the layout of its device."""
+    piece = shard_of(value, there).clone().to(device)
+    if isinstance(piece, QTensor):
+        piece = piece.to_device_layout() if packed else piece.to_layout("plain")
+    return sharded_like(there, piece)
+
+
+def is_shared(slots: Iterable[Slot]) -> bool:
+    return any(is_sharded(slot.tensor) for slot in slots)
+
+
+def wholes(slots: Iterable[Slot]) -> Iterator[tuple[Slot, Tensor]]:
+    """Each slot with all of its tensor."""
+    for slot in slots:
+        yield slot, whole(slot.tensor)
+
+
+def written_by_one(write: Callable[[], Manifest], stream: Iterator[object], directory: Path) -> Manifest:
+    """What ``write`` has written, in the first process, of the stream that all gather; the same in every process."""
+    text = ""
+    try:
+        if dist.get_rank() == 0:
+            text = write().to_json()
+    finally:
+        for _ in stream:
+            pass
+        told = [text]
+        dist.broadcast_object_list(told, src=0)
+    if not told[0]:
+        raise CheckpointError(f"the first process could not write the checkpoint {directory}; its own error says why")
+    return parse_manifest(told[0].encode(), directory / NAME)

@@ -1,0 +1,105 @@
+"""Where a QTensor may be cut, and which of its parts are cut with it.
+
+::
+
+    a dimension that     qdata    scale, zero                      scale2    perm         pre_scale   act_scale
+    counts matrices      cut      cut                              cut       shared       shared      shared
+    is N                 cut      cut, shared if one for all of N  shared    shared       shared      shared
+    is K                 cut      cut, shared if one for all of K  shared    not allowed  cut         shared
+
+"Shared": every piece has the whole of it. A cut lies between blocks and, along K, between bytes and between the blocks
+in which inputs are rounded: a product of columns then rounds its inputs as the whole product does, unless that has a
+scale for a token or for all of its input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from bitport.errors import ArgumentError
+from bitport.numerics import ACTIVATIONS, number_type
+from bitport.tensor.parts import matrix_of, part_specs, rows_and_columns
+from bitport.tensor.qtensor import QTensor
+
+Axis = Literal["batch", "n", "k"]
+
+MOST_LISTED = 64
+"""Numbers of devices up to which an error says which would do."""
+
+
+def is_conv(q: QTensor) -> bool:
+    return q.dim() > 2 and not q.batched and not q.transposed
+
+
+def axis_of(q: QTensor, dim: int) -> Axis:
+    """What dimension ``dim`` is to the matrix. Of a convolution only the outputs can be cut."""
+    ndim = q.dim()
+    dim %= ndim
+    if is_conv(q):
+        if dim:
+            raise ArgumentError("a quantized convolution weight can be sliced along its outputs (dim 0) only")
+        return "n"
+    if dim < ndim - 2:
+        return "batch"
+    return "n" if (dim == ndim - 2) != q.transposed else "k"
+
+
+def cut_along(q: QTensor, dim: int) -> dict[str, int]:
+    """The parts that are cut with ``dim``: each with its own dimension, in the plain layout. The others are shared."""
+    axis, block = axis_of(q, dim), q.scheme.weight.block
+    if axis == "batch":
+        at = dim % q.dim() - q.dim()
+        cut = {name: at for name in ("qdata", "scale", "zero", "scale2")}
+    else:
+        at, whole = (-2, block[0] == 0) if axis == "n" else (-1, block[1] == 0)
+        cut = {name: at for name in ("qdata", *(() if whole else ("scale", "zero")))}
+        if axis == "k":
+            cut["pre_scale"] = -1
+    return {name: at for name, at in cut.items() if getattr(q, name) is not None}
+
+
+def unit(q: QTensor, dim: int) -> int:
+    """Cuts along ``dim`` lie at multiples of this."""
+    axis, block, number = axis_of(q, dim), q.scheme.weight.block, number_type(q.matrix.dtype)
+    if axis == "batch":
+        return 1
+    if axis == "n":
+        return block[0] or 1
+    in_bytes = 8 // math.gcd(number.bits, 8) if number.storage == torch.uint8 else 1
+    of_inputs = ACTIVATIONS[q.scheme.act].block[1] if q.scheme.act else 0
+    return math.lcm(block[1] or 1, of_inputs or 1, in_bytes)
+
+
+def plain_shapes(q: QTensor, shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the plain parts in a tensor like ``q`` of another ``shape``."""
+    matrix = matrix_of(q.scheme.weight, *rows_and_columns(tuple(shape), q.batched, q.transposed))
+    batch = tuple(shape[:-2]) if q.batched else ()
+    shapes = {name: (*batch, *spec.shape) for name, spec in part_specs(q.scheme.weight, matrix).items()}
+    shapes |= {"qdata": shapes.pop("data"), "perm": (matrix.k,), "pre_scale": (matrix.k,)}
+    if q.act_scale is not None:
+        shapes["act_scale"] = tuple(q.act_scale.shape)
+    return {name: size for name, size in shapes.items() if getattr(q, name) is not None}
+
+
+def check_pieces(q: QTensor, dim: int, size: int) -> None:
+    """ArgumentError unless ``dim`` can be cut into pieces of ``size`` (the last may be smaller)."""
+    axis, total, step = axis_of(q, dim), q.shape[dim], unit(q, dim)
+    if size >= total:
+        return
+    if axis == "k" and q.perm is not None:
+        raise ArgumentError(
+            f"columns of {q!r} are permuted (act-order); it cannot be sliced along them: cut its rows, or quantize "
+            f"without act-order"
+        )
+    if size % step:
+        fitting = [str(ways) for ways in range(2, MOST_LISTED + 1) if -(-total // ways) % step == 0]
+        ways = f"It can be cut {', '.join(fitting)} ways" if fitting else "No number of equal pieces does that"
+        raise ArgumentError(
+            f"dim {dim} of {q!r} cannot be cut into pieces of {size}: they must be multiples of {step}, so that blocks"
+            f"{' and bytes' * (axis == 'k')} stay whole. {ways}; a scheme with smaller blocks has more, and a weight "
+            f"that is not sharded needs none"
+        )

@@ -1,0 +1,85 @@
+"""The collectives that torch runs on a QTensor when DTensor shares it out or puts it together: on the plain parts.
+
+What is sent are the packed bytes of codes and scales. Each call waits until its parts have arrived, so that nothing
+reads a tensor of which only some are there; and a packed tensor can be filled only then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.tensor.aten import fill, same_bits
+from bitport.tensor.borders import unit
+from bitport.tensor.join import as_bytes, join
+from bitport.tensor.qtensor import ATEN, QTensor
+
+
+def _parts(q: QTensor) -> list[Tensor]:
+    return [as_bytes(getattr(q, name)).contiguous() for name in q.__tensor_flatten__()[0]]
+
+
+def _received(target: QTensor, send: Any) -> Any:
+    """Lets ``send(part, index)`` fill every part of a plain copy of ``target``, which is then written into it."""
+    plain = target.to_layout("plain").map_parts(lambda part: part.clone(memory_format=torch.contiguous_format))
+    for index, part in enumerate(_parts(plain)):
+        _, work = send(part, index)
+        work.wait()
+    fill(target, plain)
+    target.received = True
+    return work
+
+
+def _broadcast(func: Any, tensors: list[QTensor], group: Any, root: int, root_tensor: int, *rest: Any) -> Any:
+    (target,) = tensors
+    work = _received(target, lambda part, index: func([part], group, root, root_tensor, *rest))
+    return tensors, work
+
+
+def _scatter(func: Any, outputs: list[QTensor], inputs: list[list[QTensor]], group: Any, root: int, *rest: Any) -> Any:
+    (target,) = outputs
+    given = [[_parts(piece.to_layout("plain")) for piece in pieces] for pieces in inputs]
+    work = _received(
+        target,
+        lambda part, index: func([part], [[piece[index] for piece in pieces] for pieces in given], group, root, *rest),
+    )
+    return outputs, work
+
+
+def _all_gather(func: Any, q: QTensor, world: int, group: Any) -> QTensor:
+    """The pieces of all ranks below each other, which torch cuts apart again where it joins them along another
+    dimension. What cannot be one tensor so (inputs that are scaled differently, short blocks in the middle) has no
+    data: it is good for that cut only."""
+    plain = q.to_layout("plain")
+    wait = torch.ops._c10d_functional.wait_tensor.default
+    names = plain.__tensor_flatten__()[0]
+    wrap = getattr(torch.ops._c10d_functional, "_wrap_tensor_autograd", None)
+    if wrap is not None:  # defined by torch together with what called this
+        ATEN[wrap.default] = _wait
+    every = {}
+    for name, part in zip(names, _parts(plain), strict=True):
+        every[name] = wait(func(part.reshape(-1), world, group)).view(world, *part.shape)
+    pieces = tuple(
+        plain.with_parts({name: every[name][rank].view(getattr(plain, name).dtype) for name in names})
+        for rank in range(world)
+    )
+    scaled = [piece.pre_scale for piece in pieces if piece.pre_scale is not None]
+    if plain.shape[0] % unit(plain, 0) or not all(same_bits(scale, scaled[0]) for scale in scaled):
+        whole = plain.map_parts(lambda part: part.to("meta"), shape=(plain.shape[0] * world, *plain.shape[1:]))
+    else:
+        whole = join(pieces, 0).to_device_layout()
+    whole.pieces, whole.received = pieces, True
+    return whole
+
+
+def _wait(func: Any, q: QTensor) -> QTensor:
+    return q
+
+
+if torch.distributed.is_available():
+    ATEN[torch.ops.c10d.broadcast_.default] = _broadcast
+    ATEN[torch.ops.c10d.scatter_.default] = _scatter
+    ATEN[torch.ops._c10d_functional.all_gather_into_tensor.default] = _all_gather
+    ATEN[torch.ops._c10d_functional.wait_tensor.default] = _wait

@@ -1,0 +1,127 @@
+"""The way back from slicing: QTensors beside each other as one, and a QTensor with zeros at its end.
+
+torch cuts and pads tensors to share them out over devices, and puts them together again. All of it moves codes and
+scales and changes none: pieces that one tensor cannot stand for are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.tensor.aten import implements, new_float, same_bits
+from bitport.tensor.borders import cut_along, plain_shapes, unit
+from bitport.tensor.parts import matrix_of, rows_and_columns
+from bitport.tensor.qtensor import PARTS, QTensor
+
+aten = torch.ops.aten
+
+
+@implements(aten.cat.default)
+def _cat(func: Any, pieces: Sequence[Tensor], dim: int = 0) -> QTensor:
+    return join(pieces, dim).to_device_layout()
+
+
+def join(pieces: Sequence[Tensor], dim: int) -> QTensor:
+    """Pieces of one scheme as one tensor, in the plain layout. What they share must have the same bits in each."""
+    plain = [piece.to_layout("plain") for piece in pieces if isinstance(piece, QTensor)]
+    if len(plain) < len(pieces):
+        raise ArgumentError("a quantized tensor is joined with quantized ones only: dequantize() them, or quantize all")
+    first, dim = plain[0], dim % pieces[0].dim()
+    step, cut = unit(first, dim), cut_along(first, dim)
+    for piece in plain:
+        rest = [[*each.shape[:dim], *each.shape[dim + 1 :]] for each in (piece, first)]
+        same = [(each.scheme, each.transposed, each.dtype, each.__tensor_flatten__()[0]) for each in (piece, first)]
+        if rest[0] != rest[1] or same[0] != same[1]:
+            raise ArgumentError(f"{piece!r} cannot be joined with {first!r} along dim {dim}: they are not alike")
+    if any(piece.shape[dim] % step for piece in plain[:-1]):
+        sizes = [piece.shape[dim] for piece in plain]
+        raise ArgumentError(f"pieces of {sizes} of {first!r} cannot be joined: all but the last must be n x {step}")
+
+    def joined(name: str) -> Tensor | None:
+        parts = [getattr(piece, name) for piece in plain]
+        if parts[0] is None:
+            return None
+        if name in cut:
+            return torch.cat([as_bytes(part) for part in parts], cut[name]).view(parts[0].dtype)
+        if not all(same_bits(part, parts[0]) for part in parts):
+            raise ArgumentError(
+                f"{first!r} cannot be joined along dim {dim}: the pieces have not the same {name}, which one tensor "
+                f"has for all of that dimension"
+            )
+        return parts[0]
+
+    shape = [*first.shape]
+    shape[dim] = sum(piece.shape[dim] for piece in plain)
+    matrix = matrix_of(first.scheme.weight, *rows_and_columns(tuple(shape), first.batched, first.transposed))
+    return first.with_parts({name: joined(name) for name in PARTS}, shape=tuple(shape), matrix=matrix)
+
+
+@implements(aten.constant_pad_nd.default)
+def _pad(func: Any, q: QTensor, pad: Sequence[int], value: float = 0) -> QTensor:
+    """Zeros at the end of one dimension: room that a collective wants, and that is cut off again."""
+    at = [index for index, size in enumerate(pad) if size]
+    if value or len(at) > 1 or any(index % 2 == 0 or pad[index] < 0 for index in at):
+        raise ArgumentError(f"a QTensor is filled up with zeros at the end of one dimension only, not by {list(pad)}")
+    if not at:
+        return q.replace()
+    dim = q.dim() - 1 - at[0] // 2
+    return padded(q, dim, q.shape[dim] + pad[at[0]])
+
+
+def padded(q: QTensor, dim: int, size: int) -> QTensor:
+    """``q`` in the plain layout, as long as ``size`` along ``dim``: what is added are zero bytes."""
+    plain = q.to_layout("plain")
+    blank = zeros_like_piece(plain, dim, size)
+    for name, at in cut_along(plain, dim).items():
+        source = as_bytes(getattr(plain, name))
+        as_bytes(getattr(blank, name)).narrow(at, 0, source.shape[at]).copy_(source)
+    return blank
+
+
+def zeros_like_piece(q: QTensor, dim: int, size: int) -> QTensor:
+    """A tensor like ``q`` but as long as ``size`` along ``dim``, in the plain layout, with room for a piece of it: what
+    is cut is zero, what all pieces share is there."""
+    shape = [*q.shape]
+    shape[dim] = size
+    plain, cut, shapes = q.to_layout("plain"), cut_along(q, dim), plain_shapes(q, shape)
+
+    def part(name: str) -> Tensor | None:
+        own = getattr(plain, name)
+        if own is None or name not in cut:
+            return None if own is None else own.clone()
+        blank = torch.zeros(math.prod(shapes[name]) * own.itemsize, dtype=torch.uint8, device=own.device)
+        return blank.view(own.dtype).view(shapes[name])
+
+    matrix = matrix_of(q.scheme.weight, *rows_and_columns(tuple(shape), q.batched, q.transposed))
+    made = plain.with_parts({name: part(name) for name in PARTS}, shape=tuple(shape), matrix=matrix)
+    made.room = size
+    return made
+
+
+def as_bytes(part: Tensor) -> Tensor:
+    """The 8-bit types that copies, concatenations and collectives of some devices do not know, as uint8."""
+    return part.view(torch.uint8) if part.dtype.itemsize == 1 else part
+
+
+@implements(aten.new_zeros.default)
+def _new_zeros(func: Any, q: QTensor, size: Sequence[int], dtype: Any = None, **kwargs: Any) -> Tensor:
+    """With rows like those of ``q`` room for a shard of it, as FSDP2 and DTensor ask for; else a float tensor."""
+    if q.dim() > 1 and [*size[1:]] == [*q.shape[1:]] and dtype in (None, q.dtype) and kwargs.get("device") is None:
+        return zeros_like_piece(q, 0, size[0])
+    return new_float(func, q, size, dtype=dtype, **kwargs)
+
+
+@implements(aten.as_strided.default)
+def _as_strided(
+    func: Any, q: QTensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> QTensor:
+    """Of the whole, as it lies."""
+    if [*size] != [*q.shape] or [*stride] != [*q.stride()] or offset:
+        raise ArgumentError(f"a QTensor keeps its shape {[*q.shape]}; it cannot be seen as {[*size]} by {[*stride]}")
+    return q.replace()

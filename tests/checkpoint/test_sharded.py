@@ -1,0 +1,65 @@
+"""Checkpoints, ours and torch's, of models that several processes hold together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from bitport.checkpoint import ModelState
+from bitport.errors import CheckpointError
+from bitport.tensor import quantize_tensor
+from tests import ranks
+
+from .sharded_models import full, quantized, same
+
+IN_TWO, IN_THREE = "tests.checkpoint.on_sharded", "tests.checkpoint.on_dcp"
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Where the checks of two processes have left checkpoints, and what they led to."""
+    folder = tmp_path_factory.mktemp("sharded")
+    return folder, ranks.run(IN_TWO, 2, folder)
+
+
+@pytest.mark.parametrize("check", ranks.names(IN_TWO))
+def test_in_two_processes(left: tuple[Path, dict[str, str]], check: str) -> None:
+    if wrong := left[1][check]:
+        pytest.fail(wrong, pytrace=False)
+
+
+def test_in_three_processes_what_two_have_saved(left: tuple[Path, dict[str, str]]) -> None:
+    for wrong in ranks.run(IN_THREE, 3, left[0]).values():
+        assert wrong == ""
+
+
+@pytest.mark.parametrize("name", ["dcp-in_tensor_parallel", "dcp-by_fsdp"])
+def test_in_one_process_what_two_have_saved(left: tuple[Path, dict[str, str]], name: str) -> None:
+    model = quantized(3)
+    dcp.load({"model": ModelState(model)}, checkpoint_id=left[0] / name, no_dist=True)
+    assert same(full(model), quantized().state_dict())
+
+
+def test_a_state_that_is_not_the_models() -> None:
+    model = quantized()
+    state = ModelState(model).state_dict()
+    parts = [key for key in state if key.startswith("up.weight.")]
+    assert parts == [f"up.weight.int4-g32.{part}" for part in ("qdata.uint8", "scale.float32", "zero.uint8")]
+    del state[parts[0]]
+    with pytest.raises(CheckpointError, match=r"Missing: up\.weight\.int4-g32\.qdata\.uint8; unknown: more$"):
+        ModelState(model).load_state_dict({**state, "more": torch.zeros(1)})
+
+
+def test_an_order_of_columns_that_is_none() -> None:
+    """The one part whose numbers are looked up by: it is not taken on trust."""
+    layer = nn.Linear(96, 8)
+    q = quantize_tensor(layer.weight.detach(), "int4-g32", perm=torch.randperm(96))
+    layer.weight = nn.Parameter(q, requires_grad=False)
+    state = ModelState(layer).state_dict()
+    ModelState(layer).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="weight was read, and is damaged: perm must hold each"):
+        ModelState(layer).load_state_dict({**state, "weight.int4-g32.perm.int64": torch.full((96,), 96)})

@@ -1,0 +1,71 @@
+"""FSDP2 over tensor parallelism, in four processes: run by tests/ranks.py."""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo  # once, before the processes part
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import bitport
+
+K, N = 256, 512
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(K, N), nn.Linear(N, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(x)))
+
+
+def check_fsdp_over_tensor_parallelism(mesh: DeviceMesh) -> None:
+    """The rows of one layer are cut twice, first by tensor parallelism; of the other rows and columns."""
+    both = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("data", "tensor"))
+    for scheme in ("int4-g32", "int8", "nvfp4-wo"):
+        block, x = Block(), torch.randn(4, K)
+        bitport.quantize_(block, scheme, measure=False)
+        y, state = block(x), block.state_dict()
+        parallelize_module(block, both["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        split = block(x)
+        fully_shard(block, mesh=both["data"])
+        assert block.up.weight.to_local().shape == (N // 4, K)
+        assert block.down.weight.to_local().shape == (K // 2, N // 2)
+        for _ in range(2):
+            assert torch.equal(block(x), split)
+        # sums of N products of numbers below 10, in two parts: N * 2^-24 of them
+        assert (split - y).abs().max() <= N * 2**-24 * 10
+        found = {name: tensor.full_tensor() for name, tensor in block.state_dict().items()}
+        assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def check_a_checkpoint_of_it(mesh: DeviceMesh) -> None:
+    both = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("data", "tensor"))
+
+    def built() -> nn.Module:
+        block = Block()
+        bitport.quantize_(block, "int4-g32", measure=False)
+        parallelize_module(block, both["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        return fully_shard(block, mesh=both["data"])
+
+    one, other, x = built(), built(), torch.randn(4, K)
+    bitport.save(one, "saved")
+    bitport.load(other, "saved")
+    assert torch.equal(other(x), one(x))
+    plain = bitport.load(Block(), "saved")
+    found = {name: tensor.full_tensor() for name, tensor in one.state_dict().items()}
+    assert all(torch.equal(found[name], tensor) for name, tensor in plain.state_dict().items())
+
+
+def check_compiled(mesh: DeviceMesh) -> None:
+    block, x = Block(), torch.randn(4, K)
+    bitport.quantize_(block, "int4-g32", measure=False)
+    parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    y = block(x)
+    compiled = torch.compile(block, backend="aot_eager")
+    assert (compiled(x) - y).abs().max() <= N * 2**-24 * 10

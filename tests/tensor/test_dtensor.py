@@ -1,0 +1,20 @@
+"""DTensors of QTensors and tensor parallelism, in two and in three processes."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tests import ranks
+
+CHECKS = "tests.tensor.on_dtensor"
+
+outcomes = functools.cache(ranks.run)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("check", ranks.names(CHECKS))
+def test_in_several_processes(check: str, world: int) -> None:
+    if wrong := outcomes(CHECKS, world)[check]:
+        pytest.fail(wrong, pytrace=False)

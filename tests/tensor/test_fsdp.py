@@ -1,0 +1,36 @@
+"""FSDP2 over quantized models, in two processes; over tensor parallelism in four."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import pytest
+from torch.distributed.fsdp import FSDPModule
+
+from bitport.tensor import QTensor
+from tests import ranks
+
+outcomes = functools.cache(ranks.run)
+
+IN_TWO, IN_FOUR = "tests.tensor.on_fsdp", "tests.tensor.on_two_dimensions"
+
+
+@pytest.mark.parametrize("check", ranks.names(IN_TWO))
+def test_in_two_processes(check: str) -> None:
+    if wrong := outcomes(IN_TWO, 2)[check]:
+        pytest.fail(wrong, pytrace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ranks.names(IN_FOUR))
+def test_in_four_processes(check: str) -> None:
+    if wrong := outcomes(IN_FOUR, 4)[check]:
+        pytest.fail(wrong, pytrace=False)
+
+
+def test_the_hooks_are_as_torch_calls_them() -> None:
+    """It looks at the number of parameters to know which form of the first it has."""
+    assert len(inspect.signature(QTensor.fsdp_pre_all_gather).parameters) == 2
+    assert "out" in inspect.signature(QTensor.fsdp_post_all_gather).parameters
+    assert hasattr(FSDPModule, "set_custom_all_gather")
