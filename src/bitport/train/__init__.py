@@ -9,7 +9,7 @@ prepare_(model, "fp8-row", gradients="fp8-row")     # both passes in low precisi
 release_(model)                                     # the float model again
 """
 
-from bitport.train import aten, functions  # noqa: F401  (fill TrainedTensor's tables)
+from bitport.train import aten, fsdp, functions  # noqa: F401  (fill TrainedTensor's tables)
 from bitport.train.gradients import GRADIENTS, Gradients
 from bitport.train.prepare import convert_, prepare_, release_
 from bitport.train.tensor import TrainedTensor

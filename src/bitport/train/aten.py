@@ -1,7 +1,7 @@
 """The aten ops that do not simply take a TrainedTensor's value: storing, cutting, and products below autograd.
 
-A piece is a TrainedTensor of its own, so it must be rounded as the whole is: it is cut at the borders of blocks, or it
-is an error.
+A piece is a TrainedTensor of its own, so it must be rounded as the whole is: it is cut at the borders of blocks. Rows
+that are cut otherwise, as shards are, can be stored and updated, and are an error in a product.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bitport.train.tensor import ATEN, TrainedTensor
 aten = torch.ops.aten
 
 
-def _implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(fn: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:
             ATEN[op] = fn
@@ -32,7 +32,7 @@ def _implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 # -- storing ---------------------------------------------------------------------------------------------------------
 
 
-@_implements(
+@implements(
     aten.detach.default,
     aten.alias.default,
     aten.clone.default,
@@ -43,7 +43,7 @@ def _same(func: Any, w: TrainedTensor, **kwargs: Any) -> TrainedTensor:
     return w.map_parts(lambda part: func(part, **kwargs))
 
 
-@_implements(aten.empty_like.default)
+@implements(aten.empty_like.default)
 def _empty_like(func: Any, w: TrainedTensor, *, device: Any = None, **kwargs: Any) -> TrainedTensor:
     """What Module.to_empty() asks for: the value is still to be loaded. The scale of a static activation is in no
     checkpoint, so it stays."""
@@ -51,7 +51,7 @@ def _empty_like(func: Any, w: TrainedTensor, *, device: Any = None, **kwargs: An
     return w.with_value(func(w.value, device=device, **kwargs), scale)
 
 
-@_implements(aten._to_copy.default)
+@implements(aten._to_copy.default)
 def _to_copy(func: Any, w: TrainedTensor, *, dtype: Any = None, **kwargs: Any) -> Tensor:
     """The scale of a static activation stays float32."""
     if dtype is not None and not dtype.is_floating_point:
@@ -73,19 +73,19 @@ def _matrix_dims(w: TrainedTensor) -> tuple[int, int]:
     return (k, n) if w.rounding.transposed else (n, k)
 
 
-@_implements(aten.t.default)
+@implements(aten.t.default)
 def _t(func: Any, w: TrainedTensor) -> TrainedTensor:
     return _transpose(aten.transpose.int, w, 0, 1)
 
 
-@_implements(aten.transpose.int)
+@implements(aten.transpose.int)
 def _transpose(func: Any, w: TrainedTensor, dim0: int, dim1: int) -> TrainedTensor:
     if set(_dims(w, dim0, dim1)) != {w.dim() - 2, w.dim() - 1} or w.rounding.kind == "conv":
         raise _no_view(w, f"transposed in dimensions {dim0}, {dim1}")
     return w.with_value(func(w.value, dim0, dim1), transposed=not w.rounding.transposed)
 
 
-@_implements(aten.permute.default)
+@implements(aten.permute.default)
 def _permute(func: Any, w: TrainedTensor, dims: Sequence[int]) -> TrainedTensor:
     order = [*_dims(w, *dims)]
     if order == [*range(w.dim())]:
@@ -95,17 +95,19 @@ def _permute(func: Any, w: TrainedTensor, dims: Sequence[int]) -> TrainedTensor:
     return _transpose(aten.transpose.int, w, -1, -2)
 
 
-@_implements(aten.view.default, aten._unsafe_view.default, aten.expand.default)
+@implements(aten.view.default, aten._unsafe_view.default, aten.expand.default)
 def _view(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
-    """Another shape says nothing of rows and columns. Optimizers, averages and process groups get it of the value."""
+    """Another shape says nothing of rows and columns. Optimizers, averages and process groups get it of the value,
+    FSDP2 of a shard."""
     if [*size] == [*w.shape]:
         return w.map_parts(aten.alias.default)
     if w.recorded:
         raise _no_view(w, f"seen as {[*size]}")
-    return func(w.value, size, **kwargs)
+    flat = func(w.value, size, **kwargs)
+    return w.with_value(flat) if w.rounding.cut else flat
 
 
-@_implements(aten.select.int)
+@implements(aten.select.int)
 def _select(func: Any, w: TrainedTensor, dim: int, index: int) -> TrainedTensor:
     (dim,) = _dims(w, dim)
     if dim >= w.dim() - 2 or w.rounding.kind == "conv":
@@ -113,12 +115,12 @@ def _select(func: Any, w: TrainedTensor, dim: int, index: int) -> TrainedTensor:
     return w.with_value(func(w.value, dim, index))
 
 
-@_implements(aten.unbind.int)
+@implements(aten.unbind.int)
 def _unbind(func: Any, w: TrainedTensor, dim: int = 0) -> list[TrainedTensor]:
     return [_select(aten.select.int, w, dim, index) for index in range(w.shape[dim])]
 
 
-@_implements(aten.index.Tensor)
+@implements(aten.index.Tensor)
 def _index(func: Any, w: TrainedTensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Some experts of a stack, or a lookup in a table."""
     if len(indices) != 1 or indices[0] is None or w.rounding.kind == "conv":
@@ -128,7 +130,7 @@ def _index(func: Any, w: TrainedTensor, indices: Sequence[Tensor | None]) -> Ten
     return _lookup(w, lambda value: func(value, indices))
 
 
-@_implements(aten.slice.Tensor)
+@implements(aten.slice.Tensor)
 def _slice(
     func: Any, w: TrainedTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> TrainedTensor:
@@ -136,25 +138,25 @@ def _slice(
     size = w.shape[dim]
     start, end, _ = slice(start, end).indices(size)
     end = max(start, end)
+    cut = False
     if (start, end, step) != (0, size, 1) and dim >= w.dim() - 2:
-        n_dim, _ = _matrix_dims(w)
-        block = w.scheme.weight.block[0 if dim == n_dim else 1]
-        what = "rows" if dim == n_dim else "columns"
-        if w.scheme.weight.global_scale:
-            raise ArgumentError(f"{what} {start}:{end} of {w!r} are not rounded alone: one scale is over all of it")
-        if step != 1 or block == 0 or start % block or (end % block and end != size):
+        fmt, along_n = w.scheme.weight, dim == _matrix_dims(w)[0]
+        block, what = (fmt.block[0], "rows") if along_n else (fmt.block[1], "columns")
+        cut = bool(block == 0 or fmt.global_scale or start % block or (end % block and end != size))
+        if step != 1 or (cut and dim):
             every = f"the {block} {what} of a block" if block else f"one scale for all {what}"
             raise ArgumentError(f"{what} {start}:{end}:{step} of {w!r} do not lie at block borders: it has {every}")
-    return w.with_value(func(w.value, dim, start, end, step))
+    piece = w.with_value(func(w.value, dim, start, end, step))
+    return piece.with_value(piece.value, cut=True) if cut else piece
 
 
-@_implements(aten.split.Tensor)
+@implements(aten.split.Tensor)
 def _split(func: Any, w: TrainedTensor, size: int, dim: int = 0) -> list[TrainedTensor]:
     total = w.shape[dim]
     return [_slice(aten.slice.Tensor, w, dim, at, min(at + size, total)) for at in range(0, total, size)]
 
 
-@_implements(aten.split_with_sizes.default)
+@implements(aten.split_with_sizes.default)
 def _split_with_sizes(func: Any, w: TrainedTensor, sizes: Sequence[int], dim: int = 0) -> list[TrainedTensor]:
     ends = list(itertools.accumulate(sizes))
     return [_slice(aten.slice.Tensor, w, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
@@ -170,7 +172,7 @@ def _no_view(w: TrainedTensor, how: str) -> ArgumentError:
 # -- products --------------------------------------------------------------------------------------------------------
 
 
-@_implements(
+@implements(
     aten.mm.default,
     aten.bmm.default,
     aten.addmm.default,
@@ -197,7 +199,7 @@ def _product(func: Any, *args: Any, **kwargs: Any) -> Any:
     return func(*given, **kwargs)
 
 
-@_implements(aten.embedding.default)
+@implements(aten.embedding.default)
 def _embedding(func: Any, w: TrainedTensor, ids: Tensor, *rest: Any) -> Tensor:
     return _lookup(w, lambda value: func(value, ids, *rest))
 

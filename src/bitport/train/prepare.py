@@ -17,6 +17,7 @@ from bitport.algorithms import algorithm
 from bitport.algorithms.apply import apply
 from bitport.calibrate.observe import input_scales
 from bitport.errors import ArgumentError
+from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.ops.device import check_device
@@ -24,6 +25,7 @@ from bitport.report import LayerReport, Report
 from bitport.schemes import Choice, Plan, Recipe, Scheme, Target
 from bitport.tensor import QTensor
 from bitport.tensor.parts import FLOATS
+from bitport.tensor.sharded import is_sharded, own, sharded_like
 from bitport.train.gradients import Gradients, gradients_of
 from bitport.train.tensor import Rounding, TrainedTensor
 
@@ -112,6 +114,7 @@ def release_(model: nn.Module) -> nn.Module:
 
 def _prepared(model: nn.Module) -> Iterator[tuple[Target, TrainedTensor]]:
     """Each name of each prepared weight; ArgumentError if there is none."""
+    refuse_fsdp(model, "this", "load its full state_dict into a prepared model of one process, and use that")
     found = [(target, _param(model, target)) for target in find_targets(model)]
     prepared = [(target, param) for target, param in found if isinstance(param, TrainedTensor)]
     if not prepared:
@@ -121,6 +124,8 @@ def _prepared(model: nn.Module) -> Iterator[tuple[Target, TrainedTensor]]:
 
 def _check(model: nn.Module, target: Target, scheme: Scheme, gradients: Gradients | None) -> None:
     param = _param(model, target)
+    if is_sharded(param):
+        raise ArgumentError(f"{target.name} is sharded; prepare_ the model first, then fully_shard it")
     if isinstance(param, TrainedTensor):
         raise ArgumentError(f"{target.name} is prepared for {param.scheme} already; release_(model) first")
     if isinstance(param, QTensor):
@@ -155,10 +160,13 @@ def _tied(layer: LayerReport, name: str) -> LayerReport:
 def _write_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """After state_dict(): the float values, as a model that is not prepared has them. keep_vars=True keeps the
     parameters themselves."""
-    for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+    for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
         kept = state.get(prefix + name)
-        if isinstance(param, TrainedTensor) and isinstance(kept, TrainedTensor) and not isinstance(kept, nn.Parameter):
-            state[prefix + name] = kept.value
+        if kept is None or isinstance(kept, nn.Parameter):
+            continue
+        shard = own(kept)
+        if isinstance(shard, TrainedTensor):
+            state[prefix + name] = sharded_like(kept, shard.value) if is_sharded(kept) else shard.value
 
 
 class _StillPrepared:
@@ -169,7 +177,7 @@ class _StillPrepared:
 
     def __call__(self, module: nn.Module, keys: Any) -> None:
         for name in self.names:
-            if not isinstance(getattr(module, name), TrainedTensor):
+            if not isinstance(own(getattr(module, name)), TrainedTensor):
                 raise ArgumentError(
                     f"load_state_dict(.., assign=True) replaced {name}, which is in training, by an ordinary tensor: "
                     f"load with assign=False, or before prepare_()"

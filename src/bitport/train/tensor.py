@@ -46,12 +46,16 @@ class Rounding:
     gradients: Gradients | None = None
     kind: str = "linear"
     transposed: bool = False
+    cut: bool = False
+    """A shard, cut without regard to blocks: it is stored and updated, but cannot be rounded alone."""
 
 
 class TrainedTensor(Tensor):
     value: Tensor
     act_scale: Tensor | None
     rounding: Rounding
+    fsdp_pre_all_gather: Callable[..., Any]
+    fsdp_post_all_gather: Callable[..., Any]
 
     @staticmethod
     def __new__(cls, value: Tensor, rounding: Rounding, act_scale: Tensor | None = None) -> TrainedTensor:
@@ -81,6 +85,8 @@ class TrainedTensor(Tensor):
 
     def rows(self) -> Tensor:
         """``value`` as the matrix [.., N, K] that is rounded."""
+        if self.rounding.cut:
+            raise ArgumentError(f"{self!r} is a shard, which is not rounded alone: gather the whole weight")
         return rows_of(self.value, self.rounding.kind, self.rounding.transposed)
 
     def with_value(self, value: Tensor, act_scale: Tensor | None = None, **changes: Any) -> TrainedTensor:

@@ -1,0 +1,57 @@
+"""What FSDP2 (torch.distributed.fsdp.fully_shard) asks of a weight in training.
+
+Shards are float rows of the value, cut anywhere; what is gathered is rounded when it is whole again. The value is sent
+in its own dtype, whatever the policy for mixed precision says of parameters: rounding another dtype's numbers would
+train another model than convert_ makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitport.train.aten import implements
+from bitport.train.tensor import TrainedTensor
+
+aten = torch.ops.aten
+
+
+@implements(aten.new_zeros.default)
+def _new_zeros(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
+    """With rows like those of ``w`` room for a shard of it, as FSDP2 asks for; else a float tensor."""
+    made = func(w.value, size, **kwargs)
+    return w.with_value(made, cut=True) if [*size[1:]] == [*w.shape[1:]] and made.dtype == w.dtype else made
+
+
+@implements(aten.as_strided.default)
+def _as_strided(func: Any, w: TrainedTensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
+    """Of the whole, as it lies: itself. Anything else is of the value."""
+    same = [*size] == [*w.shape] and [*stride] == [*w.stride()] and not offset
+    return w.map_parts(aten.alias.default) if same else func(w.value, size, stride, offset)
+
+
+def pre_all_gather(
+    self: TrainedTensor, mesh: Any, size: torch.Size, stride: Any, module: nn.Module, policy: Any
+) -> tuple[tuple[Tensor, ...], Any]:
+    """(what to gather, the size of the whole). All shards are sent as long as the longest."""
+    missing = -(-size[0] // mesh.size()) - self.shape[0]
+    pad = (0, 0) * (self.dim() - 1) + (0, missing)
+    return (F.pad(self.value, pad) if missing else self.value,), size
+
+
+def post_all_gather(
+    self: TrainedTensor, outputs: tuple[Tensor, ...], size: torch.Size, dtype: torch.dtype, *, out: Any = None
+) -> Any:
+    """The whole, a view of the memory that FSDP gathers into, and that memory."""
+    (gathered,) = outputs
+    if out is not None:
+        return None
+    return self.with_value(gathered.narrow(0, 0, size[0]), cut=False), (gathered,)
+
+
+TrainedTensor.fsdp_pre_all_gather = pre_all_gather
+TrainedTensor.fsdp_post_all_gather = post_all_gather

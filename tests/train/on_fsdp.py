@@ -1,0 +1,111 @@
+"""Checks of several processes: models in training under FSDP2, beside the same training in one piece."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from bitport.errors import ArgumentError
+from bitport.train import convert_, prepare_
+
+CASES = {
+    "int4-g32": None,
+    "int8-dyn": "int8",
+    "fp8": "fp8",
+    "fp8-block": "fp8-block",
+    "nvfp4": None,
+}
+
+
+def model_of(scheme: str, gradients: str | None) -> nn.Module:
+    """Rows that no number of processes divides."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 131), nn.ReLU(), nn.Linear(131, 40, bias=False))
+    prepare_(model, scheme, gradients=gradients)
+    return model
+
+
+def sharded(model: nn.Module, mesh: Any, **options: Any) -> nn.Module:
+    for layer in (model[0], model[2]):  # type: ignore[index]
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def steps(model: nn.Module, count: int = 3) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(1)
+    x, want = torch.randn(16, 64), torch.randn(16, 40)
+    losses = []
+    for _ in range(count):
+        loss = F.mse_loss(model(x).float(), want)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def full(model: nn.Module) -> dict[str, Tensor]:
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))  # type: ignore[return-value]
+
+
+def check_the_numbers_are_those_of_one_piece(mesh: Any) -> None:
+    for scheme, gradients in CASES.items():
+        alone = model_of(scheme, gradients)
+        together = sharded(copy.deepcopy(alone), mesh)
+        assert steps(together) == pytest.approx(steps(alone), rel=1e-5), scheme
+        state = full(together)
+        for name, value in alone.state_dict().items():
+            assert type(state[name]) is Tensor
+            assert torch.allclose(state[name], value, atol=1e-5), (scheme, name)
+
+
+def check_weights_stay_gathered_if_asked(mesh: Any) -> None:
+    alone = model_of("int4-g32", None)
+    together = sharded(copy.deepcopy(alone), mesh, reshard_after_forward=False)
+    assert steps(together) == pytest.approx(steps(alone), rel=1e-5)
+
+
+def check_mixed_precision_rounds_the_values_themselves(mesh: Any) -> None:
+    """In bfloat16 the codes would be others; the product alone is in bfloat16."""
+    alone = model_of("int4-g32", None)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    together = sharded(copy.deepcopy(alone), mesh, mp_policy=policy)
+    x = torch.randn(16, 64).bfloat16()
+    with torch.no_grad():
+        first = alone[0]  # type: ignore[index]
+        want = F.linear(x, first.weight, first.bias.bfloat16())
+        want = F.linear(want.relu(), alone[2].weight)  # type: ignore[index]
+        assert torch.equal(together(x), want)
+
+
+def check_the_state_is_of_floats_and_is_converted_in_one_piece(mesh: Any) -> None:
+    together = sharded(model_of("int4-g32", None), mesh)
+    steps(together, 1)
+    held = together.state_dict()["0.weight"]
+    assert isinstance(held, DTensor)
+    assert type(held.to_local()) is Tensor
+    for verb in (convert_,):
+        with pytest.raises(ArgumentError, match="load its full state_dict into a prepared model of one process"):
+            verb(together)
+    single = model_of("int4-g32", None)
+    single.load_state_dict(full(together))
+    x = torch.randn(4, 64)
+    with torch.no_grad():
+        want = together(x)
+        convert_(single)
+        assert torch.equal(single(x), want)
+
+
+def check_what_is_sharded_is_not_prepared(mesh: Any) -> None:
+    model = fully_shard(nn.Linear(64, 32), mesh=mesh)
+    with pytest.raises(ArgumentError, match="weight is sharded; prepare_ the model first"):
+        prepare_(model, "int8")
