@@ -82,6 +82,40 @@ BITPORT_API int32_t bitport_dense_rows(const BitportTiles* w, const int64_t* ids
 // y [n, k] of y_type: the whole weight.
 BITPORT_API int32_t bitport_dense(const BitportTiles* w, void* y, int32_t y_type, int32_t threads);
 
+// Keys or values of the tokens of several sequences: first_dense of them as floats, then `quantized` ones, then the other
+// dense ones. Steps lead from one sequence, and from one head, to the next; a head's tokens lie side by side.
+//   codes  [tokens][ceil(width * bits / 8)] dense, lowest bits first; steps in bytes
+//   scale  [tokens][groups], groups = width / group, rounded up, and group as of a BitportTiles; or, with block > 1 (keys
+//          alone), [tokens / block, rounded up][width]: a scale per column over `block` tokens
+//   zero   like scale, or null
+//   table  as of a BitportTiles
+//   dense  [tokens][width] of the type of q, or null where there are none
+struct BitportTokens {
+  const uint8_t* codes;
+  const void* scale;
+  const void* zero;
+  const float* table;
+  const void* dense;
+  int64_t width, group, block;
+  int64_t codes_step[2], scale_step[2], zero_step[2], dense_step[2];
+  int32_t bits, integer, scale_type, zero_type;
+};
+
+// y [batch][heads][rows][width of values] = softmax(q K^T * scale + mask) V. q and y of one type (F32, BF16, F16). Query head
+// h reads head h / (heads / groups) of keys and values. mask [batch][heads][rows][tokens] by mask_step (0: the same along
+// an axis), or null. causal: row i of the rows sees the tokens up to tokens - rows + i. A row that sees none gives zeros.
+struct BitportAttention {
+  BitportTokens keys, values;
+  const void* q;
+  void* y;
+  const float* mask;
+  int64_t mask_step[4];
+  int64_t batch, heads, groups, rows, first_dense, quantized, dense;   // dense: all of them, first_dense among these
+  float scale;
+  int32_t causal, type;
+};
+BITPORT_API int32_t bitport_attention(const BitportAttention* attention, int32_t threads, int32_t isa);
+
 // Codes dense along k, lowest bits first, [n, ceil(k * bits / 8)] bytes -> tiles, and back.
 BITPORT_API int32_t bitport_pack(const uint8_t* dense, int32_t bits, int64_t n, int64_t k, uint8_t* tiles,
                                  int32_t threads);
@@ -111,6 +145,63 @@ struct BitportFormat {
 BITPORT_API int32_t bitport_quantize(const BitportFormat* format, const void* x, int32_t x_type, int64_t n, int64_t k,
                                      uint8_t* codes, void* scale, void* zero, float* scale2, int32_t threads,
                                      int32_t isa);
+
+// How a moment of an optimizer is kept in codes of 4 or 8 bits: blocks of `block` numbers (up to 256) of a row share a
+// scale. All is told by tables, so that the code knows no number type. A number x of a block is coded by q = x * (1 / scale).
+//
+// Vectors find codes otherwise than one after another: `rank` of a magnitude counts the thresholds below it, and codes are
+//   BITPORT_PLAIN     the rank                    numbers are not negative
+//   BITPORT_SIGN      the rank, and 2^(bits-1) for a sign
+//   BITPORT_CENTRED   zero + rank, zero - rank, not below 0
+// A rank is estimated, at most one too low, by a piece of a line: z = zones[e] + (|q| > borders[e]), with e the lowest 5
+// bits of the exponent of max(|q|, lowest); estimate = trunc(|q| * slopes[z] + offsets[z]). Then it is compared: the rank is
+// higher by one where the bits of q rotated left by one, as a whole number, are above ranked[estimate].
+enum BitportWay : int32_t { BITPORT_PLAIN = 0, BITPORT_SIGN = 1, BITPORT_CENTRED = 2 };
+
+struct BitportMap {
+  const float* values;        // what a code means, 2^bits
+  const float* thresholds;    // 256, ascending, infinity behind the last: a code (with a sign, a rank) counts those below
+  const uint8_t* first;       // [65536]: by the upper 16 bits of a float32, how many thresholds are below all numbers that
+                              // begin so; one more at most is below some
+  const uint8_t* value_bytes;    // [4][256]: the bytes of values, the lowest of all first
+  const uint8_t* ranked_bytes;   // [4][256]: of ranked
+  const float *borders, *slopes, *offsets;   // [32], [16], [16]
+  const int32_t* zones;       // [32]
+  float lowest;
+  float largest;              // the magnitude that the scale maps the largest number to
+  float scale_of_zeros;       // the scale of a block of zeros
+  int32_t bits, block;
+  int32_t way;                // BitportWay
+  int32_t zero;               // the code nearest to zero
+  int32_t positive;           // 1: numbers are not negative, and what is above zero is not rounded to it
+};
+
+// Without a map, floats of `type` (F32, BF16).
+struct BitportMoment {
+  void* data;           // [n, ceil(k * bits / 8)], or [n, k]
+  float* scale;         // [n, ceil(k / block)]
+  const BitportMap* map;
+  int32_t type;
+  uint32_t key;         // of the random bits that a BF16 is rounded by
+};
+
+// The rules, and their numbers, are those of src/bitport/ops/optimizer_step.py.
+enum BitportStepRule : int32_t { BITPORT_ADAM = 0, BITPORT_LION = 1, BITPORT_SGD = 2 };
+
+// One parameter [n, k] of type (F32, BF16, F16), its gradient and its moments.
+struct BitportStep {
+  void* param;
+  const void* grad;
+  BitportMoment moments[2];
+  int64_t n, k;
+  int64_t before;       // written by the function: pieces of work in those before it
+  float sign, l2, decay, beta1, rest1, beta2, rest2, rate, correction, eps, nesterov;
+  int32_t type, grad_type, count;   // of moments
+  int32_t by_chance;    // 1: what has 16 bits is rounded by random bits, 0: to nearest
+  uint32_t key;
+};
+
+BITPORT_API int32_t bitport_optimizer_step(int32_t rule, BitportStep* steps, int64_t count, int32_t threads, int32_t isa);
 
 // How work reaches other threads: calls body(begin, end, context) on parts of [begin, end) and returns when all are
 // done. The default is a pool of OpenMP, where it was compiled with it.

@@ -28,6 +28,8 @@ const char* bitport_error(int32_t code) {
       "this machine does not have the instruction set asked for",
       "out of memory",
       "what follows the product: 0 to 3 (BitportThen), and a factor only where something does",
+      "a step: rules 0 to 2 with the moments they have; parameter and gradient of float32, bfloat16 or float16; moments of "
+      "float32, bfloat16 or codes of 4 or 8 bits, all with one block of at most 256, even with 4 bits",
   };
-  return code >= 0 && code < 10 ? texts[code] : "unknown code";
+  return code >= 0 && code < 11 ? texts[code] : "unknown code";
 }

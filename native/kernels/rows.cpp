@@ -94,6 +94,11 @@ WriteStretch writer(int32_t isa, const BitportTiles& w, int32_t type) {
 
 }  // namespace
 
+void write_dense_rows(int32_t isa, const BitportTiles& w, int64_t first, int64_t count, int64_t apart, float* y) {
+  const Rows rows{w, true, codes_of_dense(w.bits), writer(isa, w, BITPORT_F32), BITPORT_F32};
+  for (int64_t i = 0; i < count; ++i) rows.write_row(first + i, -1, reinterpret_cast<char*>(y + i * apart));
+}
+
 int32_t rows_on(int32_t isa, const BitportTiles* w, bool dense, const int64_t* ids, int64_t count, void* y,
                 int32_t type, int32_t threads) {
   if (const int32_t code = check_weight(w)) return code;

@@ -4,6 +4,8 @@
 
 namespace bitport {
 
-enum Status : int32_t { kOk, kNullPointer, kBadShape, kBadGroup, kBadType, kBadAct, kBadRow, kNoIsa, kNoMemory, kBadThen };
+enum Status : int32_t {
+  kOk, kNullPointer, kBadShape, kBadGroup, kBadType, kBadAct, kBadRow, kNoIsa, kNoMemory, kBadThen, kBadStep
+};
 
 }  // namespace bitport

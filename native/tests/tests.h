@@ -7,3 +7,5 @@ void try_weight(int64_t number, uint64_t seed);   // products.cpp: one random we
 void try_rows_alike();                            // rows.cpp
 void try_threads(uint64_t seed);                  // threads.cpp
 void try_quantize(int64_t number, uint64_t seed);   // quantize.cpp: one random weight and format
+void try_attention(int64_t number, uint64_t seed);   // attention.cpp: random keys, values and queries
+void try_attention_refusals();

@@ -17,7 +17,7 @@ ORDER = (
     ("schemes", "layouts"),
     ("tensor",),
     ("ops",),
-    ("nn", "report", "calibrate"),
+    ("nn", "report", "calibrate", "cache"),
     ("algorithms",),
     ("checkpoint", "train"),
     ("stream", "interop"),

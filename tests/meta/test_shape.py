@@ -19,6 +19,7 @@ OTHER_TESTS = {"meta", "bench", "examples", "native"}
 PUBLIC = (
     "bitport",
     "bitport.algorithms",
+    "bitport.cache",
     "bitport.checkpoint",
     "bitport.conformance",
     "bitport.export",
@@ -27,6 +28,7 @@ PUBLIC = (
     "bitport.ops",
     "bitport.schemes",
     "bitport.train",
+    "bitport.train.optim",
 )
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from bitport.errors import ArgumentError
+from bitport.cache import cache_format
+from bitport.errors import ArgumentError, SchemeError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -38,6 +39,23 @@ def add_verb(
 def add_device(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--device", type=device, help="a torch device, such as cuda:0 or xpu (default: cpu)")
     verb.add_argument("--dtype", choices=DTYPES, help="dtype to compute in (default: that of the files)")
+
+
+def add_cache(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--kv-cache",
+        type=cache_name,
+        metavar="FORMAT",
+        help="keep keys and values in few bits, such as int8 or int4-g32+last64 (docs/kv-cache.md; default: in floats)",
+    )
+
+
+def cache_name(text: str) -> str:
+    try:
+        cache_format(text)
+    except SchemeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def device(text: str) -> torch.device:

@@ -51,6 +51,8 @@ def names(text: str) -> tuple[str, ...]:
 def run(args: argparse.Namespace) -> int:
     if args.text is None and not args.tasks:
         raise ArgumentError("say what to measure: --text FILE for perplexity, --tasks NAMES for tasks, or both")
+    if args.kv_cache and (args.text is None or args.tasks):
+        raise ArgumentError("--kv-cache acts on the reading of a text: give it with --text FILE and without --tasks")
     check_reports(args)
     if args.tasks:
         check_installed()

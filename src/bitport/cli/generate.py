@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bitport.cli.common import add_device, add_verb, count, dtype_of, location, seed, show
+from bitport.cli.common import add_cache, add_device, add_verb, count, dtype_of, location, seed, show
 from bitport.errors import ArgumentError
 from bitport.integrations.huggingface import load_model, load_tokenizer
 
@@ -21,12 +21,14 @@ def add_parser(verbs: Any) -> None:
         "Let a model go on with a text. The most likely token is taken each time, or one is drawn (--temperature).",
         'llama-int4 --prompt "Once upon a time"',
         'llama-int4 --prompt "Once upon a time" --temperature 0.8 --seed 1',
+        'llama-int4 --prompt "Once upon a time" --kv-cache int8',
     )
     verb.add_argument("directory", type=location, help="a Hugging Face directory, quantized by bitport or not")
     verb.add_argument("--prompt", required=True, help="the text to go on with")
     verb.add_argument("--max-new-tokens", type=count, default=64, help="tokens to write at most (default: 64)")
     verb.add_argument("--temperature", type=float, default=0.0, help="0 (default): the most likely token each time")
     verb.add_argument("--seed", type=seed, default=0, help="of the draws, with a temperature (default: 0)")
+    add_cache(verb)
     add_device(verb)
 
 
@@ -40,6 +42,11 @@ def run(args: argparse.Namespace) -> int:
     length = inputs.input_ids.shape[1]
     if not length:
         raise ArgumentError("the prompt has no tokens; give a text to go on with")
+    cache = {}
+    if args.kv_cache:
+        from bitport.integrations.kv_cache import KVCache
+
+        cache["past_key_values"] = KVCache.of(model, args.kv_cache)
     draw = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
     start = time.perf_counter()
     with torch.random.fork_rng():
@@ -50,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
             max_new_tokens=args.max_new_tokens,
             pad_token_id=0,
             **draw,
+            **cache,
         )
     ids = result[0].tolist()
     seconds = time.perf_counter() - start

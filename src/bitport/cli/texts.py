@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bitport.cli.common import add_device, count, dtype_of, location
+from bitport.cli.common import add_cache, add_device, count, dtype_of, location
 from bitport.evaluate.directories import Evaluation, How
 
 
@@ -26,12 +26,21 @@ def add_text(verb: argparse.ArgumentParser, *, required: bool) -> None:
         help="folder for the logits of the first model, which are kept in a file while the others run (default: the "
         "system's for temporary files)",
     )
+    add_cache(verb)
     add_device(verb)
 
 
 def how_of(args: argparse.Namespace, new_tokens: int = 0) -> How:
     return How(
-        args.window, args.stride, args.max_tokens, args.batch, args.device, dtype_of(args), args.scratch, new_tokens
+        args.window,
+        args.stride,
+        args.max_tokens,
+        args.batch,
+        args.device,
+        dtype_of(args),
+        args.scratch,
+        new_tokens,
+        kv_cache=args.kv_cache,
     )
 
 
@@ -46,4 +55,5 @@ def as_data(row: Evaluation) -> dict[str, Any]:
 
 def as_note(rows: Sequence[Evaluation], args: argparse.Namespace) -> str:
     what = f"{rows[0].scored} tokens scored, windows of {args.window}"
+    what += f"; keys and values in {args.kv_cache}" if args.kv_cache else ""
     return what + ("; KL in nats per token, from the first model" if len(rows) > 1 else "")

@@ -49,6 +49,8 @@ class How:
     new_tokens: int = 0
     """So many are generated to measure speed."""
     progress: bool | None = None
+    kv_cache: str | None = None
+    """The format of keys and values (:mod:`bitport.cache.format`) in all models but the original; None: floats."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +148,12 @@ def _read(
     model: Any, tokens: Tensor, how: How, original: LogitsFile | None, keep: bool
 ) -> tuple[Perplexity, Divergence | None]:
     """Runs ``model`` over the text once; its logits are kept in ``original``, or compared with those there."""
-    windows = predictions(logits_of(model), tokens, window=how.window, stride=how.stride, batch=how.batch)
+    logits = logits_of(model)
+    if how.kv_cache is not None and not (keep and original is not None):
+        from bitport.integrations import kv_cache
+
+        logits = kv_cache.logits_of(model, how.kv_cache)
+    windows = predictions(logits, tokens, window=how.window, stride=how.stride, batch=how.batch)
     total = count_windows(len(tokens), how.window, how.stride)
     reference = iter(original) if original is not None and not keep else None
     scored, apart = [], []

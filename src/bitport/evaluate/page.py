@@ -85,4 +85,5 @@ def _maps(reports: Sequence[tuple[Evaluation, Report]]) -> list[Html]:
 
 
 def _what(row: Evaluation, text: str, how: How) -> str:
-    return f"{row.scored} tokens of {text} scored in windows of {how.window}. {KL_NOTE if row else ''}"
+    cache = f", keys and values in {how.kv_cache}" if how.kv_cache else ""
+    return f"{row.scored} tokens of {text} scored in windows of {how.window}{cache}. {KL_NOTE if row else ''}"

@@ -17,8 +17,8 @@ from bitport.numerics import Quantized
 
 
 class Matrix(NamedTuple):
-    """The logical matrix behind the parts: ``n`` outputs by ``k`` inputs of ``dtype`` (a name in NUMBER_TYPES),
-    one scale per ``block_n`` x ``block_k`` block (whole axes resolved: block_k == k is one scale per row)."""
+    """The logical matrix behind the parts: ``n`` outputs by ``k`` inputs of ``dtype`` (the name of a number
+    type), one scale per ``block_n`` x ``block_k`` block (whole axes resolved: block_k == k is one scale per row)."""
 
     dtype: str
     n: int

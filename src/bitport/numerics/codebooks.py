@@ -45,6 +45,8 @@ def midpoints(table: Sequence[float]) -> tuple[float, ...]:
 
 
 _MIDPOINTS = {NF4: midpoints(NF4)}
+LONG = 16
+"""Entries from which on a table is searched instead of counted."""
 
 
 def zero_code(table: tuple[float, ...]) -> int:
@@ -57,13 +59,19 @@ def encode_codebook(x: Tensor, table: tuple[float, ...]) -> Tensor:
 
     NaN takes the entry nearest to zero: a codebook has no NaN, so a caller marks it in the block's scale."""
     thresholds = _MIDPOINTS[table] if table in _MIDPOINTS else midpoints(table)
-    codes = torch.zeros_like(x, dtype=torch.uint8)
-    for threshold in thresholds:
-        codes = codes + (x > threshold)
+    if len(table) > LONG:
+        codes = torch.bucketize(x, torch.tensor(thresholds, device=x.device), out_int32=True).to(torch.uint8)
+    else:
+        codes = torch.zeros_like(x, dtype=torch.uint8)
+        for threshold in thresholds:
+            codes = codes + (x > threshold)
     return torch.where(x.isnan(), zero_code(table), codes)
 
 
 def decode_codebook(codes: Tensor, table: tuple[float, ...]) -> Tensor:
-    """The table is put together from fills: a tensor literal is mutated while it is traced, which export refuses."""
+    """A short table is put together from fills: a tensor literal is mutated while it is traced, which export refuses.
+    Long ones are for states, which are not exported."""
+    if len(table) > LONG:
+        return torch.tensor(table, device=codes.device)[codes.int()]
     entries = [torch.full((1,), entry, dtype=torch.float32, device=codes.device) for entry in table]
     return torch.cat(entries)[codes.int()]

@@ -11,7 +11,7 @@
 
 Defined ends, so that no block is an accident:
 
-    all zero                 scale 1 (e8m0: its smallest, 2^-127; int1, which has no code for zero: 0)
+    all zero                 scale 1 (e8m0: its smallest, 2^-127; types without a code for zero, like int1: 0)
     a NaN or infinity in it  scale NaN: the block reads as NaN, the other blocks are untouched
     scale below its dtype    the dtype's smallest positive value
     scale above its dtype    the dtype's largest value: the block clips
@@ -62,7 +62,7 @@ def _divide(x: Tensor, divisor: float) -> Tensor:
 
 
 def _defined(scale: Tensor, amax: Tensor, fmt: Format) -> Tensor:
-    scale = torch.where(amax == 0, 0.0 if fmt.dtype == "int1" and fmt.zero == "none" else 1.0, scale)
+    scale = torch.where(amax == 0, 1.0 if fmt.number.has_zero or fmt.zero != "none" else 0.0, scale)
     return torch.where(amax.isfinite(), scale, torch.nan)
 
 

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from bitport.numerics.codebooks import NF4
+from bitport.numerics.dynamic import DYNAMIC4, DYNAMIC8, UDYNAMIC8, ULINEAR4
 
 Kind = Literal["int", "float", "codebook"]
 Specials = Literal["none", "nan", "ieee"]
@@ -84,6 +85,11 @@ class NumberType:
         return self.float_value(1 if self.signed else 0)
 
     @property
+    def has_zero(self) -> bool:
+        """Whether a code without a zero point means 0."""
+        return 0.0 in self.table if self.kind == "codebook" else self.signed if self.kind == "float" else self.bits > 1
+
+    @property
     def emax(self) -> int:
         """floor(log2(max)): the exponent of the largest value, as the OCP MX specification names it."""
         return math.frexp(self.max)[1] - 1
@@ -125,10 +131,25 @@ NUMBER_TYPES: dict[str, NumberType] = {
     )
 }
 
+STATE_TYPES: dict[str, NumberType] = {
+    number.name: number
+    for number in (
+        NumberType("dynamic8", 8, "codebook", table=DYNAMIC8),
+        NumberType("udynamic8", 8, "codebook", table=UDYNAMIC8),
+        NumberType("dynamic4", 4, "codebook", table=DYNAMIC4),
+        NumberType("ulinear4", 4, "codebook", table=ULINEAR4),
+    )
+}
+"""What optimizers keep their moments in. They are stored and read like the others; no product takes a weight of them,
+so that ops, kernels and schemes by name need not know tables of 256 entries."""
+
 
 def number_type(name: str | NumberType) -> NumberType:
     if isinstance(name, NumberType):
         return name
-    if name not in NUMBER_TYPES:
-        raise ValueError(f"unknown number type {name!r}; the number types are {', '.join(NUMBER_TYPES)}")
-    return NUMBER_TYPES[name]
+    number = NUMBER_TYPES.get(name) or STATE_TYPES.get(name)
+    if number is None:
+        raise ValueError(
+            f"unknown number type {name!r}; the number types are {', '.join([*NUMBER_TYPES, *STATE_TYPES])}"
+        )
+    return number

@@ -1,6 +1,16 @@
 """What can be computed: the op table, the choice among kernels, and the torch functions a QTensor answers with them."""
 
-from bitport.ops import convert, embedding, functional, grouped, int4pack_mm, linear, linear_then, quantized_matmul  # noqa: F401
+from bitport.ops import (  # noqa: F401
+    attention,
+    convert,
+    embedding,
+    functional,
+    grouped,
+    int4pack_mm,
+    linear,
+    linear_then,
+    quantized_matmul,
+)
 from bitport.ops.decompose import decompositions
 from bitport.ops.select import (
     FORCED,

@@ -113,7 +113,7 @@ def check_weight(
             raise ArgumentError(f"weight: scale2 goes with float8_e4m3fn scales, not {scale.dtype}")
 
 
-@functools.cache
+@functools.lru_cache(4096)  # a cache of keys has another n at each step
 def _expected(layout: str, dtype: str, n: int, k: int, block_n: int, block_k: int) -> layouts.Packed:
     if n < 0 or k < 0 or block_n < 1 or block_k < 1:
         raise ArgumentError(f"weight: sizes must be positive, not n={n}, k={k}, blocks of {block_n}x{block_k}")

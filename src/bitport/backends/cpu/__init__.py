@@ -3,7 +3,17 @@ kernel there."""
 
 from collections.abc import Iterator
 
-from bitport.backends.cpu import crossovers, dispatcher, int8pack_mm, int_mm, native, quantize, tiles
+from bitport.backends.cpu import (
+    attention,
+    crossovers,
+    dispatcher,
+    int8pack_mm,
+    int_mm,
+    native,
+    optimizer_step,
+    quantize,
+    tiles,
+)
 from bitport.layouts import register_layout
 from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.ops import Impl, register_kernel
@@ -15,6 +25,8 @@ register_kernel(Impl("dyn_linear", "int_mm", "cpu", int_mm.run, int_mm.refuses))
 if isinstance(LIBRARY, native.Library):
     tiles.register(LIBRARY)
     quantize.register(LIBRARY)
+    attention.register(LIBRARY)
+    optimizer_step.register(LIBRARY)
     register_layout(CpuTiles(("cpu",), LIBRARY.pack, LIBRARY.unpack))
     NOT_AT_DISPATCHER = dispatcher.register(LIBRARY)
     crossovers.load(LIBRARY)

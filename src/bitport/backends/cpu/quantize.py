@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bitport.backends.cpu.native import TYPES, Library
-from bitport.numerics import Format, Quantized
+from bitport.numerics import NUMBER_TYPES, Format, Quantized
 from bitport.numerics.codebooks import midpoints, zero_code
 from bitport.numerics.packing import packed_size
 from bitport.ops import Impl, register_kernel
@@ -60,6 +60,8 @@ def _described(fmt: Format, n: int, k: int, dtype: torch.dtype) -> FormatOfWeigh
 
 
 def refuses(value: Tensor, fmt: str) -> str | None:
+    if (dtype := parse_format(fmt).dtype) not in NUMBER_TYPES:
+        return f"{dtype} is for states of optimizers, no weight is rounded to it"
     return None if value.numel() else f"an empty matrix has nothing to round: {[*value.shape]}"
 
 

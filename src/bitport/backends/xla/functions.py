@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bitport.backends.xla import activations, contracts, convert, products
+from bitport.backends.xla import activations, attention, contracts, convert, products
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "linear": products.linear,
@@ -25,4 +25,5 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "repack": convert.repack,
     "quantized_matmul": contracts.quantized_matmul,
     "int4pack_mm": contracts.int4pack_mm,
+    "attention": attention.attention,
 }

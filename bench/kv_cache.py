@@ -1,0 +1,277 @@
+"""A cache of keys and values in few bits: how long one query takes over it, beside torch's scaled_dot_product_attention
+over the same tokens in bfloat16, how long a token takes to be added, its size, and what it does to the predictions of
+the bundled model.
+
+One layer of a model is timed, one sequence. Every call takes the next of several copies, together larger than the
+caches, as a model goes from layer to layer. Heads of queries that read one head of keys are rows of one call, which is
+how transformers calls it and the quickest way for torch. With OMP_NUM_THREADS=1 the clock is that of the thread, which
+other processes do not disturb. ``--page`` writes docs/performance-kv-cache.md from the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.measure import RESULTS, append, busy, header
+from bench.models import TINYLM
+from bench.results import lines_of, runs_of
+from bitport.cache import KeyValueStore
+from bitport.evaluate.divergence import summarized, token_divergence
+from bitport.evaluate.perplexity import losses, predictions, summary
+from bitport.evaluate.timing import interleaved, medians, ratio, spread
+from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
+from bitport.report.text import table
+
+SUITE = "kv_cache"
+BASE = "bf16"
+FLOATS = "int8+last999999"
+"""Tokens as floats, read by bitport."""
+FORMATS = ("int8", "fp8-wo", "int4", "int4-g32", "int2-b32x1:int2-g32")
+CONTEXTS = (512, 2048, 8192, 32768)
+COPIES = 256 << 20
+"""Bytes of keys and values in bfloat16 that the copies are to have together."""
+PAGE = Path(__file__).parents[1] / "docs" / "performance-kv-cache.md"
+
+QUALITY = (
+    *("int8", "fp8-wo", "int6-g32", "int4", "int4-g32", "nf4-g32", "mxfp4-wo", "int3-g32", "int2-g32"),
+    *("int2-b32x1:int2-g32", "int2-g32+first4+last64", "int2-b32x1:int2-g32+first4+last64"),
+)
+TOKENS, WINDOW, STEP = 8192, 512, 16
+
+Row = dict[str, Any]
+
+
+class Heads(NamedTuple):
+    queries: int
+    keys: int
+    width: int
+
+
+MODELS = {
+    "32 heads on 8 of 128": Heads(32, 8, 128),
+    "14 heads on 2 of 64": Heads(14, 2, 64),
+    "32 heads on 32 of 128": Heads(32, 32, 128),
+}
+"""As Llama 3 8B, Qwen2.5 0.5B and Llama 2 7B have them."""
+
+
+def clock() -> Callable[[], float]:
+    """On one thread the time that this thread has, which leaves out what other processes take."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def in_turn(copies: list[Callable[[], Any]]) -> Callable[[], Any]:
+    following = itertools.cycle(copies)
+    return lambda: next(following)()
+
+
+def store_of(name: str, keys: Tensor, values: Tensor) -> KeyValueStore:
+    store = KeyValueStore(name)
+    store.append(keys, values)
+    return store
+
+
+def attention(heads: Heads, context: int, formats: tuple[str, ...], repetitions: int) -> Iterator[Row]:
+    """Of one query after ``context`` tokens."""
+    q = torch.randn(1, heads.queries, 1, heads.width, dtype=torch.bfloat16)
+    packed = q.reshape(1, heads.keys, heads.queries // heads.keys, heads.width)
+    shape = (1, heads.keys, context, heads.width)
+    count = max(2, min(COPIES // (4 * heads.keys * context * heads.width), 16))
+    tokens = [(torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()) for _ in range(count)]
+    candidates = {BASE: in_turn([lambda pair=pair: F.scaled_dot_product_attention(packed, *pair) for pair in tokens])}
+    nbytes = {BASE: 2 * tokens[0][0].nbytes}
+    for name in formats:
+        stores = [store_of(name, *pair) for pair in tokens]
+        candidates[name] = in_turn([lambda store=store: store.attend(q) for store in stores])
+        nbytes[name] = stores[0].nbytes
+    times = interleaved(candidates, repetitions=repetitions, clock=clock())
+    for name, seconds in medians(times).items():
+        ratios = [base / mine for base, mine in zip(times[BASE], times[name], strict=True)]
+        yield {
+            "kind": "attention",
+            "heads": [*heads],
+            "context": context,
+            "format": name,
+            "ms": float(f"{seconds * 1e3:.4g}"),
+            "speedup": round(1 / ratio(times, name, BASE), 3),
+            "noise": round(spread(ratios), 3),
+            "bytes_per_second": float(f"{nbytes[name] / seconds:.4g}"),
+            "bytes_per_token": nbytes[name] / context,
+        }
+
+
+def adding(heads: Heads, context: int, formats: tuple[str, ...], repetitions: int) -> Iterator[Row]:
+    """Of one token to a layer that has ``context``: beside torch.cat, as transformers' own cache grows. What was added
+    is taken away again, outside no clock, since that moves nothing."""
+    shape = (1, heads.keys, context, heads.width)
+    keys, values = torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()
+    new = keys[:, :, :1], values[:, :, :1]
+
+    def added(store: KeyValueStore) -> None:
+        store.append(*new)
+        store.crop(context)
+
+    candidates: dict[str, Callable[[], Any]] = {
+        BASE: lambda: [torch.cat([keys, new[0]], 2), torch.cat([values, new[1]], 2)]
+    }
+    candidates |= {name: functools.partial(added, store_of(name, keys, values)) for name in formats}
+    times = interleaved(candidates, repetitions=repetitions, clock=clock())
+    for name, seconds in medians(times).items():
+        found = {"kind": "adding", "heads": [*heads], "context": context, "format": name}
+        yield {**found, "ms": float(f"{seconds * 1e3:.4g}"), "speedup": round(1 / ratio(times, name, BASE), 3)}
+
+
+def quality(formats: tuple[str, ...], count: int) -> Iterator[Row]:
+    """Of the bundled model in float32, which reads windows of its text STEP tokens at a time."""
+    from bitport.integrations import kv_cache
+
+    model = load_model(TINYLM, dtype=torch.float32)
+    tokens = token_ids(load_tokenizer(TINYLM), (TINYLM / "eval.txt").read_text(encoding="utf-8"))[:count]
+    floats = list(predictions(logits_of(model), tokens, window=WINDOW, batch=4))
+    base = summary(torch.cat([losses(*each) for each in floats]))
+    yield {"kind": "quality", "format": BASE, "perplexity": base.value, "scored": base.scored}
+    for name in formats:
+        read = list(predictions(kv_cache.logits_of(model, name, step=STEP), tokens, window=WINDOW, batch=4))
+        value = summary(torch.cat([losses(*each) for each in read])).value
+        apart = summarized(token_divergence(p, q) for (p, _), (q, _) in zip(floats, read, strict=True))
+        # after a whole window, as a part of bfloat16
+        whole = torch.zeros(1, 2, WINDOW, 64, dtype=torch.bfloat16)
+        size = store_of(name, whole, whole).nbytes / (2 * whole.nbytes)
+        found = {"kind": "quality", "format": name, "size": size}
+        yield {**found, "perplexity": value, "kl": apart.kl, "top1": apart.top1}
+
+
+def page(lines: list[Row]) -> str:
+    """The newest run of each kind; of times, that of each number of threads."""
+    text = [INTRODUCTION.format(tokens=TOKENS, window=WINDOW, step=STEP), "## One query\n"]
+    for head, rows in newest(lines, "attention"):
+        text += [f"{told(head)}\n", *(each for name in MODELS for each in queries(name, rows))]
+    text.append("## One more token\n")
+    for head, rows in newest(lines, "adding"):
+        text += [
+            f"{told(head)}\n",
+            line("heads", "tokens", "format", "ms", "speedup"),
+            line("---", "---:", "---", "---:", "---:"),
+        ]
+        for row in rows:
+            name = next(name for name, shape in MODELS.items() if row["heads"] == [*shape])
+            text.append(line(name, row["context"], called(row["format"]), f"{row['ms']:.3g}", f"{row['speedup']:.2f}x"))
+        text.append("")
+    head, rows = newest(lines, "quality")[-1]
+    return "\n".join([*text, f"## Predictions\n\n{told(head)}\n", *predicted(rows)]) + "\n"
+
+
+def queries(name: str, rows: list[Row]) -> Iterator[str]:
+    mine = [row for row in rows if row["heads"] == [*MODELS[name]]]
+    contexts = sorted({row["context"] for row in mine})
+    yield f"{name}:\n"
+    yield line("tokens", "bytes per token", *contexts)
+    yield line("---", *["---:"] * (1 + len(contexts)))
+    for fmt in dict.fromkeys(row["format"] for row in mine):
+        cells = {row["context"]: row for row in mine if row["format"] == fmt}
+        figures = [f"{cells[at]['ms']:.3g} ms, {cells[at]['speedup']:.2f}x" for at in contexts]
+        yield line(called(fmt), f"{cells[contexts[-1]]['bytes_per_token']:.0f}", *figures)
+    yield ""
+
+
+def predicted(rows: list[Row]) -> Iterator[str]:
+    base = rows[0]["perplexity"]
+    yield line("format", "part of bf16", "perplexity", "change", "KL", "same token")
+    yield line("---", *["---:"] * 5)
+    yield line("floats", "1", f"{base:.3f}", "", "", "")
+    for row in rows[1:]:
+        change, same = f"{100 * (row['perplexity'] / base - 1):+.2f} %", f"{100 * row['top1']:.1f} %"
+        yield line(row["format"], f"{row['size']:.2f}", f"{row['perplexity']:.3f}", change, f"{row['kl']:.2g}", same)
+
+
+def newest(lines: list[Row], kind: str) -> list[tuple[Row, list[Row]]]:
+    """(header, rows) of the newest run with rows of this kind, for each number of threads."""
+    having = {row["run"] for row in lines if row.get("kind") == kind}
+    heads = {head["machine"]["threads"]: head for run, head in runs_of(lines).items() if run in having}
+    return [
+        (head, [row for row in lines if row["run"] == head["run"] and row.get("kind") == kind])
+        for _, head in sorted(heads.items(), key=lambda each: -each[0])
+    ]
+
+
+def line(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def called(name: str) -> str:
+    return {BASE: "bf16, torch", FLOATS: "bf16, bitport"}.get(name, name)
+
+
+def told(head: Row) -> str:
+    machine = head["machine"]
+    where = f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}"
+    return f"Run {head['run']}, commit {head['commit']}: {where}; other processes used {head['busy']} cores."
+
+
+INTRODUCTION = """# Figures of the quantized cache
+
+What [the quantized cache of keys and values](kv-cache.md) costs and saves: `python -m bench.kv_cache --json` measures,
+`python -m bench.kv_cache --page` writes this page; nothing in it is typed by hand.
+
+*One query*: attention of one new token over a layer's cache, in milliseconds, and how many times as fast that is as
+torch's own over bf16, in the same turn; *bytes per token* are those of keys and values in one layer. *One more
+token*: the time to add it. With one thread it is the time of that thread. *Predictions*: the bundled model on
+{tokens} tokens of its text, in windows of {window} that are read {step} tokens at a time, beside the same with
+floats; *part of bf16* is the size after a whole window. It is a small model of an easy language, with heads of 64:
+compare formats by it, and measure your own model with `bitport eval --kv-cache`.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--contexts", nargs="+", type=int, default=list(CONTEXTS), help="tokens in the cache")
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--json", action="store_true", help=f"append the rows to bench/results/{SUITE}.jsonl")
+    parser.add_argument("--page", action="store_true", help="measure nothing: write the page from the records")
+    options = parser.parse_args()
+    if options.page:
+        PAGE.write_text(page(lines_of(RESULTS / f"{SUITE}.jsonl")), encoding="utf-8")
+        return
+    head = header() | {"busy": busy()}
+    rows = [row for kind in options.kinds for row in KINDS[kind](options)]
+    for kind in options.kinds:
+        mine = [row for row in rows if row["kind"] == kind]
+        keys = [key for key in mine[-1] if key != "kind"]
+        print(table(keys, [tuple(str(row.get(key, "-")) for key in keys) for row in mine]))
+    if options.json:
+        append(SUITE, [head, *({"run": head["run"], **row} for row in rows)])
+
+
+@torch.no_grad()
+def _attention(options: argparse.Namespace) -> Iterator[Row]:
+    for heads in MODELS.values():
+        for context in options.contexts:
+            yield from attention(heads, context, (*FORMATS, FLOATS), options.repetitions)
+
+
+@torch.no_grad()
+def _adding(options: argparse.Namespace) -> Iterator[Row]:
+    for context in (options.contexts[0], options.contexts[-1]):
+        yield from adding(MODELS["32 heads on 8 of 128"], context, FORMATS[:1] + FORMATS[3:4], options.repetitions)
+
+
+KINDS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "attention": _attention,
+    "adding": _adding,
+    "quality": lambda options: quality(QUALITY, TOKENS),
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,338 @@
+// Attention over keys and values in few bits, read once: panel by panel (attention.h), with a running maximum and sums that
+// are scaled down when it grows. A piece of work is one head of keys, the query rows that read it (kRows at most) and
+// kRange tokens; at the end the pieces of a row are put together, so that the result does not depend on the threads.
+#include <cmath>
+#include <cstring>
+#include <initializer_list>
+#include "attention.h"
+#include "buffer.h"
+#include "engine.h"
+#include "number.h"
+#include "rows.h"
+#include "share.h"
+
+namespace bitport {
+namespace {
+
+constexpr int64_t kRows = 64, kRange = 2048;
+constexpr float kLog2E = 1.44269504f;
+
+void plain_score(const float* q, int64_t rows, const float* keys, int64_t wide, float* scores) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t t = 0; t < kPanel; ++t) {
+      float sum = 0;
+      for (int64_t i = 0; i < wide; ++i) sum += q[r * wide + i] * keys[t * wide + i];
+      scores[r * kPanel + t] = sum;
+    }
+}
+
+float plain_largest(const float* scores) {
+  float most = -INFINITY;
+  for (int64_t t = 0; t < kPanel; ++t) most = scores[t] > most ? scores[t] : most;
+  return most;
+}
+
+float plain_weigh(float* scores, float largest) {
+  float sum = 0;
+  for (int64_t t = 0; t < kPanel; ++t) sum += scores[t] = std::exp2(scores[t] - largest);
+  return sum;
+}
+
+void plain_mix(const float* weights, const float* keep, int64_t rows, const float* values, int64_t tokens, int64_t wide,
+               float* sums) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < wide; ++i) {
+      float sum = sums[r * wide + i] * keep[r];
+      for (int64_t t = 0; t < tokens; ++t) sum += weights[r * kPanel + t] * values[t * wide + i];
+      sums[r * wide + i] = sum;
+    }
+}
+
+constexpr Attending scalar_attending{{}, plain_score, plain_largest, plain_weigh, plain_mix};
+
+int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+int64_t groups_of(const BitportTokens& t) { return t.block > 1 || t.group >= t.width ? 1 : ceil_div(t.width, t.group); }
+
+int64_t rounded_up(int64_t width) { return ceil_div(width, 32) * 32; }
+
+const char* moved(const void* data, int64_t numbers, int32_t type) {
+  return static_cast<const char*>(data) + numbers * width_of(type);
+}
+
+// Null: this decodes as rows of a weight do.
+Decode decoder(const Attending& attend, const BitportTokens& t) {
+  const bool even = t.width % 16 == 0, e4m3 = !t.integer && t.bits == 8 && t.table[0x38] == 1.0f && t.table[0x40] == 2.0f;
+  if (!even || !(e4m3 || (t.integer && (t.bits == 2 || t.bits == 4 || t.bits == 8)))) return nullptr;
+  return attend.decode[e4m3 ? kE4M3 : t.bits == 2 ? kInt2 : t.bits == 4 ? kInt4 : kInt8];
+}
+
+// Tokens as a weight whose rows they are, from token `first` of a head on.
+BitportTiles rows_of(const BitportTokens& t, int64_t sequence, int64_t head, int64_t first) {
+  static constexpr float ones[kPanel] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                         1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  BitportTiles w{nullptr, ones, nullptr, nullptr, t.table, kPanel, t.width, t.width, t.bits, t.integer, BITPORT_F32, 0};
+  w.codes = t.codes + sequence * t.codes_step[0] + head * t.codes_step[1] + first * ceil_div(t.width * t.bits, 8);
+  if (t.block > 1) return w;
+  w.group = t.group;
+  w.scale_type = t.scale_type;
+  w.zero_type = t.zero_type;
+  const int64_t groups = bitport::groups_of(w);
+  w.scale = moved(t.scale, sequence * t.scale_step[0] + head * t.scale_step[1] + first * groups, t.scale_type);
+  if (t.zero) w.zero = moved(t.zero, sequence * t.zero_step[0] + head * t.zero_step[1] + first * groups, t.zero_type);
+  return w;
+}
+
+class Piece {
+ public:
+  Piece(const BitportAttention& a, int32_t isa, int64_t item, int64_t ranges, int64_t shares)
+      : a_(a), isa_(isa), attend_(attending_on(isa)), engine_(engine_for(isa, BITPORT_F32, 1)) {
+    range_ = item % ranges;
+    const int64_t share = item / ranges % shares, pair = item / ranges / shares;
+    head_ = pair % a.groups;
+    sequence_ = pair / a.groups;
+    first_row_ = share * kRows;
+    rows_ = smaller(kRows, rows_of_head(a) - first_row_);
+  }
+
+  static int64_t rows_of_head(const BitportAttention& a) { return a.heads / a.groups * a.rows; }
+
+  // Floats of memory: a panel, scores, rows of q as they are and times the scales of a block, keep.
+  static int64_t room(const BitportAttention& a) {
+    const int64_t keys = rounded_up(a.keys.width), values = rounded_up(a.values.width);
+    const int64_t groups = most(groups_of(a.keys), groups_of(a.values));
+    return most(keys, values) * kPanel + kRows * (kPanel + 2 * keys + 2) + 2 * kPanel * groups;
+  }
+
+  // Into sums [rows][wide], and the largest score and the sum of weights of each row [rows][2].
+  void run(float* memory, float* sums, float* state) {
+    const int64_t wide = rounded_up(a_.keys.width), out = rounded_up(a_.values.width);
+    panel_ = memory;
+    scores_ = panel_ + most(wide, out) * kPanel;
+    q_ = scores_ + kRows * kPanel;
+    scaled_ = q_ + kRows * wide;
+    keep_ = scaled_ + kRows * wide;
+    less_ = keep_ + kRows;
+    group_scale_ = less_ + kRows;
+    group_less_ = group_scale_ + kPanel * most(groups_of(a_.keys), groups_of(a_.values));
+    load_queries(wide);
+    std::memset(sums, 0, size_t(rows_ * out) * sizeof(float));
+    for (int64_t r = 0; r < rows_; ++r) state[2 * r] = -INFINITY, state[2 * r + 1] = 0;
+    const int64_t all = a_.quantized + a_.dense, last = a_.first_dense + a_.quantized;
+    for (int64_t t = range_ * kRange, end = smaller(seen_at_most(), t + kRange); t < end;) {
+      const bool packed = t >= a_.first_dense && t < last;
+      const int64_t stop = smaller(end, t < a_.first_dense ? a_.first_dense : packed ? last : all);
+      const int64_t at = packed ? t - a_.first_dense : t < a_.first_dense ? t : t - a_.quantized, block = a_.keys.block;
+      int64_t count = smaller(kPanel, stop - t);
+      if (packed && block > 1) count = smaller(count, block - at % block);
+      const float* q = q_;
+      if (packed && block > 1) q = scale_queries(at / block, wide);
+      load(a_.keys, packed, at, count, wide);
+      attend_.score(q, rows_, panel_, wide, scores_);
+      soften(t, count, q == q_ ? nullptr : less_, state);
+      load(a_.values, packed, at, count, out);
+      attend_.mix(scores_, keep_, rows_, panel_, count, out, sums);
+      t += count;
+    }
+  }
+
+  int64_t rows() const { return rows_; }
+
+ private:
+  int64_t query_head(int64_t row) const { return head_ * (a_.heads / a_.groups) + (first_row_ + row) / a_.rows; }
+  int64_t query_row(int64_t row) const { return (first_row_ + row) % a_.rows; }
+
+  // Tokens that the newest of these rows sees.
+  int64_t seen_at_most() const {
+    const int64_t tokens = a_.quantized + a_.dense, last = query_row(0) + rows_ - 1;
+    return a_.causal && last < a_.rows ? tokens - a_.rows + last + 1 : tokens;
+  }
+
+  void load_queries(int64_t wide) {
+    const int64_t width = a_.keys.width;
+    const float scale = a_.scale * kLog2E;
+    std::memset(q_, 0, size_t(rows_ * wide) * sizeof(float));
+    const int64_t start = (sequence_ * a_.heads + head_ * (a_.heads / a_.groups)) * a_.rows + first_row_;
+    for (int64_t r = 0; r < rows_; ++r) {
+      engine_.widen(moved(a_.q, (start + r) * width, a_.type), a_.type, width, q_ + r * wide);
+      for (int64_t i = 0; i < width; ++i) q_[r * wide + i] *= scale;
+    }
+  }
+
+  // q k = sum of (q scale) (code - zero): the rows times the scales of a block of tokens, and what the zeros take away.
+  const float* scale_queries(int64_t block, int64_t wide) {
+    const BitportTokens& k = a_.keys;
+    const int64_t scale_at = sequence_ * k.scale_step[0] + head_ * k.scale_step[1] + block * k.width;
+    const int64_t zero_at = sequence_ * k.zero_step[0] + head_ * k.zero_step[1] + block * k.width;
+    for (int64_t r = 0; r < rows_; ++r) less_[r] = 0;
+    std::memset(scaled_, 0, size_t(rows_ * wide) * sizeof(float));
+    for (int64_t i = 0; i < k.width; ++i) {
+      const float scale = load_number(k.scale, k.scale_type, scale_at + i);
+      const float shift = k.zero ? load_number(k.zero, k.zero_type, zero_at + i) + k.table[0] : 0.0f;
+      for (int64_t r = 0; r < rows_; ++r) {
+        const float q = scaled_[r * wide + i] = q_[r * wide + i] * scale;
+        less_[r] += q * shift;
+      }
+    }
+    return scaled_;
+  }
+
+  void load(const BitportTokens& t, bool packed, int64_t first, int64_t count, int64_t wide) {
+    if (wide != t.width) std::memset(panel_, 0, size_t(kPanel * wide) * sizeof(float));
+    if (packed) {
+      const BitportTiles w = rows_of(t, sequence_, head_, first);
+      const Decode decode = decoder(attend_, t);
+      if (decode) decode(scaled(w, count, wide), panel_);
+      else write_dense_rows(isa_, w, 0, count, wide, panel_);
+    } else {
+      const char* from = moved(t.dense, sequence_ * t.dense_step[0] + head_ * t.dense_step[1] + first * t.width, a_.type);
+      for (int64_t i = 0; i < count; ++i)
+        engine_.widen(from + i * t.width * width_of(a_.type), a_.type, t.width, panel_ + i * wide);
+    }
+    // What is left of another panel may be no number, and counts for nothing.
+    if (count < kPanel) std::memset(panel_ + count * wide, 0, size_t((kPanel - count) * wide) * sizeof(float));
+  }
+
+  TokenCodes scaled(const BitportTiles& w, int64_t count, int64_t wide) {
+    const int64_t numbers = count * bitport::groups_of(w);
+    engine_.widen(w.scale, w.scale_type, numbers, group_scale_);
+    if (w.zero) engine_.widen(w.zero, w.zero_type, numbers, group_less_);
+    const float middle = w.integer ? bitport::middle(w) : 0.0f;
+    for (int64_t i = 0; i < numbers; ++i) group_less_[i] = (w.zero ? group_less_[i] : middle) * group_scale_[i];
+    return {w.codes, count, w.k, w.group, group_scale_, group_less_, wide};
+  }
+
+  // Scores of the tokens [first, first + count) to weights.
+  void soften(int64_t first, int64_t count, const float* less, float* state) {
+    for (int64_t r = 0; r < rows_; ++r) {
+      float* const s = scores_ + r * kPanel;
+      if (less)
+        for (int64_t t = 0; t < kPanel; ++t) s[t] -= less[r];
+      int64_t seen = count;
+      if (a_.causal) seen = smaller(seen, a_.quantized + a_.dense - a_.rows + query_row(r) + 1 - first);
+      if (a_.mask) {
+        const float* mask = a_.mask + sequence_ * a_.mask_step[0] + query_head(r) * a_.mask_step[1] +
+                            query_row(r) * a_.mask_step[2] + first * a_.mask_step[3];
+        for (int64_t t = 0; t < seen; ++t) s[t] += mask[t * a_.mask_step[3]] * kLog2E;
+      }
+      for (int64_t t = seen < 0 ? 0 : seen; t < kPanel; ++t) s[t] = -INFINITY;
+      const float before = state[2 * r], here = attend_.largest(s), most = here > before ? here : before;
+      keep_[r] = 1;
+      if (most == -INFINITY) {   // of no number there is no largest: its weights are none either
+        float sum = 0;
+        for (int64_t t = 0; t < kPanel; ++t) sum += s[t] = std::isnan(s[t]) ? s[t] : 0.0f;
+        state[2 * r + 1] += sum;
+        continue;
+      }
+      if (most > before) keep_[r] = std::exp2(before - most);
+      state[2 * r] = most;
+      state[2 * r + 1] = state[2 * r + 1] * keep_[r] + attend_.weigh(s, most);
+    }
+  }
+
+  const BitportAttention& a_;
+  const int32_t isa_;
+  const Attending& attend_;
+  const Engine& engine_;
+  int64_t range_, head_, sequence_, first_row_, rows_;
+  float *panel_, *scores_, *q_, *scaled_, *keep_, *less_, *group_scale_, *group_less_;
+};
+
+// The ranges of one row, [ranges] apart from one another, to a row of y.
+void put_together(const BitportAttention& a, const float* sums, const float* state, int64_t ranges, int64_t sums_apart,
+                  int64_t state_apart, int64_t row) {
+  float most = -INFINITY, sum = 0;
+  for (int64_t i = 0; i < ranges; ++i) most = state[i * state_apart] > most ? state[i * state_apart] : most;
+  float part[256];   // of the width at a time
+  for (int64_t first = 0; first < a.values.width; first += 256) {
+    const int64_t count = smaller(256, a.values.width - first);
+    std::memset(part, 0, sizeof(part));
+    sum = 0;
+    for (int64_t i = 0; i < ranges; ++i) {
+      const float* here = state + i * state_apart;
+      const float keep = here[0] == most ? 1.0f : std::exp2(here[0] - most);
+      sum += here[1] * keep;
+      for (int64_t c = 0; c < count; ++c) part[c] += sums[i * sums_apart + first + c] * keep;
+    }
+    for (int64_t c = 0; c < count; ++c)
+      store_number(sum == 0 ? 0.0f : part[c] / sum, a.y, a.type, row * a.values.width + first + c);
+  }
+}
+
+bool outside(int64_t value, int64_t least) { return value < least || value > kMost; }
+
+int32_t check_tokens(const BitportAttention& a, const BitportTokens& t, bool keys) {
+  if (outside(t.width, 1) || outside(t.block, 1) || (t.block > 1 && !keys)) return kBadShape;
+  for (const auto* step : {t.codes_step, t.scale_step, t.zero_step, t.dense_step})
+    if (step[0] < 0 || step[1] < 0) return kBadShape;
+  if (a.dense && !t.dense) return kNullPointer;
+  if (!a.quantized) return kOk;
+  const BitportTiles w{t.codes, t.scale, t.zero,    nullptr,      t.table, 1, t.width, t.block > 1 ? t.width : t.group,
+                       t.bits,  t.integer, t.scale_type, t.zero_type};
+  return check_weight(&w);
+}
+
+int32_t check(const BitportAttention* a, int32_t isa) {
+  if (!a) return kNullPointer;
+  for (const int64_t size : {a->batch, a->heads, a->rows, a->first_dense, a->quantized, a->dense})
+    if (outside(size, 0)) return kBadShape;
+  if (a->groups < 1 || a->heads % a->groups || a->first_dense > a->dense) return kBadShape;
+  if (a->quantized + a->dense == 0 || outside(a->quantized + a->dense, 1)) return kBadShape;
+  if (a->type < BITPORT_F32 || a->type > BITPORT_F16) return kBadType;
+  if (const int32_t code = check_tokens(*a, a->keys, true)) return code;
+  if (const int32_t code = check_tokens(*a, a->values, false)) return code;
+  if (outside(a->batch * a->heads, 0) || outside(a->batch * a->heads * a->rows, 0)) return kBadShape;
+  if (a->mask)
+    for (const int64_t step : a->mask_step)
+      if (step < 0) return kBadShape;
+  if (isa >= 0 && !bitport_has_isa(isa)) return kNoIsa;
+  return a->batch * a->heads * a->rows == 0 || (a->q && a->y) ? kOk : kNullPointer;
+}
+
+}  // namespace
+
+const Attending& attending_on(int32_t isa) {
+#if BITPORT_X86
+  extern const Attending avx2_attending, avx512_attending;
+  if (isa >= BITPORT_AVX512_VNNI) return avx512_attending;
+  if (isa == BITPORT_AVX2) return avx2_attending;
+#endif
+  (void)isa;
+  return scalar_attending;
+}
+
+}  // namespace bitport
+
+int32_t bitport_attention(const BitportAttention* attention, int32_t threads, int32_t isa) {
+  using namespace bitport;
+  if (const int32_t code = check(attention, isa)) return code;
+  const BitportAttention& a = *attention;
+  if (a.batch * a.heads * a.rows == 0) return kOk;
+  if (isa < 0) isa = bitport_best_isa();
+  const int64_t tokens = a.quantized + a.dense, rows = Piece::rows_of_head(a), out = rounded_up(a.values.width);
+  const int64_t ranges = ceil_div(tokens, kRange), shares = ceil_div(rows, kRows), pairs = a.batch * a.groups;
+  const int64_t items = pairs * shares * ranges, one = smaller(kRows, rows);
+  constexpr int64_t kMostSums = int64_t(1) << 40;
+  if (outside(items, 1) || outside(items * one, 1) || out > kMostSums / (items * one)) return kBadShape;
+  static thread_local Buffer results;   // [items][rows][out], then [items][rows][2]
+  const int64_t sums_apart = one * out, state_apart = one * 2;
+  float* const sums = reinterpret_cast<float*>(results.need(size_t(items * (sums_apart + state_apart)) * sizeof(float)));
+  if (!sums) return kNoMemory;
+  float* const state = sums + items * sums_apart;
+  constexpr int64_t kGrain = 1 << 16;   // numbers of keys and values for which a second thread pays
+  if (threads < 1 || pairs * tokens * (a.keys.width + a.values.width) < kGrain) threads = 1;
+  std::atomic<bool> failed{false};
+  share(items, threads, [&](int64_t item) {
+    float* const memory = reinterpret_cast<float*>(own_buffer.need(size_t(Piece::room(a)) * sizeof(float)));
+    if (!memory) { failed = true; return; }
+    Piece(a, isa, item, ranges, shares).run(memory, sums + item * sums_apart, state + item * state_apart);
+  });
+  if (!failed)
+    for (int64_t row = 0; row < pairs * rows; ++row) {
+      const int64_t pair = row / rows, in_head = row % rows, item = (pair * shares + in_head / kRows) * ranges;
+      const int64_t at = in_head % kRows;
+      put_together(a, sums + item * sums_apart + at * out, state + item * state_apart + at * 2, ranges, sums_apart,
+                   state_apart, row);
+    }
+  results.trim();
+  return failed ? kNoMemory : kOk;
+}

@@ -1,0 +1,134 @@
+"""Attention over quantized keys and values, by the native library: codes are read once, as they lie in the store."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.backends.cpu.native import TYPES, Library, table_of
+from bitport.numerics import NUMBER_TYPES
+from bitport.ops import Impl, Weight, register_kernel
+from bitport.ops.attention import Call
+
+Steps = ctypes.c_int64 * 2
+
+
+class Tokens(ctypes.Structure):
+    """BitportTokens"""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scale", "zero", "table", "dense")),
+        *((name, ctypes.c_int64) for name in ("width", "group", "block")),
+        *((name, Steps) for name in ("codes_step", "scale_step", "zero_step", "dense_step")),
+        *((name, ctypes.c_int32) for name in ("bits", "integer", "scale_type", "zero_type")),
+    )
+
+
+class Attention(ctypes.Structure):
+    """BitportAttention"""
+
+    _fields_ = (
+        ("keys", Tokens),
+        ("values", Tokens),
+        *((name, ctypes.c_void_p) for name in ("q", "y", "mask")),
+        ("mask_step", ctypes.c_int64 * 4),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "groups", "rows", "first_dense", "quantized", "dense")),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("causal", "type")),
+    )
+
+
+def refuses(*args: Any) -> str | None:
+    call = Call.of(*args)
+    for name, weight, blocks in (("keys", call.keys, True), ("values", call.values, False)):
+        if weight.layout != "plain":
+            return f"{name} must be in layout plain, not {weight.layout}"
+        if weight.scale2 is not None:
+            return f"{name} with a second scale are not taken"
+        if weight.block_n > 1 and not (blocks and weight.block_k == 1):
+            kinds = "token or, of keys, a channel" if blocks else "token"
+            return f"{name} must have scales of one {kinds}, not of blocks of {weight.block_n}x{weight.block_k}"
+        if weight.block_n == 1 and weight.block_k % 16 and weight.block_k < weight.k:
+            return f"{name} must have groups of a multiple of 16, or whole tokens, not of {weight.block_k}"
+    return None
+
+
+def _apart(part: Tensor) -> Tensor:
+    """``part`` [batch, heads, rows, width] with the rows of a head side by side."""
+    side_by_side = part.stride(3) == 1 and part.stride(2) == part.shape[3]
+    return part if side_by_side or not part.numel() else part.contiguous()
+
+
+def _tokens(weight: Weight, dense: Tensor | None) -> tuple[Tokens, list[Tensor | None]]:
+    """The struct and the tensors that it points into."""
+    number = NUMBER_TYPES[weight.dtype]
+    kept = [None if part is None else _apart(part) for part in (weight.data, weight.scale, weight.zero, dense)]
+    steps = [Steps(*((0, 0) if part is None else part.stride()[:2])) for part in kept]
+    codes, scale, zero, floats = (None if part is None else part.data_ptr() for part in kept)
+    tokens = Tokens(
+        codes,
+        scale,
+        zero,
+        ctypes.addressof(table_of(weight.dtype)),
+        floats,
+        weight.k,
+        weight.block_k,
+        weight.block_n,
+        *steps,
+        number.bits,
+        number.kind == "int",
+        TYPES[weight.scale.dtype],
+        TYPES[torch.uint8 if weight.zero is None else weight.zero.dtype],
+    )
+    return tokens, kept
+
+
+def _as_floats(mask: Tensor | None) -> Tensor | None:
+    if mask is None or mask.dtype != torch.bool:
+        return None if mask is None else mask.float()
+    return torch.zeros(mask.shape).masked_fill_(~mask, -math.inf)
+
+
+def register(library: Library) -> None:
+    function = library.functions.bitport_attention
+    function.argtypes = [ctypes.POINTER(Attention), ctypes.c_int32, ctypes.c_int32]
+    function.restype = ctypes.c_int32
+
+    def run(*args: Any) -> Tensor:
+        call = Call.of(*args)
+        q, mask = call.q.contiguous().resolve_neg(), _as_floats(call.mask)
+        batch, heads, rows, _ = q.shape
+        y = q.new_empty(batch, heads, rows, call.values.k)
+        keys, kept_keys = _tokens(call.keys, call.dense_keys)
+        values, kept_values = _tokens(call.values, call.dense_values)
+        steps = (
+            (0,) * 4 if mask is None else (s if n > 1 else 0 for s, n in zip(mask.stride(), mask.shape, strict=True))
+        )
+        described = Attention(
+            keys,
+            values,
+            q.data_ptr(),
+            y.data_ptr(),
+            None if mask is None else mask.data_ptr(),
+            (ctypes.c_int64 * 4)(*steps),
+            batch,
+            heads,
+            call.keys.data.shape[1],
+            rows,
+            call.first,
+            call.keys.n,
+            call.tokens - call.keys.n,
+            call.scale,
+            call.causal,
+            TYPES[q.dtype],
+        )
+        code = function(described, torch.get_num_threads(), library.isa)
+        library.check(code, f"attention of {[*q.shape]} over {call.tokens} tokens")
+        del kept_keys, kept_values
+        return y
+
+    register_kernel(Impl("attention", "native", "cpu", run, refuses, priority=10))

@@ -1,0 +1,91 @@
+"""How a cache keeps its tokens, by name::
+
+    KEYS[:VALUES][+first<N>][+last<N>]        int8    fp8-wo    int4-g32    int2-b32x1:int2-g32+last64
+
+KEYS and VALUES are names of weight-only schemes; values are kept as the keys are unless named. A token is a row, its
+head dimension the columns: ``-channel`` is one scale per token, ``-g32`` one per 32 numbers of it, ``-b32x1`` one per
+channel over 32 tokens, which suits keys: a few of their channels are large at every token.
+
+``+first4`` keeps the first 4 tokens as they come, in float, ``+last64`` the newest 64 at least.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+
+from bitport.errors import SchemeError
+from bitport.numerics import Format
+from bitport.schemes import preset
+
+AT_ONCE = 32
+"""Tokens that leave a window of newest ones together, or a multiple of it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheFormat:
+    """``first`` and ``last``: tokens kept in float at either end. The newest ``last`` are, and until a step of further
+    ones is full, so are those before them."""
+
+    keys: Format
+    values: Format
+    first: int = 0
+    last: int = 0
+
+    def __post_init__(self) -> None:
+        for name, fmt in (("keys", self.keys), ("values", self.values)):
+            if fmt.block[0] == 0:
+                raise SchemeError(
+                    f"{name} of a cache grow: one scale for all tokens cannot, give it one per token or -g<N>"
+                )
+            if fmt.global_scale:
+                raise SchemeError(f"{name} of a cache grow: a scale over all tokens cannot; take a format without one")
+        if self.first < 0 or self.last < 0:
+            raise SchemeError(f"first={self.first}, last={self.last}: a number of tokens is not negative")
+
+    @property
+    def block(self) -> int:
+        """Tokens that are quantized together."""
+        return math.lcm(self.keys.block[0], self.values.block[0])
+
+    @property
+    def step(self) -> int:
+        """Tokens by which the quantized ones grow."""
+        return self.block * -(-AT_ONCE // self.block) if self.last else self.block
+
+    def quantized(self, tokens: int) -> int:
+        """How many of so many tokens are quantized, if none was ever taken away."""
+        return max(tokens - self.first - self.last, 0) // self.step * self.step
+
+
+@functools.cache
+def _parsed(name: str) -> CacheFormat:
+    match = re.fullmatch(r"([\w-]+)(?::([\w-]+))?(?:\+first(\d{1,9}))?(?:\+last(\d{1,9}))?", name)
+    if match is None:
+        raise SchemeError(
+            f"cache format {name!r}: write KEYS[:VALUES][+first<N>][+last<N>] with names of schemes, e.g. int8, "
+            f"int4-g32+last64, int2-b32x1:int2-g32+first4+last32"
+        )
+    keys, values, first, last = match.groups()
+    try:
+        formats = [_weight_only(each) for each in (keys, values or keys)]
+        return CacheFormat(keys=formats[0], values=formats[1], first=int(first or 0), last=int(last or 0))
+    except SchemeError as error:
+        raise SchemeError(f"cache format {name!r}: {error}") from error
+
+
+def _weight_only(scheme: str) -> Format:
+    found = preset(scheme)
+    if found.act:
+        raise SchemeError(
+            f"{scheme} rounds the inputs of products, and a cache has none; take a weight-only scheme, as fp8-wo, "
+            f"mxfp4-wo or int8"
+        )
+    return found.weight
+
+
+def cache_format(name: str | CacheFormat) -> CacheFormat:
+    """The format called ``name``; SchemeError for a name that is none."""
+    return name if isinstance(name, CacheFormat) else _parsed(name)

@@ -1,0 +1,228 @@
+"""The keys and values of one layer: a growing store, and attention over it.
+
+The tokens lie in three stretches, in this order; :class:`CacheFormat` says how long each is::
+
+    first, in float | quantized | the newest, in float
+
+The two in float share one tensor. How many tokens are quantized depends on their number alone, not on the steps in
+which they came, so a prompt gives the same store whole, in pieces or token by token. Only a crop leaves its traces:
+tokens stay quantized, but for those of a block that it cuts, which become floats again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from bitport.cache.format import CacheFormat, cache_format
+from bitport.cache.rows import Rows
+from bitport.errors import ArgumentError
+from bitport.numerics import Format
+from bitport.ops import OPS, Weight
+from bitport.ops.attention import joined
+from bitport.ops.convert import format_json, from_list
+from bitport.ops.linear import FLOATS
+
+Parts = tuple[Tensor, Tensor, Tensor | None]
+"""Codes, scales and zeros."""
+
+
+def _parts(tokens: Tensor, fmt: Format) -> Parts:
+    """Whole blocks of tokens, quantized. All heads are one matrix, since no block reaches from one to the next."""
+    batch, heads, count, width = tokens.shape
+    flat = tokens.reshape(batch * heads * count, width)
+    data, scale, zero, _ = from_list(OPS["quantize"].overload(flat, format_json(fmt)))
+    blocks = count // fmt.block[0]
+
+    def of_blocks(part: Tensor) -> Tensor:
+        return part.reshape(batch, heads, blocks, part.shape[-1])
+
+    return (
+        data.reshape(batch, heads, count, data.shape[-1]),
+        of_blocks(scale),
+        None if zero is None else of_blocks(zero),
+    )
+
+
+class _Side:
+    """Keys, or values."""
+
+    def __init__(self, fmt: Format, like: Tensor) -> None:
+        self.fmt, self.width = fmt, like.shape[3]
+        self.dense = Rows(like)
+        data, scale, zero = _parts(like[:, :, :0], fmt)
+        self.data, self.scale = Rows(data), Rows(scale, fmt.block[0])
+        self.zero = None if zero is None else Rows(zero, fmt.block[0])
+
+    def append(self, parts: Parts) -> None:
+        for rows, part in zip((self.data, self.scale, self.zero), parts, strict=True):
+            if rows is not None and part is not None:
+                rows.append(part)
+
+    @property
+    def quantized(self) -> Weight:
+        """The quantized tokens as a weight operand, views into the store."""
+        data, scale = self.data.held, self.scale.held
+        zero = None if self.zero is None else self.zero.held
+        block = self.fmt.block_shape(data.shape[2], self.width)
+        return Weight(data, scale, zero, None, self.fmt.dtype, data.shape[2], self.width, *block, "plain")
+
+    def crop(self, count: int) -> None:
+        """Keep so many quantized tokens; a block that is cut by that is left out."""
+        blocks = count // self.fmt.block[0]
+        self.data.crop(blocks * self.fmt.block[0])
+        for rows in (self.scale, self.zero):
+            if rows is not None:
+                rows.crop(blocks)
+
+    def all(self) -> Iterator[Rows]:
+        yield from (rows for rows in (self.dense, self.data, self.scale, self.zero) if rows is not None)
+
+
+class KeyValueStore:
+    """``format``: a name or a :class:`CacheFormat`. Batch, heads, widths, dtype and device are those of the first
+    tokens that are appended."""
+
+    def __init__(self, format: str | CacheFormat) -> None:
+        self.format = cache_format(format)
+        self._sides: tuple[_Side, _Side] | None = None
+
+    def __len__(self) -> int:
+        """Tokens of each sequence."""
+        return 0 if self._sides is None else self._sides[0].data.count + self._sides[0].dense.count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept; ``reserved`` counts also the room to grow."""
+        return sum(rows.nbytes for rows in self._rows())
+
+    @property
+    def reserved(self) -> int:
+        return sum(rows.reserved for rows in self._rows())
+
+    def _rows(self) -> Iterator[Rows]:
+        for side in self._sides or ():
+            yield from side.all()
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Add the next tokens of each sequence: [batch, heads, tokens, width] in one float dtype."""
+        self._check(keys, values)
+        if self._sides is None:
+            self._sides = _Side(self.format.keys, keys), _Side(self.format.values, values)
+        quantized = self._sides[0].data.count
+        move = max(self.format.quantized(len(self) + keys.shape[2]) - quantized, 0)
+        first = max(self.format.first - len(self), 0)
+        leaving = []
+        for side, new in zip(self._sides, (keys.detach(), values.detach()), strict=True):
+            if first:
+                side.dense.append(new[:, :, :first])
+                new = new[:, :, first:]
+            if move:
+                if kept := side.dense.count - self.format.first:
+                    new = torch.cat([side.dense.held[:, :, -kept:], new], 2)
+                    side.dense.crop(self.format.first)
+                leaving.append(new[:, :, :move])
+                new = new[:, :, move:]
+            if new.shape[2]:
+                side.dense.append(new)
+        if move:
+            self._quantize(*leaving)
+
+    def _quantize(self, keys: Tensor, values: Tensor) -> None:
+        """In one call where both are kept alike: of a single token a call takes longer than its numbers."""
+        of_keys, of_values = self._filled()
+        if of_keys.fmt == of_values.fmt and keys.shape == values.shape:
+            both = _parts(torch.cat([keys, values]), of_keys.fmt)
+            halves = [(None, None) if part is None else part.chunk(2) for part in both]
+            for at, side in enumerate((of_keys, of_values)):
+                side.append(tuple(half[at] for half in halves))  # type: ignore[arg-type]
+        else:
+            of_keys.append(_parts(keys, of_keys.fmt))
+            of_values.append(_parts(values, of_values.fmt))
+
+    def dense_keys(self) -> Tensor:
+        """All of them, [batch, heads, tokens, width] in the dtype they came in."""
+        return self._dense(self._filled()[0])
+
+    def dense_values(self) -> Tensor:
+        return self._dense(self._filled()[1])
+
+    def _dense(self, side: _Side) -> Tensor:
+        held = side.dense.held
+        return joined(side.quantized, held, min(self.format.first, held.shape[2]), held.dtype)
+
+    def attend(
+        self, q: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
+    ) -> Tensor:
+        """Attention of the query rows over all tokens, as :mod:`bitport.ops.attention` says."""
+        keys, values = self._filled()
+        dense = (keys.dense.held, values.dense.held) if keys.dense.count else (None, None)
+        first = min(self.format.first, keys.dense.count)
+        return OPS["attention"].overload(q, *keys.quantized, *values.quantized, *dense, first, mask, causal, scale)
+
+    def crop(self, tokens: int) -> None:
+        """Keep the first ``tokens`` of each sequence."""
+        if not 0 <= tokens <= len(self):
+            raise ArgumentError(f"a store of {len(self)} tokens can be cut to 0 to {len(self)}, not to {tokens}")
+        if self._sides is None:
+            return
+        quantized = self._sides[0].data.count
+        if not quantized or tokens >= self.format.first + quantized:
+            for side in self._sides:
+                side.dense.crop(tokens - quantized)
+            return
+        kept = max(tokens - self.format.first, 0)
+        whole = kept // self.format.block * self.format.block
+        for side in self._sides:
+            rest = side.quantized.dense(side.dense.buffer.dtype)[:, :, whole:kept] if whole < kept else None
+            side.crop(whole)
+            side.dense.crop(min(self.format.first, tokens))
+            if rest is not None:
+                side.dense.append(rest)
+
+    def select(self, sequences: Tensor) -> None:
+        """Keep the sequences of these numbers, in this order; one may be named twice."""
+        self._change(lambda rows: rows.index_select(0, sequences.to(rows.device)))
+
+    def repeat(self, times: int) -> None:
+        """Every sequence so many times, side by side."""
+        self._change(lambda rows: rows.repeat_interleave(times, 0))
+
+    def to(self, device: torch.device | str) -> None:
+        self._change(lambda rows: rows.to(device))
+
+    def reset(self) -> None:
+        """Forget all tokens, their dtype and their memory."""
+        self._sides = None
+
+    def _change(self, what: Callable[[Tensor], Tensor]) -> None:
+        for rows in self._rows():
+            rows.change(what)
+
+    def _filled(self) -> tuple[_Side, _Side]:
+        if self._sides is None:
+            raise ArgumentError("the store holds no tokens yet; append some first")
+        return self._sides
+
+    def _check(self, keys: Tensor, values: Tensor) -> None:
+        if keys.dtype not in FLOATS or keys.dim() != 4 or not keys.shape[0] * keys.shape[1] * keys.shape[3]:
+            raise ArgumentError(
+                f"keys must be float32, bfloat16 or float16 [batch, heads, tokens, width], none of them 0 but tokens, "
+                f"not {keys.dtype} {[*keys.shape]}"
+            )
+        alike = values.dtype == keys.dtype and values.device == keys.device
+        if values.dim() != 4 or values.shape[:3] != keys.shape[:3] or not values.shape[3] or not alike:
+            raise ArgumentError(
+                f"values must be {keys.dtype} {[*keys.shape[:3], '...']} on {keys.device} as the keys are, "
+                f"not {values.dtype} {[*values.shape]} on {values.device}"
+            )
+        for side, new, name in zip(self._sides or (), (keys, values), ("keys", "values"), strict=False):
+            held = side.dense.buffer
+            shape = (*held.shape[:2], new.shape[2], held.shape[3])
+            if new.shape != shape or new.dtype != held.dtype or new.device != held.device:
+                raise ArgumentError(
+                    f"{name} must be {held.dtype} {[*shape]} on {held.device} as those before them, "
+                    f"not {new.dtype} {[*new.shape]} on {new.device}"
+                )

@@ -1,0 +1,207 @@
+"""A quantized cache of keys and values for models of transformers::
+
+    model.generate(**inputs, past_key_values=KVCache.of(model, "int8"))
+
+It is independent of how the weights are kept. Layers whose memory grows with the text are quantized; those whose memory
+is bounded (a sliding window, the state of linear attention) stay as transformers has them. A token is read as it is
+kept, already in the step in which it came: where no token stays in float, results do not depend on how a text is cut
+into steps. No gradient flows through the cache.
+
+While a model's ``attn_implementation`` is "bitport", which importing this module makes known to transformers, its
+attention reads the cache in place. Any other is given the keys and values as floats, made anew in each step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from bitport.cache import CacheFormat, KeyValueStore, cache_format
+from bitport.errors import ArgumentError
+
+ATTENTION = "bitport"
+"""Name of the attention that reads the cache in place; with any other cache it is "sdpa"."""
+
+
+class InStore(Tensor):
+    """The keys or the values of a store, as a model hands them from its cache to its attention. Whatever else computes
+    with them is given floats."""
+
+    store: KeyValueStore
+    tokens: int
+    is_keys: bool
+
+    @staticmethod
+    def __new__(cls, store: KeyValueStore, like: Tensor, is_keys: bool) -> InStore:
+        shape = (*like.shape[:2], len(store), like.shape[3])
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
+        made.store, made.tokens, made.is_keys = store, len(store), is_keys
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map(lambda each: each.dense() if isinstance(each, InStore) else each, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def current(self) -> KeyValueStore:
+        if len(self.store) != self.tokens:
+            raise ArgumentError(
+                f"these are keys or values of a step that ended at token {self.tokens}, and the cache holds "
+                f"{len(self.store)} by now; use them before the next step"
+            )
+        return self.store
+
+    def dense(self) -> Tensor:
+        store = self.current()
+        return store.dense_keys() if self.is_keys else store.dense_values()
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"InStore({'keys' if self.is_keys else 'values'}, {self.store.format})"
+
+
+class Layer(DynamicLayer):
+    """One layer of :class:`KVCache`. ``config``: that of the decoder, which names its attention."""
+
+    def __init__(self, format: CacheFormat, config: Any) -> None:
+        super().__init__()
+        self.store, self.config = KeyValueStore(format), config
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.store.append(key_states, value_states)
+        if self.config._attn_implementation == ATTENTION:
+            return InStore(self.store, key_states, True), InStore(self.store, value_states, False)
+        return self.store.dense_keys(), self.store.dense_values()
+
+    def get_seq_length(self) -> int:
+        return len(self.store)
+
+    def crop(self, tokens: int) -> None:
+        """Negative: take so many away. Positive, as earlier versions of transformers have it: keep so many at most."""
+        self.store.crop(max(len(self.store) + tokens, 0) if tokens <= 0 else min(tokens, len(self.store)))
+
+    def reset(self) -> None:
+        self.store.reset()
+        self.is_initialized = False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.store.select(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.store.select(indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.store.repeat(repeats)
+
+    def offload(self) -> None:
+        self.store.to("cpu")
+
+    def prefetch(self) -> None:
+        if self.is_initialized:
+            self.store.to(self.device)
+
+
+class KVCache(DynamicCache):
+    """``config``: the model's; ``format``: as :mod:`bitport.cache.format` says, e.g. "int8" or "int4-g32+last64"."""
+
+    def __init__(self, config: Any, format: str | CacheFormat = "int8") -> None:
+        self.format = cache_format(format)
+        if getattr(config, "is_encoder_decoder", False):
+            raise ArgumentError(
+                f"{config.model_type} has an encoder and a decoder; a quantized cache is for decoders alone"
+            )
+        super().__init__(config=config)
+        decoder = config.get_text_config(decoder=True)
+        named = getattr(decoder, "layer_types", None) or []
+        kinds = itertools.chain(named, itertools.repeat("full_attention"))
+        self.layers = [self._quantized(layer, kind, decoder) for layer, kind in zip(self.layers, kinds, strict=False)]
+        if not any(isinstance(layer, Layer) for layer in self.layers):
+            names = ", ".join(sorted({type(layer).__name__ for layer in self.layers}))
+            raise ArgumentError(f"no layer of {config.model_type} keeps every token: {names} need no quantized cache")
+
+    @classmethod
+    def of(cls, model: Any, format: str | CacheFormat = "int8") -> KVCache:
+        """A new cache for ``model``, whose attention becomes the one that reads it in place. A model that cannot have
+        "sdpa" (soft caps on its scores, sinks) cannot have that one either: it keeps its own, which is given floats."""
+        cache, decoder = cls(model.config, format), model.config.get_text_config(decoder=True)
+        plain = model._supports_sdpa and getattr(decoder, "attn_logit_softcapping", None) is None
+        if plain and decoder._attn_implementation != ATTENTION:
+            model.set_attn_implementation(ATTENTION)
+        return cache
+
+    def _quantized(self, layer: Any, kind: str, decoder: Any) -> Any:
+        if type(layer) is DynamicLayer and kind == "full_attention":
+            return Layer(self.format, decoder)
+        if isinstance(layer, CacheLayerMixin) and not getattr(layer, "is_sliding", False):
+            raise ArgumentError(
+                f"{decoder.model_type} has layers that a quantized cache does not know: {kind}, for which this version "
+                f"of transformers has {type(layer).__name__}; leave past_key_values to transformers"
+            )
+        return layer
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values in quantized layers."""
+        return sum(layer.store.nbytes for layer in self.layers if isinstance(layer, Layer))
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention called "bitport": over a store in place, over floats as "sdpa" does."""
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise ArgumentError(f'the attention "{ATTENTION}" has no {name}: use attn_implementation="eager"')
+    plain = not (dropout or kwargs.get("output_attentions")) and kwargs.get("position_bias") is None
+    if not (plain and isinstance(key, InStore) and isinstance(value, InStore) and key.store is value.store):
+        found: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
+        )
+        return found
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    causal = is_causal and attention_mask is None
+    y = key.current().attend(query, attention_mask, causal=causal, scale=scaling)
+    return y.transpose(1, 2).contiguous(), None
+
+
+def logits_of(model: Any, format: str | CacheFormat, *, step: int | None = None) -> Callable[[Tensor], Tensor]:
+    """token ids [batch, length] -> logits [batch, length, vocabulary], read by way of a new cache: ``step`` tokens at a
+    time, as a model does that writes, or all at once."""
+
+    def logits(ids: Tensor) -> Tensor:
+        cache = KVCache.of(model, format)
+        parts = ids.to(model.device).split(step or max(ids.shape[1], 1), 1)
+        found = [model(input_ids=part, past_key_values=cache, use_cache=True).logits for part in parts]
+        return torch.cat(found, 1).to(ids.device)
+
+    return logits
+
+
+AttentionInterface.register(ATTENTION, attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)

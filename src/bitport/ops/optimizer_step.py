@@ -1,0 +1,174 @@
+"""One step of an optimizer on many tensors: moments are read, moved and rounded again, and parameters with them.
+
+    p, g    the parameter and its gradient, as float32; g is negated to maximize, and l2 * p added to it
+    adam    m = b1 m + (1 - b1) g;   v = b2 v + (1 - b2) g^2;   p = d p - a (m / (sqrt(v) c + eps))
+            a = lr / (1 - b1^t),  c = 1 / sqrt(1 - b2^t),  d = 1 - lr * weight decay (1 where that is part of g)
+    lion    p = d p - lr sign(b1 m + (1 - b1) g);   m = b2 m + (1 - b2) g
+    sgd     m = b1 m + w g;   p = p - lr m,   or - lr (g + b1 m) for Nesterov's;   without m, p = p - lr g
+
+Everything is float32, each product and sum rounded by itself, in the order of the code here: kernels give the same
+bits, but for the root, which PyTorch's ops do not round alike everywhere. The parameter moves by the new moments before
+they are rounded. A moment is a matrix of codes with a scale per block of its rows, or floats; a code is the nearest to
+x * (1 / scale), which spares a division for each element. A second moment above zero is kept above zero (the smallest
+number of its type at least): its root is divided by, and where g vanishes m would be divided by eps alone.
+
+Kernels are registered for ``optimizer_step`` like those of an op, in bitport.ops.select. It is no op of the table: it
+changes its arguments, takes no weight of a model, and is in no exported program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport import plugins
+from bitport.errors import KernelError
+from bitport.numerics import (
+    Format,
+    Quantized,
+    choose_qparams,
+    dequantize,
+    encode,
+    encode_codebook,
+    from_blocks,
+    spread,
+    to_blocks,
+    to_storage,
+)
+from bitport.numerics.codebooks import zero_code
+from bitport.numerics.stochastic import CUT, place_bits, round_stochastically
+from bitport.ops.select import GENERIC, IMPLS, forced
+
+STEP = "optimizer_step"
+RULES = {"adam": 2, "lion": 1, "sgd": 1}
+"""Rule -> the most moments it has."""
+
+SMALLEST = torch.finfo(torch.float32).smallest_normal
+
+
+class Moment(NamedTuple):
+    """``data`` [n, bytes] and ``scale`` [n, blocks] of a matrix [n, k] in ``format``; without a format, floats of the
+    parameter's shape. ``positive``: never below zero, and no number above it is rounded to it."""
+
+    data: Tensor
+    scale: Tensor | None = None
+    format: Format | None = None
+    positive: bool = False
+
+
+class Numbers(NamedTuple):
+    """The numbers of the formulas above for one tensor; a rule does not look at those it does not have."""
+
+    sign: float = 1.0
+    l2: float = 0.0
+    decay: float = 1.0
+    beta1: float = 0.0
+    rest1: float = 1.0
+    beta2: float = 0.0
+    rest2: float = 1.0
+    rate: float = 0.0
+    correction: float = 1.0
+    eps: float = 0.0
+    nesterov: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A parameter, and what one step does to it. ``keys``: of the random bits by which the parameter and its moments,
+    in this order, are rounded where they have 16 bits; None rounds to nearest."""
+
+    param: Tensor
+    grad: Tensor
+    moments: tuple[Moment, ...]
+    numbers: Numbers
+    keys: tuple[int, ...] | None = None
+
+
+def optimizer_step(rule: str, targets: list[Target]) -> None:
+    """Change parameters and moments in place, by the best kernel that takes each."""
+    plugins.load()
+    left, name = targets, forced(STEP)
+    device = targets[0].param.device.type if targets else ""
+    impls = [] if name == GENERIC else IMPLS.get((STEP, device), [])
+    if name not in (None, GENERIC, *(impl.name for impl in impls)):
+        names = ", ".join([*(impl.name for impl in impls), GENERIC])
+        raise KernelError(f"kernel {name!r} was forced for {STEP}, but {device} has only: {names}")
+    for impl in impls:
+        if name not in (None, impl.name):
+            continue
+        reasons = [impl.supports(rule, target) for target in left]
+        if name and any(reasons):
+            reason = next(filter(None, reasons))
+            raise KernelError(f"kernel {name!r} was forced for {STEP}, but refuses this call: {reason}")
+        taken = [target for target, reason in zip(left, reasons, strict=True) if reason is None]
+        if taken:
+            impl.run(rule, taken)
+        left = [target for target, reason in zip(left, reasons, strict=True) if reason is not None]
+    for target in left:
+        generic(rule, target)
+
+
+def generic(rule: str, target: Target) -> None:
+    """The specification."""
+    p, g = target.param.detach().to(torch.float32), target.grad.to(torch.float32)
+    moments = [_read(moment, p.shape) for moment in target.moments]
+    p, moments = _moved(rule, p, g, moments, target.numbers)
+    keys = target.keys or (None,) * (1 + len(moments))
+    with torch.no_grad():
+        target.param.copy_(_rounded(p, target.param.dtype, keys[0]))
+    for moment, value, key in zip(target.moments, moments, keys[1:], strict=True):
+        _write(moment, value, key)
+
+
+def _moved(rule: str, p: Tensor, g: Tensor, moments: list[Tensor], n: Numbers) -> tuple[Tensor, list[Tensor]]:
+    if n.sign != 1.0:
+        g = -g
+    if n.l2:
+        g = g + p * n.l2
+    if n.decay != 1.0:
+        p = p * n.decay
+    if rule == "adam":
+        m = moments[0] * n.beta1 + g * n.rest1
+        v = moments[1] * n.beta2 + g * g * n.rest2
+        return p - m / (v.sqrt() * n.correction + n.eps) * n.rate, [m, v]
+    if rule == "lion":
+        toward = (moments[0] * n.beta1 + g * n.rest1).sign()
+        return p - toward * n.rate, [moments[0] * n.beta2 + g * n.rest2]
+    if not moments:
+        return p - g * n.rate, []
+    m = moments[0] * n.beta1 + g * n.rest1
+    return p - (g + m * n.beta1 if n.nesterov else m) * n.rate, [m]
+
+
+def _read(moment: Moment, shape: torch.Size) -> Tensor:
+    if moment.format is None or moment.scale is None:
+        return moment.data.to(torch.float32)
+    n = moment.data.shape[0]
+    return dequantize(Quantized(moment.data, moment.scale), moment.format, n, shape.numel() // n).reshape(shape)
+
+
+def _write(moment: Moment, value: Tensor, key: int | None) -> None:
+    if moment.format is None or moment.scale is None:
+        moment.data.copy_(_rounded(value, moment.data.dtype, key))
+        return
+    rows, number = value.reshape(moment.data.shape[0], -1), moment.format.number
+    scale, _, _ = choose_qparams(rows, moment.format)
+    scale = torch.where(scale > 0, scale.clamp(min=SMALLEST), scale)  # its reciprocal is finite
+    steps = to_blocks(rows, moment.format.block) * spread(torch.ones_like(scale) / scale)
+    zero = 0
+    if number.kind == "codebook":
+        codes, zero = encode_codebook(steps, number.table), zero_code(number.table)
+    else:
+        codes = encode(steps, number)
+    codes = from_blocks(codes, *rows.shape)
+    if moment.positive and number.has_zero:
+        codes = torch.where((rows > 0) & (codes == zero), zero + 1, codes)
+    moment.data.copy_(to_storage(codes.to(torch.uint8), number))
+    moment.scale.copy_(scale)
+
+
+def _rounded(x: Tensor, dtype: torch.dtype, key: int | None) -> Tensor:
+    return x.to(dtype) if key is None or dtype not in CUT else round_stochastically(x, dtype, place_bits(key, x))

@@ -1,0 +1,9 @@
+"""Optimizers whose state takes a quarter of the memory, or an eighth: the classes of torch.optim with ``states=``."""
+
+from bitport.train.optim.adam import Adam, AdamW
+from bitport.train.optim.base import LowBitOptimizer
+from bitport.train.optim.lion import Lion
+from bitport.train.optim.sgd import SGD
+from bitport.train.optim.states import STATES
+
+__all__ = ["SGD", "STATES", "Adam", "AdamW", "Lion", "LowBitOptimizer"]

@@ -1,0 +1,207 @@
+"""What the optimizers share: options, states, saving and loading, and the walk over the parameters.
+
+State of a parameter: ``step``, a float32 number on the CPU as in torch.optim, and its moments. The random bits of
+stochastic rounding are a function of the option ``seed``, the position of the parameter among all, the step, and the
+place in the tensor: what a state dict holds is all there is, and a run that is resumed goes on with the same bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.numerics import Format
+from bitport.numerics.stochastic import CUT, key_of
+from bitport.ops.optimizer_step import Numbers, Target, optimizer_step
+from bitport.tensor import QTensor
+from bitport.tensor.parts import FLOATS
+from bitport.train.optim import sharded
+from bitport.train.optim.states import loaded, moment_of, states_of, zeros
+
+Group = dict[str, Any]
+
+
+class LowBitOptimizer(torch.optim.Optimizer):
+    """``states``: in which numbers moments are kept, a key of STATES. ``min_elements``: smaller tensors keep them in
+    float32. ``stochastic_rounding``: parameters of 16 bits, and moments kept in bfloat16, are rounded up or down at
+    random so that the expected value is right, instead of to nearest, where small steps would be lost. ``seed``: of
+    that.
+
+    Parameters are float32, bfloat16 or float16 on any device; all arithmetic is float32.
+    """
+
+    rule: ClassVar[str]
+
+    def __init__(
+        self,
+        params: Any,
+        options: Group,
+        states: str,
+        min_elements: int,
+        stochastic_rounding: bool,
+        seed: int,
+    ) -> None:
+        own = {"states": states, "min_elements": min_elements, "stochastic_rounding": stochastic_rounding, "seed": seed}
+        super().__init__(params, {**options, **own})
+
+    def moments(self, group: Group) -> dict[str, bool]:
+        """Name -> whether it is never below zero."""
+        raise NotImplementedError
+
+    def numbers(self, group: Group, step: int) -> Numbers:
+        """Of the formulas of bitport.ops.optimizer_step, at the step number ``step`` (the first is 1)."""
+        raise NotImplementedError
+
+    def check(self, group: Group) -> None:
+        """ArgumentError unless the options of ``group`` make sense."""
+        states_of(group["states"])
+        lr = group["lr"]
+        if isinstance(lr, Tensor) and lr.numel() != 1:
+            raise ArgumentError(f"lr={lr!r}: a tensor must hold one number")
+        for name in ("lr", "weight_decay", "min_elements", "eps", "momentum"):
+            if name in group and not float(group[name]) >= 0:
+                raise ArgumentError(f"{name}={group[name]!r}: must not be negative")
+        for beta in group.get("betas", ()):
+            if not 0 <= float(beta) < 1:
+                raise ArgumentError(f"betas={group['betas']!r}: both must be at least 0 and below 1")
+        if group.get("amsgrad"):
+            raise ArgumentError("amsgrad=True: the largest second moment is not kept; use torch.optim for it")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update()
+        return loss
+
+    @torch._disable_dynamo
+    def _update(self) -> None:
+        """Nothing changes before every gradient was looked at."""
+        targets: dict[str, list[Target]] = {}
+        stepped = []
+        position = -1
+        for group in self.param_groups:
+            for param in group["params"]:
+                position += 1
+                if param.grad is None:
+                    continue
+                target = self._target(group, param, position)
+                targets.setdefault(target.param.device.type, []).append(target)
+                stepped.append(self.state[param]["step"])
+        for of_device in targets.values():
+            optimizer_step(self.rule, of_device)
+        for step in stepped:
+            step += 1
+
+    def _target(self, group: Group, param: Tensor, position: int) -> Target:
+        local, grad = sharded.local_of(param, param.grad)
+        if grad.layout != torch.strided:
+            raise ArgumentError(
+                f"parameter {position} has a gradient of layout {grad.layout}: moments are kept for every element; "
+                f"make it dense (nn.Embedding(sparse=False)), or use torch.optim.SparseAdam for this parameter"
+            )
+        state = self.state[param]
+        moments = self.moments(group)
+        if not state:
+            state["step"] = torch.tensor(0.0)
+        for name, positive in moments.items():
+            if name not in state:
+                state[name] = sharded.like(param, zeros(local, *self._kind(group, param, positive)))
+        step = int(state["step"].item()) + 1
+        kept = [moment_of(_plain(state, name), positive) for name, positive in moments.items()]
+        keys = None
+        if group["stochastic_rounding"] and any(part.dtype in CUT for part in (local, *(each.data for each in kept))):
+            keys = tuple(key_of(group["seed"], position, step, which) for which in range(1 + len(kept)))
+        return Target(local, grad, tuple(kept), self.numbers(group, step), keys)
+
+    def _kind(self, group: Group, param: Tensor, positive: bool) -> tuple[Format | None, torch.dtype]:
+        """The format of a moment, and the dtype of one without."""
+        states = states_of(group["states"])
+        fmt = states.positive if positive else states.signed
+        if param.numel() < group["min_elements"]:
+            return None, torch.float32
+        if fmt is not None and not sharded.takes_codes(param, fmt):
+            return None, torch.float32
+        return fmt, states.dtype
+
+    def add_param_group(self, param_group: Group) -> None:
+        super().add_param_group(param_group)
+        try:
+            self._check_last(self.param_groups[-1])
+        except ArgumentError:
+            del self.param_groups[-1]
+            raise
+
+    def _check_last(self, group: Group) -> None:
+        self.check(group)
+        for at, param in enumerate(group["params"]):
+            if param.dtype not in FLOATS or isinstance(param, QTensor):
+                kind = repr(param) if isinstance(param, QTensor) else param.dtype
+                raise ArgumentError(
+                    f"parameter {at} of the group is {kind}; allowed are float32, bfloat16 and float16: "
+                    f"cast it, or leave it to torch.optim"
+                )
+
+    def __setstate__(self, state: Group) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    def load_state_dict(self, state_dict: Group) -> None:
+        """As in torch.optim: options are those of the state dict. A state dict of torch.optim is taken too, its moments
+        rounded to ``states``. torch casts float states to the parameter's dtype; here they stay as they were saved."""
+        final: Group = {}
+        handle = self.register_load_state_dict_pre_hook(lambda _, given: final.update(given))  # after all others
+        before = self.__getstate__()
+        try:
+            super().load_state_dict(state_dict)
+            self._take_states(final)
+        except BaseException:
+            self.__setstate__(before)
+            raise
+        finally:
+            handle.remove()
+
+    def _take_states(self, given: Group) -> None:
+        saved = itertools.chain.from_iterable(group["params"] for group in given["param_groups"])
+        for group in self.param_groups:
+            self.check(group)
+            for param, number in zip(group["params"], saved, strict=False):
+                if state := given["state"].get(number):
+                    self.state[param] = self._taken(group, param, state, f"parameter {number}")
+
+    def _taken(self, group: Group, param: Tensor, state: Group, what: str) -> Group:
+        moments = self.moments(group)
+        if set(state) != {"step", *moments}:
+            raise ArgumentError(
+                f"the state of {what} has {sorted(state)}; {type(self).__name__} has step, {', '.join(moments)}"
+            )
+        step = state["step"]
+        one = isinstance(step, (int, float)) or (isinstance(step, Tensor) and step.numel() == 1)
+        if not one or not float(step) >= 0:
+            raise ArgumentError(f"the state of {what} has step={step!r}; it must be one number, 0 or more")
+        taken: Group = {"step": torch.tensor(float(step))}
+        for name, positive in moments.items():
+            fmt, dtype = self._kind(group, param, positive)
+            value = loaded(
+                sharded.local_part(state[name], param), sharded.local_part(param), fmt, dtype, f"{name} of {what}"
+            )
+            taken[name] = sharded.like(param, value)
+        return taken
+
+
+def _plain(state: Group, name: str) -> Tensor:
+    """The moment, in the layout that the step takes: one that was moved or unpickled may have come back in another."""
+    kept: Tensor = sharded.local_part(state[name])
+    if isinstance(kept, QTensor) and kept.bits_layout != "plain":
+        kept = kept.to_layout("plain")
+        state[name] = sharded.like(state[name], kept)
+    return kept

@@ -1,0 +1,103 @@
+"""In which numbers a moment is kept, and the tensor that keeps it.
+
+A tensor of 2 or more dimensions [N, ...] with rows of at least a block is the matrix [N, rest], so that a piece of its
+rows has a piece of its state: what sharding by rows cuts. Any other is one row, [1, elements], in which blocks run on
+over its rows. A QTensor of the shape of the parameter, or of the row, holds it: moving, casting, saving and copying it
+changes no number. It stays in the plain layout, since no product takes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.numerics import Format, quantize
+from bitport.ops.optimizer_step import Moment
+from bitport.schemes import Scheme
+from bitport.tensor import QTensor, from_parts
+
+
+@dataclasses.dataclass(frozen=True)
+class States:
+    """``signed`` and ``positive``: formats of first and second moments; both None where they are floats of
+    ``dtype``."""
+
+    signed: Format | None
+    positive: Format | None
+    dtype: torch.dtype = torch.float32
+
+    def format(self, positive: bool) -> Format | None:
+        return self.positive if positive else self.signed
+
+
+def _blocks(signed: str, positive: str, block: int) -> States:
+    return States(Format(dtype=signed, block=(1, block)), Format(dtype=positive, block=(1, block)))
+
+
+STATES: dict[str, States] = {
+    "8bit": _blocks("dynamic8", "udynamic8", 256),
+    "4bit": _blocks("dynamic4", "ulinear4", 128),
+    "fp8": _blocks("float8_e4m3", "float8_e4m3", 256),
+    "float32": States(None, None),
+    "bfloat16": States(None, None, torch.bfloat16),
+}
+"""What ``states=`` may be."""
+
+
+def states_of(name: str) -> States:
+    if name not in STATES:
+        raise ArgumentError(f"unknown states={name!r}; allowed: {', '.join(STATES)}")
+    return STATES[name]
+
+
+def kept_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:
+    """The shape of the QTensor that keeps a tensor of ``shape``."""
+    rows = len(shape) > 1 and math.prod(shape[1:]) >= fmt.block[1]
+    return tuple(shape) if rows else (1, math.prod(shape))
+
+
+def zeros(param: Tensor, fmt: Format | None, dtype: torch.dtype) -> Tensor:
+    """The moment that ``param`` begins with: in ``fmt``, or floats of ``dtype``."""
+    if fmt is None:
+        return torch.zeros(param.shape, dtype=dtype, device=param.device)
+    return encoded(torch.zeros(param.shape, device=param.device), fmt, param.dtype)
+
+
+def encoded(value: Tensor, fmt: Format, dtype: torch.dtype) -> QTensor:
+    """``value`` rounded to the nearest numbers of ``fmt``, standing for a tensor of ``dtype``."""
+    shape = kept_shape(tuple(value.shape), fmt)
+    parts = quantize(value.to(torch.float32).reshape(shape[0], math.prod(shape[1:])), fmt)
+    return from_parts(parts, Scheme(weight=fmt), shape=shape, dtype=dtype)
+
+
+def moment_of(kept: Tensor, positive: bool) -> Moment:
+    """As the step takes it."""
+    if isinstance(kept, QTensor):
+        return Moment(kept.qdata, kept.scale, kept.scheme.weight, positive)
+    return Moment(kept, positive=positive)
+
+
+def loaded(saved: object, param: Tensor, fmt: Format | None, dtype: torch.dtype, what: str) -> Tensor:
+    """A copy of ``saved`` on the device of ``param``, in this format; ArgumentError if it is no state of that tensor.
+    Floats where codes are wanted are rounded: a state of torch.optim comes in like that."""
+    wanted = tuple(param.shape) if fmt is None else kept_shape(tuple(param.shape), fmt)
+    if isinstance(saved, QTensor):
+        if fmt is None or saved.scheme != Scheme(weight=fmt) or tuple(saved.shape) != wanted or saved.transposed:
+            kind = str(dtype) if fmt is None else str(Scheme(weight=fmt))
+            raise ArgumentError(
+                f"{what} is {saved!r}; this tensor of shape {[*param.shape]} wants {kind} of shape {[*wanted]}: "
+                f"load the state of the same model and options"
+            )
+        return saved.to_layout("plain").map_parts(lambda part: part.detach().to(param.device, copy=True))
+    if not isinstance(saved, Tensor) or not saved.is_floating_point() or saved.shape != param.shape:
+        given = f"{saved.dtype} {[*saved.shape]}" if isinstance(saved, Tensor) else type(saved).__name__
+        raise ArgumentError(
+            f"{what} is {given}; it must be a float tensor of shape {[*param.shape]}, as its parameter is"
+        )
+    if fmt is None:
+        return saved.detach().to(param.device, dtype, copy=True)
+    return encoded(saved.detach().to(param.device), fmt, param.dtype)

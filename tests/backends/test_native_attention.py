@@ -1,0 +1,158 @@
+"""The native attention over quantized keys and values, in every variant that this processor runs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from bitport.backends import cpu
+from bitport.backends.cpu.attention import _tokens
+from bitport.backends.cpu.native import ISAS, Library
+from bitport.cache import KeyValueStore
+from bitport.errors import KernelError
+from bitport.numerics import sqnr
+from bitport.ops import OPS, Sample, decide, use_kernel
+from bitport.ops.attention import Call, sample
+
+pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
+CPU = torch.device("cpu")
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+
+
+@pytest.fixture(params=ISAS)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
+    assert isinstance(cpu.LIBRARY, Library)
+    if request.param not in cpu.LIBRARY.available:
+        pytest.skip(f"this processor runs {', '.join(cpu.LIBRARY.available)}")
+    monkeypatch.setattr(cpu.LIBRARY, "isa", ISAS[request.param])
+    return cpu.LIBRARY
+
+
+def shortfall(of: Sample) -> float:
+    assert decide("attention", *of.args).kernel == "native"
+    return of.budget - float(sqnr(of.expected(), OPS["attention"].overload(*of.args)))
+
+
+@DTYPES
+def test_the_samples(library: Library, dtype: torch.dtype) -> None:
+    missed = {of.name: gap for of in OPS["attention"].samples(CPU, dtype) if (gap := shortfall(of)) > 0}
+    assert missed == {}
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        ("int8", "int8-asym"),
+        ("int4-g32", "int4-g64-fzero"),
+        ("int2-b32x1", "int2-g32"),
+        ("int2-b32x1-sym", "int3-g16"),
+        ("fp8-wo", "fp8-wo-g32"),
+        ("fp8-e5m2-wo", "mxfp8-wo"),
+        ("mxfp4-wo", "nf4-g48"),
+        ("int6-channel", "int5-g16"),
+    ],
+)
+@pytest.mark.parametrize("width", [16, 24, 33, 64, 128, 160])
+def test_formats_and_widths(library: Library, keys: str, values: str, width: int) -> None:
+    shape = (2, 6, 2, width)
+    of = sample(f"{width}", CPU, torch.bfloat16, keys, values, shape=shape, value_width=width, tokens=70, causal=True)
+    assert shortfall(of) <= 0
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (8, 2), (20, 1), (5, 5)])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 70])
+def test_heads_and_rows(library: Library, heads: tuple[int, int], rows: int) -> None:
+    of = sample(
+        "heads", CPU, torch.float32, "int8", "int4-g16", shape=(2, *heads, 32), rows=rows, tokens=80, causal=True
+    )
+    assert shortfall(of) <= 0
+
+
+@pytest.mark.parametrize("tokens", [31, 32, 33, 2047, 2048, 2049, 4100])
+def test_many_tokens_are_put_together(library: Library, tokens: int) -> None:
+    for first, dense in ((0, 0), (5, 40)):
+        of = sample(
+            "long", CPU, torch.float32, "int8", "int8", rows=2, tokens=tokens, first=first, dense=dense, causal=True
+        )
+        assert shortfall(of) <= 0
+
+
+def test_the_threads_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = sample("threads", CPU, torch.float32, "int8", "int4-g32", shape=(2, 8, 2, 64), tokens=4100, rows=3)
+    found = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found.append(OPS["attention"].overload(*of.args))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_queries_and_masks_may_lie_anyhow(library: Library) -> None:
+    of = sample("strided", CPU, torch.float32, "int8", "int8", rows=4, mask="float")
+    args = Call.of(*of.args)
+    assert args.mask is not None
+    q = args.q.transpose(1, 2).contiguous().transpose(1, 2)
+    mask = args.mask.transpose(2, 3).contiguous().transpose(2, 3)
+    assert not q.is_contiguous()
+    got = OPS["attention"].overload(*args._replace(q=q, mask=mask.expand(2, 4, 4, -1)).args())
+    assert torch.equal(got, OPS["attention"].overload(*of.args))
+
+
+def test_scores_far_apart_and_masks_of_the_largest_size(library: Library) -> None:
+    """Weights that vanish are zero, and nothing overflows: with scores up to 1e4, and a mask of the least float."""
+    of = sample("far", CPU, torch.float32, "int8", "int8", rows=2)
+    args = Call.of(*of.args)
+    mask = torch.zeros(1, 1, 2, 37)
+    mask[..., 20:] = torch.finfo(torch.float32).min
+    far = args._replace(q=args.q * 3000, mask=mask)
+    got, wanted = (OPS["attention"].overload(*far.args()), OPS["attention"].generic(*far.args()))
+    assert got.isfinite().all()
+    assert float(sqnr(wanted, got)) > 60
+
+
+def test_no_number_stays_none(library: Library) -> None:
+    """A NaN in a query makes its row NaN, one in a token every row that sees it; the others are untouched."""
+    of = Call.of(*sample("nan", CPU, torch.float32, "int8", "int8", dense=3, first=0, causal=True).args)
+    q = of.q.clone()
+    q[0, 0, 0, 5] = math.nan
+    y = OPS["attention"].overload(*of._replace(q=q).args())
+    assert y[0, 0, 0].isnan().all()
+    assert y[0, 0, 1:].isfinite().all()
+    assert y[1].isfinite().all()
+    assert of.dense_keys is not None
+    keys = of.dense_keys.clone()
+    keys[1, 0, 2] = math.nan  # the newest token, which the last row alone sees; query heads 0 and 1 read it
+    y = OPS["attention"].overload(*of._replace(dense_keys=keys).args())
+    assert y[1, :2, 2].isnan().all()
+    assert y[1, :2, :2].isfinite().all()
+    assert y[0].isfinite().all()
+    assert y[1, 2:].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "says"),
+    [
+        ("int8", "int8-b4x1", "values must have scales of one token, not of blocks of 4x1"),
+        ("int8-b4x8", "int8", "keys must have scales of one token or, of keys, a channel"),
+        ("int4-g8", "int8", "keys must have groups of a multiple of 16"),
+    ],
+)
+def test_what_it_refuses(keys: str, values: str, says: str) -> None:
+    of = sample("refused", CPU, torch.float32, keys, values)
+    decision = decide("attention", *of.args)
+    assert decision.kernel == "generic"
+    assert says in dict(decision.refused)["native"]
+    with use_kernel("attention=native"), pytest.raises(KernelError, match="was forced"):
+        OPS["attention"].overload(*of.args)
+
+
+def test_a_store_is_read_where_it_lies() -> None:
+    """No part of a long store is copied for one query: the codes that the kernel is given are those of the store."""
+    store = KeyValueStore("int4-g32+first4+last40")
+    store.append(torch.randn(1, 2, 500, 64), torch.randn(1, 2, 500, 64))
+    store.append(torch.randn(1, 2, 1, 64), torch.randn(1, 2, 1, 64))
+    side = store._sides[0]  # type: ignore[index]
+    _, kept = _tokens(side.quantized, side.dense.held)
+    places = [rows.buffer.data_ptr() for rows in (side.data, side.scale, side.zero, side.dense) if rows is not None]
+    assert [part.data_ptr() for part in kept if part is not None] == places

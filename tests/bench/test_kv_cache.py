@@ -1,0 +1,57 @@
+"""Tiny runs of bench.kv_cache, and the page made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import kv_cache
+from bench.kv_cache import BASE, PAGE, Heads, attention, page
+from bench.results import lines_of
+
+pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
+SMALL = Heads(4, 2, 16)
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    monkeypatch.setattr(kv_cache, "MODELS", {"4 heads on 2 of 16": SMALL})
+    found = [*attention(SMALL, 40, ("int8", kv_cache.FLOATS), 3), *kv_cache.adding(SMALL, 40, ("int8",), 3)]
+    return [*found, *kv_cache.quality(("int8", "int2-g32"), 600)]
+
+
+def test_what_is_measured(rows: list[dict[str, Any]]) -> None:
+    by = {(row["kind"], row["format"]): row for row in rows}
+    assert set(by) == {
+        *(("attention", name) for name in (BASE, "int8", kv_cache.FLOATS)),
+        *(("adding", name) for name in (BASE, "int8")),
+        *(("quality", name) for name in (BASE, "int8", "int2-g32")),
+    }
+    sizes = {name: by["attention", name]["bytes_per_token"] for name in (BASE, "int8", kv_cache.FLOATS)}
+    assert sizes == {BASE: 128, "int8": 4 * 16 + 4 * 2, kv_cache.FLOATS: 128}
+    assert by["attention", BASE]["speedup"] == by["adding", BASE]["speedup"] == 1
+    assert by["quality", "int8"]["size"] == (64 + 2) / 128
+    assert 0 < by["quality", "int8"]["kl"] < by["quality", "int2-g32"]["kl"]
+    assert by["quality", BASE]["scored"] == 598
+
+
+def test_the_page_holds_the_newest_of_each_kind(rows: list[dict[str, Any]]) -> None:
+    machine = {"cpu": "some", "threads": 1, "torch": "2"}
+    lines: list[dict[str, Any]] = []
+    for run, ms in (("r1", 1.0), ("r2", 2.0)):
+        lines.append({"run": run, "commit": "abc", "machine": machine, "busy": 0})
+        lines += [{"run": run, **row, **({"ms": ms} if "ms" in row else {})} for row in rows]
+    text = page(json.loads(json.dumps(lines)))
+    assert "2 ms" in text
+    assert "1 ms" not in text
+    assert "| bf16, bitport | 128 |" in text
+    assert "| int2-g32 |" in text
+    assert "Run r2, commit abc" in text
+
+
+def test_the_page_is_that_of_the_records() -> None:
+    lines = lines_of(Path(kv_cache.__file__).parent / "results" / "kv_cache.jsonl")
+    assert PAGE.read_text(encoding="utf-8") == page(lines)

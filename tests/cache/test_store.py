@@ -1,0 +1,208 @@
+"""The store: a growing tensor of quantized tokens holds what quantizing them at once gives, however they came in."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitport.cache import KeyValueStore, cache_format
+from bitport.cache.rows import Rows
+from bitport.errors import ArgumentError
+from bitport.numerics import Format, quantize_dequantize, sqnr
+from bitport.ops.samples import product_budget
+
+FORMATS = (
+    "int8",
+    "int4-g32",
+    "int4:int8",
+    "int3-g16-fzero",
+    "int2-b8x1:int2-g16",
+    "int2-b32x1:int2-g32+first4+last5",
+    "fp8-wo",
+    "mxfp4-wo",
+    "nf4-g32+first2",
+    "int4-g32+last3",
+    "int8+last999",
+)
+TOKENS = 100
+
+
+def tokens(count: int = TOKENS, *, width: int = 64, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(2, 3, count, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def filled(name: str, *steps: int, dtype: torch.dtype = torch.float32) -> KeyValueStore:
+    store = KeyValueStore(name)
+    keys, values = tokens(dtype=dtype).split(steps, 2), tokens(width=48, dtype=dtype, seed=1).split(steps, 2)
+    for pair in zip(keys, values, strict=True):
+        store.append(*pair)
+    return store
+
+
+def held(store: KeyValueStore) -> tuple[Tensor, Tensor]:
+    return store.dense_keys(), store.dense_values()
+
+
+def kept(x: Tensor, fmt: Format, first: int, quantized: int) -> Tensor:
+    """What a store should hold of the tokens x."""
+    value = x.float().clone()
+    value[:, :, first : first + quantized] = quantize_dequantize(x[:, :, first : first + quantized], fmt)
+    return value.to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_it_holds_the_tokens_as_their_format_says(name: str, dtype: torch.dtype) -> None:
+    store, fmt = filled(name, TOKENS, dtype=dtype), cache_format(name)
+    quantized = fmt.quantized(TOKENS)
+    assert torch.equal(store.dense_keys(), kept(tokens(dtype=dtype), fmt.keys, fmt.first, quantized))
+    assert torch.equal(
+        store.dense_values(), kept(tokens(width=48, dtype=dtype, seed=1), fmt.values, fmt.first, quantized)
+    )
+
+
+@pytest.mark.parametrize("steps", [(1,) * TOKENS, (37, 63), (2, 0, 1, 61, 36)], ids=["single", "two", "uneven"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_steps_make_no_difference(name: str, steps: tuple[int, ...]) -> None:
+    one, other = filled(name, TOKENS), filled(name, *steps)
+    assert len(one) == len(other) == TOKENS
+    assert one.nbytes == other.nbytes
+    for wanted, got in zip(held(one), held(other), strict=True):
+        assert torch.equal(wanted, got)
+
+
+def test_keys_and_values_of_one_shape_are_quantized_alike() -> None:
+    """They are then rounded by one call."""
+    store = KeyValueStore("int4-g32")
+    store.append(tokens(), tokens(seed=1))
+    fmt = cache_format("int4-g32").keys
+    assert torch.equal(store.dense_keys(), quantize_dequantize(tokens(), fmt))
+    assert torch.equal(store.dense_values(), quantize_dequantize(tokens(seed=1), fmt))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bytes_are_counted_one_by_one(name: str) -> None:
+    store, fmt = filled(name, TOKENS), cache_format(name)
+    quantized = fmt.quantized(TOKENS)
+    floats = 2 * 3 * (TOKENS - quantized) * (64 + 48) * 4
+    sizes = fmt.keys.nbytes(quantized, 64, torch.float32), fmt.values.nbytes(quantized, 48, torch.float32)
+    assert store.nbytes == floats + 2 * 3 * sum(sizes)
+    assert store.reserved >= store.nbytes
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("left", [99, 97, 70, 64, 33, 4, 3, 0])
+def test_a_crop_leaves_the_tokens_before_it(name: str, left: int) -> None:
+    store = filled(name, TOKENS)
+    before = [part[:, :, :left] for part in held(store)]
+    store.crop(left)
+    assert len(store) == left
+    for wanted, got in zip(before, held(store), strict=True):
+        assert torch.equal(wanted, got)
+    store.append(tokens(7, seed=2), tokens(7, width=48, seed=3))
+    assert len(store) == left + 7
+    first = min(left, store.format.first)
+    assert torch.equal(store.dense_keys()[:, :, :first], before[0][:, :, :first])
+
+
+def test_tokens_that_follow_a_crop_are_quantized_as_ever() -> None:
+    store = filled("int8", TOKENS)
+    store.crop(40)
+    store.append(tokens()[:, :, 40:], tokens(width=48, seed=1)[:, :, 40:])
+    for wanted, got in zip(held(filled("int8", TOKENS)), held(store), strict=True):
+        assert torch.equal(wanted, got)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sequences_are_chosen_and_repeated(name: str) -> None:
+    store = filled(name, TOKENS)
+    keys, values = held(store)
+    store.select(torch.tensor([1, 1, 0]))
+    assert torch.equal(store.dense_keys(), keys[[1, 1, 0]])
+    store.repeat(2)
+    assert torch.equal(store.dense_values(), values[[1, 1, 1, 1, 0, 0]])
+    store.append(torch.randn(6, 3, 1, 64), torch.randn(6, 3, 1, 48))
+    assert store.dense_keys().shape == (6, 3, TOKENS + 1, 64)
+
+
+def test_a_reset_store_takes_anything_again() -> None:
+    store = filled("int8", TOKENS)
+    store.reset()
+    assert (len(store), store.nbytes, store.reserved) == (0, 0, 0)
+    store.append(torch.randn(1, 1, 3, 32, dtype=torch.bfloat16), torch.randn(1, 1, 3, 32, dtype=torch.bfloat16))
+    assert store.dense_keys().dtype == torch.bfloat16
+
+
+def test_moved_to_a_device() -> None:
+    store = filled("int2-b8x1:int2-g16+first1", TOKENS)
+    store.to("meta")
+    assert store.dense_keys().device.type == "meta"
+    assert store.dense_keys().shape == (2, 3, TOKENS, 64)
+
+
+def test_a_copy_is_a_store_of_its_own() -> None:
+    store = filled("int8", TOKENS)
+    other = copy.deepcopy(store)
+    other.append(tokens(1), tokens(1, width=48))
+    assert (len(store), len(other)) == (TOKENS, TOKENS + 1)
+
+
+def test_appending_copies_each_row_a_few_times_at_most() -> None:
+    """n rows copied when memory grew to 1.25 n, n / 1.25 before that, and so on: 5 n in all."""
+    rows, copied = Rows(torch.empty(1, 1, 0, 8)), 0
+    for _ in range(5000):
+        before = rows.buffer
+        rows.append(torch.zeros(1, 1, 1, 8))
+        copied += 0 if rows.buffer is before else rows.count - 1
+    assert copied <= 5 * 5000
+    assert rows.reserved <= 1.25 * rows.nbytes
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_attention_is_that_over_the_tokens_it_holds(name: str) -> None:
+    store = filled(name, TOKENS)
+    q = torch.randn(2, 6, 5, 64, generator=torch.Generator().manual_seed(5))
+    past = torch.ones(5, TOKENS, dtype=torch.bool).tril(TOKENS - 5)
+    keys, values = (part.double() for part in held(store))
+    wanted = F.scaled_dot_product_attention(q.double(), keys, values, past, enable_gqa=True)
+    got = store.attend(q, causal=True)
+    assert float(sqnr(wanted, got)) >= product_budget(torch.float32, 4 * 64 + TOKENS, got.numel())
+    masked = store.attend(q, past[None, None])
+    assert float(sqnr(wanted, masked)) >= product_budget(torch.float32, 4 * 64 + TOKENS, got.numel())
+
+
+WRONG = {
+    "int": (tokens().long(), tokens(), "keys must be float32.*not torch.int64"),
+    "three axes": (tokens()[0], tokens()[0], r"\[batch, heads, tokens, width\]"),
+    "no heads": (tokens()[:, :0], tokens()[:, :0], "none of them 0"),
+    "other tokens": (tokens(), tokens(5), "values must be .* as the keys are"),
+    "other dtype": (tokens(), tokens().bfloat16(), "values must be torch.float32.*not torch.bfloat16"),
+    "other width than before": (tokens(width=32), tokens(width=48), "keys must be .*64.* as those before them"),
+    "other heads than before": (tokens()[:, :1], tokens(width=48)[:, :1], "as those before them"),
+    "other dtype than before": (tokens().half(), tokens(width=48).half(), "keys must be torch.float32.*float16"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_refused(case: str) -> None:
+    keys, values, says = WRONG[case]
+    store = filled("int8", TOKENS)
+    with pytest.raises(ArgumentError, match=says):
+        store.append(keys, values)
+    assert len(store) == TOKENS
+
+
+def test_an_empty_store_has_nothing_to_look_at() -> None:
+    store = KeyValueStore("int8")
+    with pytest.raises(ArgumentError, match="no tokens yet"):
+        store.attend(tokens())
+    store.append(tokens(3), tokens(3))
+    store.crop(0)
+    with pytest.raises(ArgumentError, match="need at least 1 tokens"):
+        store.attend(tokens())
+    with pytest.raises(ArgumentError, match="0 to 0, not to 1"):
+        store.crop(1)

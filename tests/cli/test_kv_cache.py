@@ -1,0 +1,69 @@
+"""--kv-cache: generate, eval and compare with keys and values in few bits give what the library computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bitport.cli import main as cli
+from bitport.evaluate import perplexity
+from bitport.integrations import kv_cache
+from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
+
+from .conftest import Run
+
+READING = ("--window", 64, "--max-tokens", 200, "--dtype", "float32", "--json")
+
+
+def test_generate(run: Run, llama: Path) -> None:
+    words = ("--max-new-tokens", 8, "--kv-cache", "int4-g32+first2", "--json")
+    data = run("generate", llama, "--prompt", "The quick", *words).data
+    model, tokenizer = load_model(llama), load_tokenizer(llama)
+    inputs = tokenizer("The quick", return_tensors="pt")
+    cache = kv_cache.KVCache.of(model, "int4-g32+first2")
+    options = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "past_key_values": cache}
+    ids = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **options)
+    assert data["text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
+
+
+def test_eval(run: Run, llama: Path, text: Path) -> None:
+    """The original of --against is read in floats, whatever the model beside it is."""
+    tokens = token_ids(load_tokenizer(llama), text.read_text())[:200]
+    model = load_model(llama, dtype=torch.float32)
+    floats = perplexity(logits_of(model), tokens, window=64).value
+    int2 = perplexity(kv_cache.logits_of(model, "int2-g16"), tokens, window=64).value
+    assert int2 != pytest.approx(floats, rel=1e-4)
+    alone = run("eval", llama, "--text", text, *READING, "--kv-cache", "int2-g16").data
+    assert alone["perplexity"] == pytest.approx(int2, rel=1e-6)
+    beside = run("eval", llama, "--against", llama, "--text", text, *READING, "--kv-cache", "int2-g16").data
+    assert beside["original"]["perplexity"] == pytest.approx(floats, rel=1e-6)
+    assert beside["perplexity"] == pytest.approx(int2, rel=1e-6)
+    assert beside["divergence"]["kl"] > 0
+
+
+def test_the_format_is_named_beside_the_figures(run: Run, llama: Path, text: Path) -> None:
+    out = run("compare", llama, llama, "--text", text, *READING[:-1], "--kv-cache", "int8").out
+    assert "keys and values in int8" in out
+
+
+@pytest.mark.parametrize("words", [("--tasks", "one"), ("--text", "t", "--tasks", "one")])
+def test_eval_of_tasks_has_no_such_cache(run: Run, llama: Path, words: tuple[str, ...]) -> None:
+    ran = run("eval", llama, *words, "--kv-cache", "int8")
+    assert ran.code == 1
+    assert "--kv-cache acts on the reading of a text" in ran.err
+
+
+def test_compare_times_no_such_cache(run: Run, llama: Path, text: Path) -> None:
+    ran = run("compare", llama, "--text", text, "--speed", 2, "--kv-cache", "int8")
+    assert ran.code == 1
+    assert "not on --speed" in ran.err
+
+
+@pytest.mark.parametrize("name", ["int9", "int8-dyn", "int8+last", "nvfp4-wo"])
+def test_a_name_that_is_no_format_is_wrong_usage(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["generate", "llama", "--prompt", "a", "--kv-cache", name])
+    assert stopped.value.code == 2
+    assert name.split("-")[0].split("+")[0] in capsys.readouterr().err

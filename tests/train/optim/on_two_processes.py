@@ -1,0 +1,119 @@
+"""Run by test_sharded.py in each of two processes: python -m tests.train.optim.on_two_processes RANK FOLDER STATES."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from bitport.errors import ArgumentError
+from bitport.tensor import QTensor
+from bitport.train.optim import AdamW
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(300, 101), nn.Tanh(), nn.Linear(101, 40, bias=False))
+
+
+def train(model: nn.Module, optimizer: AdamW, steps: range) -> None:
+    for step in steps:
+        torch.manual_seed(step)
+        x = torch.randn(8, 300)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def short_rows(mesh: DeviceMesh, states: str) -> None:
+    """Rows shorter than a block, and a bias, have no codes of their own for a piece."""
+    model = nn.Linear(60, 200)
+    fully_shard(model, mesh=mesh)
+    optimizer = AdamW(model.parameters(), states=states, min_elements=0)
+    model(torch.ones(2, 60)).sum().backward()
+    optimizer.step()
+    for param in model.parameters():
+        assert optimizer.state[param]["exp_avg"].to_local().dtype == torch.float32
+        assert not isinstance(optimizer.state[param]["exp_avg"].to_local(), QTensor)
+
+
+def refused(mesh: DeviceMesh) -> None:
+    """What cannot be right is an error: sums over processes, gradients and states that lie elsewhere."""
+    param = nn.Parameter(distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)]))
+    optimizer = AdamW([param])
+    param.grad = distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)])
+    optimizer.step()
+    state = optimizer.state_dict()
+    param.grad = None
+    param.grad = distribute_tensor(torch.ones(4, 6), mesh, [Replicate()])
+    expect("its gradient (Replicate(),): redistribute the gradient", optimizer.step)
+    state["state"][0]["exp_avg"] = torch.ones(4, 6)
+    expect("its saved state is not: load it by torch.distributed.checkpoint", lambda: optimizer.load_state_dict(state))
+    state["state"][0]["exp_avg"] = distribute_tensor(torch.ones(4, 6), mesh, [Shard(1)])
+    expect("they must lie alike", lambda: optimizer.load_state_dict(state))
+    partial = nn.Parameter(DTensor.from_local(torch.ones(4, 6), mesh, [Partial()]))
+    partial.grad = DTensor.from_local(torch.ones(4, 6), mesh, [Partial()])
+    expect("is a sum over processes", AdamW([partial]).step)
+
+
+def expect(message: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        call()
+
+
+def main(rank: int, folder: Path, states: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    alone, sharded, resumed = build(), build(), build()
+    for model in (sharded, resumed):
+        fully_shard(model, mesh=mesh)
+    one = AdamW(alone.parameters(), lr=1e-2, states=states, min_elements=5000)
+    many = AdamW(sharded.parameters(), lr=1e-2, states=states, min_elements=5000)
+    train(alone, one, range(4))
+    train(sharded, many, range(4))
+    for mine, piece in zip(alone.parameters(), sharded.parameters(), strict=True):
+        assert isinstance(piece, DTensor)
+        for name, value in many.state[piece].items():
+            if name != "step":
+                assert isinstance(value, DTensor)
+                coded = states != "float32" and piece.shape[-1] == 300
+                assert isinstance(value.to_local(), QTensor) == coded, (name, piece.shape)
+        assert torch.equal(whole(piece), mine.detach())  # blocks are those of the rows: codes of pieces are the same
+
+    kept = get_optimizer_state_dict(sharded, many)
+    dcp.save({"optimizer": kept}, checkpoint_id=folder / "checkpoint")
+    other = AdamW(resumed.parameters(), lr=0.5, states=states, min_elements=5000)
+    target = get_optimizer_state_dict(resumed, other)
+    dcp.load({"optimizer": target}, checkpoint_id=folder / "checkpoint")
+    set_optimizer_state_dict(resumed, other, target)
+    with torch.no_grad():
+        for piece, twin in zip(sharded.parameters(), resumed.parameters(), strict=True):
+            twin.copy_(piece)
+    train(sharded, many, range(4, 6))
+    train(resumed, other, range(4, 6))
+    for piece, twin in zip(sharded.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(whole(piece), whole(twin))
+    short_rows(mesh, states)
+    refused(mesh)
+    print("all is well")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,224 @@
+"""The numbers of a step against float64 and against torch.optim, and what torch's optimizers may be asked for."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bitport.errors import ArgumentError
+from bitport.ops import use_kernel
+from bitport.train.optim import SGD, STATES, AdamW, Lion, LowBitOptimizer
+
+from .judges import OPTIONS, judged
+
+ULP = 2.0**-24
+TORCH = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD}
+
+
+def run(optimizer: torch.optim.Optimizer, param: Tensor, grads: list[Tensor]) -> Tensor:
+    for grad in grads:
+        param.grad = grad.clone()
+        optimizer.step()
+    return param.detach()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("shape", [(3, 5), (7,), (), (4, 3, 2, 2)])
+def test_float_states_against_float64(name: str, shape: tuple[int, ...]) -> None:
+    """Each step rounds a few times: to within 16 ulp of what is moved, and of the parameter."""
+    cls, options = OPTIONS[name]
+    param = nn.Parameter(torch.randn(shape))
+    optimizer = cls([param], states="float32", **options)
+    wanted, state, steps = param.detach().double(), {}, 6  # type: ignore[var-annotated]
+    for t in range(1, steps + 1):
+        param.grad = torch.randn(shape)
+        optimizer.step()
+        wanted = judged(cls, wanted, param.grad.double(), state, t, **options)
+    bound = 16 * ULP * steps * (wanted.abs().max() + options["lr"] * 10)
+    assert (param.detach() - wanted).abs().max() <= bound
+
+
+@pytest.mark.parametrize("name", [name for name, (cls, _) in OPTIONS.items() if cls is not Lion])
+def test_float_states_are_those_of_torch(name: str) -> None:
+    cls, options = OPTIONS[name]
+    start, grads = torch.randn(40, 130), [torch.randn(40, 130) for _ in range(8)]
+    mine, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    ours, peer = cls([mine], states="float32", **options), TORCH[cls.__name__]([theirs], **options)
+    torch.testing.assert_close(run(ours, mine, grads), run(peer, theirs, grads), rtol=8 * 8 * ULP, atol=64 * ULP)
+    for key, value in peer.state[theirs].items():
+        if key != "step" and value is not None:
+            torch.testing.assert_close(ours.state[mine][key], value, rtol=8 * 8 * ULP, atol=64 * ULP)
+
+
+@pytest.mark.parametrize("states", ["8bit", "4bit", "fp8"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_first_step_rounds_nothing(name: str, states: str) -> None:
+    """Moments begin at zero, and the parameter moves by the new ones before they are rounded."""
+    cls, options = OPTIONS[name]
+    start, grad = torch.randn(20, 300), torch.randn(20, 300)
+    results = []
+    for kind in (states, "float32"):
+        param = nn.Parameter(start.clone())
+        results.append(run(cls([param], states=kind, **options), param, [grad]))
+    assert torch.equal(*results)
+
+
+def test_what_changes_between_steps_counts() -> None:
+    """A schedule, groups with options of their own, a learning rate in a tensor, a frozen parameter, a closure."""
+    layer = nn.Linear(8, 8)
+    frozen = nn.Parameter(torch.ones(3))
+    lr = torch.tensor(0.5)
+    optimizer = SGD(
+        [{"params": [layer.weight, frozen], "lr": 0.25}, {"params": [layer.bias], "lr": lr}], states="float32"
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    calls = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = layer.weight.sum() + layer.bias.sum()
+        loss.backward()
+        calls.append(loss)
+        return loss
+
+    assert optimizer.step(closure) is calls[0]
+    schedule.step()
+    optimizer.step(closure)
+    torch.testing.assert_close(layer.weight.detach(), weight - 0.25 * 1.5)
+    torch.testing.assert_close(layer.bias.detach(), bias - 0.5 * 1.5)
+    assert torch.equal(frozen, torch.ones(3))
+    assert frozen not in optimizer.state
+
+
+def test_gradient_scaling_of_amp_works() -> None:
+    param = nn.Parameter(torch.ones(4))
+    optimizer, scaler = SGD([param], lr=1.0), torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(param.sum()).backward()
+    scaler.step(optimizer)
+    assert torch.equal(param.detach(), torch.zeros(4))
+
+
+def test_memory_format_and_slices_are_no_matter() -> None:
+    start, grad = torch.randn(70, 4, 9, 9), torch.randn(70, 4, 9, 9)
+    straight = nn.Parameter(start.clone())
+    last = nn.Parameter(start.clone(memory_format=torch.channels_last))
+    with use_kernel("generic"):
+        run(AdamW([straight]), straight, [grad, -grad])
+        run(AdamW([last]), last, [grad.clone(memory_format=torch.channels_last), -grad])
+    assert torch.equal(straight, last)
+
+
+def test_a_compiled_training_step_is_the_eager_one() -> None:
+    start, x = torch.randn(64, 80), torch.randn(5, 80)
+    results = []
+    for wrap in (lambda fn: fn, lambda fn: torch.compile(fn, backend="eager")):
+        param = nn.Parameter(start.clone())
+        optimizer = AdamW([param], lr=0.1)
+
+        def train(param: Tensor = param, optimizer: LowBitOptimizer = optimizer) -> None:
+            optimizer.zero_grad()
+            (x @ param.t()).square().mean().backward()
+            optimizer.step()
+
+        step = wrap(train)
+        for _ in range(3):
+            step()
+        results.append(param.detach())
+    assert torch.equal(*results)
+
+
+class Prepared(Tensor):
+    """A float tensor behind a wrapper, as training with simulated rounding has: it has no memory of its own."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Prepared:
+        self = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        self.held = inner
+        return self
+
+    def __init__(self, inner: Tensor) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        inner = [arg.held if isinstance(arg, Prepared) else arg for arg in args]
+        result = func(*inner, **(kwargs or {}))
+        if func is torch.ops.aten.detach.default:
+            return Prepared(result)
+        return args[0] if func._schema.is_mutable else result
+
+
+@pytest.mark.parametrize("states", STATES)
+def test_a_parameter_behind_a_wrapper(states: str) -> None:
+    start, grads = torch.randn(20, 300), [torch.randn(20, 300) for _ in range(3)]
+    plain, inner = nn.Parameter(start.clone()), start.clone()
+    wrapped = nn.Parameter(Prepared(inner))
+    with use_kernel("generic"):
+        run(AdamW([plain], states=states), plain, grads)
+    optimizer = AdamW([wrapped], states=states)
+    for grad in grads:
+        wrapped.grad = grad
+        optimizer.step()
+    assert torch.equal(inner, plain.detach())
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"states": "2bit"}, r"unknown states='2bit'; allowed: 8bit, 4bit, fp8, float32, bfloat16"),
+    ({"lr": -1.0}, r"lr=-1.0: must not be negative"),
+    ({"lr": float("nan")}, r"lr=nan: must not be negative"),
+    ({"lr": torch.ones(2)}, r"a tensor must hold one number"),
+    ({"eps": -1.0}, r"eps=-1.0"),
+    ({"weight_decay": -1.0}, r"weight_decay=-1.0"),
+    ({"min_elements": -1}, r"min_elements=-1"),
+    ({"betas": (1.0, 0.9)}, r"betas=\(1.0, 0.9\): both must be at least 0 and below 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[str(at) for at in range(len(REFUSED))])
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        AdamW([nn.Parameter(torch.ones(3))], **options)
+
+
+def test_nesterov_needs_momentum() -> None:
+    with pytest.raises(ArgumentError, match="it needs momentum above 0 and no dampening"):
+        SGD([nn.Parameter(torch.ones(3))], nesterov=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float64])
+def test_dtypes_that_are_not_taken(dtype: torch.dtype) -> None:
+    with pytest.raises(ArgumentError, match=rf"parameter 0 of the group is {dtype}; allowed are float32"):
+        AdamW([nn.Parameter(torch.ones(3, dtype=dtype))])
+
+
+def test_a_group_that_is_refused_is_not_added() -> None:
+    optimizer = AdamW([nn.Parameter(torch.ones(3))])
+    with pytest.raises(ArgumentError, match="weight_decay"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "weight_decay": -1.0})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_a_sparse_gradient_is_refused_before_anything_changes() -> None:
+    first, table = nn.Parameter(torch.ones(3)), nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    first.grad = torch.ones(3)
+    optimizer = AdamW([first, table.weight])
+    with pytest.raises(ArgumentError, match=r"parameter 1 has a gradient of layout torch.sparse_coo"):
+        optimizer.step()
+    assert torch.equal(first.detach(), torch.ones(3))
+    assert optimizer.state[first]["step"] == 0
+
+
+def test_no_warning_and_no_gradient() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = AdamW([nn.Parameter(torch.ones(3))])
+        optimizer.step()
+    assert not optimizer.state

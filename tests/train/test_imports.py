@@ -1,0 +1,16 @@
+"""What training brings into a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_optimizers_bring_in_no_distributed_tensors() -> None:
+    """Nor a compiler: a process without either does not wait for them."""
+    script = (
+        "import sys, torch; before = set(sys.modules); import bitport.train.optim; print(*set(sys.modules) - before)"
+    )
+    new = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "bitport.train.optim.sharded" in new
+    assert [name for name in new if name.startswith(("torch.distributed.tensor", "torch._dynamo", "triton"))] == []
