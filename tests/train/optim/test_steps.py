@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bitport.errors import ArgumentError
 from bitport.ops import use_kernel
+from bitport.train import prepare_
 from bitport.train.optim import SGD, STATES, AdamW, Lion, LowBitOptimizer
 
 from .judges import OPTIONS, judged
@@ -222,3 +223,24 @@ def test_no_warning_and_no_gradient() -> None:
         optimizer = AdamW([nn.Parameter(torch.ones(3))])
         optimizer.step()
     assert not optimizer.state
+
+
+@pytest.mark.parametrize("states", ["8bit", "float32"])
+def test_weights_in_training_are_stepped_as_their_values(states: str) -> None:
+    """By the same kernel; and autograd hears of it."""
+    torch.manual_seed(0)
+    plain, prepared = nn.Linear(64, 128, bias=False), nn.Linear(64, 128, bias=False)
+    prepared.load_state_dict(plain.state_dict())
+    prepare_(prepared, "int8-dyn", gradients="int8")
+    grad = torch.randn(128, 64)
+    for model in (plain, prepared):
+        optimizer = AdamW(model.parameters(), lr=1e-2, states=states)
+        model.weight.grad = grad.clone()
+        optimizer.step()
+    assert torch.equal(prepared.state_dict()["weight"], plain.weight)
+    optimizer = AdamW(prepared.parameters(), lr=1e-2, states=states)
+    y = prepared(torch.randn(4, 64, requires_grad=True)).sum()
+    prepared.weight.grad = grad.clone()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from bitport.errors import ArgumentError
 from bitport.numerics import Format
@@ -22,6 +23,7 @@ from bitport.tensor import QTensor
 from bitport.tensor.parts import FLOATS
 from bitport.train.optim import sharded
 from bitport.train.optim.states import loaded, moment_of, states_of, zeros
+from bitport.train.tensor import TrainedTensor, value_of
 
 Group = dict[str, Any]
 
@@ -85,7 +87,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
     def _update(self) -> None:
         """Nothing changes before every gradient was looked at."""
         targets: dict[str, list[Target]] = {}
-        stepped = []
+        stepped, wrapped = [], []
         position = -1
         for group in self.param_groups:
             for param in group["params"]:
@@ -95,10 +97,13 @@ class LowBitOptimizer(torch.optim.Optimizer):
                 target = self._target(group, param, position)
                 targets.setdefault(target.param.device.type, []).append(target)
                 stepped.append(self.state[param]["step"])
+                if isinstance(param, TrainedTensor):
+                    wrapped.append(param)
         for of_device in targets.values():
             optimizer_step(self.rule, of_device)
         for step in stepped:
             step += 1
+        increment_version(wrapped)  # the value was written to, behind the weight in training that autograd knows
 
     def _target(self, group: Group, param: Tensor, position: int) -> Target:
         local, grad = sharded.local_of(param, param.grad)
@@ -119,7 +124,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
         keys = None
         if group["stochastic_rounding"] and any(part.dtype in CUT for part in (local, *(each.data for each in kept))):
             keys = tuple(key_of(group["seed"], position, step, which) for which in range(1 + len(kept)))
-        return Target(local, grad, tuple(kept), self.numbers(group, step), keys)
+        return Target(value_of(local), grad, tuple(kept), self.numbers(group, step), keys)
 
     def _kind(self, group: Group, param: Tensor, positive: bool) -> tuple[Format | None, torch.dtype]:
         """The format of a moment, and the dtype of one without."""

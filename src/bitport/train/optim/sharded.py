@@ -7,30 +7,24 @@ blocks. Other moments of a DTensor (of a bias, of short rows, of columns cut els
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.numerics import Format
+from bitport.tensor.sharded import is_sharded
 from bitport.train.optim.states import kept_shape
-
-
-def is_dtensor(tensor: object) -> bool:
-    """Without importing what a process that has none does not need."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_of(param: Any, grad: Any) -> tuple[Tensor, Tensor]:
     """The pieces of this process."""
-    if not is_dtensor(param):
+    if not is_sharded(param):
         return param, grad
     if any(placement.is_partial() for placement in param.placements):
         raise ArgumentError(f"a parameter is a sum over processes, {param.placements}: redistribute it before training")
-    if not is_dtensor(grad) or grad.placements != param.placements or grad.device_mesh != param.device_mesh:
-        given = grad.placements if is_dtensor(grad) else "on one process"
+    if not is_sharded(grad) or grad.placements != param.placements or grad.device_mesh != param.device_mesh:
+        given = grad.placements if is_sharded(grad) else "on one process"
         raise ArgumentError(
             f"a parameter is placed {param.placements}, its gradient {given}: "
             f"redistribute the gradient, grad.redistribute(param.device_mesh, param.placements)"
@@ -40,22 +34,22 @@ def local_of(param: Any, grad: Any) -> tuple[Tensor, Tensor]:
 
 def local_part(value: Any, param: Any = None) -> Any:
     """The piece of a state that belongs to this process; where ``param`` is given, it must lie as that does."""
-    if not is_dtensor(value):
-        if is_dtensor(param):
+    if not is_sharded(value):
+        if is_sharded(param):
             raise ArgumentError(
                 f"a parameter is placed {param.placements}, its saved state is not: load it by "
                 f"torch.distributed.checkpoint.state_dict.set_optimizer_state_dict"
             )
         return value
-    if param is not None and (not is_dtensor(param) or value.placements != param.placements):
-        placed = param.placements if is_dtensor(param) else "on one process"
+    if param is not None and (not is_sharded(param) or value.placements != param.placements):
+        placed = param.placements if is_sharded(param) else "on one process"
         raise ArgumentError(f"a saved state is placed {value.placements}, its parameter {placed}: they must lie alike")
     return value.to_local()
 
 
 def like(param: Any, kept: Tensor) -> Tensor:
     """A state of this process's piece, placed as the parameter is."""
-    if not is_dtensor(param):
+    if not is_sharded(param):
         return kept
     placed = {"run_check": False, "shape": param.size(), "stride": param.stride()}
     return type(param.data).from_local(kept, param.device_mesh, param.placements, **placed)
@@ -63,7 +57,7 @@ def like(param: Any, kept: Tensor) -> Tensor:
 
 def takes_codes(param: Any, fmt: Format) -> bool:
     """Whether every process can keep codes in the shape of its piece."""
-    if not is_dtensor(param):
+    if not is_sharded(param):
         return True
     shape = list(param.shape)
     for size, placement in zip(param.device_mesh.shape, param.placements, strict=True):
