@@ -30,9 +30,9 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-triton-oldest test-xla test-tpu \
-	test-peers sanitize sanitize-shim sanitize-runner runner runner-tarball ci lint format types bench bench-check \
-	bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page bench-training \
-	xla-page accuracy algorithms support clean
+	test-peers sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball ci lint format types bench \
+	bench-check bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral \
+	voxtral-page bench-training xla-page accuracy algorithms support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -105,6 +105,23 @@ sanitize: $(SANITIZED)/kernels_test sanitize-shim
 # The C functions over tensors, with a stand-in for torch.
 sanitize-shim: $(SANITIZED)/shim_test
 	$(SANITIZE_RUN) $< $(SANITIZE_ARGS)
+
+# Steps of optimizers, whose tables Python makes: their tests with a library under the sanitizers.
+STEP_TESTS := tests/backends/test_native_optimizer_step.py
+STEP_LIBRARY := $(SANITIZED)/src/bitport/backends/cpu/libbitport_kernels.so
+
+sanitize-step: $(VENV)/.test $(STEP_LIBRARY)
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" PYTHONPATH=$(SANITIZED)/src:. \
+	  ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:max_malloc_fill_size=268435456:malloc_fill_byte=255 \
+	  $(BIN)/python -m pytest -q -p no:cacheprovider -n 0 $(STEP_TESTS)
+
+$(STEP_LIBRARY): $(patsubst native/%.cpp,$(SANITIZED)/pic/%.o,$(wildcard native/kernels/*.cpp native/torch/*.cpp))
+	rm -rf $(SANITIZED)/src && cp -r src $(SANITIZED)/src
+	$(SANITIZE_CXX) -shared -o $@ $^ -ldl
+
+$(SANITIZED)/pic/%.o: native/%.cpp $(wildcard native/*/*.h)
+	@mkdir -p $(@D)
+	$(SANITIZE_CXX) -fPIC -fvisibility=hidden -c -o $@ $<
 
 $(SANITIZED)/kernels_test: $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(wildcard native/kernels/*.cpp native/tests/*.cpp))
 	$(SANITIZE_CXX) -o $@ $^

@@ -14,7 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__)
     parser.add_argument("what", choices=("steps", "schemes", "scratch", "page"))
     parser.add_argument("--rounds", type=int, default=15, help="of steps")
-    parser.add_argument("--steps", type=int, default=300, help="of training, for schemes and scratch")
+    parser.add_argument("--steps", type=int, default=150, help="of training, for schemes and scratch")
     parser.add_argument("--json", action="store_true", help=f"append to bench/results/{SUITE}.jsonl")
     args = parser.parse_args()
     if args.what == "page":

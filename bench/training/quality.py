@@ -26,11 +26,10 @@ from examples.tinylm.corpus import nth_story
 from examples.tinylm.model import Config, TinyLM
 
 MODEL = Path("models/tinylm")
-SCHEMES = ("int4", "int3", "int2-g32", "mxfp4", "nvfp4", "int4-int8")
+SCHEMES = ("int4", "int3", "int2-g32", "mxfp4")
 SCRATCH: tuple[tuple[str, str | None, str | None], ...] = (
     ("bf16", None, None),
     ("int8-dyn, gradients int8", "int8-dyn", "int8"),
-    ("fp8, gradients fp8", "fp8", "fp8"),
     ("fp8-row, gradients fp8-row", "fp8-row", "fp8-row"),
     ("mxfp8, gradients mxfp8", "mxfp8", "mxfp8"),
 )
