@@ -75,7 +75,7 @@ def test_the_recipe_that_is_shown_is_one() -> None:
     assert all(f"`{kind}`" in text for kind in KINDS)
 
 
-@pytest.mark.parametrize("text", ["README.md", "docs/transforms.md", "docs/training.md"])
+@pytest.mark.parametrize("text", ["README.md", "docs/transforms.md", "docs/training.md", "docs/optimizers.md"])
 def test_python_that_is_shown_runs(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each statement as it stands, but for the device; what changes a model is given one that nobody changed."""
     families = pytest.importorskip("tests.algorithms.families", reason="needs the extra: pip install 'bitport[hf]'")
