@@ -196,6 +196,8 @@ bench: $(VENV)/.hf
 	$(BIN)/python -m bench.growth --json
 	$(BIN)/python -m bench.quantize --json
 	$(BIN)/python -m bench.load --json
+	$(BIN)/python -m bench.kv_cache --json
+	$(BIN)/python -m bench.kv_cache --page
 
 # Fails if a product is slower than bf16: a quarter of an hour on two cores, a few minutes with BENCH_ARGS=--quick;
 # --compiled compares with bf16 compiled with freezing, --isa avx2 forces an instruction set.
@@ -244,6 +246,7 @@ bench-training: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.training steps --json $(BENCH_ARGS)
 	$(PEERS_VENV)/bin/python -m bench.training schemes --json
 	$(PEERS_VENV)/bin/python -m bench.training scratch --json
+	$(PEERS_VENV)/bin/python -m bench.optim --json
 	$(PEERS_VENV)/bin/python -m bench.training page
 
 accuracy: $(VENV)/.hf
