@@ -37,9 +37,9 @@ with products in bfloat16 and in low precision.
 
 OPTIMIZERS = """## A step of an optimizer
 
-AdamW (and Lion) of `bitport.train.optim` ([optimizers.md](optimizers.md)) with moments in few bits, as a part of the time
-of torch's fused AdamW with moments in float32, on the parameters of one block of a model of a billion (*layers*) and of a
-whole small one (*small*): below 1 is faster. The second figure is bytes of moments per parameter.
+AdamW (and Lion) of `bitport.train.optim` ([optimizers.md](optimizers.md)) with moments in few bits, as a part of the
+time of torch's fused AdamW with moments in float32, on the parameters of one block of a model of a billion (*layers*)
+and of a whole small one (*small*): below 1 is faster. In the last column: bytes of moments per parameter.
 """
 
 
@@ -89,11 +89,11 @@ def of_optimizers(head: Row, rows: list[Row]) -> str:
     shapes = list(dict.fromkeys(row["shapes"] for row in rows))
     found = {(row["optimizer"], row["shapes"]): row for row in rows}
     names = list(dict.fromkeys(row["optimizer"] for row in rows))
-    cells = [
-        [name, *(f"{each['to_fused']:.2f} ({each['ms']:.1f} ms)" for each in (found[name, shape] for shape in shapes))]
-        + [f"{found[name, shapes[0]]['state_bytes_per_parameter']:.2f}"]
-        for name in names
-    ]
+    cells = []
+    for name in names:
+        here = [found[name, shape] for shape in shapes]
+        ratios = [f"{each['to_fused']:.2f} ({each['ms']:.1f} ms)" for each in here]
+        cells.append([name, *ratios, f"{here[0]['state_bytes_per_parameter']:.2f}"])
     return "\n".join([OPTIMIZERS, where(head), markdown(["", *shapes, "bytes"], cells)])
 
 
@@ -103,12 +103,9 @@ def write() -> None:
     for what, section in (("steps", of_steps), ("schemes", of_schemes), ("scratch", of_scratch)):
         if found := newest(lines, what):
             parts.append(section(*found))
-    steps = [row for row in lines_of(RESULTS / "optim.jsonl") if "machine" in row or "optimizer" in row]
-    heads = [
-        head for name, head in runs_of(steps).items() if any(row["run"] == name and "optimizer" in row for row in steps)
-    ]
-    if heads:
-        parts.append(
-            of_optimizers(heads[-1], [row for row in steps if row["run"] == heads[-1]["run"] and "optimizer" in row])
-        )
+    measured = lines_of(RESULTS / "optim.jsonl")
+    timed = [row for row in measured if "optimizer" in row]
+    if timed:
+        run = timed[-1]["run"]
+        parts.append(of_optimizers(runs_of(measured)[run], [row for row in timed if row["run"] == run]))
     (DOCS / PAGE).write_text("\n".join(parts).rstrip() + "\n")
