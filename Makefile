@@ -241,11 +241,11 @@ bench-voxtral: $(VENV)/.hf runner
 voxtral-page: $(VENV)/.hf
 	$(BIN)/python -m bench.voxtral.page
 
-# Steps beside torchao's, so in the environment of the peers; what training brings takes half an hour of two cores.
+# Steps beside torchao's, so in the environment of the peers; what training brings takes ten minutes of two cores.
 bench-training: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.training steps --json $(BENCH_ARGS)
 	$(PEERS_VENV)/bin/python -m bench.training schemes --json
-	$(PEERS_VENV)/bin/python -m bench.training scratch --json
+	$(PEERS_VENV)/bin/python -m bench.training gradients --json
 	$(PEERS_VENV)/bin/python -m bench.optim --json
 	$(PEERS_VENV)/bin/python -m bench.training page
 

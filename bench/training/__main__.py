@@ -1,4 +1,4 @@
-"""python -m bench.training steps|schemes|scratch [--json]; with "page" it writes docs/training-figures.md."""
+"""python -m bench.training steps|schemes|gradients [--json]; with "page" it writes docs/training-figures.md."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SUITE = "training"
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__)
-    parser.add_argument("what", choices=("steps", "schemes", "scratch", "page"))
+    parser.add_argument("what", choices=("steps", "schemes", "gradients", "page"))
     parser.add_argument("--rounds", type=int, default=15, help="of steps")
-    parser.add_argument("--steps", type=int, default=150, help="of training, for schemes and scratch")
+    parser.add_argument("--steps", type=int, default=150, help="of training, for schemes")
     parser.add_argument("--json", action="store_true", help=f"append to bench/results/{SUITE}.jsonl")
     args = parser.parse_args()
     if args.what == "page":
@@ -24,7 +24,7 @@ def main() -> None:
     if args.what == "steps":
         rows = steps.run(args.rounds, print)
     else:
-        rows = list((quality.run_schemes if args.what == "schemes" else quality.run_scratch)(args.steps, print))
+        rows = list((quality.run_schemes if args.what == "schemes" else quality.run_gradients)(args.steps, print))
     if args.json:
         append(SUITE, [head, *({"run": head["run"], **row} for row in rows)])
 
