@@ -8,17 +8,10 @@ import torch
 import bitport as bp
 from bitport.numerics import sqnr
 
+from .sizes import SMALL
+
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
 BERT = {key: size for key, size in SMALL.items() if key not in ("num_key_value_heads", "head_dim")}
 QWEN_MOE = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GPT_OSS = {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}

@@ -14,20 +14,13 @@ from bitport.cache import CacheFormat, cache_format
 from bitport.errors import ArgumentError
 from bitport.numerics import quantize_dequantize, sqnr
 
+from . import sizes
+
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 kv_cache = pytest.importorskip("bitport.integrations.kv_cache")
 KVCache = kv_cache.KVCache
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-}
+SMALL = {**sizes.SMALL, "max_position_embeddings": 128}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"],

@@ -21,19 +21,12 @@ from bitport.numerics import sqnr
 from bitport.tensor import QTensor, quantize_tensor
 
 from .models import make_tokenizer
+from .sizes import SMALL
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 pytest.importorskip("transformers.conversion_mapping", reason="this version of transformers builds models as files are")
 
-SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
+SIZES = {**SMALL, "vocab_size": 320, "intermediate_size": 96}
 IDS = torch.arange(14).reshape(2, 7)
 CONFIGS = {
     "mixtral": ("MixtralConfig", {**SIZES, "num_local_experts": 12}),

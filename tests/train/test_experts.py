@@ -14,6 +14,7 @@ from bitport.schemes import preset
 from bitport.tensor import quantize_tensor
 from bitport.train import GRADIENTS, convert_, prepare_
 from bitport.train.tensor import Rounding, TrainedTensor
+from tests.integrations.sizes import SMALL
 
 E, T, N, K = 4, 40, 32, 64
 OFFS = torch.tensor([10, 10, 25, 36], dtype=torch.int32)
@@ -100,15 +101,6 @@ def test_products_that_do_not_round_their_gradients() -> None:
         torch.randn(3, N) @ w[0]
 
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
 QWEN_MOE = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 ARCHITECTURES = {
     "llama": ("LlamaConfig", SMALL, {}),

@@ -18,13 +18,23 @@ from bitport.tensor.qtensor import ATEN, QTensor
 aten = torch.ops.aten
 
 
-def implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-        for op in ops:
-            ATEN[op] = fn
-        return fn
+Adding = Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]
 
-    return add
+
+def adding_to(table: dict[Any, Callable[..., Any]]) -> Adding:
+    """A decorator ``implements(op, ...)`` that puts what computes these ops into ``table``."""
+
+    def implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def add(fn: Callable[..., Any]) -> Callable[..., Any]:
+            table.update(dict.fromkeys(ops, fn))
+            return fn
+
+        return add
+
+    return implements
+
+
+implements = adding_to(ATEN)
 
 
 @implements(aten.detach.default, aten.alias.default)

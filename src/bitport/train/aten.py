@@ -14,19 +14,14 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
+from bitport.tensor.aten import adding_to
 from bitport.train.rounded import dense, rounded_input, rounded_rows
 from bitport.train.tensor import ATEN, TrainedTensor
 
 aten = torch.ops.aten
 
 
-def implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-        for op in ops:
-            ATEN[op] = fn
-        return fn
-
-    return add
+implements = adding_to(ATEN)
 
 
 # -- storing ---------------------------------------------------------------------------------------------------------
