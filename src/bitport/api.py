@@ -132,8 +132,7 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
             q = own(param)
             if isinstance(q, QTensor):
                 if id(param) not in done:
-                    value = q.dequantize(dtype)
-                    value = sharded_like(param, value) if is_sharded(param) else value
+                    value = sharded_like(param, q.dequantize(dtype))
                     done[id(param)] = nn.Parameter(value, requires_grad=False)
                 setattr(module, name, done[id(param)])
     return model

@@ -78,11 +78,9 @@ def arranged(name: str, pieces: Sequence[Sequence[Entry]], *, stack: bool) -> Ar
 
 
 def _joined(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    if not shapes[0] and len(shapes) > 1:
+    """Of tensors beside each other; None where they do not fit."""
+    if len(shapes) == 1:
+        return shapes[0]
+    if not all(shapes) or len({shape[1:] for shape in shapes}) > 1:
         return None
-    rests = {shape[1:] for shape in shapes}
-    return (
-        (sum(shape[0] for shape in shapes), *shapes[0][1:])
-        if len(shapes) > 1 and len(rests) == 1
-        else (shapes[0] if len(shapes) == 1 else None)
-    )
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])

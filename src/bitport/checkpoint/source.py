@@ -118,18 +118,22 @@ class Source:
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """One at a time, file by file."""
-        for file, group in itertools.groupby(map(self.tensors.__getitem__, names), key=lambda held: held.file):
-            with contextlib.ExitStack() as stack:
-                opened = {file: stack.enter_context(SafetensorsReader(file))}
+        for _, group in itertools.groupby(map(self.tensors.__getitem__, names), key=lambda held: held.file):
+            yield from self._read(group)
 
-                def piece(entry: Entry, opened: Any = opened, stack: Any = stack) -> Tensor:
-                    at = self.path / entry.shard if self.is_directory else self.path
-                    if at not in opened:
-                        opened[at] = stack.enter_context(SafetensorsReader(at))
-                    return opened[at].read(entry.name)
+    def _read(self, group: Iterable[Held]) -> Iterator[tuple[str, Tensor]]:
+        """Each file is opened once, those of further pieces too."""
+        with contextlib.ExitStack() as stack:
 
-                for held in group:
-                    yield held.name, held.entry.made(piece) if isinstance(held, Made) else opened[file].read(held.name)
+            @functools.cache
+            def opened(file: Path) -> SafetensorsReader:
+                return stack.enter_context(SafetensorsReader(file))
+
+            def piece(entry: Entry) -> Tensor:
+                return opened(self.path / entry.shard if self.is_directory else self.path).read(entry.name)
+
+            for held in group:
+                yield held.name, held.entry.made(piece) if isinstance(held, Made) else opened(held.file).read(held.name)
 
     def others(self) -> Iterator[Path]:
         """Files that are carried over, relative to the directory."""

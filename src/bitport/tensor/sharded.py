@@ -52,7 +52,10 @@ def nbytes_of(tensor: Tensor) -> int:
 
 
 def sharded_like(tensor: Tensor, shard: Tensor) -> Tensor:
-    """A DTensor that lies as the DTensor ``tensor`` does, of which this process has ``shard``."""
+    """Of which this process has ``shard``: a DTensor that lies as the DTensor ``tensor`` does. ``shard`` itself where
+    ``tensor`` is none."""
+    if not is_sharded(tensor):
+        return shard
     from torch.distributed.tensor import DTensor
 
     place = (tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]

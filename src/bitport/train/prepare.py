@@ -51,20 +51,17 @@ def prepare_(
     plugins.load()
     targets, rounded = find_targets(model), gradients_of(gradients)
     plan = Recipe.of(recipe).resolve(targets)
-    chosen = {target.name: plan[target.name].scheme for target in targets if plan[target.name].scheme is not None}
     by_name = {target.name: target for target in targets}
-    for name, scheme in chosen.items():
-        assert scheme is not None
-        _check(model, by_name[name], scheme, rounded)
-    static = {by_name[name].module: scheme.act for name, scheme in chosen.items() if scheme and scheme.static}
+    chosen = [(by_name[choice.name], choice.scheme) for choice in plan.quantized if choice.scheme is not None]
+    for target, scheme in chosen:
+        _check(model, target, scheme, rounded)
+    static = {target.module: scheme.act for target, scheme in chosen if scheme.static}
     if static and calibrate is None:
         raise ArgumentError(f"{len(static)} layers have a static input scale; give calibrate=batches to measure it")
     scales = input_scales(model, static, calibrate) if static and calibrate is not None else {}
     made: dict[str, nn.Parameter] = {}
-    for name, scheme in chosen.items():
-        target = by_name[name]
+    for target, scheme in chosen:
         if target.storage not in made:
-            assert scheme is not None
             param = _param(model, target)
             how = Rounding(scheme, rounded, target.kind, target.transposed)
             scale = scales.get(target.module)
@@ -72,8 +69,8 @@ def prepare_(
             made[target.storage] = nn.Parameter(tensor, requires_grad=param.requires_grad)
         _set(model, target, made[target.storage])
     for module in model.modules():
-        own = module.named_parameters(recurse=False, remove_duplicate=False)
-        if names := [name for name, param in own if isinstance(param, TrainedTensor)]:
+        params = module.named_parameters(recurse=False, remove_duplicate=False)
+        if names := [name for name, param in params if isinstance(param, TrainedTensor)]:
             module.register_state_dict_post_hook(_write_values)
             module.register_load_state_dict_post_hook(_StillPrepared(names))
     return plan
@@ -166,7 +163,7 @@ def _write_values(module: nn.Module, state: dict[str, Any], prefix: str, metadat
             continue
         shard = own(kept)
         if isinstance(shard, TrainedTensor):
-            state[prefix + name] = sharded_like(kept, shard.value) if is_sharded(kept) else shard.value
+            state[prefix + name] = sharded_like(kept, shard.value)
 
 
 class _StillPrepared:

@@ -128,7 +128,9 @@ class TrainedTensor(Tensor):
         handler = ATEN.get(func)
         if handler is not None:
             return handler(func, *args, **(kwargs or {}))
-        if any(isinstance(arg, TrainedTensor) and arg.recorded for arg in tree_leaves((args, kwargs))):
+        if torch.is_grad_enabled() and any(
+            isinstance(arg, TrainedTensor) and arg.recorded for arg in tree_leaves((args, kwargs))
+        ):
             raise _recorded(func)
         result = func(*tree_map(value_of, args), **tree_map(value_of, kwargs or {}))
         if not func._schema.is_mutable:

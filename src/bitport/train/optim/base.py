@@ -21,6 +21,7 @@ from bitport.numerics.stochastic import CUT, key_of
 from bitport.ops.optimizer_step import Numbers, Target, optimizer_step
 from bitport.tensor import QTensor
 from bitport.tensor.parts import FLOATS
+from bitport.tensor.sharded import sharded_like
 from bitport.train.optim import sharded
 from bitport.train.optim.states import loaded, moment_of, states_of, zeros
 from bitport.train.tensor import TrainedTensor, value_of
@@ -118,7 +119,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
             state["step"] = torch.tensor(0.0)
         for name, positive in moments.items():
             if name not in state:
-                state[name] = sharded.like(param, zeros(local, *self._kind(group, param, positive)))
+                state[name] = sharded_like(param, zeros(local, *self._kind(group, param, positive)))
         step = int(state["step"].item()) + 1
         kept = [moment_of(_plain(state, name), positive) for name, positive in moments.items()]
         keys = None
@@ -199,7 +200,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
             value = loaded(
                 sharded.local_part(state[name], param), sharded.local_part(param), fmt, dtype, f"{name} of {what}"
             )
-            taken[name] = sharded.like(param, value)
+            taken[name] = sharded_like(param, value)
         return taken
 
 
@@ -208,5 +209,5 @@ def _plain(state: Group, name: str) -> Tensor:
     kept: Tensor = sharded.local_part(state[name])
     if isinstance(kept, QTensor) and kept.bits_layout != "plain":
         kept = kept.to_layout("plain")
-        state[name] = sharded.like(state[name], kept)
+        state[name] = sharded_like(state[name], kept)
     return kept

@@ -47,14 +47,6 @@ def local_part(value: Any, param: Any = None) -> Any:
     return value.to_local()
 
 
-def like(param: Any, kept: Tensor) -> Tensor:
-    """A state of this process's piece, placed as the parameter is."""
-    if not is_sharded(param):
-        return kept
-    placed = {"run_check": False, "shape": param.size(), "stride": param.stride()}
-    return type(param.data).from_local(kept, param.device_mesh, param.placements, **placed)
-
-
 def takes_codes(param: Any, fmt: Format) -> bool:
     """Whether every process can keep codes in the shape of its piece."""
     if not is_sharded(param):
