@@ -2,8 +2,12 @@
 
 32 float32 weights of 2 MB are 64 MB. Beside what they return, save() needs nothing (the bytes are written from where
 they lie), load() one weight, or, where it maps the file, nothing at all, and quantize_files what quantizing and
-measuring makes of one weight: float32 steps and codes, and the float64 values of the error. A conversion between
-formats has one weight in both; all of them are 16 MB.
+measuring makes of one weight: float32 steps and codes, and the float64 values of the error, 16 MB. A conversion between
+formats has one weight in both.
+
+The allocator of that process maps every large tensor by itself. From its heap, the default for what is as large as
+something freed before, a tensor may come from memory that was there before the call, or leave some that nobody has:
+the same call then takes from 0 to 31 MB.
 """
 
 from __future__ import annotations
@@ -70,13 +74,14 @@ print(json.dumps({
 }))
 """
 
-WEIGHT, MODEL, NOISE = 2, 64, 8  # MB
+WEIGHT, MODEL, NOISE = 2, 64, 4  # MB
+MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # of glibc
 BUDGETS = {
     "save": NOISE,
     "load into it": WEIGHT + NOISE,
     "load": MODEL + WEIGHT + NOISE,
     "map": NOISE,
-    "convert": 16 * WEIGHT + NOISE,
+    "convert": 8 * WEIGHT + NOISE,
     "load quantized": MODEL / 4 + WEIGHT + NOISE,
     "to another format": NOISE,
     "from another format": NOISE,
@@ -85,9 +90,11 @@ BUDGETS = {
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="measures memory by /proc")
 def test_peaks(tmp_path: Path) -> None:
-    run = subprocess.run([sys.executable, "-c", PEAKS, str(tmp_path)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", PEAKS, str(tmp_path)]
+    run = subprocess.run(command, env=os.environ | MAPPED, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     peaks = json.loads(run.stdout)
     print({name: round(peak, 1) for name, peak in peaks.items()})
     assert {name: peak for name, peak in peaks.items() if peak > BUDGETS[name]} == {}
-    assert peaks["load"] > 0.9 * MODEL, "the measurement sees what is allocated"
+    held = {"load": 0.9 * MODEL, "load quantized": 0.9 * MODEL / 4, "convert": 2 * WEIGHT}
+    assert all(peaks[name] > least for name, least in held.items()), "the measurement sees what is allocated"
