@@ -269,6 +269,14 @@ def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> QTensor:
     return _take_batch(q, lambda part: func(part, [index]), shape)
 
 
+@implements(aten.unsqueeze.default)
+def _unsqueeze(func: Any, q: QTensor, dim: int) -> QTensor:
+    """A matrix as a batch of one."""
+    if dim % (q.dim() + 1) or q.batched or is_conv(q):
+        raise ArgumentError(f"only a matrix can be made a batch (expert), at dim 0, not {list(q.shape)} at dim {dim}")
+    return _take_batch(q.to_layout("plain"), lambda part: func(part, 0), (1, *q.shape))
+
+
 @implements(aten.unbind.int)
 def _unbind(func: Any, q: QTensor, dim: int = 0) -> list[QTensor]:
     return [_select(aten.select.int, q, dim, index) for index in range(q.shape[dim])]

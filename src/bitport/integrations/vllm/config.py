@@ -1,0 +1,69 @@
+"""What vLLM calls a quantization: which layers take their weights from a checkpoint of bitport."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+import bitport
+from bitport.checkpoint.manifest import NAME as MANIFEST
+from bitport.errors import ArgumentError
+from bitport.integrations.vllm import NAME
+from bitport.integrations.vllm.experts import Experts
+from bitport.integrations.vllm.layers import Weights
+
+
+@register_quantization_config(NAME)
+class Quantization(QuantizationConfig):
+    """The tensors of the checkpoint say themselves what they are, so that nothing is decided by names of layers: each
+    takes what its loader is given, quantized or not."""
+
+    def get_name(self) -> str:
+        return NAME
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return [MANIFEST]
+
+    def __init__(self, manifest: dict[str, Any]) -> None:
+        super().__init__()
+        self.crc32 = manifest.get("crc32")
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Quantization:
+        return cls(config)
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        """vLLM keeps compiled programs for all that has the same configuration. They depend on the schemes too, which
+        another checkpoint in the same place may not share."""
+        hf_config.bitport = [bitport.__version__, self.crc32]
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        _check_load_format()
+        if isinstance(layer, RoutedExperts):
+            return Experts(layer.moe_config)
+        return Weights() if isinstance(layer, LinearBase | VocabParallelEmbedding) else None
+
+
+def _check_load_format() -> None:
+    given = get_current_vllm_config().load_config.load_format
+    if given not in (NAME, "dummy"):
+        raise ArgumentError(
+            f"--quantization {NAME} was given with --load-format {given}, which does not read checkpoints of bitport: "
+            f"give --load-format {NAME} too"
+        )
