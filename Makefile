@@ -18,6 +18,7 @@ PEERS_VENV ?= .venv-peers
 XLA_VENV ?= .venv-xla
 RUNTIMES_VENV ?= .venv-runtimes
 FORMATS_VENV ?= .venv-formats
+VLLM_VENV ?= .venv-vllm
 BENCH_ARGS ?=
 ALGORITHMS_OF ?=
 
@@ -30,9 +31,9 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-triton-oldest test-xla test-tpu \
-	test-peers sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball ci lint format types bench \
-	bench-check bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral \
-	voxtral-page bench-training xla-page accuracy algorithms support clean
+	test-peers test-vllm sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball ci lint format \
+	types bench bench-check bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla bench-tpu \
+	bench-voxtral voxtral-page bench-training bench-vllm xla-page accuracy algorithms support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -88,6 +89,10 @@ xla-page: $(XLA_VENV)/.xla
 test-peers: $(RUNTIMES_VENV)/.runtimes $(FORMATS_VENV)/.formats
 	$(RUNTIMES_VENV)/bin/python -m pytest -n $(WORKERS) -m peers --ignore tests/interop $(PYTEST_ARGS)
 	$(FORMATS_VENV)/bin/python -m pytest -n $(WORKERS) -m peers $(PYTEST_ARGS) tests/interop
+
+# vLLM itself, which wants other packages than any of these.
+test-vllm: $(VLLM_VENV)/.vllm
+	$(VLLM_VENV)/bin/python -m pytest -m peers $(PYTEST_ARGS) tests/integrations/vllm
 
 # SANITIZE_ARGS: how many random weights, and a seed. What is allocated is filled with 255, a NaN as a float and no zero
 # as anything else, for memory that is read before it is written.
@@ -249,6 +254,10 @@ bench-training: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.optim --json
 	$(PEERS_VENV)/bin/python -m bench.training page
 
+bench-vllm: $(VLLM_VENV)/.vllm
+	$(VLLM_VENV)/bin/python -m bench.vllm_serving --json $(BENCH_ARGS)
+	$(VLLM_VENV)/bin/python -m bench.vllm_serving --page
+
 accuracy: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.golden models/tinylm docs/accuracy
 
@@ -307,6 +316,14 @@ $(FORMATS_VENV)/.formats: pyproject.toml tests/interop/requirements.txt $(NATIVE
 	$(FORMATS_VENV)/bin/python -m pip freeze | grep '^torch==' > $(FORMATS_VENV)/torch.txt
 	BUILD_CUDA_EXT=0 $(FORMATS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet \
 	  --constraint $(FORMATS_VENV)/torch.txt --requirement tests/interop/requirements.txt
+	touch $@
+
+# What it brings for images and sounds may be built for another torch, and then nothing can be imported.
+$(VLLM_VENV)/.vllm: pyproject.toml tests/integrations/vllm/requirements.txt $(NATIVE)
+	$(MAKE) VENV=$(VLLM_VENV) $(VLLM_VENV)/.test
+	$(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet \
+	  --requirement tests/integrations/vllm/requirements.txt
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml $(NATIVE)

@@ -118,11 +118,9 @@ class Experts(FusedMoEMethodBase):
 def _following(layer: Any) -> Callable[[Tensor], Tensor]:
     """What follows the first product."""
     activation, limit = layer.activation, layer.swiglu_limit
-    if activation == MoEActivation.SWIGLUOAI:
-        return _swiglu_of_gpt_oss
     plain = next((each for each in FUNCTIONS if activation in (each, each.without_mul())), None)
     if plain is None or limit is not None:
-        known = sorted(each.value for each in (*FUNCTIONS, MoEActivation.SWIGLUOAI))
+        known = sorted(each.value for each in FUNCTIONS)
         limited = "" if limit is None else f" with a limit of {limit}"
         raise ArgumentError(f"experts are computed with one of {known}, not with {activation.value}{limited}")
     function = FUNCTIONS[plain]
@@ -134,11 +132,6 @@ def _following(layer: Any) -> Callable[[Tensor], Tensor]:
         return function(gate) * up
 
     return gated
-
-
-def _swiglu_of_gpt_oss(x: Tensor) -> Tensor:
-    gate, up = x[..., ::2].clamp(max=7.0), x[..., 1::2].clamp(-7.0, 7.0)
-    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
 
 def _product(rows: Tensor, stacks: Any, ends: Tensor, bias: Tensor | None, expert: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Which rows, or columns, of which matrices a parameter of vLLM has.
 
-It holds several matrices of the checkpoint one below the other (q, k and v), of each the part of its process. What comes
-from where its weight loader knows, in many variants, all written for tensors of one dtype that are copied into a
-parameter. So the loader is run on numbers of rows in place of weights; what it leaves in the parameter is the answer.
+It holds several matrices of the checkpoint one below the other (q, k and v), of each the part of its process. What goes
+where its weight loader knows, in many variants, all written for tensors of one dtype that are copied into a parameter.
+So the loader is run on numbers of rows in place of weights; what it leaves in the parameter is the answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from vllm.model_executor.utils import set_weight_attrs
 
 from bitport.tensor import QTensor
 from bitport.tensor.join import padded
@@ -30,7 +29,7 @@ class Numbered:
         self.sources: list[Tensor] = []
         self.starts = [1]
         self.param = nn.Parameter(torch.zeros(shape, dtype=torch.float64), requires_grad=False)
-        set_weight_attrs(self.param, {"output_dim": 0, "input_dim": 1, "weight_loader": self._loaded})
+        self.param.__dict__.update(output_dim=0, input_dim=1, weight_loader=self._loaded)
 
     def _loaded(self, param: Tensor, loaded_weight: Tensor, *which: Any, **more: Any) -> Any:
         """Called by models with a whole matrix in place of the loader."""
