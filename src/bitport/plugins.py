@@ -13,6 +13,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 GROUP = "bitport.backends"
 IN_TREE = ("cpu", "cuda", "xpu", "mps", "triton", "xla")
 
@@ -28,17 +30,19 @@ def installed() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def load() -> tuple[str, ...]:
-    """Load every backend once; the names of those that are in."""
+    """Load every backend once; the names of those that are in. Within ``with torch.device("meta")``, where models are
+    built, their tables are real all the same."""
     global _started
     if not _started:
         _started = True
         disabled = {name.strip() for name in os.environ.get("BITPORT_DISABLE", "").split(",")}
-        for name in IN_TREE:
-            if name not in disabled:
-                _add(name, importlib.import_module(f"bitport.backends.{name}"))
-        for name, entry in installed().items():
-            if name not in disabled:
-                _add(name, entry.load())
+        with torch.device("cpu"):
+            for name in IN_TREE:
+                if name not in disabled:
+                    _add(name, importlib.import_module(f"bitport.backends.{name}"))
+            for name, entry in installed().items():
+                if name not in disabled:
+                    _add(name, entry.load())
     return tuple(_loaded)
 
 

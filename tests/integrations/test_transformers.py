@@ -1,0 +1,108 @@
+"""from_pretrained(.., quantization_config=BitportConfig(..)) beside quantize_() of the float model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bitport as bp
+from bitport.errors import ArgumentError, RecipeError
+from bitport.integrations.huggingface import load_model, save_model
+from bitport.tensor import QTensor
+
+from .sizes import SMALL
+
+transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
+pytest.importorskip("transformers.core_model_loading", reason="this version of transformers loads models otherwise")
+from bitport.integrations.transformers import BitportConfig  # noqa: E402
+
+IDS = torch.arange(14).reshape(2, 7)
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "gpt2": lambda: transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=96),
+    "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4),
+}
+HEAD = {"lm_head": "int8", "*embed*": "int8", "*": "int4-g32"}
+"""Also where the two are one."""
+
+
+@pytest.fixture(params=CONFIGS)
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return made(request.param, tmp_path)
+
+
+def made(name: str, folder: Path) -> Path:
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).save_pretrained(folder)
+    return folder
+
+
+def loaded(directory: Path, config: BitportConfig | None = None) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, quantization_config=config)
+
+
+@pytest.mark.parametrize("recipe", ["int4-g32", "fp8-row", HEAD])
+def test_it_is_what_quantize_makes(directory: Path, recipe: Any) -> None:
+    if recipe is HEAD and "gpt2" in str((directory / "config.json").read_text()):
+        recipe = {"lm_head": "int8", "*wte": "int8", "*": "int4-g32"}
+    model, right = loaded(directory, BitportConfig(recipe)), loaded(directory)
+    report = bp.quantize_(right, recipe)
+    mine, theirs = dict(model.named_parameters()), dict(right.named_parameters())
+    assert mine.keys() == theirs.keys()
+    for name, param in theirs.items():
+        assert type(mine[name].data) is type(param.data)
+        assert torch.equal(mine[name], param), name
+    assert any(isinstance(param.data, QTensor) for param in mine.values())
+    assert model.hf_quantizer.report == report
+    assert torch.equal(model(IDS).logits, right(IDS).logits)
+
+
+def test_algorithms_without_data(tmp_path: Path) -> None:
+    made("llama", tmp_path)
+    model, right = loaded(tmp_path, BitportConfig("int4-g32", algorithm="hqq", measure=False)), loaded(tmp_path)
+    bp.quantize_(right, "int4-g32", algorithm="hqq")
+    assert torch.equal(model(IDS).logits, right(IDS).logits)
+    assert model.hf_quantizer.report.layers[1].algorithm == "hqq"
+
+
+def test_it_is_saved_as_a_checkpoint_of_bitport(tmp_path: Path) -> None:
+    made("tied", tmp_path / "in")
+    model = loaded(tmp_path / "in", BitportConfig("int4-g32"))
+    save_model(model, tmp_path / "out")
+    assert "quantization_config" not in (tmp_path / "out" / "config.json").read_text()
+    assert torch.equal(load_model(tmp_path / "out")(IDS).logits, model(IDS).logits)
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"algorithm": "gptq"}, r"gptq looks at the inputs of layers, .* bitport quantize --algorithm gptq"),
+        ({"recipe": "int8-static"}, r"14 layers have a static input scale .*, which is calibrated: load the model in"),
+    ],
+)
+def test_what_wants_data_is_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    made("tied", tmp_path)
+    with pytest.raises(ArgumentError, match=message):
+        loaded(tmp_path, BitportConfig(**given))
+
+
+def test_one_weight_gets_one_scheme(tmp_path: Path) -> None:
+    made("tied", tmp_path)
+    with pytest.raises(RecipeError, match="are one tied weight, but the rules ask for"):
+        loaded(tmp_path, BitportConfig({"lm_head": "int8", "*": "int4-g32"}))
+
+
+def test_backends_are_loaded_where_models_are_built() -> None:
+    """from_pretrained comes here with meta as the default device, on which no table has numbers."""
+    code = "import torch, bitport.plugins\nwith torch.device('meta'): print(bitport.plugins.load())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "cpu" in run.stdout
