@@ -115,6 +115,11 @@ def test_in_two_processes(tmp_path: Path, name: str, scheme: str) -> None:
     assert distance(made, tensor_parallel_size=2) < allowed
 
 
+def test_experts_shared_out(tmp_path: Path) -> None:
+    made = checkpoint(tmp_path, CONFIGS["mixtral"](), "int4-g32")
+    assert distance(made, tensor_parallel_size=2, enable_expert_parallel=True) < TOLERANCE
+
+
 def test_what_vllm_keeps_in_float_is_named(tmp_path: Path) -> None:
     made = checkpoint(tmp_path, CONFIGS["granitemoe"](), "int4-g32")
     routers = [name for name, entry in read_manifest(made).tensors.items() if "router" in name and entry.scheme]
