@@ -249,7 +249,7 @@ FAST_INLINE void move(const BitportStep& s, __m512 g, __m512* p, __m512* m, __m5
     const __m512 zero = _mm512_setzero_ps(), one = _mm512_set1_ps(1.0f);
     const __m512 above = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(mean, zero, _CMP_GT_OQ), one);
     const __m512 below = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(mean, zero, _CMP_LT_OQ), one);
-    *p = *p - (above - below) * rate;
+    *p = *p - (above - below + zero * mean) * rate;   // NaN where the mean is not finite
     *m = *m * beta2 + g * rest2;
   } else if (s.count == 0) {
     *p = *p - g * rate;

@@ -121,7 +121,8 @@ struct Avx512 {
 };
 #endif
 
-BITPORT_INLINE float sign_of(float x) { return float(x > 0) - float(x < 0); }
+// NaN where x is not finite.
+BITPORT_INLINE float sign_of(float x) { return float(x > 0) - float(x < 0) + 0 * x; }
 
 template <class Isa>
 BITPORT_INLINE void move(int32_t rule, const BitportStep& s, int64_t whole, float* __restrict p, float* __restrict g,

@@ -186,6 +186,19 @@ def test_blocks_with_an_end_of_their_own(isa: str, name: str, positive: bool) ->
     assert all(scale_of(kept)[4:].isnan().all() for kept in results)
 
 
+def test_lion_goes_nowhere_by_what_is_no_number(isa: str) -> None:
+    """In whole vectors, and in what is left of a row beside them."""
+    grad = torch.randn(1, 300)
+    grad[0, [5, 290]], grad[0, [9, 299]], grad[0, 11] = math.nan, -math.inf, 0.0
+    ends = []
+    for run in (generic, lambda rule, target: optimizer_step(rule, [target])):
+        param, mean = torch.zeros(1, 300), torch.zeros(1, 300)
+        run("lion", Target(param, grad, (Moment(mean),), Numbers(rate=0.5, beta2=0.9, rest2=0.1)))
+        ends.append(param)
+    assert ends[0].isnan().nonzero()[:, 1].tolist() == [5, 9, 290, 299]
+    torch.testing.assert_close(*ends, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("chance", [True, False])
 @DTYPES
 def test_parameters_of_every_size(isa: str, dtype: torch.dtype, chance: bool) -> None:

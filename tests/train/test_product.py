@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -85,6 +86,17 @@ def test_rounded_gradients(name: str, dtype: torch.dtype) -> None:
     else:
         want = rounded(g.t(), ACTIVATIONS[how.weight.act]) @ rounded(x.detach().t(), how.weight.weight).t()
     assert sqnr(want, w.grad.double()) > product_budget(dtype, M, N * K)
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_no_rows(name: str) -> None:
+    """As an expert whom no token chose has them."""
+    w = weight(preset(name))
+    x = torch.randn(0, K, requires_grad=True)
+    F.linear(x, w).sum().backward()
+    assert w.grad is not None
+    assert x.grad is not None
+    assert not w.grad.any()
 
 
 def test_rounding_a_gradient_changes_it() -> None:
@@ -201,6 +213,13 @@ def test_what_is_kept_for_backward_may_lie_elsewhere(scheme: str, gradients: str
         x.grad = None
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.jacrev, torch.func.jacfwd])
+def test_function_transforms_are_refused(transform: Callable[..., Callable[[Tensor], Tensor]]) -> None:
+    w = weight(preset("int8"))
+    with pytest.raises(ArgumentError, match=r"torch.func and torch.vmap do not go through .* release_\(model\)"):
+        transform(lambda x: F.linear(x, w))(torch.randn(M, K))
 
 
 def test_what_is_no_linear_layer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -166,12 +167,18 @@ def _is_plain(x: Tensor) -> bool:
     return type(x) is Tensor and not seen and not x.is_neg()
 
 
+def _autocasts(x: Tensor) -> bool:
+    return _any_autocast() and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def autocasted(x: Tensor) -> Tensor:
+    """The input of a product in the dtype of autocast, where that is on."""
+    return x.to(torch.get_autocast_dtype(x.device.type)) if _autocasts(x) else x
+
+
 def prepare(x: Tensor, q: QTensor) -> Tensor:
     """Autocast, then the pre-scale (AWQ, SmoothQuant), then the order of columns (act-order)."""
-    if _any_autocast():
-        kind = x.device.type
-        if kind != "meta" and torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
+    x = autocasted(x)
     if q.pre_scale is not None:
         x = x * q.pre_scale.to(x.dtype)
     if q.perm is not None:
@@ -243,8 +250,11 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
         raise ArgumentError(
             f"a batched product with {q.scheme}, which rounds its input, has no gradient; use F.grouped_mm"
         )
+    x = autocasted(x)
     rounded = fake_quantize(x, q.scheme.act, q.act_scale)
-    return (rounded @ q.dequantize(torch.float32)).to(x.dtype)
+    # autocast would round both factors once more
+    with torch.autocast(x.device.type, enabled=False) if _autocasts(x) else contextlib.nullcontext():
+        return (rounded @ q.dequantize(torch.float32)).to(x.dtype)
 
 
 def _with_rank(name: str, rank: int) -> Callable[..., Tensor]:
@@ -260,8 +270,15 @@ mm, bmm = _with_rank("mm", 2), _with_rank("bmm", 3)
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: QTensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    y = mm(mat1, mat2)
-    return y * alpha + input * beta if (alpha, beta) != (1, 1) else y + input
+    return added(mm(mat1, mat2), input, beta, alpha)
+
+
+def added(y: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
+    """alpha y + beta input; what is in ``input`` does not count where beta is 0, be it NaN."""
+    y = y if alpha == 1 else y * alpha
+    if beta == 0:
+        return y
+    return y + (input if beta == 1 else input * beta)
 
 
 def grouped_mm(

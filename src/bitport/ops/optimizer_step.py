@@ -3,7 +3,7 @@
     p, g    the parameter and its gradient, as float32; g is negated to maximize, and l2 * p added to it
     adam    m = b1 m + (1 - b1) g;   v = b2 v + (1 - b2) g^2;   p = d p - a (m / (sqrt(v) c + eps))
             a = lr / (1 - b1^t),  c = 1 / sqrt(1 - b2^t),  d = 1 - lr * weight decay (1 where that is part of g)
-    lion    p = d p - lr sign(b1 m + (1 - b1) g);   m = b2 m + (1 - b2) g
+    lion    p = d p - lr sign(b1 m + (1 - b1) g);   m = b2 m + (1 - b2) g;   the sign of what is not finite is NaN
     sgd     m = b1 m + w g;   p = p - lr m,   or - lr (g + b1 m) for Nesterov's;   without m, p = p - lr g
 
 Everything is float32, each product and sum rounded by itself, in the order of the code here: kernels give the same
@@ -88,9 +88,10 @@ class Target:
 
 
 def optimizer_step(rule: str, targets: list[Target]) -> None:
-    """Change parameters and moments in place, by the best kernel that takes each."""
+    """Change parameters and moments in place, by the best kernel that takes each. Empty ones, as a process may have of
+    a sharded parameter, are none of its work."""
     plugins.load()
-    left, name = targets, forced(STEP)
+    left, name = [target for target in targets if target.param.numel()], forced(STEP)
     device = targets[0].param.device.type if targets else ""
     impls = [] if name == GENERIC else IMPLS.get((STEP, device), [])
     if name not in (None, GENERIC, *(impl.name for impl in impls)):
@@ -135,7 +136,8 @@ def _moved(rule: str, p: Tensor, g: Tensor, moments: list[Tensor], n: Numbers) -
         v = moments[1] * n.beta2 + g * g * n.rest2
         return p - m / (v.sqrt() * n.correction + n.eps) * n.rate, [m, v]
     if rule == "lion":
-        toward = (moments[0] * n.beta1 + g * n.rest1).sign()
+        mean = moments[0] * n.beta1 + g * n.rest1
+        toward = mean.sign() + 0 * mean
         return p - toward * n.rate, [moments[0] * n.beta2 + g * n.rest2]
     if not moments:
         return p - g * n.rate, []

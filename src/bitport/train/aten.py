@@ -16,7 +16,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.tensor.aten import adding_to
 from bitport.train.rounded import dense, rounded_input, rounded_rows
-from bitport.train.tensor import ATEN, TrainedTensor
+from bitport.train.tensor import ATEN, TrainedTensor, value_of
 
 aten = torch.ops.aten
 
@@ -27,8 +27,14 @@ implements = adding_to(ATEN)
 # -- storing ---------------------------------------------------------------------------------------------------------
 
 
+@implements(aten.detach.default)
+def _detach(func: Any, w: TrainedTensor) -> TrainedTensor:
+    """On no way into a product: what was cast, as Module.to() does, becomes a weight of that dtype."""
+    value_of(w)
+    return _same(func, w)
+
+
 @implements(
-    aten.detach.default,
     aten.alias.default,
     aten.clone.default,
     aten.lift_fresh.default,
@@ -43,16 +49,33 @@ def _empty_like(func: Any, w: TrainedTensor, *, device: Any = None, **kwargs: An
     """What Module.to_empty() asks for: the value is still to be loaded. The scale of a static activation is in no
     checkpoint, so it stays."""
     scale = None if w.act_scale is None else w.act_scale.to(device or w.act_scale.device)
-    return w.with_value(func(w.value, device=device, **kwargs), scale)
+    return TrainedTensor(func(value_of(w), device=device, **kwargs), w.rounding, scale)
+
+
+@implements(
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.rand_like.default,
+    aten.randn_like.default,
+    aten.new_empty.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+)
+def _floats_like(func: Any, w: TrainedTensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Floats of its dtype and device: its values are not looked at, so gradients may be recorded."""
+    return func(value_of(w), *args, **kwargs)
 
 
 @implements(aten._to_copy.default)
 def _to_copy(func: Any, w: TrainedTensor, *, dtype: Any = None, **kwargs: Any) -> Tensor:
-    """The scale of a static activation stays float32."""
+    """Another dtype is that of the products: the codes stay those of the value. The scale of a static activation stays
+    float32."""
+    value = value_of(w)
     if dtype is not None and not dtype.is_floating_point:
-        return func(w.value, dtype=dtype, **kwargs)
+        return func(value, dtype=dtype, **kwargs)
     scale = None if w.act_scale is None else func(w.act_scale, **kwargs)
-    return w.with_value(func(w.value, dtype=dtype, **kwargs), scale)
+    return TrainedTensor(func(value, **kwargs), w.rounding, scale, dtype)
 
 
 # -- cutting ---------------------------------------------------------------------------------------------------------
@@ -98,7 +121,7 @@ def _view(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) -> Te
         return w.map_parts(aten.alias.default)
     if w.recorded:
         raise _no_view(w, f"seen as {[*size]}")
-    flat = func(w.value, size, **kwargs)
+    flat = func(value_of(w), size, **kwargs)
     return w.with_value(flat) if w.rounding.cut else flat
 
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.ops.functional import run
+from bitport.ops.functional import autocasted, run
 from bitport.ops.weight import Weight
-from bitport.train.product import Kept, grad_of_input, grad_of_weight, keep
+from bitport.train.product import Kept, grad_of_input, grad_of_weight, keep, refuse_transforms
 from bitport.train.rounded import operand, rounded_input
 from bitport.train.tensor import TrainedTensor
 
@@ -80,5 +80,6 @@ def grouped_mm(
         )
     if not mat_b.rounding.transposed:
         raise ArgumentError(f"{mat_b!r} has its inputs last; F.grouped_mm wants [experts, K, N]: pass weight.mT")
-    y = GroupedProduct.apply(mat_a, mat_b, offs)
+    refuse_transforms()
+    y = GroupedProduct.apply(autocasted(mat_a), mat_b, offs)
     return y if out_dtype is None else y.to(out_dtype)

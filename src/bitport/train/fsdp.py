@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitport.train.aten import implements
-from bitport.train.tensor import TrainedTensor
+from bitport.train.tensor import TrainedTensor, value_of
 
 aten = torch.ops.aten
 
@@ -31,7 +31,7 @@ def _new_zeros(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) 
 def _as_strided(func: Any, w: TrainedTensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
     """Of the whole, as it lies: itself. Anything else is of the value."""
     same = [*size] == [*w.shape] and [*stride] == [*w.stride()] and not offset
-    return w.map_parts(aten.alias.default) if same else func(w.value, size, stride, offset)
+    return w.map_parts(aten.alias.default) if same else func(value_of(w), size, stride, offset)
 
 
 def pre_all_gather(

@@ -1,30 +1,36 @@
 """What torch's own functions do with a weight in training: those that are a linear layer go to Product.
 
 Anything else comes to bitport.train.aten through autograd, which is right for weights alone. Here are the functions
-whose input is rounded too, so that the gradient of the weight is taken at the rounded input.
+whose input is rounded too, so that the gradient of the weight is taken at the rounded input; and products with no
+rounded form, which must not go on with the floats where no gradient is recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitport.ops.functional import added
 from bitport.train.experts import grouped_mm
 from bitport.train.product import linear
-from bitport.train.tensor import FUNCTIONS, TrainedTensor
+from bitport.train.tensor import ATEN, FUNCTIONS, TrainedTensor, outside_of_products
+
+aten = torch.ops.aten
 
 
 def _matmul(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def product(input: Tensor, other: Tensor) -> Tensor:
-        if isinstance(input, TrainedTensor) and not isinstance(other, TrainedTensor) and other.dim() > 1:
-            return product(other.mT, input.mT).mT
-        if isinstance(other, TrainedTensor) and other.rounding.transposed and not isinstance(input, TrainedTensor):
+        if isinstance(input, TrainedTensor) and not isinstance(other, TrainedTensor):
+            return matmul(other, input.mT) if other.dim() == 1 else product(other.mT, input.mT).mT
+        if isinstance(other, TrainedTensor) and not isinstance(input, TrainedTensor):
             if other.dim() == 2:
-                return linear(input, other.mT)
-            if input.dim() == other.dim() == 3 and (other.scheme.act or other.rounding.gradients):
+                return linear(input, other.mT) if other.rounding.transposed else _along_n(input, other)
+            one_by_one = other.rounding.transposed and (other.scheme.act or other.rounding.gradients)
+            if input.dim() == other.dim() == 3 and one_by_one:
                 pairs = zip(input.unbind(), other.mT.unbind(), strict=True)
                 return torch.stack([linear(x, w) for x, w in pairs])
         with torch._C.DisableTorchFunctionSubclass():
@@ -33,23 +39,43 @@ def _matmul(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return product
 
 
+def _along_n(g: Tensor, w: TrainedTensor) -> Tensor:
+    """g [.., N] W [N, K]."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.mm(g.reshape(-1, g.shape[-1]), w).reshape(*g.shape[:-1], w.shape[1])
+
+
+matmul = _matmul(torch.matmul)
+
+
 def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    y = FUNCTIONS[torch.mm](mat1, mat2)
-    return y * alpha + input * beta if (alpha, beta) != (1, 1) else y + input
+    return added(matmul(mat1, mat2), input, beta, alpha)
 
 
-FUNCTIONS.update({F.linear: linear, torch.addmm: _addmm, F.grouped_mm: grouped_mm, torch._grouped_mm: grouped_mm})
+def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise outside_of_products(function.__name__)
+
+    return refuse
+
+
+FUNCTIONS.update({F.linear: linear, F.grouped_mm: grouped_mm, torch._grouped_mm: grouped_mm})
+FUNCTIONS.update(
+    {function: _matmul(function) for function in (torch.mm, torch.bmm, Tensor.mm, Tensor.bmm)}
+    | dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mv, Tensor.mv), matmul)
+    | dict.fromkeys((torch.addmm, Tensor.addmm), _addmm)
+)
 FUNCTIONS.update(
     {
-        function: _matmul(function)
-        for function in (
-            torch.matmul,
-            torch.mm,
-            torch.bmm,
-            Tensor.matmul,
-            Tensor.__matmul__,
-            Tensor.mm,
-            Tensor.bmm,
-        )
+        function: _refused(function)
+        for function in (torch.einsum, torch.addmv, Tensor.addmv, F.bilinear, F.embedding_bag)
+    }
+)
+
+# inference_mode hands over these whole
+ATEN.update(
+    {
+        aten.linear.default: lambda func, *args: linear(*args),
+        aten.matmul.default: lambda func, *args: _matmul(func.decompose)(*args),
     }
 )

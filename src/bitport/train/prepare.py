@@ -83,10 +83,12 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
     nearest = algorithm("rtn")
     done: dict[int, tuple[nn.Parameter, LayerReport]] = {}
     layers = []
-    for target, param in _prepared(model):
+    prepared = [*_prepared(model)]
+    for target, param in prepared:
+        check_finite(param.value, target)
+    for target, param in prepared:
         tied = id(param) in done
         if not tied:
-            check_finite(param.value, target)
             choice = Choice(target.name, param.scheme, "trained in it")
             outcome = apply(nearest, param.value, target, param.scheme, None, param.act_scale, measure=measure)
             outcome = outcome.as_parameter()

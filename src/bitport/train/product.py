@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.ops.functional import run
+from bitport.ops.functional import autocasted, run
 from bitport.ops.weight import Weight
 from bitport.schemes import Scheme
 from bitport.tensor.qtensor import rows_of
@@ -94,12 +94,18 @@ def grad_of_weight(g: Tensor, x: Tensor, act_scale: Tensor | None, kept: Kept) -
     return (grad.t() if kept.rounding.transposed else grad).to(kept.dtype)
 
 
+def refuse_transforms() -> None:
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        raise ArgumentError(
+            "torch.func and torch.vmap do not go through products with weights in training, whose gradient is that of "
+            "backward() alone: use that, or release_(model) before"
+        )
+
+
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if isinstance(input, TrainedTensor) or not isinstance(weight, TrainedTensor):
         raise ArgumentError("F.linear takes a weight in training as its weight only, not as its input")
     if weight.rounding.transposed:
         raise ArgumentError("this weight is the transposed view [K, N]; F.linear wants [N, K]: pass weight.t()")
-    kind = input.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        input = input.to(torch.get_autocast_dtype(kind))
-    return Product.apply(input, weight, bias)
+    refuse_transforms()
+    return Product.apply(autocasted(input), weight, bias)

@@ -32,7 +32,7 @@ def rounded_rows(rows: Tensor, fmt: Format, dtype: torch.dtype) -> Tensor:
 
 def rounded_input(x: Tensor, act: str, act_scale: Tensor | None) -> Tensor:
     """The input of a product as it was rounded for it, in its own dtype."""
-    if not act:
+    if not act or not x.numel():
         return x
     if act_scale is not None or torch.compiler.is_compiling():  # a compiler makes one kernel of its elementwise ops
         return fake_quantize(x, act, act_scale).to(x.dtype)

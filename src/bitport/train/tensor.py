@@ -3,6 +3,9 @@
     value       the float weight: what the optimizer reads and updates, what a checkpoint of the training holds
     act_scale   the fixed scale of a static activation, or None
     rounding    the scheme, and how the backward pass is rounded
+    dtype       that of ``value``, but for a weight that was cast on its way into a product, as autocast does: what is
+                rounded is the value, as it is in the quantized weight, which a cast does not change. The value is
+                cast once it is asked for itself.
 
 The module that holds it, its name and its shape stay what they were. torch sees it in three ways:
 
@@ -11,7 +14,8 @@ The module that holds it, its name and its shape stay what they were. torch sees
     arithmetic under no_grad (optimizers, averages), or with .data          ``value``
 
 Arithmetic while gradients are recorded is an error, as it is for the quantized weight: it would go on with other
-numbers than the products. ``floats()`` is the value for a penalty on it.
+numbers than the products. Products that have no rounded form (einsum) are one always. ``floats()`` is the value for a
+penalty on it.
 
 The gradient passes through the rounding as if it were not there (straight through): d rounded(w) / dw = 1.
 """
@@ -58,13 +62,15 @@ class TrainedTensor(Tensor):
     fsdp_post_all_gather: Callable[..., Any]
 
     @staticmethod
-    def __new__(cls, value: Tensor, rounding: Rounding, act_scale: Tensor | None = None) -> TrainedTensor:
+    def __new__(
+        cls, value: Tensor, rounding: Rounding, act_scale: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> TrainedTensor:
         self = Tensor._make_wrapper_subclass(
             cls,
             value.shape,
             strides=value.stride(),
             storage_offset=value.storage_offset(),
-            dtype=value.dtype,
+            dtype=dtype or value.dtype,
             device=value.device,
             requires_grad=False,
         )
@@ -91,7 +97,7 @@ class TrainedTensor(Tensor):
 
     def with_value(self, value: Tensor, act_scale: Tensor | None = None, **changes: Any) -> TrainedTensor:
         rounding = dataclasses.replace(self.rounding, **changes) if changes else self.rounding
-        return TrainedTensor(value, rounding, self.act_scale if act_scale is None else act_scale)
+        return TrainedTensor(value, rounding, self.act_scale if act_scale is None else act_scale, self.dtype)
 
     def floats(self) -> Tensor:
         """``value`` for arithmetic whose gradient comes back to this tensor."""
@@ -103,15 +109,16 @@ class TrainedTensor(Tensor):
     # -- torch's protocols ---------------------------------------------------------------------------------------
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        return ["value"] if self.act_scale is None else ["value", "act_scale"], self.rounding
+        return ["value"] if self.act_scale is None else ["value", "act_scale"], (self.rounding, self.dtype)
 
     @classmethod
     def __tensor_unflatten__(cls, inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> TrainedTensor:
-        return cls(inner["value"], context, inner.get("act_scale"))
+        rounding, dtype = context
+        return cls(inner["value"], rounding, inner.get("act_scale"), dtype)
 
     def _stable_hash_for_caching(self) -> str:
-        value = self.value
-        return f"bitport.TrainedTensor {value.dtype} {[*value.shape]} {self.act_scale is None} {self.rounding}"
+        value, context = self.value, self.__tensor_flatten__()
+        return f"bitport.TrainedTensor {value.dtype} {[*value.shape]} {context}"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -127,11 +134,16 @@ class TrainedTensor(Tensor):
     ) -> Any:
         handler = ATEN.get(func)
         if handler is not None:
+            if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
+                with torch.inference_mode(False):  # torch wants the view of a normal tensor to be one
+                    return handler(func, *args, **(kwargs or {}))
             return handler(func, *args, **(kwargs or {}))
+        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+            return func.decompose(*args, **(kwargs or {}))  # inference_mode hands over composite ops whole
         if torch.is_grad_enabled() and any(
             isinstance(arg, TrainedTensor) and arg.recorded for arg in tree_leaves((args, kwargs))
         ):
-            raise _recorded(func)
+            raise outside_of_products(func)
         result = func(*tree_map(value_of, args), **tree_map(value_of, kwargs or {}))
         if not func._schema.is_mutable:
             return result
@@ -149,7 +161,7 @@ class TrainedTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         parameter = isinstance(self, torch.nn.Parameter)
-        return _rebuild, (self.value, self.rounding, self.act_scale, parameter, self.requires_grad)
+        return _rebuild, (value_of(self), self.rounding, self.act_scale, parameter, self.requires_grad)
 
     def share_memory_(self) -> TrainedTensor:
         self.map_parts(Tensor.share_memory_)
@@ -162,14 +174,14 @@ class TrainedTensor(Tensor):
 class _Floats(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, w: TrainedTensor) -> Tensor:
-        return w.value.clone()
+        return value_of(w).clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
-def _recorded(func: Any) -> ArgumentError:
+def outside_of_products(func: Any) -> ArgumentError:
     return ArgumentError(
         f"{func} on a weight in training, which stands in products (linear, embedding, convolution, matmul) only: "
         f"what it will be quantized to takes part in nothing else. For a penalty on its values take weight.floats(); "
@@ -178,8 +190,12 @@ def _recorded(func: Any) -> ArgumentError:
 
 
 def value_of(tensor: Any) -> Any:
-    """The float tensor behind a TrainedTensor; anything else as it is."""
-    return tensor.value if isinstance(tensor, TrainedTensor) else tensor
+    """The float tensor behind a TrainedTensor, in the dtype that it was cast to; anything else as it is."""
+    if not isinstance(tensor, TrainedTensor):
+        return tensor
+    if tensor.value.dtype != tensor.dtype:
+        tensor.value = tensor.value.to(tensor.dtype)
+    return tensor.value
 
 
 def _like(source: TrainedTensor, made: TrainedTensor) -> TrainedTensor:
@@ -204,10 +220,10 @@ def _set_data(self: Tensor, value: Tensor) -> None:
     """``param.data = other``: the parts too, which torch's own setter would leave as they were."""
     assert isinstance(self, TrainedTensor)
     if not isinstance(value, TrainedTensor):
-        value = self.with_value(value)
+        value = TrainedTensor(value, self.rounding, self.act_scale)
     with torch._C.DisableTorchFunctionSubclass():
         SET_DATA(self, value)
-    self.value, self.act_scale, self.rounding = value.value, value.act_scale, value.rounding
+    self.value, self.act_scale, self.rounding = value_of(value), value.act_scale, value.rounding
 
 
 FUNCTIONS[SET_DATA] = _set_data

@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from bitport.errors import ArgumentError
 from bitport.tensor import QTensor
-from bitport.train.optim import AdamW
+from bitport.train import prepare_
+from bitport.train.optim import SGD, AdamW
 
 
 def build() -> nn.Module:
@@ -50,6 +51,31 @@ def short_rows(mesh: DeviceMesh, states: str) -> None:
     for param in model.parameters():
         assert optimizer.state[param]["exp_avg"].to_local().dtype == torch.float32
         assert not isinstance(optimizer.state[param]["exp_avg"].to_local(), QTensor)
+
+
+def nothing_of_a_parameter(mesh: DeviceMesh, states: str) -> None:
+    """One row for two processes, of a weight in training too: one of them has none."""
+    model = nn.Linear(300, 1)
+    prepare_(model, "int8-dyn", gradients="int8")
+    fully_shard(model, mesh=mesh)
+    optimizer = AdamW(model.parameters(), states=states, min_elements=0)
+    before = [whole(param).clone() for param in model.parameters()]
+    model(torch.ones(2, 300)).sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert not any(torch.equal(whole(param), old) for param, old in zip(model.parameters(), before, strict=True))
+
+
+def pieces_draw_other_bits(mesh: DeviceMesh) -> None:
+    """Alike on both processes before the step: copies stay alike, pieces are not rounded by the same bits."""
+    for placement, alike in ((Replicate(), True), (Shard(0), False)):
+        param = nn.Parameter(distribute_tensor(torch.ones(2, 64, dtype=torch.bfloat16), mesh, [placement]))
+        optimizer = SGD([param], lr=2.0**-9)
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        pieces = [torch.empty_like(param.to_local()) for _ in range(2)]
+        dist.all_gather(pieces, param.to_local())
+        assert torch.equal(*pieces) == alike
 
 
 def refused(mesh: DeviceMesh) -> None:
@@ -109,6 +135,8 @@ def main(rank: int, folder: Path, states: str) -> None:
     for piece, twin in zip(sharded.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(whole(piece), whole(twin))
     short_rows(mesh, states)
+    nothing_of_a_parameter(mesh, states)
+    pieces_draw_other_bits(mesh)
     refused(mesh)
     print("all is well")
     dist.destroy_process_group()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bitport.errors import ArgumentError
 from bitport.tensor import QTensor
-from bitport.train.optim import SGD, STATES, AdamW, LowBitOptimizer
+from bitport.train.optim import SGD, STATES, Adam, AdamW, LowBitOptimizer
 
 from .judges import OPTIONS
 
@@ -161,6 +161,55 @@ def test_a_state_of_torch_comes_in(states: str) -> None:
         train(optimizer, range(3, 4))
     for param, twin in zip(mine.param_groups[0]["params"], theirs.param_groups[0]["params"], strict=True):
         assert (param - twin).abs().max() <= (0.2 if states == "8bit" else 1e-4) * 1e-2
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_state_of_torch_without_steps_comes_in(momentum: float) -> None:
+    """SGD counts none there; its next gradient is not the first, which dampening leaves alone."""
+    options = {"lr": 1e-2, "momentum": momentum, "dampening": 0.5}
+    theirs = torch.optim.SGD(parameters(), **options)
+    train(theirs, range(2))
+    mine = SGD([nn.Parameter(p.detach().clone()) for p in theirs.param_groups[0]["params"]], states="float32")
+    mine.load_state_dict(theirs.state_dict())
+    for optimizer in (theirs, mine):
+        train(optimizer, range(2, 4))
+    for param, twin in zip(mine.param_groups[0]["params"], theirs.param_groups[0]["params"], strict=True):
+        torch.testing.assert_close(param, twin)
+
+
+def test_momentum_that_is_off_for_a_while_goes_on() -> None:
+    whole = SGD(parameters(), momentum=0.9)
+    train(whole, range(2))
+    whole.param_groups[0]["momentum"] = 0.0
+    train(whole, range(2, 3))
+    resumed = SGD([nn.Parameter(param.detach().clone()) for param in whole.param_groups[0]["params"]])
+    resumed.load_state_dict(saved(whole))
+    for optimizer in (whole, resumed):
+        optimizer.param_groups[0]["momentum"] = 0.9
+        train(optimizer, range(3, 5))
+    assert_same(resumed, whole)
+
+
+def test_a_state_of_torch_leaves_options_that_it_does_not_know() -> None:
+    first, *rest = parameters()
+    theirs = torch.optim.AdamW([{"params": [first]}, {"params": rest}], lr=0.5)
+    train(theirs, range(1))
+    mine = AdamW([{"params": [first], "states": "4bit", "seed": 7}, {"params": rest}], states="fp8")
+    mine.load_state_dict(theirs.state_dict())
+    assert [(group["states"], group["seed"], group["lr"]) for group in mine.param_groups] == [
+        ("4bit", 7, 0.5),
+        ("fp8", 0, 0.5),
+    ]
+    kept = mine.state[first]["exp_avg"]
+    assert isinstance(kept, QTensor)
+    assert kept.scheme.weight.dtype == "dynamic4"
+
+
+def test_weight_decay_of_another_kind_does_not_come_in() -> None:
+    theirs = torch.optim.AdamW(parameters())
+    train(theirs, range(1))
+    with pytest.raises(ArgumentError, match="decoupled_weight_decay=True: that is AdamW, and this is Adam"):
+        Adam(parameters()).load_state_dict(theirs.state_dict())
 
 
 def hostile(changes: dict[str, Any]) -> tuple[LowBitOptimizer, dict[str, Any]]:

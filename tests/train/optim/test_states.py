@@ -202,6 +202,19 @@ def test_a_nan_reads_as_nan(states: str) -> None:
     assert kept[3, :256].isfinite().all()
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_sign_that_there_is_not_is_seen(bad: float) -> None:
+    """torch.sign of a NaN is 0: its block would stand still from then on, and nobody know."""
+    param = nn.Parameter(torch.zeros(2, 300))
+    optimizer = Lion([param], min_elements=0)
+    for first in (bad, 1.0):
+        param.grad = torch.ones(2, 300)
+        param.grad[0, [3, 290]] = first
+        optimizer.step()
+    assert param[0].isnan().all()
+    assert param[1].isfinite().all()
+
+
 @pytest.mark.parametrize("states", STATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_quadratic_is_brought_to_its_minimum(states: str, dtype: torch.dtype) -> None:

@@ -178,6 +178,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"eps": -1.0}, r"eps=-1.0"),
     ({"weight_decay": -1.0}, r"weight_decay=-1.0"),
     ({"min_elements": -1}, r"min_elements=-1"),
+    ({"seed": -1}, r"seed=-1: must be a whole number, at least 0 and below 2\^64"),
+    ({"seed": 0.5}, r"seed=0.5: must be a whole number"),
     ({"betas": (1.0, 0.9)}, r"betas=\(1.0, 0.9\): both must be at least 0 and below 1"),
 ]
 
@@ -197,6 +199,60 @@ def test_nesterov_needs_momentum() -> None:
 def test_dtypes_that_are_not_taken(dtype: torch.dtype) -> None:
     with pytest.raises(ArgumentError, match=rf"parameter 0 of the group is {dtype}; allowed are float32"):
         AdamW([nn.Parameter(torch.ones(3, dtype=dtype))])
+
+
+@pytest.mark.parametrize("states", STATES)
+def test_data_of_another_shape_is_refused(states: str) -> None:
+    """Kernels would read and write beside the moments, or beside the gradient."""
+    param = nn.Parameter(torch.zeros(64, 256))
+    optimizer = AdamW([param], states=states)
+    param.grad = torch.ones(64, 256)
+    optimizer.step()
+    param.data = torch.zeros(32, 256)
+    with pytest.raises(ArgumentError, match=r"parameter 0 has the shape \[32, 256\], and its gradient or moments"):
+        optimizer.step()
+    param.grad = None
+    param.grad = torch.ones(32, 256)
+    with pytest.raises(ArgumentError, match=r"make the gradient and the optimizer anew"):
+        optimizer.step()
+    assert not param.any()
+
+
+def test_parameters_that_are_frozen_are_not_looked_at() -> None:
+    """As those of quantized layers, beside adapters; if they are thawed after all, they are."""
+    layer = nn.Linear(4, 4)
+    whole = nn.Parameter(torch.ones(3, dtype=torch.float64), requires_grad=False)
+    optimizer = AdamW([*layer.parameters(), whole])
+    layer(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    whole.grad = torch.ones_like(whole)
+    with pytest.raises(ArgumentError, match=r"parameter 2 is torch.float64; allowed are float32"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("states", STATES)
+@pytest.mark.parametrize("shape", [(0, 300), (3, 0), (0,)])
+def test_a_parameter_without_elements(shape: tuple[int, ...], states: str) -> None:
+    param = nn.Parameter(torch.zeros(shape))
+    optimizer = AdamW([param], states=states, min_elements=0)
+    for _ in range(2):
+        param.grad = torch.zeros(shape)
+        optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.state[param]["step"] == 2
+
+
+def test_momentum_that_begins_late_begins_as_torchs_does() -> None:
+    ends = []
+    for cls in (SGD, torch.optim.SGD):
+        param = nn.Parameter(torch.ones(4))
+        optimizer = cls([param], lr=0.1, dampening=0.5)
+        for momentum in (0.0, 0.0, 0.9, 0.9):
+            optimizer.param_groups[0]["momentum"] = momentum
+            param.grad = torch.ones(4)
+            optimizer.step()
+        ends.append(param.detach())
+    torch.testing.assert_close(*ends)
 
 
 def test_a_group_that_is_refused_is_not_added() -> None:

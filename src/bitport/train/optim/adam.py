@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from bitport.errors import ArgumentError
 from bitport.ops.optimizer_step import Numbers
 from bitport.train.optim.base import Group, LowBitOptimizer
 
@@ -21,7 +22,17 @@ class _Adam(LowBitOptimizer):
     def moments(self, group: Group) -> dict[str, bool]:
         return {"exp_avg": False, "exp_avg_sq": True}
 
-    def numbers(self, group: Group, step: int) -> Numbers:
+    def check(self, group: Group) -> None:
+        """torch.optim.Adam says in its groups which of the two it is."""
+        super().check(group)
+        decoupled = group.get("decoupled_weight_decay", self.decoupled)
+        if decoupled != self.decoupled:
+            raise ArgumentError(
+                f"decoupled_weight_decay={decoupled}: that is {'AdamW' if decoupled else 'Adam'}, and this is "
+                f"{type(self).__name__}; take the other class"
+            )
+
+    def numbers(self, group: Group, step: int, begins: bool) -> Numbers:
         lr, (beta1, beta2), decay = float(group["lr"]), map(float, group["betas"]), float(group["weight_decay"])
         return Numbers(
             sign=-1.0 if group["maximize"] else 1.0,

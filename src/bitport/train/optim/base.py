@@ -23,7 +23,7 @@ from bitport.tensor import QTensor
 from bitport.tensor.parts import FLOATS
 from bitport.tensor.sharded import sharded_like
 from bitport.train.optim import sharded
-from bitport.train.optim.states import loaded, moment_of, states_of, zeros
+from bitport.train.optim.states import fits, loaded, moment_of, states_of, zeros
 from bitport.train.tensor import TrainedTensor, value_of
 
 Group = dict[str, Any]
@@ -56,8 +56,9 @@ class LowBitOptimizer(torch.optim.Optimizer):
         """Name -> whether it is never below zero."""
         raise NotImplementedError
 
-    def numbers(self, group: Group, step: int) -> Numbers:
-        """Of the formulas of bitport.ops.optimizer_step, at the step number ``step`` (the first is 1)."""
+    def numbers(self, group: Group, step: int, begins: bool) -> Numbers:
+        """Of the formulas of bitport.ops.optimizer_step, at the step number ``step`` (the first is 1). ``begins``: the
+        moments have seen no gradient."""
         raise NotImplementedError
 
     def check(self, group: Group) -> None:
@@ -72,6 +73,8 @@ class LowBitOptimizer(torch.optim.Optimizer):
         for beta in group.get("betas", ()):
             if not 0 <= float(beta) < 1:
                 raise ArgumentError(f"betas={group['betas']!r}: both must be at least 0 and below 1")
+        if type(group["seed"]) is not int or not 0 <= group["seed"] < 1 << 64:
+            raise ArgumentError(f"seed={group['seed']!r}: must be a whole number, at least 0 and below 2^64")
         if group.get("amsgrad"):
             raise ArgumentError("amsgrad=True: the largest second moment is not kept; use torch.optim for it")
 
@@ -107,6 +110,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
         increment_version(wrapped)  # the value was written to, behind the weight in training that autograd knows
 
     def _target(self, group: Group, param: Tensor, position: int) -> Target:
+        _check_param(param, f"parameter {position}")
         local, grad = sharded.local_of(param, param.grad)
         if grad.layout != torch.strided:
             raise ArgumentError(
@@ -115,22 +119,31 @@ class LowBitOptimizer(torch.optim.Optimizer):
             )
         state = self.state[param]
         moments = self.moments(group)
+        new = not moments.keys() <= state.keys()
         if not state:
             state["step"] = torch.tensor(0.0)
         for name, positive in moments.items():
             if name not in state:
                 state[name] = sharded_like(param, zeros(local, *self._kind(group, param, positive)))
         step = int(state["step"].item()) + 1
-        kept = [moment_of(_plain(state, name), positive) for name, positive in moments.items()]
+        begins = step == 1 or new
+        held = [_plain(state, name) for name in moments]
+        if grad.shape != local.shape or not all(fits(each, local) for each in held):
+            raise ArgumentError(
+                f"parameter {position} has the shape {[*param.shape]}, and its gradient or moments have another: where "
+                f"other data was put into a parameter, make the gradient and the optimizer anew"
+            )
+        kept = [moment_of(each, positive) for each, positive in zip(held, moments.values(), strict=True)]
         keys = None
         if group["stochastic_rounding"] and any(part.dtype in CUT for part in (local, *(each.data for each in kept))):
-            keys = tuple(key_of(group["seed"], position, step, which) for which in range(1 + len(kept)))
-        return Target(value_of(local), grad, tuple(kept), self.numbers(group, step), keys)
+            piece = sharded.piece_of(param)
+            keys = tuple(key_of(group["seed"], position, step, which, *piece) for which in range(1 + len(kept)))
+        return Target(value_of(local), grad, tuple(kept), self.numbers(group, step, begins), keys)
 
     def _kind(self, group: Group, param: Tensor, positive: bool) -> tuple[Format | None, torch.dtype]:
         """The format of a moment, and the dtype of one without."""
         states = states_of(group["states"])
-        fmt = states.positive if positive else states.signed
+        fmt = states.format(positive)
         if param.numel() < group["min_elements"]:
             return None, torch.float32
         if fmt is not None and not sharded.takes_codes(param, fmt):
@@ -148,12 +161,8 @@ class LowBitOptimizer(torch.optim.Optimizer):
     def _check_last(self, group: Group) -> None:
         self.check(group)
         for at, param in enumerate(group["params"]):
-            if param.dtype not in FLOATS or isinstance(param, QTensor):
-                kind = repr(param) if isinstance(param, QTensor) else param.dtype
-                raise ArgumentError(
-                    f"parameter {at} of the group is {kind}; allowed are float32, bfloat16 and float16: "
-                    f"cast it, or leave it to torch.optim"
-                )
+            if param.requires_grad:
+                _check_param(param, f"parameter {at} of the group")
 
     def __setstate__(self, state: Group) -> None:
         super().__setstate__(state)
@@ -162,13 +171,16 @@ class LowBitOptimizer(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def load_state_dict(self, state_dict: Group) -> None:
-        """As in torch.optim: options are those of the state dict. A state dict of torch.optim is taken too, its moments
-        rounded to ``states``. torch casts float states to the parameter's dtype; here they stay as they were saved."""
+        """As in torch.optim: options are those of the state dict. A state dict of torch.optim is taken too: options
+        that it does not know stay, and its moments are rounded to ``states``. torch casts float states to the
+        parameter's dtype; here they stay as they were saved."""
         final: Group = {}
         handle = self.register_load_state_dict_pre_hook(lambda _, given: final.update(given))  # after all others
         before = self.__getstate__()
         try:
             super().load_state_dict(state_dict)
+            for group, had, given in zip(self.param_groups, before["param_groups"], final["param_groups"], strict=True):
+                group.update({name: had[name] for name in self.defaults.keys() & had.keys() - given.keys()})
             self._take_states(final)
         except BaseException:
             self.__setstate__(before)
@@ -202,6 +214,13 @@ class LowBitOptimizer(torch.optim.Optimizer):
             )
             taken[name] = sharded_like(param, value)
         return taken
+
+
+def _check_param(param: Tensor, what: str) -> None:
+    if param.dtype not in FLOATS:
+        raise ArgumentError(
+            f"{what} is {param.dtype}; allowed are float32, bfloat16 and float16: cast it, or leave it to torch.optim"
+        )
 
 
 def _plain(state: Group, name: str) -> Tensor:

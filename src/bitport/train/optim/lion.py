@@ -35,7 +35,7 @@ class Lion(LowBitOptimizer):
     def moments(self, group: Group) -> dict[str, bool]:
         return {"exp_avg": False}
 
-    def numbers(self, group: Group, step: int) -> Numbers:
+    def numbers(self, group: Group, step: int, begins: bool) -> Numbers:
         lr, (beta1, beta2) = float(group["lr"]), map(float, group["betas"])
         return Numbers(
             sign=-1.0 if group["maximize"] else 1.0,

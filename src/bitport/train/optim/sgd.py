@@ -46,13 +46,19 @@ class SGD(LowBitOptimizer):
     def moments(self, group: Group) -> dict[str, bool]:
         return {"momentum_buffer": False} if group["momentum"] else {}
 
-    def numbers(self, group: Group, step: int) -> Numbers:
+    def numbers(self, group: Group, step: int, begins: bool) -> Numbers:
         """The first gradient is the first moment, undamped, as in torch.optim."""
         return Numbers(
             sign=-1.0 if group["maximize"] else 1.0,
             l2=float(group["weight_decay"]),
             beta1=float(group["momentum"]),
-            rest1=1.0 if step == 1 else 1 - float(group["dampening"]),
+            rest1=1.0 if begins else 1 - float(group["dampening"]),
             rate=float(group["lr"]),
             nesterov=float(group["nesterov"]),
         )
+
+    def _taken(self, group: Group, param: Tensor, state: Group, what: str) -> Group:
+        """torch.optim.SGD does not count steps: that it has a state says that there was one. A moment is kept where a
+        schedule turned momentum off for a while."""
+        momentum = group["momentum"] or "momentum_buffer" in state
+        return super()._taken({**group, "momentum": momentum}, param, {"step": 1, **state}, what)

@@ -32,6 +32,15 @@ def local_of(param: Any, grad: Any) -> tuple[Tensor, Tensor]:
     return param.to_local(), grad.to_local()
 
 
+def piece_of(param: Any) -> tuple[int, ...]:
+    """Which of the pieces of ``param`` this process has: they are rounded by other random bits, copies of one by the
+    same."""
+    if not is_sharded(param):
+        return ()
+    at = zip(param.device_mesh.get_coordinate(), param.placements, strict=True)
+    return tuple(coordinate for coordinate, placement in at if placement.is_shard())
+
+
 def local_part(value: Any, param: Any = None) -> Any:
     """The piece of a state that belongs to this process; where ``param`` is given, it must lie as that does."""
     if not is_sharded(value):

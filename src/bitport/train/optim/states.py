@@ -74,6 +74,12 @@ def encoded(value: Tensor, fmt: Format, dtype: torch.dtype) -> QTensor:
     return from_parts(parts, Scheme(weight=fmt), shape=shape, dtype=dtype)
 
 
+def fits(kept: Tensor, param: Tensor) -> bool:
+    """Whether it is of the shape that a moment of ``param`` has in its numbers."""
+    shape = tuple(param.shape)
+    return tuple(kept.shape) == (kept_shape(shape, kept.scheme.weight) if isinstance(kept, QTensor) else shape)
+
+
 def moment_of(kept: Tensor, positive: bool) -> Moment:
     """As the step takes it."""
     if isinstance(kept, QTensor):

@@ -1,0 +1,143 @@
+"""Autocast, casts and inference_mode: the numbers that are rounded are always those of the value."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitport.errors import ArgumentError
+from bitport.schemes import preset
+from bitport.tensor import quantize_tensor
+from bitport.train import TrainedTensor, convert_, prepare_
+from bitport.train.tensor import Rounding
+
+
+def trained(*shape: int, scheme: str) -> nn.Parameter:
+    return nn.Parameter(TrainedTensor(torch.randn(shape), Rounding(preset(scheme))))
+
+
+OFFS = torch.tensor([2, 8, 8, 12], dtype=torch.int32)
+PRODUCTS = {
+    "batched": lambda w, x: torch.bmm(x.reshape(4, 3, 64), w.mT),
+    "grouped": lambda w, x: F.grouped_mm(x, w.mT, offs=OFFS),
+    "matrix": lambda w, x: F.linear(x, w[1]),
+    "cast by hand": lambda w, x: F.linear(x.bfloat16(), w[1].to(torch.bfloat16)),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products_under_autocast_are_those_of_the_quantized_weight(product: str) -> None:
+    w, x = trained(4, 32, 64, scheme="int4-g32"), torch.randn(12, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = PRODUCTS[product](w, x)
+        want = PRODUCTS[product](quantize_tensor(w.data.value, "int4-g32"), x)  # type: ignore[attr-defined]
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, want)
+    y.float().sum().backward()
+    assert w.grad is not None
+    assert w.grad.dtype == torch.float32
+
+
+def test_batched_products_that_round_inputs_keep_the_dtype_of_autocast() -> None:
+    w, x = trained(4, 32, 64, scheme="int8-dyn"), torch.randn(4, 3, 64)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        y = torch.bmm(x, w.mT)
+        want = torch.bmm(x, quantize_tensor(w.data.value, "int8-dyn").mT)  # type: ignore[attr-defined]
+    assert y.dtype == want.dtype == torch.bfloat16
+    assert torch.allclose(y.float(), want.float(), rtol=2.0**-7, atol=2.0**-6)
+
+
+def test_a_convolution_under_autocast_is_the_converted_one() -> None:
+    model, x = nn.Sequential(nn.Conv1d(64, 32, 3)), torch.randn(2, 64, 9)
+    prepare_(model, [("*", "int4-g32", ("conv",))])
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(x)
+        convert_(model)
+        assert torch.equal(y, model(x))
+
+
+def test_a_cast_is_a_copy_in_that_dtype() -> None:
+    w = trained(32, 64, scheme="int4-g32")
+    value = w.data.value.clone()  # type: ignore[attr-defined]
+    with torch.no_grad():
+        kept, read = w.to(torch.bfloat16), w.to(torch.bfloat16)
+        w.mul_(2)
+        assert torch.equal(kept + 0, value.bfloat16())
+        assert torch.equal(read.float().add(0), value.bfloat16().float())
+        assert torch.equal(kept.mul_(3) + 0, value.bfloat16() * 3)
+
+
+class Attends(nn.Module):
+    """All products that inference_mode hands over whole: linear layers out of sight, matmul, a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.conv = nn.Conv1d(64, 64, 1)
+        self.turned = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention(x, x, x, need_weights=False)[0]
+        return self.conv(x.mT).mT @ self.turned.weight
+
+
+def test_inference_mode_rounds_as_training_does() -> None:
+    model, x = Attends(), torch.randn(2, 5, 64)
+    prepare_(model, [("*", "int4-g32", ("linear", "conv", "attention"))])
+    with torch.no_grad():
+        want = model(x)
+    with torch.inference_mode():
+        assert torch.allclose(model(x), want, atol=1e-5)
+        assert type(model.state_dict()["conv.weight"]) is Tensor
+    model(x).sum().backward()
+
+
+VECTORS = {
+    "w v": (lambda w, v: w @ v, 64),
+    "mv": (lambda w, v: torch.mv(w, v), 64),
+    "v w": (lambda w, v: v @ w, 32),
+    "w^T v": (lambda w, v: w.t().mv(v), 32),
+    "v w^T": (lambda w, v: torch.matmul(v, w.t()), 64),
+    "many w": (lambda w, v: v.expand(2, 3, 32) @ w, 32),
+}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("name", VECTORS)
+def test_products_with_vectors(name: str, recorded: bool) -> None:
+    product, size = VECTORS[name]
+    w, v = trained(32, 64, scheme="int4-g32"), torch.randn(size)
+    dense = quantize_tensor(w.data.value, "int4-g32").dequantize()  # type: ignore[attr-defined]
+    with torch.set_grad_enabled(recorded):
+        assert torch.allclose(product(w, v), product(dense, v), atol=1e-4)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_products_without_a_rounded_form_are_refused_always(recorded: bool) -> None:
+    """Where no gradient is recorded they would go on with the floats."""
+    w, x = trained(32, 64, scheme="int4-g32"), torch.randn(3, 64)
+    refused = {
+        "einsum": lambda: torch.einsum("bk,nk->bn", x, w),
+        "addmv": lambda: torch.addmv(torch.zeros(32), w, x[0]),
+        "embedding_bag": lambda: F.embedding_bag(torch.tensor([[1, 2]]), w),
+    }
+    for name, call in refused.items():
+        with torch.set_grad_enabled(recorded), pytest.raises(ArgumentError, match=f"{name} on a weight in training"):
+            call()
+
+
+def test_what_is_added_without_weight_does_not_count() -> None:
+    w, x = trained(32, 64, scheme="int8-dyn"), torch.randn(3, 64)
+    y = torch.addmm(torch.full((32,), torch.nan), x, w.t(), beta=0, alpha=2)
+    assert torch.equal(y, 2 * F.linear(x, w))
+    assert torch.equal(torch.ones(32).addmm(x, w.t()), F.linear(x, w) + 1)
+
+
+def test_buffers_of_its_shape_are_floats() -> None:
+    """Their numbers are not the weight's, so that gradients may be recorded."""
+    w = trained(32, 64, scheme="int4-g32")
+    made = [torch.zeros_like(w), torch.ones_like(w), torch.full_like(w, 2), torch.randn_like(w), torch.rand_like(w)]
+    made += [w.new_empty(3), w.new_ones(3), w.new_full((3,), 2.0)]
+    assert all(type(each) is Tensor for each in made)
