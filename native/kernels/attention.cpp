@@ -1,6 +1,7 @@
 // Attention over keys and values in few bits, read once: panel by panel (attention.h), with a running maximum and sums that
 // are scaled down when it grows. A piece of work is one head of keys, the query rows that read it (kRows at most) and
 // kRange tokens; at the end the pieces of a row are put together, so that the result does not depend on the threads.
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
@@ -15,6 +16,7 @@ namespace bitport {
 namespace {
 
 constexpr int64_t kRows = 64, kRange = 2048;
+constexpr int64_t kPieces = 64;   // so many occupy the threads, and take all tokens: each range more has sums of its own
 constexpr float kLog2E = 1.44269504f;
 
 void plain_score(const float* q, int64_t rows, const float* keys, int64_t wide, float* scores) {
@@ -51,6 +53,13 @@ void plain_mix(const float* weights, const float* keep, int64_t rows, const floa
 constexpr Attending scalar_attending{{}, plain_score, plain_largest, plain_weigh, plain_mix};
 
 int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// The least finite masks stay finite: a row that has no others sees all of its tokens alike.
+float in_log2(float mask) {
+  const float scaled = mask * kLog2E;
+  return scaled == -INFINITY && mask != -INFINITY ? -FLT_MAX : scaled;
+}
+
 int64_t groups_of(const BitportTokens& t) { return t.block > 1 || t.group >= t.width ? 1 : ceil_div(t.width, t.group); }
 
 int64_t rounded_up(int64_t width) { return ceil_div(width, 32) * 32; }
@@ -84,9 +93,10 @@ BitportTiles rows_of(const BitportTokens& t, int64_t sequence, int64_t head, int
 
 class Piece {
  public:
-  Piece(const BitportAttention& a, int32_t isa, int64_t item, int64_t ranges, int64_t shares)
+  Piece(const BitportAttention& a, int32_t isa, int64_t item, int64_t range, int64_t ranges, int64_t shares)
       : a_(a), isa_(isa), attend_(attending_on(isa)), engine_(engine_for(isa, BITPORT_F32, 1)) {
-    range_ = item % ranges;
+    first_ = item % ranges * range;
+    end_ = first_ + range;
     const int64_t share = item / ranges % shares, pair = item / ranges / shares;
     head_ = pair % a.groups;
     sequence_ = pair / a.groups;
@@ -118,7 +128,7 @@ class Piece {
     std::memset(sums, 0, size_t(rows_ * out) * sizeof(float));
     for (int64_t r = 0; r < rows_; ++r) state[2 * r] = -INFINITY, state[2 * r + 1] = 0;
     const int64_t all = a_.quantized + a_.dense, last = a_.first_dense + a_.quantized;
-    for (int64_t t = range_ * kRange, end = smaller(seen_at_most(), t + kRange); t < end;) {
+    for (int64_t t = first_, end = smaller(seen_at_most(), end_); t < end;) {
       const bool packed = t >= a_.first_dense && t < last;
       const int64_t stop = smaller(end, t < a_.first_dense ? a_.first_dense : packed ? last : all);
       const int64_t at = packed ? t - a_.first_dense : t < a_.first_dense ? t : t - a_.quantized, block = a_.keys.block;
@@ -212,7 +222,7 @@ class Piece {
       if (a_.mask) {
         const float* mask = a_.mask + sequence_ * a_.mask_step[0] + query_head(r) * a_.mask_step[1] +
                             query_row(r) * a_.mask_step[2] + first * a_.mask_step[3];
-        for (int64_t t = 0; t < seen; ++t) s[t] += mask[t * a_.mask_step[3]] * kLog2E;
+        for (int64_t t = 0; t < seen; ++t) s[t] += in_log2(mask[t * a_.mask_step[3]]);
       }
       for (int64_t t = seen < 0 ? 0 : seen; t < kPanel; ++t) s[t] = -INFINITY;
       const float before = state[2 * r], here = attend_.largest(s), most = here > before ? here : before;
@@ -233,7 +243,7 @@ class Piece {
   const int32_t isa_;
   const Attending& attend_;
   const Engine& engine_;
-  int64_t range_, head_, sequence_, first_row_, rows_;
+  int64_t first_, end_, head_, sequence_, first_row_, rows_;
   float *panel_, *scores_, *q_, *scaled_, *keep_, *less_, *group_scale_, *group_less_;
 };
 
@@ -309,7 +319,8 @@ int32_t bitport_attention(const BitportAttention* attention, int32_t threads, in
   if (a.batch * a.heads * a.rows == 0) return kOk;
   if (isa < 0) isa = bitport_best_isa();
   const int64_t tokens = a.quantized + a.dense, rows = Piece::rows_of_head(a), out = rounded_up(a.values.width);
-  const int64_t ranges = ceil_div(tokens, kRange), shares = ceil_div(rows, kRows), pairs = a.batch * a.groups;
+  const int64_t shares = ceil_div(rows, kRows), pairs = a.batch * a.groups;
+  const int64_t range = pairs * shares < kPieces ? kRange : tokens, ranges = ceil_div(tokens, range);
   const int64_t items = pairs * shares * ranges, one = smaller(kRows, rows);
   constexpr int64_t kMostSums = int64_t(1) << 40;
   if (outside(items, 1) || outside(items * one, 1) || out > kMostSums / (items * one)) return kBadShape;
@@ -318,13 +329,13 @@ int32_t bitport_attention(const BitportAttention* attention, int32_t threads, in
   float* const sums = reinterpret_cast<float*>(results.need(size_t(items * (sums_apart + state_apart)) * sizeof(float)));
   if (!sums) return kNoMemory;
   float* const state = sums + items * sums_apart;
-  constexpr int64_t kGrain = 1 << 16;   // numbers of keys and values for which a second thread pays
-  if (threads < 1 || pairs * tokens * (a.keys.width + a.values.width) < kGrain) threads = 1;
+  constexpr double kGrain = 1 << 16;   // numbers of keys and values for which a second thread pays
+  if (threads < 1 || double(pairs) * double(tokens) * double(a.keys.width + a.values.width) < kGrain) threads = 1;
   std::atomic<bool> failed{false};
   share(items, threads, [&](int64_t item) {
     float* const memory = reinterpret_cast<float*>(own_buffer.need(size_t(Piece::room(a)) * sizeof(float)));
     if (!memory) { failed = true; return; }
-    Piece(a, isa, item, ranges, shares).run(memory, sums + item * sums_apart, state + item * state_apart);
+    Piece(a, isa, item, range, ranges, shares).run(memory, sums + item * sums_apart, state + item * state_apart);
   });
   if (!failed)
     for (int64_t row = 0; row < pairs * rows; ++row) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from bitport.backends.cpu.native import ISAS, Library
 from bitport.cache import KeyValueStore
 from bitport.errors import KernelError
 from bitport.numerics import sqnr
-from bitport.ops import OPS, Sample, decide, use_kernel
+from bitport.ops import OPS, Sample, Weight, decide, use_kernel
 from bitport.ops.attention import Call, sample
+from bitport.report.memory import peak, resident
 
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
 CPU = torch.device("cpu")
@@ -111,6 +113,59 @@ def test_scores_far_apart_and_masks_of_the_largest_size(library: Library) -> Non
     assert float(sqnr(wanted, got)) > 60
 
 
+def test_a_row_of_the_least_masks_sees_all_tokens_alike(library: Library) -> None:
+    """-3.4e38 is finite, and so large that no score moves it: the result is the mean of all values."""
+    of = Call.of(*sample("least", CPU, torch.float32, "int8", "int8", rows=2).args)
+    got = OPS["attention"].overload(*of._replace(mask=torch.full((1, 1, 1, 37), -3.4e38)).args())
+    mean = of.values.dense(torch.float64).mean(2, keepdim=True).repeat_interleave(2, 1)
+    assert (got - mean).abs().max() < 1e-5
+
+
+def test_masks_of_bool_need_no_default_dtype(library: Library) -> None:
+    of = sample("default", CPU, torch.float32, "int8", "int8", mask="bool")
+    wanted = OPS["attention"].overload(*of.args)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(OPS["attention"].overload(*of.args), wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_many_rows_over_many_tokens(library: Library) -> None:
+    """So many pieces that each takes all tokens."""
+    of = sample("pieces", CPU, torch.float32, "int8", "int8", shape=(2, 8, 8, 16), rows=300, tokens=2100, causal=True)
+    assert shortfall(of) <= 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system tells no peak of memory")
+def test_many_rows_take_memory_for_one_result() -> None:
+    """However many tokens there are: 4 MB in float32 beside the result of 4 MB, and room of two threads."""
+    few = Call.of(*sample("memory", CPU, torch.float32, "int8", "int8", shape=(1, 8, 8, 16), value_width=256).args)
+    many = few._replace(q=few.q[:, :, :1].expand(-1, -1, 512, -1), keys=longer(few.keys), values=longer(few.values))
+    OPS["attention"].overload(*few.args())
+    Path("/proc/self/clear_refs").write_text("5")  # sets the peak back
+    before = resident()
+    OPS["attention"].overload(*many.args())
+    assert peak() - before < 24 << 20
+
+
+def longer(weight: Weight, tokens: int = 1 << 15) -> Weight:
+    data, scale = (part[:, :, :1].expand(-1, -1, tokens, -1).contiguous() for part in weight[:2])
+    return weight._replace(data=data, scale=scale, n=tokens)
+
+
+@pytest.mark.parametrize("change", ["no-sequences", "no-width"])
+def test_results_without_numbers(library: Library, change: str) -> None:
+    of = Call.of(*sample("none", CPU, torch.float32, "int8", "int8").args)
+    if change == "no-sequences":
+        none = [each._replace(data=each.data[:0], scale=each.scale[:0]) for each in (of.keys, of.values)]
+        of = of._replace(q=of.q[:0], keys=none[0], values=none[1])
+    else:
+        data, scale = of.values.data[..., :0], of.values.scale[..., :0]
+        of = of._replace(values=of.values._replace(data=data, scale=scale, k=0, block_k=1))
+    assert OPS["attention"].overload(*of.args()).shape == (*of.q.shape[:3], of.values.k)
+
+
 def test_no_number_stays_none(library: Library) -> None:
     """A NaN in a query makes its row NaN, one in a token every row that sees it; the others are untouched."""
     of = Call.of(*sample("nan", CPU, torch.float32, "int8", "int8", dense=3, first=0, causal=True).args)
@@ -153,6 +208,6 @@ def test_a_store_is_read_where_it_lies() -> None:
     store.append(torch.randn(1, 2, 500, 64), torch.randn(1, 2, 500, 64))
     store.append(torch.randn(1, 2, 1, 64), torch.randn(1, 2, 1, 64))
     side = store._sides[0]  # type: ignore[index]
-    _, kept = _tokens(side.quantized, side.dense.held)
+    _, kept = _tokens(side.quantized(), side.dense.held)
     places = [rows.buffer.data_ptr() for rows in (side.data, side.scale, side.zero, side.dense) if rows is not None]
     assert [part.data_ptr() for part in kept if part is not None] == places

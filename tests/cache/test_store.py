@@ -13,6 +13,7 @@ from bitport.cache import KeyValueStore, cache_format
 from bitport.cache.rows import Rows
 from bitport.errors import ArgumentError
 from bitport.numerics import Format, quantize_dequantize, sqnr
+from bitport.ops import Weight
 from bitport.ops.samples import product_budget
 
 FORMATS = (
@@ -109,6 +110,15 @@ def test_a_crop_leaves_the_tokens_before_it(name: str, left: int) -> None:
     assert torch.equal(store.dense_keys()[:, :, :first], before[0][:, :, :first])
 
 
+def test_a_crop_makes_floats_of_what_it_cuts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the store: guesses are taken back at every step."""
+    store, made = filled("int2-b8x1:int2-g16", TOKENS), []
+    whole = Weight.dense
+    monkeypatch.setattr(Weight, "dense", lambda weight, dtype: (made.append(weight.n), whole(weight, dtype))[1])
+    store.crop(TOKENS - 7)
+    assert made == [8, 8]
+
+
 def test_tokens_that_follow_a_crop_are_quantized_as_ever() -> None:
     store = filled("int8", TOKENS)
     store.crop(40)
@@ -149,6 +159,21 @@ def test_a_copy_is_a_store_of_its_own() -> None:
     other = copy.deepcopy(store)
     other.append(tokens(1), tokens(1, width=48))
     assert (len(store), len(other)) == (TOKENS, TOKENS + 1)
+
+
+@pytest.mark.parametrize("change", ["none", "select", "repeat", "to"])
+@pytest.mark.parametrize("name", ["int8", "fp8-wo", "int2-b8x1:int2-g16+first4+last5"])
+def test_a_store_of_inference_mode_is_one_outside_of_it(name: str, change: str) -> None:
+    """Tokens are appended, and gradients of queries may be taken."""
+    how = {"select": torch.arange(2), "repeat": 1, "to": "cpu"}
+    with torch.inference_mode():
+        store = filled(name, TOKENS)
+        if change != "none":
+            getattr(store, change)(how[change])
+    store.append(tokens(9), tokens(9, width=48))
+    q = torch.randn(2, 3, 1, 64, requires_grad=True)
+    store.attend(q).sum().backward()
+    assert q.grad is not None
 
 
 def test_appending_copies_each_row_a_few_times_at_most() -> None:

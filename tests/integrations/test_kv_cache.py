@@ -238,6 +238,14 @@ def test_keys_of_a_step_that_is_over_are_refused() -> None:
         keys + 0
 
 
+def test_nothing_is_written_into_keys_of_the_cache() -> None:
+    layer = KVCache.of(model_of(), "int8").layers[0]
+    keys, _ = layer.update(torch.randn(1, 2, 3, 16), torch.randn(1, 2, 3, 16))
+    with pytest.raises(ArgumentError, match=r"add_.* would write into keys or values of a quantized cache: .* clone"):
+        keys.add_(1)
+    assert torch.equal(torch.zeros(keys.shape).copy_(keys), layer.store.dense_keys())
+
+
 def test_a_cache_that_is_reset_starts_anew() -> None:
     model = model_of()
     cache = KVCache.of(model, "int8")

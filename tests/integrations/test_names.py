@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -162,6 +163,19 @@ def test_an_expert_that_is_missing(tmp_path: Path) -> None:
     quantize_files(source, tmp_path / "out", "int8", progress=False)
     with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.experts\.gate_up_proj lacks pieces"):
         load_model(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+def test_a_tensor_that_is_there_twice(name: str, tmp_path: Path) -> None:
+    """By itself, and as the pieces that it is made of: neither is dropped."""
+    config, fields = CONFIGS["mixtral"]
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**fields))
+    quantize_files(original(tmp_path / "model", "mixtral"), tmp_path / "out", "int8", progress=False)
+    manifest, name = read_manifest(tmp_path / "out"), f"model.layers.0.{name}"
+    first = next(iter(manifest.tensors.values()))
+    manifest.tensors[name] = dataclasses.replace(first, name=name)
+    with pytest.raises(CheckpointError, match=f"are both {name} of the model"):
+        arrangement(model)(manifest)
 
 
 def test_conversions_that_are_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

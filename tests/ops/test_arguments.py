@@ -58,6 +58,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "scale-float64": ({"scale": torch.ones(N, 2, dtype=torch.float64)}, "float scale .*not torch.float64"),
     "zero-shape": ({"zero": torch.ones(1, 2, dtype=torch.uint8)}, rf"\[{N}, 2\].*\[1, 2\]"),
     "zero-dtype": ({"zero": torch.ones(N, 2, dtype=torch.int64)}, "zero must be .*not torch.int64"),
+    "zero-8-bit": ({"zero": torch.ones(N, 2).to(torch.float8_e4m3fn)}, "zero must be .*not torch.float8_e4m3fn"),
     "zero-device": (
         {"zero": torch.ones(N, 2, dtype=torch.uint8, device="meta")},
         "zero must be .* on cpu, not .* on meta",

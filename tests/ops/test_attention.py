@@ -31,6 +31,8 @@ def run(of: Call) -> torch.Tensor:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "q-int": ({"q": torch.ones(2, 4, 3, 32, dtype=torch.int32)}, "q must be float32.*not torch.int32"),
     "q-axes": ({"q": torch.ones(4, 3, 32)}, r"q must be .*\[batch, heads, rows, width\]"),
+    "q-number": ({"q": torch.tensor(1.0), "scale": None}, r"q must be .*not torch.float32 \[\]"),
+    "q-no-width": ({"q": torch.ones(2, 4, 3, 0), "scale": None}, "a width that is not 0"),
     "q-width": (
         {"q": torch.ones(2, 4, 3, 16)},
         r"keys must be \[2, a divisor of 4, tokens, 16\].*not \[2, 2, 37, 32\]",

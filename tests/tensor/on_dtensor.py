@@ -88,6 +88,14 @@ def check_rows_that_cannot_be_shared_evenly(mesh: DeviceMesh) -> None:
             state.copy_(state.clone())
 
 
+def check_single_rows_and_experts(mesh: DeviceMesh) -> None:
+    """Pieces of one row, or of one matrix, torch joins by another way: it views them as one."""
+    for shape, dims in (((1, SIZE), (1,)), ((1, 24, SIZE), (1, 2)), ((1, 1, SIZE), (2,))):
+        whole = quantize_tensor(torch.randn(shape), "int4-g32", pre_scale=torch.rand(SIZE) + 0.5)
+        for dim in dims:
+            assert torch.equal(distribute_tensor(whole, mesh, [Shard(dim)]).full_tensor(), whole), (shape, dim)
+
+
 def check_cuts_that_would_part_a_block(mesh: DeviceMesh) -> None:
     ways = mesh.size()
     refused(lambda: distribute_tensor(layer("int4", k=128).weight.data, mesh, [Shard(1)]), "multiples of 128")

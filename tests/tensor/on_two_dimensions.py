@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import torch
 import torch._dynamo  # once, before the processes part
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import bitport
+from bitport.checkpoint import ModelState
 
 K, N = 256, 512
 
@@ -60,6 +63,27 @@ def check_a_checkpoint_of_it(mesh: DeviceMesh) -> None:
     plain = bitport.load(Block(), "saved")
     found = {name: tensor.full_tensor() for name, tensor in one.state_dict().items()}
     assert all(torch.equal(found[name], tensor) for name, tensor in plain.state_dict().items())
+
+
+class Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        value = bitport.quantize_tensor(torch.randn(K, N), "int4-g32", transposed=True)
+        self.weight = nn.Parameter(value, requires_grad=False)
+
+
+def check_a_checkpoint_of_torch_of_it(mesh: DeviceMesh) -> None:
+    """Where a dimension is cut twice its pieces do not lie in the order of the processes: also in parts that have it as
+    another dimension than the weight."""
+    both = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("data", "tensor"))
+    one, fresh = Transposed(), Transposed()
+    state = one.weight.detach().clone()
+    assert not torch.equal(fresh.weight, state)
+    one.weight = nn.Parameter(distribute_tensor(state, both["tensor"], [Shard(0)]), requires_grad=False)
+    fully_shard(one, mesh=both["data"])
+    dcp.save({"model": ModelState(one)}, checkpoint_id="saved-by-torch")
+    dcp.load({"model": ModelState(fresh)}, checkpoint_id="saved-by-torch")
+    assert torch.equal(fresh.weight, state)
 
 
 def check_compiled(mesh: DeviceMesh) -> None:

@@ -298,7 +298,6 @@ UNKNOWN: dict[str, Callable[[QTensor], object]] = {
     "stack": lambda q: torch.stack([q, q]),
     "zero_": lambda q: q.zero_(),
     "normal_": lambda q: torch.nn.init.normal_(q),
-    "unsqueeze": lambda q: q.unsqueeze(0),
     "view-dtype": lambda q: q.view(torch.int8),
     "mv": lambda q: q.mv(torch.randn(96)),
 }

@@ -60,6 +60,9 @@ CUTS: dict[str, tuple[str, tuple[int, ...], Cut]] = {
     "experts-permuted": ("int4-g32", (3, 64, 96), lambda w: w.permute(0, 2, 1)),
     "experts-of-experts": ("int8", (2, 3, 64, 96), lambda w: w[1][2]),
     "experts-dim-1": ("int8", (2, 3, 64, 96), lambda w: w.select(1, 2)),
+    "batch-of-one": ("int4-g32", (64, 96), lambda w: w.unsqueeze(0)),
+    "batch-of-one-global-scale": ("nvfp4", (64, 96), lambda w: w.unsqueeze(-3)),
+    "batch-of-one-transposed": ("int8", (64, 96), lambda w: w.t().unsqueeze(0)),
 }
 
 
@@ -112,6 +115,8 @@ REFUSED: dict[str, tuple[str, tuple[int, ...], Cut, str]] = {
     "permuted-batch": ("int8", (3, 64, 96), lambda w: w.permute(1, 0, 2), "last two dimensions"),
     "viewed": ("int8", (64, 96), lambda w: w.view(-1), r"keeps its shape \[64, 96\]"),
     "flattened": ("int8", (3, 64, 96), lambda w: w.flatten(), "keeps its shape"),
+    "row-as-batch": ("int8", (64, 96), lambda w: w.unsqueeze(1), "only a matrix can be made a batch"),
+    "batch-of-batches": ("int8", (3, 64, 96), lambda w: w.unsqueeze(0), "only a matrix can be made a batch"),
     "expanded": ("int8", (64, 96), lambda w: w.expand(2, 64, 96), "cannot be expanded"),
 }
 

@@ -1,7 +1,7 @@
 """Rows [batch, heads, rows, width] that grow at their end.
 
 Memory is taken for a quarter more rows than there are: appending n rows one by one copies 5 n at most, and at most a
-fifth of the memory is free.
+fifth of the memory is free. None is taken in inference mode, since torch would let no one write into it afterwards.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ SPARE, LEAST = 4, 64
 class Rows:
     """``like`` gives batch, heads, width, dtype and device; ``tokens`` are those that a row stands for."""
 
+    @torch.inference_mode(False)
     def __init__(self, like: Tensor, tokens: int = 1) -> None:
         self.least = max(LEAST // tokens, 1)
         self.buffer = like.new_empty(*like.shape[:2], 0, like.shape[3])
@@ -36,6 +37,7 @@ class Rows:
     def reserved(self) -> int:
         return self.buffer.nbytes
 
+    @torch.inference_mode(False)
     def append(self, rows: Tensor) -> None:
         count = self.count + rows.shape[2]
         if count > self.buffer.shape[2]:
@@ -49,6 +51,7 @@ class Rows:
     def crop(self, count: int) -> None:
         self.count = count
 
+    @torch.inference_mode(False)
     def change(self, what: Callable[[Tensor], Tensor]) -> None:
         """Replace the rows by ``what`` makes of their bytes or numbers: another order or number of sequences."""
         held, dtype = self.held, self.buffer.dtype

@@ -61,11 +61,11 @@ class _Side:
             if rows is not None and part is not None:
                 rows.append(part)
 
-    @property
-    def quantized(self) -> Weight:
-        """The quantized tokens as a weight operand, views into the store."""
-        data, scale = self.data.held, self.scale.held
-        zero = None if self.zero is None else self.zero.held
+    def quantized(self, first: int = 0) -> Weight:
+        """The quantized tokens from the block on that begins with ``first``: a weight operand, views into the store."""
+        blocks = first // self.fmt.block[0]
+        data, scale = self.data.held[:, :, first:], self.scale.held[:, :, blocks:]
+        zero = None if self.zero is None else self.zero.held[:, :, blocks:]
         block = self.fmt.block_shape(data.shape[2], self.width)
         return Weight(data, scale, zero, None, self.fmt.dtype, data.shape[2], self.width, *block, "plain")
 
@@ -151,7 +151,7 @@ class KeyValueStore:
 
     def _dense(self, side: _Side) -> Tensor:
         held = side.dense.held
-        return joined(side.quantized, held, min(self.format.first, held.shape[2]), held.dtype)
+        return joined(side.quantized(), held, min(self.format.first, held.shape[2]), held.dtype)
 
     def attend(
         self, q: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
@@ -160,7 +160,7 @@ class KeyValueStore:
         keys, values = self._filled()
         dense = (keys.dense.held, values.dense.held) if keys.dense.count else (None, None)
         first = min(self.format.first, keys.dense.count)
-        return OPS["attention"].overload(q, *keys.quantized, *values.quantized, *dense, first, mask, causal, scale)
+        return OPS["attention"].overload(q, *keys.quantized(), *values.quantized(), *dense, first, mask, causal, scale)
 
     def crop(self, tokens: int) -> None:
         """Keep the first ``tokens`` of each sequence."""
@@ -176,7 +176,7 @@ class KeyValueStore:
         kept = max(tokens - self.format.first, 0)
         whole = kept // self.format.block * self.format.block
         for side in self._sides:
-            rest = side.quantized.dense(side.dense.buffer.dtype)[:, :, whole:kept] if whole < kept else None
+            rest = side.quantized(whole).dense(side.dense.buffer.dtype)[:, :, : kept - whole] if whole < kept else None
             side.crop(whole)
             side.dense.crop(min(self.format.first, tokens))
             if rest is not None:

@@ -11,11 +11,11 @@ from bitport.schemes import Target
 EMBEDDINGS = r"(\w+_)?embed(ding)?s?(_(?!out\b|proj|hidden)\w+)?|wte|wpe|shared|relative_attention_bias"
 
 KINDS: tuple[tuple[str, int, str], ...] = (
-    (r"(.*\.)?(router|gate)\.weight", 2, "other"),
+    (r"(.*\.)?(router(\.\w+)?|gate(\.wg)?)\.weight", 2, "other"),
     (rf"(.*\.)?({EMBEDDINGS})\.weight", 2, "embedding"),
     (r"(.*\.)?in_proj_weight", 2, "attention"),
     (r"(.*\.)?weight", 2, "linear"),
-    (r"(?i).*(expert|moe).*", 3, "experts"),
+    (r"(?i).*(expert|moe).*|(.*\.)?(input|output)_linear\.weight", 3, "experts"),
     (r"(.*\.)?weight", 3, "conv"),
     (r"(.*\.)?weight", 4, "conv"),
 )

@@ -34,7 +34,7 @@ ATTENTION = "bitport"
 
 class InStore(Tensor):
     """The keys or the values of a store, as a model hands them from its cache to its attention. Whatever else computes
-    with them is given floats."""
+    with them is given floats, of its own: nothing can be written into them."""
 
     store: KeyValueStore
     tokens: int
@@ -53,6 +53,8 @@ class InStore(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if func._schema.is_mutable and isinstance(args[0], InStore):
+            raise ArgumentError(f"{func} would write into keys or values of a quantized cache: give it their clone()")
         args, kwargs = tree_map(lambda each: each.dense() if isinstance(each, InStore) else each, (args, kwargs or {}))
         return func(*args, **kwargs)
 

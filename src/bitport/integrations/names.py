@@ -33,7 +33,10 @@ def _arranged(model: Any, manifest: Manifest) -> Manifest:
     groups: dict[str, tuple[Any, dict[str, list[Entry]]]] = {}
     for entry in sorted(manifest.tensors.values(), key=lambda entry: _natural(entry.name)):
         name, converter, pattern = rename(entry.name)
-        _, found = groups.setdefault(name, (converter, {}))
+        known, found = groups.setdefault(name, (converter, {}))
+        if found and (known is None or known is not converter):
+            other = next(iter(found.values()))[0]
+            raise CheckpointError(f"{other.name} and {entry.name} are both {name} of the model")
         found.setdefault(pattern, []).append(entry)
     tensors = {name: _made(name, converter, found) for name, (converter, found) in groups.items()}
     tied = {rename(alias)[0]: rename(name)[0] for alias, name in manifest.tied.items()}
@@ -42,9 +45,7 @@ def _arranged(model: Any, manifest: Manifest) -> Manifest:
 
 def _made(name: str, converter: Any, found: dict[str, list[Entry]]) -> Entry:
     if converter is None:
-        ((entry, *others),) = found.values()
-        if others:
-            raise CheckpointError(f"{entry.name} and {others[0].name} are both {name} of the model")
+        ((entry,),) = found.values()
         return entry if entry.name == name else arranged(name, [[entry]], stack=False)
     operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in converter.operations]
     stack = (STACK, 0) in operations

@@ -62,13 +62,14 @@ class Call(NamedTuple):
         return (self.q, *self.keys, *self.values, *self[3:])
 
 
-def _check(*args: Any) -> None:
-    call = Call.of(*args)
-    q, keys, values = call[:3]
-    if q.dtype not in FLOATS or q.dim() != 4:
+def _check(q: Tensor, *rest: Any) -> None:
+    if q.dtype not in FLOATS or q.dim() != 4 or not q.shape[3]:
         raise ArgumentError(
-            f"q must be float32, bfloat16 or float16 [batch, heads, rows, width], not {q.dtype} {[*q.shape]}"
+            f"q must be float32, bfloat16 or float16 [batch, heads, rows, width] of a width that is not 0, "
+            f"not {q.dtype} {[*q.shape]}"
         )
+    call = Call.of(q, *rest)
+    keys, values = call.keys, call.values
     for weight in (keys, values):
         check_weight(*weight)
     batch, heads, _, width = q.shape

@@ -20,6 +20,7 @@ SCHEMA = (
 
 
 SCALES = (torch.bfloat16, torch.float32, torch.float16, torch.float8_e8m0fnu, torch.float8_e4m3fn)
+ZEROS = (torch.uint8, *SCALES[:3])
 
 
 class Weight(NamedTuple):
@@ -94,9 +95,9 @@ def check_weight(
         )
     if zero is not None:
         grid = (*batch, *(expected.zero_shape or (-(-n // block_n), -(-k // block_k))))
-        if zero.shape != grid or (zero.dtype != torch.uint8 and zero.dtype not in SCALES) or zero.device != device:
+        if zero.shape != grid or zero.dtype not in ZEROS or zero.device != device:
             raise ArgumentError(
-                f"weight: zero must be uint8 or float {[*grid]} on {device}, "
+                f"weight: zero must be uint8 or a 16- or 32-bit float {[*grid]} on {device}, "
                 f"not {zero.dtype} {[*zero.shape]} on {zero.device}"
             )
         if NUMBER_TYPES[dtype].kind != "int" or scale.dtype.itemsize == 1:

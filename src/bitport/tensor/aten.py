@@ -38,7 +38,7 @@ implements = adding_to(ATEN)
 
 
 @implements(aten.detach.default, aten.alias.default)
-def _same(func: Any, q: QTensor, **changes: Any) -> QTensor:
+def alias(func: Any, q: QTensor, **changes: Any) -> QTensor:
     same = q.map_parts(func, **changes)
     same.piece_of_packed = q.piece_of_packed
     return same
@@ -140,7 +140,7 @@ def _permute(func: Any, q: QTensor, dims: Sequence[int]) -> QTensor:
     ndim = q.dim()
     order = [_dim(q, dim) for dim in dims]
     if order == list(range(ndim)):
-        return _same(aten.alias.default, q)
+        return alias(aten.alias.default, q)
     if order != [*range(ndim - 2), ndim - 1, ndim - 2]:
         raise ArgumentError(f"a QTensor can only swap its last two dimensions, not permute by {list(dims)}")
     return _transpose(func, q, -1, -2)
@@ -153,20 +153,10 @@ def _expand(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTenso
         have if want == -1 else want for have, want in zip([-1] * (len(size) - q.dim()) + [*q.shape], size, strict=True)
     ]
     if shape == [*q.shape]:
-        return _same(aten.alias.default, q)
+        return alias(aten.alias.default, q)
     if not q.transposed or q.batched or shape[-2:] != [*q.shape[-2:]]:
         raise ArgumentError(f"a QTensor of shape {[*q.shape]} cannot be expanded to {[*size]}")
     return q.replace(shape=tuple(shape))
-
-
-@implements(aten.view.default, aten._unsafe_view.default)
-def _view(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
-    """Of the same shape; of a shard flat, too, as FSDP2 keeps them."""
-    if q.room and len(size) == 1 and size[0] in (-1, q.numel()):
-        return _same(aten.alias.default, q, shape=(q.numel(),))
-    if [*size] != [*q.shape]:
-        raise ArgumentError(f"a QTensor keeps its shape {list(q.shape)}; it cannot be seen as {list(size)}")
-    return _same(aten.alias.default, q)
 
 
 @implements(aten.slice.Tensor)
@@ -180,7 +170,7 @@ def _slice(
     if step != 1:
         raise ArgumentError(f"a QTensor is sliced with step 1, not {step}")
     if (start, end) == (0, size):
-        return _same(aten.alias.default, q)
+        return alias(aten.alias.default, q)
     dim = _dim(q, dim)
     shape = list(q.shape)
     shape[dim] = end - start

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.tensor.aten import implements, new_float, same_bits
+from bitport.tensor.aten import alias, implements, new_float, same_bits
 from bitport.tensor.borders import cut_along, plain_shapes, unit
 from bitport.tensor.parts import matrix_of, rows_and_columns
 from bitport.tensor.qtensor import PARTS, QTensor
@@ -115,6 +115,20 @@ def _new_zeros(func: Any, q: QTensor, size: Sequence[int], dtype: Any = None, **
     if q.dim() > 1 and [*size[1:]] == [*q.shape[1:]] and dtype in (None, q.dtype) and kwargs.get("device") is None:
         return zeros_like_piece(q, 0, size[0])
     return new_float(func, q, size, dtype=dtype, **kwargs)
+
+
+@implements(aten.view.default, aten._unsafe_view.default)
+def _view(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
+    """Of the same shape; of a shard flat, too, as FSDP2 keeps them; and of gathered pieces of one row or matrix each,
+    which torch moves into another dimension so."""
+    if q.room and len(size) == 1 and size[0] in (-1, q.numel()):
+        return alias(aten.alias.default, q, shape=(q.numel(),))
+    for dim in range(1, q.dim() if q.pieces else 0):
+        if [*size] == [1, *q.shape[1:dim], len(q.pieces) * q.shape[dim], *q.shape[dim + 1 :]]:
+            return join(q.pieces, dim).to_device_layout()
+    if [*size] != [*q.shape]:
+        raise ArgumentError(f"a QTensor keeps its shape {list(q.shape)}; it cannot be seen as {list(size)}")
+    return alias(aten.alias.default, q)
 
 
 @implements(aten.as_strided.default)

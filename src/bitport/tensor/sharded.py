@@ -114,10 +114,11 @@ def parts_of(tensor: Tensor) -> dict[str, Tensor]:
 
 def _placement(plain: QTensor, name: str, whole: Any) -> Any:
     """How the part ``name`` lies over a mesh dimension over which the tensor lies as ``whole``."""
-    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import Replicate
 
     at = None if whole.is_replicate() else cut_along(plain, whole.dim).get(name)
     if at is None:
         return Replicate()
     dim = getattr(plain, name).dim() + at
-    return whole if dim == whole.dim else Shard(dim)
+    strided = {"split_factor": whole.split_factor} if hasattr(whole, "split_factor") else {}
+    return type(whole)(dim, **strided)

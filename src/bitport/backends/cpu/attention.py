@@ -90,7 +90,7 @@ def _tokens(weight: Weight, dense: Tensor | None) -> tuple[Tokens, list[Tensor |
 def _as_floats(mask: Tensor | None) -> Tensor | None:
     if mask is None or mask.dtype != torch.bool:
         return None if mask is None else mask.float()
-    return torch.zeros(mask.shape).masked_fill_(~mask, -math.inf)
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -math.inf)
 
 
 def register(library: Library) -> None:
@@ -103,6 +103,8 @@ def register(library: Library) -> None:
         q, mask = call.q.contiguous().resolve_neg(), _as_floats(call.mask)
         batch, heads, rows, _ = q.shape
         y = q.new_empty(batch, heads, rows, call.values.k)
+        if not y.numel():
+            return y
         keys, kept_keys = _tokens(call.keys, call.dense_keys)
         values, kept_values = _tokens(call.values, call.dense_values)
         steps = (
