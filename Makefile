@@ -310,12 +310,14 @@ $(RUNTIMES_VENV)/.runtimes: pyproject.toml $(NATIVE)
 	$(RUNTIMES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[test,onnx,executorch,lm-eval]'
 	touch $@
 
-# Their torch stays the one that is there already.
+# Their torch stays the one that is there already. llama-cpp-python is compiled, as above.
 $(FORMATS_VENV)/.formats: pyproject.toml tests/interop/requirements.txt $(NATIVE)
 	$(MAKE) VENV=$(FORMATS_VENV) $(FORMATS_VENV)/.test
 	$(FORMATS_VENV)/bin/python -m pip freeze | grep '^torch==' > $(FORMATS_VENV)/torch.txt
 	BUILD_CUDA_EXT=0 $(FORMATS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet \
 	  --constraint $(FORMATS_VENV)/torch.txt --requirement tests/interop/requirements.txt
+	CXXFLAGS="-fno-tree-dse -fno-dse" $(FORMATS_VENV)/bin/python -m pip install --quiet llama-cpp-python \
+	  || echo "not installed: llama-cpp-python; tests beside llama.cpp are skipped"
 	touch $@
 
 # What it brings for images and sounds may be built for another torch, and then nothing can be imported.

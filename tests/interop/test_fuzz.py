@@ -1,9 +1,11 @@
-"""Directories of others with random damage, by a fixed seed: an error of bitport, or a conversion; nothing else."""
+"""Directories with random damage, by a fixed seed: an error of bitport, or a conversion; nothing else."""
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,24 @@ from ..checkpoint.test_fuzz import damaged
 models = pytest.importorskip("tests.integrations.models", reason="needs the extra: pip install 'bitport[hf]'")
 
 ROUNDS = 60
+ODD = (
+    None,
+    [],
+    {},
+    "x",
+    "",
+    -1,
+    0,
+    1 << 70,
+    float("inf"),
+    float("nan"),
+    1e-320,
+    True,
+    "\ud800",
+    [None],
+    [[1]],
+    {"a": 1},
+)
 SCHEMES = {
     "compressed-tensors": "int3-g32",
     "gptq": "int8",
@@ -46,3 +66,32 @@ def test_damage(form: str, tmp_path: Path) -> None:
             convert(path, path / ".." / f"{number}-out", progress=False)
         except BitportError:
             assert not list((tmp_path / f"{number}-out").glob("*")), number
+
+
+def test_what_a_gguf_file_is_made_of(tmp_path: Path) -> None:
+    """Its settings come from the files beside the weights. Any value of theirs may be another."""
+    small = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_hidden_layers": 1, "vocab_size": 260}
+    models.make_directory(tmp_path / "float", **small)
+    quantize_files(tmp_path / "float", tmp_path / "q", "int4-g32-sym", progress=False)
+    files = {name: (tmp_path / "q" / name).read_bytes() for name in ("config.json", "tokenizer.json")}
+    chance, refused = random.Random(0), 0
+    for number in range(5 * ROUNDS):
+        name = chance.choice(list(files))
+        (tmp_path / "q" / name).write_text(json.dumps(another(json.loads(files[name]), chance)))
+        try:
+            convert(tmp_path / "q", tmp_path / "out" / f"{number}.gguf", to="gguf", progress=False)
+        except BitportError:
+            refused += 1
+            assert not list((tmp_path / "out").glob(f"{number}.*")), number
+        (tmp_path / "q" / name).write_bytes(files[name])
+    assert refused > ROUNDS
+
+
+def another(said: Any, chance: random.Random) -> Any:
+    """``said`` with one value, however deep, in place of which stands an odd one."""
+    inner = list(said) if isinstance(said, dict) else range(len(said)) if isinstance(said, list) else []
+    if not inner or chance.random() < 0.2:
+        return chance.choice(ODD)
+    at = chance.choice(list(inner))
+    said[at] = another(said[at], chance)
+    return said

@@ -159,7 +159,7 @@ def test_cut_anywhere_or_changed_anywhere(model: bytes, tmp_path: Path) -> None:
             path.write_bytes(model[: draw.randrange(len(model))])
         try:
             files = Gguf(path)
-            assert len(dict(files.items())) == len(files)
+            assert list(dict(files.items())) == files.names()
         except CheckpointError:
             refused += 1
     assert refused >= 40

@@ -10,8 +10,8 @@ from typing import Any
 from bitport.checkpoint import read_manifest
 from bitport.cli.common import add_verb, location, nbytes, show
 from bitport.cli.quantize import naming_notes
-from bitport.interop import READERS, WRITERS, convert
-from bitport.interop.convert import BITPORT
+from bitport.interop import READERS, convert
+from bitport.interop.convert import BITPORT, FORMATS
 
 
 def add_parser(verbs: Any) -> None:
@@ -25,20 +25,25 @@ def add_parser(verbs: Any) -> None:
         "llama-gptq -o llama-bitport",
         "llama-Q4_K_M.gguf -o llama-bitport",
         "llama-int4 --to compressed-tensors -o llama-for-others",
+        "llama-int4 --to gguf -o llama-int4.gguf",
         "deepseek-fp8 --to float -o deepseek-bf16",
     )
     verb.add_argument(
         "source", type=location, help="a bitport checkpoint, a quantized Hugging Face directory, or a GGUF file"
     )
-    verb.add_argument("-o", "--output", type=location, required=True, help="the directory to write")
+    verb.add_argument(
+        "-o", "--output", type=location, required=True, help="the directory to write, or the file of --to gguf"
+    )
     verb.add_argument(
         "--to",
-        choices=(BITPORT, *WRITERS),
+        choices=FORMATS,
         default=BITPORT,
         help="float: a model that is not quantized (default: bitport)",
     )
-    verb.add_argument("--shard-size", type=nbytes, default="4GB", help="of a file of weights, at most (default: 4GB)")
-    verb.add_argument("--overwrite", action="store_true", help="replace the model in the output directory")
+    verb.add_argument(
+        "--shard-size", type=nbytes, default="4GB", help="of a file of weights, at most; GGUF is one (default: 4GB)"
+    )
+    verb.add_argument("--overwrite", action="store_true", help="replace the model that is there")
 
 
 def run(args: argparse.Namespace) -> int:

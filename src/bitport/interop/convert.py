@@ -13,15 +13,18 @@ from bitport.checkpoint.output import FOLDER
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.checkpoint.writer import Writer as Checkpoint
 from bitport.errors import ArgumentError, CheckpointError
+from bitport.interop import gguf
 from bitport.interop.codec import Described, Writer, kind_of
 from bitport.interop.directory import Directory
 from bitport.interop.formats import WRITERS
-from bitport.interop.sources import Readable, description, source_of, upright
+from bitport.interop.sources import SUFFIX, Readable, description, source_of, upright
 from bitport.report.progress import progress as with_progress
 from bitport.report.text import size, table
 from bitport.tensor import QTensor
 
 BITPORT = "bitport"
+FORMATS = (BITPORT, *WRITERS, gguf.Writer.name)
+"""What can be written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,27 +61,30 @@ def convert(
 ) -> Converted:
     """Write the quantized model in ``source``, a checkpoint of bitport, a Hugging Face directory in one of
     :data:`bitport.interop.READERS` or a GGUF file, to the directory ``target`` in the format ``to``: "bitport", or one
-    of :data:`bitport.interop.WRITERS`.
+    of :data:`bitport.interop.WRITERS`; or, with "gguf", to the file ``target``, whatever the ``shard_size``.
 
     Every code, scale and zero point stays the number it is (but for "float", a model that is not quantized);
     ArgumentError where the format cannot hold one, and then nothing is written. Configuration, tokenizer and other
     files come along. ``overwrite``: replace the model that is in ``target``.
     """
-    if to != BITPORT and to not in WRITERS:
-        raise ArgumentError(f"cannot write {to!r}; formats are {', '.join((BITPORT, *WRITERS))}")
-    path, directory = Path(source), Path(target)
-    _check_target(path, directory, to, overwrite)
+    if to not in FORMATS:
+        raise ArgumentError(f"cannot write {to!r}; formats are {', '.join(FORMATS)}")
+    path, there = Path(source), Path(target)
+    if to == gguf.Writer.name:
+        _check_file(path, there, overwrite)
+        return _to_gguf(source_of(path), there, progress)
+    _check_target(path, there, to, overwrite)
     files = source_of(path)
     if files.format == to == BITPORT:
         raise ArgumentError(f"{path} is a checkpoint of bitport already")
     write = _to_bitport if to == BITPORT else _to_others
-    return write(files, directory, to, shard_size, progress)
+    return write(files, there, to, shard_size, progress)
 
 
 def _to_bitport(files: Readable, directory: Path, to: str, shard_size: int, progress: bool | None) -> Converted:
     weights: dict[str, str] = {}
     with Checkpoint(directory, shard_size=shard_size) as out:
-        for name, tensor in with_progress(files.items(), len(files), "converting", progress):
+        for name, tensor in with_progress(files.items(), len(files.names()), "converting", progress):
             out.add(name, tensor)
             if isinstance(tensor, QTensor):
                 weights[name] = str(tensor.scheme)
@@ -87,7 +93,7 @@ def _to_bitport(files: Readable, directory: Path, to: str, shard_size: int, prog
             out.tie(alias, name)
         for relative, content in files.others(None):
             out.carry(relative, content)
-    others = len(files) - len(weights)
+    others = len(files.names()) - len(weights)
     return Converted(files.format, to, weights, others, files.nbytes, out.manifest.nbytes, tuple(files.notes))
 
 
@@ -98,7 +104,7 @@ def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progr
     left: list[str] = []
     others = 0
     with Directory(directory, shard_size) as out:
-        for name, tensor in with_progress(files.items(), len(files), "converting", progress):
+        for name, tensor in with_progress(files.items(), len(files.names()), "converting", progress):
             if isinstance(tensor, QTensor):
                 _check(writer, description(name, tensor))
                 for key, part in writer.write(name, upright(tensor) if writer.upright else tensor).items():
@@ -116,6 +122,26 @@ def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progr
     return Converted(files.format, to, weights, others, files.nbytes, out.nbytes, notes)
 
 
+def _to_gguf(files: Readable, target: Path, progress: bool | None) -> Converted:
+    names = files.names()
+    try:
+        writer = gguf.Writer(names, files.tied, dict(files.others(None)))
+    except ArgumentError as error:
+        raise ArgumentError(f"{files.path} cannot be written as {gguf.Writer.name}: {error}") from error
+    _check_all(writer, files)
+    weights: dict[str, str] = {}
+    with writer.output(target) as out:
+        for name, tensor in with_progress(files.items(), len(names), "converting", progress):
+            if isinstance(tensor, QTensor):
+                _check(writer, description(name, tensor))
+                weights[name] = str(tensor.scheme)
+            writer.write(out, name, tensor)
+        _check_any(files, weights)
+        out.publish()
+    notes = (*files.notes, *writer.notes)
+    return Converted(files.format, writer.name, weights, len(names) - len(weights), files.nbytes, out.nbytes, notes)
+
+
 def _check_any(files: Readable, weights: dict[str, str]) -> None:
     if not weights:
         raise CheckpointError(f"{files.path} says that it is quantized by {files.format}, and holds no such weight")
@@ -127,12 +153,12 @@ def is_layer(name: str, tensor: Tensor) -> bool:
     return tensor.dim() == 2 and name.endswith(".weight") and kind in ("linear", "other")
 
 
-def _check(writer: Writer, q: Described) -> None:
+def _check(writer: Writer | gguf.Writer, q: Described) -> None:
     if reason := writer.refuses(q):
         raise ArgumentError(f"{q.name} ({q.scheme}) cannot be written as {writer.name}: {reason}")
 
 
-def _check_all(writer: Writer, files: Readable) -> None:
+def _check_all(writer: Writer | gguf.Writer, files: Readable) -> None:
     """Before anything is read: all that cannot be written, by their reasons."""
     refused: dict[str, list[str]] = {}
     for q in files.described():
@@ -141,6 +167,15 @@ def _check_all(writer: Writer, files: Readable) -> None:
     if refused:
         told = "; ".join(f"{reason}: {shortened(names, 3)}" for reason, names in refused.items())
         raise ArgumentError(f"{files.path} cannot be written as {writer.name}. {told}")
+
+
+def _check_file(source: Path, target: Path, overwrite: bool) -> None:
+    if target.suffix != SUFFIX or target.is_dir():
+        raise ArgumentError(f"GGUF is one file: give its name, such as {target.with_suffix(SUFFIX)}, and not {target}")
+    if target.resolve() == source.resolve():
+        raise ArgumentError(f"{target} is the source; choose another name")
+    if target.exists() and not overwrite:
+        raise ArgumentError(f"{target} is there already; --overwrite replaces it")
 
 
 def _check_target(source: Path, target: Path, to: str, overwrite: bool) -> None:

@@ -28,6 +28,8 @@ from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
 CPU = torch.device("cpu")
+SUFFIX = ".gguf"
+"""Of files of llama.cpp, which are known by it."""
 
 
 class Readable(Protocol):
@@ -38,8 +40,8 @@ class Readable(Protocol):
     """Alias -> name."""
     notes: list[str]
 
-    def __len__(self) -> int:
-        """How many tensors items() gives."""
+    def names(self) -> list[str]:
+        """Of the tensors that items() gives."""
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Names as the float model has them; what is quantized is a QTensor in the plain layout."""
@@ -88,8 +90,9 @@ class Foreign:
                 raise CheckpointError(f"{path}: {name} is {held.dtype}, and nothing says what its numbers mean")
         self.nbytes = sum(held.nbytes for held in self.files.stored.values())
 
-    def __len__(self) -> int:
-        return len(self.files.stored) - len(self.rest)
+    def names(self) -> list[str]:
+        weights = {first: weight.name for first, weight in self.first.items()}
+        return [weights.get(name, name) for name in self.files.stored if name not in self.rest]
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         with contextlib.ExitStack() as stack:
@@ -161,8 +164,8 @@ class Own:
         self.notes: list[str] = []
         self.stored = {name: entry for name, entry in self.manifest.tensors.items() if entry.buffer != "derived"}
 
-    def __len__(self) -> int:
-        return len(self.stored)
+    def names(self) -> list[str]:
+        return list(self.stored)
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         with Shards(self.path, self.manifest, verify=True) as shards:
@@ -179,7 +182,7 @@ class Own:
 
 
 def source_of(path: Path) -> Readable:
-    if path.suffix == ".gguf":
+    if path.suffix == SUFFIX:
         return Gguf(path)
     return Own(path) if (path / MANIFEST).is_file() else Foreign(path)
 

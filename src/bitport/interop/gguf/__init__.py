@@ -1,6 +1,7 @@
-"""GGUF files of llama.cpp: the container (header), its numbers (blocks), and what makes a model of transformers of them
-(names, config, tokenizer, source)."""
+"""GGUF files of llama.cpp: the container (header, output), its numbers (blocks, joins), and what makes a model of
+transformers of them (names, config, tokenizer, source), or them of it (settings, vocabulary, writer)."""
 
 from bitport.interop.gguf.source import Gguf
+from bitport.interop.gguf.writer import Writer
 
-__all__ = ["Gguf"]
+__all__ = ["Gguf", "Writer"]

@@ -1,4 +1,5 @@
-"""config.json of a model from the settings of a GGUF file, which llama.cpp names ``<architecture>.<setting>``.
+"""config.json of a model from the settings of a GGUF file, which llama.cpp names ``<architecture>.<setting>``; the way
+back is :mod:`bitport.interop.gguf.settings`.
 
 Every setting of the architecture must be understood: one that is passed over would change what the model computes.
 """
@@ -19,6 +20,25 @@ from bitport.errors import CheckpointError
 MOST_LAYERS = 4096
 HARMLESS = ("vocab_size", "rope.scaling.finetuned")
 """The first is said by the shape of the embedding."""
+KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+"""Of config.json -> the setting that says the same."""
+TOKENS = ("bos", "eos", "padding", "eot", "eom")
+"""Tokens whose number is a setting, tokenizer.ggml.<token>_token_id; a text ends with eos, eot and eom."""
 PERMUTED = "Meta AI original pth"
 """What old files say of the rows of attn_q and attn_k, which lie so in new ones too."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -72,22 +92,22 @@ class Settings:
 def config_of(
     classname: str, model_type: str, special: Callable[[Settings, dict[str, Any]], None], settings: Settings
 ) -> dict[str, Any]:
-    hidden = settings.whole("embedding_length")
-    heads = settings.whole("attention.head_count", most=hidden)
-    head = settings.whole("attention.key_length", hidden // heads)
+    hidden = settings.whole(KEYS["hidden_size"])
+    heads = settings.whole(KEYS["num_attention_heads"], most=hidden)
+    head = settings.whole(KEYS["head_dim"], hidden // heads)
     if settings.whole("attention.value_length", head) != head:
         raise CheckpointError(f"{settings.architecture}.attention.value_length is not key_length, {head}")
     config: dict[str, Any] = {
         "architectures": [classname],
         "model_type": model_type,
         "hidden_size": hidden,
-        "intermediate_size": settings.whole("feed_forward_length"),
-        "num_hidden_layers": settings.whole("block_count", most=MOST_LAYERS),
+        "intermediate_size": settings.whole(KEYS["intermediate_size"]),
+        "num_hidden_layers": settings.whole(KEYS["num_hidden_layers"], most=MOST_LAYERS),
         "num_attention_heads": heads,
-        "num_key_value_heads": settings.whole("attention.head_count_kv", heads),
+        "num_key_value_heads": settings.whole(KEYS["num_key_value_heads"], heads),
         "head_dim": head,
-        "max_position_embeddings": settings.whole("context_length"),
-        "rms_norm_eps": settings.real("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": settings.whole(KEYS["max_position_embeddings"]),
+        "rms_norm_eps": settings.real(KEYS["rms_norm_eps"]),
         "rope_parameters": _rope(settings),
     }
     special(settings, config)
@@ -119,12 +139,12 @@ def _rope(settings: Settings) -> dict[str, Any]:
 
 def _tokens(said: Mapping[str, Any]) -> dict[str, Any]:
     ids = {}
-    for key in ("bos", "eos", "padding", "eot"):
+    for key in TOKENS:
         value = said.get(f"tokenizer.ggml.{key}_token_id")
         if value is not None and (type(value) is not int or value < 0):
             raise CheckpointError(f"tokenizer.ggml.{key}_token_id is {short(value)}, and must be a whole number")
         ids[key] = value
-    ends = [*dict.fromkeys(end for end in (ids["eos"], ids["eot"]) if end is not None)]
+    ends = [*dict.fromkeys(ids[end] for end in ("eos", "eot", "eom") if ids[end] is not None)]
     eos = ends if len(ends) > 1 else ends[0] if ends else None
     return {"bos_token_id": ids["bos"], "eos_token_id": eos, "pad_token_id": ids["padding"]}
 
@@ -145,24 +165,28 @@ def llama(settings: Settings, config: dict[str, Any]) -> None:
 
 
 def _llama3(factors: Tensor, theta: float, head: int) -> dict[str, Any]:
-    """The setting of transformers from which ``factors`` come, [head / 2]: a frequency is divided by its factor. That
-    is 1 for short waves, the largest for long ones, between them it is reached smoothly."""
+    """The setting of transformers from which ``factors`` come, [head / 2]."""
     if len(factors) != head // 2:
         raise CheckpointError(f"rope_freqs.weight has {len(factors)} numbers, not one for two of the {head} of a head")
     factor = float(factors.max())
+    if not torch.allclose(llama3_factors(factor, theta, head), factors.double(), rtol=1e-4, atol=0):
+        raise CheckpointError(f"rope_freqs.weight is not what Llama 3.1 and its successors have, with {LLAMA3}")
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+
+
+def llama3_factors(factor: float, theta: float, head: int) -> Tensor:
+    """By what each frequency is divided, float64 [head / 2]: 1 for short waves, ``factor`` for long ones, between them
+    it is reached smoothly."""
     wave = 2 * math.pi * theta ** (torch.arange(0, head, 2, dtype=torch.float64) / head)
     low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
     smooth = ((LLAMA3["original_max_position_embeddings"] / wave - low) / (high - low)).clamp(0, 1)
-    wanted = 1 / ((1 - smooth) / factor + smooth)
-    if not torch.allclose(wanted, factors.double(), rtol=1e-4, atol=0):
-        raise CheckpointError(f"rope_freqs.weight is not what Llama 3.1 and its successors have, with {LLAMA3}")
-    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+    return 1 / ((1 - smooth) / factor + smooth)
 
 
 def phi3(settings: Settings, config: dict[str, Any]) -> None:
     rope, head = config["rope_parameters"], config["head_dim"]
     rope["partial_rotary_factor"] = settings.whole("rope.dimension_count", head) / head
-    config["sliding_window"] = settings.get("attention.sliding_window", (int,), 0) or None
+    config["sliding_window"] = settings.get(KEYS["sliding_window"], (int,), 0) or None
     original = settings.whole("rope.scaling.original_context_length", config["max_position_embeddings"])
     config["original_max_position_embeddings"] = original
     attention = settings.real("rope.scaling.attn_factor", None)
@@ -179,24 +203,22 @@ def phi3(settings: Settings, config: dict[str, Any]) -> None:
 def qwen3moe(settings: Settings, config: dict[str, Any]) -> None:
     """llama.cpp divides the weights of the chosen experts by their sum, whatever a file says."""
     config |= {
-        "num_experts": settings.whole("expert_count"),
-        "num_experts_per_tok": settings.whole("expert_used_count"),
-        "moe_intermediate_size": settings.whole("expert_feed_forward_length"),
+        **{key: settings.whole(KEYS[key]) for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
         "norm_topk_prob": True,
     }
 
 
 def gemma2(settings: Settings, config: dict[str, Any]) -> None:
     _gemma(settings, config, every=2)
-    config["attn_logit_softcapping"] = settings.real("attn_logit_softcapping", 50.0)
-    config["final_logit_softcapping"] = settings.real("final_logit_softcapping", 30.0)
+    config["attn_logit_softcapping"] = settings.real(KEYS["attn_logit_softcapping"], 50.0)
+    config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], 30.0)
 
 
 def gemma3(settings: Settings, config: dict[str, Any]) -> None:
     _gemma(settings, config, every=6)
     near = {"rope_type": "default", "rope_theta": settings.real("rope.freq_base_swa", 10000.0)}
     config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
-    config["final_logit_softcapping"] = settings.real("final_logit_softcapping", None)
+    config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], None)
 
 
 def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
@@ -205,9 +227,16 @@ def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
     largest = layers == LARGEST[str(settings.architecture)]
     usual = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
     config["query_pre_attn_scalar"] = round(settings.real("attention.scale", usual**-0.5) ** -2)
-    config["sliding_window"] = settings.whole("attention.sliding_window")
+    config["sliding_window"] = settings.whole(KEYS["sliding_window"])
     pattern = settings.get("attention.sliding_window_pattern", (int, list), every)
-    near = pattern if isinstance(pattern, list) else [bool((at + 1) % max(pattern, 1)) for at in range(layers)]
-    if len(near) != layers:
+    if isinstance(pattern, int):
+        config["layer_types"] = layer_types(layers, max(pattern, 1))
+        return
+    if len(pattern) != layers:
         raise CheckpointError(f"{settings.architecture}.attention.sliding_window_pattern is not of {layers} layers")
-    config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in near]
+    config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in pattern]
+
+
+def layer_types(layers: int, every: int) -> list[str]:
+    """``every``: how many layers make one that sees everything."""
+    return ["sliding_attention" if (at + 1) % every else "full_attention" for at in range(layers)]

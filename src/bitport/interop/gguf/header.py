@@ -30,10 +30,11 @@ from bitport.interop.gguf.blocks import BLOCKS, FLOATS
 LONGEST = 1 << 26
 """Bytes before the data, at most: a vocabulary of 262144 tokens with its merges takes a fifth."""
 VERSIONS = (2, 3)
+ALIGNMENT = 32
 DIMENSIONS = 4
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a setting -> how struct calls it."""
-REAL, TEXT, ARRAY = 6, 8, 9
+WHOLE, SIGNED, REAL, TRUTH, TEXT, ARRAY = 4, 5, 6, 7, 8, 9
 """A real number becomes the shortest decimal that float32 rounds to it: 1e-05, which the model was configured with."""
 TYPES = {
     0: "F32",
@@ -186,7 +187,7 @@ def _parse(cursor: Cursor, path: Path, size: int) -> Header:
         if key in said:
             raise CheckpointError(f"{path} says {short(key)} twice; fetch it again")
         said[key] = _value(cursor, path, key)
-    alignment = said.get("general.alignment", 32)
+    alignment = said.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20:
         raise CheckpointError(f"{path}: general.alignment is {short(alignment)}")
     entries = [_entry(cursor) for _ in range(tensors)]
@@ -197,7 +198,7 @@ def _parse(cursor: Cursor, path: Path, size: int) -> Header:
 def _value(cursor: Cursor, path: Path, key: str) -> Any:
     kind = cursor.numbers("I")[0]
     if kind == REAL:
-        return float(str(np.float32(cursor.numbers("f")[0])))
+        return shortest(cursor.numbers("f")[0])
     if kind in NUMBERS:
         return cursor.numbers(NUMBERS[kind])[0]
     if kind == TEXT:
@@ -211,12 +212,23 @@ def _value(cursor: Cursor, path: Path, key: str) -> Any:
     raise CheckpointError(f"{path}: {short(key)} is of the type {kind}, which GGUF does not have there")
 
 
+def shortest(number: float) -> float:
+    """See REAL."""
+    return float(str(np.float32(number)))
+
+
 def _entry(cursor: Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = cursor.text(), cursor.numbers("I")[0]
     if not 1 <= dimensions <= DIMENSIONS:
         raise CheckpointError(f"{name} has {dimensions} dimensions; ggml has 1 to {DIMENSIONS}")
     shape = cursor.numbers("Q", dimensions)[::-1]
     return name, shape, cursor.numbers("I")[0], cursor.numbers("Q")[0]
+
+
+def nbytes_of(kind: str, shape: tuple[int, ...]) -> int:
+    block = BLOCKS.get(kind)
+    elements, nbytes = (block.elements, block.nbytes) if block else (1, FLOATS[kind].itemsize)
+    return math.prod(shape) // elements * nbytes
 
 
 def _placed(
@@ -230,11 +242,9 @@ def _placed(
                 f"{path}: {name} is of the type {kind}; {', '.join((*FLOATS, *BLOCKS))} are read. Take another file of "
                 f"this model, such as Q4_K_M or Q8_0"
             )
-        block = BLOCKS.get(kind)
-        elements, nbytes = (block.elements, block.nbytes) if block else (1, FLOATS[kind].itemsize)
-        if name in found or 0 in shape or shape[-1] % elements:
+        if name in found or 0 in shape or shape[-1] % (BLOCKS[kind].elements if kind in BLOCKS else 1):
             raise CheckpointError(f"{path}: {name} {list(shape)} is there twice, empty, or no whole blocks of {kind}")
-        found[name] = Stored(path, name, kind, shape, start + offset, math.prod(shape) // elements * nbytes)
+        found[name] = Stored(path, name, kind, shape, start + offset, nbytes_of(kind, shape))
     end = start
     for each in sorted(found.values(), key=lambda each: each.start):
         if each.start < end:

@@ -70,8 +70,8 @@ class Gguf:
         self.notes = [*self._notes(), *tokenizer_notes(header.settings)]
         self.files = tokenizer_files(path, header.settings) if "tokenizer.ggml.model" in header.settings else {}
 
-    def __len__(self) -> int:
-        return len(self.pieces)
+    def names(self) -> list[str]:
+        return [piece.name for piece in self.pieces]
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         for piece in self.pieces:

@@ -1,0 +1,225 @@
+"""Weights of bitport as blocks of ggml: the inverse of :mod:`bitport.interop.gguf.blocks`, and exact.
+
+A weight gets the smallest type that holds each of its numbers. Of integers, value = (code - zero) * scale, these are::
+
+    Q4_0, Q5_0, Q8_0    code - zero, of 4, 5, 8 bits with its sign
+    Q4_1, Q5_1          codes of 4, 5 bits, and -zero * scale in float16
+
+with the scale in float16. So a zero point takes a bit of the first ones, where its product is no float16: 4 bits with
+zero points are mostly Q5_0. A scale of more than 32 elements is repeated. Q2_K to Q6_K take what was read from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.interop.codec import exactly
+from bitport.interop.gguf.blocks import BLOCKS, CHUNK
+from bitport.interop.gguf.factors import factors, minimum
+from bitport.numerics import from_storage, pack_bits
+from bitport.schemes import Scheme
+from bitport.tensor import QTensor
+
+WHOLE = {"Q4_0": 4, "Q5_0": 5, "Q8_0": 8}
+SUM = {"Q4_1": 4, "Q5_1": 5}
+"""Types that take any integers that fit -> bits of a code."""
+HALVES = "bitport quantize --dtype float16 makes scales that are"
+
+
+class Rows(NamedTuple):
+    """``codes`` uint8 [R, B, elements]; ``scale``, ``zero`` float32 [R, B, groups], or a scale of e8m0 and no zero."""
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor | None
+
+
+def kinds(scheme: Scheme, k: int, whole: bool = False) -> list[str]:
+    """Types that may hold rows of ``k`` elements, the smallest first. ``whole``: of integers only those whose numbers
+    are whole, so that all weights of a scheme have one."""
+    fmt = scheme.weight
+    integers = fmt.number.kind == "int" and fmt.number.bits > 1
+    signed = min(8, fmt.number.bits + (fmt.zero != "none"))
+    found = []
+    for name, block in sorted(BLOCKS.items(), key=lambda item: item[1].nbytes / item[1].elements):
+        its = block.scheme.weight
+        if name in WHOLE or name in SUM:
+            fits = signed <= WHOLE[name] if name in WHOLE else fmt.zero != "none" and fmt.number.bits <= SUM[name]
+            fits = fits and integers and (fmt.block[1] or k) % its.block[1] == 0 and (name in WHOLE or not whole)
+        else:
+            fits = (its.dtype, its.block, its.zero, its.scale) == (fmt.dtype, fmt.block, fmt.zero, fmt.scale)
+        if fits and k % block.elements == 0:
+            found.append(name)
+    return found
+
+
+def joined(q: QTensor, whole: bool = False) -> tuple[str, Tensor]:
+    """The type, and uint8 [.., N, bytes of a row]; ArgumentError with the reason of each type that does not do."""
+    reasons: dict[str, list[str]] = {}
+    for name in kinds(q.scheme, q.matrix.k, whole):
+        try:
+            rows = [torch.cat(JOINS[name](rows), -1).flatten(1) for rows in _pieces(q, name)]
+        except ArgumentError as error:
+            reasons.setdefault(str(error), []).append(name)
+        else:
+            return name, torch.cat(rows).reshape(*q.shape[:-1], -1)
+    raise ArgumentError("; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()))
+
+
+def _pieces(q: QTensor, name: str) -> Iterator[Rows]:
+    block, fmt, k = BLOCKS[name], q.scheme.weight, q.matrix.k
+    group = block.scheme.weight.block[1]
+    data, scale, zero, _ = q.plain()
+    codes = data.flatten(0, -2)
+    at_once = max(1, CHUNK // k)
+    of_matrix = torch.arange(q.matrix.n) // q.matrix.block_n
+    row = (torch.arange(len(codes) // q.matrix.n).unsqueeze(-1) * scale.shape[-2] + of_matrix).flatten()
+    column = torch.arange(0, k, group) // q.matrix.block_k
+
+    def spread(part: Tensor, rows: Tensor) -> Tensor:
+        return part.flatten(0, -2)[rows][:, column].unflatten(-1, (-1, block.elements // group))
+
+    for piece, rows in zip(codes.split(at_once), row.split(at_once), strict=True):
+        its = spread(scale, rows)
+        if fmt.number.kind == "int":
+            its = its.float()
+            middle = torch.full_like(its, fmt.number.midpoint) if zero is None else spread(zero, rows).float()
+        else:
+            middle = None
+        yield Rows(from_storage(piece, fmt.number, k).unflatten(-1, (-1, block.elements)), its, middle)
+
+
+def _bytes(half: Tensor) -> Tensor:
+    """float16 [R, B] to uint8 [R, B, 2]."""
+    return half.contiguous().unsqueeze(-1).view(torch.uint8)
+
+
+def _half(value: Tensor, what: str) -> Tensor:
+    """[R, B, 1] to uint8 [R, B, 2]."""
+    return _bytes(exactly(value.squeeze(-1), torch.float16, f"{what} ({HALVES})"))
+
+
+def _planes(codes: Tensor, bits: int, run: int) -> Tensor:
+    """The inverse of the function of this name in blocks."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).unsqueeze(-1)
+    parts = codes.unflatten(-1, (-1, 8 // bits, run)) << shifts
+    return parts.sum(-2, dtype=torch.uint8).flatten(-2)
+
+
+def _whole(rows: Rows, bits: int) -> Tensor:
+    """Codes whose zero point is the midpoint."""
+    assert rows.zero is not None
+    middle, zero = 1 << bits - 1, rows.zero
+    if not bool((zero == zero.round()).all()) or bool((zero.abs() > 1 << 14).any()):
+        raise ArgumentError("it has no zero points, and those here are no whole numbers")
+    groups = rows.codes.unflatten(-1, (zero.shape[-1], -1)).to(torch.int16)
+    codes = (groups + (middle - zero).to(torch.int16).unsqueeze(-1)).flatten(-2)
+    least, most = int(codes.min()) - middle, int(codes.max()) - middle
+    if least < -middle or most >= middle:
+        raise ArgumentError(f"it holds whole numbers from {-middle} to {middle - 1}, here are {least} to {most}")
+    return codes.to(torch.uint8)
+
+
+def _with_offset(rows: Rows, bits: int) -> tuple[Tensor, Tensor]:
+    """Scale, and the minimum that is subtracted, of ``bits`` significant bits; a block that was a constant is one
+    again, with the scale 0."""
+    assert rows.zero is not None
+    groups = rows.codes.unflatten(-1, (rows.scale.shape[-1], -1))
+    constant = (rows.scale == 1) & (groups == 0).all(-1)
+    return rows.scale.masked_fill(constant, 0), minimum(rows.scale, rows.zero, bits)
+
+
+def _q4_0(rows: Rows) -> list[Tensor]:
+    return [_half(rows.scale, "a scale"), _planes(_whole(rows, 4), 4, 16)]
+
+
+def _q5_0(rows: Rows) -> list[Tensor]:
+    return [_half(rows.scale, "a scale"), *_five(_whole(rows, 5))]
+
+
+def _q8_0(rows: Rows) -> list[Tensor]:
+    return [_half(rows.scale, "a scale"), _whole(rows, 8) ^ 0x80]
+
+
+def _five(codes: Tensor) -> tuple[Tensor, Tensor]:
+    return pack_bits(codes >> 4, 1), _planes(codes & 15, 4, 16)
+
+
+def _halves(rows: Rows) -> tuple[Tensor, Tensor]:
+    scale, least = _with_offset(rows, 11)
+    return _half(scale, "a scale"), _half(-least, "a minimum")
+
+
+def _q4_1(rows: Rows) -> list[Tensor]:
+    return [*_halves(rows), _planes(rows.codes, 4, 16)]
+
+
+def _q5_1(rows: Rows) -> list[Tensor]:
+    return [*_halves(rows), *_five(rows.codes)]
+
+
+def _q6_k(rows: Rows) -> list[Tensor]:
+    d, s = factors(rows.scale, -128, 127)
+    low, high = _planes(rows.codes & 15, 4, 64), _planes(rows.codes >> 4, 2, 32)
+    return [low, high, s.to(torch.int8).view(torch.uint8), _bytes(d)]
+
+
+def _q3_k(rows: Rows) -> list[Tensor]:
+    d, s = factors(rows.scale, -32, 31)
+    whole = (s + 32).to(torch.uint8)
+    both = [_planes(whole & 15, 4, 8), _planes(whole >> 4, 2, 4)]
+    return [_planes(rows.codes >> 2, 1, 32), _planes(rows.codes & 3, 2, 32), *both, _bytes(d)]
+
+
+def _two(rows: Rows, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """d, m, s and t, these of ``bits`` bits."""
+    scale, least = _with_offset(rows, 11 + bits)
+    d, s = factors(scale, 0, (1 << bits) - 1)
+    m, t = factors(least, 0, (1 << bits) - 1)
+    return _bytes(d), _bytes(m), s.to(torch.uint8), t.to(torch.uint8)
+
+
+def _q2_k(rows: Rows) -> list[Tensor]:
+    d, m, s, t = _two(rows, 4)
+    return [s | t << 4, _planes(rows.codes, 2, 32), d, m]
+
+
+def _sixes(rows: Rows) -> list[Tensor]:
+    d, m, s, t = _two(rows, 6)
+    (first, after), (least, later) = s.split(4, -1), t.split(4, -1)
+    return [d, m, first | after >> 4 << 6, least | later >> 4 << 6, after & 15 | (later & 15) << 4]
+
+
+def _q4_k(rows: Rows) -> list[Tensor]:
+    return [*_sixes(rows), _planes(rows.codes, 4, 32)]
+
+
+def _q5_k(rows: Rows) -> list[Tensor]:
+    return [*_sixes(rows), _planes(rows.codes >> 4, 1, 32), _planes(rows.codes & 15, 4, 32)]
+
+
+def _mxfp4(rows: Rows) -> list[Tensor]:
+    e = rows.scale.view(torch.uint8)
+    if bool((e == 255).any()):
+        raise ArgumentError("a scale is no number")
+    return [e, _planes(rows.codes, 4, 16)]
+
+
+JOINS: dict[str, Callable[[Rows], list[Tensor]]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
+}

@@ -1,0 +1,127 @@
+"""A model as a GGUF file of llama.cpp, number for number."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.interop.codec import Described
+from bitport.interop.gguf.blocks import FLOATS
+from bitport.interop.gguf.joins import joined, kinds
+from bitport.interop.gguf.names import Place, interleaved, places
+from bitport.interop.gguf.output import Output
+from bitport.interop.gguf.settings import ENDS, settings_of
+from bitport.interop.gguf.source import EMBEDDING, HEAD
+from bitport.interop.gguf.vocabulary import vocabulary
+from bitport.tensor import QTensor
+
+FLOAT_NAMES = {dtype: name for name, dtype in FLOATS.items()}
+ROUTER = "mlp.gate.weight"
+"""Which llama.cpp has in float32, as vectors."""
+TIED = ("gemma", "gemma2", "gemma3_text")
+"""Models whose head is the embedding where config.json does not speak of it."""
+
+
+class Writer:
+    """``names``: of all tensors of a model; ``files``: what lies beside them. Both are checked when it is made:
+    ArgumentError for what a file cannot say."""
+
+    name = "gguf"
+
+    def __init__(self, names: list[str], tied: Mapping[str, str], files: Mapping[Path, str | Path]) -> None:
+        said = files.get(Path("config.json"))
+        if not isinstance(said, str):
+            raise ArgumentError("there is no config.json, from which the settings of a GGUF file are made")
+        config: dict[str, Any] = json.loads(said)
+        biased = {
+            key: f"model.layers.0.{module}.bias" in names
+            for key, module in (("attention_bias", "self_attn.q_proj"), ("mlp_bias", "mlp.up_proj"))
+        }
+        its, self.settings, self.vectors, read = settings_of(config, biased)
+        self.vocabulary: int = config["vocab_size"]
+        ids = (self.settings.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos"))
+        words, self.notes = vocabulary(files, self.vocabulary, *ids)
+        self.settings |= words
+        self.places = places(its, names, read)
+        self.experts: int = read.get("num_experts", 0)
+        ties = HEAD in tied or config.get("tie_word_embeddings", config.get("model_type") in TIED)
+        if HEAD not in names and not ties:
+            raise ArgumentError(f"the model has no {HEAD}, and config.json does not tie it to the embedding")
+        near = read.get("sliding_window")
+        if read["model_type"] == "phi3" and near and near < read["max_position_embeddings"]:
+            self.notes.append(f"llama.cpp has no window of {near} tokens for phi3: there a token sees all before it")
+        ends = config.get("eos_token_id")
+        if isinstance(ends, list) and len(ends) > len(ENDS):
+            self.notes.append(f"texts end with {ends}, and a GGUF file says the first {len(ENDS)}")
+
+    def refuses(self, q: Described) -> str | None:
+        """Why a weight of this description cannot be written, or None."""
+        fmt = q.scheme.weight
+        if q.transposed or len(q.shape) not in (2, 3):
+            return "GGUF holds matrices"
+        if q.scheme.act:
+            return "GGUF has inputs as they are: take a scheme for weights alone, such as int4-g32-sym"
+        if extra := q.parts & {"perm", "pre_scale"}:
+            return f"GGUF has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        if kinds(q.scheme, q.shape[-1]):
+            return None
+        if fmt.number.kind == "int" and fmt.number.bits > 1:
+            return f"GGUF has scales of whole blocks of 32 columns, not of {fmt.block[1] or q.shape[-1]}"
+        return f"GGUF has no type for {q.scheme}; integers and mxfp4-wo are written"
+
+    @contextlib.contextmanager
+    def output(self, path: Path) -> Iterator[Output]:
+        dimensions = dict.fromkeys(self.vectors, 1)
+        dimensions |= {name: place.dimensions for place in self.places.values() for name in place.names}
+        with Output(path, self.settings, dimensions) as out:
+            for name, vector in self.vectors.items():
+                out.add(name, "F32", tuple(vector.shape), vector.contiguous().view(torch.uint8))
+            yield out
+
+    def write(self, out: Output, name: str, tensor: Tensor) -> None:
+        place, shape = self.places[name], tuple(tensor.shape)
+        if len(shape) != place.dimensions - (place.part is not None) or 0 in shape:
+            raise CheckpointError(f"{name} is {list(shape)}, which has no place in {place.names[0]}")
+        if name in (EMBEDDING, HEAD) and shape[0] != self.vocabulary:
+            raise CheckpointError(f"{name} has {shape[0]} rows, and config.json a vocab_size of {self.vocabulary}")
+        if place.heads and shape[0] % (2 * place.heads):
+            raise CheckpointError(f"{name} has {shape[0]} rows, no pairs of {place.heads} heads")
+        kind, rows = self._rows(name, tensor, place)
+        rows = interleaved(rows, place.heads) if place.heads else rows
+        if place.part is not None:
+            out.add(place.names[0], kind, (self.experts, *shape), rows, place.part)
+            return
+        count = len(place.names)
+        if count > 1 and shape[1] % count:
+            raise CheckpointError(f"{name} has {shape[1]} rows, which {count} tensors cannot share")
+        shape = (shape[0], shape[1] // count, shape[2]) if count > 1 else shape
+        for each, part in zip(place.names, rows.chunk(count, 1) if count > 1 else (rows,), strict=True):
+            out.add(each, kind, shape, part)
+
+    def _rows(self, name: str, tensor: Tensor, place: Place) -> tuple[str, Tensor]:
+        """The type, and the bytes of each row: of one element, where the tensor has one dimension."""
+        if isinstance(tensor, QTensor):
+            try:
+                return joined(tensor, whole=place.part is not None)
+            except ArgumentError as error:
+                raise ArgumentError(f"{name} ({tensor.scheme}) cannot be written as GGUF. {error}") from error
+        if tensor.dtype not in FLOAT_NAMES:
+            raise ArgumentError(f"{name} is {tensor.dtype}, which GGUF files of models do not have")
+        if place.dimensions == 1 or name.endswith(ROUTER):
+            tensor = self._more(tensor.float()) if place.less_one else tensor.float()
+        rows = tensor.contiguous() if tensor.dim() > 1 else tensor.unsqueeze(-1).contiguous()
+        return FLOAT_NAMES[tensor.dtype], rows.view(torch.uint8)
+
+    def _more(self, norm: Tensor) -> Tensor:
+        """The model computes 1 + weight in float32, too."""
+        told = "weights of norms, plus 1, are rounded to float32, as the model does when it computes"
+        if bool((norm.double() + 1 != (norm + 1).double()).any()) and told not in self.notes:
+            self.notes.append(told)
+        return norm + 1

@@ -1,0 +1,183 @@
+"""GGUF files that bitport writes, in transformers' own reading of them and in llama.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.checkpoint import quantize_files
+from bitport.interop import convert
+from bitport.interop.gguf.header import read_header
+from bitport.interop.gguf.output import Output
+from bitport.interop.gguf.vocabulary import LLAMA3, TEKKEN, vocabulary
+
+from .gguf_files import SIZES, transformers
+from .test_gguf import EXPERTS, GEMMA, NEAR_AND_FAR, small
+from .test_gguf import LLAMA3 as LLAMA3_ROPE
+from .test_gguf_vocabulary import SIZE, TEXTS, files_of, of_bytes, of_pieces
+from .test_gguf_writer import YARN, written
+
+pytestmark = pytest.mark.peers
+huggingface = pytest.importorskip("bitport.integrations.huggingface")
+TINY = Path(__file__).parents[2] / "models" / "tinylm"
+IDS = [at * 7 % SIZES["vocab_size"] for at in range(60)]
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75} | {
+    "short_factor": [1.0 + at / 24 for at in range(24)],
+    "long_factor": [1.08 + at for at in range(24)],
+    "original_max_position_embeddings": 512,
+}
+LONGER = {"original_max_position_embeddings": 512, "max_position_embeddings": 1024}
+TIED = {"tie_word_embeddings": True}
+
+
+def logits(model: Any, ids: list[int]) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(input_ids=torch.tensor([ids])).logits[0].float()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "whole"),
+    [
+        ("LlamaConfig", {}, True),
+        ("LlamaConfig", TIED, True),
+        ("Qwen2Config", {}, True),
+        ("Qwen3Config", {"head_dim": 128}, True),
+        ("Qwen3MoeConfig", {"head_dim": 64, **EXPERTS}, False),
+        ("Phi3Config", {}, False),
+        ("Gemma2Config", {**GEMMA, "head_dim": 64, "query_pre_attn_scalar": 64}, False),
+    ],
+)
+def test_transformers_reads_the_same_model(kind: str, changes: dict[str, Any], whole: bool, tmp_path: Path) -> None:
+    """``whole``: its config too. It lacks what llama.cpp takes for granted elsewhere. Both take the same numbers in
+    float32, of which sums in another order keep five digits."""
+    pytest.importorskip("accelerate", reason="transformers reads GGUF with it: pip install accelerate")
+    written(small(kind, **changes), tmp_path)
+    convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
+    ours = huggingface.load_model(tmp_path / "q", dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", dtype=torch.float32, **({} if whole else {"config": ours.config})
+    )
+    found, wanted = logits(theirs, IDS), logits(ours, IDS)
+    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Any:
+    return pytest.importorskip("llama_cpp", reason="compiles llama.cpp: pip install llama-cpp-python")
+
+
+def answers(llama_cpp: Any, path: Path, ids: list[int]) -> Tensor:
+    """Logits, with keys and values in float32."""
+    kept = {"type_k": 0, "type_v": 0, "flash_attn": False}
+    model = llama_cpp.Llama(str(path), logits_all=True, n_ctx=256, verbose=False, **kept)
+    model.eval(ids)
+    found = torch.from_numpy(np.array(model.scores[: len(ids)]))
+    model.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "budget"),
+    [
+        pytest.param("LlamaConfig", {}, 1e-5, id="llama"),
+        pytest.param("LlamaConfig", {"attention_bias": True, "mlp_bias": True}, 1e-5, id="llama-biases"),
+        pytest.param("LlamaConfig", {**TIED, "head_dim": 32}, 1e-5, id="llama-tied"),
+        pytest.param(
+            "LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "max_position_embeddings": 131072}, 1e-5, id="llama3"
+        ),
+        pytest.param("LlamaConfig", {"rope_parameters": YARN}, 1e-5, id="llama-yarn"),
+        pytest.param("MistralConfig", {"sliding_window": None}, 1e-5, id="mistral"),
+        pytest.param("Qwen2Config", {}, 1e-5, id="qwen2"),
+        pytest.param("Qwen3Config", {**TIED, "head_dim": 32}, 1e-5, id="qwen3"),
+        pytest.param("Qwen3MoeConfig", {"head_dim": 64, **EXPERTS}, 1e-5, id="qwen3moe"),
+        pytest.param("Phi3Config", {}, 1e-5, id="phi3"),
+        pytest.param("Phi3Config", {"rope_parameters": LONG, **LONGER}, 1e-5, id="phi3-long"),
+        pytest.param("GemmaConfig", {**TIED, "head_dim": 32}, 2**-10, id="gemma"),
+        pytest.param("Gemma2Config", {**TIED, **GEMMA}, 2**-10, id="gemma2"),
+        pytest.param(
+            "Gemma3TextConfig",
+            {**TIED, **GEMMA, "num_hidden_layers": 7, "rope_parameters": NEAR_AND_FAR},
+            2**-10,
+            id="gemma3",
+        ),
+    ],
+)
+def test_llama_cpp_answers_as_the_model(
+    kind: str, changes: dict[str, Any], budget: float, llama_cpp: Any, tmp_path: Path
+) -> None:
+    """In float32, but for a weight of zeros: llama.cpp rounds the inputs of quantized ones. Of float32 five digits are
+    left; its gelu is a table of float16, from float16: 2^-11 for each."""
+    zero = "model.layers.1.self_attn.o_proj"
+    model = written(small(kind, **changes), tmp_path, zero=(f"{zero}.weight",))
+    recipe = {zero: "mxfp4-wo", "*": "skip"}
+    quantize_files(tmp_path / "hf", tmp_path / "zero", recipe, dtype=torch.float32, progress=False)
+    convert(tmp_path / "zero", tmp_path / "m.gguf", to="gguf", progress=False)
+    wanted, found = logits(model, IDS), answers(llama_cpp, tmp_path / "m.gguf", IDS)
+    assert float((found - wanted).abs().max()) <= budget * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32-sym", "int4", "int8", "mxfp4-wo"])
+def test_llama_cpp_says_the_same_tokens(scheme: str, llama_cpp: Any, tmp_path: Path) -> None:
+    """Its inputs are int8 in blocks, which moves a logit of 20 by some tenths; where the best token leads by more than
+    1 it stays, and that is most of the text."""
+    quantize_files(TINY, tmp_path / "q", scheme, progress=False)
+    convert(tmp_path / "q", tmp_path / "m.gguf", to="gguf", progress=False)
+    tokenizer = huggingface.load_tokenizer(tmp_path / "q")
+    text = (TINY / "eval.txt").read_text()[:800]
+    ids = tokenizer(text).input_ids
+    model = llama_cpp.Llama(str(tmp_path / "m.gguf"), vocab_only=True, verbose=False)
+    assert model.tokenize(text.encode(), add_bos=True) == ids
+    ours = logits(huggingface.load_model(tmp_path / "q", dtype=torch.float32), ids)
+    theirs = answers(llama_cpp, tmp_path / "m.gguf", ids[:250])
+    best = ours[:250].topk(2)
+    sure = best.values[:, 0] - best.values[:, 1] > 1
+    assert int(sure.sum()) > 60
+    assert torch.equal(theirs.argmax(-1)[sure], best.indices[:, 0][sure])
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_files_of_llama_cpp_come_back_byte_for_byte(kind: str, llama_cpp: Any, tmp_path: Path) -> None:
+    """What it quantizes bitport reads, and writes again."""
+    recipe = {"model.layers.6.self_attn.v_proj": "mxfp4-wo", "*": "skip"}
+    quantize_files(TINY, tmp_path / "q", recipe, dtype=torch.float32, progress=False)
+    convert(tmp_path / "q", tmp_path / "float.gguf", to="gguf", progress=False)
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    settings.allow_requantize = True
+    paths = (str(tmp_path / name).encode() for name in ("float.gguf", "theirs.gguf"))
+    assert llama_cpp.llama_model_quantize(*paths, ctypes.byref(settings)) == 0
+    convert(tmp_path / "theirs.gguf", tmp_path / "ours.gguf", to="gguf", progress=False)
+    theirs, ours = (read_header(tmp_path / name).tensors for name in ("theirs.gguf", "ours.gguf"))
+    assert theirs.keys() == ours.keys()
+    for name, stored in theirs.items():
+        assert (ours[name].type, ours[name].shape) == (stored.type, stored.shape), name
+        assert torch.equal(ours[name].read(), stored.read()), name
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(of_bytes, id="gpt-2"),
+        pytest.param(lambda: of_bytes(LLAMA3, ignore_merges=True), id="llama-bpe"),
+        pytest.param(lambda: of_bytes(LLAMA3.replace("{1,3}", "")), id="qwen2"),
+        pytest.param(lambda: of_bytes(TEKKEN, ignore_merges=True), id="tekken"),
+        pytest.param(of_pieces, id="pieces"),
+        pytest.param(lambda: of_pieces("none"), id="pieces-without-a-space"),
+    ],
+)
+def test_llama_cpp_makes_the_same_tokens(make: Any, llama_cpp: Any, tmp_path: Path) -> None:
+    made = make()
+    said, _ = vocabulary(files_of(made), SIZE, None, None)
+    with Output(tmp_path / "m.gguf", {"general.architecture": "llama", **said}, {}) as out:
+        out.publish()
+    model = llama_cpp.Llama(str(tmp_path / "m.gguf"), vocab_only=True, verbose=False)
+    for text in (*TEXTS, "the abab thing", "singing then"):
+        found = model.tokenize(text.encode(), add_bos=True, special=True)
+        assert found == made.encode(text).ids, text
