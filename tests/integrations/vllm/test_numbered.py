@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bitport.errors import CheckpointError
 from bitport.integrations.vllm.numbered import Numbered
 from bitport.schemes import preset
 from bitport.tensor import QTensor, quantize_tensor
@@ -106,3 +107,10 @@ def test_rows_that_two_matrices_fill_are_of_the_second() -> None:
         numbered.param.weight_loader(numbered.param, weight(128 if shard == "q" else 64), shard)
     pieces = list(numbered.pieces(numbered.param))
     assert torch.equal(pieces[1].dequantize(), numbered.sources[3].dequantize()[32:])
+
+
+def test_what_nothing_fills_is_named() -> None:
+    numbered = Numbered((128, 1), 0, heads)
+    numbered.param.weight_loader(numbered.param, weight(128), "q")
+    with pytest.raises(CheckpointError, match="does not have 64 of the 128 rows of qkv"):
+        numbered.check(numbered.param, "qkv")

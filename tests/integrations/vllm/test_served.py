@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bitport.checkpoint import quantize_files, read_manifest
 from tests.integrations.vllm.served import serve
@@ -29,6 +30,12 @@ CONFIGS: dict[str, Callable[..., Any]] = {
     "phi3": lambda: transformers.Phi3Config(**SIZES, pad_token_id=0),
     "gemma2": lambda: transformers.Gemma2Config(**SIZES, head_dim=32),
     "gpt2": lambda: transformers.GPT2Config(n_embd=128, n_layer=2, n_head=4, vocab_size=250, n_positions=128),
+    "opt": lambda: transformers.OPTConfig(
+        **{key: SIZES[key] for key in SIZES.keys() & {"hidden_size", "vocab_size", "max_position_embeddings"}},
+        **{"ffn_dim": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "word_embed_proj_dim": 128},
+    ),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**{**SIZES, "num_key_value_heads": 4}),
+    "olmoe": lambda: transformers.OlmoeConfig(**SIZES, **EXPERTS),
     "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=4),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **SIZES, **EXPERTS, head_dim=32, moe_intermediate_size=128, decoder_sparse_step=1
@@ -147,6 +154,18 @@ def test_settings_that_do_not_fit(tmp_path: Path, given: dict[str, Any], message
     found, said = serve(checkpoint(tmp_path, CONFIGS["llama"](), "int4-g32"), IDS, **given)
     assert found is None
     assert message in said
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    made = checkpoint(tmp_path, CONFIGS["llama"](), "int4-g32")
+    (file,) = (tmp_path / "in").glob("*.safetensors")
+    tensors = load_file(file)
+    del tensors["model.layers.1.self_attn.v_proj.weight"]
+    save_file(tensors, file)
+    quantize_files(tmp_path / "in", made, "int4-g32", progress=False)
+    found, said = serve(made, IDS)
+    assert found is None
+    assert "the checkpoint does not have 64 of the 256 rows of model.layers.1.self_attn.qkv_proj" in said
 
 
 def test_damaged_data_is_refused(tmp_path: Path) -> None:

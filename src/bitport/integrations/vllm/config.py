@@ -51,7 +51,8 @@ class Quantization(QuantizationConfig):
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         """vLLM keeps compiled programs for all that has the same configuration. They depend on the schemes too, which
         another checkpoint in the same place may not share."""
-        hf_config.bitport = [bitport.__version__, self.crc32]
+        if hf_config is not None:
+            hf_config.bitport = [bitport.__version__, self.crc32]
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         _check_load_format()
@@ -62,7 +63,7 @@ class Quantization(QuantizationConfig):
 
 def _check_load_format() -> None:
     given = get_current_vllm_config().load_config.load_format
-    if given not in (NAME, "dummy"):
+    if given != NAME:
         raise ArgumentError(
             f"--quantization {NAME} was given with --load-format {given}, which does not read checkpoints of bitport: "
             f"give --load-format {NAME} too"

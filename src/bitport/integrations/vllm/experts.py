@@ -17,7 +17,7 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.utils import set_weight_attrs
 
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError
 from bitport.integrations.vllm.layers import one_below_the_other, ready
 from bitport.integrations.vllm.numbered import Numbered
 from bitport.tensor import QTensor
@@ -76,8 +76,7 @@ class Experts(FusedMoEMethodBase):
     def _stacks(self, layer: Any, name: str) -> list[Tensor]:
         """The matrices of all experts, [E, .., K] each: one, or several whose outputs belong one behind the other."""
         numbered, param = self.numbered[name], getattr(layer, name)
-        if not numbered.sources:
-            raise CheckpointError(f"the checkpoint has no {name} for the experts of {layer.layer_name}")
+        numbered.check(param, f"{name} of {layer.layer_name}")
         experts = []
         for part in param.unbind():
             pieces = [piece.to(param.device, self.dtype) for piece in numbered.pieces(part)]

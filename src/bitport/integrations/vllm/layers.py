@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from vllm.model_executor.layers.linear import LinearMethodBase, RowParallelLinear, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError
 from bitport.integrations.vllm.numbered import Numbered
 from bitport.tensor import QTensor
 from bitport.tensor.join import join
@@ -37,15 +37,14 @@ class Weights(LinearMethodBase):
         layer.register_parameter("weight", self.numbered.param)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        if not self.numbered.sources:
-            raise CheckpointError(f"the checkpoint has no weight for {layer.prefix}")
-        device = layer.weight.device
+        is_lookup, device = isinstance(layer, VocabParallelEmbedding), layer.weight.device
+        if not is_lookup or not self.numbered.sources:  # a vocabulary is filled up with zeros
+            self.numbered.check(layer.weight, layer.prefix)
         pieces = [piece.to(device, self.dtype) for piece in self.numbered.pieces(layer.weight)]
         weights = one_below_the_other(pieces)
         del self.numbered
         layer.weight = ready(weights[0])
         if len(weights) == 1 and not isinstance(weights[0], QTensor):
-            is_lookup = isinstance(layer, VocabParallelEmbedding)
             layer.quant_method = UnquantizedEmbeddingMethod() if is_lookup else UnquantizedLinearMethod()
             layer.quant_method.process_weights_after_loading(layer)
         self.further = [f"weight_{at}" for at in range(1, len(weights))]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bitport.errors import CheckpointError
 from bitport.tensor import QTensor
 from bitport.tensor.join import padded
 
@@ -38,6 +39,13 @@ class Numbered:
         self.sources.append(loaded_weight)
         self.starts.append(start + length)
         return self.load(param, numbers.unsqueeze(1 - self.dim), *which, **more)
+
+    def check(self, param: Tensor, what: str) -> None:
+        """CheckpointError unless all of ``param`` was filled."""
+        empty = int((param == 0).sum())
+        if empty:
+            along = ("rows", "columns")[self.dim]
+            raise CheckpointError(f"the checkpoint does not have {empty} of the {param.numel()} {along} of {what}")
 
     def pieces(self, param: Tensor) -> Iterator[Tensor]:
         """What ``param``, or one expert's part of it, has of each source, in its order, zeros where nothing is."""
