@@ -80,6 +80,7 @@ def run(name: str, folder: Path, device: str, seconds: float = SECONDS, more: tu
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=interruptible,
         )
         try:
             status = watch(process, log, place, seconds)
@@ -108,6 +109,11 @@ def watch(process: subprocess.Popen[bytes], log: Path, place: int, seconds: floa
             if time.monotonic() > until:
                 return STOPPED
             time.sleep(0.2)
+
+
+def interruptible() -> None:
+    """Also where a shell has started this in the background, which makes it deaf to SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

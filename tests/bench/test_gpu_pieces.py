@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -84,10 +85,16 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_piece_is_stopped_in_time_with_what_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["in-front", "in-background"])
+def test_a_piece_is_stopped_in_time_with_what_it_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, handler: Any
+) -> None:
     script(monkeypatch, SLOW)
-    start = time.monotonic()
-    assert pieces.run("quick", tmp_path, "cuda", seconds=2.0) == pieces.STOPPED
+    start, before = time.monotonic(), signal.signal(signal.SIGINT, handler)
+    try:
+        assert pieces.run("quick", tmp_path, "cuda", seconds=2.0) == pieces.STOPPED
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - start < 30
     said = (tmp_path / "pieces.txt").read_text()
     assert "told to stop" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,19 +18,21 @@ from bitport.stream import Stream
 from .models import batches, empty, hashes, write
 
 ONE = """
-import sys, torch
-import torch.distributed as dist
+import os, sys, torch
 from bitport.calibrate.processes import Processes
 from bitport.stream import Stream
 from tests.stream.models import batches, empty
 torch.set_num_threads(1)
-meet, rank, source, target, activations = sys.argv[1:]
-dist.init_process_group("gloo", init_method=f"file://{meet}", rank=int(rank), world_size=2)
-stream = Stream(empty(), source, target, {"embed": "int8", "*": "int4-g32"}, batches=batches()[:3],
-                activations=activations, processes=Processes.joined())
-print(stream.run().to_json())
-dist.destroy_process_group()
+source, target, activations = sys.argv[1:]
+with Processes.of_torchrun() as processes:
+    stream = Stream(empty(), source, target, {"embed": "int8", "*": "int4-g32"}, batches=batches()[:3],
+                    activations=activations, processes=processes)
+    print(stream.run().to_json())
+tasks = "/proc/self/task"
+names = [open(f"{tasks}/{task}/comm").read() for task in os.listdir(tasks)] if os.path.exists(tasks) else []
+assert not [name for name in names if "gloo" in name], names
 """
+"""After it no thread of the group is left: as the interpreter ends such a thread may abort the process."""
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
@@ -38,17 +42,24 @@ def test_two_do_what_one_does(tmp_path: Path, activations: str) -> None:
     source = write(tmp_path)
     recipe = {"embed": "int8", "*": "int4-g32"}
     report = Stream(empty(), source, tmp_path / "alone", recipe, batches=batches()[:3], activations=activations).run()
-    words = [sys.executable, "-c", ONE, str(tmp_path / "meet")]
-    rest = [str(source), str(tmp_path / "together"), activations]
+    words = [sys.executable, "-c", ONE, str(source), str(tmp_path / "together"), activations]
+    started = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     running = [
-        subprocess.Popen([*words, str(rank), *rest], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
+        subprocess.Popen(words, env=started | {"RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in ("0", "1")
     ]
     told = [process.communicate(timeout=120) for process in running]
     assert [process.returncode for process in running] == [0, 0], told
     assert told[0][0] == told[1][0]
     assert hashes(tmp_path / "together") == hashes(tmp_path / "alone")
     assert all(f'"{layer.name}"' in told[0][0] for layer in report.layers)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def test_batches_are_dealt_out() -> None:

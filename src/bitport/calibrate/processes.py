@@ -9,6 +9,7 @@ the others.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -47,10 +48,15 @@ class Processes:
     @classmethod
     @contextlib.contextmanager
     def of_torchrun(cls) -> Iterator[Processes]:
-        """Those that torchrun has started, which meet within; else this one alone."""
+        """Those that torchrun has started, which meet within; else this one alone.
+
+        torch._dynamo, which some op imports sooner or later, keeps the group alive if it is there first. The group's
+        threads then end with the interpreter, and now and then that aborts the process.
+        """
         if not {"RANK", "WORLD_SIZE"} <= os.environ.keys() or int(os.environ["WORLD_SIZE"]) == 1:
             yield cls()
             return
+        importlib.import_module("torch._dynamo")
         dist.init_process_group("gloo")
         try:
             yield cls.joined()
