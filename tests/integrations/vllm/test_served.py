@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bitport.checkpoint import quantize_files, read_manifest
+from bitport.schemes import Rule
 from tests.integrations.vllm.served import serve
 
 pytest.importorskip("vllm")
@@ -128,7 +129,8 @@ def test_experts_shared_out(tmp_path: Path) -> None:
 
 
 def test_what_vllm_keeps_in_float_is_named(tmp_path: Path) -> None:
-    made = checkpoint(tmp_path, CONFIGS["granitemoe"](), "int4-g32")
+    rules = [Rule("*router.layer", "int8", ("other",)), Rule("*", "int4-g32")]
+    made = checkpoint(tmp_path, CONFIGS["granitemoe"](), rules)
     routers = [name for name, entry in read_manifest(made).tensors.items() if "router" in name and entry.scheme]
     _, said = serve(made, IDS)
     assert len(routers) == 2
