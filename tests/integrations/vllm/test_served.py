@@ -129,7 +129,7 @@ def test_experts_shared_out(tmp_path: Path) -> None:
 
 
 def test_what_vllm_keeps_in_float_is_named(tmp_path: Path) -> None:
-    rules = [Rule("*router.layer", "int8", ("other",)), Rule("*", "int4-g32")]
+    rules = [Rule("*router.layer", "int8", ("other",)), Rule("*", "int4-g32", ("linear", "experts"))]
     made = checkpoint(tmp_path, CONFIGS["granitemoe"](), rules)
     routers = [name for name, entry in read_manifest(made).tensors.items() if "router" in name and entry.scheme]
     _, said = serve(made, IDS)
