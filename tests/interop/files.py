@@ -1,8 +1,10 @@
-"""Tensors as a file would hold them, and what a reader makes of them."""
+"""Tensors as a file would hold them, what a reader makes of them, and copies of whole directories."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -33,3 +35,13 @@ def words(codes: np.ndarray, bits: int) -> np.ndarray:
     numbers = [sum(int(code) << (bits * at) for at, code in enumerate(row)) for row in rows]
     made = [[(number >> (32 * at)) & 0xFFFFFFFF for at in range(count)] for number in numbers]
     return np.array(made, dtype=np.uint32).astype(np.int32).reshape(*codes.shape[:-1], count)
+
+
+def edited(source: Path, target: Path, **changes: Any) -> Path:
+    """A copy of the directory ``source`` with ``changes`` to its config.json; None removes a key."""
+    target.mkdir()
+    for path in source.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    config = {**json.loads((source / "config.json").read_text()), **changes}
+    (target / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return target

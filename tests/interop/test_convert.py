@@ -19,6 +19,8 @@ from bitport.interop import convert, gptq
 from bitport.interop.sources import Foreign, Own
 from bitport.tensor import QTensor
 
+from .files import edited
+
 models = pytest.importorskip("tests.integrations.models", reason="needs the extra: pip install 'bitport[hf]'")
 
 
@@ -158,16 +160,6 @@ def test_overwriting_replaces_every_file(ours: Path, float_model: Path, tmp_path
     assert_same(tensors(back), tensors(ours))
     with pytest.raises(ArgumentError, match="remove it"):
         convert(ours, back, to="gptq_v2", overwrite=True, progress=False)
-
-
-def edited(theirs: Path, target: Path, **changes: Any) -> Path:
-    """A copy with another config.json; None removes a key."""
-    target.mkdir()
-    for path in theirs.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-    config = {**json.loads((theirs / "config.json").read_text()), **changes}
-    (target / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
-    return target
 
 
 def test_methods_that_are_not_read_are_named(theirs: Path, float_model: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from bitport.interop.gguf.output import UNFINISHED, Output
 from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
+from .files import edited
 from .gguf_files import NAMES, gguf, model_of, permuted, settings
 from .test_gguf import EXPERTS, GEMMA, LLAMA3, NEAR_AND_FAR, llama3_factors, logits, small
 
@@ -322,7 +323,7 @@ def test_tensors_that_have_no_place(name: str, tensor: Tensor, reason: str, llam
     ],
 )
 def test_a_config_that_no_file_can_say(changes: dict[str, Any], reason: str, llama: Path, tmp_path: Path) -> None:
-    source = edited(llama / "q", tmp_path / "q", changes)
+    source = edited(llama / "q", tmp_path / "q", **changes)
     with pytest.raises(BitportError, match=reason):
         convert(source, tmp_path / "m.gguf", to="gguf", progress=False)
     assert not (tmp_path / "m.gguf").exists()
@@ -341,29 +342,19 @@ def test_a_config_that_no_file_can_say(changes: dict[str, Any], reason: str, lla
 )
 def test_other_words_for_the_same(changes: dict[str, Any], llama: Path, tmp_path: Path) -> None:
     convert(llama / "q", tmp_path / "m.gguf", to="gguf", progress=False)
-    source = edited(llama / "q", tmp_path / "q", changes)
+    source = edited(llama / "q", tmp_path / "q", **changes)
     convert(source, tmp_path / "n.gguf", to="gguf", progress=False)
     assert (tmp_path / "n.gguf").read_bytes() == (tmp_path / "m.gguf").read_bytes()
 
 
-def edited(source: Path, target: Path, changes: dict[str, Any]) -> Path:
-    """A copy with another config.json; None removes a key."""
-    target.mkdir()
-    for path in source.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-    config = {**json.loads((source / "config.json").read_text()), **changes}
-    (target / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
-    return target
-
-
 def test_tokens_that_end_a_text(llama: Path, tmp_path: Path) -> None:
-    source = edited(llama / "q", tmp_path / "q", {"eos_token_id": [5, 6, 7]})
+    source = edited(llama / "q", tmp_path / "q", eos_token_id=[5, 6, 7])
     convert(source, tmp_path / "m.gguf", to="gguf", progress=False)
     said = read_header(tmp_path / "m.gguf").settings
     assert [said[f"tokenizer.ggml.{end}_token_id"] for end in ("eos", "eot", "eom")] == [5, 6, 7]
     convert(tmp_path / "m.gguf", tmp_path / "back", progress=False)
     assert json.loads((tmp_path / "back" / "config.json").read_text())["eos_token_id"] == [5, 6, 7]
-    source = edited(llama / "q", tmp_path / "r", {"eos_token_id": [5, 6, 7, 8]})
+    source = edited(llama / "q", tmp_path / "r", eos_token_id=[5, 6, 7, 8])
     assert any("the first 3" in note for note in convert(source, tmp_path / "n.gguf", to="gguf", progress=False).notes)
 
 
@@ -374,7 +365,7 @@ def test_a_head_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_config(llama: Path, tmp_path: Path) -> None:
-    source = edited(llama / "q", tmp_path / "q", {})
+    source = edited(llama / "q", tmp_path / "q")
     (source / "config.json").unlink()
     with pytest.raises(ArgumentError, match=r"no config\.json"):
         convert(source, tmp_path / "m.gguf", to="gguf", progress=False)
