@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import reached
+from bench import markdown, reached
 from bench.reached import Found, Records
 from bench.results import RESULTS
 from bitport.report.text import table
@@ -154,14 +154,13 @@ def told(goals: tuple[Goal, ...], records: Records) -> list[tuple[Goal, Told]]:
 def section(records: Records) -> str:
     """The part of the page."""
     lines = told(GOALS, records)
-    rows = ["| what | goal | reached | |", "| --- | --- | --- | --- |"]
-    rows += [f"| {' | '.join(cells)} |" for _, cells in lines]
+    rows = markdown.table(("what", "goal", "reached", ""), [cells for _, cells in lines], words=range(4))
     why: dict[tuple[str, str], list[str]] = {}
     for goal, cells in lines:
         if goal.reason and cells[3] == "missed":
             why.setdefault((goal.reason, goal.command), []).append(f"{cells[0]}, {cells[1]}")
     reasons = [f"- {'; '.join(names)}: {reason} (`{command}`)" for (reason, command), names in why.items()]
-    return "\n".join(["## Goals\n", *rows, "", *reasons, *([""] if reasons else [])])
+    return "\n".join(["## Goals\n", rows, "", *reasons, *([""] if reasons else [])])
 
 
 def main(folder: Path = RESULTS) -> None:

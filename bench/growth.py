@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench import products
+from bench import markdown, products
 from bench.measure import append, busy, header
 from bench.peers import BASE
 from bench.plot import Line, chart
@@ -95,8 +95,11 @@ def section(lines: list[Row], folder: str) -> tuple[str, dict[str, str]]:
         "The exponent b of time = a * size ** b, with its 95 % interval: 1 is linear. First with the size of the",
         "weight (square, 1 to 67 million numbers) at a fixed number of rows, then with the number of rows.",
         f"Run {run}, commit {head['commit']}.\n",
-        "| grows | | exponent |\n| --- | --- | ---: |",
-        *(f"| {row['sweep']} | {row['candidate']} | {row['exponent']:.2f} ± {row['error']:.2f} |" for row in fitted),
+        markdown.table(
+            ("grows", "", "exponent"),
+            [(row["sweep"], row["candidate"], f"{row['exponent']:.2f} ± {row['error']:.2f}") for row in fitted],
+            words=(0, 1),
+        ),
         "",
     ]
     charts = {}

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench import markdown
 from bench.measure import RESULTS, append, busy, header
 from bench.models import TINYLM
 from bench.results import lines_of, runs_of
@@ -155,43 +156,41 @@ def page(lines: list[Row]) -> str:
     """The newest run of each kind; of times, that of each number of threads."""
     text = [INTRODUCTION.format(tokens=TOKENS, window=WINDOW, step=STEP), "## One query\n"]
     for head, rows in newest(lines, "attention"):
-        text += [f"{told(head)}\n", *(each for name in MODELS for each in queries(name, rows))]
+        text += [f"{told(head)}\n", *(queries(name, rows) for name in MODELS)]
     text.append("## One more token\n")
     for head, rows in newest(lines, "adding"):
-        text += [
-            f"{told(head)}\n",
-            line("heads", "tokens", "format", "ms", "speedup"),
-            line("---", "---:", "---", "---:", "---:"),
+        cells = [
+            (name, row["context"], called(row["format"]), f"{row['ms']:.3g}", f"{row['speedup']:.2f}x")
+            for row in rows
+            for name, shape in MODELS.items()
+            if row["heads"] == [*shape]
         ]
-        for row in rows:
-            name = next(name for name, shape in MODELS.items() if row["heads"] == [*shape])
-            text.append(line(name, row["context"], called(row["format"]), f"{row['ms']:.3g}", f"{row['speedup']:.2f}x"))
-        text.append("")
+        titles = ("heads", "tokens", "format", "ms", "speedup")
+        text.append(f"{told(head)}\n\n{markdown.table(titles, cells, words=(0, 2))}\n")
     head, rows = newest(lines, "quality")[-1]
-    return "\n".join([*text, f"## Predictions\n\n{told(head)}\n", *predicted(rows)]) + "\n"
+    return "\n".join([*text, f"## Predictions\n\n{told(head)}\n", predicted(rows)]) + "\n"
 
 
-def queries(name: str, rows: list[Row]) -> Iterator[str]:
+def queries(name: str, rows: list[Row]) -> str:
     mine = [row for row in rows if row["heads"] == [*MODELS[name]]]
     contexts = sorted({row["context"] for row in mine})
-    yield f"{name}:\n"
-    yield line("tokens", "bytes per token", *contexts)
-    yield line("---", *["---:"] * (1 + len(contexts)))
+    lines = []
     for fmt in dict.fromkeys(row["format"] for row in mine):
         cells = {row["context"]: row for row in mine if row["format"] == fmt}
         figures = [f"{cells[at]['ms']:.3g} ms, {cells[at]['speedup']:.2f}x" for at in contexts]
-        yield line(called(fmt), f"{cells[contexts[-1]]['bytes_per_token']:.0f}", *figures)
-    yield ""
+        lines.append((called(fmt), f"{cells[contexts[-1]]['bytes_per_token']:.0f}", *figures))
+    return f"{name}:\n\n{markdown.table(('tokens', 'bytes per token', *contexts), lines)}\n"
 
 
-def predicted(rows: list[Row]) -> Iterator[str]:
+def predicted(rows: list[Row]) -> str:
     base = rows[0]["perplexity"]
-    yield line("format", "part of bf16", "perplexity", "change", "KL", "same token")
-    yield line("---", *["---:"] * 5)
-    yield line("floats", "1", f"{base:.3f}", "", "", "")
+    lines = [("floats", "1", f"{base:.3f}", "", "", "")]
     for row in rows[1:]:
         change, same = f"{100 * (row['perplexity'] / base - 1):+.2f} %", f"{100 * row['top1']:.1f} %"
-        yield line(row["format"], f"{row['size']:.2f}", f"{row['perplexity']:.3f}", change, f"{row['kl']:.2g}", same)
+        lines.append(
+            (row["format"], f"{row['size']:.2f}", f"{row['perplexity']:.3f}", change, f"{row['kl']:.2g}", same)
+        )
+    return markdown.table(("format", "part of bf16", "perplexity", "change", "KL", "same token"), lines)
 
 
 def newest(lines: list[Row], kind: str) -> list[tuple[Row, list[Row]]]:
@@ -202,10 +201,6 @@ def newest(lines: list[Row], kind: str) -> list[tuple[Row, list[Row]]]:
         (head, [row for row in lines if row["run"] == head["run"] and row.get("kind") == kind])
         for _, head in sorted(heads.items(), key=lambda each: -each[0])
     ]
-
-
-def line(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 def called(name: str) -> str:

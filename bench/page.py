@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bench import goals, growth
+from bench import goals, growth, markdown
 from bench.peers import BASE
 from bench.plot import Line, chart
 from bench.reached import Records
@@ -82,8 +82,10 @@ def generation(lines: list[Row]) -> str:
             f"A prompt of {head['prompt']} tokens, then {head['tokens']} tokens one by one; speedups over the first "
             f"line. Run {head['run']}, commit {head['commit']}: {head['machine']['cpu']}, "
             f"{head['machine']['threads']} threads.\n",
-            "| | prompt ms | speedup | tokens/s | speedup |\n| --- | ---: | ---: | ---: | ---: |",
-            *(_generated(row) for row in rows if "reason" not in row),
+            markdown.table(
+                ("", "prompt ms", "speedup", "tokens/s", "speedup"),
+                [_generated(row) for row in rows if "reason" not in row],
+            ),
             "",
             *(
                 f"- not measured: {row['candidate']}: {row['reason'].splitlines()[0]}"
@@ -95,9 +97,9 @@ def generation(lines: list[Row]) -> str:
     return "\n".join(text)
 
 
-def _generated(row: Row) -> str:
+def _generated(row: Row) -> list[str]:
     figures = (row["prompt_ms"], row["prompt_speedup"], row["tokens_per_second"], row["speedup"])
-    return f"| {row['candidate']} | {' | '.join(f'{figure:.2f}' for figure in figures)} |"
+    return [row["candidate"], *(f"{figure:.2f}" for figure in figures)]
 
 
 def chart_lines(base: list[Row], group: list[Row]) -> list[Line]:
@@ -118,7 +120,7 @@ def table(base: list[Row], group: list[Row]) -> str:
     at = {(row["rows"], _name(row)): row for row in (*base, *group)}
     counts = sorted({row["rows"] for row in group})
     header = ["rows", "bf16 ms", "prepacked", *(name.removeprefix("bitport ") for name in own), "best peer", "limit"]
-    lines = [header, ["---:"] * (len(header) - 2) + ["---", "---:"]]
+    lines = []
     for m in counts:
         bf16 = at.get((m, " ".join(BASE)))
         peers = [row for row in group if row["rows"] == m and row["peer"] != "bitport" and row["speedup"]]
@@ -135,7 +137,7 @@ def table(base: list[Row], group: list[Row]) -> str:
                 limit,
             ]
         )
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown.table(header, lines, words=(header.index("best peer"),))
 
 
 def _candidates(rows: list[Row]) -> list[str]:

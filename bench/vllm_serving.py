@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench import markdown
 from bench.measure import RESULTS, append, busy, header
 from bench.models import NAMES, model_of
 from bench.results import lines_of, runs_of
@@ -171,7 +172,7 @@ def page(lines: list[Row]) -> str:
 
 def _markdown(rows: list[Row]) -> str:
     titles = ("weights", "kernels", "size", "prompt", *(f"{texts} at once" for texts in TEXTS), "load")
-    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    lines = []
     for row in rows:
         kernels = "bitport" if row["format"] == "bitport" else f"vLLM ({row['format']})"
         cells = [row["scheme"], kernels, f"{row['bytes'] / 1e9:.2f} GB"]
@@ -182,8 +183,8 @@ def _markdown(rows: list[Row]) -> str:
             shown = (f"{row['prompt_ms']:.0f} ms", *steps, f"{row['load_ms'] / 1e3:.1f} s")
             times = zip(shown, TIMES, strict=True)
             cells += [f"{value} ({row[f'{key}_speedup']:.2f}x)" for value, key in times]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown.table(titles, lines, words=range(len(titles)))
 
 
 INTRODUCTION = f"""# Figures in vLLM

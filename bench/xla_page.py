@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bench import markdown
 from bitport.numerics import sqnr
 from bitport.ops import OPS, Sample
 
@@ -66,7 +67,7 @@ def page(record: dict[str, Any]) -> str:
     """docs/xla.md between its markers: everything else on it is prose."""
     theirs = record.get("torch_xla", {"rows": {}})
     head = ["scheme", "x", "budget", *ROUTES, "on torch_xla", "torch_xla, CPU", "torch_xla, XLA:CPU"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    rows = []
     notes: list[str] = []
     for name, sample in cases().items():
         scheme, dtype = name.split()
@@ -74,11 +75,11 @@ def page(record: dict[str, Any]) -> str:
         cells = [_level(own[route], sample.budget) for route in ROUTES]
         other = theirs["rows"].get(name, {})
         cells += [_their(other.get(kind, "*not run*"), sample.budget, notes) for kind in ("bitport", "cpu", "xla")]
-        lines.append(f"| {scheme} | {dtype} | {sample.budget:.0f} | {' | '.join(cells)} |")
+        rows.append((scheme, dtype, f"{sample.budget:.0f}", *cells))
     versions = ", ".join(f"{key} {record['bitport'][key]}" for key in ("torch", "jax", "torchax"))
-    lines += ["", f"Run with {versions}" + (f"; torch_xla {theirs['torch_xla']}." if "torch_xla" in theirs else ".")]
-    lines += [f"({at}) {note}" for at, note in enumerate(notes, 1)]
-    return "\n\n".join(["\n".join(lines[: -len(notes) or None]), *lines[len(lines) - len(notes) :]])
+    ran = f"Run with {versions}" + (f"; torch_xla {theirs['torch_xla']}." if "torch_xla" in theirs else ".")
+    numbered = [f"({at}) {note}" for at, note in enumerate(notes, 1)]
+    return "\n\n".join([markdown.table(head, rows, words=(0, 1)), ran, *numbered])
 
 
 def _level(level: float, budget: float) -> str:

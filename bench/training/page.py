@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench import markdown
 from bench.measure import RESULTS
 from bench.page import DOCS
 from bench.results import lines_of, runs_of
@@ -57,11 +58,6 @@ def where(head: Row) -> str:
     )
 
 
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
 def of_steps(head: Row, rows: list[Row]) -> str:
     sizes = sorted({row["rows"] for row in rows})
     found = {(row["candidate"], row["rows"]): row for row in rows}
@@ -70,18 +66,18 @@ def of_steps(head: Row, rows: list[Row]) -> str:
         [name, *(f"{found[name, size]['x bf16']:.2f} ({found[name, size]['ms']:.1f} ms)" for size in sizes)]
         for name in names
     ]
-    return "\n".join([STEPS, where(head), markdown(["", *(f"{size} rows" for size in sizes)], cells)])
+    return "\n".join([STEPS, where(head), markdown.table(["", *(f"{size} rows" for size in sizes)], cells), ""])
 
 
 def of_schemes(head: Row, rows: list[Row]) -> str:
     columns = ("rtn", "gptq", "trained")
     cells = [[row["scheme"], *(f"{row[column]:.4f}" for column in columns)] for row in rows]
-    return "\n".join([SCHEMES.format(**rows[0]), where(head), markdown(["scheme", *columns], cells)])
+    return "\n".join([SCHEMES.format(**rows[0]), where(head), markdown.table(["scheme", *columns], cells), ""])
 
 
 def of_gradients(head: Row, rows: list[Row]) -> str:
     cells = [[row["candidate"], f"{row['median']:.1f}", f"{row['least']:.1f}"] for row in rows]
-    return "\n".join([GRADIENTS, where(head), markdown(["", "median", "least"], cells)])
+    return "\n".join([GRADIENTS, where(head), markdown.table(["", "median", "least"], cells), ""])
 
 
 def of_optimizers(head: Row, rows: list[Row]) -> str:
@@ -93,7 +89,7 @@ def of_optimizers(head: Row, rows: list[Row]) -> str:
         here = [found[name, shape] for shape in shapes]
         ratios = [f"{each['to_fused']:.2f} ({each['ms']:.1f} ms)" for each in here]
         cells.append([name, *ratios, f"{here[0]['state_bytes_per_parameter']:.2f}"])
-    return "\n".join([OPTIMIZERS, where(head), markdown(["", *shapes, "bytes"], cells)])
+    return "\n".join([OPTIMIZERS, where(head), markdown.table(["", *shapes, "bytes"], cells), ""])
 
 
 def write() -> None:

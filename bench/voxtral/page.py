@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench import markdown
 from bench.measure import RESULTS
 from bench.page import DOCS
 from bench.results import lines_of, runs_of
@@ -50,13 +51,12 @@ def section(head: Row, rows: list[Row]) -> str:
         f"Other processes used {head['busy']} cores.\n"
     )
     columns = [cell for name in names for cell in (name, *RATIOS.get(name, ("x bf16", "goal")))]
-    lines = [("", *columns), ("---", *("---:" for _ in columns))]
-    lines.append(("size", *cells_of(names, [row for row in rows if row["figure"] == "size"], GOALS["size"])))
+    lines = [("size", *cells_of(names, [row for row in rows if row["figure"] == "size"], GOALS["size"]))]
     for method in METHODS:
         for figure in FIGURES:
             mine = [row for row in rows if row.get("method") == method and row["figure"] == figure]
             lines.append((f"{method}: {figure}", *cells_of(names, mine, goal_of(method, figure))))
-    return "\n".join([title, where, *(f"| {' | '.join(line)} |" for line in lines), ""])
+    return "\n".join([title, where, markdown.table(("", *columns), lines), ""])
 
 
 def goal_of(method: str, figure: str) -> float | None:
