@@ -1,6 +1,6 @@
 """Triton's interpreter, with what it does to bfloat16 put right: it multiplies the bit patterns and cuts where it
-should round. It also reads every scale of a scaled product as a power of two. Kernels are tried as they are; only the
-interpreter is changed, in a process that is there for that."""
+should round, and it has no products of float32 as two bfloat16. It also reads every scale of a scaled product as a
+power of two. Kernels are tried as they are; only the interpreter is changed, in a process that is there for that."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton._C.libtriton import ir
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -24,6 +25,14 @@ def _widened(handle: TensorHandle) -> TensorHandle:
     return TensorHandle(bits.view(torch.bfloat16).float().numpy(), tl.float32)
 
 
+def _parts(handle: TensorHandle) -> tuple[TensorHandle, TensorHandle]:
+    """What bfloat16 holds of float32, and what it holds of the rest."""
+    whole = torch.from_numpy(np.ascontiguousarray(handle.data, np.float32))
+    first = whole.bfloat16().float()
+    rest = (whole - first).bfloat16().float()
+    return TensorHandle(first.numpy(), tl.float32), TensorHandle(rest.numpy(), tl.float32)
+
+
 def correct_bfloat16() -> None:
     cast, dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
 
@@ -33,13 +42,20 @@ def correct_bfloat16() -> None:
             return TensorHandle(_rounded(source.data), kind)
         return cast(self, source if kind == tl.bfloat16 else _widened(source), target)
 
-    def correct_dot(self: Any, a: TensorHandle, b: TensorHandle, *rest: Any) -> TensorHandle:
-        return dot(self, _widened(a), _widened(b), *rest)
+    def correct_dot(self: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, how: Any, *rest: Any) -> TensorHandle:
+        if how != ir.INPUT_PRECISION.BF16x3:
+            return dot(self, _widened(a), _widened(b), d, how, *rest)
+        (a, rest_of_a), (b, rest_of_b) = _parts(a), _parts(b)
+        for one, other in ((rest_of_a, b), (a, rest_of_b), (a, b)):
+            d = dot(self, one, other, d, how, *rest)
+        return d
 
     for name in ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc"):
         setattr(InterpreterBuilder, f"create_{name}", correct_cast)
     InterpreterBuilder.cast_impl = correct_cast
     InterpreterBuilder.create_dot = correct_dot
+    options = interpreter.interpreter_builder.options
+    object.__setattr__(options, "allowed_dot_input_precisions", (*options.allowed_dot_input_precisions, "bf16x3"))
 
 
 def correct_scales() -> None:

@@ -17,7 +17,8 @@ from triton.runtime.jit import JITFunction
 
 from bitport.backends.triton import configs, kernels
 from bitport.numerics import ACTIVATIONS
-from bitport.ops import IMPLS, Impl, decide, register_kernel
+from bitport.ops import IMPLS, Impl, Weight, decide, register_kernel
+from bitport.ops.attention import Call
 from tests.backends import on_fake_chips
 from tests.backends.on_fake_chips import DEVICE, arguments, check_chosen, chosen, waits
 
@@ -98,6 +99,24 @@ def test_a_table_of_int4_is_read_by_rows() -> None:
     ids = torch.empty(3, dtype=torch.int64, device=DEVICE)
     assert decide("embedding", ids, *args[1:11], torch.bfloat16).kernel == "triton_rows"
     assert decide("dequantize", *args[1:11], torch.bfloat16).kernel == "triton_rows"
+
+
+def cached(width: int) -> tuple[Any, ...]:
+    """One query over 37 tokens in int4, and one in bfloat16."""
+
+    def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(1, *sizes, dtype=dtype, device=DEVICE)
+
+    side = Weight(
+        *(empty(2, 37, width // 2, dtype=torch.uint8), empty(2, 37, width // 32), None, None),
+        *("int4", 37, width, 1, 32, "plain"),
+    )
+    return Call(empty(4, 1, width), side, side, *(empty(2, 1, width),) * 2, 0, None, True, 1.0).args()
+
+
+@pytest.mark.parametrize(("width", "kernel"), [(128, "triton_tokens"), (512, "generic")])
+def test_attention_over_a_quantized_cache(width: int, kernel: str) -> None:
+    assert decide("attention", *cached(width)).kernel == kernel
 
 
 def test_tiles_are_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +204,12 @@ def test_nobody_waits_for_rows(op: str, launched: list[tuple[str, dict[str, Any]
         ids = torch.empty(3, dtype=torch.int64, device=DEVICE)
         assert waits(kernels.embedding, ids, *weight, torch.bfloat16) == []
     assert [name for name, _ in launched] == ["_rows"]
+
+
+def test_nobody_waits_for_attention(launched: list[tuple[str, dict[str, Any]]]) -> None:
+    q, *rest = cached(128)
+    assert waits(kernels.attend, q, *rest) == []
+    assert [name for name, _ in launched] == ["attend", "attend", "join"]
 
 
 def test_a_wait_would_be_seen() -> None:

@@ -17,8 +17,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
-from bitport.backends.triton import configs, gemv, kernels, product, rounding, rows, scaled
+from bitport.backends.triton import attention, configs, gemv, kernels, product, rounding, rows, scaled
 from bitport.numerics import ACTIVATIONS, Format
+from bitport.ops.attention import Call, sample
 from bitport.schemes import PRESETS, Scheme, preset
 from tests.backends.products import products
 
@@ -38,7 +39,7 @@ SHARED = {
 BINARY = {"cuda": "cubin", "hip": "hsaco"}
 KERNELS = (
     *(gemv.gemv, product.tiles, product.combine, rows._rows, scaled.scaled),
-    *(rounding.by_row, rounding.by_block, rounding.largest),
+    *(rounding.by_row, rounding.by_block, rounding.largest, attention.attend, attention.join),
 )
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -154,6 +155,23 @@ def test_inputs(dtype: torch.dtype, act: str, made: list[CompiledKernel]) -> Non
     first = ["largest"] if ACTIVATIONS[act].block == (0, 0) or ACTIVATIONS[act].global_scale else []
     by = "by_row" if not all(ACTIVATIONS[act].block) else "by_block"
     assert [each.name for each in made] == [*first, by] * 2
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize(("format", "rows"), [("int4-g32", 1), ("int8", 70)])
+def test_attention(format: str, rows: int, dtype: torch.dtype, made: list[CompiledKernel]) -> None:
+    """Of quantized tokens and dense ones. One more token, in memory that has room for it, compiles nothing."""
+    sizes: dict[str, Any] = {"shape": (1, 8, 2, 128), "value_width": 128, "rows": rows, "dense": 70}
+    of = sample("", torch.device("cpu"), dtype, format, format, tokens=201, causal=True, **sizes)
+    call = Call.of(*of.args)
+    for tokens in (200, 201):
+        sides = (
+            side._replace(n=tokens, **{part: getattr(side, part)[:, :, :tokens] for part in ("data", "scale")})
+            for side in (call.keys._replace(zero=None), call.values._replace(zero=None))
+        )
+        kernels.attend(*call._replace(**dict(zip(("keys", "values"), sides, strict=True))).args())
+    assert [each.name for each in made] == ["attend", "attend", "join"] * 2
+    assert [each.hash for each in made[:3]] == [each.hash for each in made[3:]]
 
 
 UNIT_TAKES_SCALES = {

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.backends.aten import LEAST_ROWS
-from bitport.backends.triton import configs, inputs, linear, operand, rows, scaled
+from bitport.backends.triton import attention, configs, inputs, linear, operand, rows, scaled
 from bitport.backends.triton.rounding import SEPARATE
 from bitport.layouts.tile_packed import TilePacked
 from bitport.ops import Impl, Weight, register_kernel
+from bitport.ops.attention import Call
 
 NO_ROWS = "x has no rows"
 NO_EXPERTS = "there are no experts"
@@ -77,6 +78,10 @@ def refuses_embedding(ids: Tensor, *rest: Any) -> str | None:
 
 def refuses_dequantize(*args: Any) -> str | None:
     return operand.refuses(Weight(*args[:10]))
+
+
+def refuses_attention(*args: Any) -> str | None:
+    return attention.refuses(Call.of(*args))
 
 
 def refuses_quantize_input(x: Tensor, *rest: Any) -> str | None:
@@ -148,6 +153,11 @@ def dequantize(*args: Any) -> Tensor:
         return rows.dense(Weight(*args[:10]), args[10])
 
 
+def attend(*args: Any) -> Tensor:
+    with on(args[0].device):
+        return attention.attention(Call.of(*args), configs.of(args[0].device))
+
+
 def quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tensor]:
     with on(x.device):
         return inputs.quantize_input(x, act, act_scale)
@@ -165,6 +175,7 @@ KERNELS: tuple[tuple[str, str, Callable[..., Any], Callable[..., str | None]], .
     ("dyn_grouped_linear", "triton_tiles", grouped, refuses_grouped),
     ("embedding", "triton_rows", embedding, refuses_embedding),
     ("dequantize", "triton_rows", dequantize, refuses_dequantize),
+    ("attention", "triton_tokens", attend, refuses_attention),
     ("quantize_input", "triton_rounding", quantize_input, refuses_quantize_input),
 )
 """op, name, run, supports: in the order in which they are asked."""

@@ -1,0 +1,338 @@
+"""Attention over quantized keys and values: codes are read once, as they lie in the store.
+
+The query rows of all heads that share a key head stand in one tile. A program takes a tile of them and a stretch of
+tokens, and leaves three things for each row::
+
+    peak   the largest score that it saw
+    total  sum of exp(score - peak)
+    sum    sum of exp(score - peak) * value
+
+Dense tokens are stretches like quantized ones, by the same kernel. ``join`` weighs what all stretches left by
+exp(their peak - the largest). Scores, weights and values are float32, which matrix units multiply for 16-bit inputs as
+sums of two bfloat16 (bf16x3): 16 bits of each, five more than float16 has.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bitport.backends.triton.configs import Config
+from bitport.backends.triton.decode import UNIT, load_blocks, load_columns, load_steps, scale_value
+from bitport.backends.triton.operand import SCALES, reach
+from bitport.backends.triton.operand import refuses as refuses_weight
+from bitport.numerics import NUMBER_TYPES
+from bitport.ops import Weight
+from bitport.ops.attention import Call
+
+WIDEST = 256
+KEPT, HELD = 8192, 4096
+"""Numbers of the queries that a program keeps, and of keys, or values, that it holds at a time: with two steps under
+way they fit what every GPU has for a program."""
+STAGES = 2
+LEAST = 16
+"""Rows, tokens and columns of the smallest product of a matrix unit."""
+
+
+class Tokens(NamedTuple):
+    """Keys or values [sequences, heads, tokens, k], quantized or dense. ``*_sequence`` and ``*_head`` are strides;
+    ``row`` is the length of a token in bytes (of a dense one: in numbers); ``tall`` tokens share a row of ``blocks``
+    scales."""
+
+    data: Tensor
+    data_sequence: int
+    data_head: int
+    scale: Tensor | None
+    scale_sequence: int
+    scale_head: int
+    zero: Tensor | None
+    zero_sequence: int
+    zero_head: int
+    k: int
+    row: int
+    tall: int
+    blocks: int
+
+
+class Fixed(NamedTuple):
+    """What is known of Tokens when a kernel is compiled: number is "" of dense ones, width a power of two."""
+
+    number: tl.constexpr
+    words: tl.constexpr
+    scale: tl.constexpr
+    zero: tl.constexpr
+    span: tl.constexpr
+    block_k: tl.constexpr
+    width: tl.constexpr
+
+
+class Stretch(NamedTuple):
+    """So many tokens. Token t stands in the sequence at t, from the ``first`` on at t + ``gap``."""
+
+    keys: tuple[Tokens, Fixed]
+    values: tuple[Tokens, Fixed]
+    tokens: int
+    first: int
+    gap: int
+
+
+@triton.jit
+def load_tokens(
+    token: tl.tensor,
+    sequence: tl.tensor,
+    head: tl.tensor,
+    data: tl.tensor,
+    data_sequence: tl.tensor,
+    data_head: tl.tensor,
+    scale: tl.tensor,
+    scale_sequence: tl.tensor,
+    scale_head: tl.tensor,
+    zero: tl.tensor,
+    zero_sequence: tl.tensor,
+    zero_head: tl.tensor,
+    k: tl.tensor,
+    row: tl.tensor,
+    tall: tl.tensor,
+    blocks: tl.tensor,
+    NUMBER: tl.constexpr,
+    WORDS: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZERO: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> tl.tensor:
+    """float32 [tokens, WIDTH] of one head, 0 past the k-th column."""
+    data += sequence * data_sequence + head * data_head
+    column = tl.arange(0, WIDTH)[None, :]
+    if NUMBER == "":
+        value = load_columns(data + (token * row)[:, None] + column, column, k, False).to(tl.float32)
+    else:
+        unit, block = tl.arange(0, WIDTH // UNIT), token // tall
+        scale += sequence * scale_sequence + head * scale_head
+        shift = 0.0
+        if ZERO != "none":
+            zero += sequence * zero_sequence + head * zero_head
+            shift = load_blocks(zero, block, unit, k, blocks, 1, BLOCK_K, SPAN)
+        factor = scale_value(load_blocks(scale, block, unit, k, blocks, 1, BLOCK_K, SPAN), SCALE)
+        steps = load_steps(data, token, unit, k, row, shift, NUMBER, WORDS, 0, False, ZERO, SPAN)
+        value = tl.where(column < k, tl.reshape(steps * factor, (token.shape[0], WIDTH)), 0.0)
+    return value
+
+
+@triton.jit(do_not_specialize=("first", "gap", "count", "per_split", "newest"))
+def attend(
+    q: tl.tensor,
+    mask: tl.tensor,
+    mask_steps: tl.tuple,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    sums: tl.tensor,
+    keys: tl.tuple,
+    values: tl.tuple,
+    heads: tl.tensor,
+    sharing: tl.tensor,
+    rows: tl.tensor,
+    first: tl.tensor,
+    gap: tl.tensor,
+    count: tl.tensor,
+    per_split: tl.tensor,
+    newest: tl.tensor,
+    scale: tl.tensor,
+    KEYS: tl.tuple,
+    VALUES: tl.tuple,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BT: tl.constexpr,
+) -> None:
+    """Of the ``count`` tokens of a stretch those of a split. ``newest``: where the newest token that row 0 sees stands.
+    ``sharing`` query heads read each of the ``heads``."""
+    pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, head = pair // heads, pair % heads
+    at = tl.program_id(2) * BM + tl.arange(0, BM)
+    inside = at < sharing * rows
+    row, query_head = at % rows, head * sharing + at // rows
+    place = pair * sharing * rows + at
+    column = tl.arange(0, KEYS.width)[None, :]
+    held = inside[:, None] & (column < keys.k)
+    query = tl.load(q + place[:, None] * keys.k + column, mask=held, other=0.0).to(tl.float32)
+    peak = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    seen = tl.zeros((BM, VALUES.width), tl.float32)
+    stop = tl.minimum(count, (split + 1) * per_split)
+    for start in range(split * per_split, stop, BT):
+        token = start + tl.arange(0, BT)
+        position = tl.where(token < first, token, token + gap)
+        here = tl.minimum(token, count - 1).to(tl.int64)
+        key = load_tokens(here, sequence, head, *keys, *KEYS)
+        score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
+        looks = inside[:, None] & (token < stop)[None, :]
+        if CAUSAL:
+            looks &= position[None, :] <= (newest + row)[:, None]
+        if mask is not None:
+            of_row = sequence * mask_steps[0] + query_head * mask_steps[1] + row * mask_steps[2]
+            asked = tl.load(mask + of_row[:, None] + (position * mask_steps[3])[None, :], mask=looks, other=0)
+            if mask.dtype.element_ty == tl.int8:
+                looks &= asked != 0
+            else:
+                score += asked.to(tl.float32)
+        score = tl.where(looks, score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp(score - base[:, None])
+        fading = tl.exp(peak - base)
+        value = load_tokens(here, sequence, head, *values, *VALUES)
+        seen = tl.dot(weight, value, seen * fading[:, None], input_precision=PRECISION)
+        total = total * fading + tl.sum(weight, 1)
+        peak = higher
+    left = split * tl.num_programs(0) * sharing * rows + place
+    tl.store(peaks + left, peak, mask=inside)
+    tl.store(totals + left, total, mask=inside)
+    column = tl.arange(0, VALUES.width)[None, :]
+    tl.store(sums + left[:, None] * values.k + column, seen, mask=inside[:, None] & (column < values.k))
+
+
+@triton.jit
+def join(
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    sums: tl.tensor,
+    out: tl.tensor,
+    parts: tl.tensor,
+    k: tl.tensor,
+    WIDTH: tl.constexpr,
+) -> None:
+    """One row of the result, in the order of the parts; zeros where no token was seen."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    peak, total = float("-inf"), 0.0
+    seen = tl.zeros((WIDTH,), tl.float32)
+    for part in range(parts):
+        at = part * tl.num_programs(0) + row
+        further = tl.load(peaks + at)
+        higher = tl.maximum(peak, further)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        fading, weight = tl.exp(peak - base), tl.exp(further - base)
+        seen = seen * fading + tl.load(sums + at * k + column, mask=column < k, other=0.0) * weight
+        total = total * fading + tl.load(totals + at) * weight
+        peak = higher
+    seen /= tl.where(total == 0.0, 1.0, total)
+    tl.store(out + row * k + column, seen.to(out.dtype.element_ty), mask=column < k)
+
+
+def refuses(call: Call) -> str | None:
+    for name, weight in (("keys", call.keys), ("values", call.values)):
+        if weight.layout != "plain":
+            return f"{name} must be in layout plain, not {weight.layout}"
+        if weight.scale2 is not None:
+            return f"{name} with a second scale are not taken"
+        if weight.k > WIDEST:
+            return f"{name} may be {WIDEST} wide, not {weight.k}"
+        if weight.n and (reason := refuses_weight(weight)):
+            return f"{name}: {reason}"
+    return None if call.q.numel() and call.values.k else "there is nothing to compute"
+
+
+def attention(call: Call, config: Config) -> Tensor:
+    q, mask = call.q.contiguous(), call.mask
+    steps: tuple[int, ...] = (0,) * 4
+    sequences, query_heads, rows, _ = q.shape
+    heads = call.keys.data.shape[1]
+    sharing, widest = query_heads // heads, max(width(call.keys.k), width(call.values.k))
+    tile = min(KEPT // widest, max(LEAST, triton.next_power_of_2(sharing * rows)))
+    tiles, step = triton.cdiv(sharing * rows, tile), HELD // widest
+    wanted = config.gemv["programs"] // (sequences * heads * tiles)
+    if mask is not None:
+        steps = tuple(stride if size > 1 else 0 for stride, size in zip(mask.stride(), mask.shape, strict=True))
+        mask = mask.view(torch.int8) if mask.dtype == torch.bool else mask
+    parts = [(each, *_splits(triton.cdiv(each.tokens, step), wanted)) for each in stretches(call)]
+    count, places = sum(splits for _, splits, _ in parts), sequences * query_heads * rows
+    peaks, totals = (torch.empty(count, places, dtype=torch.float32, device=q.device) for _ in range(2))
+    sums = torch.empty(count, places, call.values.k, dtype=torch.float32, device=q.device)
+    begin = 0
+    for part, splits, per_split in parts:
+        (keys, of_keys), (values, of_values) = part.keys, part.values
+        attend[(sequences * heads, splits, tiles)](
+            *(q, mask, steps, peaks[begin:], totals[begin:], sums[begin:], keys, values),
+            *(heads, sharing, rows, part.first, part.gap, part.tokens, per_split * step, call.tokens - rows, call.scale),
+            KEYS=of_keys,
+            VALUES=of_values,
+            CAUSAL=call.causal,
+            PRECISION="ieee" if q.dtype == torch.float32 else "bf16x3",
+            BM=tile,
+            BT=step,
+            num_stages=STAGES,
+        )
+        begin += splits
+    out = q.new_empty(*q.shape[:3], call.values.k)
+    join[(places,)](peaks, totals, sums, out, count, call.values.k, WIDTH=width(call.values.k))
+    return out
+
+
+def stretches(call: Call) -> list[Stretch]:
+    """Those that are not empty."""
+    quantized, found = call.keys.n, []
+    if quantized:
+        found.append(Stretch(of_codes(call.keys), of_codes(call.values), quantized, 0, call.first))
+    if call.dense_keys is not None and call.dense_values is not None and call.tokens > quantized:
+        sides = of_floats(call.dense_keys), of_floats(call.dense_values)
+        found.append(Stretch(*sides, call.tokens - quantized, call.first, quantized))
+    return found
+
+
+def _splits(steps: int, wanted: int) -> tuple[int, int]:
+    """(splits, steps in each), none of them empty."""
+    each = triton.cdiv(steps, max(1, min(steps, wanted)))
+    return triton.cdiv(steps, each), each
+
+
+def width(k: int) -> int:
+    return max(LEAST, triton.next_power_of_2(k))
+
+
+def of_codes(weight: Weight) -> tuple[Tokens, Fixed]:
+    number, wide = NUMBER_TYPES[weight.dtype], width(weight.k)
+    data, scale = _side_by_side(weight.data), _side_by_side(weight.scale)
+    zero = None if weight.zero is None else _side_by_side(weight.zero)
+    words = number.bits in (1, 2, 4) and weight.k % 8 == 0
+    words &= all(at % number.bits == 0 for at in (data.storage_offset(), *data.stride()[:2]))
+    kind = "none" if zero is None else "float" if zero.is_floating_point() else "int"
+    where = reach(weight, wide)
+    tokens = Tokens(
+        data=data.view(torch.uint8),
+        data_sequence=data.stride(0),
+        data_head=data.stride(1),
+        scale=scale.view(torch.uint8) if scale.dtype in SCALES else scale,
+        scale_sequence=scale.stride(0),
+        scale_head=scale.stride(1),
+        zero=zero,
+        zero_sequence=0 if zero is None else zero.stride(0),
+        zero_head=0 if zero is None else zero.stride(1),
+        k=weight.k,
+        row=data.shape[3],
+        tall=weight.block_n,
+        blocks=scale.shape[3],
+    )
+    fixed = _fixed(weight.dtype, words, SCALES.get(scale.dtype, "float"), kind, where["SPAN"], where["BLOCK_K"], wide)
+    return tokens, fixed
+
+
+def of_floats(dense: Tensor) -> tuple[Tokens, Fixed]:
+    dense = _side_by_side(dense)
+    k = dense.shape[3]
+    tokens = Tokens(dense, dense.stride(0), dense.stride(1), None, 0, 0, None, 0, 0, k, k, 1, 1)
+    return tokens, _fixed("", False, "", "", "", 0, width(k))
+
+
+def _fixed(*known: str | int) -> Fixed:
+    return Fixed(*map(tl.constexpr, known))
+
+
+def _side_by_side(part: Tensor) -> Tensor:
+    """[sequences, heads, rows, columns] with the rows of a head side by side."""
+    return part if part.stride(3) == 1 and part.stride(2) == part.shape[3] else part.contiguous()

@@ -1,0 +1,156 @@
+"""Triton's attention over quantized keys and values, against float64. Run by test_triton.py, as on_triton.py, which
+tries the samples of the op."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.backends.triton import attention, configs, kernels
+from bitport.cache import KeyValueStore
+from bitport.ops import OPS, Impl, Sample, register_kernel, unregister_kernel, use_kernel
+from bitport.ops.attention import Call, sample
+from tests.backends.products import shortfall
+
+DEVICE, CPU = torch.device(os.environ["TRITON_DEVICE"]), torch.device("cpu")
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+if DEVICE.type == "cpu":
+    from tests.backends.interpreter import correct_bfloat16
+
+    correct_bfloat16()
+
+
+def run(call: Call) -> Tensor:
+    args = [arg.to(DEVICE) if isinstance(arg, Tensor) else arg for arg in call.args()]
+    assert kernels.refuses_attention(*args) is None
+    return kernels.attend(*args).cpu()
+
+
+def missing(of: Sample) -> float:
+    return shortfall(of, run(Call.of(*of.args)))
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("keys", "values", "width"),
+    [
+        ("int8", "int8-asym", 16),
+        ("int4-g32", "int4-g64-fzero", 128),
+        ("int2-b32x1", "int2-g32", 64),
+        ("int2-b32x1-sym", "int3-g16", 80),
+        ("fp8-wo", "fp8-wo-g32", 33),
+        ("fp8-e5m2-wo", "mxfp8-wo", 160),
+        ("mxfp4-wo", "nf4-g48", 24),
+        ("int6-channel", "int5-g16", 256),
+        ("int5-b8x20", "int4-b3x5", 44),
+    ],
+)
+def test_formats_and_widths(keys: str, values: str, width: int, dtype: torch.dtype) -> None:
+    shape = (2, 6, 2, width)
+    of = sample(f"{width}", CPU, dtype, keys, values, shape=shape, value_width=width, tokens=70, causal=True)
+    assert missing(of) <= 0
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (20, 1), (5, 5)])
+@pytest.mark.parametrize("rows", [1, 7, 70])
+def test_heads_and_rows(heads: tuple[int, int], rows: int) -> None:
+    of = sample("", CPU, FP32, "int8", "int4-g16", shape=(2, *heads, 32), rows=rows, tokens=80, causal=True)
+    assert missing(of) <= 0
+
+
+@pytest.mark.parametrize("programs", [1, 20, 1000])
+@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 700])
+def test_stretches_of_any_length(tokens: int, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program for all tokens, and as many as there are steps."""
+    content = configs.of(DEVICE).content
+    config = configs.Config({**content, "gemv": {**content["gemv"], "programs": programs}})
+    monkeypatch.setattr(configs, "of", lambda device: config)
+    for first, dense in ((0, 0), (5, 300), (3, 3)):
+        of = sample("", CPU, FP32, "int8", "int8", rows=1 + dense % 2, tokens=tokens, first=first, dense=dense)
+        assert missing(of) <= 0
+
+
+def test_budgets_can_fail() -> None:
+    """One code of 2368 that is off by half the range is seen."""
+    of = sample("", CPU, FP32, "int8", "int8")
+    call = Call.of(*of.args)
+    call.values.data[0, 0, 5, 7] ^= 128
+    assert missing(of) > 30
+
+
+def changed(**fields: Any) -> tuple[Tensor, Tensor]:
+    """(the result, that of the generic kernel)"""
+    call = Call.of(*sample("changed", CPU, FP32, "int8", "int8", rows=4, mask="float").args)._replace(**fields)
+    return run(call), OPS["attention"].generic(*call.args())
+
+
+def test_masks_may_lie_anyhow() -> None:
+    mask = torch.randn(2, 1, 37, 4).transpose(2, 3)
+    for each in (mask, mask > 0, mask[:, :, :1], mask[:1].to(BF16), mask[..., :1]):
+        got, wanted = changed(mask=each)
+        assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_that_sees_nothing_is_zeros() -> None:
+    mask = torch.ones(1, 1, 4, 37, dtype=torch.bool)
+    mask[:, :, 2] = False
+    got, wanted = changed(mask=mask)
+    assert not got[:, :, 2].any()
+    assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_scores_far_apart_and_masks_of_the_largest_size() -> None:
+    """Weights that vanish are zero, and nothing overflows; -3.4e38 for all is the mean of all values."""
+    mask = torch.zeros(1, 1, 4, 37)
+    mask[..., 20:] = torch.finfo(FP32).min
+    got, wanted = changed(mask=mask, scale=3000.0)
+    assert got.isfinite().all()
+    assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-4)
+    got, wanted = changed(mask=torch.full((1, 1, 1, 37), -3.4e38))
+    assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_not_a_number_stays_in_its_row() -> None:
+    mask = torch.zeros(1, 1, 4, 37)
+    mask[:, :, 1, 30] = float("nan")
+    got, _ = changed(mask=mask)
+    assert got[:, :, 1].isnan().all()
+    assert got[:, :, (0, 2, 3)].isfinite().all()
+
+
+def test_a_store_is_read_as_it_lies() -> None:
+    """With room behind its rows, which is not copied away."""
+    store = KeyValueStore("int4")
+    for tokens in (150, 1):
+        store.append(*torch.randn(2, 2, 2, tokens, 64, device=DEVICE))
+    seen: list[Call] = []
+
+    def watched(*args: Any) -> Tensor:
+        seen.append(Call.of(*args))
+        return kernels.attend(*args)
+
+    impl = Impl("attention", "watched", DEVICE.type, watched, kernels.refuses_attention)
+    register_kernel(impl)
+    q = torch.randn(2, 4, 1, 64, device=DEVICE)
+    try:
+        with use_kernel("attention=watched"):
+            got = store.attend(q)
+    finally:
+        unregister_kernel(impl)
+    (call,) = seen
+    parts = attention.of_codes(call.keys)[0]
+    assert not call.keys.data.is_contiguous()
+    assert (parts.data.data_ptr(), parts.scale.data_ptr()) == (call.keys.data.data_ptr(), call.keys.scale.data_ptr())
+    assert torch.allclose(got, OPS["attention"].generic(*call.args()), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_taken_is_said() -> None:
+    wide = Call.of(*sample("", CPU, FP32, "int8", "int8", shape=(1, 1, 1, 300)).args)
+    assert attention.refuses(wide) == "keys may be 256 wide, not 300"
+    call = Call.of(*sample("", CPU, FP32, "int8", "int8").args)
+    assert attention.refuses(call._replace(q=call.q[:, :, :0])) == "there is nothing to compute"
