@@ -257,9 +257,10 @@ def attention(call: Call, config: Config) -> Tensor:
     begin = 0
     for part, splits, per_split in parts:
         (keys, of_keys), (values, of_values) = part.keys, part.values
+        sizes = heads, sharing, rows, part.first, part.gap, part.tokens, per_split * step
         attend[(sequences * heads, splits, tiles)](
             *(q, mask, steps, peaks[begin:], totals[begin:], sums[begin:], keys, values),
-            *(heads, sharing, rows, part.first, part.gap, part.tokens, per_split * step, call.tokens - rows, call.scale),
+            *(*sizes, call.tokens - rows, call.scale),
             KEYS=of_keys,
             VALUES=of_values,
             CAUSAL=call.causal,
