@@ -93,9 +93,13 @@ def apply(
 
 
 def _unseen(inputs: Inputs) -> str:
-    empty = int((inputs.rows == 0).sum())
+    """Why what was measured here tells little of other inputs; "" where it does. With fewer rows than columns there are
+    errors that no row shows, and a search finds them."""
+    empty, columns = int((inputs.rows == 0).sum()), inputs.gram.shape[-1]
     if not empty:
-        return ""
+        least = int(inputs.rows.min())
+        few = f"calibrated on {least} rows of {columns} numbers: on others its output is worse than it says here"
+        return few if least < columns else ""
     if inputs.rows.dim() == 0:
         return "calibration showed no input of it: rounded to nearest"
     return f"{empty} of {inputs.rows.numel()} matrices saw no input in calibration: rounded to nearest"

@@ -102,7 +102,7 @@ class Report:
         shown = [0, 1, 2, 3, 6]
         if any(layer.algorithm not in (None, "rtn") for layer in self.layers):
             shown = [0, 1, 4, 2, 3, 5, 6]
-        header = ("weight", "scheme", "size", "SQNR", "algorithm", "SQNR of output", "why")
+        header = ("weight", "scheme", "size", "SQNR", "algorithm", "SQNR of output, calibration data", "why")
         chosen = table([header[at] for at in shown], [[row[at] for at in shown] for row in rows])
         total = (
             f"{len(self.quantized)} weights quantized, {len(self.skipped)} left; "
