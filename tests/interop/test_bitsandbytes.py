@@ -9,9 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitport.errors import BitportError, CheckpointError
+import bitport
+from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import bitsandbytes
-from bitport.numerics import NF4
+from bitport.interop.codec import Described
+from bitport.interop.sources import description
+from bitport.numerics import NF4, Quantized
+from bitport.tensor import QTensor
 
 from .files import read
 
@@ -95,8 +99,125 @@ def test_int8_values_are_those_of_the_definition(n: int, k: int) -> None:
     (q,) = (found := read(reader, tensors)).values()
     assert list(found) == [NAME]
     assert (str(q.scheme), q.dtype) == ("int8", torch.float16)
-    assert reader.notes == [bitsandbytes.ROUNDED_INPUTS]
+    assert reader.notes == [bitsandbytes.ROUNDED_INPUTS, bitsandbytes.ROUNDED_ROWS]
     np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+
+
+@pytest.mark.parametrize(("threshold", "scheme"), [(0.0, "int8-dyn"), (0, "int8-dyn"), (6.0, "int8"), (None, "int8")])
+def test_without_outliers_all_inputs_are_rounded(threshold: float | None, scheme: str) -> None:
+    said = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": threshold}
+    reader = bitsandbytes.Reader(said, torch.float16)
+    (q,) = read(reader, int8(5, 33)[0]).values()
+    assert str(q.scheme) == scheme
+    assert (bitsandbytes.ROUNDED_INPUTS in reader.notes) == (scheme == "int8")
+
+
+def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, object], list[str]]:
+    writer = bitsandbytes.Writer()
+    assert writer.refuses(description(NAME, q)) is None
+    return writer.write(NAME, q), writer.config(["lm_head"]), writer.notes
+
+
+def as_they_were(again: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert again[name].dtype == tensor.dtype
+        assert again[name].is_contiguous()
+        assert torch.equal(again[name], tensor), name
+
+
+@pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_nf4_that_is_written_is_what_was_read(n: int, k: int, block: int) -> None:
+    tensors, _ = nf4(n, k, block)
+    (q,) = read(bitsandbytes.Reader(CONFIG, torch.bfloat16), tensors).values()
+    again, said, notes = written(q)
+    state, its = (json.loads(bytes(each.pop(STATE).tolist())) for each in (again, tensors))
+    as_they_were(again, tensors)
+    assert (state, notes) == (its, [])
+    assert said == {**CONFIG, "bnb_4bit_compute_dtype": "bfloat16", "llm_int8_skip_modules": ["lm_head"]}
+
+
+@pytest.mark.parametrize("threshold", [0.0, 6.0])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 33), (4096, 2)])
+def test_int8_that_is_written_is_what_was_read(n: int, k: int, threshold: float) -> None:
+    """But for the last bit of an SCB, where its neighbour has the same 127th in float32."""
+    tensors, value = int8(n, k)
+    del tensors["m.bias"]
+    said = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": threshold}
+    (q,) = read(bitsandbytes.Reader(said, torch.float16), tensors).values()
+    again, config, notes = written(q)
+    statistics, its = again.pop("m.SCB"), tensors.pop("m.SCB")
+    as_they_were(again, tensors)
+    assert torch.equal(statistics / 127, its / 127)
+    assert notes == ([bitsandbytes.INPUTS] if threshold else [])
+    assert config == {**said, "bnb_4bit_compute_dtype": "float16", "llm_int8_skip_modules": ["lm_head"]}
+    (back,) = read(bitsandbytes.Reader(config, torch.float16), {**again, "m.SCB": statistics}).values()
+    np.testing.assert_array_equal(back.dequantize(torch.float32).numpy(), value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("scheme", ["nf4", "nf4-g128", "nf4-channel", "int8", "int8-dyn"])
+def test_our_own_weights_survive(scheme: str, dtype: torch.dtype) -> None:
+    value = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    q = bitport.quantize_tensor(value, scheme).to_layout("plain")
+    tensors, said, notes = written(q)
+    (back,) = read(bitsandbytes.Reader(said, dtype), tensors).values()
+    assert torch.equal(back.dequantize(torch.float32), q.dequantize(torch.float32))
+    assert torch.equal(back.qdata, q.qdata)
+    assert (back.dtype, bitsandbytes.NO_SCB in notes) == (dtype, False)
+
+
+def test_scales_that_are_no_127th_are_told() -> None:
+    """Of float32 from 128/127 to 2 times a power of two, each 128th number is none: products with 127 are 127 last
+    places apart there, and numbers 128. The nearest is off by half of one, 2^-24, and its quotient by as much."""
+    generator = torch.Generator().manual_seed(0)
+    plain = bitport.quantize_tensor(torch.randn(4096, 32, generator=generator), "int8-dyn").to_layout("plain")
+    q = plain.replace(Quantized(plain.qdata, torch.rand(4096, 1, generator=generator) + 1))
+    tensors, said, notes = written(q)
+    (back,) = read(bitsandbytes.Reader(said, torch.float32), tensors).values()
+    off = (back.scale.double() / q.scale.double() - 1).abs()
+    assert notes == [bitsandbytes.NO_SCB]
+    assert float(off.max()) <= 2**-23
+    assert 0 < int((off > 0).sum()) < 3 * 4096 // 128
+
+
+def test_a_scale_that_is_too_large_is_refused() -> None:
+    q = bitport.quantize_tensor(torch.randn(4, 32), "int8-dyn").to_layout("plain")
+    large = q.replace(Quantized(q.qdata, q.scale * 1e38))
+    with pytest.raises(ArgumentError, match="127 times of it is no float32"):
+        written(large)
+
+
+@pytest.mark.parametrize(
+    "scheme", ["int4", "fp8-row", "int8-g32", "int8-asym", "int8-static", "nf4-b32x32", "nf4-tensor"]
+)
+def test_schemes_that_it_cannot_hold_are_refused(scheme: str) -> None:
+    parts = frozenset({"qdata", "scale"})
+    q = Described(NAME, bitport.preset(scheme), (64, 128), "linear", False, parts)
+    assert "bitsandbytes holds nf4 in blocks of a row, and int8" in str(bitsandbytes.Writer().refuses(q))
+
+
+def test_other_refusals() -> None:
+    scheme, parts = bitport.preset("nf4"), frozenset({"qdata", "scale"})
+    writer = bitsandbytes.Writer()
+    assert writer.refuses(Described(NAME, scheme, (64, 128), "linear", False, parts)) is None
+    assert writer.refuses(Described(NAME, bitport.preset("nf4-g32"), (64, 96), "linear", False, parts)) is None
+    for bad, reason in (
+        (Described(NAME, scheme, (64, 128), "embedding", False, parts), "embedding"),
+        (Described(NAME, scheme, (4, 64, 128), "experts", False, parts), "experts"),
+        (Described(NAME, scheme, (64, 128), "linear", True, parts), "linear"),
+        (Described(NAME, scheme, (64, 96), "linear", False, parts), "not 64 of 96"),
+        (Described(NAME, bitport.preset("nf4-g16"), (64, 96), "linear", False, parts), "not 16 of 96"),
+        (Described(NAME, bitport.preset("nf4-channel"), (64, 96), "linear", False, parts), "not 96 of 96"),
+        (Described(NAME, scheme, (64, 128), "linear", False, parts | {"pre_scale"}), "pre_scale"),
+        (Described(NAME, bitport.preset("int8"), (64, 128), "linear", False, parts), "nf4 or int8 with a threshold"),
+    ):
+        assert reason in str(writer.refuses(bad))
+    eight = bitsandbytes.Writer()
+    assert eight.refuses(Described(NAME, bitport.preset("int8"), (64, 100), "linear", False, parts)) is None
+    mixed = Described(NAME, bitport.preset("int8-dyn"), (64, 100), "linear", False, parts)
+    assert "int8 with a threshold of 6 or int8 with a threshold of 0" in str(eight.refuses(mixed))
 
 
 def test_both_formats_in_one_file() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
-from bitport.interop.bitsandbytes import Reader
+import bitport
+from bitport.interop.bitsandbytes import Reader, Writer
+from bitport.interop.sources import description
 
 from .files import read
 
@@ -62,3 +66,50 @@ def test_the_tensors_of_a_layer_of_8_bits() -> None:
     ours = q.dequantize(torch.float32)
     # Theirs is rounded after each of two products, one with a rounded 1/127; ours in the scale and in the product.
     assert bool(((ours - theirs).abs() <= 5 * 2**-24 * theirs.abs()).all())
+
+
+@pytest.mark.parametrize("block", [32, 64, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_nf4_that_is_written_is_unpacked_by_the_library(dtype: torch.dtype, block: int) -> None:
+    q = bitport.quantize_tensor(weight(48, 512, dtype), f"nf4-g{block}").to_layout("plain")
+    writer = Writer()
+    assert writer.refuses(description("m.weight", q)) is None
+    tensors = writer.write("m.weight", q)
+    stats = {name.removeprefix("m.weight."): part for name, part in tensors.items() if name != "m.weight"}
+    layer = bnb.nn.Linear4bit(512, 48, bias=False, quant_type="nf4")
+    made = bnb.nn.Params4bit.from_prequantized(tensors["m.weight"], stats, device="cpu", module=layer)
+    assert torch.equal(bnb.functional.dequantize_4bit(made.data, made.quant_state), q.dequantize())
+
+
+def test_inputs_of_int8_dyn_are_rounded_by_the_library() -> None:
+    """Its threshold is 0: no column stays as it is, however large. It takes inputs in float16, which these are."""
+    x = weight(9, 256, torch.float16)
+    x[:, 7] *= 10
+    q = bitport.quantize_tensor(weight(32, 256, torch.float16), "int8-dyn").to_layout("plain")
+    writer = Writer()
+    assert writer.refuses(description("m.weight", q)) is None
+    tensors, said = writer.write("m.weight", q), writer.config([])
+    layer = bnb.nn.Linear8bitLt(256, 32, bias=False, has_fp16_weights=False, threshold=said["llm_int8_threshold"])
+    layer.weight = bnb.nn.Int8Params(tensors["m.weight"], requires_grad=False, SCB=tensors["m.SCB"]).to("cpu")
+    theirs, ours = layer.eval()(x).float(), torch.nn.functional.linear(x.float(), q.to(torch.float32))
+    # Theirs is rounded to float16 after it was multiplied by 6.200124e-05 for 127^-2, which is 2e-5 too large;
+    # ours is a sum in float32.
+    assert bool(((ours - theirs).abs() <= (2**-11 + 3e-5) * ours.abs() + 2e-5).all())
+    assert float((ours - x.float() @ q.dequantize(torch.float32).t()).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize(("scheme", "budget"), [("nf4", 0.0), ("int8", 1e-5), ("int8-dyn", 1e-5)])
+def test_transformers_loads_what_is_written(scheme: str, budget: float, tmp_path: Path) -> None:
+    """And dequantizes it to the same model: nf4 bit for bit; of int8 the library rounds a product twice more."""
+    peer = pytest.importorskip("tests.interop.peer_models")
+    theirs, dense = peer.loaded(tmp_path, "bitsandbytes", scheme)
+    for name, q in peer.weights(tmp_path).items():
+        module, judge = theirs.get_submodule(name), q.dequantize()
+        if scheme == "nf4":
+            its = bnb.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
+        else:
+            its = bnb.functional.int8_vectorwise_dequant(module.weight.data, module.weight.SCB)
+        assert bool(((its - judge).abs() <= (6 * 2**-24 if budget else 0) * judge.abs()).all()), name
+    theirs.dequantize()
+    found, wanted = peer.models.logits(theirs), peer.models.logits(dense)
+    assert float((found - wanted).abs().max()) <= budget * float(wanted.abs().max())

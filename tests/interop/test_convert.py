@@ -317,6 +317,9 @@ def test_layers_that_lie_the_other_way_round(tmp_path: Path) -> None:
     assert tuple(stored[name].shape) == (64 // 32, 256)
     convert(tmp_path / "out", tmp_path / "back", progress=False)
     assert_same(tensors(tmp_path / "back"), tensors(tmp_path / "q"))
+    for to in ("torchao", "mlx", "hqq", "quanto"):
+        with pytest.raises(ArgumentError, match=r"this one as \[K, N\] \(Conv1D\)"):
+            convert(tmp_path / "back", tmp_path / to, to=to, progress=False)
     before, after = (huggingface.load_model(tmp_path / name) for name in ("q", "back"))
     assert torch.equal(models.logits(before), models.logits(after))
     convert(tmp_path / "back", tmp_path / "dense", to="float", progress=False)

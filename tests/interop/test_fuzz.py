@@ -42,7 +42,12 @@ SCHEMES = {
     "gptq": "int8",
     "gptq_v2": "int4-g32",
     "awq": "int4-g32",
+    "bitsandbytes": "nf4",
+    "torchao": "int4-g32",
     "fp8": "fp8-block",
+    "mlx": "int4-g32",
+    "hqq": "int3-g64",
+    "quanto": "int4",
 }
 
 

@@ -266,7 +266,7 @@ def test_what_has_no_type_is_told_before(llama: Path, tmp_path: Path) -> None:
 
 
 def test_what_weights_may_not_have(llama: Path) -> None:
-    files = dict(Own(llama / "q").others(None))
+    files = dict(Own(llama / "q").others({}))
     writer = Writer(Own(llama / "q").names(), {}, files)
     q = next(iter(Own(llama / "q").described()))
     assert "perm" in str(writer.refuses(dataclasses.replace(q, parts=q.parts | {"perm"})))
@@ -286,7 +286,7 @@ def test_what_weights_may_not_have(llama: Path) -> None:
 )
 def test_tensors_that_have_no_place(name: str, tensor: Tensor, reason: str, llama: Path, tmp_path: Path) -> None:
     files = Own(llama / "q")
-    writer = Writer(files.names(), {}, dict(files.others(None)))
+    writer = Writer(files.names(), {}, dict(files.others({})))
     with pytest.raises(BitportError, match=reason), writer.output(tmp_path / "m.gguf") as out:
         writer.write(out, name, tensor)
     assert list(tmp_path.iterdir()) == []

@@ -12,10 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+import bitport
 from bitport.checkpoint import quantize_files
-from bitport.errors import BitportError, CheckpointError
+from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import convert, hqq
-from bitport.interop.sources import Own
+from bitport.interop.codec import Described
+from bitport.interop.sources import Own, description
+from bitport.numerics import Quantized
 from bitport.tensor import QTensor
 
 from .files import held, read
@@ -268,3 +271,77 @@ def test_a_directory(said: dict[str, object] | None, tmp_path: Path) -> None:
 def test_what_belongs_to_no_layer_is_an_error() -> None:
     with pytest.raises(CheckpointError, match=r"m\.nbits"):
         hqq.Reader(dict(CONFIG), torch.float16).weights(held({"m.nbits": torch.tensor(4)}))
+
+
+def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, object]]:
+    writer = hqq.Writer()
+    assert writer.refuses(description("m.weight", q)) is None
+    return writer.write("m.weight", q), writer.config(["lm_head"])
+
+
+SETTINGS = {"axis", "group_size", "nbits", "channel_wise", "optimize", "round_zero", "view_as_float"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("nbits", [8, 6, 5, 4, 3, 2, 1])
+@pytest.mark.parametrize(("n", "k", "group"), [(16, 64, 32), (8, 64, 64), (40, 24, 8)])
+def test_what_is_written_is_what_was_read(
+    n: int, k: int, group: int, nbits: int, whole: bool, dtype: torch.dtype
+) -> None:
+    tensors, _ = layer(n, k, nbits, group, dtype=dtype, whole=whole)
+    tensors["m.compute_dtype"], tensors["m.unpack_view_dtype"] = text(str(dtype)), text("torch.uint8")
+    if nbits == 3:
+        tensors["m.unpack_view_dtype"] = text("torch.int32")
+    again, config = written(one(tensors, dtype))
+    for name, tensor in tensors.items():
+        assert again[name].dtype == tensor.dtype, name
+        assert again[name].is_contiguous()
+        assert torch.equal(again[name], tensor), name
+    assert set(again) - set(tensors) == {"m.optimize", "m.round_zero", "m.offload_meta", "m.stores_quant_config"}
+    params = {"nbits": nbits, "group_size": group if group < k else None, "axis": 1, "view_as_float": False}
+    said = config.pop("quant_config")
+    assert isinstance(said, dict)
+    assert {key: said["weight_quant_params"][key] for key in params} == params
+    assert set(said["weight_quant_params"]) == SETTINGS
+    assert config == {"quant_method": "hqq", "skip_modules": ["lm_head"]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "scheme",
+    ["int4-g64", "int4-g64-sym", "int4-g64-fzero", "int7-g32", "int3-channel", "int2-g32", "int8", "int8-asym"],
+)
+def test_our_own_weights_survive(scheme: str, dtype: torch.dtype) -> None:
+    value = torch.randn(16, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    q = bitport.quantize_tensor(value, scheme).to_layout("plain")
+    back = one(written(q)[0], dtype)
+    assert torch.equal(back.dequantize(torch.float32), q.dequantize(torch.float32))
+    assert (back.dtype, back.scale.dtype) == (dtype, dtype)
+
+
+def test_what_it_cannot_hold_is_refused() -> None:
+    parts, writer = frozenset({"qdata", "scale"}), hqq.Writer()
+    assert writer.refuses(Described("m.weight", bitport.preset("int4"), (64, 128), "linear", False, parts)) is None
+    for scheme, shape, kind, more, reason in (
+        ("int4", (64, 128), "embedding", "", "of the kind 'embedding'"),
+        ("int4", (4, 64, 128), "experts", "", "of the kind 'experts'"),
+        ("int4-int8", (64, 128), "linear", "", "inputs as they are"),
+        ("nf4", (64, 128), "linear", "", "integers of 1 to 8 bits"),
+        ("int4-b32x32", (64, 128), "linear", "", "in groups along rows"),
+        ("int4-tensor", (64, 128), "linear", "", "in groups along rows"),
+        ("int4-sym", (64, 128), "linear", "", "one scheme"),
+        ("int4", (64, 192), "linear", "", "not 64x192 of int4"),
+        ("int4", (63, 128), "linear", "", "a multiple of 2, not 63x128 of int4"),
+        ("int4", (64, 128), "linear", "perm", "no perm"),
+        ("int4", (64, 128), "linear", "pre_scale", "no pre_scale"),
+    ):
+        q = Described("m.weight", bitport.preset(scheme), shape, kind, False, parts | ({more} if more else set()))
+        assert reason in str(writer.refuses(q)), scheme
+
+
+def test_numbers_that_the_dtype_of_the_model_does_not_hold() -> None:
+    q = bitport.quantize_tensor(torch.randn(8, 64).bfloat16(), "int4-g32-fzero").to_layout("plain")
+    assert q.zero is not None
+    with pytest.raises(ArgumentError, match=r"a zero of HQQ: .* is no torch\.bfloat16"):
+        written(q.replace(Quantized(q.qdata, q.scale.float(), q.zero.float() + 0.001)))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+import bitport
 from bitport.interop import convert, hqq
-from bitport.interop.sources import Own
+from bitport.interop.sources import Own, description
 from bitport.tensor import QTensor
 
 from .files import read
@@ -71,3 +72,54 @@ def test_a_model_as_it_saves_it(nbits: int, tmp_path: Path) -> None:
     ours = models.logits(huggingface.load_model(tmp_path / "ours")).float()
     off = float((ours - answers).norm() / answers.norm())
     assert off < 14 * 2.0**-8, off  # in each of 14 layers they round weights to bfloat16 twice, by 2^-9 of themselves
+
+
+def of_the_library(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> torch.nn.Module:
+    """A layer that loads ``tensors``, of the module m, as its state."""
+    module = core.HQQLinear(None, None, compute_dtype=dtype, device="cpu")
+    module.load_state_dict({name.rpartition(".")[2]: tensor for name, tensor in tensors.items()})
+    return module  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "scheme", ["int8", "int7-g32", "int6-g64-sym", "int4-g64", "int4-g64-fzero", "int3", "int2-g32", "int4-channel"]
+)
+def test_what_is_written_is_unpacked_by_the_library(scheme: str, dtype: torch.dtype) -> None:
+    value = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    q = bitport.quantize_tensor(value, scheme).to_layout("plain")
+    writer = hqq.Writer()
+    assert writer.refuses(description("m.weight", q)) is None
+    module = of_the_library(writer.write("m.weight", q), dtype)
+    wanted, got = exact(module), q.dequantize(torch.float32).double().numpy()
+    assert (np.abs(got - wanted) <= 2.0**-23 * (1 + 2**-20) * np.abs(wanted)).all()
+    if dtype == torch.float32:
+        assert torch.equal(module.dequantize(), q.dequantize())
+        x = torch.randn(3, 256)
+        assert torch.equal(module(x), torch.nn.functional.linear(x, q.dequantize()))
+    said = writer.config([])["quant_config"]
+    its = said["weight_quant_params"]
+    made = core.BaseQuantizeConfig(nbits=its["nbits"], group_size=its["group_size"], axis=1)
+    made["weight_quant_params"]["round_zero"] = its["round_zero"]
+    assert made == said
+
+
+@pytest.mark.parametrize("scheme", ["int4-g64", "int3-g64-sym"])
+def test_a_model_of_layers_that_load_what_is_written(scheme: str, tmp_path: Path) -> None:
+    """transformers 5 loads no files of HQQ; the library loads its layers one by one."""
+    peer = pytest.importorskip("tests.interop.peer_models")
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    source = peer.models.make_directory(tmp_path / "float", dtype=torch.float32)
+    rules = {"*.down_proj": "skip", "*_proj": scheme}
+    bitport.checkpoint.quantize_files(source, tmp_path / "q", rules, progress=False)
+    convert(tmp_path / "q", tmp_path / "theirs", to="hqq", progress=False)
+    convert(tmp_path / "q", tmp_path / "dense", to="float", progress=False)
+    model = peer.models.transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense").eval()
+    wanted = peer.models.logits(model)
+    tensors = load_file(tmp_path / "theirs" / "model.safetensors")
+    names = [name.removesuffix(".W_q") for name in tensors if name.endswith(".W_q")]
+    assert len(names) == 12
+    for name in names:
+        its = {part: tensor for part, tensor in tensors.items() if part.startswith(f"{name}.")}
+        model.set_submodule(name, of_the_library(its, torch.float32))
+    assert torch.equal(peer.models.logits(model), wanted)

@@ -8,9 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitport.errors import BitportError, CheckpointError
+import bitport
+from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import mlx
-from bitport.interop.shifts import ROUNDED
+from bitport.interop.codec import Described
+from bitport.interop.shifts import ROUNDED, ROUNDED_BACK
+from bitport.interop.sources import description
+from bitport.numerics import Quantized
+from bitport.tensor import QTensor
 
 from .files import held, read, words
 
@@ -233,3 +238,132 @@ def test_damaged_tensors_are_errors(name: str, tensor: Tensor | None) -> None:
         tensors[name] = tensor
     with pytest.raises(BitportError, match=r"m\."):
         read(mlx.Reader(said(4, 64), torch.float16), tensors)
+
+
+def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, object], list[str]]:
+    writer = mlx.Writer()
+    assert writer.refuses(description("m.weight", q)) is None
+    return writer.write("m.weight", q), writer.config(["lm_head"]), writer.notes
+
+
+def as_they_were(again: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert again[name].dtype == tensor.dtype
+        assert again[name].is_contiguous()
+        assert torch.equal(again[name].view(torch.int8), tensor.view(torch.int8)), name
+
+
+@pytest.mark.parametrize("bits", mlx.BITS)
+@pytest.mark.parametrize(("n", "k", "group"), [(8, 64, 64), (24, 128, 32), (5, 256, 128)])
+def test_what_is_written_is_what_was_read(n: int, k: int, group: int, bits: int) -> None:
+    """Biases too, from zero points that were rounded."""
+    tensors, _ = affine(n, k, bits, group)
+    (q,) = read(mlx.Reader(said(bits, group), torch.float16), tensors).values()
+    again, config, notes = written(q)
+    as_they_were(again, tensors)
+    assert (config, notes) == (said(bits, group), [])
+
+
+def test_constant_blocks_are_written_with_their_number() -> None:
+    tensors, _ = affine(8, 128, 4, 32)
+    tensors["m.scales"][:, 1] = 0
+    (q,) = read(mlx.Reader(said(4, 32), torch.float16), tensors).values()
+    again, config, _ = written(q)
+    (back,) = read(mlx.Reader(config, torch.float16), again).values()
+    assert torch.equal(back.dequantize(torch.float32), q.dequantize(torch.float32))
+    assert torch.equal(again["m.biases"][:, 1], tensors["m.biases"][:, 1])
+
+
+@pytest.mark.parametrize("mode", mlx.FIXED)
+def test_floats_that_are_written_are_what_was_read(mode: str) -> None:
+    group, bits, name = mlx.FIXED[mode]
+    rng = np.random.default_rng(0)
+    tensors = {
+        "m.weight": of_words(rng.integers(0, 1 << min(bits, 6), (8, 128)), bits),
+        "m.scales": torch.from_numpy(rng.integers(1, 127, (8, 128 // group)).astype(np.uint8)),
+    }
+    (q,) = read(mlx.Reader(said(bits, group, mode=mode), torch.bfloat16), tensors).values()
+    again, config, _ = written(q)
+    as_they_were(again, tensors)
+    assert (str(q.scheme), config) == (name, said(bits, group, mode=mode))
+
+
+OURS = {
+    **{f"int{bits}-g64-sym": (bits, 64) for bits in (2, 3, 4, 5, 6)},
+    "int7-g32-sym": (8, 32),
+    "int4": (4, 128),
+    "int4-g96": (4, 32),
+    "int4-g256": (4, 128),
+    "int8": (8, 128),
+    "int8-asym": (8, 128),
+    "int4-fzero": (4, 128),
+}
+"""Scheme -> bits and group there."""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("scheme", OURS)
+def test_our_own_weights_survive(scheme: str, dtype: torch.dtype) -> None:
+    """Zero points of whole numbers make biases that only float32 holds."""
+    value = torch.randn(16, 768, generator=torch.Generator().manual_seed(0)).to(dtype)
+    q = bitport.quantize_tensor(value, scheme).to_layout("plain")
+    tensors, config, notes = written(q)
+    (back,) = read(mlx.Reader(config, dtype), tensors).values()
+    assert torch.equal(back.dequantize(torch.float32), q.dequantize(torch.float32))
+    assert (config, notes) == (said(*OURS[scheme]), [])
+    symmetric = q.zero is None
+    assert tensors["m.biases"].dtype == tensors["m.scales"].dtype == (dtype if symmetric else torch.float32)
+
+
+def test_shifts_that_are_rounded_are_told() -> None:
+    value = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
+    q = bitport.quantize_tensor(value, "int4-g64").to_layout("plain")
+    tensors, _, notes = written(q)
+    assert notes == [ROUNDED_BACK]
+    assert q.zero is not None
+    exact = -q.zero.double() * q.scale.double()
+    assert bool(((tensors["m.biases"].double() - exact).abs() <= 2**-24 * exact.abs()).all())
+
+
+def test_modules_of_several_kinds() -> None:
+    writer = mlx.Writer()
+    schemes = {"a": "int4-g64-sym", "b": "mxfp4-wo", "c": "int4-g64-sym", "embed_tokens": "int8"}
+    tensors = {}
+    for module, scheme in schemes.items():
+        q = bitport.quantize_tensor(torch.randn(8, 128), scheme).to_layout("plain")
+        assert writer.refuses(description(f"{module}.weight", q)) is None
+        tensors |= writer.write(f"{module}.weight", q)
+    config = writer.config([])
+    own = {"b": {"group_size": 32, "bits": 4, "mode": "mxfp4"}, "embed_tokens": {"group_size": 128, "bits": 8}}
+    assert config == {"group_size": 64, "bits": 4, **own}
+    found = read(mlx.Reader(config, torch.float32), tensors)
+    assert {name: str(q.scheme) for name, q in found.items()} == {
+        "a.weight": "int4-g64-sym",
+        "b.weight": "mxfp4-wo",
+        "c.weight": "int4-g64-sym",
+        "embed_tokens.weight": "int8-g128",
+    }
+
+
+def test_what_it_cannot_hold_is_refused() -> None:
+    parts, writer = frozenset({"qdata", "scale"}), mlx.Writer()
+    for scheme, shape, kind, more, reason in (
+        ("int4", (64, 128), "experts", "", "of the kind 'experts'"),
+        ("int4-int8", (64, 128), "linear", "", "rounds them"),
+        ("nf4", (64, 128), "linear", "", "integers in groups of rows"),
+        ("fp8-wo", (64, 128), "linear", "", "integers in groups of rows"),
+        ("int4-g16", (64, 128), "linear", "", "multiples of 32 columns"),
+        ("int4-b32x32", (64, 128), "linear", "", "integers in groups of rows"),
+        ("int4-channel", (64, 100), "linear", "", "of 100 columns"),
+        ("int4", (64, 192), "linear", "", "192 columns are none of int4"),
+        ("mxfp4-wo", (64, 100), "linear", "", "100 columns are none of mxfp4-wo"),
+        ("int4", (64, 128), "linear", "perm", "no perm"),
+        ("int4", (64, 128), "linear", "pre_scale", "no pre_scale"),
+    ):
+        q = Described("m.weight", bitport.preset(scheme), shape, kind, False, parts | ({more} if more else set()))
+        assert reason in str(writer.refuses(q)), scheme
+    q = bitport.quantize_tensor(torch.randn(8, 64), "nvfp4-wo").to_layout("plain")
+    assert q.scale2 is not None
+    with pytest.raises(ArgumentError, match="nvfp4 of MLX has none"):
+        writer.write("m.weight", q.replace(Quantized(q.qdata, q.scale, None, q.scale2 * 0 + 0.5)))

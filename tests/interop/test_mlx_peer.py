@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+import bitport
+from bitport.checkpoint import quantize_files
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
-from bitport.interop import mlx
+from bitport.interop import convert, mlx
+from bitport.interop.sources import Own, description
 from bitport.numerics import number_type
+from bitport.tensor import QTensor
 
 from .files import read
 
@@ -44,3 +49,59 @@ def test_a_saved_module(said: dict[str, Any], tmp_path: Path) -> None:
     else:  # ours is off by 2^-24 of (shift + 2 value), theirs by 2^-24 of (code * scale + value)
         shift = np.abs(np.repeat(found["m.biases"].double().numpy(), said["group_size"], 1))
         assert (np.abs(got - exact) <= 2.0**-24 * (1 + 2**-20) * (2 * shift + 4 * np.abs(exact))).all()
+
+
+def same(ours: QTensor, theirs: Any, biases: np.ndarray | None = None) -> None:
+    """In float32; with biases MLX adds two rounded numbers, each rounded by 2^-24 of itself, where bitport multiplies a
+    difference."""
+    got, judge = ours.dequantize(torch.float32).double().numpy(), np.array(theirs).astype(np.float64)
+    bound = 0 if biases is None else 2.0**-24 * (1 + 2**-20) * (2 * np.abs(biases) + 4 * np.abs(judge))
+    assert (np.abs(got - judge) <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("scheme", ["int4-g64-sym", "int4-g32", "int3", "int7-g64-sym", "int8", "mxfp4-wo", "mxfp8-wo"])
+def test_what_is_written_is_unpacked_and_multiplied_by_mlx(scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    core = pytest.importorskip("mlx.core", reason="needs mlx")
+    q = bitport.quantize_tensor(torch.randn(32, 256).to(dtype), scheme).to_layout("plain")
+    writer = mlx.Writer()
+    assert writer.refuses(description("m.weight", q)) is None
+    tensors = writer.write("m.weight", q)
+    pytest.importorskip("safetensors.torch").save_file(tensors, tmp_path / "m.safetensors")
+    found = core.load(str(tmp_path / "m.safetensors"))
+    parts = [found[name].astype(core.float32) if name == "m.biases" else found[name] for name in tensors]
+    if "m.biases" in found:
+        parts[1] = parts[1].astype(core.float32)
+    said = writer.config([])
+    its = core.dequantize(*parts, **said, dtype=core.float32)
+    biases = np.array(parts[2]).repeat(said["group_size"], 1) if len(parts) > 2 else None
+    same(q, its, biases)
+    x = np.random.default_rng(0).standard_normal((5, 256)).astype(np.float32)
+    product = np.array(core.quantized_matmul(core.array(x), *parts, transpose=True, **said))
+    exact = x.astype(np.float64) @ q.dequantize(torch.float32).double().numpy().T
+    assert np.linalg.norm(product - exact) <= 1e-5 * np.linalg.norm(exact)
+
+
+def test_a_layer_of_mlx_loads_what_is_written(tmp_path: Path) -> None:
+    """As mlx-lm loads a directory: quantized are the modules with scales, as config.json says of each."""
+    core, nn = (pytest.importorskip(name, reason="needs mlx") for name in ("mlx.core", "mlx.nn"))
+    models = pytest.importorskip("tests.integrations.models")
+    source = models.make_directory(tmp_path / "float", dtype=torch.float32)
+    rules = {"*.up_proj": "mxfp4-wo", "*.down_proj": "skip", "*_proj": "int4-g64", "*embed_tokens": "int8"}
+    quantize_files(source, tmp_path / "q", rules, progress=False)
+    convert(tmp_path / "q", tmp_path / "mlx", to="mlx", progress=False)
+    said = json.loads((tmp_path / "mlx" / "config.json").read_text())
+    assert said["quantization"] == said["quantization_config"]
+    settings, found = said["quantization"], core.load(str(tmp_path / "mlx" / "model.safetensors"))
+    for name, q in Own(tmp_path / "q").items():
+        module = name.removesuffix(".weight")
+        assert (f"{module}.scales" in found) == isinstance(q, QTensor), name
+        if isinstance(q, QTensor):
+            own = settings.get(module, {key: settings[key] for key in ("group_size", "bits")})
+            n, k = q.shape
+            kind = nn.Embedding(n, k) if "embed" in name else nn.Linear(k, n, bias=False)
+            layer = kind.to_quantized(**own)
+            layer.load_weights([(part.removeprefix(f"{module}."), found[part]) for part in found if module in part])
+            parts = [getattr(layer, part) for part in ("weight", "scales", "biases") if f"{module}.{part}" in found]
+            biases = np.array(parts[2]).repeat(own["group_size"], 1) if len(parts) > 2 else None
+            same(q, core.dequantize(*parts, **own, dtype=core.float32), biases)

@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitport.errors import BitportError, CheckpointError
+import bitport
+from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import mxfp4
+from bitport.interop.codec import Described
+from bitport.interop.sources import description
 
 from .files import read
 
@@ -44,6 +47,48 @@ def test_values_are_those_of_the_definition(e: int, n: int, k: int, dtype: torch
     assert (tuple(q.shape), q.dtype, q.transposed) == ((e, k, n), torch.bfloat16, True)
     assert str(q.scheme) == "mxfp4-wo"
     np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+
+
+@pytest.mark.parametrize(("e", "n", "k"), [(1, 1, 32), (3, 10, 64), (2, 32, 96)])
+def test_what_is_written_is_what_was_read(e: int, n: int, k: int) -> None:
+    tensors, _ = experts(e, n, k)
+    tensors |= {name.replace("gate_up", "down"): tensor for name, tensor in experts(e, n + 1, k)[0].items()}
+    writer, again = mxfp4.Writer(), {}
+    for name, q in read(mxfp4.Reader(CONFIG, torch.bfloat16), tensors).items():
+        assert writer.refuses(description(name, q)) is None
+        again |= writer.write(name, q)
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert again[name].dtype == torch.uint8
+        assert again[name].is_contiguous()
+        assert torch.equal(again[name], tensor), name
+    assert writer.config(["lm_head"]) == {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+
+
+def test_what_it_cannot_hold_is_refused() -> None:
+    scheme, parts, shape = bitport.preset("mxfp4-wo"), frozenset({"qdata", "scale"}), (4, 64, 96)
+    writer = mxfp4.Writer()
+    assert writer.refuses(Described(NAME, scheme, shape, "experts", True, parts)) is None
+    for bad, reason in (
+        (Described(NAME, scheme, shape, "experts", False, parts), "as gpt-oss has them"),
+        (Described(NAME.replace("gate_up_proj", "w1"), scheme, shape, "experts", True, parts), "as gpt-oss has them"),
+        (Described("m.weight", scheme, (64, 96), "linear", False, parts), "of the kind 'linear'"),
+        (Described(NAME, bitport.preset("mxfp4"), shape, "experts", True, parts), "not mxfp4"),
+        (Described(NAME, bitport.preset("nvfp4-wo"), shape, "experts", True, parts), "not nvfp4-wo"),
+        (Described(NAME, bitport.preset("int4-g32"), shape, "experts", True, parts), "not int4-g32"),
+        (Described(NAME, scheme, (4, 48, 96), "experts", True, parts), "and 48 are none"),
+        (Described(NAME, scheme, shape, "experts", True, parts | {"pre_scale"}), "no pre_scale"),
+    ):
+        assert reason in str(writer.refuses(bad))
+
+
+def test_half_of_the_experts_is_refused() -> None:
+    tensors, _ = experts(2, 4, 64)
+    (q,) = read(mxfp4.Reader(CONFIG, torch.bfloat16), tensors).values()
+    writer = mxfp4.Writer()
+    writer.write(NAME, q)
+    with pytest.raises(ArgumentError, match=r"mlp\.experts: down_proj is not quantized"):
+        writer.config([])
 
 
 def test_the_ends_of_the_exponent() -> None:

@@ -12,12 +12,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bitport.errors import BitportError, CheckpointError
+import bitport
+from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import convert, quanto
+from bitport.interop.codec import Described
 from bitport.interop.quanto import OUTPUTS
 from bitport.interop.shifts import ROUNDED
 from bitport.interop.skeleton import shapes_of
-from bitport.interop.sources import Own
+from bitport.interop.sources import Own, description
 from bitport.tensor import QTensor
 
 from .files import held, read
@@ -318,3 +320,113 @@ def test_a_directory(file: str, tmp_path: Path) -> None:
     (source / file).write_text("[1]")
     with pytest.raises(CheckpointError, match=file):
         convert(source, tmp_path / "again", progress=False)
+
+
+def written(q: QTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, what the map says)."""
+    writer = quanto.Writer()
+    assert writer.refuses(description("m.weight", q)) is None
+    tensors = writer.write("m.weight", q)
+    assert writer.config(["lm_head"]) is None
+    ((path, text),) = writer.files().items()
+    assert path == Path("quanto_qmap.json")
+    return tensors, json.loads(text)
+
+
+def as_they_were(again: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Input and output are not scaled: their scales are 1."""
+    assert again.keys() == tensors.keys() - {"m.bias"}
+    for name, tensor in again.items():
+        its = tensors[name]
+        assert tensor.dtype == (tensor.dtype if name.endswith("put_scale") else its.dtype), name
+        assert tensor.is_contiguous()
+        assert torch.equal(tensor.float(), its.float()), name
+
+
+@pytest.mark.parametrize("kind", quanto.WHOLE)
+def test_eight_bits_that_are_written_are_what_was_read(kind: str) -> None:
+    tensors, _ = whole(kind, (8, 64))
+    again, said_again = written(one(said(kind), tensors, torch.bfloat16))
+    as_they_were(again, tensors)
+    assert {"quant_method": "quanto", **said_again} == said(kind)
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+@pytest.mark.parametrize(
+    ("n", "k", "group"), [(8, 256, 128), (5, 192, 96), (7, 160, 32), (6, 320, 64), (7, 64, 64), (3, 136, 136)]
+)
+@pytest.mark.parametrize("integers", [False, True], ids=["shifts", "zero points"])
+def test_fewer_bits_that_are_written_are_what_was_read(n: int, k: int, group: int, bits: int, integers: bool) -> None:
+    tensors, _ = packed(bits, n, k, group, whole=integers)
+    if integers:
+        tensors["m.weight._shift"] = tensors["m.weight._shift"].to(torch.int8)
+    kind = f"qint{bits}"
+    again, said_again = written(one(said(kind), tensors, torch.float16))
+    as_they_were(again, tensors)
+    assert {"quant_method": "quanto", **said_again} == said(kind)
+
+
+OURS = {"int8": 64, "int4": 256, "int4-sym": 256, "int4-g256": 512, "int4-channel": 100, "int2-g96-sym": 192}
+OURS |= {"int4-fzero": 256, "int4-channel-sym": 256}
+"""Scheme -> columns."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scheme", OURS)
+def test_our_own_weights_survive(scheme: str, dtype: torch.dtype) -> None:
+    value = torch.randn(16, OURS[scheme], generator=torch.Generator().manual_seed(0)).to(dtype)
+    q = bitport.quantize_tensor(value, scheme).to_layout("plain")
+    if dtype == torch.bfloat16 and scheme in ("int4", "int4-g256"):
+        with pytest.raises(ArgumentError, match="no whole zero points of int4 in groups of 128 in bfloat16"):
+            written(q)
+    elif dtype != torch.float32 and scheme == "int4-fzero":
+        with pytest.raises(ArgumentError, match=f"times its scale is no {dtype}"):
+            written(q)
+    else:
+        tensors, map_of = written(q)
+        back = one({"quant_method": "quanto", **map_of}, {**tensors, "m.bias": torch.zeros(16)}, dtype)
+        assert torch.equal(back.dequantize(torch.float32), q.dequantize(torch.float32))
+        assert back.dtype == dtype
+
+
+def test_what_it_cannot_hold_is_refused() -> None:
+    parts, writer = frozenset({"qdata", "scale"}), quanto.Writer()
+    for scheme, shape, kind, more, reason in (
+        ("int8", (64, 128), "embedding", "", "of the kind 'embedding'"),
+        ("int8", (4, 64, 128), "experts", "", "of the kind 'experts'"),
+        ("int8-dyn", (64, 128), "linear", "", "not int8-dyn"),
+        ("int8-g32", (64, 128), "linear", "", "not int8-g32"),
+        ("int8-asym", (64, 128), "linear", "", "not int8-asym"),
+        ("fp8-row", (64, 128), "linear", "", "not fp8-row"),
+        ("int3", (64, 128), "linear", "", "not int3"),
+        ("nf4", (64, 128), "linear", "", "not nf4"),
+        ("int4-b32x32", (64, 128), "linear", "", "not int4-b32x32"),
+        ("int4-g32", (64, 256), "linear", "", "groups of 128 where a row has 256 columns, and 32"),
+        ("int4-g64", (64, 128), "linear", "", "groups of 128 where a row has 128 columns, and 64"),
+        ("int4", (64, 320), "linear", "", "groups of 64 where a row has 320 columns, and 128"),
+        ("int4", (64, 128), "linear", "perm", "no perm"),
+        ("int4", (64, 128), "linear", "pre_scale", "no pre_scale"),
+    ):
+        q = Described("m.weight", bitport.preset(scheme), shape, kind, False, parts | ({more} if more else set()))
+        assert reason in str(writer.refuses(q)), scheme
+    q = bitport.quantize_tensor(torch.randn(4, 64), "int4-channel").to_layout("plain")
+    assert q.zero is not None
+    q.zero[1] = 16
+    with pytest.raises(ArgumentError, match="zero point 16; quanto has 4 bits"):
+        writer.write("m.weight", q)
+
+
+def test_no_map_of_an_earlier_model_stays(tmp_path: Path) -> None:
+    """It would say of another that quanto made it."""
+    models = pytest.importorskip("tests.integrations.models", reason="needs the extra: pip install 'bitport[hf]'")
+    source = models.make_directory(tmp_path / "float")
+    bitport.checkpoint.quantize_files(source, tmp_path / "q", "int8", progress=False)
+    convert(tmp_path / "q", tmp_path / "out", to="quanto", progress=False)
+    assert (tmp_path / "out" / "quanto_qmap.json").is_file()
+    convert(tmp_path / "out", tmp_path / "back", progress=False)
+    assert {name for name, each in Own(tmp_path / "back").items() if isinstance(each, QTensor)} == {
+        name for name, each in Own(tmp_path / "q").items() if isinstance(each, QTensor)
+    }
+    convert(tmp_path / "q", tmp_path / "out", to="float", overwrite=True, progress=False)
+    assert not (tmp_path / "out" / "quanto_qmap.json").exists()
+    bitport.checkpoint.quantize_files(tmp_path / "out", tmp_path / "anew", "int8", progress=False)

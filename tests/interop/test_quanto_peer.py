@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import bitport
 from bitport.interop import convert, quanto
 from bitport.interop.sources import Own
 from bitport.tensor import QTensor
@@ -124,3 +125,36 @@ def test_a_model_as_it_saves_it(kind: str, tmp_path: Path) -> None:
     ours = models.logits(huggingface.load_model(tmp_path / "ours")).float()
     off = float((ours - answers).norm() / answers.norm())
     assert off < 15 * 2.0**-8, off  # in each of 15 layers they round weights to bfloat16 twice, by 2^-9 of themselves
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype"),
+    [
+        *((name, torch.float32) for name in ("int8", "int4-fzero", "int4", "int2", "int4-sym", "fp8-wo")),
+        *((name, torch.float16) for name in ("int8", "int4", "int4-sym")),
+        *((name, torch.bfloat16) for name in ("int8", "int4-sym", "int2-sym")),
+    ],
+    ids=str,
+)
+def test_the_library_loads_what_is_written(scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """A whole model by its own from_pretrained; in float32 with the logits of the numbers that were written."""
+    helper = pytest.importorskip("tests.interop.peer_models")
+    source = helper.models.make_directory(tmp_path / "float", hidden_size=256, intermediate_size=512, dtype=dtype)
+    rules = {"*.down_proj": "skip", "*_proj": scheme}
+    bitport.checkpoint.quantize_files(source, tmp_path / "q", rules, progress=False)
+    for to, target in (("quanto", "theirs"), ("float", "dense")):
+        convert(tmp_path / "q", tmp_path / target, to=to, shard_size=200_000, progress=False)
+    theirs = peer.QuantizedModelForCausalLM.from_pretrained(str(tmp_path / "theirs"))
+    weights = helper.weights(tmp_path)
+    assert len(weights) == 12
+    modules = dict(theirs._wrapped.named_modules())
+    for name, q in weights.items():
+        weight = modules[name].weight
+        if dtype == torch.float32:
+            assert_same(q, weight)
+        elif "TinyGemm" not in type(weight).__name__:  # that has rounded shifts when it was loaded
+            assert torch.equal(exact(weight)[0].to(torch.float32), q.dequantize(torch.float32)), name
+    if dtype == torch.float32:
+        dense = helper.models.transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense").eval()
+        found, wanted = helper.models.logits(theirs), helper.models.logits(dense)
+        assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import bitport
 from bitport.checkpoint.source import Source
 from bitport.interop import torchao
+from bitport.interop.sources import description
 from bitport.tensor import QTensor
 
 pytestmark = pytest.mark.peers
@@ -149,3 +151,87 @@ def test_int4(group: int, tmp_path: Path) -> None:
     shift = (zero.double() - 8 * scale.double()).t().abs().repeat_interleave(group, 1)
     bound = 2.0**-24 * (1 + 2**-20) * (shift + 2 * exact.abs())
     assert bool(((q.dequantize(torch.float32).double() - exact).abs() <= bound).all())
+
+
+def written(q: QTensor) -> tuple[Any, dict[str, Any]]:
+    """(``q`` as torchao puts it together again, the configuration)."""
+    writer = torchao.Writer()
+    assert writer.refuses(description("m.weight", q)) is None
+    tensors = writer.write("m.weight", q)
+    found, left = safe.unflatten_tensor_state_dict(tensors, writer.metadata([]))
+    assert not left
+    return found["m.weight"], writer.config([])
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "fp8-row"])
+def test_inputs_in_float8_are_rounded_by_torchao(scheme: str) -> None:
+    """To the same numbers; sums in float32 differ in their order alone."""
+    q = bitport.quantize_tensor(weight(160, 256), scheme).to_layout("plain").to(torch.float32)
+    x = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
+    theirs, _ = written(q)
+    ours, found = (torch.nn.functional.linear(x, each) for each in (q, theirs))
+    assert bool(((found - ours).abs() <= 256 * 2**-24 * (x.abs() @ q.dequantize().abs().t())).all())
+    assert float((ours - x @ q.dequantize().t()).abs().max()) > 0.5
+
+
+@pytest.mark.parametrize("scheme", ["mxfp8", "mxfp4"])
+def test_inputs_in_mx_are_rounded_by_torchao(scheme: str) -> None:
+    """To the same numbers, by its emulation of the processors that have such products."""
+    q = bitport.quantize_tensor(weight(160, 256), scheme).to_layout("plain")
+    x = torch.randn(16, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    theirs, _ = written(q)
+    emulated = type(theirs.kernel_preference).EMULATED
+    theirs.kernel_preference = theirs.act_quant_kwargs.kernel_preference = emulated
+    theirs.scale, theirs.is_swizzled_scales = mx.from_blocked(theirs.scale, 160, 8).reshape(160, 8), False
+    theirs.act_quant_kwargs.is_swizzled_scales = False
+    ours = torch.nn.functional.linear(x.float(), q.to(torch.float32))
+    found = torch.nn.functional.linear(x, theirs).float()
+    assert bool(((found - ours).abs() <= 2**-8 * ours.abs() + 1e-3).all())
+
+
+@pytest.mark.parametrize(
+    "scheme", ["fp8", "fp8-row", "fp8-wo", "int8", "int8-dyn", "int8-g32", "int4", "mxfp8", "mxfp4", "nvfp4"]
+)
+def test_the_configuration_is_one_of_torchao(scheme: str) -> None:
+    q = bitport.quantize_tensor(weight(128, 256), scheme).to_layout("plain")
+    theirs, said = written(q)
+    config = models.transformers.TorchAoConfig.from_dict(said)
+    assert type(config.quant_type).__name__ == said["quant_type"]["default"]["_type"]
+    rounds = getattr(theirs, "act_quant_kwargs", None) is not None
+    assert rounds == bool(q.scheme.act) == ("Dynamic" in type(config.quant_type).__name__)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "budget"),
+    [
+        ("int8", 1e-5),
+        *(
+            (name, 0.0)
+            for name in ("int8-g32", "int4-g32", "int3-g64-sym", "int8-asym", "fp8-wo", "int5-channel-sym", "nvfp4-wo")
+        ),
+    ],
+)
+def test_transformers_loads_what_is_written(scheme: str, budget: float, tmp_path: Path) -> None:
+    """And computes the same: torchao's products dequantize, but for int8 in rows, which multiplies by scales last."""
+    peer = pytest.importorskip("tests.interop.peer_models")
+    theirs, dense = peer.loaded(tmp_path, "torchao", scheme)
+    for name, q in peer.weights(tmp_path).items():
+        assert torch.equal(theirs.get_submodule(name).weight.dequantize(), q.dequantize()), name
+    found, wanted = peer.models.logits(theirs), peer.models.logits(dense)
+    assert float((found - wanted).abs().max()) <= budget * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32-sym", "int8-dyn", "fp8-row", "mxfp8", "mxfp4", "nvfp4"])
+def test_transformers_loads_what_needs_other_devices(scheme: str, tmp_path: Path) -> None:
+    """In bfloat16: without products, or with inputs that torchao rounds in its own way."""
+    peer = pytest.importorskip("tests.interop.peer_models")
+    theirs, _ = peer.loaded(tmp_path, "torchao", scheme, torch.bfloat16)
+    for name, q in peer.weights(tmp_path).items():
+        its = theirs.get_submodule(name).weight
+        if scheme == "int4-g32-sym":
+            codes = torch.stack([its.qdata << 4 >> 4, its.qdata >> 4], -1).flatten(-2).double()
+            assert bool((its.zero_point == 0).all())
+            value = gptq._int4_row_dequantize_zp(codes, its.scale.double(), its.zero_point.double(), 32)
+            assert torch.equal(value, q.dequantize(torch.float32).double()), name
+        else:
+            assert torch.equal(its.dequantize(torch.float32), q.dequantize(torch.float32)), name

@@ -37,6 +37,8 @@ LENT_TAG: dict[torch.dtype, str] = {
     torch.complex128: "F64",
 }
 TAGS = OWN_TAG | LENT_TAG
+TAGS_FOR_OTHERS = TAGS | {torch.float8_e8m0fnu: "F8_E8M0"}
+"""In files for others, which have no manifest that would say what is meant."""
 READABLE: dict[str, torch.dtype] = {
     **{tag: dtype for dtype, tag in OWN_TAG.items()},
     "F8_E8M0": torch.float8_e8m0fnu,

@@ -16,12 +16,15 @@ import contextlib
 import json
 import os
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from bitport.checkpoint.dtypes import TAGS, stored_shape, to_bytes
 from bitport.checkpoint.manifest import Part
+from bitport.errors import CheckpointError
 
 ALIGNMENT = 64
 """The data begin at a multiple of so many bytes, so that a mapped tensor lies as a kernel wants it."""
@@ -31,11 +34,11 @@ MOVABLE = 16 * 1024 * 1024
 
 
 class SafetensorsWriter:
-    def __init__(self, path: Path, needed: int = 0, metadata: dict[str, str] | None = None) -> None:
-        """``needed``: bytes of header that the first tensors ask for. ``metadata``: what else the header says."""
-        self.path = path
-        self.entries = [f'"__metadata__":{json.dumps(metadata)}'] if metadata else []
-        self.header_size, self.data_size = 2 + sum(len(entry) + 1 for entry in self.entries), 0
+    def __init__(self, path: Path, needed: int = 0, tags: Mapping[torch.dtype, str] = TAGS) -> None:
+        """``needed``: bytes of header that the first tensors ask for, and what finish() is told."""
+        self.path, self.tags = path, tags
+        self.entries: list[str] = []
+        self.header_size, self.data_size = 2, 0
         self.room = _room(max(ROOM, needed + self.header_size))
         self.file = open(path, "x+b")  # noqa: SIM115  (closed by finish or abandon)
         self.file.write(bytes(8 + self.room))
@@ -46,16 +49,24 @@ class SafetensorsWriter:
 
     def write(self, key: str, tensor: Tensor) -> Part:
         data = to_bytes(tensor)
-        entry = _entry(key, tensor, self.data_size, self.data_size + len(data))
+        entry = _entry(key, tensor, self.tags, self.data_size, self.data_size + len(data))
         self.file.write(data)
         self.entries.append(entry)
         self.header_size += len(entry) + 1
         self.data_size += len(data)
         return Part(tensor.dtype, tuple(tensor.shape), zlib.crc32(data))
 
-    def finish(self) -> int:
-        """Write the header and bring everything to the disk; the size of the file."""
-        header = ("{" + ",".join(self.entries) + "}").encode()
+    def pause(self) -> None:
+        """All tensors are written; finish() opens the file again."""
+        self.file.close()
+
+    def finish(self, metadata: dict[str, str] | None = None) -> int:
+        """Write the header and bring everything to the disk; the size of the file. ``metadata``: what else the header
+        says."""
+        if self.file.closed:
+            self.file = open(self.path, "r+b")  # noqa: SIM115
+        more = [metadata_entry(metadata)] if metadata else []
+        header = ("{" + ",".join(more + self.entries) + "}").encode()
         if self.data_size <= MOVABLE:
             self.file.seek(8 + self.room)
             data = self.file.read()
@@ -63,6 +74,10 @@ class SafetensorsWriter:
             self.file.seek(8 + self.room)
             self.file.write(data)
             self.file.truncate()
+        if len(header) > self.room:
+            raise CheckpointError(
+                f"{self.path}: its header takes {len(header)} bytes, and {self.room} were left for it"
+            )
         self.file.seek(0)
         self.file.write(self.room.to_bytes(8, "little") + header.ljust(self.room))
         self.file.flush()
@@ -79,12 +94,16 @@ def _room(header: int) -> int:
     return -(-(8 + header) // ALIGNMENT) * ALIGNMENT - 8
 
 
-def header_bytes(key: str, tensor: Tensor) -> int:
+def header_bytes(key: str, tensor: Tensor, tags: Mapping[torch.dtype, str] = TAGS) -> int:
     """At most so many bytes of header does ``tensor`` take."""
-    return len(_entry(key, tensor, 10**15, 10**15)) + 1
+    return len(_entry(key, tensor, tags, 10**15, 10**15)) + 1
 
 
-def _entry(key: str, tensor: Tensor, start: int, end: int) -> str:
+def metadata_entry(metadata: dict[str, str]) -> str:
+    return f'"__metadata__":{json.dumps(metadata)}'
+
+
+def _entry(key: str, tensor: Tensor, tags: Mapping[torch.dtype, str], start: int, end: int) -> str:
     shape = list(stored_shape(tensor.dtype, tuple(tensor.shape)))
-    described = {"dtype": TAGS[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
+    described = {"dtype": tags[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
     return f"{json.dumps(key)}:{json.dumps(described, separators=(',', ':'))}"

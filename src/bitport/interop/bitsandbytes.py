@@ -16,6 +16,9 @@ in float32, each step rounded, as the library does it: bitport keeps the result.
     weight int8 [N, K]     SCB float32 [N]     weight_format uint8, 0 for rows
 
     value = weight * SCB / 127
+
+It rounds inputs too, a token with one scale; columns of them with a number from llm_int8_threshold on stay as they are,
+none where that is 0. A model is in one of the formats, nested or not: so its configuration has it.
 """
 
 from __future__ import annotations
@@ -30,13 +33,14 @@ import torch
 from torch import Tensor
 
 from bitport.checkpoint.source import Held
-from bitport.errors import CheckpointError
+from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Weight, grouped
+from bitport.interop.codec import Described, Weight, grouped, setting
 from bitport.numerics import NF4, Format, Quantized
 from bitport.schemes import Scheme, preset
-from bitport.tensor import from_parts
+from bitport.schemes.presets import CHANNEL
+from bitport.tensor import QTensor, from_parts
 from bitport.tensor.parts import FLOATS
 
 STATE = ".quant_state.bitsandbytes__"
@@ -47,13 +51,19 @@ STATISTICS, NESTED = ("absmax", "quant_map"), ("nested_absmax", "nested_quant_ma
 FORMAT = "weight_format"
 LONGEST = 1 << 16
 """Bytes of a quant_state: it has a few hundred."""
-ROUNDED_INPUTS = (
-    "LLM.int8() rounds inputs to int8, all but outliers; here they are used as they are. The scale of a row, "
-    "SCB / 127, is rounded to float32"
-)
+THRESHOLD = 6.0
+"""What an absent llm_int8_threshold stands for."""
+INPUTS = "LLM.int8() rounds inputs to int8, all but outliers"
+ROUNDED_INPUTS = f"{INPUTS}; here they are used as they are"
+ROUNDED_ROWS = "the scale of a row, SCB / 127, is rounded to float32"
+NO_SCB = "for some rows no SCB in float32 has their scale as its 127th; the nearest was written, off by at most 2^-23"
 
 
 class Reader(codec.Reader):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__(config, dtype)
+        self.outliers = setting(config, "llm_int8_threshold", (int, float), THRESHOLD) != 0
+
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
         int8 = grouped(held, "SCB", {"weight": "weight", FORMAT: FORMAT}, frozenset({FORMAT}))
         found = _of_nf4(held) + int8
@@ -69,7 +79,7 @@ class Reader(codec.Reader):
         if sum(len(weight.parts) for weight in found) != len(known):
             raise CheckpointError("a weight has both a quant_state (nf4) and SCB (int8); fetch the checkpoint again")
         if int8:
-            self.notes.append(ROUNDED_INPUTS)
+            self.notes += [*([ROUNDED_INPUTS] if self.outliers else []), ROUNDED_ROWS]
         return found
 
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
@@ -99,7 +109,69 @@ class Reader(codec.Reader):
             raise CheckpointError(f"{weight.parts[FORMAT]} must be 0, for rows as they are: save it anew")
         scale = statistics.to(torch.float32).reshape(n, 1) / 127
         parts = Quantized(codes.contiguous().view(torch.uint8) ^ 0x80, scale)
-        return from_parts(parts, preset("int8"), shape=(n, k), dtype=self.dtype)
+        scheme = preset("int8" if self.outliers else "int8-dyn")
+        return from_parts(parts, scheme, shape=(n, k), dtype=self.dtype)
+
+
+class Writer(codec.Writer):
+    """nf4 on one level, or LLM.int8(): one of them for all weights. ``int8-dyn`` is LLM.int8() without outliers."""
+
+    name = "bitsandbytes"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: dict[str, Any] | None = None
+        self.dtype = ""
+
+    def refuses(self, q: Described) -> str | None:
+        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
+            return f"bitsandbytes quantizes linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if (said := _settings(q.scheme)) is None:
+            return "bitsandbytes holds nf4 in blocks of a row, and int8 with one scale a row (int8, int8-dyn)"
+        self.said = self.said or said
+        if said != self.said:
+            return f"a model of bitsandbytes is all of one kind, {_kind(self.said)} or {_kind(said)}"
+        if extra := q.parts & {"perm", "pre_scale"}:
+            return f"bitsandbytes has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        block = q.scheme.weight.block_shape(*q.shape)[1]
+        if "load_in_4bit" in said and (block not in BLOCKS or q.shape[1] % block):
+            return f"blocks of nf4 are whole ones of {', '.join(map(str, BLOCKS))} columns, not {block} of {q.shape[1]}"
+        return None
+
+    def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        self.dtype = str(q.dtype).removeprefix("torch.")
+        if q.scheme.weight.dtype == "int8":
+            if not q.scheme.act and INPUTS not in self.notes:
+                self.notes.append(INPUTS)
+            module = name.removesuffix(".weight")
+            scb = self._statistics(q.scale.flatten().float(), name)
+            weight = (q.qdata ^ 0x80).view(torch.int8)
+            return {name: weight, f"{module}.SCB": scb, f"{module}.{FORMAT}": torch.tensor(0, dtype=torch.uint8)}
+        said = {"quant_type": "nf4", "blocksize": q.matrix.block_k, "dtype": self.dtype, "shape": list(q.shape)}
+        return {
+            name: (q.qdata << 4 | q.qdata >> 4).reshape(-1, 1),
+            f"{name}.absmax": q.scale.flatten().float(),
+            f"{name}.quant_map": torch.tensor(NF4),
+            f"{name}{STATE}nf4": torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8),
+        }
+
+    def _statistics(self, scale: Tensor, name: str) -> Tensor:
+        """SCB of rows of that scale. That of numbers of up to 17 bits is exact; of a scale that was such a 127th it is
+        the product with 127, or a neighbour."""
+        found = nearest = 127 * scale
+        for end in (torch.inf, -torch.inf):
+            near = torch.nextafter(nearest, torch.tensor(end))
+            found = torch.where((found / 127 != scale) & (near / 127 == scale), near, found)
+        if bool((found.isinf() & scale.isfinite()).any()):
+            raise ArgumentError(f"{name} has the scale {scale.max().item():g}; 127 times of it is no float32")
+        if bool((found / 127 != scale).any()) and NO_SCB not in self.notes:
+            self.notes.append(NO_SCB)
+        return found
+
+    def config(self, left: list[str]) -> dict[str, Any]:
+        assert self.said is not None
+        said = {**self.said, "bnb_4bit_compute_dtype": self.dtype, "llm_int8_skip_modules": left}
+        return {"quant_method": self.name, **said}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +205,22 @@ class State:
                 f"quantize the original model"
             )
         return cls((shape[0], shape[1]), block, _nested(said, name))
+
+
+def _settings(scheme: Scheme) -> dict[str, Any] | None:
+    """What quantization_config says of a model whose weights are in this scheme; None where there is none such."""
+    fmt = scheme.weight
+    if fmt.scale in ("e8m0", "e4m3") or fmt.zero != "none":
+        return None
+    if fmt.dtype == "nf4" and fmt.block[0] == 1 and not scheme.act:
+        return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    if fmt.dtype == "int8" and fmt.block == CHANNEL and scheme.act in ("", "int8"):
+        return {"load_in_8bit": True, "llm_int8_threshold": 0.0 if scheme.act else THRESHOLD}
+    return None
+
+
+def _kind(said: Mapping[str, Any]) -> str:
+    return "nf4" if "load_in_4bit" in said else f"int8 with a threshold of {said['llm_int8_threshold']:g}"
 
 
 def _nested(said: dict[str, Any], name: str) -> tuple[int, float] | None:

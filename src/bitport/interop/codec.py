@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -69,6 +70,8 @@ class Writer(abc.ABC):
     """As users say it."""
     upright: ClassVar[bool] = True
     """Whether a layer that lies the other way round in a model (Conv1D) is written as [N, K]."""
+    keys: ClassVar[tuple[str, ...]] = ("quantization_config",)
+    """Where config.json has what config() says."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -85,8 +88,21 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def config(self, left: list[str]) -> dict[str, Any] | None:
-        """The quantization_config, after all weights were written; None for a model that has none. ``left``: modules
-        whose weight is a matrix that is not quantized."""
+        """What config.json says of it, after all weights were written; None for a model that is not quantized.
+        ``left``: modules whose weight is a matrix that is not quantized."""
+
+    def files(self) -> dict[Path, str]:
+        """Further files of the model -> their text, after all weights were written."""
+        return {}
+
+    def room(self, names: list[str]) -> int:
+        """Bytes that metadata() takes in the header of a file, at most. ``names``: of all tensors of the model."""
+        return 0
+
+    def metadata(self, plain: list[str]) -> dict[str, str]:
+        """What the header of each file says beside its tensors, after all weights were written. ``plain``: the names of
+        those that are not quantized."""
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +116,11 @@ class Described:
     """See :func:`kind_of`."""
     transposed: bool
     parts: frozenset[str]
+    conv1d: bool = False
+    """Whether it lies as [K, N] in the model, and as [N, K] in files of others."""
+
+
+NO_CONV1D = "its layers lie as [N, K] in a model, and this one as [K, N] (Conv1D)"
 
 
 def kind_of(name: str, shape: tuple[int, ...]) -> str:

@@ -91,7 +91,7 @@ def _to_bitport(files: Readable, directory: Path, to: str, shard_size: int, prog
         _check_any(files, weights)
         for alias, name in files.tied.items():
             out.tie(alias, name)
-        for relative, content in files.others(None):
+        for relative, content in files.others({}):
             out.carry(relative, content)
     others = len(files.names()) - len(weights)
     return Converted(files.format, to, weights, others, files.nbytes, out.manifest.nbytes, tuple(files.notes))
@@ -102,8 +102,8 @@ def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progr
     _check_all(writer, files)
     weights: dict[str, str] = {}
     left: list[str] = []
-    others = 0
-    with Directory(directory, shard_size) as out:
+    plain: list[str] = []
+    with Directory(directory, shard_size, writer.room(files.names())) as out:
         for name, tensor in with_progress(files.items(), len(files.names()), "converting", progress):
             if isinstance(tensor, QTensor):
                 _check(writer, description(name, tensor))
@@ -112,20 +112,22 @@ def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progr
                 weights[name] = str(tensor.scheme)
                 continue
             out.add(name, tensor)
-            others += 1
+            plain.append(name)
             if is_layer(name, tensor):
                 left.append(name.rpartition(".")[0])
         _check_any(files, weights)
         left += [alias.rpartition(".")[0] for alias, name in files.tied.items() if name not in weights]
-        out.publish(dict(files.others(writer.config(left))))
+        said = writer.config(left)
+        others = dict(files.others(dict.fromkeys(writer.keys, said) if said else {}))
+        out.publish({**others, **writer.files()}, writer.metadata(plain))
     notes = (*files.notes, *writer.notes)
-    return Converted(files.format, to, weights, others, files.nbytes, out.nbytes, notes)
+    return Converted(files.format, to, weights, len(plain), files.nbytes, out.nbytes, notes)
 
 
 def _to_gguf(files: Readable, target: Path, progress: bool | None) -> Converted:
     names = files.names()
     try:
-        writer = gguf.Writer(names, files.tied, dict(files.others(None)))
+        writer = gguf.Writer(names, files.tied, dict(files.others({})))
     except ArgumentError as error:
         raise ArgumentError(f"{files.path} cannot be written as {gguf.Writer.name}: {error}") from error
     _check_all(writer, files)

@@ -15,9 +15,10 @@ from types import TracebackType
 
 from torch import Tensor
 
+from bitport.checkpoint.dtypes import TAGS_FOR_OTHERS
 from bitport.checkpoint.output import FOLDER
-from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
-from bitport.checkpoint.source import INDEX
+from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes, metadata_entry
+from bitport.checkpoint.source import INDEX, QUANTIZATION_FILES
 from bitport.checkpoint.writer import sync_directory, write_new
 from bitport.errors import ArgumentError, CheckpointError
 
@@ -27,13 +28,16 @@ METADATA = {"format": "pt"}
 
 
 class Directory:
-    """``with Directory(path) as out: out.add(name, tensor); out.publish(files)``; without the last nothing stays."""
+    """``with Directory(path) as out: out.add(name, tensor); out.publish(files)``; without the last nothing stays.
+    ``room``: bytes of the header of each file for what publish() is told to say there."""
 
-    def __init__(self, directory: Path, shard_size: int) -> None:
+    def __init__(self, directory: Path, shard_size: int, room: int = 0) -> None:
         if shard_size < 1:
             raise ArgumentError(f"shard_size must be at least 1 byte, not {shard_size}")
         self.directory, self.shard_size, self.folder = directory, shard_size, directory / FOLDER
+        self.room = room + len(metadata_entry(METADATA))
         self.shards: list[list[str]] = []
+        self.ended: list[SafetensorsWriter] = []
         self.current: SafetensorsWriter | None = None
         self.nbytes = 0
         try:
@@ -58,20 +62,23 @@ class Directory:
             ) from error
 
     def add(self, name: str, tensor: Tensor) -> None:
-        header = header_bytes(name, tensor)
+        header = header_bytes(name, tensor, TAGS_FOR_OTHERS) + self.room
         current = self.current
         if current and not (current.holds(header) and current.data_size + tensor.nbytes <= self.shard_size):
             self._end_shard()
         if self.current is None:
             self.shards.append([])
-            self.current = SafetensorsWriter(self.folder / f"{len(self.shards)}", header, METADATA)
+            self.current = SafetensorsWriter(self.folder / f"{len(self.shards)}", header, TAGS_FOR_OTHERS)
         self.current.write(name, tensor)
         self.shards[-1].append(name)
         self.nbytes += tensor.nbytes
 
-    def publish(self, files: dict[Path, str | Path]) -> None:
-        """Make it the model of the directory. ``files``: path in it -> text, or the file to copy."""
+    def publish(self, files: dict[Path, str | Path], metadata: dict[str, str] | None = None) -> None:
+        """Make it the model of the directory. ``files``: path in it -> text, or the file to copy. ``metadata``: what
+        the header of each file of tensors says too."""
         self._end_shard()
+        for shard in self.ended:
+            shard.finish({**METADATA, **(metadata or {})})
         count = len(self.shards)
         single = count == 1
         names = [
@@ -90,7 +97,7 @@ class Directory:
             else:
                 write_new(staged, text.encode())
         for path in self.directory.iterdir():
-            if SHARD.fullmatch(path.name) or path.name in (INDEX, "config.json"):
+            if SHARD.fullmatch(path.name) or path.name in (INDEX, "config.json", *QUANTIZATION_FILES):
                 path.unlink()
         for at, name in enumerate(names):
             os.replace(self.folder / f"{at + 1}", self.directory / name)
@@ -101,5 +108,6 @@ class Directory:
 
     def _end_shard(self) -> None:
         if self.current is not None:
-            self.current.finish()
+            self.current.pause()
+            self.ended.append(self.current)
             self.current = None

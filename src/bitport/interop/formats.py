@@ -39,6 +39,19 @@ READERS: dict[str, type[codec.Reader]] = {
 
 WRITERS: dict[str, type[codec.Writer]] = {
     writer.name: writer
-    for writer in (compressed_tensors.Writer, gptq.Writer, gptq.WriterV2, awq.Writer, float8.Writer, dense.Writer)
+    for writer in (
+        compressed_tensors.Writer,
+        gptq.Writer,
+        gptq.WriterV2,
+        awq.Writer,
+        bitsandbytes.Writer,
+        torchao.Writer,
+        float8.Writer,
+        mxfp4.Writer,
+        mlx.Writer,
+        hqq.Writer,
+        quanto.Writer,
+        dense.Writer,
+    )
 }
 """By the name that users give."""

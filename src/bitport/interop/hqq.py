@@ -33,11 +33,11 @@ from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Weight, grouped
+from bitport.interop.codec import NO_CONV1D, Described, Weight, exactly, grouped
 from bitport.numerics import Format, Quantized
-from bitport.numerics.packing import pack_bits
+from bitport.numerics.packing import pack_bits, unpack_bits
 from bitport.schemes import Scheme
-from bitport.tensor import from_parts
+from bitport.tensor import QTensor, from_parts
 from bitport.tensor.parts import FLOATS
 
 NO_NUMBERS = ("quant_method", "quant_config", "skip_modules")
@@ -47,6 +47,8 @@ CHECKED = ("view_as_float", "quant_scale", "quant_zero")
 STORED = ("unpack_view_dtype", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config")
 FOUND = ("channel_wise", "optimize", "round_zero")
 """How scales and zero points were found."""
+ABSENT, THERE = ("quant_scale", "quant_zero", "offload_meta"), ("encoded_state_dict", "stores_quant_config")
+"""What a layer that is written says no and yes to."""
 NESTED = (".scale_q", ".zero_q", ".zero_scale", ".meta_scale", ".meta_zero")
 
 
@@ -108,6 +110,58 @@ class Reader(codec.Reader):
             zero = zero.to(torch.uint8)
         parts = Quantized(pack_bits(codes.reshape(n, k), bits), scale, zero)
         return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype)
+
+
+class Writer(codec.Writer):
+    """Groups along rows (axis 1), in the dtype of the model. One scheme for all weights, as in the configuration."""
+
+    name = "hqq"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheme: Scheme | None = None
+
+    def refuses(self, q: Described) -> str | None:
+        fmt = q.scheme.weight
+        self.scheme = self.scheme or q.scheme
+        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
+            return f"HQQ quantizes linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if q.conv1d:
+            return NO_CONV1D
+        if fmt.number.kind != "int" or fmt.block[0] != 1 or fmt.scale in ("e8m0", "e4m3") or q.scheme.act:
+            return "HQQ holds integers of 1 to 8 bits in groups along rows, inputs as they are"
+        if q.scheme != self.scheme:
+            return f"HQQ is written in one scheme for all weights, here {self.scheme} and {q.scheme}"
+        if extra := q.parts & {"perm", "pre_scale"}:
+            return f"HQQ has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        (n, k), group = q.shape, fmt.block_shape(*q.shape)[1]
+        packing = PACKINGS[_packing(fmt)]
+        if k % group or (packing.dtype == torch.uint8 and n * k // group % packing.codes):
+            return f"HQQ takes whole groups, of {fmt.dtype} a multiple of {packing.codes}, not {n}x{k} of {q.scheme}"
+        return None
+
+    def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        module, fmt, group = name.removesuffix(".weight"), q.scheme.weight, q.matrix.block_k
+        kind = _packing(fmt)
+        codes = unpack_bits(q.qdata, fmt.number.bits, q.matrix.k).reshape(-1, group)
+        middle = torch.full_like(q.scale, 1 << (fmt.number.bits - 1))
+        zero = middle if q.zero is None else q.zero.to(q.scale.dtype)
+        parts = {"W_q": _packed(codes, PACKINGS[kind]), "shape": torch.tensor(list(q.shape))}
+        for role, part in (("scale", q.scale), ("zero", zero)):
+            parts[role] = exactly(part, q.dtype, f"{module}: a {role} of HQQ").reshape(-1, 1)
+        texts = {"packing": kind, "compute_dtype": q.dtype, "unpack_view_dtype": PACKINGS[kind].dtype}
+        parts |= {role: torch.tensor(list(str(text).encode()), dtype=torch.uint8) for role, text in texts.items()}
+        said = _params(fmt, group) | dict.fromkeys(ABSENT, False) | dict.fromkeys(THERE, True)
+        for role, value in said.items():
+            parts[role] = torch.tensor(value, dtype=torch.uint8 if isinstance(value, bool) else torch.int32)
+        return {f"{module}.{role}": part for role, part in parts.items()}
+
+    def config(self, left: list[str]) -> dict[str, Any]:
+        assert self.scheme is not None
+        fmt = self.scheme.weight
+        nested = dict.fromkeys(("scale_quant_params", "zero_quant_params"))
+        made = {"weight_quant_params": _params(fmt, fmt.block[1] or None), **nested, "offload_meta": False}
+        return {"quant_method": self.name, "quant_config": made, "skip_modules": left}
 
 
 class Layer(NamedTuple):
@@ -196,3 +250,24 @@ def _block(its: Layer, name: str) -> tuple[int, int]:
         f"no scheme; axis=1 is read with a group_size that divides {k}, axis=0 with {n}. Quantize the original model: "
         f"bitport quantize"
     )
+
+
+def _packing(fmt: Format) -> str:
+    """That of the fewest bits which hold the codes; 7 bits are kept as 8."""
+    return next(kind for kind, its in reversed(PACKINGS.items()) if its.nbits[0] >= fmt.number.bits)
+
+
+def _params(fmt: Format, group: int | None) -> dict[str, Any]:
+    bits = 8 if fmt.number.bits == 7 else fmt.number.bits
+    found = {"channel_wise": True, "optimize": True, "round_zero": fmt.zero != "float"}
+    return {"nbits": bits, "group_size": group, **found, "axis": 1, "view_as_float": False}
+
+
+def _packed(codes: Tensor, packing: Packing) -> Tensor:
+    """The inverse of :func:`_codes`."""
+    rows = -(-len(codes) // packing.codes)
+    filled = torch.nn.functional.pad(codes, (0, 0, 0, rows * packing.codes - len(codes))).to(packing.dtype)
+    made = torch.zeros(rows, codes.shape[1], dtype=packing.dtype)
+    for at, plane in enumerate(filled.unflatten(0, (packing.codes, rows))):
+        made |= plane << packing.width * (packing.codes - 1 - at)
+    return made

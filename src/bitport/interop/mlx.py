@@ -16,25 +16,29 @@ Metal calls the biases qbiases. Modules may have settings of their own, under th
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from bitport.checkpoint.source import Held
-from bitport.errors import CheckpointError
+from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Weight, setting
-from bitport.interop.shifts import ROUNDED, of_shifts
-from bitport.interop.words import to_codes, to_stream
+from bitport.interop.codec import NO_CONV1D, Described, Weight, setting
+from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
+from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import Quantized
+from bitport.numerics.packing import unpack_bits
 from bitport.schemes import Scheme, preset
-from bitport.tensor import from_parts
+from bitport.tensor import QTensor, from_parts
 from bitport.tensor.parts import FLOATS
 
 BITS = (1, 2, 3, 4, 5, 6, 8)
+GROUPS = (128, 64, 32)
+"""Those that MLX multiplies with: what is written has the first that divides a group of the weight."""
 AFFINE = "affine"
 FIXED = {"mxfp4": (32, 4, "mxfp4-wo"), "mxfp8": (32, 8, "mxfp8-wo"), "nvfp4": (16, 4, "nvfp4-wo")}
 """Mode -> the group and bits it always has, and its preset."""
@@ -67,6 +71,9 @@ class Settings:
                 f"{what}: {its.bits} bits in groups of {its.group}; {', '.join(map(str, BITS))} bits are read"
             )
         return its
+
+    def said(self) -> dict[str, Any]:
+        return {"group_size": self.group, "bits": self.bits} | ({} if self.mode == AFFINE else {"mode": self.mode})
 
 
 class Reader(codec.Reader):
@@ -147,3 +154,71 @@ class Reader(codec.Reader):
 
     def _of(self, module: str) -> Settings:
         return self.own.get(module, self.common)
+
+
+class Writer(codec.Writer):
+    """What config.json says is what most modules have, and of others what they have themselves."""
+
+    name = "mlx"
+    keys: ClassVar[tuple[str, ...]] = ("quantization", "quantization_config")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: dict[str, Settings] = {}
+
+    def refuses(self, q: Described) -> str | None:
+        if q.kind not in ("linear", "embedding") or len(q.shape) != 2 or q.transposed or not q.name.endswith(".weight"):
+            return f"MLX holds the weights of linear layers and embeddings, and this is one of the kind {q.kind!r}"
+        if q.conv1d:
+            return NO_CONV1D
+        if q.scheme.act:
+            return f"MLX uses inputs as they are, and {q.scheme} rounds them"
+        if (its := _settings(q.scheme, q.shape[1])) is None:
+            fixed = ", ".join(name for _, _, name in FIXED.values())
+            return (
+                f"MLX holds integers in groups of rows that are multiples of {GROUPS[-1]} columns, and {fixed}, not "
+                f"{q.scheme} of {q.shape[1]} columns"
+            )
+        if q.shape[1] % its.group or q.shape[1] % q.scheme.weight.block_shape(*q.shape)[1]:
+            return f"MLX has whole groups, and {q.shape[1]} columns are none of {q.scheme}"
+        if extra := q.parts & {"perm", "pre_scale"}:
+            return f"MLX has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        return None
+
+    def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        module, k, its = name.removesuffix(".weight"), q.matrix.k, _settings(q.scheme, q.matrix.k)
+        assert its is not None
+        self.own[module] = its
+        if its.mode != AFFINE:
+            if q.scale2 is not None and not bool((q.scale2 == 1).all()):
+                raise ArgumentError(f"{name} has the global scale {q.scale2.max().item():g}; nvfp4 of MLX has none")
+            words = from_stream(q.qdata.view(torch.uint8), k, its.bits)
+            return {name: words.view(torch.uint32), f"{module}.scales": q.scale.view(torch.uint8)}
+        scale, shift, whole = to_shifts(q)
+        if not whole and ROUNDED_BACK not in self.notes:
+            self.notes.append(ROUNDED_BACK)
+        codes = unpack_bits(q.qdata, q.scheme.weight.number.bits, k)
+        times = q.matrix.block_k // its.group
+        return {
+            name: from_codes(codes, its.bits).view(torch.uint32),
+            f"{module}.scales": scale.repeat_interleave(times, -1),
+            f"{module}.biases": shift.repeat_interleave(times, -1),
+        }
+
+    def config(self, left: list[str]) -> dict[str, Any]:
+        common = Counter(self.own.values()).most_common(1)[0][0]
+        return {**common.said(), **{module: its.said() for module, its in self.own.items() if its != common}}
+
+
+def _settings(scheme: Scheme, k: int) -> Settings | None:
+    """What a matrix of ``k`` columns has; None where MLX has nothing such."""
+    fmt = scheme.weight
+    for mode, (group, bits, name) in FIXED.items():
+        its = preset(name).weight
+        if (fmt.dtype, fmt.block, fmt.scale, fmt.global_scale) == (its.dtype, its.block, its.scale, its.global_scale):
+            return Settings(group, bits, mode)
+    size = fmt.block[1] or k
+    group = next((group for group in GROUPS if size % group == 0), 0)
+    if fmt.number.kind != "int" or fmt.block[0] != 1 or fmt.scale in ("e8m0", "e4m3") or not group:
+        return None
+    return Settings(group, min(bits for bits in BITS if bits >= fmt.number.bits), AFFINE)

@@ -11,23 +11,26 @@ The model has the parameter ``<experts>.gate_up_proj``, which lies as [E, K, N].
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bitport.checkpoint.source import Held
-from bitport.errors import CheckpointError
+from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Weight
+from bitport.interop.codec import Described, Weight
 from bitport.numerics import Quantized
-from bitport.schemes import preset
-from bitport.tensor import from_parts
+from bitport.schemes import PRESETS, preset
+from bitport.tensor import QTensor, from_parts
 
 BYTES = 16
 """Of a block of 32 codes."""
 EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 BLOCKS, SCALES = "_blocks", "_scales"
+BOTH = ("gate_up_proj", "down_proj")
+FORMAT = PRESETS["mxfp4"].weight
 
 
 class Reader(codec.Reader):
@@ -49,3 +52,39 @@ class Reader(codec.Reader):
         parts = Quantized(blocks.flatten(-2).contiguous(), scales.contiguous().view(torch.float8_e8m0fnu))
         shape = (experts, 2 * BYTES * groups, n)
         return from_parts(parts, preset("mxfp4-wo"), shape=shape, dtype=self.dtype, transposed=True)
+
+
+class Writer(codec.Writer):
+    """Experts of gpt-oss alone: programs that read this format look for no others."""
+
+    name = "mxfp4"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[str] = set()
+
+    def refuses(self, q: Described) -> str | None:
+        last = q.name.rpartition(".")[2]
+        if q.kind != "experts" or len(q.shape) != 3 or not q.transposed or last not in BOTH:
+            return (
+                f"it holds {' and '.join(BOTH)} of stacked experts as gpt-oss has them, [experts, K, N], and this is a "
+                f"weight of the kind {q.kind!r}, {list(q.shape)}"
+            )
+        fmt = q.scheme.weight
+        if (fmt.dtype, fmt.block, fmt.scale) != (FORMAT.dtype, FORMAT.block, FORMAT.scale) or q.scheme.act:
+            return f"it holds the scheme mxfp4-wo alone, not {q.scheme}"
+        if extra := q.parts & {"perm", "pre_scale"}:
+            return f"it has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        if q.shape[1] % FORMAT.block[1]:
+            return f"it has whole blocks of {FORMAT.block[1]} columns, and {q.shape[1]} are none"
+        return None
+
+    def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        self.written.add(name)
+        return {name + BLOCKS: q.qdata.unflatten(-1, (-1, BYTES)), name + SCALES: q.scale.view(torch.uint8)}
+
+    def config(self, left: list[str]) -> dict[str, Any]:
+        for module in {name.rpartition(".")[0] for name in self.written}:
+            if lost := [each for each in BOTH if f"{module}.{each}" not in self.written]:
+                raise ArgumentError(f"{module}: {lost[0]} is not quantized; experts of mxfp4 are so as a whole")
+        return {"quant_method": self.name, "modules_to_not_convert": left}

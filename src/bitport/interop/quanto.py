@@ -24,22 +24,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bitport.checkpoint.source import Held
-from bitport.errors import CheckpointError
+from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Weight, setting
-from bitport.interop.shifts import ROUNDED, of_shifts
+from bitport.interop.codec import NO_CONV1D, Described, Weight, exactly, setting
+from bitport.interop.shifts import ROUNDED, of_shifts, to_shifts
 from bitport.interop.skeleton import shapes_of
 from bitport.numerics import Quantized
+from bitport.numerics.packing import unpack_bits
 from bitport.schemes import Scheme, preset
-from bitport.tensor import from_parts
+from bitport.tensor import QTensor, from_parts
 from bitport.tensor.parts import FLOATS
 
 WHOLE = {
@@ -55,6 +58,7 @@ LONG = {"int8": "qint8", "int4": "qint4", "int2": "qint2", "float8": "qfloat8_e4
 """As quantization_config calls a kind -> as the map does."""
 COMMON, NO_NUMBERS = ("weights_dtype", "weights", "activations"), ("quant_method", "modules_to_not_convert")
 GROUPS = (128, 96, 64, 32)
+MAP = "quanto_qmap.json"
 ENDS = {
     "._data._data": ({"data": "._data._data", "scale": "._scale", "shift": "._shift"}, (*PACKED,)),
     "._data": ({"data": "._data", "scale": "._scale"}, (*WHOLE,)),
@@ -182,7 +186,7 @@ class Reader(codec.Reader):
             n, k = shape if len(shape := self._shapes.get(weight.name, ())) == 2 else (0, 0)
         else:
             n, k = (bias.shape[0], total // bias.shape[0]) if any(bias.shape) else (0, 0)
-        group = next((group for group in GROUPS if k % group == 0), k) if k > GROUPS[0] else k
+        group = _group(k)
         if n * k != total or group != rest[0]:
             raise CheckpointError(
                 f"{weight.parts['data']}: {count} groups of {rest[0]} make no weight of {n} rows, as its bias has or "
@@ -196,3 +200,91 @@ class Reader(codec.Reader):
 
     def _of(self, module: str) -> Kinds:
         return self.own.get(module, self.common)
+
+
+class Writer(codec.Writer):
+    """Linear layers as they are, inputs too, in the dtype of the model: quanto has one for a weight and its scales.
+    config.json says nothing of it, as quanto's own."""
+
+    name = "quanto"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: dict[str, str] = {}
+
+    def refuses(self, q: Described) -> str | None:
+        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
+            return f"quanto is written for linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if q.conv1d:
+            return NO_CONV1D
+        if (kind := _kind(q.scheme)) is None:
+            return f"quanto holds int8, fp8-wo and fp8-e5m2-wo, and int4 and int2 in groups, not {q.scheme}"
+        if extra := q.parts & {"perm", "pre_scale"}:
+            return f"quanto has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        k, group = q.shape[1], q.scheme.weight.block_shape(*q.shape)[1]
+        if kind in PACKED and (k % group or group % _group(k)):
+            return f"quanto has groups of {_group(k)} where a row has {k} columns, and {group} is no multiple of it"
+        return None
+
+    def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
+        module, kind = name.removesuffix(".weight"), _kind(q.scheme)
+        assert kind is not None
+        self.kinds[module] = kind
+        ones = {f"{module}.{end}": torch.ones((), dtype=q.dtype) for end in (INPUT, OUTPUT)}
+        if kind in WHOLE:
+            data = (q.qdata ^ 0x80).view(torch.int8) if kind == "qint8" else q.qdata
+            scale = exactly(q.scale, q.dtype, f"{name}: a scale of quanto")
+            return {f"{name}._data": data, f"{name}._scale": scale, **ones}
+        group, bits = _group(q.matrix.k), PACKED[kind]
+        codes = unpack_bits(q.qdata, bits, q.matrix.k).reshape(-1, group)
+        rows = -(-len(codes) * bits // 8)
+        filled = torch.nn.functional.pad(codes, (0, 0, 0, rows * (8 // bits) - len(codes)))
+        data = torch.zeros_like(codes[:rows])
+        for at, plane in enumerate(filled.split(rows)):
+            data |= plane << bits * at
+        parts = {"_scale": exactly(q.scale, q.dtype, f"{name}: a scale of quanto"), "_shift": _shift(q, name, group)}
+        times = q.matrix.block_k // group
+        spread = {role: part.repeat_interleave(times, -1).reshape(-1, 1) for role, part in parts.items()}
+        return {f"{name}._data._data": data, **{f"{name}.{role}": part for role, part in spread.items()}, **ones}
+
+    def config(self, left: list[str]) -> dict[str, Any] | None:
+        return None
+
+    def files(self) -> dict[Path, str]:
+        said = {module: {"weights": kind, "activations": "none"} for module, kind in self.kinds.items()}
+        return {Path(MAP): json.dumps(said, indent=4)}
+
+
+def _kind(scheme: Scheme) -> str | None:
+    fmt = scheme.weight
+    for kind, (_, name) in WHOLE.items():
+        its = preset(name).weight
+        same = (fmt.dtype, fmt.block, fmt.zero) == (its.dtype, its.block, its.zero)
+        if same and fmt.scale not in ("e8m0", "e4m3") and not scheme.act:
+            return kind
+    packed = fmt.block[0] == 1 and fmt.scale not in ("e8m0", "e4m3") and not scheme.act
+    return next((kind for kind, bits in PACKED.items() if packed and fmt.dtype == f"int{bits}"), None)
+
+
+def _group(k: int) -> int:
+    """Of a row of ``k`` columns."""
+    return next((group for group in GROUPS if k % group == 0), k) if k > GROUPS[0] else k
+
+
+def _shift(q: QTensor, name: str, group: int) -> Tensor:
+    """Whole zero points as they are; others, and none at all, times their scale."""
+    bits = q.scheme.weight.number.bits
+    if q.scheme.weight.zero == "int":
+        assert q.zero is not None
+        if (bits, group, q.dtype) == (4, GROUPS[0], torch.bfloat16):
+            raise ArgumentError(
+                f"{name}: quanto loads no whole zero points of int4 in groups of {group} in bfloat16; quantize it with "
+                f"-sym, or in float16"
+            )
+        if int(q.zero.max()) >= 1 << bits:
+            raise ArgumentError(f"{name} has the zero point {int(q.zero.max())}; quanto has {bits} bits for it")
+        return q.zero.to(torch.int8)
+    _, shift, whole = to_shifts(q)
+    if shift.dtype != q.dtype or not whole:
+        raise ArgumentError(f"{name}: a zero point times its scale is no {q.dtype}, in which quanto keeps it")
+    return -shift

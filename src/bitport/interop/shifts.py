@@ -15,11 +15,14 @@ from torch import Tensor
 
 from bitport.numerics import Format, Quantized
 from bitport.numerics.packing import pack_bits
+from bitport.tensor import QTensor
 
 ROUNDED = (
     "zero points are -shift / scale, which is rounded to float32 where it is no whole number: a value differs by at "
     "most 2^-24 of the shift of its group"
 )
+
+ROUNDED_BACK = "shifts are -zero * scale, rounded to float32 in some groups: values there differ by 2^-24 of it"
 
 
 def of_shifts(codes: Tensor, scale: Tensor, shift: Tensor, bits: int, group: int) -> tuple[Quantized, Format]:
@@ -38,3 +41,18 @@ def of_shifts(codes: Tensor, scale: Tensor, shift: Tensor, bits: int, group: int
     codes = codes.masked_fill(constant.repeat_interleave(group, -1)[:, : codes.shape[-1]], 0)
     fmt = Format(dtype=f"int{bits}", block=(1, group), zero="float", scale="input")
     return Quantized(pack_bits(codes, bits), scale, zero), fmt
+
+
+def to_shifts(q: QTensor) -> tuple[Tensor, Tensor, bool]:
+    """The inverse: (scale, shift, whether no shift was rounded), in the dtype of ``q`` if that holds both, else in
+    float32. A shift that gives back the zero point it was made of is the one that was read."""
+    middle = torch.full_like(q.scale, 1 << (q.scheme.weight.number.bits - 1))
+    zero = (middle if q.zero is None else q.zero).double()
+    exact = -zero * q.scale.double()
+    for dtype in (q.dtype, torch.float32):
+        scale, shift = q.scale.to(dtype), exact.to(dtype)
+        same = (shift == exact) | ((-shift.double() / scale.double()).float() == zero.float())
+        whole = bool((same & (scale == q.scale)).all())
+        if whole:
+            break
+    return scale, shift, whole

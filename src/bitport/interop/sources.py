@@ -49,9 +49,9 @@ class Readable(Protocol):
     def described(self) -> Iterator[Described]:
         """The quantized weights, as far as they are known without reading any data."""
 
-    def others(self, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
+    def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         """What a model needs besides its weights: name in its directory -> text, or the file that holds it.
-        ``quantization``: what config.json is to say of how weights are quantized."""
+        ``quantization``: keys of config.json that are to say how weights are quantized."""
 
 
 class Foreign:
@@ -113,7 +113,7 @@ class Foreign:
     def described(self) -> Iterator[Described]:
         yield from ()
 
-    def others(self, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
+    def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         return carried(self.path, quantization)
 
     def _read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
@@ -177,7 +177,7 @@ class Own:
             if entry.scheme is not None:
                 yield _described(name, entry.scheme, entry.shape, entry.transposed, frozenset(entry.parts))
 
-    def others(self, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
+    def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         return carried(self.path, quantization)
 
 
@@ -209,12 +209,12 @@ def upright(q: QTensor) -> QTensor:
 
 def _described(name: str, scheme: Scheme, shape: tuple[int, ...], transposed: bool, parts: frozenset[str]) -> Described:
     """See :func:`upright`."""
-    if transposed and len(shape) == 2:
-        shape, transposed = shape[::-1], False
-    return Described(name, scheme, shape, kind_of(name, shape), transposed, parts)
+    conv1d = transposed and len(shape) == 2
+    shape = shape[::-1] if conv1d else shape
+    return Described(name, scheme, shape, kind_of(name, shape), transposed and not conv1d, parts, conv1d)
 
 
-def carried(path: Path, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
+def carried(path: Path, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
     """The files of ``path`` that hold no weights. Only config.json changes."""
     for relative in others(path):
         file = path / relative
@@ -222,14 +222,12 @@ def carried(path: Path, quantization: dict[str, Any] | None) -> Iterator[tuple[P
             yield relative, _config(file, quantization) if str(relative) == "config.json" else file
 
 
-def _config(file: Path, quantization: dict[str, Any] | None) -> str:
+def _config(file: Path, quantization: dict[str, Any]) -> str:
     said = _without(json_object(file))
     for key, part in said.items():
         if isinstance(part, dict):
             said[key] = _without(part)
-    if quantization is not None:
-        said["quantization_config"] = quantization
-    return json.dumps(said, indent=2) + "\n"
+    return json.dumps(said | quantization, indent=2) + "\n"
 
 
 def _without(said: dict[str, Any]) -> dict[str, Any]:

@@ -84,8 +84,8 @@ class Gguf:
                 parts = frozenset({"qdata", "scale"} | ({"zero"} if block.scheme.weight.zero != "none" else set()))
                 yield Described(name, block.scheme, shape, kind_of(name, shape), False, parts)
 
-    def others(self, quantization: dict[str, Any] | None) -> Iterator[tuple[Path, str | Path]]:
-        said = self.config if quantization is None else {**self.config, "quantization_config": quantization}
+    def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
+        said = {**self.config, **quantization}
         yield Path("config.json"), json.dumps(said, indent=2) + "\n"
         yield from self.files.items()
 

@@ -54,8 +54,13 @@ def entry_of(name: str, text: str) -> Entry | None:
             f"the header says that {name} is {reprlib.repr(kind)} of the parts {reprlib.repr(roles)}; needed are a "
             f"class and a list of names"
         )
+    return Entry(name, kind, said, {role: part_of(name, role) for role in roles})
+
+
+def part_of(name: str, role: str) -> str:
+    """What the files call a part of the parameter ``name``."""
     module, _, parameter = name.rpartition(".")
-    return Entry(name, kind, said, {role: f"{module}._{parameter}_{role}" for role in roles})
+    return f"{module}._{parameter}_{role}"
 
 
 def is_part(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from bitport.interop.torchao.header import Entry
 
-SYMMETRIC = "inputs are rounded to int8 with the scale amax / 127, where torchao has amax / 127.5"
+SYMMETRIC = "bitport rounds inputs to int8 with the scale amax / 127, torchao with amax / 127.5"
 SEVEN_BITS = "inputs are rounded to all 8 bits, where torchao left one free for some processors (reduce_range)"
 POWERS = "scales of inputs are rounded to powers of two by bitport's rule, not by scaling_mode of torchao"
 
