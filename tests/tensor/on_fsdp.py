@@ -116,17 +116,21 @@ def check_training_of_adapters(mesh: DeviceMesh) -> None:
 
 
 def check_data_parallel(mesh: DeviceMesh) -> None:
-    """DistributedDataParallel reduces gradients, and leaves alone what has none, if it is not to copy it first."""
+    """DistributedDataParallel reduces gradients, and leaves alone what has none, if it is not to copy it first: any of
+    it, or what it was told."""
     one = adapted("int4-g32")
-    several = DistributedDataParallel(copy.deepcopy(one), init_sync=False)
+    told, untold = copy.deepcopy(one), copy.deepcopy(one)
+    names = [name for name, param in told.named_parameters() if isinstance(param, QTensor)]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(told, names)
     x = torch.randn(6 * mesh.size(), K)
     train(one, x)
-    train(several, x.chunk(mesh.size())[mesh.get_local_rank()])
-    for name, tensor in several.module.state_dict().items():
-        if isinstance(tensor, QTensor):
-            assert torch.equal(tensor, one.state_dict()[name])
-        else:
-            torch.testing.assert_close(tensor, one.state_dict()[name], rtol=1e-4, atol=1e-6)
+    for several in (DistributedDataParallel(told), DistributedDataParallel(untold, init_sync=False)):
+        train(several, x.chunk(mesh.size())[mesh.get_local_rank()])
+        for name, tensor in several.module.state_dict().items():
+            if isinstance(tensor, QTensor):
+                assert torch.equal(tensor, one.state_dict()[name])
+            else:
+                torch.testing.assert_close(tensor, one.state_dict()[name], rtol=1e-4, atol=1e-6)
     with pytest.raises(ArgumentError, match="a QTensor keeps its shape"):
         DistributedDataParallel(one)
 

@@ -15,7 +15,6 @@ from bitport.numerics import (
     encode,
     number_type,
     quantize_codes,
-    to_blocks,
     to_storage,
 )
 
@@ -43,11 +42,6 @@ def batch_of(each: Sequence[Quantized]) -> Quantized:
     """The parts of several matrices as those of one batch."""
     parts = [None if part[0] is None else torch.stack(part) for part in zip(*each, strict=True)]
     return Quantized(*parts)  # type: ignore[arg-type]
-
-
-def block_sum(x: Tensor, fmt: Format) -> Tensor:
-    """[..., N, K] to [..., SN, SK]: the sum over each block."""
-    return to_blocks(x, fmt.block).sum((-3, -1))
 
 
 def choose(better: Tensor, tried: Params, best: Params) -> Params:

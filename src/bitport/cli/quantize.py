@@ -78,8 +78,8 @@ def add_parser(verbs: Any) -> None:
         default="rtn",
         metavar="NAME[+NAME..]",
         help="how codes and scales are chosen: to nearest (rtn, the default), in the best of several ranges (clip), by "
-        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq; signround takes longer "
-        "and ends closer). "
+        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq; signround goes on "
+        "from there, and takes longer). "
         f"Before it may stand what changes the model around its weights: {', '.join(TRANSFORMS)}, as in awq+gptq",
     )
     streamed.add_arguments(verb)
