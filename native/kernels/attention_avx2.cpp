@@ -39,13 +39,13 @@ INLINE float most_of(V v) {
 template <Kind Of>
 INLINE V numbers(const uint8_t* codes) {
   if constexpr (Of == kE4M3 || Of == kInt8) {
-    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
-    if constexpr (Of == kInt8) return _mm256_cvtepi32_ps(bytes);
-    // A float with the same fields, but for the bias of the exponent: 127 and not 7. All bits set is no number.
-    const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi32(0x7f)), sign = _mm256_slli_epi32(_mm256_sub_epi32(bytes, low), 24);
-    const __m256i none = _mm256_and_si256(_mm256_cmpeq_epi32(low, _mm256_set1_epi32(0x7f)), _mm256_set1_epi32(0x7fc00000));
-    const V size = _mm256_castsi256_ps(_mm256_slli_epi32(low, 20)) * all(0x1p120f);
-    return _mm256_or_ps(size, _mm256_castsi256_ps(_mm256_or_si256(sign, none)));
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+    if constexpr (Of == kInt8) return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+    // A half with the same fields, but for the bias of the exponent: 15 and not 7. All bits set is no number.
+    const __m128i words = _mm_cvtepu8_epi16(bytes), low = _mm_and_si128(words, _mm_set1_epi16(0x7f));
+    const __m128i sign = _mm_slli_epi16(_mm_sub_epi16(words, low), 8), size = _mm_slli_epi16(low, 7);
+    const __m128i none = _mm_and_si128(_mm_cmpeq_epi16(low, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
+    return _mm256_cvtph_ps(_mm_or_si128(_mm_or_si128(sign, size), none)) * all(256.0f);
   }
   constexpr int kBits = Of == kInt4 ? 4 : 2;
   uint32_t word = 0;   // of 8 codes

@@ -247,9 +247,9 @@ struct Codes {
 };
 
 // Codes that are used at once go to L1; where other work lies between, they would drive that out of it.
-template <_mm_hint Cache = _MM_HINT_T0>
+template <int Cache = _MM_HINT_T0>
 AVX512_INLINE void prefetch_ahead(const uint8_t* codes, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(codes) + 4096 + i, Cache);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(codes + 4096 + i, 0, Cache);
 }
 
 void avx512_widen(const void* from, int32_t type, int64_t count, float* to);

@@ -14,6 +14,13 @@
 #define BITPORT_X86 1
 #endif
 
+// In target attributes of loops that the compiler makes into vectors: g++ alone has to be told that these be long.
+#if defined(__clang__)
+#define BITPORT_LONG_VECTORS ""
+#else
+#define BITPORT_LONG_VECTORS ",prefer-vector-width=512"
+#endif
+
 namespace bitport {
 
 constexpr int64_t kScaled = 128;   // columns of x under one scale that is no power of two

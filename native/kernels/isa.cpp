@@ -17,15 +17,21 @@ bool tiles_permitted() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// cpuid leaf 7: edx bit 22 amx-bf16, bit 24 amx-tile, bit 25 amx-int8. Read by hand: older compilers do not know these names.
+// cpuid, read by hand where older compilers do not know a name. Leaf 7: edx bit 22 amx-bf16, bit 24 amx-tile, bit 25
+// amx-int8. Leaf 1: ecx bit 29 f16c, whose registers are those of avx2.
 bool has_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 3) == 3;
 }
 
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+
 int32_t detect() {
   __builtin_cpu_init();   // its answers include whether the system saves the registers
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
     return BITPORT_SCALAR;
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||

@@ -16,11 +16,13 @@ static inline uint16_t bf16_of_float(float f) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// The exponent is moved by a product with a power of two, which also makes subnormal halves right.
+// Subnormal numbers of short types count steps, and are never taken for floats: a thread may have been told to flush
+// subnormal floats to zero.
 static inline float float_of_f16(uint16_t h) {
   const uint32_t sign = uint32_t(h & 0x8000) << 16, rest = uint32_t(h & 0x7fff) << 13;
   if (rest >= 0x0f800000u) return float_of_bits(sign | rest | 0x7f800000u);     // infinity and NaN
-  return float_of_bits(sign | bits_of_float(float_of_bits(rest) * 0x1p112f));
+  const uint32_t subnormal = bits_of_float(float(rest >> 13) * 0x1p-24f);
+  return float_of_bits(sign | (rest < 0x00800000u ? subnormal : rest + (112u << 23)));
 }
 
 static inline uint16_t f16_of_float(float f) {
@@ -42,7 +44,7 @@ static inline float float_of_e8m0(uint8_t bits) {
 static inline float float_of_e4m3(uint8_t bits) {
   const uint32_t sign = uint32_t(bits & 0x80) << 24, rest = bits & 0x7f;
   if (rest == 0x7f) return float_of_bits(sign | 0x7fc00000u);
-  return float_of_bits(sign | bits_of_float(float_of_bits(rest << 20) * 0x1p120f));
+  return float_of_bits(sign | (rest < 8 ? bits_of_float(float(rest) * 0x1p-9f) : (rest << 20) + (120u << 23)));
 }
 
 static inline float load_number(const void* p, int32_t type, int64_t i) {

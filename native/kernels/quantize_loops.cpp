@@ -251,7 +251,7 @@ void measure_plainly(const void* x, int64_t k, int64_t b, Range* r) { measure<ui
 BITPORT_LOOPS(plain, , false, measure_plainly)
 #if BITPORT_X86
 BITPORT_LOOPS(avx2, __attribute__((target("avx2,fma"))), true, measure_words)
-BITPORT_LOOPS(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512"))), true,
+BITPORT_LOOPS(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma" BITPORT_LONG_VECTORS))), true,
               measure_words)
 #endif
 

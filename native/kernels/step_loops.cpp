@@ -188,7 +188,7 @@ BITPORT_INLINE void step_block(int32_t rule, const BitportStep& s, int64_t row, 
 BITPORT_STEP(plain_block, Plain, )
 #if BITPORT_X86
 BITPORT_STEP(avx2_block, Avx2, __attribute__((target("avx2"))))
-BITPORT_STEP(avx512_block, Avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))))
+BITPORT_STEP(avx512_block, Avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq" BITPORT_LONG_VECTORS))))
 #endif
 
 }  // namespace

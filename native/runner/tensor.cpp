@@ -37,12 +37,14 @@ const Type& type_of(const std::string& name) {
 
 int64_t count_of(const Sizes& sizes, int64_t element_bytes) {
   if (sizes.size() > kMostDims) fail("a tensor of ", sizes.size(), " dimensions; at most ", kMostDims, " are allowed");
-  int64_t count = element_bytes;
+  int64_t bytes = element_bytes;   // also of the sizes beside a zero, whose products are strides
+  bool none = false;
   for (const int64_t size : sizes) {
     if (size < 0) fail("a tensor of ", size, " elements along a dimension");
-    if (__builtin_mul_overflow(count, size, &count)) fail("a tensor larger than any memory");
+    none |= size == 0;
+    if (size && __builtin_mul_overflow(bytes, size, &bytes)) fail("a tensor larger than any memory");
   }
-  return count / element_bytes;
+  return none ? 0 : bytes / element_bytes;
 }
 
 std::string text_of(const Type& type, const Sizes& sizes) {

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import bitport as bp
 from bitport.backends import cpu
 from bitport.backends.cpu import native
+from bitport.backends.cpu.dispatcher import TORCH
 from bitport.backends.cpu.native import ISAS, Library
 from bitport.errors import KernelError
 from bitport.numerics import sqnr
@@ -232,6 +233,48 @@ def test_variants_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch
     loaded = native.load()
     assert isinstance(loaded, Library)
     assert loaded.isa_name == "scalar"
+
+
+@compiled
+def test_a_library_of_another_version_is_an_error() -> None:
+    """Any other library lacks a function as an older one does."""
+    says = "has no bitport_error: it was compiled from another version of bitport; reinstall"
+    with pytest.raises(KernelError, match=says):
+        Library(TORCH)
+
+
+@compiled
+@pytest.mark.parametrize("asked", ["", "scalar"])
+def test_a_processor_without_vectors_leaves_products_to_pytorch(tmp_path: Path, asked: str) -> None:
+    """Weights stay plain for them, unless the plain loops are asked for by name."""
+    script = f"""
+import importlib.util, sys, torch
+import bitport as bp
+from bitport import plugins
+from bitport.ops import decide
+from bitport.ops.convert import format_json
+real = importlib.util.spec_from_file_location("bitport.backends.cpu.native", {native.__file__!r})
+module = importlib.util.module_from_spec(real)
+sys.modules["bitport.backends.cpu.native"] = module
+real.loader.exec_module(module)
+class Plain(module.Library):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.available = ("scalar",)
+module.Library = Plain
+w, x = torch.randn(64, 96), torch.randn(3, 96)
+q = bp.quantize_tensor(w, bp.preset("int4-g32"))
+y = torch.nn.functional.linear(x, q)
+assert float(bp.numerics.sqnr(x.double() @ q.dequantize().double().T, y)) > 100
+print(q.bits_layout, decide("quantize", w, format_json(bp.preset("int4-g32").weight)).kernel)
+print(plugins.describe()["cpu"])
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "BITPORT_CPU_ISA": asked}
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("cpu_tiles native" if asked else "plain native")
+    assert ("no native products and attention" in ran.stdout) == (not asked)
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["missing", "broken"])

@@ -200,6 +200,10 @@ HEADERS = {
     "beyond": (b'{"w":{"dtype":"U8","shape":[99999],"data_offsets":[0,99999]}}', "cut off or damaged"),
     "backwards": (b'{"w":{"dtype":"U8","shape":[4],"data_offsets":[8,4]}}', "no range"),
     "overflow": (b'{"w":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}}', "larger than any memory"),
+    "none of many": (
+        b'{"w":{"dtype":"F32","shape":[0,4611686018427387904,4],"data_offsets":[0,0]}}',
+        "larger than any memory",
+    ),
     "number": (b'{"w":{"dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,1]}}', "too large"),
     "twice": (b'{"w":{},"w":{}}', "twice"),
     "deep": (b'{"w":' + b"[" * 5000, "nested too deep"),

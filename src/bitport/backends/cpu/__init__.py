@@ -19,17 +19,23 @@ from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.ops import Impl, register_kernel
 
 LIBRARY = native.load()
+NO_PRODUCTS = (
+    "no native products and attention: this processor has none of AVX2, AVX-512 and AMX, and PyTorch's are faster than "
+    "plain loops (which BITPORT_CPU_ISA=scalar asks for)"
+)
 
 register_kernel(Impl("linear", "int8pack_mm", "cpu", int8pack_mm.run, int8pack_mm.refuses))
 register_kernel(Impl("dyn_linear", "int_mm", "cpu", int_mm.run, int_mm.refuses))
 if isinstance(LIBRARY, native.Library):
-    tiles.register(LIBRARY)
+    if LIBRARY.multiplies:
+        tiles.register(LIBRARY)
+        attention.register(LIBRARY)
+        register_layout(CpuTiles(("cpu",), LIBRARY.pack, LIBRARY.unpack))
     quantize.register(LIBRARY)
-    attention.register(LIBRARY)
     optimizer_step.register(LIBRARY)
-    register_layout(CpuTiles(("cpu",), LIBRARY.pack, LIBRARY.unpack))
     NOT_AT_DISPATCHER = dispatcher.register(LIBRARY)
-    crossovers.load(LIBRARY)
+    if LIBRARY.multiplies:
+        crossovers.load(LIBRARY)  # limits of types that the dispatcher has named
 else:
     NOT_AT_DISPATCHER = LIBRARY
 
@@ -38,6 +44,9 @@ def tune() -> Iterator[str]:
     """For ``bitport tune``."""
     if not isinstance(LIBRARY, native.Library):
         yield f"nothing to choose between: no native kernels ({LIBRARY})"
+        return
+    if not LIBRARY.multiplies:
+        yield f"nothing to choose between: {NO_PRODUCTS}"
         return
     found: dict[str, int | None] = {}
     for kind, most in crossovers.measure(LIBRARY):
@@ -52,7 +61,7 @@ def describe() -> list[str]:
         measured = "measured here (bitport tune)" if crossovers.MOST_ROWS else "by default; bitport tune measures it"
         lines = [
             f"native kernels: {LIBRARY.isa_name}, of {', '.join(LIBRARY.available)}",
-            f"choice between native and dense_mm: {measured}",
+            f"choice between native and dense_mm: {measured}" if LIBRARY.multiplies else NO_PRODUCTS,
         ]
         if NOT_AT_DISPATCHER:
             lines.append(f"called by way of Python and on one thread: {NOT_AT_DISPATCHER}")

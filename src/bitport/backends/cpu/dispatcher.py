@@ -7,6 +7,7 @@ be asked first: one is forced, or one of higher priority was registered.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from bitport.ops.native_codes import ACTS, THEN
 from bitport.ops.table import lost_type
 
 OPS = ("linear", "dyn_linear", "linear_then", "dyn_linear_then", "grouped_linear", "dyn_grouped_linear", "embedding")
-TORCH = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
+TORCH = Path(torch.__file__).with_name("lib") / f"libtorch_cpu.{'dylib' if sys.platform == 'darwin' else 'so'}"
 KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 

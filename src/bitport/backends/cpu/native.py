@@ -47,13 +47,25 @@ class Tiles(ctypes.Structure):
     )
 
 
+class Functions(ctypes.CDLL):
+    """Those of a library that was compiled from this version of bitport."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            raise KernelError(
+                f"{self._name} has no {name}: it was compiled from another version of bitport; reinstall"
+            ) from error
+
+
 class Library:
     """The loaded library. ``isa`` is the variant that runs, BEST for the library's own choice."""
 
     def __init__(self, path: Path, isa: str = "") -> None:
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
         tiles = ctypes.POINTER(Tiles)
-        lib = self.functions = ctypes.CDLL(str(path))
+        lib = self.functions = Functions(str(path))
         self._error = _function(lib.bitport_error, [i32], ctypes.c_char_p)
         self._has = _function(lib.bitport_has_isa, [i32], i32)
         self._best = _function(lib.bitport_best_isa, [], i32)
@@ -79,6 +91,12 @@ class Library:
     def isa(self, isa: int) -> None:
         self._isa = isa
         self.functions.bitport_torch_isa(isa)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether products and attention are to run here: in vectors, or where plain loops are asked for by name. Those
+        are the reference, and for many rows several times slower than the generic kernel."""
+        return self.available != ("scalar",) or self.isa != BEST
 
     @property
     def isa_name(self) -> str:
