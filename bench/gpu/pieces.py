@@ -24,7 +24,11 @@ GRACE = 20
 """Seconds for a piece that was told to stop to write what it has."""
 STOPPED = 124
 
-TESTS = ("-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-rf")
+TESTS = (
+    *("-m", "pytest", "-p", "no:cacheprovider", "-p", "bench.gpu.fresh"),
+    *("-o", "faulthandler_timeout=120", "--tb=short", "-rf"),
+)
+"""One that hangs says where."""
 KERNELS = tuple(
     f"tests/backends/on_{name}.py" for name in ("triton", "triton_inputs", "triton_scaled", "triton_tables")
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from bitport import layouts
@@ -167,6 +168,27 @@ def test_parts_that_do_not_start_at_a_word_or_are_strided() -> None:
     assert torch.equal(run(x, data, scale.t().contiguous().t(), zero.t().contiguous().t(), *rest), expected)
 
 
+def with_gaps(part: Tensor) -> Tensor:
+    """The same entries, each with something else behind it."""
+    raw = part.view(torch.uint8) if part.dtype.itemsize == 1 else part
+    return torch.stack([raw, torch.full_like(raw, 3)], -1)[..., 0].view(part.dtype)
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "nvfp4-wo"])
+def test_gaps_between_entries_are_seen(scheme: str) -> None:
+    """Of every operand: a column of a matrix is a bias, the last column of a batch of tokens are ids."""
+    _, (x, *rest) = weight(scheme)
+    experts = [part if part is None else part.expand(3, *part.shape).contiguous() for part in rest[:4]]
+    ends, ids = torch.tensor([1, 3, 5], dtype=torch.int32, device=DEVICE), torch.tensor([3, 40, 7], device=DEVICE)
+    for run, args in (
+        *((kernels.run_linear(product), [x, *rest]) for product in PRODUCTS.values()),
+        (kernels.grouped, [x, ends, *experts, *rest[4:10]]),
+        (kernels.embedding, [ids, *rest[:10], FP32]),
+    ):
+        apart = [with_gaps(arg) if isinstance(arg, Tensor) else arg for arg in args]
+        assert torch.equal(run(*apart), run(*args))
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_splits_of_k(name: str) -> None:
     """One program for everything, and as many as there are steps, give the same within the budget."""
@@ -191,6 +213,18 @@ def test_sums_of_integers_are_exact(name: str) -> None:
     args = (x, *parts, 1, k if name == "native" else 24, "plain", "int8-tensor", torch.ones(1, 1), None)
     y = kernels.run_dyn(linear.tiles)(*here(args)).cpu()
     assert torch.equal(y.double(), x.double() @ (codes - 128).double().t() / 2)
+
+
+@pytest.mark.parametrize("scheme", ["int8-dyn", "int8-dyn-g64", "int4-int8-g32-sym"])
+def test_without_products_of_int8(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes are then multiplied in another type that holds them exactly."""
+    monkeypatch.setattr(configs, "of", lambda device: configs.Config(DEFAULT, int8=False))
+    (sample,) = products(scheme, BF16, "plain", n=33, k=264, m=17)
+    x, *rest = here(sample.args)
+    held = linear.prepared(x, rest[10], rest[11])
+    types = [linear._dot(held, Weight(*rest[:10]), "end", BF16, int8) for int8 in (True, False)]
+    assert types == [tl.int8, tl.bfloat16]
+    assert misses(sample, kernels.run_dyn(linear.tiles)) <= 0
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "fp8-row", "fp8-block", "fp8-g64"])

@@ -3,6 +3,7 @@ test_triton.py, as on_triton.py."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
+from triton.backends.compiler import GPUTarget
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from bench.results import lines_of
 from bitport import layouts
@@ -56,7 +59,27 @@ def test_which_table_is_shipped(name: str, source: str, tmp_path: Path, monkeypa
     found = configs.of(DEVICE)
     configs.of.cache_clear()
     assert found.content == json.loads((configs.FOLDER / f"{source}.json").read_text())
-    assert found.float8 == (name == "sm90")
+    assert (found.float8, found.int8) == (name == "sm90", name != "sm75")
+
+
+def test_the_table_is_that_of_the_tensors_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two unlike ones; triton tells of the current one alone."""
+    current = [0]
+
+    @contextlib.contextmanager
+    def device_index(index: int) -> Iterator[None]:
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    class Two:
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", (90, 80)[current[0]], 32)
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_index", device_index)
+    monkeypatch.setattr(triton.runtime.driver, "_active", Two())
+    assert [configs.architecture(torch.device("cuda", index)) for index in (0, 1)] == ["sm90", "sm80"]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +240,9 @@ def test_blocks_are_searched_size_by_size() -> None:
     )
 
 
-@pytest.mark.parametrize("error", [OutOfResources(1 << 18, 1 << 16, "shared memory"), RuntimeError("no\nsuch")])
+@pytest.mark.parametrize(
+    "error", [OutOfResources(1 << 18, 1 << 16, "shared memory"), PTXASError("no assembly"), RuntimeError("no\nsuch")]
+)
 def test_what_cannot_run_takes_forever_and_says_so(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(StandIn):
         def recorded(self, run: Callable[[], object]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bitport import layouts
-from bitport.backends.aten import int8pack_mm, int_mm, scaled_mm
+from bitport.backends.aten import int8pack_mm, int_mm, rows, scaled_mm
 from bitport.backends.cpu import int8pack_mm as cpu_int8pack_mm
 from bitport.backends.cpu import int_mm as cpu_int_mm
 from bitport.backends.cuda import capability
@@ -181,6 +181,32 @@ def test_rows_that_fill_no_tile(n: int) -> None:
     for sample in products("int4", BF16, "tile_packed_8", n=n, k=128):
         if sample.name != "int4-empty":
             assert shortfall(sample, cuda_int4pack_mm.run(*sample.args)) <= 10 * math.log10(2), sample.name
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=["bf16", "fp16", "fp32"])
+def test_rows_start_where_vectors_do(dtype: torch.dtype) -> None:
+    """A part of a larger buffer may start anywhere; what starts well is not copied."""
+    buffer = torch.randn(65, dtype=torch.float32).to(dtype)
+    for start in (0, 1, 8):
+        x = buffer[start : start + 48].view(2, 3, 8)
+        got = rows(x)
+        assert torch.equal(got, x.view(6, 8))
+        assert got.data_ptr() % 16 == 0
+        assert (got.data_ptr() == x.data_ptr()) == (start != 1)
+
+
+def test_a_bias_with_gaps_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA the library is told where it begins, and nothing of strides."""
+    product = torch._scaled_mm
+
+    def emulated(*args: Any, bias: Tensor, **rest: Any) -> Tensor:
+        return product(*args, bias=bias.as_strided(bias.shape, (1,)), **rest)
+
+    monkeypatch.setattr(torch, "_scaled_mm", emulated)
+    (sample,) = products("fp8-row", BF16, "plain", n=48, k=256, m=5)
+    *rest, bias = sample.args
+    apart = torch.stack([bias, bias + 9], -1)[:, 0]
+    assert shortfall(sample, scaled_mm.run(*rest, apart)) <= 0
 
 
 REFUSALS: dict[str, tuple[str, str, torch.dtype, dict[int, Any], str]] = {

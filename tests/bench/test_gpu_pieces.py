@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +48,36 @@ def test_without_xdist_tests_run_in_one_process(monkeypatch: pytest.MonkeyPatch,
     given = pieces.command("kernels", tmp_path, "cuda")
     assert "-n" not in given
     assert given[-4:] == list(pieces.KERNELS)
+
+
+BROKEN = """
+import torch
+
+broken = []
+
+def synchronize():
+    if broken:
+        raise RuntimeError("an illegal memory access was encountered")
+
+torch.accelerator.is_available, torch.accelerator.synchronize = lambda: True, synchronize
+
+def test_bad():
+    broken.append(True)
+    assert False, "a bad access"
+
+def test_good():
+    synchronize()
+"""
+
+
+def test_a_bad_access_fails_no_other_test(tmp_path: Path) -> None:
+    (tmp_path / "test_broken.py").write_text(BROKEN)
+    command = [sys.executable, *pieces.TESTS, "-n", "1", f"--rootdir={tmp_path}", str(tmp_path)]
+    done = subprocess.run(
+        command, env=pieces.environment(tmp_path, "cuda"), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "a bad access" in done.stdout
+    assert "1 passed" in done.stdout, done.stdout
 
 
 def test_every_scheme_and_shape_of_a_piece_is_known(tmp_path: Path) -> None:

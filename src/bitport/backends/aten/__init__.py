@@ -15,8 +15,10 @@ from bitport.ops.select import CHOOSERS
 
 
 def rows(x: Tensor) -> Tensor:
-    """x [..., K] as a contiguous [M, K]."""
-    return x.reshape(x.numel() // max(1, x.shape[-1]), x.shape[-1]).contiguous()
+    """x [..., K] as a contiguous [M, K] that starts at a multiple of 16 bytes: kernels that read words or vectors there
+    do not look at where it starts, or refuse it."""
+    flat = x.reshape(x.numel() // max(1, x.shape[-1]), x.shape[-1]).contiguous()
+    return flat.clone() if flat.storage_offset() * flat.itemsize % 16 else flat
 
 
 def finish(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitport.backends.aten import rows
 from bitport.ops.select import CHOOSERS
 
 
@@ -30,7 +31,7 @@ def empty(x: Tensor, ends: Tensor) -> str | None:
 
 def run(x: Tensor, ends: Tensor, *weight: Any) -> Tensor:
     dense = CHOOSERS["dequantize"](*weight, x.dtype)
-    return owned(F.grouped_mm(x.contiguous(), dense.transpose(-2, -1), offs=ends), ends)
+    return owned(F.grouped_mm(rows(x), dense.transpose(-2, -1), offs=ends), ends)
 
 
 def owned(y: Tensor, ends: Tensor) -> Tensor:

@@ -39,4 +39,4 @@ def as_is_refuses(x: Tensor, mat2: Tensor, group: int, scales_and_zeros: Tensor)
 
 
 def as_is(x: Tensor, mat2: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
-    return torch._weight_int4pack_mm(x.contiguous(), mat2, group, scales_and_zeros.contiguous())
+    return torch._weight_int4pack_mm(rows(x), mat2, group, scales_and_zeros.contiguous())

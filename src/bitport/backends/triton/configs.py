@@ -40,11 +40,16 @@ COUNTS = ("num_stages", "programs")
 
 class Config:
     def __init__(
-        self, content: dict[str, Any], float8: bool = False, scaled: tuple[str, ...] = (), mixed: bool = False
+        self,
+        content: dict[str, Any],
+        float8: bool = False,
+        scaled: tuple[str, ...] = (),
+        mixed: bool = False,
+        int8: bool = True,
     ) -> None:
         """``float8``: the device multiplies float8_e4m3 as such; ``scaled``: short blocks of these activation formats
-        with their scales; ``mixed``: with 4 bits on one side and 8 on the other."""
-        self.content, self.float8, self.scaled, self.mixed = content, float8, scaled, mixed
+        with their scales; ``mixed``: with 4 bits on one side and 8 on the other; ``int8``: int8 as such."""
+        self.content, self.float8, self.scaled, self.mixed, self.int8 = content, float8, scaled, mixed, int8
         self.source: str = content["source"]
         self.gemv: Blocks = content["gemv"]
         self._most_rows: dict[str, dict[str, int | None]] = content["most_rows"]
@@ -78,13 +83,19 @@ def architecture(device: torch.device) -> str:
     here = torch.accelerator.current_accelerator(check_available=True)
     if here is None or here.type != device.type:
         return DEFAULT
-    target = triton.runtime.driver.active.get_current_target()
+    with torch.accelerator.device_index(device.index):
+        target = triton.runtime.driver.active.get_current_target()
     return f"sm{target.arch}" if target.backend == "cuda" else target.arch if target.backend == "hip" else device.type
 
 
 def multiplies_float8(architecture: str) -> bool:
     """NVIDIA's from sm89 on. AMD's have another e4m3, or none; Intel's convert to float16."""
     return architecture.startswith("sm") and int(architecture[2:]) >= 89
+
+
+def multiplies_int8(architecture: str) -> bool:
+    """sm75 has units for it, but Triton has no product for them: there it ends in a failure of the compiler."""
+    return architecture != "sm75"
 
 
 def multiplies_scaled(architecture: str) -> tuple[str, ...]:
@@ -101,7 +112,7 @@ def multiplies_mixed(architecture: str) -> bool:
 
 def for_architecture(content: dict[str, Any], architecture: str) -> Config:
     found = multiplies_float8(architecture), multiplies_scaled(architecture), multiplies_mixed(architecture)
-    return Config(content, *found)
+    return Config(content, *found, int8=multiplies_int8(architecture))
 
 
 def path(architecture: str) -> Path:

@@ -41,7 +41,7 @@ def places(rows: tl.tensor, UNITS: tl.constexpr) -> tl.tuple:
     return p0, p1, p2, p3, p4, p5, p6, p7
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m", "per_split"])
 def gemv(
     x: tl.tensor,
     x_scale: tl.tensor,

@@ -90,7 +90,7 @@ def refuses_quantize_input(x: Tensor, *rest: Any) -> str | None:
 
 def run_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(x: Tensor, *rest: Any) -> Tensor:
-        weight, bias = Weight(*rest[:10]), rest[10]
+        weight, bias = Weight(*rest[:10]), operand.whole(rest[10])
         with on(x.device):
             y = kernel(linear.prepared(x, "", None), weight, bias, x.dtype, configs.of(x.device))
         return y.reshape(*x.shape[:-1], weight.n)
@@ -109,7 +109,7 @@ def run_dyn(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         weight, (act, act_scale, bias), config = Weight(*rest[:10]), rest[10:], configs.of(x.device)
         with on(x.device):
             held = linear.prepared(x, act, act_scale, float8(kernel, weight, x.dtype, config))
-            y = kernel(held, weight, bias, x.dtype, config)
+            y = kernel(held, weight, operand.whole(bias), x.dtype, config)
         return y.reshape(*x.shape[:-1], weight.n)
 
     return run
@@ -118,13 +118,13 @@ def run_dyn(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def run_scaled(x: Tensor, *rest: Any) -> Tensor:
     weight, (act, act_scale, bias) = Weight(*rest[:10]), rest[10:]
     with on(x.device):
-        y = scaled.product(x, act, act_scale, weight, bias, configs.of(x.device))
+        y = scaled.product(x, act, act_scale, weight, operand.whole(bias), configs.of(x.device))
     return y.reshape(*x.shape[:-1], weight.n)
 
 
 def run_grouped_scaled(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
     with on(x.device):
-        return scaled.product(x, rest[10], None, Weight(*rest[:10]), None, configs.of(x.device), ends)
+        return scaled.product(x, rest[10], None, Weight(*rest[:10]), None, configs.of(x.device), ends.contiguous())
 
 
 def dense_mm(x: Tensor, *rest: Any) -> Tensor:
@@ -140,7 +140,7 @@ def grouped(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
     weight, act, config = Weight(*rest[:10]), rest[10] if len(rest) > 10 else "", configs.of(x.device)
     with on(x.device):
         held = linear.prepared(x, act, None, float8(linear.tiles, weight, x.dtype, config))
-        return linear.tiles(held, weight, None, x.dtype, config, ends)
+        return linear.tiles(held, weight, None, x.dtype, config, ends.contiguous())
 
 
 def embedding(ids: Tensor, *rest: Any) -> Tensor:

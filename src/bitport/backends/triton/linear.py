@@ -65,14 +65,14 @@ def tiles(
         **reach(weight, bk),
         PLACE=place,
         ROUNDED=x.place,
-        DOT=_dot(x, weight, place, dtype),
+        DOT=_dot(x, weight, place, dtype, config.int8),
         EVEN=weight.k % bk == 0,
         EXPERTS=triton.next_power_of_2(experts),
         BM=blocks["BM"],
         BN=blocks["BN"],
         BK=bk,
         num_warps=blocks["num_warps"],
-        num_stages=blocks["num_stages"],
+        num_stages=_stages(blocks, bk),
     )
     return combined(target, bias, out, splits)
 
@@ -90,7 +90,14 @@ def _step(x: Rounded, weight: Weight, blocks: Blocks) -> int:
     return blocks["BK"] if weight.block_k >= weight.k else next(fitting, blocks["BK"])
 
 
-def _dot(x: Rounded, weight: Weight, place: str, dtype: torch.dtype) -> tl.dtype:
+def _stages(blocks: Blocks, bk: int) -> int:
+    """Fewer for steps that are longer than the table's: as many columns lie ready in shared memory, which the table's
+    sizes may fill."""
+    ahead = (blocks["num_stages"] - 1) * blocks["BK"] // bk
+    return min(blocks["num_stages"], 1 + max(1, ahead))
+
+
+def _dot(x: Rounded, weight: Weight, place: str, dtype: torch.dtype, int8: bool) -> tl.dtype:
     """The type that is multiplied. An x that was not rounded is multiplied in its own. A rounded one, and codes, are
     small numbers: int8 and bfloat16 hold them exactly. Where something else is multiplied in, a scale or a zero point
     that is no whole number, the product is in float32, unless the result is bfloat16, which pays for one rounding."""
@@ -98,7 +105,7 @@ def _dot(x: Rounded, weight: Weight, place: str, dtype: torch.dtype) -> tl.dtype
         return TYPES[dtype]
     number = NUMBER_TYPES[weight.dtype]
     whole = weight.zero is None or not weight.zero.is_floating_point()
-    bytes_only = x.rows.dtype == torch.int8 and number.kind == "int" and whole and place != "fold"
+    bytes_only = int8 and x.rows.dtype == torch.int8 and number.kind == "int" and whole and place != "fold"
     if bytes_only and 1 < number.bits < (9 if weight.zero is None else 8) and weight.k <= LONGEST_INT:
         return tl.int8
     if x.rows.dtype == torch.float8_e4m3fn and weight.dtype == "float8_e4m3" and place != "fold":

@@ -272,7 +272,7 @@ def _time(run: Callable[[Any], object], copies: list[Any], device: torch.device,
     gpu = Accelerator(device)
     try:
         play, _ = gpu.recorded(lambda: [run(copy) for copy in copies])
-    except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
+    except (triton.TritonError, RuntimeError) as error:
         gpu.synchronize()
         note({**trial, "us": None, "reason": str(error).strip().splitlines()[0][:200]})
         return math.inf

@@ -39,7 +39,7 @@ def refuses(weight: Weight) -> str | None:
 def operand(weight: Weight) -> Operand:
     number = NUMBER_TYPES[weight.dtype]
     data = _bytes(weight.data)
-    scale, zero = _bytes(weight.scale), None if weight.zero is None else weight.zero.contiguous()
+    scale, zero = _bytes(weight.scale), whole(weight.zero)
     row_bytes = (weight.k * number.bits + 7) // 8
     rows, columns = weight.matrix.grid
     transposed = weight.layout == "plain_int32"
@@ -55,7 +55,12 @@ def operand(weight: Weight) -> Operand:
         "SCALE": SCALES.get(weight.scale.dtype, "float"),
         "ZERO": "none" if zero is None else "float" if zero.is_floating_point() else "int",
     }
-    return Operand((data, scale, zero, weight.scale2), sizes, fixed)
+    return Operand((data, scale, zero, whole(weight.scale2)), sizes, fixed)
+
+
+def whole(part: Tensor | None) -> Tensor | None:
+    """Entry by entry, as kernels read it: they know no strides but those of rows."""
+    return None if part is None else part.contiguous()
 
 
 def _bytes(part: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def as_type(value: tl.tensor, DOT: tl.constexpr) -> tl.tensor:
     return value if value.dtype == DOT else value.to(DOT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m", "x_blocks", "experts", "per_split"])
 def tiles(
     x: tl.tensor,
     x_scale: tl.tensor,
@@ -167,7 +167,7 @@ def tiles(
     tl.store(out + at, result.to(out.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def combine(
     parts: tl.tensor,
     bias: tl.tensor,

@@ -15,7 +15,7 @@ ROWS, UNITS = 8, 32
 """A program's share."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _rows(
     ids: tl.tensor,
     out: tl.tensor,
@@ -91,4 +91,4 @@ def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
 
 def embedding(ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
     out = torch.empty((*ids.shape, weight.k), dtype=dtype, device=ids.device)
-    return _run(ids.reshape(-1), out, ids.numel(), 1, weight)
+    return _run(ids.reshape(-1).contiguous(), out, ids.numel(), 1, weight)

@@ -17,6 +17,7 @@ from torch import Tensor
 from bitport.backends.triton.configs import Config
 from bitport.backends.triton.inputs import quantize_input
 from bitport.backends.triton.linear import combined, grid_of, outputs
+from bitport.backends.triton.operand import whole
 from bitport.backends.triton.product import find_expert
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
 from bitport.ops import Weight
@@ -65,7 +66,7 @@ def load_part(at: tl.tensor, inside: tl.tensor, EVEN: tl.constexpr) -> tl.tensor
     return tl.load(at) if EVEN else tl.load(at, mask=inside, other=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m", "experts", "per_split"])
 def scaled(
     x: tl.tensor,
     x_scale: tl.tensor,
@@ -149,7 +150,7 @@ def product(
     parts = (held.data, held.scale, weight.data.contiguous(), weight.scale.contiguous())
     codes, x_scale, data, scale = (part.view(torch.uint8) for part in parts)
     scaled[(count, splits)](
-        *(codes, x_scale, held.scale2, data, scale, weight.scale2, bias if splits == 1 else None, ends, target),
+        *(codes, x_scale, held.scale2, data, scale, whole(weight.scale2), bias if splits == 1 else None, ends, target),
         *(m, weight.n, weight.k, experts, per_split),
         X=ELEMENTS[ACTIVATIONS[act].dtype],
         WEIGHT=ELEMENTS[weight.dtype],
