@@ -231,7 +231,7 @@ def test_static_scales() -> None:
     ("calibrate", "message"),
     [
         pytest.param(None, "2 layers have a static input scale; give calibrate=batches", id="none"),
-        pytest.param([], "calibration never reached 0, 1", id="empty"),
+        pytest.param([], "calibration never reached 0.weight, 1.weight", id="empty"),
         pytest.param([torch.full((1, 64), float("inf"))], "NaN or infinity at the input of 0", id="infinite"),
     ],
 )

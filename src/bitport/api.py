@@ -50,7 +50,7 @@ def quantize_(
     Before it may stand what changes the model around its weights and not what it computes: "awq", "awq+gptq",
     ("awq", GPTQ()).
     ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale
-    and for algorithms that look at inputs.
+    and for algorithms that look at inputs. It runs in evaluation mode, and has its own again in the end.
     ``device``: quantize there, layer by layer, and leave the model there; what looks at inputs runs it there.
     ``measure``: work out the error of each weight for the report.
     """
@@ -64,9 +64,7 @@ def quantize_(
         refuse_fsdp(model, "quantize_")
     _check_sharded([choice for choice in chosen if is_sharded(_weight(model, by_name[choice.name]))], by, device)
     _check(model, by_name, chosen, device)
-    static = {
-        by_name[choice.name].module: choice.scheme.act for choice in chosen if choice.scheme and choice.scheme.static
-    }
+    static = {by_name[choice.name]: choice.scheme.act for choice in chosen if choice.scheme and choice.scheme.static}
     if static and calibrate is None:
         raise ArgumentError(f"{len(static)} layers have a static input scale; give calibrate=batches to measure it")
     runs = by.needs_inputs and all(has_data(_weight(model, by_name[choice.name])) for choice in chosen)
@@ -98,7 +96,7 @@ def quantize_(
         if target.storage not in done:
             assert choice.scheme is not None
             moved = whole(value) if device is None else value.to(device)
-            scale = prepared.act_scales.get(target.module)
+            scale = prepared.act_scales.get(target.name)
             pre_scale = prepared.pre_scale(target.name)
             outcome = apply(by, moved, target, choice.scheme, inputs, scale, measure=measure, pre_scale=pre_scale)
             outcome = prepared.noted(target.name, outcome)

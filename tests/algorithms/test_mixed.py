@@ -220,3 +220,39 @@ def test_a_model_that_is_quantized(model: Model) -> None:
     bitport.quantize_(other, "int4-g32")
     with pytest.raises(ArgumentError, match="quantized already"):
         bitport.mixed(other, bits=4.0, calibrate=BATCHES)
+
+
+@pytest.mark.parametrize("cost", ["kl", "output"])
+def test_a_weight_of_which_the_data_tell_nothing(cost: str) -> None:
+    """It would get the fewest bits. Where others share its scheme, these tell; a rule says it outright."""
+    model = nn.ModuleDict({"used": nn.Linear(64, 64), "unused": nn.Linear(64, 64)})
+    model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
+    with pytest.raises(ArgumentError, match=r"the data tell nothing of unused\.weight: .* or rules that fit these"):
+        costs(model, CANDIDATES, calibrate=BATCHES, cost=cost)
+    assert len(costs(model, CANDIDATES, calibrate=BATCHES, cost=cost, rules=[Rule("unused", "int8")]).groups) == 1
+    assert len(costs(model, CANDIDATES, calibrate=BATCHES, cost=cost, together=[["*"]]).groups) == 1
+
+
+def test_words_that_are_ruled_out_cost_nothing() -> None:
+    """Their logits are -inf, before and after."""
+    from types import SimpleNamespace
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, 30)
+
+        def forward(self, x: Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=self.head(x).index_fill(-1, torch.arange(3), -math.inf))
+
+    torch.manual_seed(0)
+    model = Masked()
+    found = [option.error for option in costs(model, CANDIDATES, calibrate=BATCHES).options[0]]
+    assert found == sorted(found, reverse=True)
+    assert 0 < found[-1] < found[0] < 1
+
+
+def test_costs_are_those_of_the_model_in_use() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 8)).train()
+    first, second = (costs(each, CANDIDATES, calibrate=BATCHES) for each in (model, copy.deepcopy(model).eval()))
+    assert first.options == second.options

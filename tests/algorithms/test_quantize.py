@@ -122,6 +122,40 @@ def test_a_weight_whose_input_is_never_seen(model: Model) -> None:
     assert torch.equal(other["unused"].weight.qdata, bitport.quantize_tensor(before, "int4-g32").qdata)
 
 
+def test_attention_is_calibrated() -> None:
+    """Its two projections lie in one function of torch. Here it is a block itself, and the queries are the keys."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.MultiheadAttention(64, 4, batch_first=True) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x, x, x)[0]
+            return x
+
+    torch.manual_seed(0)
+    other, mix = Attention(), torch.randn(64, 64) @ torch.randn(64, 64) * 0.02
+    batches = [torch.randn(2, 30, 64) @ mix for _ in range(4)]
+    report = bitport.quantize_(other, "int3-g32", algorithm="gptq", calibrate=batches)
+    assert {layer.algorithm for layer in report.quantized} == {"gptq"}
+    assert all(layer.output_sqnr > layer.output_sqnr_rtn for layer in report.quantized)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("how", ["gptq", "awq", "signround"])
+def test_layers_that_give_nothing_lose_nothing(how: str) -> None:
+    """Of zeros the error is none, and no scale brings anything."""
+    other = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32))
+    with torch.no_grad():
+        other[0].weight.zero_()
+        other[0].bias.zero_()
+    report = bitport.quantize_(other, "int4-g32", algorithm=how, calibrate=[torch.randn(9, 32)])
+    for layer in report.layers:
+        assert layer.output_sqnr == layer.output_sqnr_rtn == float("inf")
+        assert "its input is multiplied" not in layer.reason
+
+
 def test_settings_and_a_function_as_data(model: Model) -> None:
     """The same batches, once as a list and once as what a function runs, give the same bits."""
     first, second = copy.deepcopy(model), copy.deepcopy(model)

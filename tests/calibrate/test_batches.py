@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bitport.calibrate.batches import batches_of, run_batch
+from bitport.calibrate.batches import batches_of, run_batch, run_fresh
+from bitport.errors import ArgumentError
 
 
 class Sum(nn.Module):
@@ -20,11 +24,31 @@ class Sum(nn.Module):
         pytest.param((torch.ones(2), torch.ones(2)), id="tuple"),
         pytest.param([torch.ones(2), 1.0], id="list"),
         pytest.param({"a": torch.ones(2), "b": 1.0}, id="keywords"),
+        pytest.param(UserDict({"a": torch.ones(2), "b": 1.0}), id="what a tokenizer gives"),
         pytest.param(torch.full((2,), 2.0), id="tensor"),
     ],
 )
 def test_a_batch_is_the_arguments(batch: object) -> None:
     assert run_batch(Sum(), batch).tolist() == [2.0, 2.0]
+    assert [run_batch(Sum(), each).tolist() for each in batches_of(Sum(), [batch])] == [[2.0, 2.0]]
+
+
+@pytest.mark.parametrize("given", [torch.ones(2, 3), {"a": torch.ones(2)}, "some text"], ids=["tensor", "dict", "text"])
+def test_what_is_no_list_of_batches(given: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"one {type(given).__name__}, not batches: give a list"):
+        batches_of(Sum(), given)
+
+
+def test_one_thing_twice_stays_one_thing() -> None:
+    class Same(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> bool:
+            return a is b
+
+    x = torch.ones(2)
+    assert run_fresh(Same(), (x, x))
+    assert not run_fresh(Same(), (x, x.clone()))
+    (call,) = batches_of(Same(), lambda model: model(x, b=x))
+    assert run_fresh(Same(), call)
 
 
 def test_the_calls_of_a_function_are_its_batches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -161,3 +162,46 @@ def test_a_model_is_left_as_it_was() -> None:
     assert model.training
     assert model.config.use_cache
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+class Moving(nn.Module):
+    """What differs in training: a dropout, and the statistics of a BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 8)) for _ in "ab")
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_calibration_sees_the_model_as_it_is_used() -> None:
+    model = Moving()
+    model.layers[1].eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    other, batches, drawn = copy.deepcopy(model).eval(), [torch.randn(20, 8)], torch.get_rng_state()
+    state = copy.deepcopy(model.state_dict())
+    ours, theirs = (
+        {target.name: inputs for target, inputs in measured(each, targets, names, batches)}
+        for each in (model, other)
+        for targets in [find_targets(each)]
+        for names in [{target.name for target in targets}]
+    )
+    for name in theirs:
+        assert torch.equal(ours[name].gram, theirs[name].gram)  # type: ignore[union-attr]
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert modes == {name: module.training for name, module in model.named_modules()}
+    assert torch.equal(drawn, torch.get_rng_state())
+
+
+def test_whoever_stops_has_the_model_as_it_was() -> None:
+    model = Moving().train()
+    model.config = type("Config", (), {"use_cache": True})()
+    targets = find_targets(model)
+    work = measured(model, targets, {targets[0].name}, [torch.randn(20, 8)])
+    next(iter(work))
+    assert model.training
+    assert model.config.use_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -24,6 +25,7 @@ SEEN: dict[str, Callable[[], Tensor]] = {
     "operator": lambda: X @ W.mT,
     "mm": lambda: torch.mm(X.flatten(0, 1), W.t()),
     "addmm": lambda: torch.addmm(torch.zeros(6), X.flatten(0, 1), W.t()),
+    "addmm of a tensor": lambda: torch.zeros(6).addmm(X.flatten(0, 1), W.t()),
 }
 
 
@@ -90,10 +92,11 @@ def test_experts_see_their_own_inputs(how: str) -> None:
         torch.testing.assert_close(seen[at].gram.double(), by_hand(rows), rtol=2e-2, atol=2e-2)
 
 
-def test_experts_in_one_batched_product() -> None:
+@pytest.mark.parametrize("product", [torch.bmm, Tensor.bmm], ids=["function", "method"])
+def test_experts_in_one_batched_product(product: Callable[[Tensor, Tensor], Tensor]) -> None:
     x = torch.randn(3, 5, 8)
     with torch.no_grad(), Watch({"experts": EXPERTS}) as watch:
-        torch.bmm(x, EXPERTS.mT)
+        product(x, EXPERTS.mT)
     for at in range(3):
         torch.testing.assert_close(watch.seen["experts"][at].gram.double(), by_hand(x[at]), rtol=1e-5, atol=1e-5)
 
@@ -113,3 +116,20 @@ def test_bad_inputs_are_told(bad: float) -> None:
     inputs.add(torch.tensor([1.0, bad, 0.0, 0.0]))
     with pytest.raises(ArgumentError, match="NaN or infinity at the input of some"):
         check_inputs("some.weight", inputs)
+
+
+def test_the_products_of_attention_are_seen() -> None:
+    """Its projections lie within one function of torch; what goes into the second comes out of an identity."""
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    inner = copy.deepcopy(attention)
+    with torch.no_grad():
+        inner.out_proj.weight.copy_(torch.eye(8))
+        inner.out_proj.bias.zero_()
+    x = torch.randn(3, 5, 8)
+    with torch.no_grad():
+        with Watch({"in": attention.in_proj_weight, "out": attention.out_proj.weight}) as watch:
+            seen = attention(x, x, x, need_weights=False)[0]
+        torch.testing.assert_close(seen, attention(x, x, x, need_weights=False)[0])
+        held = inner(x, x, x, need_weights=False)[0]
+    torch.testing.assert_close(watch.seen["in"].gram.double(), by_hand(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(watch.seen["out"].gram.double(), by_hand(held), rtol=1e-5, atol=1e-5)

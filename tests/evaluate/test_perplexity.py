@@ -68,9 +68,13 @@ def test_hopeless_model_is_infinitely_surprised() -> None:
     assert perplexity(certain, torch.tensor([0, 1, 0])).value == math.inf
 
 
-def test_nan_is_an_error_not_a_result() -> None:
-    with pytest.raises(ArgumentError, match="NaN"):
-        perplexity(lambda ids: torch.full((*ids.shape, 3), math.nan), torch.tensor([0, 1, 2]))
+@pytest.mark.parametrize("wrong", [math.nan, math.inf], ids=str)
+def test_logits_without_a_softmax_are_an_error_not_a_result(wrong: float) -> None:
+    def logits(ids: Tensor) -> Tensor:
+        return torch.zeros(*ids.shape, 3).index_fill(-1, torch.tensor(1), wrong)
+
+    with pytest.raises(ArgumentError, match="NaN or infinity"):
+        perplexity(logits, torch.tensor([0, 1, 2]))
 
 
 BAD = {

@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections import UserDict
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from bitport.errors import ArgumentError
 from bitport.stream import Stream
@@ -99,6 +102,17 @@ def test_another_run_is_not_resumed(begun: tuple[Path, Path], options: dict[str,
     given = {"recipe": "int4-g32", "batches": batches(), **options}
     with pytest.raises(ArgumentError, match=f"begun with another {what}: give the same"):
         Stream(empty(), source, target, resume=True, **given)  # type: ignore[arg-type]
+
+
+def test_one_token_that_changed_is_noticed(tmp_path: Path) -> None:
+    """In what a tokenizer gives, and where a long tensor is not printed."""
+    source, ids = write(tmp_path), torch.zeros(1, 2000, dtype=torch.int64)
+    options: dict[str, Any] = {"model": empty(), "source": source, "target": tmp_path / "out", "recipe": "int4-g32"}
+    Stream(**options, batches=[UserDict(ids=ids)])
+    Stream(**options, batches=[{"ids": ids}], resume=True)
+    ids[0, 1000] = 1
+    with pytest.raises(ArgumentError, match="begun with another data"):
+        Stream(**options, batches=[UserDict(ids=ids)], resume=True)
 
 
 def test_a_source_that_changed_is_noticed(begun: tuple[Path, Path]) -> None:

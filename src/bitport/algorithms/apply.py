@@ -109,5 +109,5 @@ def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> f
     w = rows_of(value.detach().float(), target.kind, target.transposed)
     error = w - rows_of(q.dequantize(torch.float32), target.kind, target.transposed)
     gram = inputs.gram.to(w.device)
-    signal, noise = (objective(each, gram).double().sum() for each in (w, error))
-    return float(10 * torch.log10(signal / noise))
+    signal, noise = (objective(each, gram).double().sum().clamp(min=0) for each in (w, error))
+    return float(torch.where(noise == 0, torch.inf, 10 * torch.log10(signal / noise)))

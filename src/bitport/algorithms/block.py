@@ -64,6 +64,7 @@ class Block:
 
     def scale_(self, pair: Pair, scale: Tensor) -> None:
         """The producer divided, the consumers multiplied, and what was measured of their inputs divided with them."""
+        scale = pair.storable(self.module, scale)
         pair.scale_(self.module, scale)
         pair.scale_(self.trial.block, scale)
         for consumer in pair.consumers:

@@ -39,7 +39,7 @@ class Chain:
 class Preparation:
     """What the transforms of an algorithm do to the blocks of a model, and what they leave to be done to a weight.
 
-    ``act_scales``: static scales of inputs by module, measured anew where a transform changed the input.
+    ``act_scales``: static scales of inputs by weight, measured anew where a transform changed the input.
     """
 
     def __init__(
@@ -73,10 +73,13 @@ class Preparation:
         block = Block(module, weights, batches, fixed, whole=not name)
         for transform in self.transforms:
             transform.block_(block)
-        static = {local: weight.scheme.act for local, weight in weights.items() if weight.scheme.static}
+        static = {
+            dataclasses.replace(weight.target, module=local.rpartition(".")[0]): weight.scheme.act
+            for local, weight in weights.items()
+            if weight.scheme.static
+        }
         if static and not block.whole:
-            modules = {local.rpartition(".")[0]: act for local, act in static.items()}
-            found = input_scales(module, modules, lambda run: [run_fresh(run, batch) for batch in batches])
+            found = input_scales(module, static, lambda run: [run_fresh(run, batch) for batch in batches])
             self.act_scales |= {f"{name}.{local}": scale for local, scale in found.items()}
         for weight in weights.values():  # which hold inputs, and are not kept
             self.notes.setdefault(weight.target.name, []).extend(weight.notes)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bitport.calibrate.batches import run_batch
+from bitport.calibrate.batches import evaluating, run_fresh
 from bitport.schemes import Target
 from bitport.tensor import QTensor
 
@@ -47,8 +47,8 @@ class Distance:
         return lost / scale
 
     def _outputs(self, batch: Any) -> Outputs:
-        with torch.no_grad():
-            result = run_batch(self.model, batch)
+        with evaluating(self.model):
+            result = run_fresh(self.model, batch)
         logits = getattr(result, "logits", None)
         if isinstance(logits, Tensor):
             return Outputs(logits.float().log_softmax(-1), True)
@@ -59,7 +59,8 @@ class Distance:
 def _divergence(exact: Outputs, changed: Outputs) -> tuple[float, float]:
     """(a sum, what to divide the sum over batches by)."""
     if exact.are_logarithms:
-        lost = (exact.value.exp() * (exact.value - changed.value)).sum(-1)
+        p = exact.value.exp()
+        lost = torch.where(p > 0, p * (exact.value - changed.value), 0.0).sum(-1)
         return float(lost.double().sum()), lost.numel()
     return (
         float((exact.value - changed.value).square().double().sum()),

@@ -145,6 +145,7 @@ def costs(
     work: Iterable[tuple[Target, Inputs | None]] = ((target, None) for target in every)
     work = measured(model, every, seen, batches) if seen else work
     found: dict[str, tuple[Option, ...]] = {}
+    silent = set()
     for target, inputs in with_progress(work, len(every), "measuring", progress):
         value, options = _weight(model, target), []
         for scheme in schemes:
@@ -156,7 +157,14 @@ def costs(
                 lost = of_output(value, outcome.q, target, inputs)
             options.append(Option(outcome.q.nbytes, lost))
         found[target.storage] = tuple(options)
+        if not any(option.error for option in options) and not torch.equal(value, outcome.q.dequantize(value.dtype)):
+            silent.add(target.storage)
     alike = _grouped(every, lambda target: _label(tied[target.storage], together)).values()
+    if unknown := [group[0].name for group in alike if silent.issuperset(each.storage for each in group)]:
+        raise ArgumentError(
+            f"the data tell nothing of {', '.join(unknown)}: the outputs stay, whatever it is rounded to. Give batches "
+            f"that reach every weight, or rules that fit these"
+        )
     groups = (tuple(itertools.chain(*(tied[target.storage] for target in group))) for group in alike)
     sums = (_summed([found[target.storage] for target in group]) for group in alike)
     return Costs(tuple(groups), tuple(schemes), tuple(sums), tuple(rules))

@@ -20,7 +20,7 @@ from bitport.algorithms.residual import find_stream
 from bitport.algorithms.rotation_core import Rotation
 from bitport.algorithms.trial import Trial
 from bitport.calibrate.batches import Call, run_fresh
-from bitport.calibrate.blocks import blocks_of, without_cache
+from bitport.calibrate.blocks import blocks_of, in_use
 from bitport.nn.targets import find_targets
 from bitport.tensor import QTensor
 
@@ -49,7 +49,7 @@ class Rotate:
             _untie(model)
         told: dict[str, list[str]] = {target.name: [] for target in find_targets(model)}
         pairs: list[tuple[str, Pair]] = []
-        with without_cache(model):
+        with in_use(model):
             whole = Trial(model, list(itertools.islice(batches, 1)))
             for name, trial in _trials(whole):
                 found, _ = find_pairs(trial, shared_parameters(model, name))

@@ -30,8 +30,9 @@ class Found(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """In dB, over all matrices."""
-        return float(10 * torch.log10(self.error_plain.sum() / self.error.sum()))
+        """In dB, over all matrices; 0 where rounding changes nothing."""
+        plain, error = self.error_plain.sum(), self.error.sum()
+        return float(torch.where(plain == error, 0.0, 10 * torch.log10(plain / error)))
 
 
 def best(candidates: Iterable[Tensor], error: Callable[[Tensor], Tensor], ones: Tensor) -> Found:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from bitport.calibrate.batches import run_fresh
+from bitport.calibrate.batches import each_once, run_fresh
 from bitport.calibrate.inputs import Watch
 from bitport.nn.targets import find_targets
 from bitport.schemes import Target
@@ -129,4 +129,6 @@ def same(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _in_float(batch: Any) -> Any:
-    return tree_map(lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch)
+    return each_once(
+        lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch
+    )

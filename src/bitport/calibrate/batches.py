@@ -1,17 +1,21 @@
 """Calibration data: batches that a model runs on, given as such, or recorded from a function.
 
-A batch is passed as the model's arguments: a tensor as one, a tuple or list as several, a dict as keywords.
+A batch is passed as the model's arguments: a tensor as one, a tuple or list as several, a mapping (a dict, or what a
+tokenizer gives) as keywords.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+
+from bitport.errors import ArgumentError
 
 
 class Call(NamedTuple):
@@ -24,7 +28,7 @@ class Call(NamedTuple):
 def run_batch(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Call):
         return model(*batch.args, **batch.kwargs)
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, (tuple, list)):
         return model(*batch)
@@ -33,24 +37,55 @@ def run_batch(model: nn.Module, batch: Any) -> Any:
 
 def run_fresh(module: nn.Module, batch: Any) -> Any:
     """On a copy of the batch, as a module may change what it is given; without gradients."""
-    fresh = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), batch)
+    fresh = each_once(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), batch)
     with torch.no_grad():
         return run_batch(module, fresh)
+
+
+def each_once(change: Callable[[Any], Any], batch: Any) -> Any:
+    """``change`` of every leaf. What is there twice stays one thing: attention asks if its keys are its queries."""
+    changed: dict[int, Any] = {}
+
+    def once(leaf: Any) -> Any:
+        if id(leaf) not in changed:
+            changed[id(leaf)] = change(leaf)
+        return changed[id(leaf)]
+
+    return tree_map(once, batch)
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """As the model is used: without dropout, and no statistics of a BatchNorm move. Each module gets its mode back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def each_batch(calibrate: Iterable[Any]) -> Iterator[Any]:
+    """Mappings of every kind as dicts, of which the leaves are known."""
+    if isinstance(calibrate, (str, Tensor, Mapping)):
+        raise ArgumentError(f"calibrate is one {type(calibrate).__name__}, not batches: give a list of batches")
+    return (dict(batch) if isinstance(batch, Mapping) else batch for batch in calibrate)
 
 
 def batches_of(model: nn.Module, calibrate: Iterable[Any] | Callable[[nn.Module], Any]) -> list[Any]:
     """``calibrate`` as a list that can be run again and again. A function is called once with the model; its calls of
     the model are the batches, with copies of what they were given."""
     if not callable(calibrate):
-        return list(calibrate)
+        return list(each_batch(calibrate))
     calls: list[Any] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(Call(copy.deepcopy(args), copy.deepcopy(kwargs)))
+        calls.append(Call(*copy.deepcopy((args, kwargs))))
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             calibrate(model)
     finally:
         hook.remove()

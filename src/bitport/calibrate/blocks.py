@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bitport.calibrate.batches import Call, run_fresh
+from bitport.calibrate.batches import Call, evaluating, run_fresh
 from bitport.calibrate.inputs import Inputs, Watch, check_inputs
 from bitport.calibrate.place import REST, Place, Whole
 from bitport.calibrate.processes import Processes, Rows
@@ -70,7 +70,7 @@ class Walk:
         self.owner = {target.name: at % self.processes.world for at, target in enumerate(targets)}
         every = blocks_of(model)
         own = [name for name in every if any(_inside(target, name) for target in targets)]
-        with without_cache(model):
+        with in_use(model):
             self.record = recorded(model, every, own, self.batches, store, place)
         self.targets = {name: [each for each in targets if _inside(each, name)] for name in self.order}
         self.rest = [each for each in targets if not any(_inside(each, name) for name in self.order)]
@@ -81,26 +81,26 @@ class Walk:
 
     def measured(self) -> Measured:
         rest_runs = any(target.name in self.wanted for target in self.rest)
-        with without_cache(self.model):
-            first = self._first()
-            for at, name in enumerate(self.order[first:], first):
-                previous = self.order[at - 1] if at else None
-                block, calls = self.model.get_submodule(name), _Calls(self.record, self.store, name, previous)
-                with self.place.inside(name):
-                    if not self.place.done(name):
-                        yield from self._watched(name, calls, self.targets[name])
-                    if at + 1 < len(self.order) or rest_runs:
+        first = self._first()
+        for at, name in enumerate(self.order[first:], first):
+            previous = self.order[at - 1] if at else None
+            block, calls = self.model.get_submodule(name), _Calls(self.record, self.store, name, previous)
+            with self.place.inside(name):
+                if not self.place.done(name):
+                    yield from self._watched(name, calls, self.targets[name])
+                if at + 1 < len(self.order) or rest_runs:
+                    with in_use(self.model):
                         for batch, call in enumerate(calls):
                             leaves = tree_leaves(run_fresh(block, call))
                             self.store.put(name, batch, _used(self.record, batch, at, leaves))
-                    self.place.finish(name)
-                if previous:
-                    self.store.drop(previous)
-                elif at + 1 < len(self.order):
-                    self._forget_first(at + 1)
-            if not self.place.done(REST):
-                yield from self._rest(rest_runs)
-                self.place.finish(REST)
+                self.place.finish(name)
+            if previous:
+                self.store.drop(previous)
+            elif at + 1 < len(self.order):
+                self._forget_first(at + 1)
+        if not self.place.done(REST):
+            yield from self._rest(rest_runs)
+            self.place.finish(REST)
 
     def _first(self) -> int:
         """The first block whose outputs are not there yet."""
@@ -157,11 +157,12 @@ class Walk:
         weights = {target.name: weights[target.name] for target in seen}  # a tied one is quantized already
         transposed = [target.name for target in seen if target.transposed]
         steps = work or (run_fresh(module, batch) for batch in batches)
-        inputs = self._inputs(weights, transposed, steps) if seen else {}
-        for name, each in inputs.items():
-            check_inputs(name, each)
-        if self.prepare is not None:
-            self.prepare(step, module, batches, inputs)
+        with in_use(self.model):
+            inputs = self._inputs(weights, transposed, steps) if seen else {}
+            for name, each in inputs.items():
+                check_inputs(name, each)
+            if self.prepare is not None:
+                self.prepare(step, module, batches, inputs)
         for target in targets:
             yield target, inputs.pop(target.name, None)
 
@@ -216,15 +217,17 @@ def _inside(target: Target, block: str) -> bool:
 
 
 @contextlib.contextmanager
-def without_cache(model: nn.Module) -> Iterator[None]:
-    """A cache of keys and values that grows with every run of a block would be wrong the second time."""
+def in_use(model: nn.Module) -> Iterator[None]:
+    """As it is used, but without a cache of keys and values: one that grows with every run of a block would be wrong
+    the second time."""
     config = getattr(model, "config", None)
     before = getattr(config, "use_cache", None)
-    if config is None or before is None:
-        yield
-        return
-    config.use_cache = False
-    try:
-        yield
-    finally:
-        config.use_cache = before
+    with evaluating(model):
+        if config is None or before is None:
+            yield
+            return
+        config.use_cache = False
+        try:
+            yield
+        finally:
+            config.use_cache = before

@@ -106,7 +106,7 @@ def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Rows) -> flo
         wanted = x @ exact[index].t()
         signal = signal + wanted.double().square().sum()
         noise = noise + (wanted - seen @ rounded[index].t()).double().square().sum()
-    return float(10 * torch.log10(signal / noise))
+    return float(torch.where(noise == 0, torch.inf, 10 * torch.log10(signal / noise)))
 
 
 def _unknown(param: Tensor, target: Target, original: str | Path) -> LayerReport:

@@ -75,9 +75,10 @@ def predictions(
             output = logits(torch.stack([tokens[begin:end] for begin, end, _ in chunk]))
             for row, (begin, end, first) in zip(output, chunk, strict=True):
                 predicted = row[first - begin - 1 : end - begin - 1]  # position t predicts token begin + t + 1
-                if bool(torch.isnan(predicted).any()):
+                if not bool(predicted.amax(-1).isfinite().all()):  # of a token that is ruled out -inf is right
                     raise ArgumentError(
-                        f"the model's logits hold NaN for tokens {begin} to {end}: its perplexity is not defined"
+                        f"the model's logits hold NaN or infinity for tokens {begin} to {end}: its perplexity is not "
+                        f"defined"
                     )
                 yield predicted, tokens[first:end]
 

@@ -15,6 +15,7 @@ from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import Outcome, apply
 from bitport.algorithms.chain import Preparation
 from bitport.calibrate import store as stores
+from bitport.calibrate.batches import each_batch
 from bitport.calibrate.blocks import Walk
 from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.processes import Processes
@@ -75,6 +76,7 @@ class Stream:
     ) -> None:
         if activations not in KEEP:
             raise ArgumentError(f"activations are kept in {' or '.join(KEEP)}, not {activations!r}")
+        batches = list(each_batch(batches))
         if not batches:
             raise ArgumentError("the calibration data hold no batch")
         self.model, self.files, self.directory = model, Source(source, arrangement=arrangement), Path(target)

@@ -55,7 +55,7 @@ def prepare_(
     chosen = [(by_name[choice.name], choice.scheme) for choice in plan.quantized if choice.scheme is not None]
     for target, scheme in chosen:
         _check(model, target, scheme, rounded)
-    static = {target.module: scheme.act for target, scheme in chosen if scheme.static}
+    static = {target: scheme.act for target, scheme in chosen if scheme.static}
     if static and calibrate is None:
         raise ArgumentError(f"{len(static)} layers have a static input scale; give calibrate=batches to measure it")
     scales = input_scales(model, static, calibrate) if static and calibrate is not None else {}
@@ -64,7 +64,7 @@ def prepare_(
         if target.storage not in made:
             param = _param(model, target)
             how = Rounding(scheme, rounded, target.kind, target.transposed)
-            scale = scales.get(target.module)
+            scale = scales.get(target.name)
             tensor = TrainedTensor(param.data, how, None if scale is None else scale.to(param.device))
             made[target.storage] = nn.Parameter(tensor, requires_grad=param.requires_grad)
         _set(model, target, made[target.storage])
