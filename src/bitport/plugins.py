@@ -7,13 +7,17 @@ loudly, and ``BITPORT_DISABLE=name,name`` leaves backends out.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from bitport.errors import ArgumentError
 
 GROUP = "bitport.backends"
 IN_TREE = ("cpu", "cuda", "xpu", "mps", "triton", "xla")
@@ -22,6 +26,7 @@ _loaded: list[str] = []
 _describe: dict[str, Callable[[], list[str]]] = {}
 _tune: dict[str, Callable[[], Iterator[str]]] = {}
 _started = False
+_lock = threading.RLock()
 
 
 def installed() -> dict[str, importlib.metadata.EntryPoint]:
@@ -30,20 +35,36 @@ def installed() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def load() -> tuple[str, ...]:
-    """Load every backend once; the names of those that are in. Within ``with torch.device("meta")``, where models are
-    built, their tables are real all the same."""
+    """Load every backend once; the names of those that are in. Another thread waits until all are; one that fails does
+    so every time. Within ``with torch.device("meta")``, where models are built, their tables are real all the same."""
     global _started
-    if not _started:
-        _started = True
-        disabled = {name.strip() for name in os.environ.get("BITPORT_DISABLE", "").split(",")}
-        with torch.device("cpu"):
-            for name in IN_TREE:
-                if name not in disabled:
-                    _add(name, importlib.import_module(f"bitport.backends.{name}"))
-            for name, entry in installed().items():
-                if name not in disabled:
-                    _add(name, entry.load())
+    with _lock:
+        if not _started:
+            _started = True  # a backend may come here while it is loaded
+            try:
+                with torch.device("cpu"):
+                    _load()
+            except BaseException:
+                _started = False
+                raise
+    return loaded()
+
+
+def loaded() -> tuple[str, ...]:
     return tuple(_loaded)
+
+
+def _load() -> None:
+    found: dict[str, Callable[[], Any]] = {
+        name: functools.partial(importlib.import_module, f"bitport.backends.{name}") for name in IN_TREE
+    }
+    found |= {name: entry.load for name, entry in installed().items()}
+    disabled = {name for each in os.environ.get("BITPORT_DISABLE", "").split(",") if (name := each.strip())}
+    if unknown := sorted(disabled - set(found)):
+        raise ArgumentError(f"BITPORT_DISABLE: no backend is called {', '.join(unknown)}; there are {', '.join(found)}")
+    for name, bring in found.items():
+        if name not in disabled and name not in _loaded:
+            _add(name, bring())
 
 
 def _add(name: str, module: Any) -> None:

@@ -12,7 +12,8 @@ import pytest
 from .tree import imported, modules, part
 
 ORDER = (
-    ("errors", "plugins"),
+    ("errors",),
+    ("plugins",),
     ("numerics",),
     ("schemes", "layouts"),
     ("tensor",),

@@ -90,6 +90,34 @@ def test_swapped_into_a_model() -> None:
     assert model(torch.randn(3, 32)).shape == (3, 8)
 
 
+def test_what_is_shared_stays_shared() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(32, 16), "b": nn.Linear(32, 16)})
+    model["b"].weight, model["c"] = model["a"].weight, model["a"]
+    assert swap_linears_(model, "int8") == ["a", "b", "c"]
+    assert model["a"] is model["c"] is not model["b"]
+    assert model["a"].weight is model["b"].weight
+
+
+def test_what_is_not_swapped() -> None:
+    with pytest.raises(ArgumentError, match=r"the layer itself: .* QuantizedLinear\.from_linear"):
+        swap_linears_(nn.Linear(32, 16), "int8")
+    model = nn.Sequential(nn.Linear(32, 16))
+    nn.init.constant_(model[0].weight, float("nan"))
+    with pytest.raises(ArgumentError, match=r"0\.weight holds NaN"):
+        swap_linears_(model, "int8")
+
+
+def test_a_channel_of_zeros() -> None:
+    scaler, zero = torch.ones(16), torch.zeros(16)
+    scaler[3] = 0
+    layer = QuantizedLinear(32, 16, "int8-fzero")
+    layer.load_quantized_weight(torch.ones(16, 32, dtype=torch.int8), scaler, zero)
+    assert torch.equal(layer.weight.dequantize(), scaler[:, None].expand(16, 32))
+    zero[3] = 1
+    with pytest.raises(ArgumentError, match="zero_point cannot be kept in units of codes"):
+        layer.load_quantized_weight(torch.ones(16, 32, dtype=torch.int8), scaler, zero)
+
+
 def test_state_dict() -> None:
     torch.manual_seed(1)
     first, second = (QuantizedLinear.from_linear(nn.Linear(32, 16), "int4-g32") for _ in range(2))

@@ -15,6 +15,7 @@ from bitport.numerics import Format, quantize
         ({"dtype": "int4", "block": [1, 32]}, "rows, columns"),
         ({"dtype": "int4", "block": (1, -1)}, ">= 0"),
         ({"dtype": "int4", "block": (1, 32.0)}, "whole numbers"),
+        ({"dtype": "int4", "block": (1, 2**64 + 16)}, r"< 2\^31"),
         ({"dtype": "int4", "zero": "signed"}, "none, int, float"),
         ({"dtype": "nf4", "zero": "int"}, "only integer types"),
         ({"dtype": "int4", "scale": "fp16"}, "float16"),

@@ -212,3 +212,10 @@ def test_the_checks_run_in_tracers_too() -> None:
     parts = [part.to("meta") if isinstance(part, torch.Tensor) else part for part in weight()]
     with pytest.raises(ArgumentError, match=f"not .3, {K - 1}."):
         OPS["linear"].overload(x, *parts, None)
+
+
+@pytest.mark.parametrize("length", [97, 1 << 40])
+def test_a_block_longer_than_its_axis_is_the_axis(length: int) -> None:
+    x, whole = torch.randn(3, K), weight("int4-channel")
+    longer = whole._replace(block_k=length)
+    assert torch.equal(call("linear", x, *longer, None), call("linear", x, *whole, None))

@@ -12,6 +12,7 @@ from torch import nn
 import bitport
 from bitport.ops import Impl, decide, register_kernel
 from bitport.ops.functional import operand
+from bitport.tensor import quantize_tensor
 
 
 class Model(nn.Module):
@@ -100,6 +101,17 @@ def test_a_float_model() -> None:
 
 def test_a_model_without_data(model: nn.Module) -> None:
     assert len(bitport.explain(model.to("meta")).layers) == len(OPS_OF)
+
+
+def test_experts_with_a_fixed_scale() -> None:
+    made = nn.Module()
+    made.experts = nn.Parameter(
+        quantize_tensor(torch.randn(3, 16, 64), "fp8-static", act_scale=torch.ones(1, 1)), False
+    )
+    (layer,) = bitport.explain(made, rows=(7,)).layers
+    assert layer.op == "grouped_linear"
+    ends = torch.tensor([1, 2, 7], dtype=torch.int32)
+    assert layer.decisions[7] == decide("grouped_linear", torch.randn(7, 64), ends, *operand(made.experts))
 
 
 def test_nothing_is_computed(model: nn.Module) -> None:

@@ -183,6 +183,8 @@ def test_json_written_by_hand() -> None:
     [
         pytest.param("", id="empty"),
         pytest.param("[]", id="list"),
+        pytest.param("[" * 100_000, id="deep"),
+        pytest.param("9" * 5000, id="a-long-number"),
         pytest.param("{}", id="no-version"),
         pytest.param('{"version": 2, "rules": []}', id="newer-version"),
         pytest.param('{"version": 1}', id="no-rules"),
@@ -200,6 +202,7 @@ def test_json_written_by_hand() -> None:
             '{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": ["liner"]}]}', id="unknown-kind"
         ),
         pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": 3}]}', id="kinds-as-a-number"),
+        pytest.param('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": []}]}', id="no-kinds"),
         pytest.param(
             '{"version": 1, "more": 1, "rules": [{"match": "*", "scheme": "int8"}]}', id="unknown-key-outside"
         ),
@@ -251,7 +254,14 @@ def test_two_schemes_without_a_name_differ() -> None:
     assert len(plans[0].diff(plans[1])) == 1
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[3]", '[{"name": "a"}]', '[{"name": "a", "scheme": {}, "reason": ""}]'])
+def test_one_kind_in_a_file_is_a_list() -> None:
+    with pytest.raises(RecipeError, match="kinds is a tuple of names, not 'linear'"):
+        Recipe.from_json('{"version": 1, "rules": [{"match": "*", "scheme": "int8", "kinds": "linear"}]}')
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[" * 100_000, "[3]", '[{"name": "a"}]', '[{"name": "a", "scheme": {}, "reason": ""}]']
+)
 def test_what_is_no_plan_file(text: str) -> None:
     with pytest.raises((RecipeError, SchemeError)):
         Plan.from_json(text)

@@ -105,7 +105,7 @@ def test_what_is_no_scheme(data: Any, message: str) -> None:
         Scheme.from_json(json.dumps(data))
 
 
-@pytest.mark.parametrize("text", ["", "{", "nope", "NaN", "\x00", '{"version": 1e999}'])
+@pytest.mark.parametrize("text", ["", "{", "nope", "NaN", "\x00", '{"version": 1e999}', "[" * 100_000, "9" * 5000])
 def test_what_is_no_json(text: str) -> None:
     with pytest.raises(SchemeError):
         Scheme.from_json(text)

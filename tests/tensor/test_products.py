@@ -125,6 +125,28 @@ def test_experts_round_their_input_in_bmm_too(make: Make) -> None:
     torch.testing.assert_close(torch.bmm(x, q.mT), grouped, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("scheme", ["int8-dyn", "mxfp8"])
+def test_experts_smooth_their_input_before_they_round_it(make: Make, scheme: str) -> None:
+    scale = torch.logspace(-2, 2, 96)
+    q, x = make(scheme, 2, 64, 96, pre_scale=scale), torch.randn(2, 5, 96) / scale
+    wanted = torch.stack([rounded(x[e] * scale, q) @ exact(q)[e].T for e in range(2)])
+    assert float(sqnr(wanted, torch.bmm(x, q.mT))) >= product_budget(torch.float32, 96, 10 * 64)
+
+
+@pytest.mark.parametrize("scheme", ["int8-static", "fp8-static", "nvfp4-static"])
+def test_experts_use_a_fixed_scale(make: Make, scheme: str) -> None:
+    q, x = make(scheme, 2, 64, 96, act_scale=torch.tensor([[0.01]])), torch.randn(10, 96, requires_grad=True)
+    ends = torch.tensor([5, 10], dtype=torch.int32)
+    wanted = torch.cat([rounded(x[:5].detach(), q) @ exact(q)[0].T, rounded(x[5:].detach(), q) @ exact(q)[1].T])
+    grouped = F.grouped_mm(x, q.mT, offs=ends)
+    for y in (grouped, torch.bmm(x.detach().view(2, 5, 96), q.mT).view(10, 64)):
+        assert float(sqnr(wanted, y)) >= product_budget(torch.float32, 96, 10 * 64)
+    grouped.sum().backward()
+    gradient = exact(q).sum(1).repeat_interleave(5, 0)
+    assert x.grad is not None
+    assert float(sqnr(gradient, x.grad)) >= product_budget(torch.float32, 64, 10 * 96)
+
+
 @pytest.mark.parametrize("scheme", ["int8", "int4-g32", "nf4"])
 def test_embedding(make: Make, scheme: str) -> None:
     q, ids = make(scheme), torch.tensor([[3, 0], [63, 3]])
@@ -180,8 +202,15 @@ def test_a_pre_scale_comes_before_the_rounding_of_the_input(make: Make) -> None:
 
 
 def test_a_static_scale_must_be_there(make: Make) -> None:
-    with pytest.raises(ArgumentError, match="none was calibrated: quantize_"):
-        F.linear(torch.randn(3, 96), make("int8-static"))
+    one, experts, ends = make("int8-static"), make("int8-static", 2, 64, 96).mT, torch.tensor([1, 3]).int()
+    for product in (
+        lambda x: F.linear(x, one),
+        lambda x: linear_then(x, one, None, "silu"),
+        lambda x: x @ experts,
+        lambda x: F.grouped_mm(x, experts, offs=ends),
+    ):
+        with pytest.raises(ArgumentError, match="none was calibrated: quantize_"):
+            product(torch.randn(3, 96))
 
 
 # -- autocast, autograd and functional transforms --------------------------------------------------------------------
@@ -191,8 +220,8 @@ def test_a_static_scale_must_be_there(make: Make) -> None:
 def test_autocast(make: Make, dtype: torch.dtype) -> None:
     q, x, bias = make("int4-g32"), torch.randn(5, 96), torch.randn(64)
     with torch.autocast("cpu", dtype=dtype):
-        y, z = F.linear(x, q, bias), x @ q.t()
-    assert y.dtype == z.dtype == dtype
+        y, z, added = F.linear(x, q, bias), x @ q.t(), torch.addmm(bias, x, q.t())
+    assert y.dtype == z.dtype == added.dtype == dtype
     assert torch.equal(y, F.linear(x.to(dtype), q, bias))
     assert F.linear(x, q).dtype == torch.float32
 

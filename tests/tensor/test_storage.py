@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -122,6 +123,22 @@ def test_only_one_function_may_be_called_by_load(make: Make) -> None:
     assert known == [rebuild]
 
 
+def test_the_old_format_of_torch_save_is_refused(make: Make) -> None:
+    """It gives a tensor before its numbers: what was packed was not what had been saved."""
+    file = io.BytesIO()
+    torch.save(make(), file, _use_new_zipfile_serialization=False)
+    file.seek(0)
+    with pytest.raises(ArgumentError, match="write the file without _use_new_zipfile_serialization=False"):
+        torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("reader", [torch.from_dlpack, numpy.from_dlpack])
+def test_other_libraries_find_no_memory(make: Make, reader: Callable[[QTensor], object]) -> None:
+    """They read what lies at address 0, or somewhere."""
+    with pytest.raises(ArgumentError, match="give them its dequantize"):
+        reader(make())
+
+
 # -- dtypes and devices ----------------------------------------------------------------------------------------------
 
 
@@ -152,6 +169,8 @@ def test_a_cast_changes_the_dtype_and_no_number(
 def test_it_cannot_become_an_integer(make: Make, dtype: torch.dtype) -> None:
     with pytest.raises(ArgumentError, match=f"cannot become {dtype}"):
         make().to(dtype)
+    with pytest.raises(ArgumentError, match=f"stands for a float tensor, not for {dtype}"):
+        make().dequantize(dtype)
 
 
 def test_modules_cast_and_move(make: Make) -> None:
@@ -185,6 +204,8 @@ def test_like_tensors_are_float(make: Make) -> None:
         assert (other.shape, other.dtype, other.device) == (q.shape, q.dtype, q.device)
     assert torch.full_like(q, 3.0).eq(3).all()
     assert torch.zeros_like(q, dtype=torch.float32).dtype == torch.float32
+    mask = torch.empty_like(q, dtype=torch.bool)
+    assert (type(mask), mask.shape, mask.dtype) == (Tensor, q.shape, torch.bool)
 
 
 def test_new_tensors_are_float(make: Make) -> None:
@@ -298,6 +319,13 @@ def test_data_can_be_replaced(make: Make) -> None:
     assert torch.equal(F.linear(x[:, :48], q), F.linear(x[:, :48], other))
     with pytest.raises(ArgumentError, match="can only be another one"):
         q.data = torch.zeros(32, 48)
+
+
+def test_a_part_can_be_replaced(make: Make) -> None:
+    q, x = make(), torch.randn(2, 96)
+    before = F.linear(x, q)
+    q.scale = q.scale * 2
+    assert torch.equal(F.linear(x, q), 2 * before)
 
 
 def test_equal_compares_bits(make: Make) -> None:
@@ -424,6 +452,12 @@ def test_parts_given_by_hand_are_checked(make: Make) -> None:
 def test_what_cannot_be_quantized(value: Tensor, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         quantize_tensor(value, PRESETS["int8"])
+
+
+def test_a_kind_that_there_is_not() -> None:
+    """A convolution's weight would become a batch of matrices of the size of its kernel."""
+    with pytest.raises(ArgumentError, match=r"is of kind linear, .*conv, .*not 'conv2d'"):
+        quantize_tensor(torch.randn(8, 4, 3, 3), "int8", kind="conv2d")
 
 
 @pytest.mark.parametrize("shape", [(0, 96), (64, 0), (0, 0), (1, 1)], ids=str)

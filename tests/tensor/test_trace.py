@@ -42,6 +42,17 @@ def test_compiled_whole(scheme: str) -> None:
     torch.testing.assert_close(compiled, model(ids), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
+def test_a_layer_compiled_in_place(scheme: str) -> None:
+    """Dynamo then reads what F.linear does with a QTensor, line by line, where it otherwise keeps the call."""
+    layer, x = nn.Linear(64, 96), torch.randn(3, 64)
+    bitport.quantize_(layer, scheme)
+    wanted = layer(x)
+    torch.compiler.reset()
+    layer.compile(fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(layer(x), wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("scheme", PRESETS)
 def test_exported(scheme: str) -> None:
     model = quantized(scheme)

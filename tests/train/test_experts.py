@@ -50,6 +50,22 @@ def test_grouped_product(scheme: str) -> None:
     assert sqnr(dense.grad, w.grad.double()) > product_budget(torch.float32, 25, E * N * K)
 
 
+@pytest.mark.parametrize("gradients", [None, "fp8-row-input"])
+def test_a_fixed_scale_of_inputs(gradients: str | None) -> None:
+    """As the quantized experts have it, and in the gradient of the weight."""
+    scale = torch.tensor([[0.01]])
+    rounding = Rounding(preset("int8-static"), GRADIENTS[gradients] if gradients else None)
+    w = TrainedTensor(torch.randn(E, N, K), rounding, scale).requires_grad_()
+    x, g = torch.randn(T, K), torch.randn(T, N)
+    y = F.grouped_mm(x, w.mT, offs=OFFS)
+    assert torch.equal(y, F.grouped_mm(x, quantize_tensor(w.value, "int8-static", act_scale=scale).mT, offs=OFFS))
+    y.backward(g)
+    seen, dense = fake_quantize(x, "int8-tensor", scale).double(), w.value.double().requires_grad_()
+    by_expert(seen, dense).backward(g.double())
+    assert w.grad is not None
+    assert sqnr(dense.grad, w.grad.double()) > product_budget(torch.float32, 25, E * N * K)
+
+
 @pytest.mark.parametrize(
     ("scheme", "gradients"), [("int8-dyn", "int8"), ("mxfp8", "mxfp8"), ("fp8-row", "fp8-row-input")]
 )

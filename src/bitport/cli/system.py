@@ -94,9 +94,9 @@ def backends() -> dict[str, Any]:
     except (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
         problem = f"broken: {type(error).__name__}: {error}; BITPORT_DISABLE=<name> leaves a backend out"
     return {
-        "loaded": list(plugins.load()),
+        "loaded": list(plugins.loaded()),
         "installed": sorted(plugins.installed()),
-        "notes": plugins.describe(),
+        "notes": {} if problem else plugins.describe(),
         "problem": problem,
     }
 

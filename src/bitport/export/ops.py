@@ -63,9 +63,11 @@ for _name, _fake in FAKES.items():
     LIB.define(_name + SCHEMAS[_name], tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=LIB)
 LIB.define("number_table(str dtype) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-LIB.impl("number_table", lambda dtype: torch.tensor(meanings(dtype)), "CompositeExplicitAutograd")
+LIB.impl("number_table", lambda dtype: torch.tensor(meanings(dtype), dtype=torch.float32), "CompositeExplicitAutograd")
 torch.library.register_fake(
-    f"{NAMESPACE}::number_table", lambda dtype: torch.empty(1 << NUMBER_TYPES[dtype].bits), lib=LIB
+    f"{NAMESPACE}::number_table",
+    lambda dtype: torch.empty(1 << NUMBER_TYPES[dtype].bits, dtype=torch.float32),
+    lib=LIB,
 )
 
 

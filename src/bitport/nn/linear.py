@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bitport.errors import ArgumentError
+from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.numerics import Quantized, number_type, to_storage
 from bitport.schemes import Recipe, Scheme, preset
@@ -92,8 +93,10 @@ class QuantizedLinear(nn.Module):
         scale = (scaler[:, None] if per_channel else scaler.t()).contiguous()
         zero = None
         if zero_point is not None:
-            shift = (zero_point[:, None] if per_channel else zero_point.t()).float() / scale.float()
-            zero = (number.midpoint + shift).to(scale.dtype)
+            shift = (zero_point[:, None] if per_channel else zero_point.t()).float()
+            zero = (number.midpoint + torch.where(shift == 0, 0, shift / scale.float())).to(scale.dtype)
+            if not bool(zero.isfinite().all()):
+                raise ArgumentError("zero_point cannot be kept in units of codes where it is this large beside scaler")
         parts = Quantized(to_storage(codes.to(torch.uint8), number), scale, zero)
         scheme = dataclasses.replace(self.scheme, weight=dataclasses.replace(fmt, scale="input"))
         self._set(from_parts(parts, scheme, shape=(n, k), dtype=self.weight.dtype).to_device_layout())
@@ -107,14 +110,23 @@ class QuantizedLinear(nn.Module):
 
 
 def swap_linears_(model: nn.Module, recipe: str | Scheme | Recipe) -> list[str]:
-    """Replace each nn.Linear that ``recipe`` chooses by a QuantizedLinear, in place; the names of those replaced."""
+    """Replace each nn.Linear that ``recipe`` chooses by a QuantizedLinear, in place; the names of those replaced. One
+    layer under two names stays one, and so does one weight in two layers."""
+    if type(model) is nn.Linear:
+        raise ArgumentError("the model is the layer itself: make another of it by QuantizedLinear.from_linear(..)")
     targets = find_targets(model)
     plan = Recipe.of(recipe).resolve(targets)
+    layers: dict[nn.Module, QuantizedLinear] = {}
+    weights: dict[str, QTensor] = {}
     swapped = []
     for target in targets:
         scheme, module = plan[target.name].scheme, model.get_submodule(target.module)
         if scheme is not None and type(module) is nn.Linear:
+            if module not in layers:
+                check_finite(module.weight, target)
+                layers[module] = QuantizedLinear.from_linear(module, scheme)
+                layers[module].weight = weights.setdefault(target.storage, layers[module].weight)
             parent, _, child = target.module.rpartition(".")
-            setattr(model.get_submodule(parent), child, QuantizedLinear.from_linear(module, scheme))
+            setattr(model.get_submodule(parent), child, layers[module])
             swapped.append(target.module)
     return swapped

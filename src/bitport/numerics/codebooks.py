@@ -54,13 +54,17 @@ def zero_code(table: tuple[float, ...]) -> int:
     return min(range(len(table)), key=lambda index: abs(table[index]))
 
 
+def _float32(table: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(table, dtype=torch.float32, device=device)
+
+
 def encode_codebook(x: Tensor, table: tuple[float, ...]) -> Tensor:
     """Index of the nearest entry; halfway takes the lower entry, values outside the table take its ends.
 
     NaN takes the entry nearest to zero: a codebook has no NaN, so a caller marks it in the block's scale."""
     thresholds = _MIDPOINTS[table] if table in _MIDPOINTS else midpoints(table)
     if len(table) > LONG:
-        codes = torch.bucketize(x, torch.tensor(thresholds, device=x.device), out_int32=True).to(torch.uint8)
+        codes = torch.bucketize(x, _float32(thresholds, x.device), out_int32=True).to(torch.uint8)
     else:
         codes = torch.zeros_like(x, dtype=torch.uint8)
         for threshold in thresholds:
@@ -72,6 +76,6 @@ def decode_codebook(codes: Tensor, table: tuple[float, ...]) -> Tensor:
     """A short table is put together from fills: a tensor literal is mutated while it is traced, which export refuses.
     Long ones are for states, which are not exported."""
     if len(table) > LONG:
-        return torch.tensor(table, device=codes.device)[codes.int()]
+        return _float32(table, codes.device)[codes.int()]
     entries = [torch.full((1,), entry, dtype=torch.float32, device=codes.device) for entry in table]
     return torch.cat(entries)[codes.int()]

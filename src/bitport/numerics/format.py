@@ -23,6 +23,10 @@ SCALE_DTYPES: dict[str, torch.dtype | None] = {
 }
 
 
+LONGEST_BLOCK = 1 << 31
+"""Native kernels count in 64 bits, of which a length that no matrix has would be cut off."""
+
+
 def _choose(field: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"Format.{field}={value!r}: allowed are {', '.join(allowed)}")
@@ -54,8 +58,10 @@ class Format:
         if number.kind == "float" and not number.signed:
             raise ValueError(f"Format.dtype={self.dtype!r} is a type for scales; use scale='e8m0' with another dtype")
         block = self.block
-        if not isinstance(block, tuple) or len(block) != 2 or not all(type(b) is int and b >= 0 for b in block):
-            raise ValueError(f"Format.block={block!r}: must be (rows, columns), whole numbers >= 0, 0 = the whole axis")
+        if not isinstance(block, tuple) or [type(b) is int and 0 <= b < LONGEST_BLOCK for b in block] != [True, True]:
+            raise ValueError(
+                f"Format.block={block!r}: must be (rows, columns), whole numbers >= 0 and < 2^31, 0 = the whole axis"
+            )
         if self.zero != "none" and number.kind != "int":
             raise ValueError(f"Format.zero={self.zero!r}: only integer types have a zero point, {self.dtype} has none")
         if self.zero != "none" and self.scale in ("e8m0", "e4m3"):

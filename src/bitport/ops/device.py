@@ -40,5 +40,5 @@ def _try(scheme: Scheme, device: torch.device) -> None:
     parts = quantize(value, scheme.weight)
     dequantize(parts, scheme.weight, 2, 32)
     if scheme.act:
-        scale = torch.ones(1, 1, device=device) if scheme.static else None
+        scale = torch.ones(1, 1, dtype=torch.float32, device=device) if scheme.static else None
         fake_quantize(value, scheme.act, scale)

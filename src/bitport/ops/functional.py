@@ -35,7 +35,7 @@ def operand(q: QTensor) -> Weight:
 
 
 def _kept_operand(q: QTensor) -> Weight:
-    """The same, found once: only ``.data = q`` replaces the parts of a QTensor, and it forgets this."""
+    """The same, found once: a QTensor whose parts are replaced forgets it."""
     kept = q.__dict__.get(KEPT)
     if kept is None:
         kept = q.__dict__[KEPT] = operand(q)
@@ -74,11 +74,7 @@ def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
         return _product_of_floats(x, q, bias)
     x = prepare(x, q)
     act = q.scheme.act
-    if act and q.scheme.static and q.act_scale is None:
-        raise ArgumentError(
-            f"{q.scheme} has a static input scale, but none was calibrated: quantize_(.., calibrate=batches)"
-        )
-    op, rest = ("dyn_linear", (act, q.act_scale, bias)) if act else ("linear", (bias,))
+    op, rest = ("dyn_linear", (act, _act_scale(q), bias)) if act else ("linear", (bias,))
     if not torch.compiler.is_compiling() and _is_plain(x):
         device = _type(x.device)
         kernel = select.DIRECT.get((op, device, q.bits_layout))
@@ -90,6 +86,15 @@ def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
                 return _differentiated(x, bias, kernel, op, _kept_operand(q), rest[:-1])
             return kernel(x, *_kept_operand(q), *rest)
     return run(op, x, *operand(q), *rest)
+
+
+def _act_scale(q: QTensor) -> Tensor | None:
+    """The fixed scale of the input; None where it is measured on every call."""
+    if q.scheme.static and q.act_scale is None:
+        raise ArgumentError(
+            f"{q.scheme} has a static input scale, but none was calibrated: quantize_(.., calibrate=batches)"
+        )
+    return q.act_scale
 
 
 def linear_then(input: Tensor, weight: Tensor, bias: Tensor | None, then: str, times: Tensor | None = None) -> Tensor:
@@ -104,9 +109,7 @@ def linear_then(input: Tensor, weight: Tensor, bias: Tensor | None, then: str, t
     if unlike or (learned and torch.is_grad_enabled()):
         return follow(F.linear(input, weight, bias), then, times)
     act = weight.scheme.act
-    if act and weight.scheme.static and weight.act_scale is None:
-        return follow(F.linear(input, weight, bias), then, times)  # its error
-    op, rest = ("dyn_linear_then", (act, weight.act_scale, bias)) if act else ("linear_then", (bias,))
+    op, rest = ("dyn_linear_then", (act, _act_scale(weight), bias)) if act else ("linear_then", (bias,))
     if not torch.compiler.is_compiling() and _is_plain(x):
         kernel = select.DIRECT.get((op, _type(x.device), weight.bits_layout))
         if kernel is not None:
@@ -116,7 +119,9 @@ def linear_then(input: Tensor, weight: Tensor, bias: Tensor | None, then: str, t
 
 def _differentiates(*tensors: Tensor | None) -> bool:
     """Whether torch.func.grad, jvp or one of their kin is at work, or forward-mode AD on ``tensors``, which know no
-    gradient of our ops."""
+    gradient of our ops. Dynamo, which cannot read on, answers no."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
     kinds = (TransformType.Grad, TransformType.Jvp)
     levels = torch._C._functorch.get_interpreter_stack() or ()
     return any(level.key() in kinds for level in levels) or has_tangent(*tensors)
@@ -250,11 +255,12 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
         raise ArgumentError(
             f"a batched product with {q.scheme}, which rounds its input, has no gradient; use F.grouped_mm"
         )
-    x = autocasted(x)
-    rounded = fake_quantize(x, q.scheme.act, q.act_scale)
+    x = prepare(x, q)
+    rounded = fake_quantize(x, q.scheme.act, _act_scale(q))
+    codes = q.replace(perm=None, pre_scale=None)
     # autocast would round both factors once more
     with torch.autocast(x.device.type, enabled=False) if _autocasts(x) else contextlib.nullcontext():
-        return (rounded @ q.dequantize(torch.float32)).to(x.dtype)
+        return (rounded @ codes.dequantize(torch.float32)).to(x.dtype)
 
 
 def _with_rank(name: str, rank: int) -> Callable[..., Tensor]:
@@ -270,7 +276,7 @@ mm, bmm = _with_rank("mm", 2), _with_rank("bmm", 3)
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: QTensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return added(mm(mat1, mat2), input, beta, alpha)
+    return added(mm(mat1, mat2), autocasted(input), beta, alpha)
 
 
 def added(y: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
@@ -291,12 +297,18 @@ def grouped_mm(
     if not q.transposed:
         dense = q.dequantize(x.dtype)
         return F.grouped_mm(x, dense, offs=offs, out_dtype=out_dtype)
-    x = prepare(x, q)
-    if q.scheme.act:
-        y = run("dyn_grouped_linear", x, offs, *operand(q), q.scheme.act)
-    else:
-        y = run("grouped_linear", x, offs, *operand(q))
+    y = grouped(prepare(x, q), offs, operand(q), q.scheme.act, _act_scale(q))
     return y if out_dtype is None else y.to(out_dtype)
+
+
+def grouped(x: Tensor, offs: Tensor, weight: Weight, act: str, act_scale: Tensor | None) -> Tensor:
+    """The op of rounded inputs measures their scales; where one is fixed, they are rounded before the product."""
+    if act and act_scale is not None:
+        rounded = fake_quantize(x, act, act_scale)
+        if x.requires_grad:
+            rounded = rounded + (x - x.detach())  # zero, through which the gradient passes
+        return run("grouped_linear", rounded, offs, *weight).to(x.dtype)
+    return run("dyn_grouped_linear", x, offs, *weight, act) if act else run("grouped_linear", x, offs, *weight)
 
 
 def quantize_weight(value: Tensor, fmt: Format) -> Quantized:

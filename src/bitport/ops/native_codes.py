@@ -22,11 +22,8 @@ def rounds(act: str, dtype: str) -> bool:
 def meanings(dtype: str) -> list[float]:
     """What each code of a number type means."""
     number = NUMBER_TYPES[dtype]
-    codes = torch.arange(1 << number.bits, dtype=torch.uint8)
-    if number.kind == "int":
-        values = codes.float() - number.midpoint
-    elif number.kind == "codebook":
-        values = torch.tensor(number.table)
-    else:
-        values = decode(codes, dtype)
+    if number.kind == "codebook":
+        return list(number.table)
+    codes = torch.arange(1 << number.bits, dtype=torch.uint8, device="cpu")
+    values = codes.float() - number.midpoint if number.kind == "int" else decode(codes, dtype)
     return values.tolist()

@@ -60,7 +60,8 @@ class Weight(NamedTuple):
 
     def format(self, parts: Quantized) -> Format:
         zero = "none" if parts.zero is None else "float" if parts.zero.is_floating_point() else "int"
-        return _format(self.dtype, self.block_n, self.block_k, zero, parts.scale.dtype, parts.scale2 is not None)
+        block_n, block_k = min(self.block_n, max(self.n, 1)), min(self.block_k, max(self.k, 1))  # of an axis at most
+        return _format(self.dtype, block_n, block_k, zero, parts.scale.dtype, parts.scale2 is not None)
 
 
 def check_weight(

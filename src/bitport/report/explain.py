@@ -62,7 +62,9 @@ def _op(q: QTensor, kind: str) -> str:
         return "embedding"
     if kind == "conv":
         return "dequantize"
-    return ("dyn_" if q.scheme.act else "") + ("grouped_linear" if q.batched else "linear")
+    if q.batched:  # a fixed scale is used before the product
+        return "dyn_grouped_linear" if q.scheme.act and q.act_scale is None else "grouped_linear"
+    return "dyn_linear" if q.scheme.act else "linear"
 
 
 def _arguments(op: str, q: QTensor, m: int) -> tuple[Any, ...]:
@@ -73,10 +75,10 @@ def _arguments(op: str, q: QTensor, m: int) -> tuple[Any, ...]:
         return (*weight, dtype)
     if op == "embedding":
         return (_shape_only((m,), torch.int64, device), *weight, dtype)
-    x = _shape_only((m, weight.k), dtype, device)
+    x = _shape_only((m, weight.k), torch.float32 if op == "grouped_linear" and q.scheme.act else dtype, device)
     if "grouped" in op:
         ends = _shape_only(weight.batch, torch.int32, device)
-        return (x, ends, *weight, *([q.scheme.act] if q.scheme.act else []))
+        return (x, ends, *weight, *([q.scheme.act] if op == "dyn_grouped_linear" else []))
     return (x, *weight, q.scheme.act, q.act_scale, None) if q.scheme.act else (x, *weight, None)
 
 

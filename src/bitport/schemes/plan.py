@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from bitport.errors import RecipeError
-from bitport.schemes.scheme import Scheme
+from bitport.schemes.scheme import Scheme, parsed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         try:
-            return cls(tuple(map(_choice_from, _list_of(json.loads(text)))))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            return cls(tuple(map(_choice_from, _list_of(parsed(text, "plan", RecipeError)))))
+        except (KeyError, TypeError) as error:
             raise RecipeError(f"not a plan: {error!r}") from error
 
 

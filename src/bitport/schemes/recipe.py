@@ -12,7 +12,7 @@ from typing import Any
 from bitport.errors import RecipeError
 from bitport.schemes.plan import Choice, Plan
 from bitport.schemes.presets import preset
-from bitport.schemes.scheme import Scheme
+from bitport.schemes.scheme import Scheme, parsed
 
 VERSION = 1
 KINDS = ("linear", "experts", "attention", "embedding", "conv", "other")
@@ -62,6 +62,8 @@ class Rule:
             object.__setattr__(self, "scheme", preset(self.scheme))
         if self.kinds is not None:
             object.__setattr__(self, "kinds", tuple(self.kinds))
+            if not self.kinds:
+                raise RecipeError(f"rule {self.match!r}: kinds names none; leave it out for all, or name some")
             if unknown := set(self.kinds) - set(KINDS):
                 raise RecipeError(f"rule {self.match!r}: unknown kinds {sorted(unknown)}; known: {', '.join(KINDS)}")
         if self.match.startswith("re:"):
@@ -143,12 +145,12 @@ class Recipe:
     @classmethod
     def from_json(cls, text: str) -> Recipe:
         """Reads :meth:`to_json`; a rule's scheme may also be a preset name, so that people can write the file."""
+        data = parsed(text, "recipe", RecipeError)
         try:
-            data = json.loads(text)
             if not isinstance(data, dict) or data.get("version") != VERSION or set(data) - {"version", "rules"}:
                 raise RecipeError(f"a recipe file is an object with version {VERSION} and rules, and nothing else")
             return cls(tuple(_rule_from(rule) for rule in data["rules"]))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise RecipeError(f"not a recipe: {error!r}") from error
 
 
@@ -162,12 +164,7 @@ def _rule_from(data: dict[str, Any]) -> Rule:
     if unknown := set(data) - {"match", "scheme", "kinds"}:
         raise RecipeError(f"rule: unknown keys {sorted(unknown)}; known: match, scheme, kinds")
     scheme = data["scheme"]
-    kinds = data.get("kinds")
-    return Rule(
-        data["match"],
-        scheme if isinstance(scheme, str) else Scheme.from_dict(scheme),
-        None if kinds is None else tuple(kinds),
-    )
+    return Rule(data["match"], scheme if isinstance(scheme, str) else Scheme.from_dict(scheme), data.get("kinds"))
 
 
 def _tied(targets: Sequence[Target], choices: list[Choice]) -> list[Choice]:

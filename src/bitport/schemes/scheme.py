@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from bitport.errors import SchemeError
+from bitport.errors import BitportError, SchemeError
 from bitport.numerics import ACTIVATIONS, STATIC, Format
 
 VERSION = 1
@@ -79,10 +79,15 @@ class Scheme:
 
     @classmethod
     def from_json(cls, text: str) -> Scheme:
-        try:
-            return cls.from_dict(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise SchemeError(f"not a scheme: {error}") from error
+        return cls.from_dict(parsed(text, "scheme", SchemeError))
+
+
+def parsed(text: str, what: str, kind: type[BitportError]) -> Any:
+    """JSON that may come from a stranger; an error is of this ``kind``."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise kind(f"not a {what}: {error}") from error
 
 
 def _checked(data: Any, what: str, allowed: set[str], required: set[str]) -> dict[str, Any]:

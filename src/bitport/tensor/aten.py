@@ -16,7 +16,7 @@ from bitport.tensor.parts import matrix_of
 from bitport.tensor.qtensor import ATEN, QTensor
 
 aten = torch.ops.aten
-
+INSTEAD = ": take the float tensor with .dequantize()"
 
 Adding = Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]
 
@@ -129,7 +129,7 @@ def _transpose(func: Any, q: QTensor, dim0: int, dim1: int) -> QTensor:
     ndim = len(shape)
     if {_dim(q, dim0), _dim(q, dim1)} != {ndim - 2, ndim - 1} or is_conv(q):
         raise ArgumentError(
-            f"a QTensor can only be transposed in its last two dimensions, not {dim0}, {dim1} of {shape}"
+            f"a QTensor can only be transposed in its last two dimensions, not {dim0}, {dim1} of {shape}{INSTEAD}"
         )
     shape[-1], shape[-2] = shape[-2], shape[-1]
     return q.replace(shape=tuple(shape), transposed=not q.transposed)
@@ -142,7 +142,7 @@ def _permute(func: Any, q: QTensor, dims: Sequence[int]) -> QTensor:
     if order == list(range(ndim)):
         return alias(aten.alias.default, q)
     if order != [*range(ndim - 2), ndim - 1, ndim - 2]:
-        raise ArgumentError(f"a QTensor can only swap its last two dimensions, not permute by {list(dims)}")
+        raise ArgumentError(f"a QTensor can only swap its last two dimensions, not permute by {list(dims)}{INSTEAD}")
     return _transpose(func, q, -1, -2)
 
 
@@ -155,7 +155,7 @@ def _expand(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTenso
     if shape == [*q.shape]:
         return alias(aten.alias.default, q)
     if not q.transposed or q.batched or shape[-2:] != [*q.shape[-2:]]:
-        raise ArgumentError(f"a QTensor of shape {[*q.shape]} cannot be expanded to {[*size]}")
+        raise ArgumentError(f"a QTensor of shape {[*q.shape]} cannot be expanded to {[*size]}{INSTEAD}")
     return q.replace(shape=tuple(shape))
 
 
@@ -168,7 +168,7 @@ def _slice(
     start, end, _ = slice(start, end).indices(size)
     end = max(start, end)
     if step != 1:
-        raise ArgumentError(f"a QTensor is sliced with step 1, not {step}")
+        raise ArgumentError(f"a QTensor is sliced with step 1, not {step}{INSTEAD}")
     if (start, end) == (0, size):
         return alias(aten.alias.default, q)
     dim = _dim(q, dim)
@@ -245,7 +245,9 @@ def _sliced(q: QTensor, cut: list[Any], n: int, k: int, shape: tuple[int, ...], 
 def _select(func: Any, q: QTensor, dim: int, index: int) -> QTensor:
     dim = _dim(q, dim)
     if dim >= q.dim() - 2 or is_conv(q):
-        raise ArgumentError(f"only a batch (expert) can be selected from a QTensor, not dim {dim} of {list(q.shape)}")
+        raise ArgumentError(
+            f"only a batch (expert) can be selected from a QTensor, not dim {dim} of {list(q.shape)}{INSTEAD}"
+        )
     shape = [size for at, size in enumerate(q.shape) if at != dim]
     return _take_batch(q, lambda part: func(part, dim, index), tuple(shape))
 
@@ -253,7 +255,9 @@ def _select(func: Any, q: QTensor, dim: int, index: int) -> QTensor:
 @implements(aten.index.Tensor)
 def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> QTensor:
     if len(indices) != 1 or indices[0] is None or q.dim() < 3 or is_conv(q):
-        raise ArgumentError(f"a QTensor can be indexed by one tensor along its batch (experts), not {list(q.shape)}")
+        raise ArgumentError(
+            f"a QTensor can be indexed by one tensor along its batch (experts), not {list(q.shape)}{INSTEAD}"
+        )
     index = indices[0]
     shape = (*(index.shape if index.dtype != torch.bool else (int(index.sum()),)), *q.shape[1:])
     return _take_batch(q, lambda part: func(part, [index]), shape)
@@ -263,7 +267,9 @@ def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> QTensor:
 def _unsqueeze(func: Any, q: QTensor, dim: int) -> QTensor:
     """A matrix as a batch of one."""
     if dim % (q.dim() + 1) or q.batched or is_conv(q):
-        raise ArgumentError(f"only a matrix can be made a batch (expert), at dim 0, not {list(q.shape)} at dim {dim}")
+        raise ArgumentError(
+            f"only a matrix can be made a batch (expert), at dim 0, not {list(q.shape)} at dim {dim}{INSTEAD}"
+        )
     return _take_batch(q.to_layout("plain"), lambda part: func(part, 0), (1, *q.shape))
 
 
@@ -317,6 +323,8 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 @implements(aten.empty_like.default)
 def _empty_like(func: Any, q: QTensor, dtype: Any = None, device: Any = None, **kwargs: Any) -> QTensor:
     """A tensor of the same scheme, whose numbers are still to be loaded: what Module.to_empty() asks for."""
+    if dtype is not None and not dtype.is_floating_point:
+        return _like(func, q, dtype=dtype, device=device or q.qdata.device, **kwargs)
     empty = q.to_layout("plain").map_parts(lambda part: func(part, device=device), dtype=dtype or q.dtype)
     return empty.to_device_layout()
 

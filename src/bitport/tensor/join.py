@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.tensor.aten import alias, implements, new_float, same_bits
+from bitport.tensor.aten import INSTEAD, alias, implements, new_float, same_bits
 from bitport.tensor.borders import cut_along, plain_shapes, unit
 from bitport.tensor.parts import matrix_of, rows_and_columns
 from bitport.tensor.qtensor import PARTS, QTensor
@@ -127,7 +127,7 @@ def _view(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
         if [*size] == [1, *q.shape[1:dim], len(q.pieces) * q.shape[dim], *q.shape[dim + 1 :]]:
             return join(q.pieces, dim).to_device_layout()
     if [*size] != [*q.shape]:
-        raise ArgumentError(f"a QTensor keeps its shape {list(q.shape)}; it cannot be seen as {list(size)}")
+        raise ArgumentError(f"a QTensor keeps its shape {list(q.shape)}; it cannot be seen as {list(size)}{INSTEAD}")
     return alias(aten.alias.default, q)
 
 

@@ -16,6 +16,7 @@ The quantized matrix is [..., N, K] with blocks along K. A convolution's weight 
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -27,7 +28,7 @@ from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
 from bitport.numerics import Format, Quantized, dequantize, quantize
 from bitport.numerics.format import SCALE_DTYPES
-from bitport.schemes import Scheme, preset
+from bitport.schemes import KINDS, Scheme, preset
 from bitport.tensor.parts import FLOATS, check_extra, check_packed, check_parts, matrix_of, rows_and_columns
 
 EXTRA = ("perm", "pre_scale", "act_scale")
@@ -82,13 +83,17 @@ class QTensor(Tensor):
         act_scale: Tensor | None = None,
     ) -> QTensor:
         self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=parts.data.device, requires_grad=False)
-        self.qdata, self.scale, self.zero, self.scale2 = parts
-        self.perm, self.pre_scale, self.act_scale = perm, pre_scale, act_scale
-        self.scheme, self.bits_layout, self.matrix, self.transposed = scheme, bits_layout, matrix, transposed
+        self.__dict__.update(zip(PARTS, (*parts, perm, pre_scale, act_scale), strict=True))
+        self.__dict__.update(scheme=scheme, bits_layout=bits_layout, matrix=matrix, transposed=transposed)
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in PARTS:
+            self.__dict__.pop(KEPT, None)
 
     # -- the value -----------------------------------------------------------------------------------------------
 
@@ -109,8 +114,10 @@ class QTensor(Tensor):
         """The float tensor this one stands for, of its shape, in ``dtype`` (default: its own)."""
         with torch._C.DisableTorchFunctionSubclass():
             shape, own = tuple(self.shape), self.dtype
-        matrix = self.matrix
-        value = dequantize(self.plain(), self.scheme.weight, matrix.n, matrix.k, dtype or own)
+        matrix, dtype = self.matrix, dtype or own
+        if not dtype.is_floating_point:
+            raise ArgumentError(f"a quantized tensor stands for a float tensor, not for {dtype}")
+        value = dequantize(self.plain(), self.scheme.weight, matrix.n, matrix.k, dtype)
         if self.perm is not None:
             value = torch.empty_like(value).index_copy(-1, self.perm.to(torch.int64), value)
         if self.pre_scale is not None:
@@ -253,6 +260,12 @@ def _from_bytes(part: Tensor, dtype: torch.dtype | None) -> Tensor:
     return part.view(dtype) if dtype is not None and dtype.itemsize == 1 and part.dtype == torch.uint8 else part
 
 
+def _is_unread(part: Tensor) -> bool:
+    """Whether torch.load has not come to these numbers yet; its mark of such storages stays when it has."""
+    marked = getattr(part.untyped_storage(), "_torch_load_uninitialized", False)
+    return marked and any(frame.f_code.co_name == "_legacy_load" for frame, _ in traceback.walk_stack(None))
+
+
 def _unsupported(func: Any) -> NoReturn:
     raise NotImplementedError(
         f"{func} is not defined on a QTensor: it stands for a weight in linear, embedding, conv and matmul. "
@@ -270,7 +283,6 @@ def _set_data(self: Tensor, value: Tensor) -> None:
         SET_DATA(self, value)
     for name in (*PARTS, "scheme", "bits_layout", "matrix", "transposed"):
         setattr(self, name, getattr(value, name))
-    self.__dict__.pop(KEPT, None)
 
 
 def _storage(q: QTensor) -> NoReturn:
@@ -281,9 +293,14 @@ def _storage(q: QTensor) -> NoReturn:
     )
 
 
+def _dlpack(q: QTensor, **kwargs: Any) -> NoReturn:
+    raise ArgumentError("a quantized tensor has no memory that other libraries can read: give them its dequantize()")
+
+
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 FUNCTIONS[SET_DATA] = _set_data
 FUNCTIONS[Tensor.storage] = _storage
+FUNCTIONS[Tensor.__dlpack__] = _dlpack
 
 
 def from_parts(
@@ -340,6 +357,8 @@ def quantize_tensor(
             f"only a matrix [..., N, K] of float32, bfloat16 or float16 can be quantized, not {value.dtype} "
             f"{list(value.shape)}; cast float64 with .float() first"
         )
+    if kind not in KINDS:
+        raise ArgumentError(f"a weight is of kind {', '.join(KINDS)}, not {kind!r}")
     scheme = preset(scheme) if isinstance(scheme, str) else scheme
     rows = rows_of(value, kind, transposed)
     if any(size == 0 and block == 0 for size, block in zip(rows.shape[-2:], scheme.weight.block, strict=True)):
@@ -373,6 +392,11 @@ def rebuild(
     """Reads what ``QTensor.__reduce_ex__`` wrote; the only function of bitport that torch.load may call."""
     if missing := {"qdata", "scale"} - set(tensors):
         raise ArgumentError(f"a saved quantized tensor lacks {', '.join(sorted(missing))}")
+    if _is_unread(tensors["qdata"]):
+        raise ArgumentError(
+            "the old format of torch.save gives a tensor before its numbers, which can be neither checked nor packed: "
+            "write the file without _use_new_zipfile_serialization=False, or with bitport.save(model, directory)"
+        )
     described = Scheme.from_json(scheme)
     data = _from_bytes(tensors["qdata"], described.weight.number.storage)
     scale = _from_bytes(tensors["scale"], SCALE_DTYPES[described.weight.scale])

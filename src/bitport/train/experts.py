@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.ops.functional import autocasted, run
+from bitport.ops.functional import autocasted, grouped, run
 from bitport.ops.weight import Weight
 from bitport.train.product import Kept, grad_of_input, grad_of_weight, keep, refuse_transforms
 from bitport.train.rounded import operand, rounded_input
@@ -25,36 +25,49 @@ class GroupedProduct(torch.autograd.Function):
         scheme = w.scheme
         weight = operand(w.rows(), scheme.weight, scheme.act)
         keep(ctx, x, w, weight, offs)
-        if scheme.act:
-            return run("dyn_grouped_linear", x, offs, *weight, scheme.act)
-        return run("grouped_linear", x, offs, *weight)
+        return grouped(x, offs, weight, scheme.act, w.act_scale)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, offs, floats, _, *parts = ctx.saved_tensors
+        x, offs, floats, act_scale, *parts = ctx.saved_tensors
         weight = Weight._make((*parts, *ctx.kept.described))
         wants_x, wants_w, _ = ctx.needs_input_grad
         backward = _straight if ctx.kept.rounding.gradients is None else _each
-        return *backward(grad.contiguous(), x, ctx.kept.rows(floats), weight, offs, ctx.kept, (wants_x, wants_w)), None
+        seen = x, act_scale, ctx.kept.rows(floats), weight, offs, ctx.kept
+        return *backward(grad.contiguous(), *seen, (wants_x, wants_w)), None
 
 
 def _straight(
-    g: Tensor, x: Tensor, rows: None, weight: Weight, offs: Tensor, kept: Kept, wants: tuple[bool, bool]
+    g: Tensor,
+    x: Tensor,
+    act_scale: Tensor | None,
+    rows: None,
+    weight: Weight,
+    offs: Tensor,
+    kept: Kept,
+    wants: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     grad_x = grad_w = None
     if wants[0]:
         nobodys = torch.arange(x.shape[0], device=x.device)[:, None] >= offs[-1]
         grad_x = F.grouped_mm(g, run("dequantize", *weight, g.dtype), offs=offs).masked_fill(nobodys, 0)
     if wants[1]:
-        seen = rounded_input(x, kept.rounding.scheme.act, None)
+        seen = rounded_input(x, kept.rounding.scheme.act, act_scale)
         grad_w = F.grouped_mm(g.t(), seen.contiguous(), offs=offs).to(kept.dtype)
         grad_w = grad_w.mT if kept.rounding.transposed else grad_w
     return grad_x, grad_w
 
 
 def _each(
-    g: Tensor, x: Tensor, rows: Tensor | None, weight: Weight, offs: Tensor, kept: Kept, wants: tuple[bool, bool]
+    g: Tensor,
+    x: Tensor,
+    act_scale: Tensor | None,
+    rows: Tensor | None,
+    weight: Weight,
+    offs: Tensor,
+    kept: Kept,
+    wants: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     shape = (*weight.batch, weight.k, weight.n) if kept.rounding.transposed else (*weight.batch, weight.n, weight.k)
     grad_x = torch.zeros_like(x) if wants[0] else None
@@ -66,7 +79,7 @@ def _each(
             own = Weight._make((*parts, *weight.matrix, "plain"))
             grad_x[start:end] = grad_of_input(g[start:end], None if rows is None else rows[expert], own, kept)
         if start < end and grad_w is not None:
-            grad_w[expert] = grad_of_weight(g[start:end], x[start:end], None, kept)
+            grad_w[expert] = grad_of_weight(g[start:end], x[start:end], act_scale, kept)
         start = end
     return grad_x, grad_w
 

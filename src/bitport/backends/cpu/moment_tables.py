@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -67,7 +68,12 @@ class Tables:
 
 @functools.cache
 def tables_of(fmt: Format, positive: bool) -> Tables:
-    return Tables(fmt, positive)
+    with torch.device("cpu"):
+        return Tables(fmt, positive)
+
+
+def _float32(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
 
 
 def refuses_format(fmt: Format) -> str | None:
@@ -81,7 +87,7 @@ def refuses_format(fmt: Format) -> str | None:
 
 def _values(number: NumberType) -> Tensor:
     if number.kind == "codebook":
-        return torch.tensor(number.table)
+        return _float32(number.table)
     return decode(torch.arange(256, dtype=torch.uint8), number)
 
 
@@ -89,11 +95,11 @@ def _thresholds(number: NumberType, positive: bool) -> Tensor:
     """Of the magnitude where codes have a sign. Halfway between two floats the even code is taken: the threshold below
     an even code is one float32 lower. What may not become zero is above a threshold of zero."""
     if number.kind == "codebook":
-        thresholds = torch.tensor(midpoints(number.table))
+        thresholds = _float32(midpoints(number.table))
     else:
         values = [number.float_value(code) for code in range(number.max_code + 1)]
-        thresholds = torch.tensor(midpoints(values))
-        thresholds[1::2] = torch.nextafter(thresholds[1::2], torch.zeros(()))
+        thresholds = _float32(midpoints(values))
+        thresholds[1::2] = torch.nextafter(thresholds[1::2], _float32([0.0]))
     if positive and number.has_zero:
         thresholds[0] = 0.0
     return thresholds
@@ -124,8 +130,8 @@ def _ranked(number: NumberType, above: Tensor, zero: int) -> Tensor:
 
 def _zones(number: NumberType) -> tuple[float, Tensor, Tensor, Tensor, Tensor]:
     """(lowest, borders [32], slopes [16], offsets [16], zones [32])."""
-    borders, zones = torch.full((EXPONENTS,), math.inf), torch.zeros(EXPONENTS, dtype=torch.int32)
-    slopes, offsets = torch.zeros(ZONES), torch.zeros(ZONES)
+    borders, zones = _float32([math.inf] * EXPONENTS), torch.zeros(EXPONENTS, dtype=torch.int32)
+    slopes, offsets = _float32([0.0] * ZONES), _float32([0.0] * ZONES)
     if number.name == "ulinear4":
         slopes[0], offsets[0] = 16.0, -1.0
         return 2.0**-5, borders, slopes, offsets, zones

@@ -147,7 +147,7 @@ class Library:
     def rows(self, ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
         """The rows ``ids`` of one weight in cpu_tiles, [.., K]."""
         flat = ids.reshape(-1).long().contiguous()
-        y = torch.empty(flat.numel(), weight.k, dtype=dtype)
+        y = flat.new_empty(flat.numel(), weight.k, dtype=dtype)
         tiles, kept = _tiles(weight)
         code = self._rows(tiles, flat.data_ptr(), flat.numel(), y.data_ptr(), TYPES[dtype], torch.get_num_threads())
         self.check(code, f"lookup in {weight.n}x{weight.k}")
@@ -156,7 +156,7 @@ class Library:
 
     def dense(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """One weight in cpu_tiles as floats, [N, K]."""
-        y = torch.empty(weight.n, weight.k, dtype=dtype)
+        y = weight.data.new_empty(weight.n, weight.k, dtype=dtype)
         tiles, kept = _tiles(weight)
         self.check(self._dense(tiles, y.data_ptr(), TYPES[dtype], torch.get_num_threads()), "dense weight")
         del kept
@@ -167,7 +167,7 @@ class Library:
         if not _is_real(data):
             return pack_tiles(matrix, data)
         dense, bits = data.contiguous(), NUMBER_TYPES[matrix.dtype].bits
-        tiles = torch.empty(*data.shape[:-2], -(-matrix.n // 32), -(-matrix.k // 32), 128 * bits, dtype=torch.uint8)
+        tiles = data.new_empty(*data.shape[:-2], -(-matrix.n // 32), -(-matrix.k // 32), 128 * bits, dtype=torch.uint8)
         self._each(self._pack, matrix, dense, tiles, dense.shape[:-2])
         return tiles
 
@@ -176,7 +176,7 @@ class Library:
             return unpack_tiles(matrix, tiles)
         number = NUMBER_TYPES[matrix.dtype]
         size = packed_size(matrix.k, number.bits)
-        data = torch.empty(*tiles.shape[:-3], matrix.n, size, dtype=torch.uint8)
+        data = tiles.new_empty(*tiles.shape[:-3], matrix.n, size)
         self._each(self._unpack, matrix, tiles.contiguous(), data, tiles.shape[:-3])
         return data.view(number.storage)
 

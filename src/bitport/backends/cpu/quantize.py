@@ -77,10 +77,10 @@ def register(library: Library) -> None:
         grid, zero = (*batch, *fmt.scale_shape(n, k)), fmt.zero_dtype(dtype)
         x = value.contiguous().resolve_neg()
         parts = Quantized(
-            torch.empty(*batch, n, packed_size(k, fmt.number.bits), dtype=fmt.number.storage),
-            torch.empty(grid, dtype=fmt.scale_dtype(dtype)),
-            None if zero is None else torch.empty(grid, dtype=zero),
-            torch.empty(*batch, 1, 1) if fmt.global_scale else None,
+            x.new_empty(*batch, n, packed_size(k, fmt.number.bits), dtype=fmt.number.storage),
+            x.new_empty(grid, dtype=fmt.scale_dtype(dtype)),
+            None if zero is None else x.new_empty(grid, dtype=zero),
+            x.new_empty(*batch, 1, 1, dtype=torch.float32) if fmt.global_scale else None,
         )
         described, count = _described(fmt, n, k, dtype), math.prod(batch)
         for at in range(count):

@@ -121,7 +121,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
         moments = self.moments(group)
         new = not moments.keys() <= state.keys()
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
         for name, positive in moments.items():
             if name not in state:
                 state[name] = sharded_like(param, zeros(local, *self._kind(group, param, positive)))
@@ -206,7 +206,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
         one = isinstance(step, (int, float)) or (isinstance(step, Tensor) and step.numel() == 1)
         if not one or not float(step) >= 0:
             raise ArgumentError(f"the state of {what} has step={step!r}; it must be one number, 0 or more")
-        taken: Group = {"step": torch.tensor(float(step))}
+        taken: Group = {"step": torch.tensor(float(step), dtype=torch.float32, device="cpu")}
         for name, positive in moments.items():
             fmt, dtype = self._kind(group, param, positive)
             value = loaded(

@@ -1,0 +1,65 @@
+"""Backends are loaded once, whole or with an error, whoever asks first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from bitport import plugins
+from bitport.errors import ArgumentError
+
+
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Before anything is loaded, with one backend more: what loads it."""
+    plugins.load()
+
+    def offered(load: Callable[[], object]) -> None:
+        monkeypatch.setattr(plugins, "_started", False)
+        monkeypatch.setattr(plugins, "_loaded", [])
+        monkeypatch.setattr(plugins, "installed", lambda: {"acme": type("Entry", (), {"load": staticmethod(load)})})
+
+    return offered
+
+
+def test_a_broken_backend_fails_every_time(offer: Callable[..., None]) -> None:
+    def broken() -> object:
+        raise ImportError("its library is gone")
+
+    offer(broken)
+    for _ in range(2):
+        with pytest.raises(ImportError, match="its library is gone"):
+            plugins.load()
+    assert plugins.loaded() == plugins.IN_TREE
+
+
+def test_a_backend_may_ask_while_it_is_loaded(offer: Callable[..., None]) -> None:
+    offer(plugins.load)
+    assert plugins.load() == (*plugins.IN_TREE, "acme")
+
+
+def test_another_thread_waits(offer: Callable[..., None]) -> None:
+    """It would choose layouts and kernels from half of the tables."""
+    seen: list[tuple[str, ...]] = []
+    other = threading.Thread(target=lambda: seen.append(plugins.load()))
+
+    def load() -> object:
+        other.start()
+        other.join(0.2)
+        return None
+
+    offer(load)
+    plugins.load()
+    other.join()
+    assert seen == [(*plugins.IN_TREE, "acme")]
+
+
+def test_a_name_that_no_backend_has(offer: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(lambda: None)
+    monkeypatch.setenv("BITPORT_DISABLE", "acme, cdua")
+    with pytest.raises(ArgumentError, match=r"no backend is called cdua; there are cpu, cuda, .*, acme"):
+        plugins.load()
+    monkeypatch.setenv("BITPORT_DISABLE", "acme, ")
+    assert plugins.load() == plugins.IN_TREE
