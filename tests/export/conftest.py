@@ -22,7 +22,8 @@ K, N, WORDS, EXPERTS = 128, 48, 40, 3
 
 
 class Every(nn.Module):
-    """A layer of each scheme, a lookup, experts, an activation in the op and a matrix that no kernel takes."""
+    """A layer of each scheme, a lookup, experts, an activation in the op, a matrix that no kernel takes and a
+    convolution, whose 48 columns are a group of 32 and a short one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,12 +31,14 @@ class Every(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(K, N, bias=at % 2 == 0) for at in range(len(SCHEMES)))
         self.gate, self.up = nn.Linear(K, N), nn.Linear(K, N)
         self.odd = nn.Linear(N, 24)
+        self.conv = nn.Conv1d(16, 32, 3)
         self.experts = nn.Parameter(torch.randn(EXPERTS, K, N) / K**0.5)
 
     def forward(self, ids: Tensor, ends: Tensor) -> list[Tensor]:
         x = self.table(ids)
         hidden = linear_then(x, self.gate.weight, self.gate.bias, "silu", self.up(x))
-        return [x, *(layer(x) for layer in self.layers), self.odd(hidden), F.grouped_mm(x, self.experts, offs=ends)]
+        experts, conv = F.grouped_mm(x, self.experts, offs=ends), self.conv(x.view(-1, 16, K // 16))
+        return [x, *(layer(x) for layer in self.layers), self.odd(hidden), experts, conv]
 
 
 class Half(nn.Module):

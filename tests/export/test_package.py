@@ -18,6 +18,7 @@ from bitport.export.archive import ALIGNMENT as PAGE
 from bitport.export.archive import ArchiveReader
 from bitport.export.compile import best_level, options
 from bitport.export.constants import SPANS
+from bitport.export.load import compare
 from bitport.export.package import WEIGHTS
 from bitport.export.weights import ALIGNMENT, PAD
 from bitport.tensor import QTensor
@@ -33,7 +34,7 @@ def test_every_scheme_gives_what_eager_gives(rows: int, program: Program, module
     with torch.no_grad():
         wanted = modules["every"](*args)
     got = program.every(*args)
-    names = ["lookup", *SCHEMES, "no kernel", "experts"]
+    names = ["lookup", *SCHEMES, "no kernel", "experts", "convolution"]
     for name, one, other in zip(names, got, wanted, strict=True):
         assert torch.equal(one, other), name
 
@@ -146,6 +147,34 @@ def test_constants_of_other_strides(tmp_path: Path) -> None:
     torch.testing.assert_close(load(tmp_path / "strided.pt2").forward(x), module(x))
 
 
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("never", torch.tensor([False, True, False, True]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y: Tensor = self.linear(x).masked_fill(self.never, float("-inf"))
+        return y, y - y
+
+
+def test_infinities_and_nan_are_compared_too(tmp_path: Path) -> None:
+    """They are what they were, and the other numbers are allowed what they are without them."""
+    manifest = package(Method(Masked().eval(), (torch.ones(2, 8),)), tmp_path / "masked.pt2")
+    atol = manifest["methods"]["forward"]["example"]["atol"]
+    assert 0 < atol["output.0"] < 1e-2
+    program = load(tmp_path / "masked.pt2")
+    assert program.check()["forward"] <= 1
+    example = program.examples("forward")
+    example["output.0"][0, 1] = 0
+    with pytest.raises(ExportError, match="inf off"):
+        compare("forward", program.methods["forward"], example, atol)
+    example = program.examples("forward")
+    example["output.1"][0, 1] = 0
+    with pytest.raises(ExportError, match="nan off"):
+        compare("forward", program.methods["forward"], example, atol)
+
+
 class Idle(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -220,8 +249,18 @@ def test_recorded_examples_are_met(program: Program) -> None:
 
 
 def test_wrong_arguments_are_refused(program: Program) -> None:
+    """Also sizes beyond the range they were exported for, and memory of another device, which is no memory here."""
     ids, ends = arguments(4)["every"]
-    for wrong in ((ids,), (ids.int(), ends), (ids[:, None], ends), (ids, ends[:2]), (ids.repeat(2)[::2], ends)):
+    for wrong in (
+        (ids,),
+        (ids.int(), ends),
+        (ids[:, None], ends),
+        (ids, ends[:2]),
+        (ids.repeat(2)[::2], ends),
+        (ids.repeat(17), ends),
+        (ids[:0], ends),
+        (ids.to("meta"), ends),
+    ):
         with pytest.raises(ArgumentError):
             program.every(*wrong)
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from bitport.numerics import ACTIVATIONS, Format, Quantized, dequantize, quantize, quantize_rows
 from bitport.numerics.activations import fake_quantize
+from bitport.numerics.codec import dequantize_codes, quantize_codes
 
 FORMATS = {
     **ACTIVATIONS,
@@ -84,3 +85,21 @@ def test_compiled_by_inductor_too() -> None:
     x = sample(4, 64)
     compiled = torch.compile(lambda x: quantize_rows(x, "mxfp4"), fullgraph=True)
     assert same(compiled(x), quantize_rows(x, "mxfp4"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["int4-group", "mxfp8", "fp8-128", "nvfp4"])
+@pytest.mark.parametrize("columns", [48, 200, 300])
+def test_inductor_fills_the_last_block_where_it_is_short(name: str, columns: int) -> None:
+    """torch 2.13 cuts a loop over k with an index k // block into whole blocks, and leaves out the rest."""
+    fmt = FORMATS[name]
+
+    def rounded(x: Tensor) -> Tensor:
+        return dequantize_codes(quantize_codes(x, fmt, *parts), fmt, *parts)
+
+    x = sample(8, columns)
+    parts = quantize(x, fmt)[1:]
+    torch._dynamo.reset()
+    compiled, packed = torch.compile(rounded), quantize(x, fmt)
+    assert torch.equal(compiled(x), rounded(x))
+    assert torch.equal(torch.compile(lambda: dequantize(packed, fmt, 8, columns))(), rounded(x))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitport
 from bitport.schemes import PRESETS, preset
+from bitport.tensor import cache_key, quantize_tensor
 
 
 class Small(nn.Module):
@@ -109,6 +112,35 @@ def test_jit_traced(scheme: str) -> None:
         traced = torch.jit.trace(model, torch.arange(6).reshape(2, 3))
         ids = torch.arange(12).reshape(4, 3)
         assert torch.equal(traced(ids), model(ids))
+
+
+def test_the_key_of_torchs_cache_has_all_that_a_graph_depends_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of one matrix and two shapes, parts that lie otherwise, and bitport's own code: a graph found again for
+    another of these gives wrong results."""
+    tall, wide = (quantize_tensor(torch.ones(8, 4, *size), "int8") for size in ((3, 1), (1, 3)))
+    whole = quantize_tensor(torch.ones(8, 24), "int8-g4-asym").to_layout("plain")
+    piece = whole[:, :12]
+    packed = piece.map_parts(Tensor.contiguous)
+    keys = [q._stable_hash_for_caching() for q in (tall, wide, piece, packed)]
+    (tmp_path / "a.py").write_text("other = 1")
+    monkeypatch.setattr(cache_key, "PACKAGE", tmp_path)
+    cache_key.source_key.cache_clear()
+    keys.append(packed._stable_hash_for_caching())
+    cache_key.source_key.cache_clear()
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_cast_that_changes_nothing_is_exported() -> None:
+    class Casting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight.to(x.dtype), self.bias)
+
+    model, x = nn.Sequential(Casting(64, 32)), torch.randn(3, 64)
+    bitport.quantize_(model, {"*": "int4-g32"}, measure=False)
+    for strict in (False, True):
+        assert torch.equal(torch.export.export(model, (x,), strict=strict).module()(x), model(x))
 
 
 @pytest.mark.slow

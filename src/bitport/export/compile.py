@@ -41,7 +41,10 @@ class Method:
 def dense(method: Method) -> Method:
     """Arguments as a caller's lie: torch takes over the strides of these, also of sizes that are 1, which no check of
     contiguity sees."""
-    return dataclasses.replace(method, args=pytree.tree_map_only(Tensor, _dense, method.args))
+    shapes = method.dynamic_shapes
+    if isinstance(shapes, torch.export.ShapesCollection | torch.export.AdditionalInputs):  # by the tensors themselves
+        shapes = shapes.dynamic_shapes(method.module, method.args)
+    return dataclasses.replace(method, args=pytree.tree_map_only(Tensor, _dense, method.args), dynamic_shapes=shapes)
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import sys
 import zipfile
 import zlib
 from pathlib import Path
@@ -56,7 +57,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
         if not inside:
             _check_header(where, data, stored["header"])
         methods = {
-            name: Function(file, name, entry, {each: _constant(data, wanted) for each, wanted in listed[name].items()})
+            name: Function(file, name, entry, manifest["dims"], _constants(data, listed[name]))
             for name, entry in manifest["methods"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, CheckpointError) as error:
@@ -95,6 +96,10 @@ def _check_header(path: Path, data: Tensor, wanted: dict[str, int]) -> None:
         raise ExportError(f"{path} holds other tensors, or elsewhere, than the package was exported with")
 
 
+def _constants(data: Tensor, listed: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: _constant(data, wanted) for name, wanted in listed.items()}
+
+
 def _constant(data: Tensor, wanted: dict[str, Any]) -> Tensor:
     shape, at, dtype = wanted["shape"], wanted["at"], READABLE[wanted["dtype"]]
     if not all(type(number) is int and number >= 0 for number in (*shape, at)):
@@ -109,8 +114,15 @@ def _constant(data: Tensor, wanted: dict[str, Any]) -> Tensor:
 class Function:
     """One method."""
 
-    def __init__(self, path: Path, name: str, entry: dict[str, Any], constants: dict[str, Tensor]) -> None:
+    def __init__(
+        self, path: Path, name: str, entry: dict[str, Any], dims: dict[str, Any], constants: dict[str, Tensor]
+    ) -> None:
         self.entry, self.constants = entry, constants
+        known = {size: (least, sys.maxsize if most is None else most) for size, (least, most) in dims.items()}
+        self.bounds = [
+            [known[size] if isinstance(size, str) else (size, size) for size in each["shape"]]
+            for each in entry["inputs"]
+        ]
         if len(constants) != entry["constants"]["count"]:
             raise ExportError(f"{len(constants)} constants are listed for {name}, not {entry['constants']['count']}")
         try:
@@ -131,19 +143,19 @@ class Function:
         return pytree.tree_unflatten(self.flat(*pytree.tree_leaves(args)), pytree.treespec_loads(outputs))
 
     def _check(self, tensors: tuple[Tensor, ...]) -> None:
-        """Dtypes and ranks, which generated code does not look at."""
+        """Devices, dtypes and sizes, which generated code does not look at."""
         inputs = self.entry["inputs"]
         if len(tensors) != len(inputs):
             raise ArgumentError(f"{len(inputs)} tensors are taken, not {len(tensors)}")
         sizes: dict[str, int] = {}
-        for tensor, wanted in zip(tensors, inputs, strict=True):
+        for tensor, wanted, bounds in zip(tensors, inputs, self.bounds, strict=True):
             fits = tensor.dtype == READABLE[wanted["dtype"]] and tensor.dim() == len(wanted["shape"])
-            for size, named in zip(tensor.shape, wanted["shape"], strict=False):
-                fits = fits and size == (sizes.setdefault(named, size) if isinstance(named, str) else named)
-            if not fits or not tensor.is_contiguous():
+            for size, named, (least, most) in zip(tensor.shape, wanted["shape"], bounds, strict=False):
+                fits = fits and least <= size <= most and size == sizes.setdefault(named, size)
+            if not fits or not tensor.is_contiguous() or tensor.device.type != "cpu":
                 raise ArgumentError(
-                    f"{wanted['name']} must be contiguous {wanted['dtype']} {wanted['shape']}, "
-                    f"not {tensor.dtype} {[*tensor.shape]}"
+                    f"{wanted['name']} must be contiguous {wanted['dtype']} {wanted['shape']} on the CPU, sizes within "
+                    f"{bounds}, not {tensor.dtype} {[*tensor.shape]} on {tensor.device}"
                 )
 
 
@@ -193,7 +205,7 @@ def compare(name: str, function: Function, example: dict[str, Tensor], atol: dic
     for key, allowed in atol.items():
         kind, at = key.split(".")
         got, want = (outputs if kind == "output" else inputs)[int(at)], example[key]
-        off = float((got.double() - want.double()).abs().max()) if want.numel() and got.shape == want.shape else 0.0
+        off = _difference(got, want) if got.shape == want.shape else 0.0
         if got.shape != want.shape or got.dtype != want.dtype or not off <= allowed:
             raise ExportError(
                 f"{name} gives another {key} than in eager mode: {off:.3g} off, {allowed:.3g} are allowed "
@@ -201,3 +213,10 @@ def compare(name: str, function: Function, example: dict[str, Tensor], atol: dic
             )
         worst = max(worst, off / allowed if allowed else 0.0)
     return worst
+
+
+def _difference(got: Tensor, want: Tensor) -> float:
+    """The largest one. What is equal is 0 apart: infinities, and NaN where NaN is wanted, too."""
+    one, other = got.double(), want.double()
+    apart = (one != other) & ~(one.isnan() & other.isnan())
+    return float((one - other)[apart].abs().max()) if apart.any() else 0.0

@@ -183,11 +183,13 @@ def _within(tensors: dict[str, Tensor], tolerance: float | None) -> dict[str, fl
 
 
 def _tolerance(value: Tensor, part: float | None) -> float:
-    """Allowed absolute difference: a part of the largest number."""
-    if not value.is_floating_point() or not value.numel():
+    """Allowed absolute difference: a part of the largest finite number."""
+    numbers = value.double()
+    finite = numbers[numbers.isfinite()]
+    if not value.is_floating_point() or not finite.numel():
         return 0.0
     part = torch.finfo(value.dtype).eps ** 0.5 if part is None else part
-    return float(value.double().abs().max()) * part
+    return float(finite.abs().max()) * part
 
 
 def _store(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +42,7 @@ def describe(name: str, method: Method, program: torch.export.ExportedProgram) -
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs = list(signature.user_inputs)
     given = [values[each] for each in inputs]
-    symbols = _symbols(given, list(_shapes_of(method.args, _positional(method))))
+    symbols = _symbols(given, list(_shapes_of(*_by_name(method))))
     mutated = set(signature.user_inputs_to_mutate.values())
     entry = {
         "inputs": [
@@ -48,7 +50,7 @@ def describe(name: str, method: Method, program: torch.export.ExportedProgram) -
             for each, value in zip(map(str, inputs), given, strict=True)
         ],
         "outputs": [
-            _tensor(f"output{at}", _output(name, values.get(str(each))), symbols)
+            _tensor(f"output{at}", _output(name, values.get(str(each), each)), symbols)
             for at, each in enumerate(signature.user_outputs)
         ],
     }
@@ -58,6 +60,12 @@ def describe(name: str, method: Method, program: torch.export.ExportedProgram) -
         bounds = ranges[symbol]
         most = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < 2**62 else None
         sizes[size] = [int(bounds.lower), most]
+    for each in entry["inputs"]:
+        if derived := [size for size in each["shape"] if isinstance(size, str) and size not in sizes]:
+            raise ExportError(
+                f"{name}: {each['name']} has the size {derived[0]}, and sizes of inputs are numbers or names: take "
+                "this dimension as two, such as [rows, 2] for 2*rows, and flatten them in the module"
+            )
     return entry, sizes
 
 
@@ -76,10 +84,7 @@ def _tensor(name: str, value: Tensor, symbols: dict[str, str]) -> dict[str, Any]
 def _size(size: Any, symbols: dict[str, str]) -> int | str:
     if isinstance(size, int):
         return size
-    text = str(size)
-    for symbol, name in symbols.items():
-        text = text.replace(symbol, name)
-    return text
+    return re.sub(r"\w+", lambda found: symbols.get(found[0], found[0]), str(size))
 
 
 def _symbols(given: list[Tensor], shapes: list[Any]) -> dict[str, str]:
@@ -93,10 +98,11 @@ def _symbols(given: list[Tensor], shapes: list[Any]) -> dict[str, str]:
     return {symbol: name for symbol, name in found.items() if symbol.isidentifier()}
 
 
-def _positional(method: Method) -> Any:
-    """dynamic_shapes in the order of the arguments, where they are given by name."""
+def _by_name(method: Method) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments, and dynamic_shapes, which torch takes in the order of the signature or by name in any order."""
+    given = inspect.signature(method.module.forward).bind(*method.args).arguments
     shapes = method.dynamic_shapes
-    return list(shapes.values()) if isinstance(shapes, dict) else shapes
+    return given, shapes if isinstance(shapes, dict) else dict(zip(given, shapes or (), strict=bool(shapes)))
 
 
 def _shapes_of(args: Any, shapes: Any) -> Iterator[Any]:
@@ -104,7 +110,5 @@ def _shapes_of(args: Any, shapes: Any) -> Iterator[Any]:
     if isinstance(args, Tensor):
         yield shapes
     else:
-        values = list(args.values()) if isinstance(args, dict) else list(args)
-        below = list(shapes.values()) if isinstance(shapes, dict) else list(shapes or [None] * len(values))
-        for value, shape in zip(values, below, strict=True):
-            yield from _shapes_of(value, shape)
+        for key in args if isinstance(args, dict) else range(len(args)):
+            yield from _shapes_of(args[key], shapes[key] if shapes else None)

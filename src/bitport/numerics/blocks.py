@@ -5,6 +5,7 @@ view a scale [..., SN, SK] broadcasts as [..., SN, 1, SK, 1], so nothing of the 
 edge blocks cost a padded copy.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -32,7 +33,13 @@ def to_blocks(x: Tensor, block: Block, fill: float = 0) -> Tensor:
 
 
 def from_blocks(x: Tensor, n: int, k: int) -> Tensor:
+    """The matrix [..., n, k]. A short last block is joined to the whole ones, and not what is too long cut: of a loop
+    over k with an index k // block inductor (torch 2.13, CPU) runs through whole blocks only."""
     *leading, row_blocks, rows, column_blocks, columns = x.shape
+    if column_blocks > 1 and (short := k % columns):
+        whole = x[..., :-1, :].reshape(*leading, row_blocks * rows, k - short)
+        last = x[..., -1, :short].reshape(*leading, row_blocks * rows, short)
+        return torch.cat([whole, last], -1)[..., :n, :].contiguous()
     return x.reshape(*leading, row_blocks * rows, column_blocks * columns)[..., :n, :k].contiguous()
 
 

@@ -44,6 +44,12 @@ def alias(func: Any, q: QTensor, **changes: Any) -> QTensor:
     return same
 
 
+@implements(aten._assert_tensor_metadata.default)
+def _assert_metadata(func: Any, q: QTensor, *args: Any, **kwargs: Any) -> None:
+    """torch.export asks for it where ``q.to(dtype)`` had nothing to change."""
+    func(torch.empty(q.shape, dtype=q.dtype, device="meta"), *args, **{**kwargs, "device": None})
+
+
 @implements(aten.clone.default)
 def _clone(func: Any, q: QTensor, memory_format: Any = None) -> QTensor:
     return q.map_parts(torch.clone)

@@ -29,6 +29,7 @@ from bitport.layouts import Matrix
 from bitport.numerics import Format, Quantized, dequantize, quantize
 from bitport.numerics.format import SCALE_DTYPES
 from bitport.schemes import KINDS, Scheme, preset
+from bitport.tensor.cache_key import source_key
 from bitport.tensor.parts import FLOATS, check_extra, check_packed, check_parts, matrix_of, rows_and_columns
 
 EXTRA = ("perm", "pre_scale", "act_scale")
@@ -186,8 +187,9 @@ class QTensor(Tensor):
     def _stable_hash_for_caching(self) -> str:
         """Key of torch.compile's cache: everything a traced graph depends on, and no data."""
         names, context = self.__tensor_flatten__()
-        parts = [(name, getattr(self, name).dtype, tuple(getattr(self, name).shape)) for name in names]
-        return f"bitport.QTensor {parts} {context}"
+        parts = [(name, part.dtype, part.shape, part.stride()) for name in names for part in (getattr(self, name),)]
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"bitport.QTensor {source_key()} {self.shape} {parts} {context}"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

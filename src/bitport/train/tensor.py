@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bitport.errors import ArgumentError
 from bitport.schemes import Scheme
+from bitport.tensor.cache_key import source_key
 from bitport.tensor.qtensor import SET_DATA, rows_of
 from bitport.train.gradients import Gradients
 
@@ -118,7 +119,7 @@ class TrainedTensor(Tensor):
 
     def _stable_hash_for_caching(self) -> str:
         value, context = self.value, self.__tensor_flatten__()
-        return f"bitport.TrainedTensor {value.dtype} {[*value.shape]} {context}"
+        return f"bitport.TrainedTensor {source_key()} {value.dtype} {[*value.shape]} {context}"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
