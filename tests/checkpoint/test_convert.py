@@ -125,6 +125,23 @@ def test_head_that_is_held_twice(tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "b").tied == {}
 
 
+def test_a_tied_head_of_another_name(tmp_path: Path) -> None:
+    """As that of Whisper: files do not say it, and the model ties it by itself."""
+
+    def build() -> nn.Module:
+        model = Llama()
+        model.proj_out = model.lm_head
+        del model.lm_head
+        return model
+
+    model = build()
+    write(Llama(), tmp_path / "hf", architectures=["WhisperForConditionalGeneration"])
+    save_file({k: v for k, v in model.state_dict().items() if k[:4] != "proj"}, tmp_path / "hf" / "model.safetensors")
+    quantize_files(tmp_path / "hf", tmp_path / "out", "int8")
+    bp.quantize_(model, "int8")
+    assert_same(model, bp.load(build, tmp_path / "out"))
+
+
 def test_model_without_a_head(tmp_path: Path) -> None:
     """The base model of a tied one: nothing to tie."""
     write(Llama(), tmp_path / "hf", architectures=["LlamaModel"])

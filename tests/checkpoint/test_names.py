@@ -7,7 +7,7 @@ import torch
 
 from bitport.checkpoint.names import target_of
 
-MATRIX, STACK = (64, 32), (4, 64, 32)
+MATRIX, STACK, ROUTER = (64, 32), (4, 64, 32), (4, 32)
 NAMES = (
     ("model.embed_tokens.weight", MATRIX, "embedding"),
     ("model.language_model.embed_tokens.weight", MATRIX, "embedding"),
@@ -32,10 +32,11 @@ NAMES = (
     ("model.layers.0.mlp.experts.3.gate_proj.weight", MATRIX, "linear"),
     ("model.layers.0.mlp.shared_expert.down_proj.weight", MATRIX, "linear"),
     ("model.layers.0.mlp.shared_experts.up_proj.weight", MATRIX, "linear"),
-    ("model.layers.0.mlp.gate.weight", MATRIX, "other"),
-    ("model.layers.0.mlp.router.weight", MATRIX, "other"),
-    ("model.layers.0.block_sparse_moe.router.layer.weight", MATRIX, "other"),
-    ("model.layers.0.mlp.gate.wg.weight", MATRIX, "other"),
+    ("model.layers.0.mlp.gate.weight", ROUTER, "other"),
+    ("model.layers.0.mlp.router.weight", ROUTER, "other"),
+    ("model.layers.0.block_sparse_moe.router.layer.weight", ROUTER, "other"),
+    ("model.layers.0.mlp.gate.wg.weight", ROUTER, "other"),
+    ("model.layers.0.mlp.gate.weight", MATRIX, "linear"),
     ("model.layers.0.mlp.experts.gate_up_proj_bias", MATRIX, "other"),
     ("text_model.encoder.0.self_attn.in_proj_weight", MATRIX, "attention"),
     ("model.layers.0.mlp.experts.gate_up_proj", STACK, "experts"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ import torch
 
 import bitport
 from bitport.cli import main as cli
-from bitport.errors import ArgumentError
+from bitport.errors import CheckpointError
 
 from .conftest import Run
 
@@ -99,7 +100,7 @@ def test_an_error_is_one_message_without_traceback(run: Run, tmp_path: Path) -> 
 
 
 def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError):
+    with pytest.raises(CheckpointError):
         cli.main(["inspect", str(tmp_path), "--debug"])
 
 
@@ -109,6 +110,15 @@ def test_interrupt_is_130(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("bitport.cli.inspect.examine", interrupted)
     assert run("inspect", tmp_path).code == 130
+
+
+def test_a_full_disk_is_one_message(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("bitport.cli.inspect.examine", full)
+    ran = run("inspect", tmp_path)
+    assert (ran.code, ran.err) == (1, "bitport: error: [Errno 28] No space left on device\n")
 
 
 def test_as_a_module_with_a_reader_that_leaves() -> None:

@@ -6,9 +6,11 @@ import dataclasses
 import html
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -190,3 +192,21 @@ def test_generate_draws_by_its_seed_alone(run: Run, int4: Path) -> None:
 )
 def test_generate_refuses(run: Run, int4: Path, words: tuple[str, ...]) -> None:
     assert run("generate", int4, *words).code == 1
+
+
+def test_tokens_that_the_model_does_not_have(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
+    """A tokenizer with one token more than the model has rows, and ids of another model."""
+    other = shutil.copytree(llama, tmp_path / "other")
+    said = json.loads((other / "tokenizer.json").read_text())
+    said["model"]["vocab"]["e"] = 320
+    (other / "tokenizer.json").write_text(json.dumps(said))
+    np.save(tmp_path / "ids.npy", np.array([1, 2, 320]))
+    gptq = ["quantize", llama, "--scheme", "int4", "--algorithm", "gptq", "--data", tmp_path / "ids.npy"]
+    for words in (
+        ["eval", other, "--text", text, "--window", "64"],
+        ["generate", other, "--prompt", "the"],
+        [*gptq, "-o", tmp_path / "out"],
+    ):
+        ran = run(*words)
+        assert ran.code == 1
+        assert "there is a token 320, and the model has 320" in ran.err

@@ -182,6 +182,22 @@ def test_other_names_in_the_model_are_told(run: Run, mixtral: Path, llama: Path,
     told = run("quantize", other, "--scheme", "int8", "--dry-run").err
     assert "has no model.other.weight" in told
     assert "--in-memory" in told
+    said = (other / "config.json").read_text().replace("LlamaForCausalLM", "LlamaForSequenceClassification")
+    (other / "config.json").write_text(said)
+    told = run("quantize", other, "--scheme", "int8", "--dry-run").err
+    assert "load_model builds a LlamaForCausalLM, not the LlamaForSequenceClassification" in told
+    assert "--in-memory" not in told
+
+
+def test_what_is_wrong_with_files_is_told_once(run: Run, llama: Path, tmp_path: Path) -> None:
+    shutil.copytree(llama, tmp_path / "cut")
+    lost = sorted((tmp_path / "cut").glob("*.safetensors"))[0]
+    lost.unlink()
+    for words in (["quantize", "--scheme", "int8", "--dry-run"], ["inspect"]):
+        ran = run(*words, tmp_path / "cut")
+        assert (ran.code, ran.out) == (1, "")
+        assert ran.err.startswith("bitport: error: ")
+        assert f"names {lost.name!r}, which is not in" in ran.err
 
 
 def test_in_memory_quantizes_the_form_of_the_model(run: Run, mixtral: Path, tmp_path: Path) -> None:
@@ -199,7 +215,8 @@ def test_in_memory_quantizes_the_form_of_the_model(run: Run, mixtral: Path, tmp_
 @pytest.mark.parametrize("mode", [[], ["--in-memory"]], ids=["files", "in memory"])
 def test_the_source_is_never_written_to(run: Run, llama: Path, mode: list[str]) -> None:
     before = sorted(llama.iterdir())
-    assert run("quantize", llama, "--scheme", "int4", "-o", llama, *mode).code == 1
+    for output in (llama, llama / "below"):
+        assert run("quantize", llama, "--scheme", "int4", "-o", output, *mode).code == 1
     assert sorted(llama.iterdir()) == before
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import bitport as bp
 from bitport import checkpoint
@@ -142,7 +143,12 @@ def _bad_config(path: Path) -> None:
 
 def _unknown_model(path: Path) -> None:
     (path / "config.json").write_text('{"model_type": "nothing-known"}')
-    hf.load_model(path)
+    hf.empty_model(path)
+
+
+def _no_language_model(path: Path) -> None:
+    transformers.T5Config().save_pretrained(path)
+    hf.empty_model(path)
 
 
 def _uneven_heads(path: Path) -> None:
@@ -168,20 +174,43 @@ def _cut_weights(path: Path) -> None:
     hf.load_model(path)
 
 
+def _pickled_weights(path: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(config())
+    model.config.save_pretrained(path)
+    torch.save(model.state_dict(), path / "pytorch_model.bin")
+    hf.load_model(path)
+
+
+def _weights_that_lack_a_head(path: Path) -> None:
+    make_directory(path, tie_word_embeddings=False)
+    file = path / "model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if "lm_head" not in name}, file, {"format": "pt"})
+    hf.load_model(path)
+
+
 def _no_tokenizer(path: Path) -> None:
     config().save_pretrained(path)
     hf.load_tokenizer(path)
 
 
 PROBLEMS = {
-    "no directory": (_no_directory, "is not a directory"),
+    "no directory": (_no_directory, "is not a directory.*hf download"),
     "no config": (_no_config, r"has no config\.json"),
-    "config is no JSON": (_bad_config, "transformers cannot read"),
+    "config is no JSON": (_bad_config, "config.json is not JSON"),
     "unknown model": (_unknown_model, "nothing-known"),
     "sizes that do not fit": (_uneven_heads, "transformers cannot read .* multiple of the number of attention heads"),
     "config of another shape": (_part_of_another_library, "transformers cannot read"),
-    "no weights": (_no_weights, "transformers cannot read"),
-    "cut weights": (_cut_weights, "transformers cannot read"),
+    "no language model": (
+        _no_language_model,
+        "cannot read [^ ]+: it is no causal language model; .{,99}$",
+    ),
+    "no weights": (_no_weights, r"has no \.safetensors file"),
+    "cut weights": (_cut_weights, "not a whole safetensors file"),
+    "pickled weights": (_pickled_weights, r"pytorch_model\.bin is a pickle"),
+    "weights that lack a head": (
+        _weights_that_lack_a_head,
+        r"no whole LlamaForCausalLM: .* lack lm_head\.weight$",
+    ),
     "no tokenizer": (_no_tokenizer, "transformers cannot read"),
 }
 
@@ -191,6 +220,24 @@ def test_what_cannot_be_read_gives_one_clear_error(problem: str, tmp_path: Path)
     act, message = PROBLEMS[problem]
     with pytest.raises(BitportError, match=message):
         act(tmp_path)
+
+
+@pytest.mark.parametrize("read", [hf.load_model, hf.empty_model, hf.load_tokenizer])
+def test_code_beside_a_model_is_never_run(
+    read: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever transformers asks, and whoever says yes."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    make_directory(tmp_path)
+    ran = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    kinds = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.Tokenizer", None]}
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**said, "model_type": "own", "auto_map": kinds}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Own", "auto_map": kinds}))
+    with pytest.raises(BitportError, match="code of its own, which is never run"):
+        read(tmp_path)
+    assert not ran.exists()
 
 
 def test_missing_transformers_is_named_with_its_command(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,3 +87,13 @@ def test_subclasses_are_what_they_derive_from() -> None:
         pass
 
     assert find_targets(Mine(8, 4))[0].kind == "linear"
+
+
+def test_routers_are_no_linear_layers() -> None:
+    """As in files, which do not say what module a matrix is of."""
+    model = nn.ModuleDict({"router": nn.Linear(32, 4), "gate": nn.Linear(32, 64), "proj": nn.Linear(32, 4)})
+    assert {target.module: target.kind for target in find_targets(model)} == {
+        "router": "other",
+        "gate": "linear",
+        "proj": "linear",
+    }

@@ -181,6 +181,7 @@ def _planned(files: Source, recipe: str | Scheme | Recipe | Any) -> Plan:
     if static := [choice.name for choice in plan.quantized if choice.scheme and choice.scheme.static]:
         raise ArgumentError(
             f"{len(static)} weights ({static[0]}, ...) have a static input scale, which has to be measured by running "
-            f"the model: load it and use quantize_(model, recipe, calibrate=batches), or choose a dynamic scheme"
+            f"the model: load it and use quantize_(model, recipe, calibrate=batches), as bitport quantize --in-memory "
+            f"--data FILE does, or choose a dynamic scheme"
         )
     return plan

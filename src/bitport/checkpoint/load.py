@@ -125,9 +125,7 @@ def _match(model: nn.Module, path: Path, manifest: Manifest, strict: bool) -> di
     differences = {
         "missing in the checkpoint": [slot.name for slot in uncovered if slot.buffer != "derived"],
         "unknown to the model": [
-            name
-            for name, source in stored.items()
-            if name not in by_name and manifest.tensors[source].buffer != "derived"
+            name for name, entry in manifest.tensors.items() if name not in filled and entry.buffer != "derived"
         ],
     }
     _raise_or_warn(f"{path} does not fit {type(model).__name__}", problems, differences, strict)

@@ -6,12 +6,12 @@ import re
 
 import torch
 
+from bitport.nn.targets import is_router
 from bitport.schemes import Target
 
 EMBEDDINGS = r"(\w+_)?embed(ding)?s?(_(?!out\b|proj|hidden)\w+)?|wte|wpe|shared|relative_attention_bias"
 
 KINDS: tuple[tuple[str, int, str], ...] = (
-    (r"(.*\.)?(router(\.\w+)?|gate(\.wg)?)\.weight", 2, "other"),
     (rf"(.*\.)?({EMBEDDINGS})\.weight", 2, "embedding"),
     (r"(.*\.)?in_proj_weight", 2, "attention"),
     (r"(.*\.)?weight", 2, "linear"),
@@ -20,8 +20,7 @@ KINDS: tuple[tuple[str, int, str], ...] = (
     (r"(.*\.)?weight", 4, "conv"),
 )
 """(regular expression on the whole name, number of dimensions, kind of target); the first that fits decides, and a
-matrix that none fits is "other". So is the router of a mixture of experts: it is small and decides much, and in a model
-it is seldom an nn.Linear either."""
+matrix that none fits is "other", as are routers."""
 
 CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 """Values of config.json's model_type whose c_attn, c_proj, c_fc and q_attn are the Conv1D of transformers: linear
@@ -39,7 +38,7 @@ def target_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, model_type:
         return None
     module, _, param = name.rpartition(".")
     found = (kind for pattern, dims, kind in KINDS if len(shape) == dims and re.fullmatch(pattern, name))
-    kind = next(found, "other")
+    kind = "other" if len(shape) == 2 and is_router(module, shape) else next(found, "other")
     conv1d = model_type in CONV1D and re.fullmatch(r".*\.(c_attn|c_proj|c_fc|q_attn)\.weight", name) is not None
     transposed = conv1d or (kind == "experts" and model_type in TRANSPOSED_EXPERTS)
     return Target(module, param, kind, shape, name, transposed)

@@ -42,6 +42,7 @@ MLX = "quantization"
 """Where config.json says it of MLX, which names no method."""
 TOKEN_EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|tok_embeddings|word_embeddings|embed_in|shared)\.weight")
 HEAD = "lm_head.weight"
+FETCH = "a model of the hub comes to this machine by: hf download NAME --local-dir DIR"
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -75,7 +76,7 @@ class Source:
         self.path = Path(path)
         self.is_directory = self.path.is_dir()
         if not self.path.exists():
-            raise CheckpointError(f"{self.path} does not exist")
+            raise CheckpointError(f"{self.path} does not exist; {FETCH}")
         self.config = json_object(self.path / "config.json") if (self.path / "config.json").is_file() else {}
         self.tensors: dict[str, Held] = {}
         self.metadata: dict[str, str] = {}
@@ -154,7 +155,9 @@ class Source:
         if len(files) == 1:
             return files
         if files:
-            raise CheckpointError(f"{self.path} has {len(files)} .safetensors files and no {INDEX}; give one of them")
+            raise CheckpointError(
+                f"{self.path} has {len(files)} .safetensors files and no {INDEX}; fetch it, or give one of them"
+            )
         pickles = [path for path in sorted(self.path.iterdir()) if path.suffix in PICKLES]
         raise CheckpointError(f"{self.path} has no .safetensors file. {_about_pickles(pickles)}")
 

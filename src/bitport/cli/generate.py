@@ -10,7 +10,7 @@ import torch
 
 from bitport.cli.common import add_cache, add_device, add_verb, count, dtype_of, location, seed, show
 from bitport.errors import ArgumentError
-from bitport.integrations.huggingface import load_model, load_tokenizer
+from bitport.integrations.huggingface import check_ids, load_model, load_tokenizer
 
 
 def add_parser(verbs: Any) -> None:
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     length = inputs.input_ids.shape[1]
     if not length:
         raise ArgumentError("the prompt has no tokens; give a text to go on with")
+    check_ids(model, [inputs.input_ids])
     cache = {}
     if args.kv_cache:
         from bitport.integrations.kv_cache import KVCache

@@ -1,6 +1,7 @@
 """``bitport VERB ...``. Results go to standard output, progress and errors to standard error.
 
-Exit codes: 0 done, 1 an error of bitport (one message; ``--debug`` shows where), 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 an error of bitport or of the system (one message; ``--debug`` shows where), 2 wrong usage,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
         return code
-    except BitportError as error:
+    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (BitportError, OSError) as error:  # a full disk meets any verb anywhere
         if args.debug:
             raise
         print(f"bitport: error: {error}", file=sys.stderr)
@@ -44,9 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bitport: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _print_anything() -> None:

@@ -26,7 +26,7 @@ from bitport.cli import streamed
 from bitport.cli.common import DTYPES, add_verb, dtype_of, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, CheckpointError, RecipeError
-from bitport.integrations.huggingface import cast_parameters, empty_model, load_model
+from bitport.integrations.huggingface import OWN_MODEL, cast_parameters, empty_model, load_model
 from bitport.integrations.names import arrangement
 from bitport.nn.targets import find_targets
 from bitport.report import LayerReport, Report
@@ -129,6 +129,7 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     elif by.needs_inputs:
         report = streamed.quantize(args, recipe, dtype, by, processes)
     else:
+        Source(args.source)  # what is wrong with the files is no note
         advice = "--in-memory quantizes the model in the form it has"
         for note in naming_notes(
             args.source, lambda as_model: Source(args.source, arrangement=as_model).tensors, advice
@@ -188,12 +189,14 @@ def naming_notes(directory: Path, names_of: Callable[[Arrangement], Iterable[str
         names = names_of(arrangement(model))
     except CheckpointError as error:
         return [f"load_model will not find the weights of {type(model).__name__} in this checkpoint: {error}. {advice}"]
-    known = model.state_dict().keys()
+    made, known = type(model).__name__, model.state_dict().keys()
     unknown = [name for name in names if name not in known]
     if not unknown:
         return []
+    if (said := model.config.architectures) and made not in said:
+        return [f"load_model builds a {made}, not the {said[0]} that {directory} holds: {OWN_MODEL}"]
     return [
-        f"{type(model).__name__} of transformers has no {shortened(unknown, 3)}: it keeps them in another form, and "
+        f"{made} of transformers has no {shortened(unknown, 3)}: it keeps them in another form, and "
         f"load_model will not find them in this checkpoint. {advice}"
     ]
 
@@ -231,8 +234,8 @@ def _check_output(args: argparse.Namespace) -> None:
         raise ArgumentError("say where to write: -o DIR, or --dry-run to write nothing")
     if args.output.exists() and not args.output.is_dir():
         raise ArgumentError(f"{args.output} is a file; give a directory")
-    if args.output.resolve() == args.source.resolve():
-        raise ArgumentError(f"{args.output} is the source; choose another directory for the checkpoint")
+    if args.output.resolve().is_relative_to(args.source.resolve()):
+        raise ArgumentError(f"{args.output} lies in the source; choose another directory for the checkpoint")
     if (args.output / MANIFEST).exists() and not (args.overwrite or (args.resume and unfinished(args.output))):
         done = "is finished, nothing is left to resume" if args.resume else "holds a checkpoint already"
         raise ArgumentError(f"{args.output} {done}; --overwrite replaces it")

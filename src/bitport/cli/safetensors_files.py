@@ -9,7 +9,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.checkpoint.source import INDEX, Source
+from bitport.errors import CheckpointError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +28,8 @@ def stored_tensors(path: Path) -> list[Stored]:
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files:
-        raise ArgumentError(f"{path} holds no safetensors file and no bitport.json: there is nothing to inspect")
+    if not files or (path / INDEX).is_file():
+        Source(path, quantized=True)  # says what is missing
     return [tensor for file in files for tensor in _of_file(file)]
 
 

@@ -20,7 +20,7 @@ from bitport.checkpoint.source import Source
 from bitport.cli.common import count, location, nbytes, seed
 from bitport.cli.foretell import foretold
 from bitport.errors import ArgumentError
-from bitport.integrations.huggingface import empty_model, load_model, load_tokenizer, own_text, token_ids
+from bitport.integrations.huggingface import check_ids, empty_model, load_model, load_tokenizer, own_text, token_ids
 from bitport.integrations.names import arrangement
 from bitport.report import Report
 from bitport.report.memory import Memory, available
@@ -165,7 +165,9 @@ def calibration(args: argparse.Namespace, model: Any) -> list[torch.Tensor]:
     def encode(text: str) -> list[int]:
         return token_ids(load_tokenizer(args.source), text).tolist()
 
-    return token_batches(args.data, encode, window=window, tokens=args.data_tokens, seed=args.data_seed)
+    batches = token_batches(args.data, encode, window=window, tokens=args.data_tokens, seed=args.data_seed)
+    check_ids(model, batches)
+    return batches
 
 
 def _own_text(args: argparse.Namespace, model: Any, window: int) -> list[torch.Tensor]:

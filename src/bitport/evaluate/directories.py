@@ -24,7 +24,14 @@ from bitport.evaluate.layers import Rows, layer_errors, sampled
 from bitport.evaluate.logits_file import LogitsFile
 from bitport.evaluate.measure import generation_speed, size_of
 from bitport.evaluate.perplexity import Perplexity, count_windows, losses, predictions, scored_tokens, summary
-from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, model_directory, token_ids
+from bitport.integrations.huggingface import (
+    check_ids,
+    load_model,
+    load_tokenizer,
+    logits_of,
+    model_directory,
+    token_ids,
+)
 from bitport.report import Report
 from bitport.report.progress import progress as with_progress
 from bitport.report.text import size
@@ -141,7 +148,9 @@ def _loaded(directory: str | Path, text: str, how: How) -> tuple[Any, Tensor]:
         raise ArgumentError(
             f"{directory} knows {positions} positions; --window {how.window} is more, give at most that"
         )
-    return model, token_ids(load_tokenizer(directory), text)[: how.max_tokens]
+    tokens = token_ids(load_tokenizer(directory), text)[: how.max_tokens]
+    check_ids(model, [tokens])
+    return model, tokens
 
 
 def _read(

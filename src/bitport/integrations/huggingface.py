@@ -7,7 +7,8 @@ The model is built from config.json without memory for its weights, and the chec
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from bitport import checkpoint
 from bitport.checkpoint.manifest import NAME as MANIFEST
+from bitport.checkpoint.manifest import shortened
+from bitport.checkpoint.source import FETCH, Source
 from bitport.errors import ArgumentError, BitportError
 from bitport.integrations.names import arrangement
 from bitport.interop import READERS
@@ -28,6 +31,14 @@ from bitport.tensor import QTensor
 INSTALL = "pip install 'bitport[hf]'"
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
 """What transformers raises for files that it does not expect; for a config.json also an error of huggingface_hub."""
+SAFELY = {"local_files_only": True, "trust_remote_code": False}
+"""Without the second, transformers asks whether to run the code that comes with a model."""
+OWN_MODEL = "build the model yourself, bitport.load puts the weights of a checkpoint into it"
+SAID = {
+    "trust_remote_code": f"it comes with code of its own, which is never run; {OWN_MODEL}",
+    "Unrecognized configuration class": f"it is no causal language model; {OWN_MODEL}",
+}
+"""What stands in an error of transformers that advises what cannot be done here, or lists all models -> our words."""
 
 
 class EmptyOnMeta(TorchFunctionMode):
@@ -54,20 +65,13 @@ def load_model(
     quantized weights never change. ``verify``: as for :func:`bitport.load`.
     """
     root = model_directory(directory)
-    transformers = _transformers()
     if device is not None:
         check_present(device)
     if (root / MANIFEST).is_file():
         model = empty_model(root)
         checkpoint.load(model, root, device=device, verify=verify, arrangement=arrangement(model))
     else:
-        build = transformers.AutoModelForCausalLM.from_pretrained
-        try:
-            model = _wrapped(root, build, root, dtype="auto", local_files_only=True)
-        except BitportError as error:
-            if method_of(root) in READERS:
-                raise BitportError(f"{error}. bitport convert {root} -o OUT reads it") from error
-            raise
+        model = _pretrained(root)
     if device is not None:
         model = model.to(device)
     if dtype is not None:
@@ -78,18 +82,32 @@ def load_model(
 def empty_model(directory: str | Path) -> Any:
     """The model that config.json describes: its weights on meta, its computed buffers real."""
     root = model_directory(directory)
-    transformers = _transformers()
-    config = _wrapped(root, transformers.AutoConfig.from_pretrained, root, local_files_only=True)
+    config = _made(root, "AutoConfig.from_pretrained", root, **SAFELY)
     with EmptyOnMeta():
-        model = _wrapped(root, transformers.AutoModelForCausalLM.from_config, config)
+        model = _made(root, "AutoModelForCausalLM.from_config", config, trust_remote_code=False)
     if (root / "generation_config.json").is_file():
-        model.generation_config = _wrapped(root, transformers.GenerationConfig.from_pretrained, root)
+        model.generation_config = _made(root, "GenerationConfig.from_pretrained", root)
+    return model
+
+
+def _pretrained(root: Path) -> Any:
+    """What transformers makes of safetensors files, none of whose weights it has to invent."""
+    Source(root, quantized=True)  # says in words what is wrong with files
+    options = {**SAFELY, "dtype": "auto", "use_safetensors": True, "output_loading_info": True}
+    try:
+        model, found = _made(root, "AutoModelForCausalLM.from_pretrained", root, **options)
+    except BitportError as error:
+        if method_of(root) in READERS:
+            raise BitportError(f"{error}. bitport convert {root} -o OUT reads it") from error
+        raise
+    if missing := sorted(found["missing_keys"]):
+        raise BitportError(f"{root} is no whole {type(model).__name__}: its files lack {shortened(missing)}")
     return model
 
 
 def load_tokenizer(directory: str | Path) -> Any:
     root = model_directory(directory)
-    return _wrapped(root, _transformers().AutoTokenizer.from_pretrained, root, local_files_only=True)
+    return _made(root, "AutoTokenizer.from_pretrained", root, **SAFELY)
 
 
 def save_model(model: Any, directory: str | Path, tokenizer: Any = None) -> None:
@@ -111,6 +129,14 @@ def logits_of(model: Any) -> Callable[[Tensor], Tensor]:
 def token_ids(tokenizer: Any, text: str) -> Tensor:
     """The ids of ``text``, with the special tokens that the tokenizer itself puts around a text."""
     return torch.tensor(tokenizer(text, verbose=False).input_ids, dtype=torch.int64)
+
+
+def check_ids(model: Any, ids: Iterable[Tensor]) -> None:
+    """ArgumentError where ``model`` has no row for one of the tokens ``ids``."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = max((int(each.max()) for each in ids if each.numel()), default=0)
+    if largest >= rows:
+        raise ArgumentError(f"there is a token {largest}, and the model has {rows}: are tokenizer and data its own?")
 
 
 def own_text(model: Any, *, tokens: int, window: int, seed: int) -> list[Tensor]:
@@ -155,8 +181,9 @@ def model_directory(directory: str | Path) -> Path:
     """``directory``; ArgumentError unless it may hold a model."""
     root = Path(directory)
     if not root.is_dir():
-        hint = f"; bitport convert {root} -o OUT makes one of it" if root.suffix == ".gguf" and root.is_file() else ""
-        raise ArgumentError(f"{root} is not a directory; give one that holds config.json and weights{hint}")
+        gguf = root.suffix == ".gguf" and root.is_file()
+        hint = f"bitport convert {root} -o OUT makes one of it" if gguf else FETCH
+        raise ArgumentError(f"{root} is not a directory; give one that holds config.json and weights; {hint}")
     if not (root / "config.json").is_file():
         raise ArgumentError(f"{root} has no config.json; a Hugging Face model directory is needed")
     return root
@@ -169,10 +196,13 @@ def _transformers() -> Any:
         raise BitportError(f"Hugging Face models need transformers, which is not installed: {INSTALL}") from error
 
 
-def _wrapped(root: Path, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``call``, with what transformers raises for a directory that it cannot read turned into one clear error."""
+def _made(root: Path, name: str, *args: Any, **kwargs: Any) -> Any:
+    """What the function ``name`` of transformers makes of ``root``, or one clear error."""
+    transformers = _transformers()
     bad_config = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     try:
-        return call(*args, **kwargs)
+        return operator.attrgetter(name)(transformers)(*args, **kwargs)
     except (*UNREADABLE, bad_config) as error:
-        raise BitportError(f"transformers cannot read {root}: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).split())
+        said = next((ours for theirs, ours in SAID.items() if theirs in said), said)
+        raise BitportError(f"transformers cannot read {root}: {said}") from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from bitport.schemes import Target
@@ -18,6 +21,14 @@ WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
 EXPERT_NAMES = ("expert", "moe")
 """A 3-D parameter [experts, N, K] whose own name, or whose module's name or class, has one of these in it is "experts";
 [experts, K, N] where the module says ``is_transposed``, as transformers does."""
+
+ROUTER = re.compile(r"(.*\.)?(router(\.\w+)?|gate(\.wg)?)")
+
+
+def is_router(module: str, shape: Sequence[int]) -> bool:
+    """Whether a matrix [N, K] of ``module`` chooses among experts, which are fewer than channels. It is small, decides
+    much, and is "other", be it an nn.Linear or, as in most models, not."""
+    return shape[0] < shape[1] and ROUTER.fullmatch(module) is not None
 
 
 def find_targets(model: nn.Module) -> list[Target]:
@@ -39,7 +50,7 @@ def _kind(module_name: str, module: nn.Module, name: str, param: Tensor) -> tupl
     """The kind of a parameter, and whether it lies as [.., K, N]."""
     for module_type, known, kind in WEIGHTS:
         if isinstance(module, module_type) and name == known:
-            return kind, False
+            return "other" if kind == "linear" and is_router(module_name, param.shape) else kind, False
     label = f"{module_name} {type(module).__name__} {name}".lower()
     if param.dim() == 3 and any(word in label for word in EXPERT_NAMES):
         return "experts", bool(getattr(module, "is_transposed", False))

@@ -55,6 +55,7 @@ PRESETS: dict[str, Scheme] = {
 
 ZERO_SUFFIX = {"sym": "none", "asym": "int", "fzero": "float"}
 BLOCK_SUFFIX = {"tensor": TENSOR, "channel": CHANNEL}
+SUFFIXES = ("g<N>", "b<R>x<C>", *BLOCK_SUFFIX, *ZERO_SUFFIX, "wo", "static")
 
 
 def preset(name: str) -> Scheme:
@@ -62,7 +63,7 @@ def preset(name: str) -> Scheme:
     base = max((p for p in PRESETS if name == p or name.startswith(p + "-")), key=len, default=None)
     if base is None:
         raise SchemeError(
-            f"unknown scheme {name!r}; presets: {', '.join(PRESETS)}; suffixes: see bitport.schemes.presets"
+            f"unknown scheme {name!r}; presets: {', '.join(PRESETS)}; after a dash: {', '.join(SUFFIXES)}"
         )
     scheme = PRESETS[base]
     said: set[str] = set()
@@ -90,8 +91,7 @@ def _with_suffix(scheme: Scheme, suffix: str, name: str) -> Scheme:
     elif match := re.fullmatch(r"b([1-9]\d*)x([1-9]\d*)", suffix):
         change = {"block": (int(match[1]), int(match[2]))}
     else:
-        allowed = ["g<N>", "b<R>x<C>", *BLOCK_SUFFIX, *ZERO_SUFFIX, "wo", "static"]
-        raise SchemeError(f"scheme {name!r}: unknown suffix {suffix!r}; allowed: {', '.join(allowed)}")
+        raise SchemeError(f"scheme {name!r}: unknown suffix {suffix!r}; allowed: {', '.join(SUFFIXES)}")
     try:
         return dataclasses.replace(scheme, weight=dataclasses.replace(scheme.weight, **change))  # type: ignore[arg-type]
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import fnmatch
 import json
 import re
@@ -113,8 +114,8 @@ class Recipe:
         for rule in self.rules:
             if not any(rule.fits(target) for target in targets):
                 raise RecipeError(
-                    f"rule {rule.match!r} (kinds: {', '.join(rule.kinds or ('any',))}) fits no weight; "
-                    f"the model has {_preview(targets)}"
+                    f"rule {rule.match!r} (kinds: {', '.join(rule.kinds or KINDS[:-1])}) fits no weight; "
+                    f"the model has {_preview(targets, rule.match)}"
                 )
         return Plan(tuple(_tied(targets, [self._decide(target) for target in targets])))
 
@@ -189,6 +190,8 @@ def _tied(targets: Sequence[Target], choices: list[Choice]) -> list[Choice]:
     return choices
 
 
-def _preview(targets: Sequence[Target], limit: int = 8) -> str:
-    shown = ", ".join(f"{target.module or '(root)'} ({target.kind})" for target in targets[:limit])
+def _preview(targets: Sequence[Target], like: str, limit: int = 8) -> str:
+    """Those whose names are closest to ``like``."""
+    near = sorted(targets, key=lambda each: -difflib.SequenceMatcher(None, like, each.module).ratio())[:limit]
+    shown = ", ".join(f"{target.module or '(root)'} ({target.kind})" for target in near)
     return shown + (f" and {len(targets) - limit} more" if len(targets) > limit else "")
