@@ -86,6 +86,7 @@ def test_text_groups_layers_that_are_alike(model: nn.Module) -> None:
     text = str(bitport.explain(model, rows=(1,)))
     assert "layers.0.weight .. layers.2.weight (3)" in text
     assert text.splitlines()[0].split() == ["weights", "scheme", "layout", "device", "op", "1", "rows"]
+    assert "conv.weight: dequantized on every call; PyTorch computes the convolution" in text
 
 
 def test_json(model: nn.Module) -> None:

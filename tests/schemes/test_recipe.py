@@ -47,6 +47,12 @@ def test_the_first_rule_that_fits_decides() -> None:
     assert got["layers.0.mlp.up"] == got["layers.1.attn.q"] == "int4"
 
 
+def test_a_rule_that_comes_too_late_is_an_error() -> None:
+    with pytest.raises(RecipeError, match=r"rule 'layers.0.\*' decides nothing: .* by '\*'; put it first"):
+        Recipe.of({"*": "int8", "layers.0.*": "int4"}).resolve(UNTIED)
+    assert chosen({"layers.*": "int4", "conv": "int8", "*": "skip"}, [t for t in UNTIED if t.kind != "other"])
+
+
 @pytest.mark.parametrize(
     ("match", "fits"),
     [

@@ -47,6 +47,8 @@ class Explanation:
         for (scheme, layout, device, op, kernels, refused), names in groups.items():
             label = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
             body.append((label, scheme, layout, device, op, *kernels))
+            if op == "dequantize":
+                notes.append(f"{label}: dequantized on every call; PyTorch computes the convolution")
             notes += [f"{label}: {kernel} refused: {reason}" for kernel, reason in refused]
         return "\n".join([table(header, body), *notes]) if body else "no quantized weight in this model"
 

@@ -117,7 +117,19 @@ class Recipe:
                     f"rule {rule.match!r} (kinds: {', '.join(rule.kinds or KINDS[:-1])}) fits no weight; "
                     f"the model has {_preview(targets, rule.match)}"
                 )
+        self._check_order(targets)
         return Plan(tuple(_tied(targets, [self._decide(target) for target in targets])))
+
+    def _check_order(self, targets: Sequence[Target]) -> None:
+        """RecipeError for a rule that comes too late to decide anything, unless it is for all that is left."""
+        deciding = [next((rule for rule in self.rules if rule.fits(target)), None) for target in targets]
+        for rule in self.rules:
+            if rule.match != "*" and rule not in deciding:
+                before = next(first for first, target in zip(deciding, targets, strict=True) if rule.fits(target))
+                raise RecipeError(
+                    f"rule {rule.match!r} decides nothing: the first rule that fits a weight decides, and what it fits "
+                    f"is decided before it, by {before.match if before else ''!r}; put it first"
+                )
 
     def _decide(self, target: Target) -> Choice:
         for rule in self.rules:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -299,9 +300,21 @@ def _dlpack(q: QTensor, **kwargs: Any) -> NoReturn:
     raise ArgumentError("a quantized tensor has no memory that other libraries can read: give them its dequantize()")
 
 
+def _requires_grad(q: QTensor, requires_grad: bool = True) -> QTensor:
+    if requires_grad and isinstance(q, torch.nn.Parameter):
+        warnings.warn(
+            "a quantized weight is a constant, which gets no gradient, whatever requires_grad says: "
+            "bitport.train.prepare_(model, scheme) makes weights that are trained",
+            stacklevel=3,
+        )
+    with torch._C.DisableTorchFunctionSubclass():
+        return Tensor.requires_grad_(q, requires_grad)  # type: ignore[return-value]
+
+
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 FUNCTIONS[SET_DATA] = _set_data
 FUNCTIONS[Tensor.storage] = _storage
+FUNCTIONS[Tensor.requires_grad_] = _requires_grad
 FUNCTIONS[Tensor.__dlpack__] = _dlpack
 
 
