@@ -18,6 +18,7 @@ from torch import nn
 
 import bitport as bp
 from bitport.checkpoint import read_manifest
+from bitport.checkpoint.manifest import INDEX
 
 KILLED = """
 import builtins, json, os, sys, torch
@@ -87,7 +88,7 @@ def test_next_save_clears_what_a_killed_one_left(tmp_path: Path) -> None:
     bp.save(nn.Linear(2, 2), tmp_path)
     writer = bp.checkpoint.Writer(tmp_path)
     writer.add("never finished", torch.ones(5))
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 4
     bp.save(nn.Linear(2, 2), tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"bitport.json", *read_manifest(tmp_path).shards}
+    assert {path.name for path in tmp_path.iterdir()} == {"bitport.json", INDEX, *read_manifest(tmp_path).shards}
     writer.abandon()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.checkpoint import plan_files, quantize_files, read_manifest
+from bitport.checkpoint.manifest import INDEX
 from bitport.errors import ArgumentError, CheckpointError, RecipeError
 
 from .models import assert_same, raw, tensors_of
@@ -159,8 +160,9 @@ def test_what_is_carried_over(tmp_path: Path) -> None:
     quantize_files(source, out, "int8")
     shards = read_manifest(out).shards
     found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert found == {"bitport.json", "config.json", "tokenizer.json", "1_Pooling/config.json", *shards}
-    assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    assert found == {"bitport.json", INDEX, "config.json", "tokenizer.json", "1_Pooling/config.json", *shards}
+    said = json.loads((source / "config.json").read_text())
+    assert json.loads((out / "config.json").read_text()) == said | {"quantization_config": {"quant_method": "bitport"}}
 
 
 def test_single_file(tmp_path: Path) -> None:

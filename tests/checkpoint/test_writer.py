@@ -16,6 +16,7 @@ from torch import nn
 import bitport as bp
 from bitport.checkpoint import Writer, read_manifest
 from bitport.checkpoint import safetensors_writer as module
+from bitport.checkpoint.manifest import INDEX
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import ArgumentError, CheckpointError
 
@@ -58,7 +59,7 @@ def test_new_save_replaces_only_what_is_its_own(tmp_path: Path) -> None:
     second = set(read_manifest(tmp_path).shards)
     assert not first & second
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == {*others, "bitport.json", *second}
+    assert found == {*others, "bitport.json", INDEX, *second}
 
 
 def test_error_in_the_block_leaves_the_old(tmp_path: Path) -> None:

@@ -75,10 +75,7 @@ def test_it_is_saved_as_a_checkpoint_of_bitport(tmp_path: Path) -> None:
     made("tied", tmp_path / "in")
     model = loaded(tmp_path / "in", BitportConfig("int4-g32"))
     save_model(model, tmp_path / "out")
-    assert "quantization_config" not in (tmp_path / "out" / "config.json").read_text()
     assert torch.equal(load_model(tmp_path / "out")(IDS).logits, model(IDS).logits)
-    with pytest.raises(ValueError, match="not serializable"):
-        model.save_pretrained(tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,7 @@ class Conversion:
             discard(self.output.directory)
             raise
         report = self._report()
-        carried = ((self.files.path, path) for path in self.files.others())
-        self.output.publish(self.files.tied, self.files.stored, carried)
+        self.output.publish(self.files.tied, self.files.stored, self.files.others(self.dtype))
         return report
 
     def _convert(self, progress: bool | None) -> None:

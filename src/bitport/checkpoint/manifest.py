@@ -28,6 +28,10 @@ from bitport.checkpoint.dtypes import name_of
 from bitport.schemes import Scheme
 
 NAME = "bitport.json"
+INDEX = "bitport.safetensors.index.json"
+"""Lists the files of a checkpoint as transformers lists those of its own, which it then fetches."""
+SAID = {"quant_method": "bitport"}
+"""What config.json says under quantization_config; what each tensor is the manifest says."""
 VERSION = 1
 
 
@@ -101,6 +105,12 @@ class Manifest:
             "tensors": {name: _described(entry, ids) for name, entry in self.tensors.items()},
         }
         return _one_line_per_tensor({**content, "crc32": checksum(content)})
+
+    def to_index(self) -> str:
+        """The text of :data:`INDEX`. Tensors are found by the manifest alone: it maps each file to itself."""
+        dtypes = [entry.dtype for entry in self.tensors.values() if entry.dtype.is_floating_point]
+        metadata = {"dtype": name_of(dtypes[0])} if dtypes else {}
+        return json.dumps({"metadata": metadata, "weight_map": {name: name for name in (NAME, *self.shards)}}) + "\n"
 
 
 def _one_line_per_tensor(content: dict[str, Any]) -> str:

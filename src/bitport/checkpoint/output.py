@@ -83,16 +83,16 @@ class Output:
             self.writer.end_shard()
             self._note()
 
-    def publish(self, tied: dict[str, str], order: Iterable[str], carry: Iterable[tuple[Path, Path]]) -> None:
-        """Make it the checkpoint of the directory. ``order``: of the tensors in the manifest; ``carry``: (root, path in
-        it) of files to copy."""
+    def publish(self, tied: dict[str, str], order: Iterable[str], carry: Iterable[tuple[Path, str | Path]]) -> None:
+        """Make it the checkpoint of the directory. ``order``: of the tensors in the manifest; ``carry``: name ->
+        text, or the file to copy."""
         if not self.closed:
             self.writer.tied = {}
             for alias, name in tied.items():
                 self.writer.tie(alias, name)
             self.writer.entries = {name: self.writer.entries[name] for name in order}
-            for root, path in carry:
-                self.writer.carry(path, root / path)
+            for relative, content in carry:
+                self.writer.carry(relative, content)
             self.writer.close()
             self.closed = True
             self._note()

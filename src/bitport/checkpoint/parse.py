@@ -128,12 +128,9 @@ class _Parser:
     def scheme(self, value: Any, key: str) -> Scheme:
         where = f"scheme {reprlib.repr(key)}"
         try:
-            scheme = Scheme.from_dict(value)
+            return Scheme.from_dict(value)
         except SchemeError as error:
             raise CheckpointError(f"{self.source}: {where}: {error}") from error
-        if max(scheme.weight.block) > LARGEST:
-            self.fail(f"{where}: its block {reprlib.repr(scheme.weight.block)} is larger than any tensor")
-        return scheme
 
     def tied(self, tied: dict[str, Any], tensors: dict[str, Entry]) -> dict[str, str]:
         for alias, name in tied.items():

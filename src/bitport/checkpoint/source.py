@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from bitport.checkpoint.arranged import Arranged, Arrangement
-from bitport.checkpoint.manifest import NAME, Entry, Manifest, Part, shortened
+from bitport.checkpoint.dtypes import name_of
+from bitport.checkpoint.manifest import NAME, SAID, Entry, Manifest, Part, shortened
 from bitport.checkpoint.names import target_of
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import CheckpointError
@@ -136,9 +137,9 @@ class Source:
             for held in group:
                 yield held.name, held.entry.made(piece) if isinstance(held, Made) else opened(held.file).read(held.name)
 
-    def others(self) -> Iterator[Path]:
-        """Files that are carried over, relative to the directory."""
-        return others(self.path)
+    def others(self, dtype: torch.dtype | None) -> Iterator[tuple[Path, str | Path]]:
+        """What a checkpoint of these tensors, cast to ``dtype``, carries over."""
+        return carried(self.path, {"quantization_config": SAID}, dtype)
 
     def _files(self) -> list[Path]:
         if not self.is_directory:
@@ -236,6 +237,32 @@ def others(path: Path) -> Iterator[Path]:
         hidden = any(part.startswith(".") for part in relative.parts)
         if file.is_file() and not hidden and not file.name.endswith(WEIGHTS):
             yield relative
+
+
+def carried(
+    path: Path, quantization: dict[str, Any], dtype: torch.dtype | None = None
+) -> Iterator[tuple[Path, str | Path]]:
+    """Name -> text or file, of what ``path`` holds besides weights. Only config.json changes: it says how weights are
+    quantized, by the keys of ``quantization``, and which ``dtype`` floats were cast to."""
+    for relative in others(path):
+        file = path / relative
+        if file.name != NAME and str(relative) not in QUANTIZATION_FILES:
+            yield relative, _config(file, quantization, dtype) if str(relative) == "config.json" else file
+
+
+def _config(file: Path, quantization: dict[str, Any], dtype: torch.dtype | None) -> str:
+    said = _without(json_object(file))
+    for key, part in said.items():
+        if isinstance(part, dict):
+            said[key] = _without(part)
+    said |= quantization
+    if dtype is not None:
+        said = {key: value for key, value in said.items() if key != "torch_dtype"} | {"dtype": name_of(dtype)}
+    return json.dumps(said, indent=2) + "\n"
+
+
+def _without(said: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in said.items() if key not in (*QUANTIZATION, MLX)}
 
 
 def json_object(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport.checkpoint.dtypes import name_of
-from bitport.checkpoint.manifest import NAME, Entry, Manifest
+from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.report.versions import library_version
@@ -111,6 +111,7 @@ class Writer:
             for name, size in self.shards.items():
                 if os.path.getsize(self.directory / name) != size:
                     raise OSError(f"{name} was changed by somebody else meanwhile")
+            self.carry(Path(INDEX), self.manifest.to_index())
             staged = self._staged("manifest")
             write_new(staged, self.manifest.to_json().encode())
             for copy, path in self.carried.items():

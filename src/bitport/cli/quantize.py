@@ -170,9 +170,10 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
     if batches is not None:
         report = dataclasses.replace(report, calibration=streamed.described(args))
     save(model, args.output)
-    for path in files.others():
-        (args.output / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(files.path / path, args.output / path)
+    for relative, content in files.others(dtype):
+        target = args.output / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content) if isinstance(content, str) else shutil.copyfile(content, target)
     return report
 
 

@@ -6,6 +6,7 @@ The model is built from config.json without memory for its weights, and the chec
 
 from __future__ import annotations
 
+import copy
 import importlib
 import operator
 from collections.abc import Callable, Iterable
@@ -19,8 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from bitport import checkpoint
 from bitport.checkpoint.manifest import NAME as MANIFEST
-from bitport.checkpoint.manifest import shortened
+from bitport.checkpoint.manifest import SAID, shortened
 from bitport.checkpoint.source import FETCH, Source
+from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, BitportError
 from bitport.integrations.names import arrangement
 from bitport.interop import READERS
@@ -34,7 +36,7 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportEr
 SAFELY = {"local_files_only": True, "trust_remote_code": False}
 """Without the second, transformers asks whether to run the code that comes with a model."""
 OWN_MODEL = "build the model yourself, bitport.load puts the weights of a checkpoint into it"
-SAID = {
+OUR_WORDS = {
     "trust_remote_code": f"it comes with code of its own, which is never run; {OWN_MODEL}",
     "Unrecognized configuration class": f"it is no causal language model; {OWN_MODEL}",
 }
@@ -83,6 +85,7 @@ def empty_model(directory: str | Path) -> Any:
     """The model that config.json describes: its weights on meta, its computed buffers real."""
     root = model_directory(directory)
     config = _made(root, "AutoConfig.from_pretrained", root, **SAFELY)
+    vars(config).pop("quantization_config", None)  # which tells transformers how to load, and not what the model is
     with EmptyOnMeta():
         model = _made(root, "AutoModelForCausalLM.from_config", config, trust_remote_code=False)
     if (root / "generation_config.json").is_file():
@@ -110,11 +113,15 @@ def load_tokenizer(directory: str | Path) -> Any:
     return _made(root, "AutoTokenizer.from_pretrained", root, **SAFELY)
 
 
-def save_model(model: Any, directory: str | Path, tokenizer: Any = None) -> None:
-    """A directory that :func:`load_model` reads: the quantized ``model``, its configuration, and the tokenizer."""
+def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shard_size: int = SHARD_SIZE) -> None:
+    """A directory that :func:`load_model` reads, and transformers with :mod:`bitport.integrations.transformers`: the
+    quantized ``model``, its configuration, and the tokenizer. ``shard_size``: as for :func:`bitport.save`."""
     root = Path(directory)
-    checkpoint.save(model, root)
-    model.config.save_pretrained(root)
+    checkpoint.save(model, root, shard_size=shard_size)
+    config = copy.deepcopy(model.config)
+    config.dtype, config.architectures = model.dtype, [type(model).__name__.removeprefix("FSDP")]
+    config.quantization_config = SAID
+    config.save_pretrained(root)
     if model.can_generate():
         model.generation_config.save_pretrained(root)
     if tokenizer is not None:
@@ -204,5 +211,5 @@ def _made(root: Path, name: str, *args: Any, **kwargs: Any) -> Any:
         return operator.attrgetter(name)(transformers)(*args, **kwargs)
     except (*UNREADABLE, bad_config) as error:
         said = " ".join(str(error).split())
-        said = next((ours for theirs, ours in SAID.items() if theirs in said), said)
+        said = next((ours for theirs, ours in OUR_WORDS.items() if theirs in said), said)
         raise BitportError(f"transformers cannot read {root}: {said}") from error

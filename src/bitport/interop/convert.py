@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from bitport.checkpoint.manifest import NAME as MANIFEST
-from bitport.checkpoint.manifest import shortened
+from bitport.checkpoint.manifest import SAID, shortened
 from bitport.checkpoint.output import FOLDER
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.checkpoint.writer import Writer as Checkpoint
@@ -91,7 +91,7 @@ def _to_bitport(files: Readable, directory: Path, to: str, shard_size: int, prog
         _check_any(files, weights)
         for alias, name in files.tied.items():
             out.tie(alias, name)
-        for relative, content in files.others({}):
+        for relative, content in files.others({"quantization_config": SAID}):
             out.carry(relative, content)
     others = len(files.names()) - len(weights)
     return Converted(files.format, to, weights, others, files.nbytes, out.manifest.nbytes, tuple(files.notes))

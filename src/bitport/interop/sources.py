@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from bitport.checkpoint.names import target_of
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import Shards
-from bitport.checkpoint.source import MLX, QUANTIZATION, QUANTIZATION_FILES, Source, json_object, others
+from bitport.checkpoint.source import Source, carried
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop.codec import Described, Reader, Weight, kind_of
 from bitport.interop.formats import READERS
@@ -212,23 +211,3 @@ def _described(name: str, scheme: Scheme, shape: tuple[int, ...], transposed: bo
     conv1d = transposed and len(shape) == 2
     shape = shape[::-1] if conv1d else shape
     return Described(name, scheme, shape, kind_of(name, shape), transposed and not conv1d, parts, conv1d)
-
-
-def carried(path: Path, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
-    """The files of ``path`` that hold no weights. Only config.json changes."""
-    for relative in others(path):
-        file = path / relative
-        if file.name != MANIFEST and str(relative) not in QUANTIZATION_FILES:
-            yield relative, _config(file, quantization) if str(relative) == "config.json" else file
-
-
-def _config(file: Path, quantization: dict[str, Any]) -> str:
-    said = _without(json_object(file))
-    for key, part in said.items():
-        if isinstance(part, dict):
-            said[key] = _without(part)
-    return json.dumps(said | quantization, indent=2) + "\n"
-
-
-def _without(said: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in said.items() if key not in (*QUANTIZATION, MLX)}

@@ -138,8 +138,7 @@ class Stream:
 
     def _end(self) -> Report:
         report = self._report()
-        carried = [(self.files.path, path) for path in self.files.others()]
-        self.output.publish(self.files.tied, self.files.stored, carried)
+        self.output.publish(self.files.tied, self.files.stored, self.files.others(self.dtype))
         return report
 
     def _quantize(self, target: Target, name: str, inputs: Inputs | None) -> None:

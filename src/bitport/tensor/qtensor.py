@@ -311,11 +311,17 @@ def _requires_grad(q: QTensor, requires_grad: bool = True) -> QTensor:
         return Tensor.requires_grad_(q, requires_grad)  # type: ignore[return-value]
 
 
+def _element_size(q: QTensor) -> float:
+    """Bytes of an element with its part of the scales, such as 0.5625: as of any tensor, nbytes is this times numel."""
+    return q.nbytes / q.numel() if q.numel() else 0.0
+
+
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 FUNCTIONS[SET_DATA] = _set_data
 FUNCTIONS[Tensor.storage] = _storage
 FUNCTIONS[Tensor.requires_grad_] = _requires_grad
 FUNCTIONS[Tensor.__dlpack__] = _dlpack
+FUNCTIONS[Tensor.element_size] = _element_size
 
 
 def from_parts(

@@ -35,7 +35,7 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     directory, (given, ids) = sys.argv[1], (json.loads(each) for each in sys.argv[2:])
-    how = {"quantization": "bitport", "load_format": "bitport", "dtype": "float32", "enforce_eager": True} | given
+    how = {"load_format": "bitport", "dtype": "float32", "enforce_eager": True} | given
     llm = LLM(directory, max_model_len=64, skip_tokenizer_init=True, **how)
     sampling = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=0, detokenize=False)
     (out,) = llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)

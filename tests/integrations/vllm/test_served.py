@@ -148,7 +148,6 @@ def test_what_a_model_changes_while_it_loads_is_refused(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({"load_format": "auto"}, "give --load-format bitport too"),
-        ({"quantization": None}, "give --quantization bitport too"),
         ({"model_loader_extra_config": {"very": True}}, "the extra config of load format bitport is"),
     ],
 )
@@ -156,6 +155,18 @@ def test_settings_that_do_not_fit(tmp_path: Path, given: dict[str, Any], message
     found, said = serve(checkpoint(tmp_path, CONFIGS["llama"](), "int4-g32"), IDS, **given)
     assert found is None
     assert message in said
+
+
+def test_a_directory_that_does_not_say_how_it_is_quantized(tmp_path: Path) -> None:
+    """As earlier versions of bitport, and bp.save, write it."""
+    made = checkpoint(tmp_path, CONFIGS["llama"](), "int4-g32")
+    said = json.loads((made / "config.json").read_text())
+    assert said.pop("quantization_config") == {"quant_method": "bitport"}
+    (made / "config.json").write_text(json.dumps(said))
+    found, told = serve(made, IDS)
+    assert found is None
+    assert "give --quantization bitport too" in told
+    assert distance(made, quantization="bitport") < TOLERANCE
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -187,7 +198,7 @@ def test_another_checkpoint_in_the_same_place_is_another_configuration(tmp_path:
     from vllm.engine.arg_utils import EngineArgs
 
     def hashed() -> str:
-        given = EngineArgs(model=str(made), quantization="bitport", load_format="bitport", skip_tokenizer_init=True)
+        given = EngineArgs(model=str(made), load_format="bitport", skip_tokenizer_init=True)
         return given.create_engine_config().compute_hash()
 
     made = checkpoint(tmp_path, CONFIGS["llama"](), "int4-g32")

@@ -1,6 +1,6 @@
 """vLLM serves checkpoints of bitport, by the kernels that bitport has for its device::
 
-    vllm serve OUT --quantization bitport --load-format bitport
+    vllm serve OUT --load-format bitport
 
 :func:`register` is an entry point of the group ``vllm.general_plugins``: vLLM calls it in each of its processes.
 """

@@ -12,6 +12,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 import bitport
 from bitport.checkpoint.manifest import NAME as MANIFEST
@@ -40,19 +41,17 @@ class Quantization(QuantizationConfig):
     def get_config_filenames() -> list[str]:
         return [MANIFEST]
 
-    def __init__(self, manifest: dict[str, Any]) -> None:
-        super().__init__()
-        self.crc32 = manifest.get("crc32")
-
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Quantization:
-        return cls(config)
+        """``config``: what config.json says, or the manifest where that says nothing. The loader reads the manifest."""
+        return cls()
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         """vLLM keeps compiled programs for all that has the same configuration. They depend on the schemes too, which
         another checkpoint in the same place may not share."""
         if hf_config is not None:
-            hf_config.bitport = [bitport.__version__, self.crc32]
+            manifest = get_hf_file_to_dict(MANIFEST, model_name, revision) or {}
+            hf_config.bitport = [bitport.__version__, manifest.get("crc32")]
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         _check_load_format()
@@ -65,6 +64,6 @@ def _check_load_format() -> None:
     given = get_current_vllm_config().load_config.load_format
     if given != NAME:
         raise ArgumentError(
-            f"--quantization {NAME} was given with --load-format {given}, which does not read checkpoints of bitport: "
-            f"give --load-format {NAME} too"
+            f"a model quantized by {NAME} was given with --load-format {given}, which does not read checkpoints of "
+            f"bitport: give --load-format {NAME} too"
         )

@@ -1,0 +1,73 @@
+"""``bitport inspect`` on what ``bitport quantize`` wrote, on what others wrote, and on what is damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import bitport as bp
+from bitport.integrations.huggingface import load_model
+
+from ..integrations.models import transformers
+from .conftest import Run
+
+
+def test_inspect_counts_what_is_there(run: Run, llama: Path, tmp_path: Path) -> None:
+    run("quantize", llama, "--scheme", "int4", "--rule", "*.down_proj=int8", "-o", tmp_path)
+    data = run("inspect", tmp_path, "--json", "--tensors").data
+    model = load_model(tmp_path)
+    quantized = [param for param in model.parameters() if isinstance(param, bp.QTensor)]
+    assert data["total"]["bytes"] == sum(param.nbytes for param in model.parameters())
+    assert data["total"]["weights"] == sum(param.numel() for param in model.parameters())
+    counts = {kind["kind"]: kind["tensors"] for kind in data["kinds"]}
+    assert counts["int4"] == sum(str(param.scheme) == "int4" for param in quantized)
+    assert counts["int8"] == 2
+    assert data["tied"] == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert sum(kind["bytes"] for kind in data["kinds"]) == sum(t["nbytes"] for t in data["tensors"])
+    shown = run("inspect", tmp_path, "--tensors").out
+    assert "tied: lm_head.weight = model.embed_tokens.weight" in shown
+    assert "model.layers.1.mlp.down_proj.weight" in shown
+
+
+def test_inspect_reads_plain_directories_and_files(run: Run, llama: Path) -> None:
+    whole = run("inspect", llama, "--json").data
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype="auto")
+    assert whole["format"] == "safetensors"
+    assert len(whole["files"]) > 1
+    assert whole["total"]["bytes"] == sum(param.nbytes for param in model.parameters())
+    assert "tensors" not in whole
+    parts = [run("inspect", llama / name, "--json").data["total"]["bytes"] for name in whole["files"]]
+    assert sum(parts) == whole["total"]["bytes"]
+
+
+def test_inspect_tells_of_damage(run: Run, llama: Path, tmp_path: Path) -> None:
+    run("quantize", llama, "--scheme", "int4", "-o", tmp_path)
+    manifest = json.loads((tmp_path / "bitport.json").read_text())
+    manifest["version"] = 99
+    (tmp_path / "bitport.json").write_text(json.dumps(manifest))
+    assert run("inspect", tmp_path).code == 1
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(b"\xff" * 9)
+    ran = run("inspect", cut)
+    assert ran.code == 1
+    assert "not a whole safetensors file" in ran.err
+
+
+def test_inspect_verifies_the_data(run: Run, llama: Path, tmp_path: Path) -> None:
+    run("quantize", llama, "--scheme", "int8", "-o", tmp_path / "q")
+    assert run("inspect", tmp_path / "q", "--verify").code == 0
+    shard = next((tmp_path / "q").glob("*.safetensors"))
+    damaged = bytearray(shard.read_bytes())
+    damaged[-1] ^= 1
+    shard.write_bytes(damaged)
+    assert run("inspect", tmp_path / "q").code == 0
+    ran = run("inspect", tmp_path / "q", "--verify")
+    assert ran.code == 1
+    assert "is damaged" in ran.err
+    assert "holds no checksums" in run("inspect", llama, "--verify").err
+
+
+def test_inspect_of_nothing(run: Run, tmp_path: Path) -> None:
+    ran = run("inspect", tmp_path / "nope")
+    assert ran.code == 1
+    assert ran.err.rstrip().endswith("nope does not exist")
