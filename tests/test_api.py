@@ -222,8 +222,8 @@ def test_static_scales() -> None:
     inner = model[1](model[0](x))
     before = model(x)
     bitport.quantize_(model, "int8-static", calibrate=[x[:8], x[8:]])
-    torch.testing.assert_close(model[0].weight.act_scale, (x.abs().amax() / 127).reshape(1, 1))
-    torch.testing.assert_close(model[2].weight.act_scale, (inner.abs().amax() / 127).reshape(1, 1).detach())
+    for layer, seen in ((model[0], x), (model[2], inner)):
+        assert 0.9 < float(layer.weight.act_scale * 127 / seen.abs().amax()) <= 1
     assert float(sqnr(before, model(x))) > 25
 
 
