@@ -138,14 +138,14 @@ def test_a_model_as_it_saves_it(kind: str, tmp_path: Path) -> None:
 )
 def test_the_library_loads_what_is_written(scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """A whole model by its own from_pretrained; in float32 with the logits of the numbers that were written."""
-    helper = pytest.importorskip("tests.interop.peer_models")
-    source = helper.models.make_directory(tmp_path / "float", hidden_size=256, intermediate_size=512, dtype=dtype)
+    peer_models = pytest.importorskip("tests.interop.peer_models")
+    source = peer_models.models.make_directory(tmp_path / "float", hidden_size=256, intermediate_size=512, dtype=dtype)
     rules = {"*.down_proj": "skip", "*_proj": scheme}
     bitport.checkpoint.quantize_files(source, tmp_path / "q", rules, progress=False)
     for to, target in (("quanto", "theirs"), ("float", "dense")):
         convert(tmp_path / "q", tmp_path / target, to=to, shard_size=200_000, progress=False)
     theirs = peer.QuantizedModelForCausalLM.from_pretrained(str(tmp_path / "theirs"))
-    weights = helper.weights(tmp_path)
+    weights = peer_models.weights(tmp_path)
     assert len(weights) == 12
     modules = dict(theirs._wrapped.named_modules())
     for name, q in weights.items():
@@ -155,6 +155,6 @@ def test_the_library_loads_what_is_written(scheme: str, dtype: torch.dtype, tmp_
         elif "TinyGemm" not in type(weight).__name__:  # that has rounded shifts when it was loaded
             assert torch.equal(exact(weight)[0].to(torch.float32), q.dequantize(torch.float32)), name
     if dtype == torch.float32:
-        dense = helper.models.transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense").eval()
-        found, wanted = helper.models.logits(theirs), helper.models.logits(dense)
+        dense = peer_models.models.transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense").eval()
+        found, wanted = peer_models.models.logits(theirs), peer_models.models.logits(dense)
         assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
