@@ -66,7 +66,7 @@ def test_a_library_is_handed_spans(program: Program) -> None:
     assert sorted(str(tensor.dtype) for tensor in half.values()) == ["torch.bfloat16", "torch.float32", "torch.uint8"]
     of_ops = [name for name in every if name.startswith(SPANS)]
     assert len(of_ops) <= 2 * len({every[name].dtype for name in of_ops})
-    assert len(program.weights) > 4 * len(every)
+    assert len(program.weights) > 3 * len(every)
 
 
 def test_one_weight_file_for_two_packages(tmp_path: Path) -> None:

@@ -121,14 +121,14 @@ class Recipe:
         return Plan(tuple(_tied(targets, [self._decide(target) for target in targets])))
 
     def _check_order(self, targets: Sequence[Target]) -> None:
-        """RecipeError for a rule that comes too late to decide anything, unless it is for all that is left."""
+        """RecipeError for a rule that comes too late, behind one for everything."""
         deciding = [next((rule for rule in self.rules if rule.fits(target)), None) for target in targets]
         for rule in self.rules:
-            if rule.match != "*" and rule not in deciding:
-                before = next(first for first, target in zip(deciding, targets, strict=True) if rule.fits(target))
+            before = [first for first, target in zip(deciding, targets, strict=True) if rule.fits(target)]
+            if rule not in before and any(first and first.match == "*" for first in before):
                 raise RecipeError(
-                    f"rule {rule.match!r} decides nothing: the first rule that fits a weight decides, and what it fits "
-                    f"is decided before it, by {before.match if before else ''!r}; put it first"
+                    f"rule {rule.match!r} decides nothing: the first rule that fits a weight decides, and '*' stands "
+                    f"before it; put it first"
                 )
 
     def _decide(self, target: Target) -> Choice:
