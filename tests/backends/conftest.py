@@ -1,4 +1,5 @@
-"""Devices that are not there, built once: the example's simulated one, installed by pip, and guards for fake ones."""
+"""The native library; and devices that are not there, built once: the example's simulated one, installed by pip, and
+guards for fake ones."""
 
 from __future__ import annotations
 
@@ -13,9 +14,22 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
+from bitport.backends import cpu
+from bitport.backends.cpu.native import ISAS, Library
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 EXAMPLE = ROOT / "examples" / "outoftree-device"
+
+
+@pytest.fixture(params=ISAS)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
+    """The native library, in each variant that this processor runs."""
+    assert isinstance(cpu.LIBRARY, Library)
+    if request.param not in cpu.LIBRARY.available:
+        pytest.skip(f"this processor runs {', '.join(cpu.LIBRARY.available)}")
+    monkeypatch.setattr(cpu.LIBRARY, "isa", ISAS[request.param])
+    return cpu.LIBRARY
 
 
 @pytest.fixture(scope="session")

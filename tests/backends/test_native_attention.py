@@ -10,7 +10,7 @@ import torch
 
 from bitport.backends import cpu
 from bitport.backends.cpu.attention import _tokens
-from bitport.backends.cpu.native import ISAS, Library
+from bitport.backends.cpu.native import Library
 from bitport.cache import KeyValueStore
 from bitport.errors import KernelError
 from bitport.numerics import sqnr
@@ -21,15 +21,6 @@ from bitport.report.memory import peak, resident
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
 CPU = torch.device("cpu")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
-
-
-@pytest.fixture(params=ISAS)
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    assert isinstance(cpu.LIBRARY, Library)
-    if request.param not in cpu.LIBRARY.available:
-        pytest.skip(f"this processor runs {', '.join(cpu.LIBRARY.available)}")
-    monkeypatch.setattr(cpu.LIBRARY, "isa", ISAS[request.param])
-    return cpu.LIBRARY
 
 
 def shortfall(of: Sample) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import bitport as bp
 from bitport.backends import cpu
-from bitport.backends.cpu.native import ISAS, Library
+from bitport.backends.cpu.native import Library
 from bitport.ops import OPS, decide
 from bitport.ops.attention import sample
 from bitport.ops.convert import format_json
@@ -23,15 +23,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor does not flush"),
 ]
 WEIGHTS = pytest.mark.parametrize(("scheme", "dtype"), [("int4-g32", torch.float16), ("nvfp4-wo", torch.bfloat16)])
-
-
-@pytest.fixture(params=ISAS)
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    assert isinstance(cpu.LIBRARY, Library)
-    if request.param not in cpu.LIBRARY.available:
-        pytest.skip(f"this processor runs {', '.join(cpu.LIBRARY.available)}")
-    monkeypatch.setattr(cpu.LIBRARY, "isa", ISAS[request.param])
-    return cpu.LIBRARY
 
 
 @contextmanager

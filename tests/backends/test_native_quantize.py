@@ -11,7 +11,7 @@ from torch import Tensor
 
 import bitport as bp
 from bitport.backends import cpu
-from bitport.backends.cpu.native import ISAS, Library
+from bitport.backends.cpu.native import Library
 from bitport.numerics import NUMBER_TYPES, Format, NumberType, Quantized
 from bitport.ops import decide, select, use_kernel
 from bitport.ops.convert import format_json, from_list
@@ -25,15 +25,6 @@ NAMES = (
     *("int3-channel", "int4-g32-sym", "int4-g48", "int4-g64-fzero", "int4-tensor", "int4-b8x16-sym", "int5-g7"),
     *("int6-tensor-sym", "int7-b128x128", "int8-asym", "fp8-e5m2-wo-g64", "mxfp4-g16", "nvfp4-b3x16", "nf4-channel"),
 )
-
-
-@pytest.fixture(params=ISAS)
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    assert isinstance(cpu.LIBRARY, Library)
-    if request.param not in cpu.LIBRARY.available:
-        pytest.skip(f"this processor runs {', '.join(cpu.LIBRARY.available)}")
-    monkeypatch.setattr(cpu.LIBRARY, "isa", ISAS[request.param])
-    return cpu.LIBRARY
 
 
 def weight(n: int, k: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 
 import bitport as bp
 from bitport.backends import cpu
-from bitport.backends.cpu.native import ISAS, Library
+from bitport.backends.cpu.native import Library
 from bitport.numerics import fake_quantize
 from bitport.ops.functional import operand
 from bitport.ops.native_codes import ACTS, INTEGER_ACTS
@@ -18,15 +18,6 @@ K = 240
 """Fills no last block, of 32 or of 128."""
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
 FLOATS = [act for act in ACTS if act and act not in INTEGER_ACTS]
-
-
-@pytest.fixture(params=ISAS)
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    assert isinstance(cpu.LIBRARY, Library)
-    if request.param not in cpu.LIBRARY.available:
-        pytest.skip(f"this processor runs {', '.join(cpu.LIBRARY.available)}")
-    monkeypatch.setattr(cpu.LIBRARY, "isa", ISAS[request.param])
-    return cpu.LIBRARY
 
 
 def rows(dtype: torch.dtype) -> torch.Tensor:

@@ -109,16 +109,16 @@ class Writer(codec.Writer):
     def refuses(self, q: Described) -> str | None:
         fmt = q.scheme.weight
         self.scheme = self.scheme or q.scheme
-        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
-            return f"AWQ quantizes linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if wrong := codec.no_linear(q, "AWQ quantizes"):
+            return wrong
         if fmt.dtype != "int4" or fmt.block[0] != 1 or fmt.zero == "float" or q.scheme.act:
             return "AWQ holds integers of 4 bits in groups, inputs as they are"
         if fmt.scale in ("e8m0", "e4m3"):
             return f"AWQ has scales in float16, not {fmt.scale}"
         if q.scheme != self.scheme:
             return f"AWQ has one scheme for all weights, here {self.scheme} and {q.scheme}"
-        if extra := q.parts & {"perm", "pre_scale"}:
-            return f"AWQ has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        if extra := codec.no_place(q, "AWQ"):
+            return extra
         n, k = q.shape
         if n % PER_WORD or k % (fmt.block[1] or k):
             return f"AWQ takes a multiple of {PER_WORD} rows and whole groups of columns, not {n}x{k} of {q.scheme}"

@@ -124,15 +124,15 @@ class Writer(codec.Writer):
         self.dtype = ""
 
     def refuses(self, q: Described) -> str | None:
-        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
-            return f"bitsandbytes quantizes linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if wrong := codec.no_linear(q, "bitsandbytes quantizes"):
+            return wrong
         if (said := _settings(q.scheme)) is None:
             return "bitsandbytes holds nf4 in blocks of a row, and int8 with one scale a row (int8, int8-dyn)"
         self.said = self.said or said
         if said != self.said:
             return f"a model of bitsandbytes is all of one kind, {_kind(self.said)} or {_kind(said)}"
-        if extra := q.parts & {"perm", "pre_scale"}:
-            return f"bitsandbytes has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        if extra := codec.no_place(q, "bitsandbytes"):
+            return extra
         block = q.scheme.weight.block_shape(*q.shape)[1]
         if "load_in_4bit" in said and (block not in BLOCKS or q.shape[1] % block):
             return f"blocks of nf4 are whole ones of {', '.join(map(str, BLOCKS))} columns, not {block} of {q.shape[1]}"

@@ -120,6 +120,19 @@ class Described:
     """Whether it lies as [K, N] in the model, and as [N, K] in files of others."""
 
 
+def no_linear(q: Described, says: str) -> str | None:
+    """Why ``q`` is none of the linear layers that ``says`` speaks of, or None."""
+    if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
+        return f"{says} linear layers alone, and this is a weight of the kind {q.kind!r}"
+    return None
+
+
+def no_place(q: Described, who: str) -> str | None:
+    """Why ``q`` has more than a format without order and scales of inputs can hold, or None."""
+    extra = sorted(q.parts & {"perm", "pre_scale"})
+    return f"{who} has no {' and no '.join(extra)}: neither order nor scales of inputs" if extra else None
+
+
 NO_CONV1D = "its layers lie as [N, K] in a model, and this one as [K, N] (Conv1D)"
 
 

@@ -155,12 +155,12 @@ class Writer(codec.Writer):
     name = "fp8"
 
     def refuses(self, q: Described) -> str | None:
-        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
-            return f"fp8 is written for linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if wrong := codec.no_linear(q, "fp8 is written for"):
+            return wrong
         if q.scheme != BLOCK:
             return f"fp8 is written in the scheme {BLOCK} alone, not {q.scheme}"
-        if extra := q.parts & {"perm", "pre_scale"}:
-            return f"fp8 has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        if extra := codec.no_place(q, "fp8"):
+            return extra
         return None
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:

@@ -128,8 +128,8 @@ class Writer(codec.Writer):
     def refuses(self, q: Described) -> str | None:
         fmt = q.scheme.weight
         self.scheme = self.scheme or q.scheme
-        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
-            return f"GPTQ quantizes linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if wrong := codec.no_linear(q, "GPTQ quantizes"):
+            return wrong
         if fmt.dtype not in [f"int{bits}" for bits in BITS] or fmt.block[0] != 1 or fmt.zero == "float" or q.scheme.act:
             return f"GPTQ holds integers of {', '.join(map(str, BITS))} bits in groups, inputs as they are"
         if q.scheme != self.scheme:

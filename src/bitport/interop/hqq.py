@@ -124,16 +124,16 @@ class Writer(codec.Writer):
     def refuses(self, q: Described) -> str | None:
         fmt = q.scheme.weight
         self.scheme = self.scheme or q.scheme
-        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
-            return f"HQQ quantizes linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if wrong := codec.no_linear(q, "HQQ quantizes"):
+            return wrong
         if q.conv1d:
             return NO_CONV1D
         if fmt.number.kind != "int" or fmt.block[0] != 1 or fmt.scale in ("e8m0", "e4m3") or q.scheme.act:
             return "HQQ holds integers of 1 to 8 bits in groups along rows, inputs as they are"
         if q.scheme != self.scheme:
             return f"HQQ is written in one scheme for all weights, here {self.scheme} and {q.scheme}"
-        if extra := q.parts & {"perm", "pre_scale"}:
-            return f"HQQ has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        if extra := codec.no_place(q, "HQQ"):
+            return extra
         (n, k), group = q.shape, fmt.block_shape(*q.shape)[1]
         packing = PACKINGS[_packing(fmt)]
         if k % group or (packing.dtype == torch.uint8 and n * k // group % packing.codes):

@@ -181,8 +181,8 @@ class Writer(codec.Writer):
             )
         if q.shape[1] % its.group or q.shape[1] % q.scheme.weight.block_shape(*q.shape)[1]:
             return f"MLX has whole groups, and {q.shape[1]} columns are none of {q.scheme}"
-        if extra := q.parts & {"perm", "pre_scale"}:
-            return f"MLX has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        if extra := codec.no_place(q, "MLX"):
+            return extra
         return None
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:

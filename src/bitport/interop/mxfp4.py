@@ -73,8 +73,8 @@ class Writer(codec.Writer):
         fmt = q.scheme.weight
         if (fmt.dtype, fmt.block, fmt.scale) != (FORMAT.dtype, FORMAT.block, FORMAT.scale) or q.scheme.act:
             return f"it holds the scheme mxfp4-wo alone, not {q.scheme}"
-        if extra := q.parts & {"perm", "pre_scale"}:
-            return f"it has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        if extra := codec.no_place(q, "it"):
+            return extra
         if q.shape[1] % FORMAT.block[1]:
             return f"it has whole blocks of {FORMAT.block[1]} columns, and {q.shape[1]} are none"
         return None

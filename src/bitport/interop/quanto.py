@@ -213,14 +213,14 @@ class Writer(codec.Writer):
         self.kinds: dict[str, str] = {}
 
     def refuses(self, q: Described) -> str | None:
-        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
-            return f"quanto is written for linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if wrong := codec.no_linear(q, "quanto is written for"):
+            return wrong
         if q.conv1d:
             return NO_CONV1D
         if (kind := _kind(q.scheme)) is None:
             return f"quanto holds int8, fp8-wo and fp8-e5m2-wo, and int4 and int2 in groups, not {q.scheme}"
-        if extra := q.parts & {"perm", "pre_scale"}:
-            return f"quanto has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        if extra := codec.no_place(q, "quanto"):
+            return extra
         k, group = q.shape[1], q.scheme.weight.block_shape(*q.shape)[1]
         if kind in PACKED and (k % group or group % _group(k)):
             return f"quanto has groups of {_group(k)} where a row has {k} columns, and {group} is no multiple of it"

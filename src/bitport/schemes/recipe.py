@@ -122,25 +122,27 @@ class Recipe:
 
     def _check_order(self, targets: Sequence[Target]) -> None:
         """RecipeError for a rule that comes too late, behind one for everything."""
-        deciding = [next((rule for rule in self.rules if rule.fits(target)), None) for target in targets]
-        for rule in self.rules:
-            before = [first for first, target in zip(deciding, targets, strict=True) if rule.fits(target)]
+        everything = next((at for at, rule in enumerate(self.rules) if rule.match == "*"), len(self.rules))
+        for rule in self.rules[everything + 1 :]:
+            before = [self._first(target) for target in targets if rule.fits(target)]
             if rule not in before and any(first and first.match == "*" for first in before):
                 raise RecipeError(
                     f"rule {rule.match!r} decides nothing: the first rule that fits a weight decides, and '*' stands "
                     f"before it; put it first"
                 )
 
+    def _first(self, target: Target) -> Rule | None:
+        return next((rule for rule in self.rules if rule.fits(target)), None)
+
     def _decide(self, target: Target) -> Choice:
-        for rule in self.rules:
-            if rule.fits(target):
-                if isinstance(rule.scheme, str):
-                    return Choice(target.name, None, f"rule {rule.match!r} says skip")
-                if 0 in target.shape:
-                    return Choice(target.name, None, "it is empty")
-                if target.kind == "conv" and rule.scheme.act:
-                    return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
-                return Choice(target.name, rule.scheme, f"rule {rule.match!r}")
+        if rule := self._first(target):
+            if isinstance(rule.scheme, str):
+                return Choice(target.name, None, f"rule {rule.match!r} says skip")
+            if 0 in target.shape:
+                return Choice(target.name, None, "it is empty")
+            if target.kind == "conv" and rule.scheme.act:
+                return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
+            return Choice(target.name, rule.scheme, f"rule {rule.match!r}")
         what = "weight of a module of unknown type" if target.kind == "other" else f"{target.kind} weight"
         return Choice(target.name, None, f"no rule fits this {what}")
 

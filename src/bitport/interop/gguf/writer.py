@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError, CheckpointError
-from bitport.interop.codec import Described
+from bitport.interop.codec import Described, no_place
 from bitport.interop.gguf.blocks import FLOATS
 from bitport.interop.gguf.joins import joined, kinds
 from bitport.interop.gguf.names import Place, interleaved, places
@@ -68,8 +68,8 @@ class Writer:
             return "GGUF holds matrices"
         if q.scheme.act:
             return "GGUF has inputs as they are: take a scheme for weights alone, such as int4-g32-sym"
-        if extra := q.parts & {"perm", "pre_scale"}:
-            return f"GGUF has no {' and no '.join(sorted(extra))}: neither order nor scales of inputs"
+        if extra := no_place(q, "GGUF"):
+            return extra
         if kinds(q.scheme, q.shape[-1]):
             return None
         if fmt.number.kind == "int" and fmt.number.bits > 1:

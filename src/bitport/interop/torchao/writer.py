@@ -39,8 +39,8 @@ class Writer(codec.Writer):
     def refuses(self, q: Described) -> str | None:
         self.scheme = self.scheme or q.scheme
         form = form_of(q.scheme)
-        if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
-            return f"torchao is written for linear layers alone, and this is a weight of the kind {q.kind!r}"
+        if wrong := codec.no_linear(q, "torchao is written for"):
+            return wrong
         if q.conv1d:
             return NO_CONV1D
         if form is None:
