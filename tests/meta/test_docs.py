@@ -18,7 +18,7 @@ from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
 from bitport.schemes import KINDS, Recipe
 from bitport.tensor.qtensor import PARTS
 
-from .tree import ROOT, files
+from .tree import ROOT, files, table
 
 DOCS = ROOT / "docs"
 
@@ -73,6 +73,23 @@ def test_the_recipe_that_is_shown_is_one() -> None:
     shown = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert [len(Recipe.from_json(each).rules) for each in shown] == [3]
     assert all(f"`{kind}`" in text for kind in KINDS)
+
+
+def test_schemes_to_choose_from_are_as_large_as_is_said() -> None:
+    for _, name, bits, inputs in table("choosing.md", "what for"):
+        scheme = bitport.preset(name.strip("`"))
+        assert f"{scheme.weight.bits_per_weight(4096, 4096):.2f}" == bits, name
+        number = ACTIVATIONS[scheme.act].dtype.split("_")[0] if scheme.act else "as they are"
+        assert number == inputs, name
+
+
+def test_what_others_call_a_scheme_is_one_here() -> None:
+    for _, theirs, schemes, names in table("choosing.md", "library"):
+        for name in re.findall(r"`(.+?)`", schemes):
+            bitport.preset(name)
+        for name in re.findall(r"`(.+?)`", names):
+            algorithms.algorithm(name)
+        assert theirs.count("`") or not names
 
 
 @pytest.mark.parametrize("text", ["README.md", "docs/transforms.md", "docs/training.md", "docs/optimizers.md"])

@@ -57,3 +57,9 @@ def files(*suffixes: str) -> Iterator[Path]:
         generated = any(each in ("__pycache__", "build", "dist") or each.endswith(".egg-info") for each in parts)
         if path.is_file() and path.suffix in suffixes and not generated:
             yield path
+
+
+def table(page: str, first: str) -> list[list[str]]:
+    """The cells of the table of a page of docs whose first column is called ``first``."""
+    rows = (ROOT / "docs" / page).read_text().split(f"| {first} |")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in rows.splitlines()[2:]]

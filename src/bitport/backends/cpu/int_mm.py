@@ -8,6 +8,7 @@ Needs VNNI: without it PyTorch's int8 product sums neighbouring products in 16 b
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -20,8 +21,23 @@ from bitport.numerics import quantize_rows
 VNNI: bool = torch.cpu._is_vnni_supported()
 
 
+@functools.cache
+def takes_unsigned() -> bool:
+    """Whether this version of PyTorch multiplies unsigned bytes; 2.11 wants both factors signed."""
+    one = functools.partial(torch.zeros, (2, 2), device="cpu")
+    try:
+        torch._int_mm(one(dtype=torch.uint8), one(dtype=torch.int8))
+    except RuntimeError:
+        return False
+    return True
+
+
 def refuses(*args: Any) -> str | None:
-    return int_mm.refuses("plain", *args) or (None if VNNI else "this processor has no VNNI")
+    if reason := int_mm.refuses("plain", *args):
+        return reason
+    if not VNNI:
+        return "this processor has no VNNI"
+    return None if takes_unsigned() else f"_int_mm of PyTorch {torch.__version__} takes no unsigned bytes"
 
 
 def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
