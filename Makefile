@@ -19,6 +19,7 @@ XLA_VENV ?= .venv-xla
 RUNTIMES_VENV ?= .venv-runtimes
 FORMATS_VENV ?= .venv-formats
 VLLM_VENV ?= .venv-vllm
+OLDEST_VENV ?= .venv-oldest
 BENCH_ARGS ?=
 ALGORITHMS_OF ?=
 
@@ -30,8 +31,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 # What an installation compiles: changing it installs anew.
 NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
-.PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-triton-oldest test-xla test-tpu \
-	test-peers test-vllm sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball ci lint format \
+.PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-oldest test-triton-oldest \
+	test-xla test-tpu test-peers test-vllm sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball ci lint format \
 	types bench bench-check bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla bench-tpu \
 	bench-voxtral voxtral-page bench-training bench-vllm xla-page accuracy algorithms support clean
 
@@ -58,6 +59,13 @@ test-slow: $(VENV)/.test
 
 test-gpu: $(VENV)/.test
 	$(PYTEST) -m gpu
+
+# The test suite with the oldest PyTorch that pyproject.toml allows, and the Triton made for it, whose interpreter does not
+# run with numpy 2.4. From PyPI this is a build for CUDA, of 3 GB; TORCH_OLDEST takes what TORCH takes.
+TORCH_OLDEST ?= torch==$(shell sed -n 's/^dependencies = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
+
+test-oldest: $(OLDEST_VENV)/.oldest
+	$(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 # Compiled by the oldest Triton that pyproject.toml allows; its interpreter does without scaled products.
 TRITON_OLDEST := 3.6.0
@@ -303,6 +311,11 @@ $(XLA_VENV)/.xla: pyproject.toml $(NATIVE)
 
 $(XLA_VENV)/.libtpu: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'libtpu>=0.0.51'
+	touch $@
+
+$(OLDEST_VENV)/.oldest: pyproject.toml $(NATIVE)
+	$(MAKE) VENV=$(OLDEST_VENV) TORCH='$(TORCH_OLDEST)' $(OLDEST_VENV)/.test
+	$(OLDEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'numpy<2.4'
 	touch $@
 
 $(RUNTIMES_VENV)/.runtimes: pyproject.toml $(NATIVE)

@@ -1,6 +1,7 @@
 """Triton's interpreter, with what it does to bfloat16 put right: it multiplies the bit patterns and cuts where it
 should round, and it has no products of float32 as two bfloat16. It also reads every scale of a scaled product as a
-power of two. Kernels are tried as they are; only the interpreter is changed, in a process that is there for that."""
+power of two, and that of Triton 3.6 takes a float argument that float32 holds as a subnormal or not at all for float64.
+Kernels are tried as they are; only the interpreter is changed, in a process that is there for that."""
 
 from __future__ import annotations
 
@@ -33,7 +34,18 @@ def _parts(handle: TensorHandle) -> tuple[TensorHandle, TensorHandle]:
     return TensorHandle(first.numpy(), tl.float32), TensorHandle(rest.numpy(), tl.float32)
 
 
-def correct_bfloat16() -> None:
+SCALED = hasattr(interpreter, "_dot_scaled_scale_to_f32")
+"""Whether this version has products of blocks with their scales; 3.6 has not."""
+
+
+def correct() -> None:
+    _bfloat16()
+    _floats()
+    if SCALED:
+        _scales()
+
+
+def _bfloat16() -> None:
     cast, dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
 
     def correct_cast(self: Any, source: TensorHandle, target: Any) -> TensorHandle:
@@ -58,7 +70,7 @@ def correct_bfloat16() -> None:
     object.__setattr__(options, "allowed_dot_input_precisions", (*options.allowed_dot_input_precisions, "bf16x3"))
 
 
-def correct_scales() -> None:
+def _scales() -> None:
     power_of_two = interpreter._dot_scaled_scale_to_f32
 
     def correct(handle: TensorHandle, kind: Any) -> Any:
@@ -67,3 +79,14 @@ def correct_scales() -> None:
         return torch.from_numpy(np.ascontiguousarray(handle.data)).view(torch.float8_e4m3fn).float().numpy()
 
     interpreter._dot_scaled_scale_to_f32 = correct
+
+
+def _floats() -> None:
+    convert = interpreter._implicit_cvt
+
+    def correct(argument: Any) -> Any:
+        if isinstance(argument, float):
+            return tl.tensor(TensorHandle(np.array([argument], np.float32), tl.float32), tl.float32)
+        return convert(argument)
+
+    interpreter._implicit_cvt = correct

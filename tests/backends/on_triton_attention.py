@@ -20,9 +20,9 @@ DEVICE, CPU = torch.device(os.environ["TRITON_DEVICE"]), torch.device("cpu")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 if DEVICE.type == "cpu":
-    from tests.backends.interpreter import correct_bfloat16
+    from tests.backends import interpreter
 
-    correct_bfloat16()
+    interpreter.correct()
 
 
 def run(call: Call) -> Tensor:

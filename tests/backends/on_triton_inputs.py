@@ -22,9 +22,9 @@ FLOATS = {"bf16": BF16, "fp16": torch.float16, "fp32": torch.float32}
 GENERIC = OPS["quantize_input"].generic
 
 if DEVICE.type == "cpu":
-    from tests.backends.interpreter import correct_bfloat16
+    from tests.backends import interpreter
 
-    correct_bfloat16()
+    interpreter.correct()
 
 
 def values(dtype: torch.dtype, k: int) -> Tensor:

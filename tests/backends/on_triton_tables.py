@@ -31,9 +31,9 @@ RECORDS = Path(__file__).parents[2] / "bench" / "results"
 DEFAULT = json.loads((configs.FOLDER / "default.json").read_text())
 
 if DEVICE.type == "cpu":
-    from tests.backends.interpreter import correct_bfloat16
+    from tests.backends import interpreter
 
-    correct_bfloat16()
+    interpreter.correct()
 
 
 def a_weight() -> Weight:

@@ -57,6 +57,25 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capability, "of", lambda device: (9, 0))
 
 
+def by_rows() -> bool:
+    """Whether PyTorch multiplies float8 by rows on the CPU, where it stands in for devices; 2.11 does not."""
+    a, scale = torch.zeros(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
+    try:
+        torch._scaled_mm(a, a.t(), scale, scale.t(), out_dtype=BF16)
+    except RuntimeError:
+        return False
+    return True
+
+
+needs_unsigned = pytest.mark.skipif(not cpu_int_mm.takes_unsigned(), reason="this PyTorch multiplies no unsigned bytes")
+needs_rows = pytest.mark.skipif(not by_rows(), reason="this PyTorch multiplies no float8 by rows on the CPU")
+
+
+def needs(kernel: str, scheme: str = "") -> tuple[pytest.MarkDecorator, ...]:
+    """What a test of it needs of the CPU's ops."""
+    return (needs_unsigned,) if kernel == "cpu-int_mm" else (needs_rows,) if scheme == "fp8-row" else ()
+
+
 Kernel = tuple[Callable[..., Tensor], Callable[..., "str | None"]]
 KERNELS: dict[str, tuple[Kernel, str, tuple[str, ...], tuple[torch.dtype, ...]]] = {
     "xpu-int4pack": (
@@ -94,7 +113,7 @@ KERNELS: dict[str, tuple[Kernel, str, tuple[str, ...], tuple[torch.dtype, ...]]]
     "cpu-int8pack": ((cpu_int8pack_mm.run, cpu_int8pack_mm.refuses), "plain", ("int8",), (BF16,)),
 }
 CASES = [
-    pytest.param(kernel, scheme, dtype, layout, id=f"{name}-{scheme}-{str(dtype)[6:]}")
+    pytest.param(*(kernel, scheme, dtype, layout), id=f"{name}-{scheme}-{str(dtype)[6:]}", marks=needs(name, scheme))
     for name, (kernel, layout, schemes, dtypes) in KERNELS.items()
     for scheme in schemes
     for dtype in dtypes
@@ -126,7 +145,7 @@ def test_within_budget(kernel: Kernel, scheme: str, dtype: torch.dtype, layout: 
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("name", [name for name in KERNELS if name.endswith("int_mm")])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in KERNELS if name.endswith("int_mm")])
 def test_samples_that_int_mm_takes(name: str, dtype: torch.dtype) -> None:
     (run, refuses), layout, _, _ = KERNELS[name]
     taken: list[str] = []
@@ -148,7 +167,7 @@ def repacked(sample: Sample, layout: str) -> Sample | None:
 
 
 @pytest.mark.parametrize("m", [1, 16, 17, 40])
-@pytest.mark.parametrize("name", ["cpu-int_mm", "cuda-int_mm", "xpu-int_mm"])
+@pytest.mark.parametrize("name", [pytest.param("cpu-int_mm", marks=needs_unsigned), "cuda-int_mm", "xpu-int_mm"])
 def test_sums_are_exact(name: str, m: int) -> None:
     """With scales that are powers of two nothing is rounded at all: the largest sums that 1056 products can make."""
     (run, refuses), layout, _, _ = KERNELS[name]
@@ -195,6 +214,7 @@ def test_rows_start_where_vectors_do(dtype: torch.dtype) -> None:
         assert (got.data_ptr() == x.data_ptr()) == (start != 1)
 
 
+@needs_rows
 def test_a_bias_with_gaps_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA the library is told where it begins, and nothing of strides."""
     product = torch._scaled_mm
@@ -251,12 +271,26 @@ def test_refusals(case: str) -> None:
     assert reason in str(refuses(*args))
 
 
+def test_a_pytorch_without_unsigned_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 2.11 on the CPU; the generic kernel then runs."""
+    (sample,) = products("int8-dyn", BF16, "plain", n=48, k=256, m=5)
+
+    def signed_only(a: Tensor, b: Tensor) -> Tensor:
+        raise RuntimeError("int_mm_out_cpu: Expected self dtype to be of type int8 but got unsigned char")
+
+    monkeypatch.setattr(torch, "_int_mm", signed_only)
+    monkeypatch.setattr(cpu_int_mm, "takes_unsigned", cpu_int_mm.takes_unsigned.__wrapped__)
+    monkeypatch.setattr(cpu_int_mm, "VNNI", True)
+    assert "takes no unsigned bytes" in str(cpu_int_mm.refuses(*sample.args))
+
+
 def test_processors_without_vnni_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = next(iter(products("int8-dyn", BF16, "plain", n=48, k=256, m=5)))
     monkeypatch.setattr(cpu_int_mm, "VNNI", False)
     assert cpu_int_mm.refuses(*sample.args) == "this processor has no VNNI"
 
 
+@needs_unsigned
 def test_budgets_can_fail() -> None:
     """A product with a weight that is off by one code in one group does not pass."""
     sample = next(iter(products("int8-dyn", FP32, "plain", n=48, k=256, m=5)))
