@@ -13,20 +13,20 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from bitport import plugins
 from bitport.algorithms import Algorithm, Transform, expression
 from bitport.algorithms import algorithm as algorithm_of
-from bitport.algorithms.apply import Outcome, apply
 from bitport.algorithms.chain import Preparation
 from bitport.calibrate.batches import batches_of
-from bitport.calibrate.blocks import measured
-from bitport.calibrate.observe import input_scales
+from bitport.calibrate.blocks import Measured, measured
+from bitport.calibrate.observe import input_scales, scales_without_data
 from bitport.errors import ArgumentError
 from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.quantize import check_finite, has_data
 from bitport.nn.targets import find_targets
 from bitport.ops.device import check_device
-from bitport.report import LayerReport, Report
+from bitport.report import LayerReport, Report, listed
 from bitport.report.explain import Explanation, explain_layer
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Choice, Recipe, Scheme, Target
+from bitport.schemes.plan import refuse_static
 from bitport.tensor import QTensor
 from bitport.tensor.parts import FLOATS
 from bitport.tensor.sharded import is_quantized, is_sharded, laid_out, nbytes_of, own, sharded_like, whole
@@ -64,10 +64,10 @@ def quantize_(
         refuse_fsdp(model, "quantize_")
     _check_sharded([choice for choice in chosen if is_sharded(_weight(model, by_name[choice.name]))], by, device)
     _check(model, by_name, chosen, device)
-    static = {by_name[choice.name]: choice.scheme.act for choice in chosen if choice.scheme and choice.scheme.static}
-    if static and calibrate is None:
-        raise ArgumentError(f"{len(static)} layers have a static input scale; give calibrate=batches to measure it")
-    runs = by.needs_inputs and all(has_data(_weight(model, by_name[choice.name])) for choice in chosen)
+    filled = all(has_data(_weight(model, by_name[choice.name])) for choice in chosen)
+    if filled and calibrate is None:
+        refuse_static(chosen, "give calibrate=batches")
+    runs = by.needs_inputs and filled
     if runs and calibrate is None:
         raise ArgumentError(f"{by.name} looks at the inputs of layers; give calibrate=batches to measure them")
     if runs and device is not None:
@@ -80,45 +80,39 @@ def quantize_(
     if runs:
         prepared.model_(batches)
         by_name = {target.name: target for target in find_targets(model)}  # what was tied may be so no more
-    if static and calibrate is not None:
-        prepared.act_scales |= input_scales(model, static, batches or calibrate)
-    done: dict[str, Outcome] = {}
-    layers: dict[str, LayerReport] = {}
+    if not filled:
+        prepared.act_scales |= scales_without_data(prepared.static)
+    elif prepared.static and calibrate is not None:
+        prepared.act_scales |= input_scales(model, prepared.static, batches or calibrate)
+    told: dict[str, LayerReport] = {}
+    storages = {name: target.storage for name, target in by_name.items()}
+    names: dict[str, list[str]] = {}
+    for name, storage in storages.items():
+        names.setdefault(storage, []).append(name)
     wanted = [by_name[choice.name] for choice in chosen]
-    seen = {
-        choice.name
-        for choice in chosen
-        if choice.scheme and not by.refuses(choice.scheme.weight, by_name[choice.name].kind)
-    }
-    work = measured(model, wanted, seen, batches, prepare=prepared) if runs else ((target, None) for target in wanted)
+    work: Measured = ((target, None) for target in wanted)
+    if runs:
+        work = measured(model, wanted, prepared.wanted, batches, prepare=prepared)
     for target, inputs in with_progress(work, len(wanted), "quantizing", progress):
-        choice, value = plan[target.name], _weight(model, target)
-        if target.storage not in done:
-            assert choice.scheme is not None
+        if target.storage not in told:
+            value = _weight(model, target)
             moved = whole(value) if device is None else value.to(device)
-            scale = prepared.act_scales.get(target.name)
-            pre_scale = prepared.pre_scale(target.name)
-            outcome = apply(by, moved, target, choice.scheme, inputs, scale, measure=measure, pre_scale=pre_scale)
-            outcome = prepared.noted(target.name, outcome)
-            outcome = dataclasses.replace(outcome, q=laid_out(outcome.q, value))  # type: ignore[arg-type]
-            done[target.storage] = outcome.as_parameter()
-        outcome = done[target.storage]
-        layers[choice.name] = outcome.report(choice, value.nbytes)
-        setattr(model.get_submodule(target.module), target.param, outcome.q)
+            outcome = prepared.apply(moved, target, inputs, measure=measure)
+            outcome = dataclasses.replace(outcome, q=laid_out(outcome.q, value)).as_parameter()  # type: ignore[arg-type]
+            told[target.storage] = outcome.report(plan[target.name], value.nbytes)
+            for name in names[target.storage]:  # at once, so that later blocks are calibrated with it
+                setattr(model.get_submodule(by_name[name].module), by_name[name].param, outcome.q)
     if device is not None:
         model.to(device)  # what is not quantized; the quantized weights are there
-    for choice in plan.choices:
-        if choice.name not in layers:
-            weight = _weight(model, by_name[choice.name])
-            q, size = own(weight), nbytes_of(weight)
-            reason = f"is {q.scheme} already" if isinstance(q, QTensor) else choice.reason
-            layers[choice.name] = LayerReport(choice.name, None, reason, size, size)
-    first = {target.storage: target.name for target in reversed(by_name.values())}
-    listed = (
-        dataclasses.replace(layers[target.name], tied=first[target.storage] != target.name)
-        for target in (by_name[choice.name] for choice in plan.choices)
-    )
-    return Report(tuple(listed), before, _nbytes(model), rules.to_json(), expression(by))
+
+    def left(choice: Choice) -> LayerReport:
+        weight = _weight(model, by_name[choice.name])
+        q, size = own(weight), nbytes_of(weight)
+        if isinstance(q, QTensor):
+            choice = dataclasses.replace(choice, reason=f"is {q.scheme} already")
+        return LayerReport.kept(choice, size, size)
+
+    return Report(listed(plan, storages, told, left), before, _nbytes(model), rules.to_json(), expression(by))
 
 
 def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -178,7 +172,7 @@ def _check_sharded(sharded: list[Choice], by: Algorithm, device: torch.device | 
     if not sharded:
         return
     named = f"{len(sharded)} weights are sharded ({sharded[0].name}, ...)"
-    if by.needs_inputs or any(choice.scheme and choice.scheme.static for choice in sharded):
+    if by.needs_inputs or any(choice.static for choice in sharded):
         raise ArgumentError(f"{named}; what is calibrated is so in one piece: quantize_ first, then shard the model")
     if device is not None:
         raise ArgumentError(f"{named}; they stay on the devices of their mesh: leave out device={device!r}")

@@ -182,6 +182,15 @@ def test_a_model_of_shapes_needs_no_data() -> None:
     assert {layer.algorithm for layer in report.quantized} == {"gptq"}
 
 
+def test_static_scales_of_a_model_of_shapes_are_shapes(model: Model) -> None:
+    """As many as of one with data; an embedding that is no head has none."""
+    report = bitport.quantize_(Model().to("meta"), "int8-static")
+    assert report.bytes_after == bitport.quantize_(copy.deepcopy(model), "int8-static", calibrate=BATCHES).bytes_after
+    shapes = nn.Sequential(nn.Embedding(40, 64), nn.Linear(64, 40)).to("meta")
+    bitport.quantize_(shapes, {"*": "int8-static"})
+    assert (shapes[0].weight.act_scale is None, tuple(shapes[1].weight.act_scale.shape)) == (True, (1, 1))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

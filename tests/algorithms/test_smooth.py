@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import types
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import bitport
 from bitport.algorithms import Smooth
@@ -99,3 +101,40 @@ def test_schemes_that_do_not_round_the_input_are_told_so() -> None:
     report = bitport.quantize_(model, "int4-g32", algorithm=(Smooth(steps=2),), calibrate=[batch_of("llama")])
     assert {layer.algorithm for layer in report.quantized} == {"smooth"}
     assert all("does not round the input" in layer.reason for layer in report.quantized)
+
+
+class Sharing(nn.Module):
+    """Two blocks with one layer, whose inputs are twenty times as large in the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"norm": nn.LayerNorm(32), "up": nn.Linear(32, 64), "down": nn.Linear(64, 32)})
+            for _ in range(2)
+        )
+        for block in self.layers:
+            block.forward = types.MethodType(Sharing.block, block)
+        self.layers[1]["up"] = self.layers[0]["up"]
+        with torch.no_grad():
+            self.layers[1]["norm"].weight.mul_(20)
+
+    def block(self: Any, x: Tensor) -> Tensor:
+        return x + self["down"](self["up"](self["norm"](x)).relu())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.layers:
+            x = block(x)
+        return x
+
+
+def test_the_static_scale_of_a_layer_of_two_blocks_takes_in_both() -> None:
+    """Neither of them may change its input, so it is that of the float model."""
+    torch.manual_seed(0)
+    model, batches, largest = Sharing(), [torch.randn(50, 32)], []
+    seen = model.layers[0]["up"].register_forward_pre_hook(lambda _, args: largest.append(args[0].abs().max()))
+    with torch.no_grad():
+        model(batches[0])
+    seen.remove()
+    assert float(largest[1]) > 10 * float(largest[0])
+    bitport.quantize_(model, "fp8-static", algorithm="smooth", calibrate=batches)
+    assert model.layers[0]["up"].weight.act_scale.item() == (largest[1] / 448).item()

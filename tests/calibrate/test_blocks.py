@@ -117,6 +117,15 @@ def test_a_block_runs_twice_on_every_batch() -> None:
     assert [layer.calls for layer in model.layers] == [3 * len(BATCHES), 2 * len(BATCHES), 2 * len(BATCHES)]
 
 
+def test_no_block_runs_behind_the_last_that_is_watched() -> None:
+    """The first one once for each shape of batch, and then watched once on each."""
+    model = Model()
+    targets = [target for target in find_targets(model) if target.kind == "linear"]
+    taken = [target.name for target, _ in measured(model, targets, {"layers.0.up.weight"}, BATCHES)]
+    assert sorted(taken) == sorted(target.name for target in targets)
+    assert [layer.calls for layer in model.layers] == [2 * len(BATCHES), 0, 0]
+
+
 @pytest.mark.parametrize("between", ["added", "written"])
 def test_what_a_model_does_between_blocks_is_not_lost(between: str) -> None:
     """Then a block's inputs are those of the model as it was."""

@@ -54,6 +54,31 @@ def test_the_order_makes_no_difference() -> None:
     assert scale_of(batches) == scale_of(batches[::-1]) == scale_of([torch.cat(batches)])
 
 
+@pytest.mark.parametrize("act", ["int8-tensor", "fp8-tensor"])
+@pytest.mark.parametrize("order", [1, -1], ids=["larger later", "larger first"])
+def test_what_several_saw_adds_up(act: str, order: int) -> None:
+    """Bins of other widths, one that saw zeros alone, one that saw nothing. None of them changes."""
+    drawn = [torch.randn(50, 20, generator=torch.Generator().manual_seed(at)) * 5**at for at in range(4)][::order]
+    parts = [Magnitudes() for _ in range(6)]
+    for part, batch in zip(parts, [*drawn, torch.zeros(3, 20)], strict=False):
+        part.add(batch)
+    before, total = [float(part.scale(act)) for part in parts[:5]], Magnitudes()
+    for part in parts:
+        total += part
+    assert float(total.scale(act)) == scale_of([torch.cat(drawn)], act)
+    assert int(total.counts.sum()) == 4 * 50 * 20
+    assert [float(part.scale(act)) for part in parts[:5]] == before
+
+
+def test_what_is_no_number_is_not_lost_when_it_adds_up() -> None:
+    total, bad = Magnitudes(), Magnitudes()
+    total.add(torch.ones(3))
+    bad.add(torch.tensor([1.0, float("nan")]))
+    total += bad
+    assert total.peak is not None
+    assert total.peak.isnan()
+
+
 @pytest.mark.parametrize("act", ["fp8-tensor", "nvfp4"])
 def test_floats_take_in_everything(act: str) -> None:
     x = drawn("laplace", torch.Generator().manual_seed(2))

@@ -203,9 +203,22 @@ def test_rule_that_fits_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_both_names_of_a_tied_weight_say_what_was_done(tmp_path: Path) -> None:
+    """Each by its own rule, and why it is not as it was asked for."""
+    model = Llama()
+    write(model, tmp_path / "hf")
+    recipe = {"*embed_tokens": "mxfp4-wo", "lm_head": "mxfp4-wo", "*.k_proj": "int8"}
+    expected = {layer.name: layer for layer in bp.quantize_(model, recipe, algorithm="hqq").layers}
+    report = quantize_files(tmp_path / "hf", tmp_path / "out", recipe, algorithm="hqq")
+    assert {layer.name: layer for layer in report.layers} == expected
+    head = expected["lm_head.weight"]
+    assert (head.tied, head.algorithm) == (True, "rtn")
+    assert head.reason == "rule 'lm_head'; hqq fits scales, those of this format are powers of two"
+
+
 def test_static_schemes_need_the_model(tmp_path: Path) -> None:
     write(Llama(), tmp_path / "hf")
-    with pytest.raises(ArgumentError, match=r"static input scale.*calibrate=batches"):
+    with pytest.raises(ArgumentError, match=r"13 weights .* have a static input scale.*bitport quantize --data FILE"):
         quantize_files(tmp_path / "hf", tmp_path / "out", "int8-static")
 
 

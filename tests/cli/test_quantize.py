@@ -110,7 +110,6 @@ PROBLEMS: dict[str, tuple[list[str], str]] = {
     "unknown scheme": (["--scheme", "int9", "--dry-run"], "unknown scheme 'int9'"),
     "unknown scheme in a rule": (["--rule", "*=int9", "--dry-run"], "unknown scheme 'int9'"),
     "rule that fits nothing": (["--rule", "*.nowhere=int4", "--dry-run"], "fits no weight"),
-    "needs calibration": (["--scheme", "int8-static", "--dry-run"], "static input scale"),
     "missing recipe file": (["--recipe", "nowhere.json", "--dry-run"], "cannot read nowhere.json"),
 }
 
@@ -257,6 +256,61 @@ def test_an_algorithm_with_data_runs_the_model(run: Run, llama: Path, text: Path
     assert torch.equal(logits(load_model(tmp_path / "out")), logits(model))
 
 
+STATIC: dict[str, tuple[str, str]] = {
+    "rtn": ("int8-static", "rtn"),
+    "gptq": ("nvfp4-static", "gptq"),
+    "awq": ("fp8-static", "awq+gptq"),
+}
+
+
+@pytest.mark.parametrize("case", STATIC)
+def test_static_scales_are_measured_on_data(run: Run, llama: Path, text: Path, tmp_path: Path, case: str) -> None:
+    scheme, algorithm = STATIC[case]
+    words = ("quantize", llama, "--scheme", scheme, "--algorithm", algorithm, "--data", text, "--json")
+    ran, foretold = run(*words, "-o", tmp_path / "out"), run(*words, "--dry-run")
+    assert ran.code == 0, ran.err
+    assert ran.data["calibration"] == f"at most 65536 tokens of {text}"
+    assert foretold.data["bytes_after"] == ran.data["bytes_after"] == read_manifest(tmp_path / "out").nbytes
+    whole = run(*words, "-o", tmp_path / "whole", "--in-memory")
+    assert run(*words, "--in-memory", "--dry-run").data["bytes_after"] == ran.data["bytes_after"]
+    assert whole.data["layers"] == ran.data["layers"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype="auto").eval()
+    ids = token_ids(load_tokenizer(llama), text.read_text())
+    bp.quantize_(model, scheme, algorithm=algorithm, calibrate=[part[None] for part in ids.split(256)])
+    for directory in ("out", "whole"):
+        loaded = load_model(tmp_path / directory)
+        scales = {name: q.act_scale.item() for name, q in quantized(loaded)}
+        assert scales == {name: q.act_scale.item() for name, q in quantized(model)}
+        assert len(scales) == 14
+        assert torch.equal(logits(loaded), logits(model))
+
+
+def test_static_scales_of_experts(run: Run, mixtral: Path, tmp_path: Path) -> None:
+    """Which the files hold one by one, and the model as one weight with one scale."""
+    ids = torch.randint(0, 320, (300,), generator=torch.Generator().manual_seed(0))
+    save_file({"ids": ids}, tmp_path / "ids.safetensors")
+    words = ("quantize", mixtral, "--scheme", "int8-static", "--data", tmp_path / "ids.safetensors", "--json")
+    ran, whole = run(*words, "-o", tmp_path / "out"), run(*words, "-o", tmp_path / "whole", "--in-memory")
+    assert (ran.code, whole.code) == (0, 0), ran.err + whole.err
+    assert ran.data["layers"] == whole.data["layers"]
+    scales, expected = (
+        {name: q.act_scale.item() for name, q in quantized(load_model(tmp_path / each))} for each in ("out", "whole")
+    )
+    assert scales == expected
+    assert sum("experts" in name for name in scales) == 2
+
+
+def quantized(model: torch.nn.Module) -> list[tuple[str, bp.QTensor]]:
+    return [(name, param) for name, param in model.named_parameters() if isinstance(param, bp.QTensor)]
+
+
+def test_static_scales_without_data_are_measured_on_text_of_the_model(run: Run, llama: Path, tmp_path: Path) -> None:
+    words = ("quantize", llama, "--scheme", "int8-static", "--data-tokens", 24, "-o", tmp_path / "out", "--json")
+    ran = run(*words)
+    assert ran.code == 0, ran.err
+    assert ran.data["calibration"] == "24 tokens that the model wrote itself, seed 0"
+
+
 def test_memory_is_foretold(run: Run, llama: Path) -> None:
     words = ("quantize", llama, "--scheme", "int4-g32", "--algorithm", "gptq", "--dry-run", "--json", "--data-tokens")
     few, many = (run(*words, tokens).data["memory_estimate"] for tokens in (256, 25600))
@@ -359,6 +413,10 @@ def test_steps_in_a_row(run: Run, llama: Path, text: Path, tmp_path: Path) -> No
             ["--algorithm", "gptq", "--dry-run", "--memory-limit", "1MB"], "1.0 MB are allowed", id="no memory"
         ),
         pytest.param(["--data", "a.txt", "--dry-run"], "not for rtn", id="data for nothing"),
+        pytest.param(["--data", "a.txt", "--in-memory", "-o", "out"], "not for rtn", id="data for nothing in memory"),
+        pytest.param(
+            ["--rule", "lm_head=int8-static", "--data", "a.txt", "-o", "out"], "cannot read a.txt", id="one rule"
+        ),
         pytest.param(["--algorithm", "gptq", "--data", "a.txt", "-o", "out"], "cannot read a.txt", id="missing data"),
     ],
 )

@@ -81,8 +81,11 @@ def test_it_is_saved_as_a_checkpoint_of_bitport(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"algorithm": "gptq"}, r"gptq looks at the inputs of layers, .* bitport quantize --algorithm gptq"),
-        ({"recipe": "int8-static"}, r"14 layers have a static input scale .*, which is calibrated: load the model in"),
+        (
+            {"algorithm": "gptq"},
+            r"gptq looks at the inputs of layers, .*: load it in float, .* bitport quantize --data",
+        ),
+        ({"recipe": "int8-static"}, r"14 weights .* have a static input scale, .*: load it in float, then quantize_"),
     ],
 )
 def test_what_wants_data_is_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:

@@ -42,22 +42,33 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def built() -> Model:
+class Tied(Model):
+    """The head is the embedding; the first block and the last share a layer, whose inputs are larger in the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight, self.layers[2].up.weight = self.embed.weight, self.layers[0].up.weight
+        with torch.no_grad():
+            self.layers[2].experts.mul_(30)
+
+
+def built(make: type[Model] = Model) -> Model:
     torch.manual_seed(1)
-    return Model()
+    return make()
 
 
-def empty() -> Model:
+def empty(make: type[Model] = Model) -> Model:
     with torch.device("meta"):
-        return Model()
+        return make()
 
 
-def write(folder: Path) -> Path:
+def write(folder: Path, make: type[Model] = Model) -> Path:
     """In two files, with an index; ``folder / "model"``."""
     directory = folder / "model"
     directory.mkdir()
-    state = built().state_dict()
-    names = list(state)
+    model = built(make)
+    names = [name for name, _ in model.named_parameters()]  # of tied ones the first
+    state = model.state_dict()
     index = {name: f"model-{at % 2}.safetensors" for at, name in enumerate(names)}
     for file in set(index.values()):
         save_file({name: state[name] for name in names if index[name] == file}, directory / file)

@@ -23,10 +23,10 @@ from bitport.calibrate.processes import Processes
 from bitport.stream import Stream
 from tests.stream.models import batches, empty
 torch.set_num_threads(1)
-source, target, activations = sys.argv[1:]
+source, target, scheme, algorithm, activations = sys.argv[1:]
 with Processes.of_torchrun() as processes:
-    stream = Stream(empty(), source, target, {"embed": "int8", "*": "int4-g32"}, batches=batches()[:3],
-                    activations=activations, processes=processes)
+    stream = Stream(empty(), source, target, {"embed": "int8", "*": scheme}, batches=batches()[:3],
+                    algorithm=algorithm, activations=activations, processes=processes)
     print(stream.run().to_json())
 tasks = "/proc/self/task"
 names = [open(f"{tasks}/{task}/comm").read() for task in os.listdir(tasks)] if os.path.exists(tasks) else []
@@ -36,13 +36,21 @@ assert not [name for name in names if "gloo" in name], names
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
-@pytest.mark.parametrize("activations", ["memory", "disk"])
-def test_two_do_what_one_does(tmp_path: Path, activations: str) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "algorithm", "activations"),
+    [
+        ("int4-g32", "gptq", "memory"),
+        ("int4-g32", "gptq", "disk"),
+        ("int8-static", "rtn", "memory"),
+        ("int8-static", "gptq", "disk"),
+    ],
+)
+def test_two_do_what_one_does(tmp_path: Path, scheme: str, algorithm: str, activations: str) -> None:
     """Three batches: one process has two of them."""
     source = write(tmp_path)
-    recipe = {"embed": "int8", "*": "int4-g32"}
-    report = Stream(empty(), source, tmp_path / "alone", recipe, batches=batches()[:3], activations=activations).run()
-    words = [sys.executable, "-c", ONE, str(source), str(tmp_path / "together"), activations]
+    recipe, options = {"embed": "int8", "*": scheme}, {"algorithm": algorithm, "activations": activations}
+    report = Stream(empty(), source, tmp_path / "alone", recipe, batches=batches()[:3], **options).run()
+    words = [sys.executable, "-c", ONE, str(source), str(tmp_path / "together"), scheme, algorithm, activations]
     started = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     running = [
         subprocess.Popen(words, env=started | {"RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from bitport.calibrate.blocks import Walk
 from bitport.errors import ArgumentError
 from bitport.stream import Stream
 
-from .models import batches, empty, write
+from .models import batches, empty, hashes, write
 
 KILLED = """
 import sys, torch
@@ -26,14 +27,13 @@ from bitport.stream import Stream
 from tests.killed import check_kills
 from tests.stream.models import batches, empty
 torch.set_num_threads(1)
-folder, activations, algorithm = Path(sys.argv[1]), *sys.argv[2:]
+folder, scheme, algorithm, activations = Path(sys.argv[1]), *sys.argv[2:]
 quick = GPTQ(block=32, clip=False)
-if algorithm == "awq+gptq":
-    quick = Chain((AWQ(steps=2),), quick, algorithm)
+quick = {"gptq": quick, "awq+gptq": Chain((AWQ(steps=2),), quick, algorithm), "rtn": "rtn"}[algorithm]
 options = {"algorithm": quick, "activations": activations, "resume": True, "measure": False}
 
 def run(target):
-    Stream(empty(), folder / "model", target, "int4-g32", batches=batches(), **options).run()
+    Stream(empty(), folder / "model", target, scheme, batches=batches(), **options).run()
 
 check_kills(folder, run, 4)
 """
@@ -41,12 +41,20 @@ check_kills(folder, run, 4)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that it forks")
 @pytest.mark.parametrize(
-    ("activations", "algorithm"), [("memory", "gptq"), ("disk", "gptq"), ("memory", "awq+gptq"), ("disk", "awq+gptq")]
+    ("scheme", "algorithm", "activations"),
+    [
+        ("int4-g32", "gptq", "memory"),
+        ("int4-g32", "gptq", "disk"),
+        ("int4-g32", "awq+gptq", "memory"),
+        ("int4-g32", "awq+gptq", "disk"),
+        ("int8-static", "rtn", "memory"),
+        ("int8-static", "gptq", "disk"),
+    ],
 )
-def test_kill(tmp_path: Path, activations: str, algorithm: str) -> None:
+def test_kill(tmp_path: Path, scheme: str, algorithm: str, activations: str) -> None:
     """Once at each of several random places, and twice in one run."""
     write(tmp_path)
-    command = [sys.executable, "-c", KILLED, str(tmp_path), activations, algorithm]
+    command = [sys.executable, "-c", KILLED, str(tmp_path), scheme, algorithm, activations]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
@@ -55,18 +63,30 @@ def test_kill(tmp_path: Path, activations: str, algorithm: str) -> None:
 BLOCK = ("up.weight", "down.weight", "experts")
 
 
+class PowerFails(Exception):
+    pass
+
+
+def end_early(stream: Stream, steps: int) -> None:
+    """The power fails when so many steps are finished."""
+    quantize = stream._quantize
+
+    def until(*args: Any) -> None:
+        if len(stream.output.done) == steps:
+            raise PowerFails
+        quantize(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "_quantize", until)
+        with pytest.raises(PowerFails):
+            stream.run()
+
+
 @pytest.fixture
 def begun(tmp_path: Path) -> tuple[Path, Path]:
     """(source, output with two finished steps)."""
     source, target = write(tmp_path), tmp_path / "out"
-    stream = Stream(empty(), source, target, "int4-g32", batches=batches(), activations="disk")
-    assert stream.walk is not None
-    work = stream.walk.measured()
-    for target_of, inputs in work:
-        stream._quantize(target_of, target_of.name, inputs)
-        if len(stream.output.done) == 2:
-            break
-    work.close()
+    end_early(Stream(empty(), source, target, "int4-g32", batches=batches(), activations="disk"), 2)
     return source, target
 
 
@@ -79,6 +99,36 @@ def test_what_is_done_is_not_done_again(begun: tuple[Path, Path]) -> None:
     new = {layer.name for layer in report.quantized} - before
     assert {name.split(".")[1] for name in new if name.startswith("layers")} == {"2"}
     assert len(before) == 2 * len(BLOCK)
+
+
+@pytest.mark.parametrize("activations", ["memory", "disk"])
+def test_scales_that_were_measured_are_not_measured_again(
+    tmp_path: Path, activations: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, options = write(tmp_path), {"batches": batches(), "activations": activations}
+    Stream(empty(), source, tmp_path / "whole", "int8-static", **options).run()
+    end_early(Stream(empty(), source, tmp_path / "out", "int8-static", **options), 1)
+    monkeypatch.setattr(Walk, "magnitudes", lambda *args: pytest.fail("they were measured"))
+    Stream(empty(), source, tmp_path / "out", "int8-static", resume=True, **options).run()
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+
+
+def test_what_would_fail_again_leaves_nothing_to_resume(tmp_path: Path) -> None:
+    """Neither a run that was refused before it began nor one that data cannot serve; what was there before stays."""
+    source, target = write(tmp_path), tmp_path / "out"
+    with pytest.raises(ArgumentError, match="are allowed"):
+        Stream(empty(), source, target, "int4-g32", batches=batches(), memory_limit=1000)
+    assert not (target / "unfinished").exists()
+    broken = [batch.clone() for batch in batches()]
+    stream = Stream(empty(), source, target, {"embed": "int8", "*": "int8-static"}, batches=broken)
+    stream.model.layers[1].register_forward_pre_hook(lambda *args: (args[1][0] * float("inf"), args[1][1]))
+    with pytest.raises(ArgumentError, match=r"NaN or infinity at the input of layers\.1\.experts"):
+        stream.run()
+    assert not (target / "unfinished").exists()
+    end_early(Stream(empty(), source, target, "int4-g32", batches=batches()), 2)
+    with pytest.raises(ArgumentError, match="are allowed"):
+        Stream(empty(), source, target, "int4-g32", batches=batches(), resume=True, memory_limit=1000)
+    assert Stream(empty(), source, target, "int4-g32", batches=batches(), resume=True).output.resumed == 2
 
 
 def test_a_run_that_was_interrupted_is_not_overwritten_in_silence(begun: tuple[Path, Path]) -> None:

@@ -17,7 +17,7 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.stream import Stream
 
 from ..checkpoint.models import assert_same
-from .models import Block, Model, batches, built, empty, write
+from .models import Block, Model, Tied, batches, built, empty, write
 
 
 @pytest.fixture
@@ -27,23 +27,32 @@ def source(tmp_path: Path) -> Path:
 
 RUNS: dict[str, tuple[Any, str]] = {
     "gptq": ("int3-g32", "gptq"),
-    "embedding and head": ({"embed": "int8", "*": "int4-g32"}, "gptq"),
+    "embedding and head": ({"embed": "int8", "head": "int8", "*": "int4-g32"}, "gptq"),
     "blocks alone": ({"layers.*": "int4-g32"}, "gptq"),
     "one block": ({"layers.1.*": "int4-g32"}, "gptq"),
     "no data needed": ("int4-g32", "hqq"),
     "awq": ("int3-g32", "awq+gptq"),
-    "smooth": ({"embed": "int8", "*": "int8-dyn"}, "smooth"),
+    "smooth": ({"embed": "int8-dyn", "*": "int8-dyn"}, "smooth"),
+    "static": ("int8-static", "rtn"),
+    "static by gptq": ("fp8-static", "gptq"),
+    "static by clip": ({"embed": "int8-static", "head": "int8-static", "*": "nvfp4-static"}, "clip"),
+    "static in one block": ({"layers.1.*": "fp8-channel-static"}, "rtn"),
+    "static and dynamic": ({"layers.1.*": "int8-static", "*": "int4-g32"}, "gptq"),
+    "static after awq": ("int8-static", "awq+gptq"),
+    "static after smooth": ("nvfp4-static", "smooth"),
 }
+MODELS = {"model": Model, "tied": Tied}
 
 
+@pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("activations", ["memory", "disk"])
 @pytest.mark.parametrize("run", RUNS)
-def test_the_result_is_that_of_quantize(source: Path, tmp_path: Path, run: str, activations: str) -> None:
+def test_the_result_is_that_of_quantize(tmp_path: Path, run: str, activations: str, make: str) -> None:
     recipe, algorithm = RUNS[run]
-    model = built()
+    model, source = built(MODELS[make]), write(tmp_path, MODELS[make])
     expected = bp.quantize_(model, recipe, algorithm=algorithm, calibrate=batches())
     stream = Stream(
-        empty(),
+        empty(MODELS[make]),
         source,
         tmp_path / "out",
         recipe,
@@ -55,10 +64,34 @@ def test_the_result_is_that_of_quantize(source: Path, tmp_path: Path, run: str, 
     assert report.layers == expected.layers
     assert report.bytes_before == expected.bytes_before
     assert report.bytes_after == expected.bytes_after
-    assert_same(bp.load(Model, tmp_path / "out"), model)
+    assert_same(bp.load(MODELS[make], tmp_path / "out"), model)
     assert (tmp_path / "out" / "tokenizer" / "words.txt").read_text() == "words"
     assert not (tmp_path / "out" / "unfinished").exists()
     assert list(read_manifest(tmp_path / "out").tensors) == list(stream.files.tensors)
+
+
+@pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
+def test_static_scales_are_those_of_the_float_model(tmp_path: Path, algorithm: str) -> None:
+    """Of float8 the largest input over 448, here as hooks see it in a run of the whole model. One layer is used in two
+    blocks, the head is the embedding."""
+    model, largest = built(Tied), dict[int, torch.Tensor]()
+
+    def note(module: nn.Module, args: tuple[torch.Tensor]) -> None:
+        key = id(module.weight)
+        largest[key] = torch.maximum(largest.get(key, torch.tensor(0.0)), args[0].abs().max())
+
+    watched = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    for name in watched:
+        model.get_submodule(name).register_forward_pre_hook(note)
+    with torch.no_grad():
+        for batch in batches():
+            model(batch)
+    options = {"batches": batches(), "algorithm": algorithm}
+    Stream(empty(Tied), write(tmp_path, Tied), tmp_path / "out", {"*": "fp8-static"}, **options).run()
+    loaded = bp.load(Tied, tmp_path / "out")
+    found = {name: loaded.get_submodule(name).weight.act_scale.item() for name in watched}
+    assert found == {name: (largest[id(model.get_submodule(name).weight)] / 448).item() for name in watched}
+    assert loaded.embed.weight is loaded.head.weight
 
 
 @pytest.mark.parametrize("run", ["awq", "smooth"])
@@ -141,7 +174,6 @@ WIDTH = 64
         pytest.param({"memory_limit": 1000}, "1.0 kB are allowed", id="memory"),
         pytest.param({"batches": []}, "no batch", id="no data"),
         pytest.param({"activations": "tape"}, "memory or disk, not 'tape'", id="activations"),
-        pytest.param({"recipe": "int8-static"}, "static input scale", id="static"),
         pytest.param({"model": Model(lambda x: x + 1)}, "cannot be calibrated block by block", id="between"),
         pytest.param({"target": "model/out"}, "lies in the source", id="inside"),
         pytest.param({"algorithm": "rotate"}, "rotate changes the model as a whole.*--in-memory", id="rotate"),
@@ -162,11 +194,60 @@ def test_what_cannot_be_done_is_told_before(
         Stream(model, source, tmp_path / target, recipe, **given)
 
 
+class Unused(Model):
+    """Its second block has a layer that nothing goes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1].spare = nn.Linear(WIDTH, WIDTH)
+
+
+class FirstKept(Model):
+    """The head gets the output of the first block, too."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        shift = x.mean(-1, keepdim=True)
+        outputs = []
+        for layer in self.layers:
+            x = layer(x, shift)[0]
+            outputs.append(x)
+        return self.head(self.norm(x + outputs[0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(Unused, r"calibration never reached layers\.1\.spare\.weight; give batches that use", id="unused"),
+        pytest.param(FirstKept, "FirstKept uses the output of more than its last block: load it whole", id="kept"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
+def test_static_scales_that_cannot_be_measured(
+    tmp_path: Path, make: type[Model], message: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any weight is rounded; nothing is left of it."""
+    stream = Stream(
+        empty(make), write(tmp_path, make), tmp_path / "out", "int8-static", batches=batches(), algorithm=algorithm
+    )
+    monkeypatch.setattr(stream, "_quantize", lambda *args: pytest.fail("too late"))
+    with pytest.raises(ArgumentError, match=message):
+        stream.run()
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_model_that_keeps_the_output_of_a_block_is_not_streamed(tmp_path: Path) -> None:
+    stream = Stream(empty(FirstKept), write(tmp_path, FirstKept), tmp_path / "out", "int4-g32", batches=batches())
+    with pytest.raises(ArgumentError, match="FirstKept uses the output of more than its last block: load it whole"):
+        stream.run()
+
+
 def test_files_of_another_model(source: Path, tmp_path: Path) -> None:
     with torch.device("meta"):
         other = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(CheckpointError, match=r"Only in the model: 0.weight, 0.bias; only in the files: .*--in-memory"):
         Stream(other, source, tmp_path / "out", "int4-g32", batches=batches())
+    assert not (tmp_path / "out" / "unfinished").exists()
 
 
 def test_sizes_of_weights_do_not_change(source: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from bitport.algorithms.algorithm import Algorithm
-from bitport.algorithms.apply import Outcome
+from bitport.algorithms.apply import Outcome, apply
 from bitport.algorithms.block import Block, Transform, Weight
 from bitport.algorithms.pairs import shared_parameters
 from bitport.calibrate.batches import run_fresh
@@ -37,9 +37,10 @@ class Chain:
 
 
 class Preparation:
-    """What the transforms of an algorithm do to the blocks of a model, and what they leave to be done to a weight.
+    """An algorithm on the weights of a model: what its transforms do to the blocks, and what is left to be done to each
+    weight.
 
-    ``act_scales``: static scales of inputs by weight, measured anew where a transform changed the input.
+    ``act_scales``: static scales of inputs by weight, measured anew where a transform may have changed the input.
     """
 
     def __init__(
@@ -49,13 +50,27 @@ class Preparation:
         targets: Sequence[Target],
         choices: Iterable[Choice],
     ) -> None:
-        self.model = model
+        self.model, self.by = model, by
         self.act_scales: dict[str, Tensor] = {}
         self.transforms: tuple[Transform, ...] = getattr(by, "transforms", ())
         self.targets = {target.name: target for target in targets}
         self.schemes = {choice.name: choice.scheme for choice in choices if choice.scheme is not None}
         self.pre_scales: dict[str, Tensor] = {}
         self.notes: dict[str, list[str]] = {}
+
+    @property
+    def static(self) -> dict[Target, str]:
+        """How each input with a static scale is rounded."""
+        return {self.targets[name]: scheme.act for name, scheme in self.schemes.items() if scheme.static}
+
+    @property
+    def wanted(self) -> set[str]:
+        """The weights whose inputs the algorithm looks at."""
+        return {
+            name
+            for name, scheme in self.schemes.items()
+            if self.by.needs_inputs and not self.by.refuses(scheme.weight, self.targets[name].kind)
+        }
 
     def model_(self, batches: Iterable[Any]) -> None:
         """Change the model in place, as far as that is not done block by block."""
@@ -76,7 +91,7 @@ class Preparation:
         static = {
             dataclasses.replace(weight.target, module=local.rpartition(".")[0]): weight.scheme.act
             for local, weight in weights.items()
-            if weight.scheme.static
+            if weight.scheme.static and local not in fixed
         }
         if static and not block.whole:
             found = input_scales(module, static, lambda run: [run_fresh(run, batch) for batch in batches])
@@ -86,9 +101,11 @@ class Preparation:
             if weight.pre_scale is not None:
                 self.pre_scales[weight.target.name] = weight.pre_scale
 
-    def pre_scale(self, name: str) -> Tensor | None:
-        return self.pre_scales.get(name)
-
-    def noted(self, name: str, outcome: Outcome) -> Outcome:
-        """With what the transforms said of the weight."""
+    def apply(self, value: Tensor, target: Target, inputs: Inputs | None, *, measure: bool) -> Outcome:
+        """Its note tells what the transforms said of the weight, too."""
+        name = target.name
+        act_scale, pre_scale = self.act_scales.get(name), self.pre_scales.get(name)
+        outcome = apply(
+            self.by, value, target, self.schemes[name], inputs, act_scale, measure=measure, pre_scale=pre_scale
+        )
         return dataclasses.replace(outcome, note="; ".join(filter(None, (*self.notes.get(name, ()), outcome.note))))

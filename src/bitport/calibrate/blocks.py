@@ -4,8 +4,9 @@ A model's blocks are the children of its outermost ModuleLists and Sequentials. 
 do not compute (:mod:`bitport.calibrate.record`) tells what each is called with, and which of that is the very output of
 the block before. Then for each block: run it on every batch and watch its weights; hand them out to be quantized; run
 it again, quantized, for the outputs that go into the next. So every block runs twice on every batch, however many there
-are, and a model whose weights come and go block by block (:class:`bitport.calibrate.place.Place`) is walked in the same
-way as one in memory. What lies in no block (an output head) comes last, from the outputs of the last block.
+are, up to the last one that is watched, and a model whose weights come and go block by block
+(:class:`bitport.calibrate.place.Place`) is walked in the same way as one in memory. What lies in no block (an output
+head) comes last, from the outputs of the last block.
 
 Where a model calls a block more than once or not at all, or does something to the output of one before the next gets
 it, the inputs are those of the unquantized model, which then has to run as a whole.
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from bitport.calibrate.batches import Call, evaluating, run_fresh
 from bitport.calibrate.inputs import Inputs, Watch, check_inputs
+from bitport.calibrate.magnitudes import Magnitudes
 from bitport.calibrate.place import REST, Place, Whole
 from bitport.calibrate.processes import Processes, Rows
 from bitport.calibrate.record import Given, Previous, Record, filled, recorded, replaced
@@ -79,28 +81,83 @@ class Walk:
     def order(self) -> list[str]:
         return self.record.order
 
+    @property
+    def left(self) -> list[Target]:
+        """Those of steps that no earlier run has dealt with."""
+        steps = (*self.targets.items(), (REST, self.rest))
+        return [target for step, own in steps if not self.place.done(step) for target in own]
+
     def measured(self) -> Measured:
-        rest_runs = any(target.name in self.wanted for target in self.rest)
+        last = self._last(self.wanted)
         first = self._first()
         for at, name in enumerate(self.order[first:], first):
             previous = self.order[at - 1] if at else None
-            block, calls = self.model.get_submodule(name), _Calls(self.record, self.store, name, previous)
             with self.place.inside(name):
                 if not self.place.done(name):
-                    yield from self._watched(name, calls, self.targets[name])
-                if at + 1 < len(self.order) or rest_runs:
-                    with in_use(self.model):
-                        for batch, call in enumerate(calls):
-                            leaves = tree_leaves(run_fresh(block, call))
-                            self.store.put(name, batch, _used(self.record, batch, at, leaves))
+                    yield from self._watched(name, self._calls(at), self.targets[name])
+                if at < last:
+                    self._run(at)
                 self.place.finish(name)
             if previous:
                 self.store.drop(previous)
             elif at + 1 < len(self.order):
                 self._forget_first(at + 1)
         if not self.place.done(REST):
-            yield from self._rest(rest_runs)
+            yield from self._rest(last == len(self.order))
             self.place.finish(REST)
+
+    def magnitudes(self, targets: Sequence[Target]) -> Iterator[dict[str, Magnitudes]]:
+        """How large the inputs of ``targets`` are in the model as it is, before measured(): of one step after the
+        other those of its weights, over the batches of this process. A weight of several steps adds up. Every block
+        runs once."""
+        found: dict[str, Magnitudes] = {}
+        last = self._last({target.name for target in targets})
+        for at, name in enumerate(self.order[: last + 1]):
+            with self.place.inside(name), self._sizes(name, targets, found) as seen:
+                self._run(at)
+            if at:
+                self.store.drop(self.order[at - 1])
+            yield seen
+        if last == len(self.order):
+            with self._outside(), self._sizes(REST, targets, found) as seen:
+                for _ in self._around():
+                    pass
+            yield seen
+        for name in self.order:
+            self.store.drop(name)
+
+    @contextlib.contextmanager
+    def _sizes(
+        self, step: str, targets: Sequence[Target], found: dict[str, Magnitudes]
+    ) -> Iterator[dict[str, Magnitudes]]:
+        """Of those ``targets`` that lie in ``step``; ``found``: of all, by storage."""
+        own = [target for target in targets if target in (self.targets[step] if step else self.rest)]
+        watch = Watch(
+            {target.name: getattr(self.model.get_submodule(target.module), target.param) for target in own},
+            [target.name for target in own if target.transposed],
+            collect=Magnitudes,
+        )
+        watch.seen = {target.name: found.setdefault(target.storage, Magnitudes()) for target in own}
+        with in_use(self.model), watch:
+            yield watch.seen
+
+    def _last(self, names: Collection[str]) -> int:
+        """The last step, that of what lies in no block counted too, with one of these weights; -1 where there is
+        none."""
+        steps = enumerate((*(self.targets[name] for name in self.order), self.rest))
+        return max((at for at, own in steps if any(target.name in names for target in own)), default=-1)
+
+    def _calls(self, at: int) -> _Calls:
+        return _Calls(self.record, self.store, self.order[at], self.order[at - 1] if at else None)
+
+    def _run(self, at: int) -> None:
+        """For what goes into the next block."""
+        name = self.order[at]
+        block = self.model.get_submodule(name)
+        with in_use(self.model):
+            for batch, call in enumerate(self._calls(at)):
+                leaves = tree_leaves(run_fresh(block, call))
+                self.store.put(name, batch, _used(self.record, batch, at, leaves))
 
     def _first(self) -> int:
         """The first block whose outputs are not there yet."""
@@ -115,8 +172,18 @@ class Walk:
             if set(held) - used:
                 self.store.put(GIVEN, batch, {at: held[at] for at in used})
 
-    def _rest(self, runs: bool) -> Measured:
-        """In one run of all that lies around the blocks, which return what they returned to each other."""
+    @contextlib.contextmanager
+    def _outside(self) -> Iterator[None]:
+        """Within it what lies in no block has its weights."""
+        with contextlib.ExitStack() as held:
+            held.enter_context(self.place.outside(self.order))
+            for target in self.rest:
+                held.enter_context(self.place.inside(target.name))
+            yield
+
+    def _around(self) -> Iterator[Any]:
+        """Runs of all that lies around the blocks, which return what they returned to each other; where they do not
+        stand in a row, of the whole model."""
         last = self.order[-1] if self.record.shapes else None
         batch = 0
 
@@ -126,25 +193,25 @@ class Walk:
 
             return forward
 
-        def around() -> Iterator[None]:
-            nonlocal batch
-            with replaced(self.model, {name: stub(name) for name in self.order}):
+        try:
+            with replaced(self.model, {name: stub(name) for name in self.order} if last else {}):
                 for at, each in enumerate(self.batches):
                     batch = at
                     yield run_fresh(self.model, each)
+        except Between as error:
+            if not self.place.must_stream:
+                raise
+            raise ArgumentError(
+                f"{type(self.model).__name__} uses the output of more than its last block: load it whole"
+            ) from error
 
-        with contextlib.ExitStack() as held:
-            held.enter_context(self.place.outside(self.order))
-            for target in self.rest:
-                held.enter_context(self.place.inside(target.name))
+    def _rest(self, runs: bool) -> Measured:
+        batches = self.batches if runs else ()
+        with self._outside():
             try:
-                yield from self._watched(REST, self.batches if runs else (), self.rest, around() if last else None)
-            except Between as error:
-                if self.place.must_stream:
-                    raise ArgumentError(
-                        f"{type(self.model).__name__} uses the output of more than its last block: load it whole"
-                    ) from error
-                yield from self._watched(REST, self.batches if runs else (), self.rest)
+                yield from self._watched(REST, batches, self.rest, self._around())
+            except Between:
+                yield from self._watched(REST, batches, self.rest)
 
     def _watched(
         self, step: str, batches: Iterable[Any], targets: list[Target], work: Iterator[None] | None = None
@@ -161,7 +228,7 @@ class Walk:
             inputs = self._inputs(weights, transposed, steps) if seen else {}
             for name, each in inputs.items():
                 check_inputs(name, each)
-            if self.prepare is not None:
+            if self.prepare is not None and seen:
                 self.prepare(step, module, batches, inputs)
         for target in targets:
             yield target, inputs.pop(target.name, None)

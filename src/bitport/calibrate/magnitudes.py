@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -30,12 +32,25 @@ class Magnitudes:
         self.peak = most if self.peak is None else torch.maximum(self.peak, most)
         if not 0 < float(most) < float("inf"):
             return
-        needed = max(2.0 ** float(torch.frexp(most).exponent) / BINS, torch.finfo(torch.float32).tiny)
-        self.width = self.width or needed
-        while self.width < needed:
+        self._widen(max(2.0 ** float(torch.frexp(most).exponent) / BINS, torch.finfo(torch.float32).tiny))
+        self.counts += torch.histc(x / self.width, BINS, 0, BINS).to(torch.int64).cpu()
+
+    def __iadd__(self, other: Magnitudes) -> Magnitudes:
+        """As if all that came to ``other`` had come here."""
+        if other.peak is not None:
+            self.peak = other.peak if self.peak is None else torch.maximum(self.peak, other.peak)
+        if other.width:
+            self._widen(other.width)
+            alike = copy.copy(other)
+            alike._widen(self.width)
+            self.counts += alike.counts
+        return self
+
+    def _widen(self, width: float) -> None:
+        self.width = self.width or width
+        while self.width < width:
             self.counts = torch.cat([self.counts.view(-1, 2).sum(1), self.counts.new_zeros(BINS // 2)])
             self.width *= 2
-        self.counts += torch.histc(x / self.width, BINS, 0, BINS).to(torch.int64).cpu()
 
     def scale(self, act: str) -> Tensor:
         """The fixed scale [1, 1]. Of integers, whose steps are all alike, that with the least squared error: what is

@@ -1,4 +1,5 @@
-"""What went into each weight, for static input scales."""
+"""What went into each weight, for static input scales: in the model as it is before any weight is rounded, so that a
+scale depends neither on the schemes of other weights nor on how they are rounded."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitport.calibrate.batches import each_batch, evaluating, run_batch
+from bitport.calibrate.batches import each_batch, run_batch
+from bitport.calibrate.blocks import in_use
 from bitport.calibrate.inputs import Watch
 from bitport.calibrate.magnitudes import Magnitudes
 from bitport.errors import ArgumentError
@@ -23,20 +25,32 @@ def input_scales(
 
     ``calibrate``: batches (:mod:`bitport.calibrate.batches`), or a function that runs the model.
     """
-    acts = {target.name: act for target, act in activations.items()}
     weights = {target.name: getattr(model.get_submodule(target.module), target.param) for target in activations}
     watch = Watch(weights, [target.name for target in activations if target.transposed], collect=Magnitudes)
-    with evaluating(model), torch.no_grad(), watch:
+    with in_use(model), torch.no_grad(), watch:
         if callable(calibrate):
             calibrate(model)
         else:
             for batch in each_batch(calibrate):
                 run_batch(model, batch)
-    seen = {name: each for name, each in watch.seen.items() if each.peak is not None}
+    return scales_of(activations, watch.seen)
+
+
+def scales_of(activations: Mapping[Target, str], found: Mapping[str, Magnitudes]) -> dict[str, Tensor]:
+    """ArgumentError where calibration tells none."""
+    seen = {name: each for name, each in found.items() if each.peak is not None}
     if unseen := [each.name for each in activations if each.kind != "embedding" and each.name not in seen]:
         raise ArgumentError(
             f"calibration never reached {', '.join(unseen)}; give batches that use every layer, or skip them"
         )
     if bad := [name for name, each in seen.items() if each.peak is not None and not bool(torch.isfinite(each.peak))]:
         raise ArgumentError(f"calibration gave NaN or infinity at the input of {', '.join(bad)}")
+    acts = {target.name: act for target, act in activations.items()}
     return {name: each.scale(acts[name]) for name, each in seen.items()}
+
+
+def scales_without_data(activations: Mapping[Target, str]) -> dict[str, Tensor]:
+    """The same of weights without data: shapes alone, which do not tell of an embedding that a model multiplies with
+    outside of any layer."""
+    multiplied = {target.storage for target in activations if target.kind != "embedding"}
+    return {target.name: torch.empty(1, 1, device="meta") for target in activations if target.storage in multiplied}

@@ -3,7 +3,7 @@
 Each runs its share of the batches. The sum over the inputs of a weight is made by one process, its owner, from the rows
 that all have seen, in the order of the batches: the same additions in the same order as one process makes. (Adding up
 partial sums would be less to send, but float addition is not associative.) The owner chooses the codes, too, and tells
-the others.
+the others. How large inputs are each process counts by itself, since counts may be added in any order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bitport.calibrate.inputs import Inputs
+from bitport.calibrate.magnitudes import Magnitudes
 from bitport.errors import ArgumentError
 
 T = TypeVar("T")
@@ -84,6 +85,18 @@ class Processes:
             for index, x in calls:
                 assert inputs is not None
                 inputs.add(x, index)
+
+    def merged(self, own: Mapping[str, Magnitudes]) -> dict[str, Magnitudes]:
+        """What all have seen, in each of them: counts, so that their order makes no difference."""
+        every: list[Any] = [own]
+        if self.world > 1:
+            every *= self.world
+            dist.all_gather_object(every, own)
+        total = {name: Magnitudes() for name in own}
+        for found in every:
+            for name, each in found.items():
+                total[name] += each
+        return total
 
     def shared(self, owner: int, make: Callable[[], T]) -> T:
         """What ``make`` gives in the process ``owner``, in all of them."""

@@ -6,7 +6,6 @@ and what is written stays when the run is killed.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,27 @@ import torch
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
-from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import Output, discard, fingerprint
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError
 from bitport.nn.quantize import check_finite
-from bitport.report import LayerReport, Report
+from bitport.report import LayerReport, Report, listed
 from bitport.report.memory import WORK, Memory, peak, resident
 from bitport.report.progress import progress as with_progress
-from bitport.schemes import Plan, Recipe, Scheme
+from bitport.schemes import Choice, Plan, Recipe, Scheme
+from bitport.schemes.plan import refuse_static
 
 STEP = 256 * 10**6
 """After so many bytes written what is done stays, should the run be killed."""
 ADVICE = "leave out the largest weights"
+RUN = "use bitport.stream.Stream, as bitport quantize --data FILE does, or quantize_(model, .., calibrate=batches)"
+"""What to do where files alone do not tell."""
 
 
-def plan_files(
-    source: str | Path, recipe: str | Scheme | Recipe | Any, *, arrangement: Arrangement | None = None
-) -> Plan:
-    """What :func:`quantize_files` would do; reads only the headers of the files. ``arrangement``: what would be done to
-    the tensors of a model that has them under other names or in other pieces."""
-    return _planned(Source(source, arrangement=arrangement), recipe)
+def plan_files(source: str | Path, recipe: str | Scheme | Recipe | Any) -> Plan:
+    """What :func:`quantize_files` would do; reads only the headers of the files."""
+    return _planned(Source(source), recipe)
 
 
 def quantize_files(
@@ -98,14 +96,10 @@ class Conversion:
         self.by = algorithm_of(algorithm)
         if self.by.needs_inputs:
             raise ArgumentError(
-                f"{self.by.name} looks at the inputs of layers, so the model has to run: load it and use "
-                f"quantize_(model, recipe, algorithm={self.by.name!r}, calibrate=batches)"
+                f"{self.by.name} looks at the inputs of layers, which are measured by running the model: {RUN}"
             )
         self.files, directory = Source(source), Path(target)
-        if self.files.is_directory and directory.resolve().is_relative_to(self.files.path.resolve()):
-            raise ArgumentError(
-                f"{directory} lies in the source {self.files.path}; choose another directory for the checkpoint"
-            )
+        self.files.check_apart(directory)
         self.recipe, self.dtype, self.measure = Recipe.of(recipe), dtype, measure
         self.plan = _planned(self.files, self.recipe)
         self.choices = {choice.name: choice for choice in self.plan.choices}
@@ -145,16 +139,14 @@ class Conversion:
                 size = 0
 
     def _report(self) -> Report:
-        layers, entries = dict(self.output.layers), self.output.manifest.tensors
-        for name, choice in self.choices.items():
-            first = self.files.tied.get(name, name)
-            if name != first and first in layers:
-                layers[name] = dataclasses.replace(layers[first], name=name, reason=choice.reason, tied=True)
-            elif name not in layers:
-                nbytes = self.files.stored[first].nbytes, entries[first].nbytes
-                layers[name] = LayerReport(name, None, choice.reason, *nbytes, tied=name != first)
+        storages = {target.name: target.storage for target in self.files.targets()}
+
+        def left(choice: Choice) -> LayerReport:
+            name = storages[choice.name]
+            return LayerReport.kept(choice, self.files.stored[name].nbytes, self.output.manifest.tensors[name].nbytes)
+
         return Report(
-            tuple(layers[name] for name in self.choices),
+            listed(self.plan, storages, self.output.layers, left),
             sum(held.nbytes for held in self.files.stored.values()),
             self.output.manifest.nbytes,
             self.recipe.to_json(),
@@ -177,10 +169,5 @@ def estimate(files: Source, plan: Plan, dtype: torch.dtype | None) -> Memory:
 
 def _planned(files: Source, recipe: str | Scheme | Recipe | Any) -> Plan:
     plan = Recipe.of(recipe).resolve(files.targets())
-    if static := [choice.name for choice in plan.quantized if choice.scheme and choice.scheme.static]:
-        raise ArgumentError(
-            f"{len(static)} weights ({static[0]}, ...) have a static input scale, which has to be measured by running "
-            f"the model: load it and use quantize_(model, recipe, calibrate=batches), as bitport quantize --in-memory "
-            f"--data FILE does, or choose a dynamic scheme"
-        )
+    refuse_static(plan.choices, RUN)
     return plan

@@ -50,9 +50,13 @@ class Output:
         self.directory, self.folder, self.fingerprint = directory, directory / FOLDER, fingerprint
         check_begun(directory, resume)
         state = _read(self.folder / JOURNAL, fingerprint)
+        self.fresh = not state
+        """Nothing was left by an earlier run."""
         self.done: list[str] = state.get("done", [])
         self.layers = {row["name"]: LayerReport(**row) for row in state.get("layers", [])}
         self.closed: bool = state.get("closed", False)
+        self.act_scales: dict[str, float] | None = state.get("act_scales")
+        """Fixed scales of inputs, by weight, once they are measured."""
         begun = parse_manifest(state["manifest"].encode(), self.folder / JOURNAL) if state else None
         self.names = set(begun.tensors) if begun else set()
         self.resumed = len(self.done)
@@ -81,6 +85,12 @@ class Output:
         self.done.append(step)
         if self.writes:
             self.writer.end_shard()
+            self._note()
+
+    def keep_scales(self, act_scales: dict[str, float]) -> None:
+        """They stay, should the run be killed."""
+        self.act_scales = act_scales
+        if self.writes:
             self._note()
 
     def publish(self, tied: dict[str, str], order: Iterable[str], carry: Iterable[tuple[Path, str | Path]]) -> None:
@@ -128,6 +138,7 @@ class Output:
             "fingerprint": self.fingerprint,
             "done": self.done,
             "closed": self.closed,
+            "act_scales": self.act_scales,
             "layers": [dataclasses.asdict(layer) for layer in self.layers.values()],
             "manifest": self.writer.manifest.to_json(),
         }

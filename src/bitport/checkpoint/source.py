@@ -20,7 +20,7 @@ from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.manifest import NAME, SAID, Entry, Manifest, Part, shortened
 from bitport.checkpoint.names import target_of
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
-from bitport.errors import CheckpointError
+from bitport.errors import ArgumentError, CheckpointError
 from bitport.schemes import Target
 
 INDEX = "model.safetensors.index.json"
@@ -136,6 +136,13 @@ class Source:
 
             for held in group:
                 yield held.name, held.entry.made(piece) if isinstance(held, Made) else opened(held.file).read(held.name)
+
+    def check_apart(self, directory: Path) -> None:
+        """ArgumentError where it lies in the source, which is only read."""
+        if self.is_directory and directory.resolve().is_relative_to(self.path.resolve()):
+            raise ArgumentError(
+                f"{directory} lies in the source {self.path}; choose another directory for the checkpoint"
+            )
 
     def others(self, dtype: torch.dtype | None) -> Iterator[tuple[Path, str | Path]]:
         """What a checkpoint of these tensors, cast to ``dtype``, carries over."""

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import torch
 
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms.apply import apply
-from bitport.checkpoint import plan_files
+from bitport.calibrate.observe import scales_without_data
 from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.source import Source
-from bitport.report import LayerReport, Report
-from bitport.schemes import Recipe
+from bitport.report import LayerReport, Report, listed
+from bitport.schemes import Choice, Recipe
 
 
 def foretold(
     source: Path, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, arrangement: Arrangement | None = None
 ) -> Report:
     """The report of quantize_files, without errors: weights are quantized as shapes, on the meta device."""
-    plan = plan_files(source, recipe, arrangement=arrangement)
     files = Source(source, arrangement=arrangement)
     targets = {target.name: target for target in files.targets()}
-    layers: dict[str, LayerReport] = {}
-    before = after = 0
-    for name, held in files.tensors.items():
-        if name in files.tied:
-            continue
-        stored = torch.empty(held.shape, dtype=held.dtype, device="meta")
-        kept = stored.to(dtype) if dtype is not None and held.dtype.is_floating_point else stored
-        nbytes = kept.nbytes
-        if name in targets:
-            choice, target = plan[name], targets[name]
-            layers[name] = LayerReport(name, None, choice.reason, stored.nbytes, nbytes)
-            if choice.scheme is not None:
-                layers[name] = apply(by, kept, target, choice.scheme).report(choice, stored.nbytes)
-                nbytes = layers[name].bytes_after
-        before, after = before + stored.nbytes, after + nbytes
-    for alias, name in files.tied.items():
-        if alias in targets:
-            layers[alias] = dataclasses.replace(layers[name], name=alias, reason=plan[alias].reason, tied=True)
-    listed = tuple(layers[choice.name] for choice in plan.choices)
-    return Report(listed, before, after, recipe.to_json(), expression(by))
+    plan = recipe.resolve(list(targets.values()))
+    choices = {choice.name: choice for choice in plan.choices}
+    static = {targets[name]: choice.scheme.act for name, choice in choices.items() if choice.scheme and choice.static}
+    scales = scales_without_data(static)
+    sizes: dict[str, int] = {}
+    told: dict[str, LayerReport] = {}
+    for name, held in files.stored.items():
+        value = torch.empty(held.shape, dtype=held.dtype, device="meta")
+        value = value.to(dtype) if dtype is not None and held.dtype.is_floating_point else value
+        sizes[name], choice = value.nbytes, choices.get(name)
+        if choice and choice.scheme:
+            outcome = apply(by, value, targets[name], choice.scheme, act_scale=scales.get(name))
+            told[name] = outcome.report(choice, held.nbytes)
+
+    def left(choice: Choice) -> LayerReport:
+        name = storages[choice.name]
+        return LayerReport.kept(choice, files.stored[name].nbytes, sizes[name])
+
+    storages = {name: target.storage for name, target in targets.items()}
+    before = sum(held.nbytes for held in files.stored.values())
+    after = sum(sizes.values()) + sum(layer.bytes_after - sizes[name] for name, layer in told.items())
+    return Report(listed(plan, storages, told, left), before, after, recipe.to_json(), expression(by))

@@ -47,6 +47,7 @@ def add_parser(verbs: Any) -> None:
         "llama --scheme int4 --rule 'lm_head=int8' --rule '*.embed_tokens=int8' -o llama-mixed",
         "llama --recipe recipe.json -o llama-mixed --dry-run",
         "llama --scheme int3 --algorithm gptq --data wiki.txt -o llama-int3",
+        "llama --scheme int8-static --data wiki.txt -o llama-int8",
         "llama --scheme auto --bits 3.5 --algorithm gptq --data wiki.txt -o llama-3.5",
     )
     verb.add_argument("source", type=location, help="a Hugging Face directory, or a safetensors file")
@@ -117,16 +118,20 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     if auto and (args.dry_run or args.recipe):
         raise ArgumentError("--scheme auto measures the model: give no --recipe and no --dry-run")
     by = algorithm(args.algorithm)
-    if args.data is not None and not (args.in_memory or by.needs_inputs or auto):
-        raise ArgumentError(f"--data is for algorithms that look at inputs and for --in-memory, not for {by.name}")
-    if processes.world > 1 and (auto or args.in_memory or not by.needs_inputs):
+    runs = recipe is None or recipe.static or by.needs_inputs
+    if args.data is not None and not runs:
+        raise ArgumentError(
+            f"--data is for algorithms that look at inputs and schemes with a static input scale, not for {by.name} "
+            f"without such"
+        )
+    if processes.world > 1 and (auto or args.in_memory or not runs):
         raise ArgumentError(
             f"{processes.world} processes share the batches that a model runs on from its files, as for gptq; start "
             f"one for anything else"
         )
     if recipe is None or args.in_memory:
-        report = in_memory(args, recipe, dtype)
-    elif by.needs_inputs:
+        report = in_memory(args, recipe, dtype, runs)
+    elif runs:
         report = streamed.quantize(args, recipe, dtype, by, processes)
     else:
         Source(args.source)  # what is wrong with the files is no note
@@ -146,9 +151,9 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     return 0
 
 
-def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtype | None) -> Report:
+def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtype | None, runs: bool) -> Report:
     """Quantizes the model as transformers loads it: for those whose files name or cut their weights otherwise, and for
-    algorithms that run it. ``recipe`` None: one of mixed bits is found first."""
+    algorithms that change all of it. ``recipe`` None: one of mixed bits is found first. ``runs``: on data."""
     files = Source(args.source)
     if args.dry_run and recipe is not None:
         model = empty_model(args.source)
@@ -161,7 +166,6 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
         check_size(model, args.candidates, **options)
     else:
         recipe.resolve(find_targets(model))  # a rule that fits nothing is told before data are made
-    runs = recipe is None or args.data or algorithm(args.algorithm).needs_inputs
     batches = streamed.calibration(args, model) if runs else None
     if recipe is None:
         assert batches is not None

@@ -62,7 +62,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 def quantize(
     args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, processes: Processes
 ) -> Report:
-    """By an algorithm that looks at inputs. The first of several processes tells what is done, and what it takes."""
+    """By running the model on data. The first of several processes tells what is done, and what it takes."""
     model = empty_model(args.source)
     if args.dry_run:
         return _foretold(args, recipe, dtype, by, model)
@@ -73,7 +73,7 @@ def quantize(
         print(f"calibration: {described(args)}", file=sys.stderr)
     stream = _stream(args, recipe, dtype, by, model, calibration(args, model), args.output, processes)
     if processes.first:
-        if stream.output.resumed:
+        if not stream.output.fresh:
             steps = f"{stream.output.resumed} of {len(stream.walk.order) + 1}" if stream.walk else "all"
             print(f"resumed: {steps} steps are done", file=sys.stderr)
         _tell(stream.memory)
@@ -81,7 +81,7 @@ def quantize(
 
 
 def convert(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
-    """By an algorithm that needs no data."""
+    """What needs no data."""
     if args.dry_run:
         files = Source(args.source)
         report = foretold(args.source, recipe, dtype, by)

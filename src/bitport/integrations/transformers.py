@@ -24,18 +24,20 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from bitport import plugins
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
-from bitport.algorithms.apply import Outcome, apply
+from bitport.algorithms.apply import apply
 from bitport.checkpoint.manifest import INDEX, SAID, shortened
 from bitport.errors import ArgumentError
 from bitport.integrations.pretrained import Stored, save_pretrained
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.ops.device import check_device
-from bitport.report import LayerReport, Report
-from bitport.schemes import Recipe, Scheme, Target
+from bitport.report import LayerReport, Report, listed
+from bitport.schemes import Choice, Recipe, Scheme, Target
+from bitport.schemes.plan import refuse_static
 from bitport.tensor.sharded import nbytes_of
 
 NAME = SAID["quant_method"]
+RUN = "load it in float, then quantize_(model, .., calibrate=batches); or bitport quantize --data FILE, and load that"
 
 
 @register_quantization_config(NAME)
@@ -55,8 +57,7 @@ class BitportConfig(QuantizationConfigMixin):
         self.recipe, self.algorithm, self.measure = Recipe.of(recipe), algorithm_of(algorithm), measure
         if self.algorithm.needs_inputs:
             raise ArgumentError(
-                f"{self.algorithm.name} looks at the inputs of layers, which are not there while a model is loaded: "
-                f"bitport quantize --algorithm {self.algorithm.name}, or quantize_(model, .., calibrate=batches)"
+                f"{self.algorithm.name} looks at the inputs of layers, which are measured by running the model: {RUN}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,16 +169,12 @@ class Original:
     def __init__(self, model: Any, config: BitportConfig) -> None:
         targets = _tied(model, find_targets(model))
         self.config, self.plan = config, config.recipe.resolve(targets)
-        static = [choice.name for choice in self.plan.quantized if choice.scheme and choice.scheme.static]
-        if static:
-            raise ArgumentError(
-                f"{len(static)} layers have a static input scale ({static[0]}, ..), which is calibrated: load the "
-                f"model in float, then quantize_(model, .., calibrate=batches)"
-            )
+        refuse_static(self.plan.choices, RUN)
         self.targets = {target.name: target for target in targets}
+        self.storages = {target.name: target.storage for target in targets}
         self.wanted = {choice.name: choice for choice in self.plan.quantized}
-        self.done: dict[str, tuple[Outcome, int]] = {}
-        """storage -> what came out, and the bytes that it was."""
+        self.told: dict[str, LayerReport] = {}
+        """By storage: what came out."""
 
     def tensor(self, name: str, value: Tensor, model: Any) -> Tensor:
         target, choice, config = self.targets[name], self.wanted[name], self.config
@@ -185,26 +182,22 @@ class Original:
         check_finite(value, target)
         check_device(choice.scheme, value.device)
         outcome = apply(config.algorithm, value, target, choice.scheme, measure=config.measure).as_parameter()
-        self.done[target.storage] = outcome, value.nbytes
+        self.told[target.storage] = outcome.report(choice, value.nbytes)
         return outcome.q
 
     def report(self, model: Any) -> Report:
         config = self.config
-        first = {target.storage: name for name, target in reversed(self.targets.items())}
-        layers = []
-        for choice in self.plan.choices:
-            storage = self.targets[choice.name].storage
-            if choice.scheme and storage in self.done:
-                outcome, size = self.done[storage]
-                layer = outcome.report(choice, size)
-            else:
-                size = nbytes_of(model.get_parameter(choice.name))
-                reason = "the files do not have it" if choice.scheme else choice.reason
-                layer = LayerReport(choice.name, None, reason, size, size)
-            layers.append(dataclasses.replace(layer, tied=first[storage] != choice.name))
+
+        def left(choice: Choice) -> LayerReport:
+            size = nbytes_of(model.get_parameter(choice.name))
+            if choice.scheme:
+                choice = dataclasses.replace(choice, reason="the files do not have it")
+            return LayerReport.kept(choice, size, size)
+
+        layers = listed(self.plan, self.storages, self.told, left)
         after = sum(nbytes_of(param) for param in model.parameters())
-        before = after + sum(size - nbytes_of(outcome.q) for outcome, size in self.done.values())
-        return Report(tuple(layers), before, after, config.recipe.to_json(), expression(config.algorithm))
+        before = after + sum(layer.bytes_before - layer.bytes_after for layer in self.told.values())
+        return Report(layers, before, after, config.recipe.to_json(), expression(config.algorithm))
 
 
 def _tied(model: Any, targets: list[Target]) -> list[Target]:

@@ -23,9 +23,9 @@ RUNTIME = 128 << 20
 @dataclasses.dataclass(frozen=True)
 class Memory:
     """Bytes. ``base``: of the process before; ``weights``: the largest block, or the largest tensor where they come one
-    by one; ``activations``: those in memory between two blocks; ``grams``: sums over the inputs of one block's weights;
-    ``work``: choosing the codes of the largest weight, running the block on the largest batch, or changing it in float.
-    ``disk``: activations in files."""
+    by one; ``activations``: those in memory between two blocks; ``grams``: sums over the inputs of one block's weights,
+    or counts of the inputs of all with static scales; ``work``: choosing the codes of the largest weight, running the
+    block on the largest batch, or changing it in float. ``disk``: activations in files."""
 
     base: int
     weights: int

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bitport.report.text import size, table
+from bitport.schemes import Choice, Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,34 @@ class LayerReport:
     output_sqnr_rtn: float | None = None
     tied: bool = False
     """A second name of a parameter that is listed under another one."""
+
+    @classmethod
+    def kept(cls, choice: Choice, before: int, after: int) -> LayerReport:
+        """Of one that is not quantized."""
+        return cls(choice.name, None, choice.reason, before, after)
+
+
+def listed(
+    plan: Plan,
+    storages: Mapping[str, str],
+    told: Mapping[str, LayerReport],
+    left: Callable[[Choice], LayerReport],
+) -> tuple[LayerReport, ...]:
+    """One for each choice of ``plan``. ``storages``: which tensor it is; ``told``: of each of these that was quantized,
+    under one of its names; ``left``: of the others."""
+    reasons = {choice.name: choice.reason for choice in plan.choices}
+    first: dict[str, str] = {}
+    layers = []
+    for choice in plan.choices:
+        storage = storages[choice.name]
+        if storage in told:
+            layer = told[storage]
+            note = layer.reason.removeprefix(reasons[layer.name])
+            layer = dataclasses.replace(layer, name=choice.name, reason=choice.reason + note)
+        else:
+            layer = left(choice)
+        layers.append(dataclasses.replace(layer, tied=first.setdefault(storage, choice.name) != choice.name))
+    return tuple(layers)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Any
 
-from bitport.errors import RecipeError
+from bitport.errors import ArgumentError, RecipeError
 from bitport.schemes.scheme import Scheme, parsed
 
 
@@ -17,6 +18,10 @@ class Choice:
     name: str
     scheme: Scheme | None
     reason: str
+
+    @property
+    def static(self) -> bool:
+        return self.scheme is not None and self.scheme.static
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +64,16 @@ class Plan:
             return cls(tuple(map(_choice_from, _list_of(parsed(text, "plan", RecipeError)))))
         except (KeyError, TypeError) as error:
             raise RecipeError(f"not a plan: {error!r}") from error
+
+
+def refuse_static(choices: Iterable[Choice], advice: str) -> None:
+    """ArgumentError for fixed scales of inputs where nothing runs the model; ``advice``: what to do."""
+    if static := [choice.name for choice in choices if choice.static]:
+        more = ", ..." if len(static) > 1 else ""
+        raise ArgumentError(
+            f"{len(static)} weights ({static[0]}{more}) have a static input scale, which is measured by running the "
+            f"model: {advice}"
+        )
 
 
 def _described(scheme: Scheme | None) -> str:

@@ -91,6 +91,11 @@ class Recipe:
         if not self.rules:
             raise RecipeError("a recipe needs at least one rule")
 
+    @property
+    def static(self) -> bool:
+        """Whether some rule gives a scheme with a static input scale."""
+        return any(isinstance(rule.scheme, Scheme) and rule.scheme.static for rule in self.rules)
+
     @classmethod
     def of(cls, spec: str | Scheme | Recipe | Rule | Sequence[Any]) -> Recipe:
         """A recipe from what a user may give: a preset name or scheme (for linear layers, attention projections and

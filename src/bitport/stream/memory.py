@@ -6,7 +6,9 @@ from collections.abc import Collection
 
 import torch
 
+from bitport.algorithms.chain import Preparation
 from bitport.calibrate.blocks import Walk
+from bitport.calibrate.magnitudes import BINS
 from bitport.calibrate.place import REST
 from bitport.checkpoint.source import Source
 from bitport.report.memory import WORK, Memory, resident
@@ -19,12 +21,13 @@ EXPERTS = 8
 """Of those that are stacked in one tensor, so many get each token."""
 BATCHES = 4
 """So many reach every expert."""
+SIZES = 3
+"""Copies of an input while its numbers are counted, in float32 at most: the magnitudes in its dtype, in float32, and in
+bins."""
 
 
-def estimate(
-    walk: Walk, files: Source, dtype: torch.dtype | None, *, on_disk: bool, transforms: bool = False
-) -> Memory:
-    """Of the block, or of what lies in no block, that takes most. ``transforms``: blocks are changed before."""
+def estimate(walk: Walk, files: Source, dtype: torch.dtype | None, prepared: Preparation, *, on_disk: bool) -> Memory:
+    """Of the block, or of what lies in no block, that takes most."""
     record = walk.record
     outputs = [[shapes[name] for name in walk.order] for shapes in record.shapes]
     sizes = [[shape.nbytes for shape in each] for each in outputs]
@@ -34,6 +37,8 @@ def estimate(
     output = max((shape for each in outputs for shape in each), key=lambda shape: shape.nbytes, default=None)
     steps = [(name, _bytes(files, [f"{name}."], dtype), walk.targets[name]) for name in walk.order]
     steps += [(REST, _bytes(files, [target.name for target in walk.rest], dtype), walk.rest)]
+    static = prepared.static
+    counts = len(static) * BINS * torch.int64.itemsize
     found = []
     for name, weights, targets in steps:
         grams = [_gram(target) for target in targets if target.name in walk.wanted]
@@ -41,10 +46,12 @@ def estimate(
         hidden = min((_columns(target) for target in targets), default=1)
         widest = sum(_rows(target) for target in targets) / hidden
         run = int((2 + widest) * output.nbytes) if output else 0
+        counted = max((_columns(target) for target in targets if target in static), default=0)
+        run += int(SIZES * 4 * counted / hidden * output.numel) if output else 0
         work = max(largest + GRAMS * max(grams, default=0), run)
-        if transforms and output and name != REST and targets:
+        if prepared.transforms and output and name != REST and targets:
             work = max(work, _trial(walk, name, output.numel, hidden))
-        found.append((weights, sum(grams), work))
+        found.append((weights, max(sum(grams), counts), work))
     weights, grams_of, work = max(found, key=sum)
     return Memory(resident(), weights, one if on_disk else between, grams_of, work, 2 * between if on_disk else 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,34 +11,37 @@ from torch import Tensor, nn
 
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
-from bitport.algorithms.apply import Outcome, apply
+from bitport.algorithms.apply import Outcome
 from bitport.algorithms.chain import Preparation
 from bitport.calibrate import store as stores
 from bitport.calibrate.batches import each_batch
 from bitport.calibrate.blocks import Walk
 from bitport.calibrate.inputs import Inputs
+from bitport.calibrate.magnitudes import Magnitudes
+from bitport.calibrate.observe import scales_of
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import Output, discard, fingerprint, hashed
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, BitportError
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
-from bitport.report import LayerReport, Report
+from bitport.report import LayerReport, Report, listed
 from bitport.report.memory import Memory, peak
 from bitport.report.progress import progress as with_progress
-from bitport.schemes import Recipe, Scheme, Target
+from bitport.schemes import Choice, Recipe, Scheme, Target
 from bitport.stream.activations import Disk
 from bitport.stream.memory import estimate
 from bitport.stream.weights import Streamed
 
 KEEP = ("memory", "disk")
+ADVICE = "take fewer or shorter batches, keep activations on disk, or leave out the largest weights"
 
 
 class Stream:
     """A model's files into a checkpoint, calibrated block by block: ``Stream(model, source, target, recipe,
-    batches=batches, algorithm="gptq").run()``.
+    batches=batches, algorithm="gptq").run()``. Any algorithm will do; fixed scales of inputs are measured first.
 
     ``model``: what the files in ``source`` are the weights of, built on the meta device; it holds no more than one
     block at a time. ``batches``: as for quantize_. ``dtype``: cast float tensors to it first. ``activations``: what
@@ -80,15 +82,13 @@ class Stream:
         if not batches:
             raise ArgumentError("the calibration data hold no batch")
         self.model, self.files, self.directory = model, Source(source, arrangement=arrangement), Path(target)
-        if self.files.is_directory and self.directory.resolve().is_relative_to(self.files.path.resolve()):
-            raise ArgumentError(f"{self.directory} lies in the source {self.files.path}; choose another directory")
+        self.files.check_apart(self.directory)
         self.by, self.dtype, self.measure, self.progress = algorithm_of(algorithm), dtype, measure, progress
         found = find_targets(model)
         self.recipe = Recipe.of(recipe)
         self.plan = self.recipe.resolve(found)
         self.choices = {choice.name: choice for choice in self.plan.choices}
         self.targets = [each for each in found if self.choices[each.name].scheme]
-        self._check_static()
         self.processes = processes or Processes()
         self.prepared = Preparation(model, self.by, self.targets, self.plan.choices)
         self._check_transforms()
@@ -106,35 +106,59 @@ class Stream:
         self.processes.shared(0, begin)
         if not first:
             self.output = Output(self.directory, same, shard_size, resume=True, writes=False)
-        self.place = Streamed(model, self.files, self.output, dtype)
         self.walk: Walk | None = None
         self.memory: Memory | None = None
-        if self.output.closed:  # what is left is to move the files
-            return
-        on_disk = activations == "disk"
+        try:
+            self.place = Streamed(model, self.files, self.output, dtype)
+            if not self.output.closed:  # else what is left is to move the files
+                self._plan(batches, memory_limit, on_disk=activations == "disk")
+        except BitportError:
+            if first and self.output.fresh:
+                discard(self.directory)
+            raise
+
+    def _plan(self, batches: Sequence[Any], memory_limit: int | None, *, on_disk: bool) -> None:
         own = len(self.processes.share(batches))
         label = "" if self.processes.world == 1 else f"{self.processes.rank}-of-{self.processes.world}-"
         store = Disk(self.output.folder, own, label) if on_disk else stores.Memory()
-        wanted = {each.name for each in self.targets if not self._refused(each)} if self.by.needs_inputs else set()
+        prepared = self.prepared
         self.walk = Walk(
-            model, self.targets, wanted, batches, self.place, store, self.prepared, processes=self.processes
+            self.model, self.targets, prepared.wanted, batches, self.place, store, prepared, processes=self.processes
         )
-        self.memory = estimate(self.walk, self.files, dtype, on_disk=on_disk, transforms=bool(self.prepared.transforms))
-        self.memory.check(
-            memory_limit, "take fewer or shorter batches, keep activations on disk, or leave out the largest weights"
-        )
+        self.memory = estimate(self.walk, self.files, self.dtype, prepared, on_disk=on_disk)
+        self.memory.check(memory_limit, ADVICE)
 
     def run(self) -> Report:
         """Quantize what is left to quantize, and make the result the checkpoint of the directory."""
-        left = [each for each in self.targets if each.name not in self.output.layers]
-        work = self.walk.measured() if self.walk else ()
-        for target, inputs in with_progress(work, len(left), "quantizing", self.progress):
-            name = self.place.name_of[target.name]
-            if name in self.output.names:
-                self.output.layers[target.name] = self._tied(target, name)
-            else:
-                self._quantize(target, name, inputs)
+        try:
+            if self.walk:
+                self._convert(self.walk)
+        except ArgumentError:  # which would come again
+            if self.processes.first:
+                discard(self.directory)
+            raise
         return self.processes.shared(0, self._end)
+
+    def _convert(self, walk: Walk) -> None:
+        self._measure(walk)
+        for target, inputs in with_progress(walk.measured(), len(walk.left), "quantizing", self.progress):
+            name = self.place.name_of[target.name]
+            if name not in self.output.names:  # nor under another of its names
+                self._quantize(target, name, inputs)
+
+    def _measure(self, walk: Walk) -> None:
+        """The fixed scales of inputs, while all weights are as they were."""
+        if not (static := self.prepared.static):
+            return
+        if self.output.act_scales is None:
+            seen: dict[str, Magnitudes] = {}
+            steps = walk.magnitudes([*static])
+            for step in with_progress(steps, len(walk.order) + 1, "measuring inputs", self.progress):
+                seen |= step
+            found = scales_of(static, self.processes.merged(seen))
+            self.output.keep_scales({name: scale.item() for name, scale in found.items()})
+        scales = self.output.act_scales or {}
+        self.prepared.act_scales |= {name: torch.full((1, 1), scale) for name, scale in scales.items()}
 
     def _end(self) -> Report:
         report = self._report()
@@ -142,50 +166,35 @@ class Stream:
         return report
 
     def _quantize(self, target: Target, name: str, inputs: Inputs | None) -> None:
-        choice, module = self.choices[target.name], self.model.get_submodule(target.module)
-        assert choice.scheme is not None
-        value: Tensor = getattr(module, target.param)
+        value: Tensor = getattr(self.model.get_submodule(target.module), target.param)
         check_finite(value, target)
-        scheme, owner = choice.scheme, self.walk.owner[target.name] if self.walk else 0
-        pre_scale = self.prepared.pre_scale(target.name)
+        owner = self.walk.owner[target.name] if self.walk else 0
         found: Outcome = self.processes.shared(
-            owner, lambda: apply(self.by, value, target, scheme, inputs, measure=self.measure, pre_scale=pre_scale)
+            owner, lambda: self.prepared.apply(value, target, inputs, measure=self.measure)
         )
-        outcome = self.prepared.noted(target.name, found).as_parameter()
+        outcome = found.as_parameter()
         for slot in self.place.slots[name]:
             slot.put(outcome.q)
         self.output.add(name, outcome.q)
-        self.output.layers[target.name] = outcome.report(choice, self.files.tensors[name].nbytes)
+        nbytes = self.files.tensors[name].nbytes
+        self.output.layers[target.name] = outcome.report(self.choices[target.name], nbytes)
 
     def _report(self) -> Report:
-        layers = []
-        manifest = self.output.manifest
-        for choice in self.plan.choices:
-            name = self.place.name_of[choice.name]
-            nbytes = self.files.tensors[name].nbytes, manifest.tensors[name].nbytes
-            kept = LayerReport(choice.name, None, choice.reason, *nbytes)
-            layers.append(self.output.layers.get(choice.name, kept))
-        before = sum(self.files.tensors[name].nbytes for name in self.place.slots)
+        before, manifest, name_of = self.files.tensors, self.output.manifest, self.place.name_of
+
+        def left(choice: Choice) -> LayerReport:
+            name = name_of[choice.name]
+            return LayerReport.kept(choice, before[name].nbytes, manifest.tensors[name].nbytes)
+
         return Report(
-            tuple(layers),
-            before,
+            listed(self.plan, name_of, {name_of[name]: layer for name, layer in self.output.layers.items()}, left),
+            sum(before[name].nbytes for name in self.place.slots),
             manifest.nbytes,
             self.recipe.to_json(),
             expression(self.by),
             memory_estimate=self.memory.total if self.memory else None,
             memory_peak=peak(),
         )
-
-    def _tied(self, target: Target, name: str) -> LayerReport:
-        """Of another target that the tensor ``name`` was quantized as already."""
-        first = next(slot.name for slot in self.place.slots[name] if slot.name in self.output.layers)
-        told = self.output.layers[first]
-        note = told.reason.removeprefix(self.choices[first].reason)
-        return dataclasses.replace(told, name=target.name, reason=self.choices[target.name].reason + note)
-
-    def _refused(self, target: Target) -> str | None:
-        scheme = self.choices[target.name].scheme
-        return self.by.refuses(scheme.weight, target.kind) if scheme else "it stays as it is"
 
     def _check_transforms(self) -> None:
         if whole := [each.name for each in self.prepared.transforms if each.needs_model]:
@@ -196,10 +205,3 @@ class Stream:
         if self.prepared.transforms and self.processes.world > 1:
             names = ", ".join(each.name for each in self.prepared.transforms)
             raise ArgumentError(f"{names} looks at all inputs of a block, which {self.processes.world} processes share")
-
-    def _check_static(self) -> None:
-        if static := [each.name for each in self.plan.quantized if each.scheme and each.scheme.static]:
-            raise ArgumentError(
-                f"{len(static)} weights ({static[0]}, ...) have a static input scale, which is measured by running the "
-                f"whole model: load it and use quantize_(model, recipe, calibrate=batches), or choose a dynamic scheme"
-            )

@@ -23,6 +23,7 @@ from bitport.nn.targets import find_targets
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
 from bitport.schemes import Choice, Plan, Recipe, Scheme, Target
+from bitport.schemes.plan import refuse_static
 from bitport.tensor import QTensor
 from bitport.tensor.parts import FLOATS
 from bitport.tensor.sharded import is_sharded, own, sharded_like
@@ -56,8 +57,8 @@ def prepare_(
     for target, scheme in chosen:
         _check(model, target, scheme, rounded)
     static = {target: scheme.act for target, scheme in chosen if scheme.static}
-    if static and calibrate is None:
-        raise ArgumentError(f"{len(static)} layers have a static input scale; give calibrate=batches to measure it")
+    if calibrate is None:
+        refuse_static(plan.choices, "give calibrate=batches")
     scales = input_scales(model, static, calibrate) if static and calibrate is not None else {}
     made: dict[str, nn.Parameter] = {}
     for target, scheme in chosen:
