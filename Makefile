@@ -34,7 +34,8 @@ NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-oldest test-triton-oldest \
 	test-xla test-tpu test-peers test-vllm sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball ci lint format \
 	types bench bench-check bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla bench-tpu \
-	bench-voxtral voxtral-page bench-training bench-vllm xla-page accuracy algorithms support clean
+	bench-voxtral voxtral-page bench-training bench-vllm xla-page accuracy algorithms reference \
+	support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -272,6 +273,10 @@ accuracy: $(VENV)/.hf
 # Takes a quarter of an hour on two cores; ALGORITHMS_OF=int3 makes the rows of one scheme anew.
 algorithms: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.algorithms models/tinylm docs/algorithms $(ALGORITHMS_OF)
+
+# docs/reference.md, from the docstrings.
+reference: $(VENV)/.hf
+	PYTHONPATH=. $(BIN)/python tools/reference.py
 
 # The matrix of what was checked where: this machine's CPU is measured, other devices keep their last run.
 support: $(VENV)/.hf

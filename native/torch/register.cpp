@@ -82,10 +82,11 @@ bool rows(const Value* stack, TensorHandle* y) {
   return read(stack + 1, &weight) && !embedding(tensor(stack[0]), weight, int32_t(stack[11]), y);
 }
 
-// C functions keep of an exception its text at most; where it came from in Python follows "At:".
+// C functions keep of an exception its text at most, and before torch 2.13 only print it; where it came from in Python
+// follows "At:".
 [[noreturn]] void fail(const char* op) {
   const auto what = torch.torch_exception_get_what_without_backtrace;
-  const std::string text = what ? what() : "the kernel that was chosen failed";
+  const std::string text = what ? what() : "the kernel that was chosen failed; torch has printed why to stderr";
   throw std::runtime_error(std::string(op) + ": " + text.substr(0, text.find("\n\nAt:\n")));
 }
 

@@ -22,9 +22,10 @@ from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.quantize import check_finite, has_data
 from bitport.nn.targets import find_targets
 from bitport.ops.device import check_device
-from bitport.report import LayerReport, Report, listed
+from bitport.report import LayerReport, Report
 from bitport.report.explain import Explanation, explain_layer
 from bitport.report.progress import progress as with_progress
+from bitport.report.quantized import listed
 from bitport.schemes import Choice, Recipe, Scheme, Target
 from bitport.schemes.plan import refuse_static
 from bitport.tensor import QTensor

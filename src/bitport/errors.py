@@ -1,5 +1,17 @@
 """The errors bitport raises. Each message says what was given, what is allowed, and what to do."""
 
+__all__ = [
+    "ArgumentError",
+    "BitportError",
+    "CheckpointError",
+    "DeviceError",
+    "ExportError",
+    "KernelError",
+    "LayoutError",
+    "RecipeError",
+    "SchemeError",
+]
+
 
 class BitportError(Exception):
     """Base of every error raised on purpose."""

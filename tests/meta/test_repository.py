@@ -15,7 +15,7 @@ if sys.version_info >= (3, 11):
     import tomllib
 
 MACHINE_PATH = re.compile(r"(?<![\w.~:-])/(?:home|root|work|workspace|Users|mnt|private)/\w+")
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"\[[^\]`]*\]\(([^)\s]+)\)(?!`)")
 COMMAND = re.compile(r"(?:^|`)\s*make ([a-z][\w-]*)", re.MULTILINE)
 
 MARKDOWN = {path.relative_to(ROOT).as_posix(): path for path in files(".md")}

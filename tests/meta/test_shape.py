@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,21 +16,6 @@ LONGEST, MEDIAN = 500, 150
 
 OTHER_TESTS = {"meta", "bench", "examples", "native"}
 """Test folders for what is not a folder of bitport."""
-
-PUBLIC = (
-    "bitport",
-    "bitport.algorithms",
-    "bitport.cache",
-    "bitport.checkpoint",
-    "bitport.conformance",
-    "bitport.export",
-    "bitport.interop",
-    "bitport.layouts",
-    "bitport.ops",
-    "bitport.schemes",
-    "bitport.train",
-    "bitport.train.optim",
-)
 
 
 def lines(path: Path) -> int:
@@ -62,14 +48,10 @@ def test_every_part_has_tests() -> None:
     assert untested == set()
 
 
-def test_public_names_are_frozen() -> None:
-    """The names users may rely on, in one file: a change of it is a decision, and goes into the changelog."""
-    frozen = (Path(__file__).parent / "public_names.txt").read_text().splitlines()
-    offered = [f"{module}.{name}" for module in PUBLIC for name in sorted(importlib.import_module(module).__all__)]
-    assert offered == frozen
-
-
-@pytest.mark.parametrize("module", PUBLIC)
-def test_public_names_exist(module: str) -> None:
-    imported = importlib.import_module(module)
-    assert [name for name in imported.__all__ if not hasattr(imported, name)] == []
+def test_the_reference_is_that_of_the_code() -> None:
+    """The names users may rely on, and their signatures, on one page: a change of it is a decision, and goes into the
+    changelog."""
+    pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
+    command = [sys.executable, "tools/reference.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"make reference, and see what changes:\n{done.stdout}{done.stderr}"

@@ -19,9 +19,10 @@ from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError
 from bitport.nn.quantize import check_finite
-from bitport.report import LayerReport, Report, listed
+from bitport.report import LayerReport, Report
 from bitport.report.memory import WORK, Memory, peak, resident
 from bitport.report.progress import progress as with_progress
+from bitport.report.quantized import listed
 from bitport.schemes import Choice, Plan, Recipe, Scheme
 from bitport.schemes.plan import refuse_static
 

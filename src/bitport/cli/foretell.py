@@ -11,7 +11,8 @@ from bitport.algorithms.apply import apply
 from bitport.calibrate.observe import scales_without_data
 from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.source import Source
-from bitport.report import LayerReport, Report, listed
+from bitport.report import LayerReport, Report
+from bitport.report.quantized import listed
 from bitport.schemes import Choice, Recipe
 
 

@@ -30,6 +30,8 @@ from bitport.interop.sources import method_of
 from bitport.ops.device import check_present
 from bitport.tensor import QTensor
 
+__all__ = ["load_model", "load_tokenizer", "save_model"]
+
 INSTALL = "pip install 'bitport[hf]'"
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
 """What transformers raises for files that it does not expect; for a config.json also an error of huggingface_hub."""

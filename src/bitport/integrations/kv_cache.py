@@ -28,6 +28,8 @@ from transformers.masking_utils import sdpa_mask
 from bitport.cache import CacheFormat, KeyValueStore, cache_format
 from bitport.errors import ArgumentError
 
+__all__ = ["KVCache"]
+
 ATTENTION = "bitport"
 """Name of the attention that reads the cache in place; with any other cache it is "sdpa"."""
 

@@ -15,6 +15,8 @@ import torch
 
 from bitport.errors import ArgumentError, BitportError
 
+__all__ = ["run_tasks"]
+
 INSTALL = "pip install 'bitport[lm-eval]'"
 
 Scores = dict[str, dict[str, float]]

@@ -31,10 +31,13 @@ from bitport.integrations.pretrained import Stored, save_pretrained
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.ops.device import check_device
-from bitport.report import LayerReport, Report, listed
+from bitport.report import LayerReport, Report
+from bitport.report.quantized import listed
 from bitport.schemes import Choice, Recipe, Scheme, Target
 from bitport.schemes.plan import refuse_static
 from bitport.tensor.sharded import nbytes_of
+
+__all__ = ["BitportConfig"]
 
 NAME = SAID["quant_method"]
 RUN = "load it in float, then quantize_(model, .., calibrate=batches); or bitport quantize --data FILE, and load that"

@@ -27,9 +27,10 @@ from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, BitportError
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
-from bitport.report import LayerReport, Report, listed
+from bitport.report import LayerReport, Report
 from bitport.report.memory import Memory, peak
 from bitport.report.progress import progress as with_progress
+from bitport.report.quantized import listed
 from bitport.schemes import Choice, Recipe, Scheme, Target
 from bitport.stream.activations import Disk
 from bitport.stream.memory import estimate

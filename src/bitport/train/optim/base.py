@@ -62,7 +62,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def check(self, group: Group) -> None:
-        """ArgumentError unless the options of ``group`` make sense."""
+        """ArgumentError unless every option of ``group`` is in its range."""
         states_of(group["states"])
         lr = group["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
