@@ -255,7 +255,7 @@ bench-voxtral: $(VENV)/.hf runner
 voxtral-page: $(VENV)/.hf
 	$(BIN)/python -m bench.voxtral.page
 
-# Steps beside torchao's, so in the environment of the peers; what training brings takes ten minutes of two cores.
+# Steps beside torchao's, so in the environment of the peers; what training brings takes the longest.
 bench-training: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.training steps --json $(BENCH_ARGS)
 	$(PEERS_VENV)/bin/python -m bench.training schemes --json

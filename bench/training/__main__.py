@@ -24,9 +24,12 @@ def main() -> None:
     if args.what == "steps":
         rows = steps.run(args.rounds, print)
     else:
-        rows = list((quality.run_schemes if args.what == "schemes" else quality.run_gradients)(args.steps, print))
-    if args.json:
-        append(SUITE, [head, *({"run": head["run"], **row} for row in rows)])
+        rows = (quality.run_schemes if args.what == "schemes" else quality.run_gradients)(args.steps, print)
+    before = [head]
+    for row in rows:  # each is recorded as it comes: all of them take long
+        if args.json:
+            append(SUITE, [*before, {"run": head["run"], **row}])
+            before = []
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ products.
 """
 SCHEMES = """## For a scheme
 
-Perplexity of `models/tinylm` as in [accuracy.md](accuracy.md), rounded to nearest, by GPTQ, and after training for the
-scheme: {steps} steps, {tokens} tokens that it has not seen. The first row is the float model, which the same training
-changes as the last column says.
+Perplexity of `models/tinylm` as in [accuracy.md](accuracy.md), {float:.4f} in bf16: as an algorithm quantizes it, and
+behind the arrow after training from there, `prepare_(model, scheme, algorithm=..)`: {steps} steps, {tokens} tokens that
+the model has not seen, towards the logits of the float model. Steps, tokens and learning rate are the same for all.
 """
 GRADIENTS = """## Gradients in low precision
 
@@ -70,9 +70,10 @@ def of_steps(head: Row, rows: list[Row]) -> str:
 
 
 def of_schemes(head: Row, rows: list[Row]) -> str:
-    columns = ("rtn", "gptq", "trained")
-    cells = [[row["scheme"], *(f"{row[column]:.4f}" for column in columns)] for row in rows]
-    return "\n".join([SCHEMES.format(**rows[0]), where(head), markdown.table(["scheme", *columns], cells), ""])
+    found = {(row["scheme"], row["algorithm"]): f"{row['alone']:.4f} → {row['trained']:.4f}" for row in rows}
+    schemes, algorithms = (list(dict.fromkeys(row[name] for row in rows)) for name in ("scheme", "algorithm"))
+    cells = [[scheme, *(found.get((scheme, name), "") for name in algorithms)] for scheme in schemes]
+    return "\n".join([SCHEMES.format(**rows[0]), where(head), markdown.table(["scheme", *algorithms], cells), ""])
 
 
 def of_gradients(head: Row, rows: list[Row]) -> str:

@@ -1,8 +1,8 @@
-"""What training brings: the bundled model trained some steps for a scheme, beside rounding to nearest and GPTQ; and
-how far the gradients of low precision are from those of floats.
+"""What training brings: the bundled model quantized by an algorithm, and trained some steps from there; and how far the
+gradients of low precision are from those of floats.
 
-Text is new from the model's own corpus, of which it saw other parts; the float model trained in the same way stands
-beside, so that what more training alone brings is not taken for what training for the scheme brings.
+Text is new from the model's own corpus, of which it saw other parts. What is learned is to give the logits of the float
+model, so that what more training alone would bring is not taken for what training for the scheme brings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from bitport.train import convert_, prepare_
 from examples.tinylm.corpus import nth_story
 
 MODEL = Path("models/tinylm")
-SCHEMES = ("int4", "int3", "int2-g32", "mxfp4")
+SCHEMES = ("int2", "int3", "int4", "mxfp4")
+ALGORITHMS = ("rtn", "gptq", "awq+gptq")
 GRADIENTS: dict[str, tuple[str, str | None]] = {
     "int8-dyn": ("int8-dyn", None),
     "int8-dyn, gradients int8": ("int8-dyn", "int8"),
@@ -60,59 +61,60 @@ def batches(steps: int) -> Iterator[Tensor]:
         made += 1
 
 
-def train(model: nn.Module, steps: int, rate: float, logits: Callable[[Tensor], Tensor]) -> float:
-    """Mean loss of the last tenth of the steps."""
+def train(model: nn.Module, steps: int, rate: float, teacher: nn.Module) -> None:
+    """Towards the logits of ``teacher``: the loss is the KL divergence of the next token, in nats."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     warm = max(1, steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
     )
-    losses = []
     for rows in batches(steps):
         with torch.autocast("cpu", torch.bfloat16):
-            predicted = logits(rows[:, :-1])
-        loss = F.cross_entropy(predicted.flatten(0, 1).float(), rows[:, 1:].flatten())
-        loss.backward()
+            with torch.no_grad():
+                wanted = _log_probabilities(teacher, rows)
+            predicted = _log_probabilities(model, rows)
+        F.kl_div(predicted, wanted, log_target=True, reduction="batchmean").backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    last = losses[-max(1, steps // 10) :]
-    return sum(last) / len(last)
 
 
-def tuned(yardstick: Yardstick, scheme: str | None, steps: int) -> float:
-    """Perplexity after training in float32 for ``scheme``; None: of the float model itself."""
-    model = copy.deepcopy(yardstick.base).float().requires_grad_(True)
-    if scheme is not None:
-        prepare_(model, scheme)
-    train(model, steps, RATE, lambda ids: model(input_ids=ids).logits)
-    if scheme is not None:
-        convert_(model, measure=False)
-    return math.exp(nll(yardstick, model))
+def _log_probabilities(model: Any, rows: Tensor) -> Tensor:
+    return model(input_ids=rows[:, :-1]).logits.flatten(0, 1).float().log_softmax(-1)
+
+
+def _calibration(yardstick: Yardstick) -> list[Tensor]:
+    return [each[None] for each in yardstick.calibration.split(WINDOW)]
 
 
 def rounded(yardstick: Yardstick, scheme: str, algorithm: str) -> float:
     model = copy.deepcopy(yardstick.base)
-    ids = [each[None] for each in yardstick.calibration.split(WINDOW)]
-    bp.quantize_(model, scheme, algorithm=algorithm, calibrate=ids, measure=False, progress=False)
+    data = _calibration(yardstick)
+    bp.quantize_(model, scheme, algorithm=algorithm, calibrate=data, measure=False, progress=False)
+    return math.exp(nll(yardstick, model))
+
+
+def tuned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> float:
+    """Perplexity after training in float32 from what ``algorithm`` found."""
+    teacher = copy.deepcopy(yardstick.base).float().requires_grad_(False)
+    model = copy.deepcopy(teacher).requires_grad_(True)
+    prepare_(model, scheme, algorithm=algorithm, calibrate=_calibration(yardstick), progress=False)
+    train(model, steps, RATE, teacher)
+    convert_(model, measure=False)
     return math.exp(nll(yardstick, model))
 
 
 def run_schemes(steps: int, say: Callable[[str], None]) -> Iterator[Row]:
     yardstick = Yardstick(MODEL)
-    base = math.exp(nll(yardstick, copy.deepcopy(yardstick.base)))
-    common = {"what": "scheme", "steps": steps, "tokens": steps * BATCH * LENGTH}
-    for scheme in (None, *SCHEMES):
-        if scheme is None:
-            found = {"rtn": base, "gptq": base}
-        else:
-            found = {algorithm: rounded(yardstick, scheme, algorithm) for algorithm in ("rtn", "gptq")}
-        found["trained"] = tuned(yardstick, scheme, steps)
-        row = {**common, "scheme": scheme or "float", **{name: round(value, 4) for name, value in found.items()}}
-        say(f"{row['scheme']:10} rtn {row['rtn']:.4f}  gptq {row['gptq']:.4f}  trained {row['trained']:.4f}")
-        yield row
+    base = round(math.exp(nll(yardstick, copy.deepcopy(yardstick.base))), 4)
+    common = {"what": "scheme", "steps": steps, "tokens": steps * BATCH * LENGTH, "float": base}
+    for scheme in SCHEMES:
+        for algorithm in ALGORITHMS:
+            alone = round(rounded(yardstick, scheme, algorithm), 4)
+            trained = round(tuned(yardstick, scheme, algorithm, steps), 4)
+            say(f"{scheme:8} {algorithm:10} {alone:.4f}  trained {trained:.4f}")
+            yield {**common, "scheme": scheme, "algorithm": algorithm, "alone": alone, "trained": trained}
 
 
 def run_gradients(steps: int, say: Callable[[str], None]) -> Iterator[Row]:

@@ -13,24 +13,19 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from bitport import plugins
 from bitport.algorithms import Algorithm, Transform, expression
 from bitport.algorithms import algorithm as algorithm_of
-from bitport.algorithms.chain import Preparation
-from bitport.calibrate.batches import batches_of
-from bitport.calibrate.blocks import Measured, measured
-from bitport.calibrate.observe import input_scales, scales_without_data
+from bitport.algorithms.solving import Solving
 from bitport.errors import ArgumentError
 from bitport.nn.fsdp import refuse_fsdp
-from bitport.nn.quantize import check_finite, has_data
+from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
 from bitport.report.explain import Explanation, explain_layer
-from bitport.report.progress import progress as with_progress
 from bitport.report.quantized import listed
 from bitport.schemes import Choice, Recipe, Scheme, Target
-from bitport.schemes.plan import refuse_static
 from bitport.tensor import QTensor
 from bitport.tensor.parts import FLOATS
-from bitport.tensor.sharded import is_quantized, is_sharded, laid_out, nbytes_of, own, sharded_like, whole
+from bitport.tensor.sharded import is_quantized, is_sharded, nbytes_of, own, sharded_like, whole
 
 
 def quantize_(
@@ -65,44 +60,14 @@ def quantize_(
         refuse_fsdp(model, "quantize_")
     _check_sharded([choice for choice in chosen if is_sharded(_weight(model, by_name[choice.name]))], by, device)
     _check(model, by_name, chosen, device)
-    filled = all(has_data(_weight(model, by_name[choice.name])) for choice in chosen)
-    if filled and calibrate is None:
-        refuse_static(chosen, "give calibrate=batches")
-    runs = by.needs_inputs and filled
-    if runs and calibrate is None:
-        raise ArgumentError(f"{by.name} looks at the inputs of layers; give calibrate=batches to measure them")
-    if runs and device is not None:
-        model.to(device)
-    batches = batches_of(model, calibrate) if runs and calibrate is not None else []
-    if runs and not batches:
-        raise ArgumentError(f"{by.name} looks at the inputs of layers, and calibrate holds no batch")
+    solving = Solving(model, targets, chosen, by, calibrate, device)
     before = _nbytes(model)
-    prepared = Preparation(model, by, targets, chosen)
-    if runs:
-        prepared.model_(batches)
-        by_name = {target.name: target for target in find_targets(model)}  # what was tied may be so no more
-    if not filled:
-        prepared.act_scales |= scales_without_data(prepared.static)
-    elif prepared.static and calibrate is not None:
-        prepared.act_scales |= input_scales(model, prepared.static, batches or calibrate)
-    told: dict[str, LayerReport] = {}
+    told = {
+        done.targets[0].storage: done.outcome.report(done.choice, done.value.nbytes)
+        for done in solving.run(measure=measure, progress=progress)
+    }
+    by_name = solving.targets
     storages = {name: target.storage for name, target in by_name.items()}
-    names: dict[str, list[str]] = {}
-    for name, storage in storages.items():
-        names.setdefault(storage, []).append(name)
-    wanted = [by_name[choice.name] for choice in chosen]
-    work: Measured = ((target, None) for target in wanted)
-    if runs:
-        work = measured(model, wanted, prepared.wanted, batches, prepare=prepared)
-    for target, inputs in with_progress(work, len(wanted), "quantizing", progress):
-        if target.storage not in told:
-            value = _weight(model, target)
-            moved = whole(value) if device is None else value.to(device)
-            outcome = prepared.apply(moved, target, inputs, measure=measure)
-            outcome = dataclasses.replace(outcome, q=laid_out(outcome.q, value)).as_parameter()  # type: ignore[arg-type]
-            told[target.storage] = outcome.report(plan[target.name], value.nbytes)
-            for name in names[target.storage]:  # at once, so that later blocks are calibrated with it
-                setattr(model.get_submodule(by_name[name].module), by_name[name].param, outcome.q)
     if device is not None:
         model.to(device)  # what is not quantized; the quantized weights are there
 

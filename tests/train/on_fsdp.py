@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -25,11 +25,11 @@ CASES = {
 }
 
 
-def model_of(scheme: str, gradients: str | None) -> nn.Module:
+def model_of(scheme: str, gradients: str | None = None, algorithm: str = "rtn", seed: int = 0) -> nn.Module:
     """Rows that no number of processes divides."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 131), nn.ReLU(), nn.Linear(131, 40, bias=False))
-    prepare_(model, scheme, gradients=gradients)
+    prepare_(model, scheme, gradients=gradients, algorithm=algorithm, calibrate=[torch.randn(40, 64)])
     return model
 
 
@@ -103,6 +103,32 @@ def check_the_state_is_of_floats_and_is_converted_in_one_piece(mesh: Any) -> Non
         want = together(x)
         convert_(single)
         assert torch.equal(single(x), want)
+
+
+def check_scales_that_are_held(mesh: Any) -> None:
+    """Every process has those of the whole, while training and in a checkpoint, from which any model goes on."""
+    for scheme in ("int4-g32", "nvfp4", "fp8-block"):
+        alone = model_of(scheme, algorithm="gptq")
+        together, x = sharded(copy.deepcopy(alone), mesh), torch.randn(4, 64)
+        with torch.no_grad():
+            assert torch.equal(together(x), alone(x)), scheme
+        assert steps(together) == pytest.approx(steps(alone), rel=1e-5), scheme
+        state = full(together)
+        assert all(type(value) is Tensor for value in state.values())
+        with torch.no_grad():
+            want = together(x)
+        for other in (model_of(scheme), model_of(scheme, algorithm="clip", seed=5)):
+            other.load_state_dict(state)
+            with torch.no_grad():
+                convert_(other)
+                assert torch.equal(other(x), want), scheme
+        again = sharded(model_of(scheme, algorithm="clip", seed=5), mesh)
+        set_model_state_dict(again, state, options=StateDictOptions(full_state_dict=True))  # type: ignore[arg-type]
+        with torch.no_grad():
+            assert torch.equal(again(x), want), scheme
+        follows = sharded(model_of(scheme), mesh)
+        with pytest.raises(RuntimeError, match=r"_extra_state holds .*, 0\.weight {}: load it before"):
+            follows.load_state_dict(together.state_dict())
 
 
 def check_what_is_sharded_is_not_prepared(mesh: Any) -> None:

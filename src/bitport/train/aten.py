@@ -1,7 +1,8 @@
 """The aten ops that do not simply take a TrainedTensor's value: storing, cutting, and products below autograd.
 
-A piece is a TrainedTensor of its own, so it must be rounded as the whole is: it is cut at the borders of blocks. Rows
-that are cut otherwise, as shards are, can be stored and updated, and are an error in a product.
+A piece is a TrainedTensor of its own, so it must be rounded as the whole is: it is cut at the borders of blocks, and
+with it the scales that it holds. Rows that are cut otherwise, as shards are, can be stored and updated, and are an
+error in a product; they keep the scales of the whole, which they are to be a part of again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.tensor.aten import adding_to
-from bitport.train.rounded import dense, rounded_input, rounded_rows
+from bitport.train.fixed import Fixed
+from bitport.train.rounded import dense, pre_scaled, rounded_input, rounded_rows
 from bitport.train.tensor import ATEN, TrainedTensor, value_of
 
 aten = torch.ops.aten
@@ -46,10 +48,10 @@ def _same(func: Any, w: TrainedTensor, **kwargs: Any) -> TrainedTensor:
 
 @implements(aten.empty_like.default)
 def _empty_like(func: Any, w: TrainedTensor, *, device: Any = None, **kwargs: Any) -> TrainedTensor:
-    """What Module.to_empty() asks for: the value is still to be loaded. The scale of a static activation is in no
-    checkpoint, so it stays."""
-    scale = None if w.act_scale is None else w.act_scale.to(device or w.act_scale.device)
-    return TrainedTensor(func(value_of(w), device=device, **kwargs), w.rounding, scale)
+    """What Module.to_empty() asks for: the value is still to be loaded. The scale of a static activation need be in no
+    checkpoint, so it stays, and with it what else there is."""
+    value = func(value_of(w), device=device, **kwargs)
+    return w.map_beside(lambda part: part.to(device or part.device), value, value.dtype)
 
 
 @implements(
@@ -69,13 +71,11 @@ def _floats_like(func: Any, w: TrainedTensor, *args: Any, **kwargs: Any) -> Tens
 
 @implements(aten._to_copy.default)
 def _to_copy(func: Any, w: TrainedTensor, *, dtype: Any = None, **kwargs: Any) -> Tensor:
-    """Another dtype is that of the products: the codes stay those of the value. The scale of a static activation stays
-    float32."""
+    """Another dtype is that of the products: the codes stay those of the value, and scales in their own dtypes."""
     value = value_of(w)
     if dtype is not None and not dtype.is_floating_point:
         return func(value, dtype=dtype, **kwargs)
-    scale = None if w.act_scale is None else func(w.act_scale, **kwargs)
-    return TrainedTensor(func(value, **kwargs), w.rounding, scale, dtype)
+    return w.map_beside(lambda part: func(part, **kwargs), func(value, **kwargs), dtype or value.dtype)
 
 
 # -- cutting ---------------------------------------------------------------------------------------------------------
@@ -130,7 +130,11 @@ def _select(func: Any, w: TrainedTensor, dim: int, index: int) -> TrainedTensor:
     (dim,) = _dims(w, dim)
     if dim >= w.dim() - 2 or w.rounding.kind == "conv":
         raise _no_view(w, f"indexed in dimension {dim}")
-    return w.with_value(func(w.value, dim, index))
+    return w.with_value(func(w.value, dim, index), _of_matrices(w, lambda part: func(part, dim, index)))
+
+
+def _of_matrices(w: TrainedTensor, take: Callable[[Tensor], Tensor]) -> Fixed | None:
+    return None if w.fixed is None or w.rounding.cut else w.fixed.of_matrices(take)
 
 
 @implements(aten.unbind.int)
@@ -144,7 +148,7 @@ def _index(func: Any, w: TrainedTensor, indices: Sequence[Tensor | None]) -> Ten
     if len(indices) != 1 or indices[0] is None or w.rounding.kind == "conv":
         raise _no_view(w, f"indexed by {len(indices)} indices")
     if w.dim() > 2:
-        return w.with_value(func(w.value, indices))
+        return w.with_value(func(w.value, indices), _of_matrices(w, lambda part: func(part, indices)))
     return _lookup(w, lambda value: func(value, indices))
 
 
@@ -156,16 +160,26 @@ def _slice(
     size = w.shape[dim]
     start, end, _ = slice(start, end).indices(size)
     end = max(start, end)
-    cut = False
-    if (start, end, step) != (0, size, 1) and dim >= w.dim() - 2:
-        fmt, along_n = w.scheme.weight, dim == _matrix_dims(w)[0]
-        block, what = (fmt.block[0], "rows") if along_n else (fmt.block[1], "columns")
-        cut = bool(block == 0 or fmt.global_scale or start % block or (end % block and end != size))
-        if step != 1 or (cut and dim):
-            every = f"the {block} {what} of a block" if block else f"one scale for all {what}"
-            raise ArgumentError(f"{what} {start}:{end}:{step} of {w!r} do not lie at block borders: it has {every}")
-    piece = w.with_value(func(w.value, dim, start, end, step))
-    return piece.with_value(piece.value, cut=True) if cut else piece
+    value = func(w.value, dim, start, end, step)
+    if (start, end, step) == (0, size, 1):
+        return w.with_value(value)
+    if w.rounding.kind == "conv" and w.fixed is not None:
+        if dim:
+            raise _no_view(w, f"cut in dimension {dim}")
+        return w.with_value(value, cut=True)
+    if dim < w.dim() - 2:
+        return w.with_value(value, _of_matrices(w, lambda part: func(part, dim, start, end, step)))
+    fmt, along_n = w.scheme.weight, dim == _matrix_dims(w)[0]
+    block, what = (fmt.block[0], "rows") if along_n else (fmt.block[1], "columns")
+    cut = bool(block == 0 or fmt.global_scale or start % block or (end % block and end != size))
+    if step != 1 or (cut and dim):
+        every = f"the {block} {what} of a block" if block else f"one scale for all {what}"
+        raise ArgumentError(f"{what} {start}:{end}:{step} of {w!r} do not lie at block borders: it has {every}")
+    if cut:
+        return w.with_value(value, cut=True)
+    if w.fixed is None or w.rounding.cut:
+        return w.with_value(value)
+    return w.with_value(value, (w.fixed.of_rows if along_n else w.fixed.of_columns)(start, end, block))
 
 
 @implements(aten.split.Tensor)
@@ -209,11 +223,13 @@ def _product(func: Any, *args: Any, **kwargs: Any) -> Any:
             f"transpose, or prepare this weight without gradients="
         )
     given: list[Any] = [*args]
-    given[at] = dense(w, next(arg.dtype for arg in args if isinstance(arg, Tensor) and arg is not w))
-    if w.scheme.act and w.rounding.transposed and at > 0:
-        given[at - 1] = rounded_input(given[at - 1], w.scheme.act, w.act_scale)
-    elif w.scheme.act and not w.rounding.transposed and at == 0:
-        given[1] = rounded_input(given[1].mT, w.scheme.act, w.act_scale).mT
+    right, left = w.rounding.transposed and at > 0, not w.rounding.transposed and at == 0
+    dtype = next(arg.dtype for arg in args if isinstance(arg, Tensor) and arg is not w)
+    given[at] = dense(w, dtype, for_pre_scaled=right or left)
+    if right:
+        given[at - 1] = rounded_input(pre_scaled(given[at - 1], w), w.scheme.act, w.act_scale)
+    elif left:
+        given[1] = rounded_input(pre_scaled(given[1].mT, w), w.scheme.act, w.act_scale).mT
     return func(*given, **kwargs)
 
 
@@ -225,7 +241,7 @@ def _embedding(func: Any, w: TrainedTensor, ids: Tensor, *rest: Any) -> Tensor:
 def _lookup(w: TrainedTensor, take: Callable[[Tensor], Tensor]) -> Tensor:
     """Rows that share no scale with others are rounded after they are taken: few of many."""
     fmt = w.scheme.weight
-    if w.rounding.transposed or fmt.block[0] != 1 or fmt.global_scale:
+    if w.rounding.transposed or fmt.block[0] != 1 or fmt.global_scale or w.fixed is not None:
         return take(dense(w, w.dtype))
     rows = take(w.value)
     return rounded_rows(rows.reshape(-1, rows.shape[-1]), fmt, w.dtype).reshape(rows.shape)

@@ -11,8 +11,8 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.ops.functional import autocasted, grouped, run
 from bitport.ops.weight import Weight
-from bitport.train.product import Kept, grad_of_input, grad_of_weight, keep, refuse_transforms
-from bitport.train.rounded import operand, rounded_input
+from bitport.train.product import Kept, before_pre_scale, grad_of_input, grad_of_weight, keep, refuse_transforms
+from bitport.train.rounded import operand_of, pre_scaled, rounded_input
 from bitport.train.tensor import TrainedTensor
 
 
@@ -23,19 +23,20 @@ class GroupedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: TrainedTensor, offs: Tensor) -> Tensor:
         scheme = w.scheme
-        weight = operand(w.rows(), scheme.weight, scheme.act)
+        weight, x = operand_of(w), pre_scaled(x, w)
         keep(ctx, x, w, weight, offs)
         return grouped(x, offs, weight, scheme.act, w.act_scale)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, offs, floats, act_scale, *parts = ctx.saved_tensors
+        x, offs, floats, act_scale, pre_scale, *parts = ctx.saved_tensors
         weight = Weight._make((*parts, *ctx.kept.described))
         wants_x, wants_w, _ = ctx.needs_input_grad
         backward = _straight if ctx.kept.rounding.gradients is None else _each
         seen = x, act_scale, ctx.kept.rows(floats), weight, offs, ctx.kept
-        return *backward(grad.contiguous(), *seen, (wants_x, wants_w)), None
+        grads = backward(grad.contiguous(), *seen, (wants_x, wants_w))
+        return *before_pre_scale(*grads, pre_scale, ctx.kept), None
 
 
 def _straight(

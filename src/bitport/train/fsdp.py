@@ -50,7 +50,8 @@ def post_all_gather(
     (gathered,) = outputs
     if out is not None:
         return None
-    return self.with_value(gathered.narrow(0, 0, size[0]), cut=False), (gathered,)
+    whole = self.with_value(gathered.narrow(0, 0, size[0]), cut=False)
+    return whole.map_beside(lambda part: part.to(gathered.device), whole.value, whole.dtype), (gathered,)
 
 
 TrainedTensor.fsdp_pre_all_gather = pre_all_gather

@@ -1,33 +1,39 @@
 """Before and after training: prepare_ a float model, train it as ever, convert_ it to the quantized one.
 
 ``prepare_`` and ``convert_`` do not change modules, names or shapes, so that a checkpoint of the float model is one of
-the prepared model too: its state_dict() holds the float values.
+the prepared model too: its state_dict() holds the float values (bitport.train.state).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from bitport import plugins
-from bitport.algorithms import algorithm
+from bitport.algorithms import RTN, Algorithm, Transform
+from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
+from bitport.algorithms.solving import Solving, by_storage
+from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.observe import input_scales
 from bitport.errors import ArgumentError
 from bitport.nn.fsdp import refuse_fsdp
-from bitport.nn.quantize import check_finite
+from bitport.nn.quantize import check_finite, has_data
 from bitport.nn.targets import find_targets
+from bitport.numerics import Format, Quantized
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
 from bitport.schemes import Choice, Plan, Recipe, Scheme, Target
 from bitport.schemes.plan import refuse_static
 from bitport.tensor import QTensor
 from bitport.tensor.parts import FLOATS
-from bitport.tensor.sharded import is_sharded, own, sharded_like
+from bitport.tensor.sharded import is_sharded
+from bitport.train.fixed import Fixed, fixed_of, inside_cells
 from bitport.train.gradients import Gradients, gradients_of
+from bitport.train.state import forget_, watch_state_
 from bitport.train.tensor import Rounding, TrainedTensor
 
 ROUNDED_GRADIENTS = ("linear", "experts")
@@ -38,50 +44,106 @@ def prepare_(
     model: nn.Module,
     recipe: str | Scheme | Recipe | Any,
     *,
+    algorithm: str | Algorithm | Sequence[str | Algorithm | Transform] = "rtn",
     gradients: str | Gradients | None = None,
     calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None = None,
+    progress: bool | None = None,
 ) -> Plan:
     """From now on ``model`` computes with rounded weights and inputs, and trains the float ones: ``prepare_(model,
     "int4-g32")``. Make the optimizer afterwards: parameters are new objects. Returns what was chosen, and why.
 
     ``recipe``: as :func:`bitport.quantize_` takes it.
+    ``algorithm``: likewise: training starts from the very numbers that quantize_ would make, and holds the scales that
+    were found. With "rtn", and for weights that the algorithm cannot treat, scales follow the range of the values.
     ``gradients``: how the backward pass is rounded, a name of :data:`GRADIENTS` or a Gradients: training in low
     precision. None: gradients are not rounded: training for a quantized model.
-    ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale.
+    ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale
+    and for algorithms that look at inputs.
     """
     plugins.load()
-    targets, rounded = find_targets(model), gradients_of(gradients)
+    targets, rounded, by = find_targets(model), gradients_of(gradients), algorithm_of(algorithm)
     plan = Recipe.of(recipe).resolve(targets)
     by_name = {target.name: target for target in targets}
-    chosen = [(by_name[choice.name], choice.scheme) for choice in plan.quantized if choice.scheme is not None]
-    for target, scheme in chosen:
-        _check(model, target, scheme, rounded)
-    static = {target: scheme.act for target, scheme in chosen if scheme.static}
-    if calibrate is None:
-        refuse_static(plan.choices, "give calibrate=batches")
-    scales = input_scales(model, static, calibrate) if static and calibrate is not None else {}
-    made: dict[str, nn.Parameter] = {}
-    for target, scheme in chosen:
-        if target.storage not in made:
-            param = _param(model, target)
-            how = Rounding(scheme, rounded, target.kind, target.transposed)
-            scale = scales.get(target.name)
-            tensor = TrainedTensor(param.data, how, None if scale is None else scale.to(param.device))
-            made[target.storage] = nn.Parameter(tensor, requires_grad=param.requires_grad)
-        _set(model, target, made[target.storage])
-    for module in model.modules():
-        params = module.named_parameters(recurse=False, remove_duplicate=False)
-        if names := [name for name, param in params if isinstance(param, TrainedTensor)]:
-            module.register_state_dict_post_hook(_write_values)
-            module.register_load_state_dict_post_hook(_StillPrepared(names))
+    for choice in plan.quantized:
+        if choice.scheme is not None:
+            _check(model, by_name[choice.name], choice.scheme, rounded, by)
+    starts = _starts(model, Solving(model, targets, plan.quantized, by, calibrate), progress)
+    for start in starts:
+        scheme = plan[start.targets[0].name].scheme
+        assert scheme is not None
+        param = _prepared_param(start, scheme, rounded)
+        for target in start.targets:
+            _set(model, target, param)
+    watch_state_(model)
     return plan
+
+
+class Start(NamedTuple):
+    """What the training of a weight starts from. ``targets``: all its names; ``q``: what an algorithm made of it; None:
+    its scales follow it."""
+
+    targets: Sequence[Target]
+    value: Tensor
+    act_scale: Tensor | None
+    q: QTensor | None
+
+
+def _starts(model: nn.Module, solving: Solving, progress: bool | None) -> list[Start]:
+    if isinstance(solving.by, RTN):
+        chosen = [solving.targets[choice.name] for choice in solving.chosen]
+        scales = _scales(model, solving, chosen)
+        return [
+            Start(every, _param(model, every[0]), scales.get(every[0].name), None)
+            for every in by_storage(chosen).values()
+        ]
+    starts = [
+        Start(targets, value, outcome.q.act_scale, None if outcome.algorithm == RTN.name else outcome.q)
+        for _, targets, value, outcome in solving.run(measure=False, progress=progress)
+    ]
+    for start in starts:  # it is quantized, as it was while the inputs of later weights were measured
+        for target in start.targets:
+            _set(model, target, start.value)
+    return starts
+
+
+def _scales(model: nn.Module, solving: Solving, chosen: Sequence[Target]) -> dict[str, Tensor]:
+    if solving.calibrate is None:
+        refuse_static(solving.chosen, "give calibrate=batches")
+        return {}
+    acts = {choice.name: choice.scheme.act for choice in solving.chosen if choice.scheme and choice.static}
+    static = {target: acts[target.name] for target in chosen if target.name in acts}
+    return input_scales(model, static, solving.calibrate) if static else {}
+
+
+def _prepared_param(start: Start, scheme: Scheme, gradients: Gradients | None) -> nn.Parameter:
+    target = start.targets[0]
+    value, fixed = start.value.detach(), None
+    if start.q is not None:
+        value, fixed = inside_cells(value, start.q, target), fixed_of(start.q)
+    act_scale = None if start.act_scale is None else start.act_scale.to(value.device)
+    tensor = TrainedTensor(value, Rounding(scheme, gradients, target.kind, target.transposed), act_scale, fixed=fixed)
+    return nn.Parameter(tensor, requires_grad=start.value.requires_grad)
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Rounding with the scales that were held in training."""
+
+    fixed: Fixed
+    name: ClassVar[str] = "trained"
+    needs_inputs: ClassVar[bool] = False
+
+    def refuses(self, fmt: Format, kind: str) -> str | None:
+        return None
+
+    def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None = None) -> Quantized:
+        return self.fixed.rounded(w, fmt)
 
 
 def convert_(model: nn.Module, *, measure: bool = True) -> Report:
     """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with. ``measure``: work
     out the error of each weight for the report."""
     before = sum(param.nbytes for param in model.parameters())
-    nearest = algorithm("rtn")
     done: dict[int, tuple[nn.Parameter, LayerReport]] = {}
     layers = []
     prepared = [*_prepared(model)]
@@ -91,14 +153,24 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
         tied = id(param) in done
         if not tied:
             choice = Choice(target.name, param.scheme, "trained in it")
-            outcome = apply(nearest, param.value, target, param.scheme, None, param.act_scale, measure=measure)
-            outcome = outcome.as_parameter()
+            by = RTN() if param.fixed is None else Held(param.fixed)
+            outcome = apply(
+                by,
+                param.value,
+                target,
+                param.scheme,
+                act_scale=param.act_scale,
+                measure=measure,
+                pre_scale=param.pre_scale,
+            ).as_parameter()
             done[id(param)] = outcome.q, outcome.report(choice, param.nbytes)  # type: ignore[assignment]
         q, layer = done[id(param)]
         _set(model, target, q)
         layers.append(layer if not tied else _tied(layer, target.name))
-    _forget(model)
-    return Report(tuple(layers), before, sum(param.nbytes for param in model.parameters()), algorithm="rtn")
+    forget_(model)
+    held = any(layer.algorithm == Held.name for layer in layers)
+    after = sum(param.nbytes for param in model.parameters())
+    return Report(tuple(layers), before, after, algorithm=Held.name if held else RTN.name)
 
 
 def release_(model: nn.Module) -> nn.Module:
@@ -108,7 +180,7 @@ def release_(model: nn.Module) -> nn.Module:
         if id(param) not in done:
             done[id(param)] = nn.Parameter(param.value, requires_grad=param.requires_grad)
         _set(model, target, done[id(param)])
-    _forget(model)
+    forget_(model)
     return model
 
 
@@ -122,7 +194,7 @@ def _prepared(model: nn.Module) -> Iterator[tuple[Target, TrainedTensor]]:
     yield from prepared
 
 
-def _check(model: nn.Module, target: Target, scheme: Scheme, gradients: Gradients | None) -> None:
+def _check(model: nn.Module, target: Target, scheme: Scheme, gradients: Gradients | None, by: Algorithm) -> None:
     param = _param(model, target)
     if is_sharded(param):
         raise ArgumentError(f"{target.name} is sharded; prepare_ the model first, then fully_shard it")
@@ -132,10 +204,17 @@ def _check(model: nn.Module, target: Target, scheme: Scheme, gradients: Gradient
         raise ArgumentError(f"{target.name} is {param.scheme}; floats are trained: dequantize_(model) first")
     if param.dtype not in FLOATS:
         raise ArgumentError(f"{target.name} is {param.dtype}; cast the model to float32, bfloat16 or float16 first")
+    if not isinstance(by, RTN) and not has_data(param):
+        raise ArgumentError(f"{target.name} is on {param.device} and holds no numbers for {by.name}; load them first")
     if gradients is not None and target.kind not in ROUNDED_GRADIENTS:
         raise ArgumentError(
             f"{target.name} is of kind {target.kind!r}; gradients are rounded for {', '.join(ROUNDED_GRADIENTS)} only: "
             f"skip it by a rule, or leave out gradients="
+        )
+    if gradients is not None and not isinstance(by, RTN):
+        raise ArgumentError(
+            f"{target.name}: gradients= trains in low precision, where scales follow the values, and {by.name} finds "
+            f"scales that are held: leave out one of gradients= and algorithm="
         )
     if gradients is not None and not scheme.act:
         raise ArgumentError(
@@ -155,38 +234,3 @@ def _set(model: nn.Module, target: Target, param: Any) -> None:
 
 def _tied(layer: LayerReport, name: str) -> LayerReport:
     return dataclasses.replace(layer, name=name, tied=True)
-
-
-def _write_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """After state_dict(): the float values, as a model that is not prepared has them. keep_vars=True keeps the
-    parameters themselves."""
-    for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
-        kept = state.get(prefix + name)
-        if kept is None or isinstance(kept, nn.Parameter):
-            continue
-        shard = own(kept)
-        if isinstance(shard, TrainedTensor):
-            state[prefix + name] = sharded_like(kept, shard.value)
-
-
-class _StillPrepared:
-    """After load_state_dict(): assign=True puts other parameters in the place of those in training."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-
-    def __call__(self, module: nn.Module, keys: Any) -> None:
-        for name in self.names:
-            if not isinstance(own(getattr(module, name)), TrainedTensor):
-                raise ArgumentError(
-                    f"load_state_dict(.., assign=True) replaced {name}, which is in training, by an ordinary tensor: "
-                    f"load with assign=False, or before prepare_()"
-                )
-
-
-def _forget(model: nn.Module) -> None:
-    for module in model.modules():
-        for hooks in (module._state_dict_hooks, module._load_state_dict_post_hooks):
-            for key, hook in list(hooks.items()):
-                if hook is _write_values or isinstance(hook, _StillPrepared):
-                    del hooks[key]

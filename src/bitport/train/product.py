@@ -19,7 +19,7 @@ from bitport.ops.functional import autocasted, run
 from bitport.ops.weight import Weight
 from bitport.schemes import Scheme
 from bitport.tensor.qtensor import rows_of
-from bitport.train.rounded import operand, rounded_input
+from bitport.train.rounded import operand, operand_of, pre_scaled, rounded_input
 from bitport.train.tensor import Rounding, TrainedTensor, value_of
 
 
@@ -42,10 +42,10 @@ class Kept(NamedTuple):
 
 
 def keep(ctx: Any, x: Tensor, w: TrainedTensor, weight: Weight, *further: Tensor) -> None:
-    """The weight itself, not its value, whose changes PyTorch would not see."""
+    """``x``: pre-scaled. The weight itself, not its value, whose changes PyTorch would not see."""
     gradients = w.rounding.gradients
     floats = w if gradients is not None and gradients.input is not None else None
-    ctx.save_for_backward(x, *further, floats, w.act_scale, *weight[:4])
+    ctx.save_for_backward(x, *further, floats, w.act_scale, w.pre_scale, *weight[:4])
     ctx.kept = Kept(w.rounding, w.dtype, weight[4:])
 
 
@@ -53,7 +53,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: TrainedTensor, bias: Tensor | None) -> Tensor:
         scheme = w.scheme
-        weight = operand(w.rows(), scheme.weight, scheme.act)
+        weight, x = operand_of(w), pre_scaled(x, w)
         keep(ctx, x, w, weight)
         ctx.bias_dtype = None if bias is None else bias.dtype
         if not scheme.act:
@@ -63,7 +63,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, floats, act_scale, *parts = ctx.saved_tensors
+        x, floats, act_scale, pre_scale, *parts = ctx.saved_tensors
         wants_x, wants_w, wants_bias = ctx.needs_input_grad
         g, seen = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         grad_x = grad_w = grad_bias = None
@@ -74,7 +74,7 @@ class Product(torch.autograd.Function):
             grad_w = grad_of_weight(g, seen, act_scale, ctx.kept)
         if wants_bias:
             grad_bias = g.sum(0).to(ctx.bias_dtype)
-        return grad_x, grad_w, grad_bias
+        return *before_pre_scale(grad_x, grad_w, pre_scale, ctx.kept), grad_bias
 
 
 def grad_of_input(g: Tensor, rows: Tensor | None, weight: Weight, kept: Kept) -> Tensor:
@@ -92,6 +92,19 @@ def grad_of_weight(g: Tensor, x: Tensor, act_scale: Tensor | None, kept: Kept) -
     else:
         grad = g.t() @ rounded_input(x, act, act_scale)
     return (grad.t() if kept.rounding.transposed else grad).to(kept.dtype)
+
+
+def before_pre_scale(
+    grad_x: Tensor | None, grad_w: Tensor | None, pre_scale: Tensor | None, kept: Kept
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of the input before it was multiplied, and of the value before it was divided."""
+    if pre_scale is None:
+        return grad_x, grad_w
+    along_k = pre_scale[:, None] if kept.rounding.transposed else pre_scale
+    return (
+        None if grad_x is None else grad_x * pre_scale.to(grad_x.dtype),
+        None if grad_w is None else grad_w / along_k,
+    )
 
 
 def refuse_transforms() -> None:

@@ -11,13 +11,14 @@ from bitport.ops.convert import from_list
 from bitport.ops.functional import quantize_weight, run
 from bitport.ops.weight import Weight
 from bitport.tensor import matrix_of
+from bitport.train.fixed import Fixed
 from bitport.train.tensor import TrainedTensor
 
 
-def operand(rows: Tensor, fmt: Format, act: str = "") -> Weight:
+def operand(rows: Tensor, fmt: Format, act: str = "", fixed: Fixed | None = None) -> Weight:
     """The matrix ``rows`` [.., N, K] rounded to ``fmt``, in the layout that its device prefers for products with inputs
     that are rounded as ``act`` says: what the quantized model will multiply with, by the same kernels."""
-    parts = quantize_weight(rows, fmt)
+    parts = quantize_weight(rows, fmt) if fixed is None else fixed.rounded(rows, fmt)
     matrix = matrix_of(fmt, int(rows.shape[-2]), int(rows.shape[-1]))  # a traced size becomes fixed
     name = layouts.preferred(rows.device, matrix, parts, act)
     if name != "plain":
@@ -25,9 +26,13 @@ def operand(rows: Tensor, fmt: Format, act: str = "") -> Weight:
     return Weight._make((*parts, *matrix, name))
 
 
-def rounded_rows(rows: Tensor, fmt: Format, dtype: torch.dtype) -> Tensor:
+def operand_of(w: TrainedTensor) -> Weight:
+    return operand(w.rows(), w.scheme.weight, w.scheme.act, w.fixed)
+
+
+def rounded_rows(rows: Tensor, fmt: Format, dtype: torch.dtype, fixed: Fixed | None = None) -> Tensor:
     """Floats [.., N, K]."""
-    return run("dequantize", *operand(rows, fmt), dtype)
+    return run("dequantize", *operand(rows, fmt, "", fixed), dtype)
 
 
 def rounded_input(x: Tensor, act: str, act_scale: Tensor | None) -> Tensor:
@@ -39,7 +44,13 @@ def rounded_input(x: Tensor, act: str, act_scale: Tensor | None) -> Tensor:
     return rounded_rows(x.reshape(-1, x.shape[-1]), ACTIVATIONS[act], x.dtype).reshape(x.shape)
 
 
-def dense(w: TrainedTensor, dtype: torch.dtype) -> Tensor:
-    """Floats in the shape of ``w``."""
-    rows = rounded_rows(w.rows(), w.scheme.weight, dtype)
+def pre_scaled(x: Tensor, w: TrainedTensor) -> Tensor:
+    """The input [.., K] as it is multiplied with the codes."""
+    return x if w.pre_scale is None else x * w.pre_scale.to(x.dtype)
+
+
+def dense(w: TrainedTensor, dtype: torch.dtype, *, for_pre_scaled: bool = False) -> Tensor:
+    """Floats in the shape of ``w``. ``for_pre_scaled``: for an input that has the pre-scale in it."""
+    rows = rounded_rows(w.rows(), w.scheme.weight, dtype, w.fixed)
+    rows = rows if for_pre_scaled else pre_scaled(rows, w)
     return rows.transpose(-1, -2) if w.rounding.transposed else rows.reshape(w.shape)

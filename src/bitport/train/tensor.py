@@ -2,6 +2,8 @@
 
     value       the float weight: what the optimizer reads and updates, what a checkpoint of the training holds
     act_scale   the fixed scale of a static activation, or None
+    scale, zero, scale2, pre_scale    what an algorithm found, held (bitport.train.fixed); None where the scales follow
+                the value
     rounding    the scheme, and how the backward pass is rounded
     dtype       that of ``value``, but for a weight that was cast on its way into a product, as autocast does: what is
                 rounded is the value, as it is in the quantized weight, which a cast does not change. The value is
@@ -34,6 +36,7 @@ from bitport.errors import ArgumentError
 from bitport.schemes import Scheme
 from bitport.tensor.cache_key import source_key
 from bitport.tensor.qtensor import SET_DATA, rows_of
+from bitport.train.fixed import Fixed
 from bitport.train.gradients import Gradients
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
@@ -41,6 +44,10 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
 ATEN: dict[Any, Callable[..., Any]] = {}
 """aten ops that store, cut or multiply; filled by bitport.train.aten. All others take ``value``."""
+
+
+PARTS = ("act_scale", *Fixed._fields)
+"""Beside the value; each may be None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +65,22 @@ class Rounding:
 class TrainedTensor(Tensor):
     value: Tensor
     act_scale: Tensor | None
+    scale: Tensor | None
+    zero: Tensor | None
+    scale2: Tensor | None
+    pre_scale: Tensor | None
     rounding: Rounding
     fsdp_pre_all_gather: Callable[..., Any]
     fsdp_post_all_gather: Callable[..., Any]
 
     @staticmethod
     def __new__(
-        cls, value: Tensor, rounding: Rounding, act_scale: Tensor | None = None, dtype: torch.dtype | None = None
+        cls,
+        value: Tensor,
+        rounding: Rounding,
+        act_scale: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        fixed: Fixed | None = None,
     ) -> TrainedTensor:
         self = Tensor._make_wrapper_subclass(
             cls,
@@ -76,6 +92,7 @@ class TrainedTensor(Tensor):
             requires_grad=False,
         )
         self.value, self.rounding, self.act_scale = value, rounding, act_scale
+        self.hold(fixed)
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -86,6 +103,14 @@ class TrainedTensor(Tensor):
         return self.rounding.scheme
 
     @property
+    def fixed(self) -> Fixed | None:
+        return None if self.scale is None else Fixed(self.scale, self.zero, self.scale2, self.pre_scale)
+
+    def hold(self, fixed: Fixed | None) -> None:
+        """From now on it is rounded with these scales."""
+        self.scale, self.zero, self.scale2, self.pre_scale = fixed or (None,) * len(Fixed._fields)
+
+    @property
     def recorded(self) -> bool:
         """Whether it is used as a part of the model, and neither by an optimizer nor as data taken from it."""
         return torch.is_grad_enabled() and (self.requires_grad or isinstance(self, torch.nn.Parameter))
@@ -94,32 +119,43 @@ class TrainedTensor(Tensor):
         """``value`` as the matrix [.., N, K] that is rounded."""
         if self.rounding.cut:
             raise ArgumentError(f"{self!r} is a shard, which is not rounded alone: gather the whole weight")
-        return rows_of(self.value, self.rounding.kind, self.rounding.transposed)
+        rows = rows_of(self.value, self.rounding.kind, self.rounding.transposed)
+        return rows if self.pre_scale is None else rows / self.pre_scale
 
-    def with_value(self, value: Tensor, act_scale: Tensor | None = None, **changes: Any) -> TrainedTensor:
+    def with_value(self, value: Tensor, fixed: Fixed | None = None, **changes: Any) -> TrainedTensor:
+        """``fixed``: of the matrix that ``value`` is; None: as they are."""
         rounding = dataclasses.replace(self.rounding, **changes) if changes else self.rounding
-        return TrainedTensor(value, rounding, self.act_scale if act_scale is None else act_scale, self.dtype)
+        return TrainedTensor(value, rounding, self.act_scale, self.dtype, fixed or self.fixed)
 
     def floats(self) -> Tensor:
         """``value`` for arithmetic whose gradient comes back to this tensor."""
         return _Floats.apply(self)
 
     def map_parts(self, fn: Callable[[Tensor], Tensor]) -> TrainedTensor:
-        return self.with_value(fn(self.value), None if self.act_scale is None else fn(self.act_scale))
+        return self.map_beside(fn, fn(self.value), self.dtype)
+
+    def map_beside(self, fn: Callable[[Tensor], Tensor], value: Tensor, dtype: torch.dtype) -> TrainedTensor:
+        """Of another value, the parts beside it through ``fn``."""
+        act_scale = None if self.act_scale is None else fn(self.act_scale)
+        fixed = self.fixed
+        return TrainedTensor(value, self.rounding, act_scale, dtype, None if fixed is None else fixed.map(fn))
 
     # -- torch's protocols ---------------------------------------------------------------------------------------
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        return ["value"] if self.act_scale is None else ["value", "act_scale"], (self.rounding, self.dtype)
+        beside = [name for name in PARTS if getattr(self, name) is not None]
+        return ["value", *beside], (self.rounding, self.dtype)
 
     @classmethod
     def __tensor_unflatten__(cls, inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> TrainedTensor:
         rounding, dtype = context
-        return cls(inner["value"], rounding, inner.get("act_scale"), dtype)
+        fixed = Fixed(*(inner.get(name) for name in Fixed._fields)) if "scale" in inner else None  # type: ignore[arg-type]
+        return cls(inner["value"], rounding, inner.get("act_scale"), dtype, fixed)
 
     def _stable_hash_for_caching(self) -> str:
-        value, context = self.value, self.__tensor_flatten__()
-        return f"bitport.TrainedTensor {source_key()} {value.dtype} {[*value.shape]} {context}"
+        names, context = self.__tensor_flatten__()
+        parts = [(name, part.dtype, [*part.shape]) for name in names for part in (getattr(self, name),)]
+        return f"bitport.TrainedTensor {source_key()} {parts} {context}"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -162,7 +198,8 @@ class TrainedTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         parameter = isinstance(self, torch.nn.Parameter)
-        return _rebuild, (value_of(self), self.rounding, self.act_scale, parameter, self.requires_grad)
+        value, fixed = value_of(self), None if self.fixed is None else self.fixed.as_bytes()
+        return _rebuild, (value, self.rounding, self.act_scale, fixed, parameter, self.requires_grad)
 
     def share_memory_(self) -> TrainedTensor:
         self.map_parts(Tensor.share_memory_)
@@ -196,6 +233,7 @@ def value_of(tensor: Any) -> Any:
         return tensor
     if tensor.value.dtype != tensor.dtype:
         tensor.value = tensor.value.to(tensor.dtype)
+        tensor.pre_scale = None if tensor.pre_scale is None else tensor.pre_scale.to(tensor.dtype)
     return tensor.value
 
 
@@ -208,9 +246,15 @@ def _like(source: TrainedTensor, made: TrainedTensor) -> TrainedTensor:
 
 
 def _rebuild(
-    value: Tensor, rounding: Rounding, act_scale: Tensor | None, parameter: bool, requires_grad: bool
+    value: Tensor,
+    rounding: Rounding,
+    act_scale: Tensor | None,
+    fixed: Fixed | None,
+    parameter: bool,
+    requires_grad: bool,
 ) -> TrainedTensor:
-    made = TrainedTensor(value, rounding, act_scale)
+    fixed = None if fixed is None else fixed.from_bytes(rounding.scheme.weight)
+    made = TrainedTensor(value, rounding, act_scale, fixed=fixed)
     if parameter:
         return torch.nn.Parameter(made, requires_grad=requires_grad)  # type: ignore[return-value]
     made.requires_grad_(requires_grad)
@@ -221,10 +265,11 @@ def _set_data(self: Tensor, value: Tensor) -> None:
     """``param.data = other``: the parts too, which torch's own setter would leave as they were."""
     assert isinstance(self, TrainedTensor)
     if not isinstance(value, TrainedTensor):
-        value = TrainedTensor(value, self.rounding, self.act_scale)
+        value = TrainedTensor(value, self.rounding, self.act_scale, fixed=self.fixed)
     with torch._C.DisableTorchFunctionSubclass():
         SET_DATA(self, value)
     self.value, self.act_scale, self.rounding = value_of(value), value.act_scale, value.rounding
+    self.hold(value.fixed)
 
 
 FUNCTIONS[SET_DATA] = _set_data

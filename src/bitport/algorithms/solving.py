@@ -1,0 +1,103 @@
+"""The weights of a model quantized in place by an algorithm, each with the inputs that it has once those before it are
+quantized."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bitport.algorithms.algorithm import Algorithm
+from bitport.algorithms.apply import Outcome
+from bitport.algorithms.chain import Preparation
+from bitport.calibrate.batches import batches_of
+from bitport.calibrate.blocks import Measured, measured
+from bitport.calibrate.observe import input_scales, scales_without_data
+from bitport.errors import ArgumentError
+from bitport.nn.quantize import has_data
+from bitport.nn.targets import find_targets
+from bitport.report.progress import progress as with_progress
+from bitport.schemes import Choice, Target
+from bitport.schemes.plan import refuse_static
+from bitport.tensor.sharded import laid_out, whole
+
+
+class Solved(NamedTuple):
+    """``targets``: all names of the weight, several where it is tied; ``value``: the weight before it was rounded,
+    changed by the transforms; ``outcome``: what stands in its place now."""
+
+    choice: Choice
+    targets: Sequence[Target]
+    value: Tensor
+    outcome: Outcome
+
+
+class Solving:
+    """``chosen``: what is to be quantized of ``targets``, those of ``model``; ``calibrate`` and ``device``: as for
+    quantize_. What is missing is said before anything is changed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        targets: Sequence[Target],
+        chosen: Sequence[Choice],
+        by: Algorithm,
+        calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.model, self.chosen, self.by, self.calibrate, self.device = model, chosen, by, calibrate, device
+        self.targets = {target.name: target for target in targets}
+        """By name; what was tied before the run may be so no more after it."""
+        self.filled = all(has_data(self.weight(choice.name)) for choice in chosen)
+        self.runs = by.needs_inputs and self.filled
+        if self.filled and calibrate is None:
+            refuse_static(chosen, "give calibrate=batches")
+        if self.runs and calibrate is None:
+            raise ArgumentError(f"{by.name} looks at the inputs of layers; give calibrate=batches to measure them")
+
+    def weight(self, name: str) -> Tensor:
+        target = self.targets[name]
+        return getattr(self.model.get_submodule(target.module), target.param)
+
+    def run(self, *, measure: bool = True, progress: bool | None = None) -> Iterator[Solved]:
+        """Each weight as it is done. ``measure``: work out its error."""
+        model, by, calibrate = self.model, self.by, self.calibrate
+        if self.runs and self.device is not None:
+            model.to(self.device)
+        batches = batches_of(model, calibrate) if self.runs and calibrate is not None else []
+        if self.runs and not batches:
+            raise ArgumentError(f"{by.name} looks at the inputs of layers, and calibrate holds no batch")
+        prepared = Preparation(model, by, [*self.targets.values()], self.chosen)
+        if self.runs:
+            prepared.model_(batches)
+            self.targets = {target.name: target for target in find_targets(model)}
+        if not self.filled:
+            prepared.act_scales |= scales_without_data(prepared.static)
+        elif prepared.static and calibrate is not None:
+            prepared.act_scales |= input_scales(model, prepared.static, batches or calibrate)
+        choices = {choice.name: choice for choice in self.chosen}
+        tied = by_storage(self.targets.values())
+        wanted = [self.targets[choice.name] for choice in self.chosen]
+        work: Measured = ((target, None) for target in wanted)
+        if self.runs:
+            work = measured(model, wanted, prepared.wanted, batches, prepare=prepared)
+        for target, inputs in with_progress(work, len(wanted), "quantizing", progress):
+            if target.storage not in tied:
+                continue
+            value, every = self.weight(target.name), tied.pop(target.storage)
+            moved = whole(value) if self.device is None else value.to(self.device)
+            outcome = prepared.apply(moved, target, inputs, measure=measure)
+            outcome = dataclasses.replace(outcome, q=laid_out(outcome.q, value)).as_parameter()  # type: ignore[arg-type]
+            for each in every:  # at once, so that later blocks are calibrated with it
+                setattr(model.get_submodule(each.module), each.param, outcome.q)
+            yield Solved(choices[target.name], every, value, outcome)
+
+
+def by_storage(targets: Iterable[Target]) -> dict[str, list[Target]]:
+    found: dict[str, list[Target]] = {}
+    for target in targets:
+        found.setdefault(target.storage, []).append(target)
+    return found
