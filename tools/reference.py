@@ -128,7 +128,7 @@ def _parameter(each: inspect.Parameter) -> str:
     said = "" if each.annotation is each.empty else f": {_type(each.annotation)}"
     if each.default is each.empty:
         return stars + each.name + said
-    default = repr(each.default)
+    default = repr(each.default).replace("'", '"')
     if callable(each.default) or default.startswith("<"):
         default = getattr(each.default, "__name__", "...")
     return each.name + said + (" = " if said else "=") + default

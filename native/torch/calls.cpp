@@ -46,7 +46,7 @@ const char* product(const Product& call, int32_t isa, TensorHandle* result, Mult
   if (call.act == BITPORT_AS_IS && m > weight.most_rows) return "x has more rows than this kernel is asked for";
   const View scale(call.act_scale);
   if (call.act_scale) {
-    const bool takes = call.act == BITPORT_INT8_TENSOR || call.act == BITPORT_FP8_TENSOR;
+    const bool takes = call.act == BITPORT_INT8_TENSOR || call.act == BITPORT_FP8_TENSOR || call.act == BITPORT_NVFP4;
     if (!takes || !scale.ok || scale.type() != BITPORT_F32 || scale.count() != 1)
       return "act_scale is not one float32 number for a rounding with one scale";
   }

@@ -34,6 +34,20 @@ def installed() -> dict[str, importlib.metadata.EntryPoint]:
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
 
 
+def _check_names() -> None:
+    """ArgumentError if two packages offer a backend of one name, or one has a name of bitport's own: one of the two
+    would be left out without a word."""
+    first: dict[str, str] = {}
+    for name, value, _ in importlib.metadata.entry_points(group=GROUP):
+        other = first.setdefault(name, value)
+        if name in IN_TREE or other != value:
+            there = "one of bitport's own" if name in IN_TREE else f"{other}, of another package"
+            raise ArgumentError(
+                f"the backend {value} of an installed package is called {name}, and so is {there}: give its "
+                f"entry point in {GROUP} another name, or uninstall one of the packages"
+            )
+
+
 def load() -> tuple[str, ...]:
     """Load every backend once; the names of those that are in. Another thread waits until all are; one that fails does
     so every time. Within ``with torch.device("meta")``, where models are built, their tables are real all the same."""
@@ -55,6 +69,7 @@ def loaded() -> tuple[str, ...]:
 
 
 def _load() -> None:
+    _check_names()
     found: dict[str, Callable[[], Any]] = {
         name: functools.partial(importlib.import_module, f"bitport.backends.{name}") for name in IN_TREE
     }

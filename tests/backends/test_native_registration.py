@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import bitport as bp
 from bitport import layouts
 from bitport.errors import ArgumentError, KernelError
+from bitport.numerics import STATIC
 from bitport.ops import IMPLS, OPS, Impl, call, decide, register_kernel, unregister_kernel, use_kernel
 from bitport.ops.functional import operand
 from bitport.ops.select import CHOOSERS, DIRECT, own_kernel
@@ -53,10 +54,10 @@ def test_any_rank(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["no-bias", "bias"])
-@pytest.mark.parametrize("act", ["int8", "int8-asym", "int8-tensor"])
+@pytest.mark.parametrize("act", ["int8", "int8-asym", "int8-tensor", "fp8", "fp8-tensor", "mxfp8", "nvfp4"])
 def test_rounded_inputs(act: str, bias: bool) -> None:
     *args, given = arguments("int8-dyn")
-    scales = [None, torch.tensor([[0.02]])] if act == "int8-tensor" else [None]
+    scales = [None, torch.tensor([[0.02]])] if act in STATIC else [None]
     for scale in scales:
         rest = (act, scale, given if bias else None)
         y = takes(lambda rest=rest: torch.ops.bitport.dyn_linear.default(*args, *rest))

@@ -127,3 +127,10 @@ def test_an_accelerator_is_listed_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
     assert [row["name"] for row in system.devices()[1:]] == ["Card 0", "Card 1"]
+
+
+def test_two_devices_of_a_kind_have_their_kernels_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = [{"device": f"cpu:{index}", "type": "cpu", "name": "Some CPU"} for index in range(2)]
+    monkeypatch.setattr(system, "devices", lambda: two)
+    head = next(line for line in run("doctor").out.splitlines() if line.split()[:1] == ["op"])
+    assert head.split() == ["op", "cpu"]

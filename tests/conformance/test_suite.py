@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from bitport.errors import ArgumentError, DeviceError
 from bitport.layouts import Matrix, register_layout
 from bitport.layouts.plain import Plain
 from bitport.numerics import Quantized
-from bitport.ops import OPS, Impl, Sample, register_kernel
+from bitport.ops import OPS, Impl, Sample, register_kernel, unregister_kernel
 
 pytestmark = pytest.mark.usefixtures("own_tables")
 
@@ -68,7 +70,45 @@ def test_a_result_of_the_wrong_size_is_a_failure() -> None:
 
     register_kernel(Impl("embedding", "short", "cpu", short, lambda *args: None, priority=1 << 20))
     full = [row for row in run("cpu", ["embedding"]) if row.dtype == "float32"]
-    assert all(any("numbers, not" in failure for failure in row.failures) for row in full)
+    assert all(any("71] on cpu, not" in failure for failure in row.failures) for row in full if row.subject == "int8")
+    assert not any(row.passed for row in full)
+
+
+def test_a_result_of_another_kind_is_a_failure() -> None:
+    """Programs were traced with the shape, dtype and strides that the generic kernel's result has."""
+    ways = {
+        "not torch.float16": lambda y: y.float(),
+        r"\[\d+\] on cpu, not": lambda y: y.reshape(-1),
+        "is not contiguous": lambda y: y.mT.contiguous().mT if y.dim() > 1 else y,
+        "nan dB": lambda y: y * torch.nan,
+    }
+    for said, changed in ways.items():
+
+        def other(*args: Any, changed: Any = changed) -> Tensor:
+            return changed(OPS["embedding"].generic(*args))
+
+        kernel = Impl("embedding", "other", "cpu", other, lambda *args: None, priority=1 << 20)
+        register_kernel(kernel)
+        rows = [row for row in run("cpu", ["embedding"]) if row.dtype == "float16"]
+        assert all(any(re.search(said, failure) for failure in row.failures) for row in rows), said
+        assert all(row.sqnr == -math.inf for row in rows), said
+        unregister_kernel(kernel)
+
+
+@pytest.mark.parametrize("error", [IndexError, KeyError, ValueError, AttributeError, AssertionError, ZeroDivisionError])
+def test_the_suite_goes_on_behind_any_error(error: type[Exception]) -> None:
+    def broken(*args: object) -> Any:
+        raise error("not yet")
+
+    take: Any = lambda *args: None  # noqa: E731
+    for name, run_it, supports in (("runs", broken, take), ("refuses", take, broken)):
+        kernel = Impl("quantized_matmul", name, "cpu", run_it, supports, priority=1 << 20)
+        register_kernel(kernel)
+        rows = run("cpu", ["quantized_matmul"])
+        assert len(rows) > 3
+        assert all(f"{error.__name__}: " in failure for row in rows for failure in row.failures)
+        assert not any(row.passed for row in rows)
+        unregister_kernel(kernel)
 
 
 def test_a_kernel_that_writes_into_its_arguments_is_a_failure() -> None:

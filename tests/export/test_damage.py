@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from bitport.errors import ExportError
-from bitport.export import load
+from bitport.export import Program, load
 from bitport.export.archive import ArchiveReader
-from bitport.export.load import MANIFEST
+from bitport.export.load import MANIFEST, compare
 from bitport.export.package import CONSTANTS, WEIGHTS
 
 pytestmark = pytest.mark.xdist_group("package")  # made once, by one worker
@@ -41,6 +41,15 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no methods": (lambda m: m.pop("methods"), "no whole package"),
     "code": (lambda m: m["methods"]["half"]["code"].update(crc32=1), "damaged"),
     "no code": (lambda m: m["methods"]["half"]["code"].update(entry="gone.so"), "no whole package"),
+    "a dtype": (lambda m: m["methods"]["half"]["inputs"][0].update(dtype="F31"), "no whole package"),
+    "a size": (lambda m: m["methods"]["half"]["inputs"][0].update(shape=[1.5]), "1.5 to 1.5: .* whole numbers"),
+    "another size": (lambda m: m["methods"]["half"]["inputs"][0].update(shape=["width"]), "no whole package"),
+    "bounds": (lambda m: m["dims"].update(rows=[1, "64"]), "from 1 to '64': .* whole numbers"),
+    "no bounds": (lambda m: m["dims"].update(rows=[8, 1]), "from 8 to 1"),
+    "example": (lambda m: m["methods"]["half"].update(example=3), "no whole package"),
+    "no example": (lambda m: m["methods"]["half"]["example"].update(entry="gone"), "no whole package"),
+    "its results": (lambda m: m["methods"]["half"]["example"].update(atol={"output.9": 1.0}), "has no output.9"),
+    "its tolerance": (lambda m: m["methods"]["half"]["example"].update(atol={"output.0": "1"}), "may be '1' off"),
     "no constants": (lambda m: m["methods"]["half"]["constants"].update(entry="gone.json"), "no whole package"),
     "their count": (lambda m: m["methods"]["half"]["constants"].update(count=1), "are listed for half, not 1"),
     "size": (lambda m: m["weights"].update(size=7), "another size"),
@@ -110,3 +119,31 @@ def test_a_byte_that_changed(packed: Path, tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="no whole package"):
         load(tmp_path / "gone.pt2")
+
+
+def test_a_compressed_entry_is_refused(packed: Path, tmp_path: Path) -> None:
+    """A few bytes of it could be more than memory holds."""
+    target = tmp_path / "small.pt2"
+    with zipfile.ZipFile(packed) as source, zipfile.ZipFile(target, "w") as copy:
+        for entry in source.infolist():
+            how = zipfile.ZIP_DEFLATED if entry.filename.endswith(MANIFEST) else zipfile.ZIP_STORED
+            copy.writestr(entry.filename, source.read(entry), how)
+    with pytest.raises(ExportError, match=r"bitport\.json is compressed"):
+        load(target)
+
+
+def test_a_deeply_nested_manifest_is_damage(packed: Path, tmp_path: Path) -> None:
+    target = tmp_path / "deep.pt2"
+    with zipfile.ZipFile(packed) as source, zipfile.ZipFile(target, "w") as copy:
+        for entry in source.infolist():
+            copy.writestr(entry.filename, "[" * 200_000 if entry.filename.endswith(MANIFEST) else source.read(entry))
+    with pytest.raises(ExportError, match="no whole package"):
+        load(target)
+
+
+@pytest.mark.parametrize("gone", ["input.0", "output.0"])
+def test_an_example_that_lacks_something(gone: str, program: Program) -> None:
+    example = program.examples("half")
+    del example[gone]
+    with pytest.raises(ExportError, match=gone):
+        compare("half", program.methods["half"], example, {"output.0": 1.0})

@@ -122,6 +122,34 @@ def test_a_layer_is_xnnpacks_and_rounds_its_input_alone(scheme: str, tmp_path: P
 
 
 @pytest.mark.peers
+@pytest.mark.parametrize("k", [1, 3, 33])
+def test_rows_of_an_odd_number_of_codes(k: int, tmp_path: Path) -> None:
+    """Two codes lie in a byte. Bounds as above: half a step, at the ends another half."""
+    layer, path = nn.Linear(k, 5).bfloat16().eval(), tmp_path / "layer.pte"
+    bp.quantize_(layer, "int4-int8-channel", measure=False)
+    layer, rows = layer.float(), torch.export.Dim("rows", min=1, max=8)
+    assert executorch(layer, (torch.randn(4, k),), path, ({0: rows},))["taken"]["aten::linear"] == 1
+    weight = exact(layer.weight)
+    for count in (1, 5):
+        x = torch.randn(count, k, generator=torch.Generator().manual_seed(count))
+        step = (x.amax(1).clamp(min=0) - x.amin(1).clamp(max=0)).double()[:, None] / 255
+        off = run(path, x).double() - (x.double() @ weight.T + layer.bias.double())
+        assert torch.all(off.abs() <= 1.001 * step * weight.abs().sum(1) + 2.0**-22)
+
+
+@pytest.mark.peers
+def test_a_table_whose_columns_are_in_another_order(tmp_path: Path) -> None:
+    table, path, ids = nn.Embedding(N, K).bfloat16(), tmp_path / "table.pte", torch.tensor([3, 0, 47])
+    bp.quantize_(table, {"*": "int8-dyn"}, measure=False)
+    order = torch.randperm(K, generator=torch.Generator().manual_seed(0))
+    table = table.float()
+    table.weight = nn.Parameter(table.weight.replace(perm=order.int(), pre_scale=torch.rand(K) + 0.5), False)
+    executorch(table, (ids,), path)
+    assert torch.equal(run(path, ids), table(ids))
+    assert torch.equal(table(ids), table.weight.dequantize()[ids])
+
+
+@pytest.mark.peers
 @pytest.mark.parametrize("scheme", TAKEN)
 def test_the_file_holds_our_codes(scheme: str, tmp_path: Path) -> None:
     """Byte for byte, those of 4 bits as they lie in "plain"; and one of them, changed by one step, changes one output

@@ -16,8 +16,9 @@ from bitport.errors import ArgumentError, ExportError
 from bitport.export import Method, Program, load, package
 from bitport.export.archive import ALIGNMENT as PAGE
 from bitport.export.archive import ArchiveReader
-from bitport.export.compile import best_level, options
+from bitport.export.compile import options
 from bitport.export.constants import SPANS
+from bitport.export.level import best_level
 from bitport.export.load import compare
 from bitport.export.package import WEIGHTS
 from bitport.export.weights import ALIGNMENT, PAD
@@ -320,3 +321,13 @@ def test_exporting_leaves_the_model_as_it_was(program: Program, modules: dict[st
     every = modules["every"]
     assert all(isinstance(layer.weight, QTensor) for layer in every.layers)
     assert bp.explain(every, (1,)).layers
+
+
+def test_inputs_rounded_by_a_fixed_scale(tmp_path: Path) -> None:
+    layers, x = [nn.Linear(64, 64).bfloat16().eval() for _ in range(3)], torch.randn(3, 64).bfloat16()
+    for layer, scheme in zip(layers, ("int8-static", "fp8-static", "nvfp4-static"), strict=True):
+        bp.quantize_(nn.Sequential(layer), scheme, calibrate=[x], measure=False, progress=False)
+    module = nn.Sequential(*layers)
+    package(Method(module, (x,)), tmp_path / "fixed.pt2", examples=False)
+    other = torch.randn(3, 64).bfloat16() * 2
+    assert torch.equal(load(tmp_path / "fixed.pt2").forward(other), module(other))

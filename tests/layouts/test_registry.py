@@ -128,3 +128,24 @@ def test_the_canonical_layout_holds_everything_and_changes_nothing() -> None:
     mine = parts()
     assert repack(GOOD, mine, "plain", "plain") is mine
     assert layout("plain").devices == ()
+
+
+def test_a_layout_that_lacks_something_is_refused_at_once() -> None:
+    """Not when the first tensor has been packed in it."""
+
+    class Half:
+        name, devices = "half", ("cpu",)
+
+    with pytest.raises(LayoutError, match="Half lacks data_ndim, expects, refuses, pack, unpack"):
+        register_layout(Half())  # type: ignore[arg-type]
+
+
+def test_devices_are_no_text() -> None:
+    """Of which every part would count as a device."""
+
+    class Single(Plain):
+        name, devices = "single", "cuda"  # type: ignore[assignment]
+
+    with pytest.raises(LayoutError, match=r"devices is a tuple of names, \('cuda',\)"):
+        register_layout(Single())
+    assert "single" not in LAYOUTS

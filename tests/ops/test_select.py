@@ -116,6 +116,21 @@ def test_a_name_is_taken_once_per_op_and_device(add: Callable[..., None]) -> Non
         add("generic", 1.0)
 
 
+def test_a_kernel_of_an_op_that_does_not_exist_is_refused() -> None:
+    """It would never run, without a word."""
+    with pytest.raises(KernelError, match="'mine' is for 'liner', and there is no such op: linear, "):
+        register_kernel(Impl("liner", "mine", "cpu", OPS["linear"].generic, lambda *args: None))
+    assert ("liner", "cpu") not in IMPLS
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_supports_answers_in_words(answer: Any, add: Callable[..., None]) -> None:
+    """A truth value, whichever it is, counts as a refusal without a reason."""
+    add("mine", 1.0, refuses=answer)
+    with pytest.raises(KernelError, match=f"'mine' has answered {answer}.*None where the kernel takes the call"):
+        decide("linear", *arguments())
+
+
 def test_forced_by_name(add: Callable[..., None]) -> None:
     args = arguments()
     add("high", 3.0, HIGH + 2)

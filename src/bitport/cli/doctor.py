@@ -70,7 +70,7 @@ def examine() -> dict[str, Any]:
 
 def _text(data: dict[str, Any]) -> str:
     cpu, backends = data["cpu"], data["backends"]
-    types = [device["type"] for device in data["devices"]]
+    types = list(dict.fromkeys(device["type"] for device in data["devices"]))
     sections = [
         ("versions", [f"{name} {found}" for name, found in data["versions"].items()]),
         ("devices", [f"{device['device']}: {device['name']}" for device in data["devices"]]),

@@ -13,7 +13,7 @@ import torch
 from bitport.cli.common import DTYPES, add_verb, count, dtype_of, location, show
 from bitport.errors import ArgumentError
 from bitport.export import executorch, onnx, package
-from bitport.export.compile import LEVELS
+from bitport.export.level import LEVELS
 from bitport.integrations.huggingface import load_model
 from bitport.integrations.program import causal_lm
 from bitport.integrations.runtimes import with_past, with_state

@@ -104,24 +104,44 @@ def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Iterator[Sample
         yield dataclasses.replace(sample, name=f"{sample.name}-{layout}", args=args)
 
 
+RAISED = (
+    *(BitportError, RuntimeError, TypeError, ValueError),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+)
+"""What a kernel in the making raises: the other samples are tried all the same."""
+
+
 def _try(op: Op, sample: Sample) -> _Outcome:
-    kernel = decide(op.name, *sample.args).kernel
+    kernel = "?"
     before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in sample.args]
     try:
+        kernel = decide(op.name, *sample.args).kernel
         got = op.overload(*sample.args)
-    except (BitportError, RuntimeError, TypeError) as error:
+    except RAISED as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: {type(error).__name__}: {line}")
     if written := [at for at, arg in enumerate(sample.args) if isinstance(arg, Tensor) and not _same(arg, before[at])]:
         return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: wrote into its arguments {written}")
+    if unlike := _unlike(got, op.fake(*sample.args)):
+        return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: {unlike}")
     expected, result = sample.expected(), _comparable(got, sample)
-    if result.numel() != expected.numel():
-        failure = f"{sample.name}: {result.numel()} numbers, not {expected.numel()}"
-        return _Outcome(kernel, -math.inf, -math.inf, failure)
     level = float(sqnr(expected.reshape(result.shape), result)) if result.numel() else math.inf
     margin = math.inf if level == math.inf else level - sample.budget
     wrong = None if margin >= 0 else f"{sample.name}: {level:.1f} dB, at least {sample.budget:.1f} wanted"
+    if math.isnan(level):
+        level = margin = -math.inf
     return _Outcome(kernel, level, margin, wrong)
+
+
+def _unlike(got: Any, wanted: Any) -> str | None:
+    """What in a result differs from what was promised to programs that were traced: shapes, dtypes, no strides."""
+    for one, other in zip(*([part] if isinstance(part, Tensor) else part for part in (got, wanted)), strict=True):
+        found, promised = (f"{part.dtype} {[*part.shape]} on {part.device}" for part in (one, other))
+        if found != promised:
+            return f"the result is {found}, not {promised}"
+        if not one.is_contiguous():
+            return f"the result {found} is not contiguous: its strides are {one.stride()}"
+    return None
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

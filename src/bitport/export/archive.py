@@ -69,7 +69,11 @@ class ArchiveReader:
         self.zip.close()
 
     def read(self, name: str) -> bytes:
-        return self.zip.read(f"{self.root}/{name}")
+        """Only what is stored as it is: a compressed entry could be larger than memory."""
+        entry = self.zip.getinfo(f"{self.root}/{name}")
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise zipfile.BadZipFile(f"{name} is compressed, which entries of a package are not")
+        return self.zip.read(entry)
 
     def place(self, name: str) -> tuple[int, int]:
         """(start, size) of a stored entry in the file."""

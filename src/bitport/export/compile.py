@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import shlex
 import shutil
 from pathlib import Path
@@ -15,14 +14,14 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from bitport import plugins
-from bitport.errors import ArgumentError, ExportError
+from bitport.errors import ExportError
+from bitport.export.level import LEVELS, nothing_beyond
 from bitport.export.lower import fix_tables, lowerings
 from bitport.export.ops import declarations
+from bitport.export.pieces import has_pieces, keep_pieces
 
 ARCHIVE = Path(__file__).with_name("libbitport_deploy.a")
 """The native kernels, and the C functions that generated code calls; linked into every library."""
-LEVELS = {"x86-64-v4": 512, "x86-64-v3": 256}
-"""Instruction sets of x86 by the names of its ABI, and the bits of their vectors."""
 EXPORTS = Path(__file__).with_name("exports.map")
 """For the linker: all that a host of a library looks for. What is hidden is bound when it is linked, not by name when
 it is loaded, and left out where nothing calls it."""
@@ -53,8 +52,17 @@ def _dense(tensor: Tensor) -> Tensor:
 
 def exported(method: Method) -> torch.export.ExportedProgram:
     """Plain tensors and torch's ops beside ours."""
+    program = _traced(method.module, method)
+    if has_pieces(program):
+        graph = program.module(check_guards=False)
+        keep_pieces(graph)
+        program = _traced(graph, method)
+    return program
+
+
+def _traced(module: nn.Module, method: Method) -> torch.export.ExportedProgram:
     with torch.no_grad():
-        return torch.export.export(method.module, method.args, dynamic_shapes=method.dynamic_shapes, strict=False)
+        return torch.export.export(module, method.args, dynamic_shapes=method.dynamic_shapes, strict=False)
 
 
 def lowered(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -80,7 +88,7 @@ def compile_library(
             "(with ar), then bitport again: pip install --no-deps -e . in the folder of its source"
         )
     args, kwargs = program.example_inputs
-    with torch.no_grad():
+    with torch.no_grad(), nothing_beyond(level):
         made: Any = torch._inductor.aot_compile(graph, args, kwargs, options=options(folder, level))
     files = [Path(file) for file in made if isinstance(file, str) and Path(file).suffix in (".so", ".json")]
     libraries = [file for file in files if file.suffix == ".so"]
@@ -114,22 +122,6 @@ def _linked() -> str:
     names to look for in its own folders, not paths; from any of them the way up leads to the root."""
     archive = f":{'../' * 32}{ARCHIVE.resolve().relative_to('/')}"
     return shlex.join((archive, "-Wl,--gc-sections", "-Wl,--strip-all", f"-Wl,--version-script={EXPORTS}"))
-
-
-def best_level() -> str:
-    """The highest of LEVELS that this machine runs; none on other machines."""
-    if platform.machine() != "x86_64":
-        return ""
-    found = torch.backends.cpu.get_cpu_capability()
-    if found not in ("AVX512", "AVX2"):
-        raise ExportError(f"programs are compiled for x86 with AVX2 at least; this machine has {found}")
-    return "x86-64-v4" if found == "AVX512" else "x86-64-v3"
-
-
-def check_level(level: str | None) -> str:
-    if level is not None and level not in LEVELS:
-        raise ArgumentError(f"unknown level {level!r}; known: {', '.join(LEVELS)}")
-    return best_level() if level is None else level
 
 
 def check_compiler() -> None:

@@ -20,12 +20,16 @@ from bitport.checkpoint.dtypes import READABLE, from_bytes
 from bitport.checkpoint.safetensors_reader import ALIGNED, SafetensorsReader
 from bitport.errors import ArgumentError, CheckpointError, ExportError
 from bitport.export.archive import ArchiveReader
+from bitport.export.level import RUN_BY
 from bitport.export.weights import CHUNK, PAD
 
 MANIFEST = "extra/bitport.json"
+WRONG = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),
+    *(zipfile.BadZipFile, CheckpointError),
+)
+"""What reading a damaged package raises."""
 FORMAT, VERSION = "bitport-package", 3
-CAPABILITIES = {"x86-64-v4": ("AVX512",), "x86-64-v3": ("AVX512", "AVX2"), "": ()}
-"""What torch calls the instruction sets that can run a level."""
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
@@ -42,6 +46,8 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
                 name: json.loads(archive.read(method["constants"]["entry"]))
                 for name, method in manifest["methods"].items()
             }
+            for name, method in manifest["methods"].items():
+                _check_example(name, method, archive)
             stored = manifest["weights"]
             inside = "entry" in stored
             start, size = archive.place(stored["entry"]) if inside else (0, stored["size"])
@@ -60,7 +66,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
             name: Function(file, name, entry, manifest["dims"], _constants(data, listed[name]))
             for name, entry in manifest["methods"].items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, CheckpointError) as error:
+    except WRONG as error:
         raise ExportError(f"{file} is no whole package of bitport: {type(error).__name__}: {error}") from error
     return Program(file, manifest, methods, weights)
 
@@ -70,8 +76,19 @@ def _check(manifest: dict[str, Any]) -> None:
         raise ExportError(f"this is {manifest['format']} of version {manifest['version']}, not {FORMAT} {VERSION}")
     target = manifest["target"]
     here, able = platform.machine(), torch.backends.cpu.get_cpu_capability()
-    if target["machine"] != here or (target["level"] and able not in CAPABILITIES[target["level"]]):
+    if target["machine"] != here or (target["level"] and able not in RUN_BY[target["level"]]):
         raise ExportError(f"it was compiled for {target['machine']} {target['level']}; this is {here} with {able}")
+
+
+def _check_example(name: str, method: dict[str, Any], archive: ArchiveReader) -> None:
+    if method["example"] is None:
+        return
+    archive.place(method["example"]["entry"])
+    counts = {"output": len(method["outputs"]), "after": len(method["inputs"])}
+    for key, allowed in method["example"]["atol"].items():
+        kind, _, at = key.partition(".")
+        if not at.isdecimal() or int(at) >= counts.get(kind, 0) or not isinstance(allowed, int | float):
+            raise ExportError(f"{name} has no {key} that may be {allowed!r} off")
 
 
 def _compare(data: bytes, wanted: dict[str, Any]) -> None:
@@ -111,6 +128,15 @@ def _constant(data: Tensor, wanted: dict[str, Any]) -> Tensor:
     return from_bytes(part if part.storage_offset() % ALIGNED == 0 else part.clone(), dtype, tuple(shape))
 
 
+def _bounds(size: Any, dims: dict[str, Any]) -> tuple[int, int]:
+    """The least and the most that a size of an input may be."""
+    least, most = dims[size] if isinstance(size, str) else (size, size)
+    most = sys.maxsize if most is None else most
+    if not (type(least) is type(most) is int and 0 <= least <= most):
+        raise ExportError(f"the size {size!r} is from {least!r} to {most!r}: these must be whole numbers")
+    return least, most
+
+
 class Function:
     """One method."""
 
@@ -118,11 +144,8 @@ class Function:
         self, path: Path, name: str, entry: dict[str, Any], dims: dict[str, Any], constants: dict[str, Tensor]
     ) -> None:
         self.entry, self.constants = entry, constants
-        known = {size: (least, sys.maxsize if most is None else most) for size, (least, most) in dims.items()}
-        self.bounds = [
-            [known[size] if isinstance(size, str) else (size, size) for size in each["shape"]]
-            for each in entry["inputs"]
-        ]
+        self.bounds = [[_bounds(size, dims) for size in each["shape"]] for each in entry["inputs"]]
+        self.dtypes = [READABLE[each["dtype"]] for each in entry["inputs"]]
         if len(constants) != entry["constants"]["count"]:
             raise ExportError(f"{len(constants)} constants are listed for {name}, not {entry['constants']['count']}")
         try:
@@ -148,8 +171,8 @@ class Function:
         if len(tensors) != len(inputs):
             raise ArgumentError(f"{len(inputs)} tensors are taken, not {len(tensors)}")
         sizes: dict[str, int] = {}
-        for tensor, wanted, bounds in zip(tensors, inputs, self.bounds, strict=True):
-            fits = tensor.dtype == READABLE[wanted["dtype"]] and tensor.dim() == len(wanted["shape"])
+        for tensor, wanted, bounds, dtype in zip(tensors, inputs, self.bounds, self.dtypes, strict=True):
+            fits = tensor.dtype == dtype and tensor.dim() == len(wanted["shape"])
             for size, named, (least, most) in zip(tensor.shape, wanted["shape"], bounds, strict=False):
                 fits = fits and least <= size <= most and size == sizes.setdefault(named, size)
             if not fits or not tensor.is_contiguous() or tensor.device.type != "cpu":
@@ -200,10 +223,14 @@ def compare(name: str, function: Function, example: dict[str, Tensor], atol: dic
     inputs = []
     for position, each in enumerate(function.entry["inputs"]):
         given = example.get(f"input.{position}")
+        if given is None and any(isinstance(size, str) for size in each["shape"]):
+            raise ExportError(f"{name}: input.{position} of the example is missing, and {each['shape']} are no sizes")
         inputs.append(torch.zeros(each["shape"], dtype=READABLE[each["dtype"]]) if given is None else given.clone())
     outputs, worst = function.flat(*inputs), 0.0
     for key, allowed in atol.items():
         kind, at = key.split(".")
+        if key not in example:
+            raise ExportError(f"{name}: the example lacks {key}, which it is to be compared with")
         got, want = (outputs if kind == "output" else inputs)[int(at)], example[key]
         off = _difference(got, want) if got.shape == want.shape else 0.0
         if got.shape != want.shape or got.dtype != want.dtype or not off <= allowed:

@@ -32,8 +32,8 @@ def unfit(q: QTensor) -> str | None:
     """Why no ONNX model can have this weight."""
     if q.matrix.dtype not in TYPES:
         return f"ONNX takes weights of {' or '.join(TYPES)}"
-    if q.batched or q.transposed or q.dim() != 2:
-        return "ONNX takes the matrix of one linear layer or table, as [n, k]"
+    if q.batched or q.dim() != 2:
+        return "ONNX takes the matrix of one linear layer or table"
     if q.scheme.act and q.scheme.act not in ACTS:
         return f"ONNX takes inputs as they are, or rounded to {', '.join(ACTS)}, not to {q.scheme.act}"
     return None

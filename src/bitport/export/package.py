@@ -22,7 +22,6 @@ from bitport.export.archive import ArchiveWriter, as_bytes
 from bitport.export.compile import (
     Method,
     check_compiler,
-    check_level,
     compile_library,
     dense,
     exported,
@@ -30,6 +29,7 @@ from bitport.export.compile import (
 )
 from bitport.export.compile import lowered as lowered_program
 from bitport.export.constants import Constant, Constants
+from bitport.export.level import check_level
 from bitport.export.load import FORMAT, MANIFEST, VERSION, compare, load
 from bitport.export.names import Names
 from bitport.export.rows import lie_by_row

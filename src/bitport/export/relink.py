@@ -13,11 +13,11 @@ from bitport.export.compile import Method, exported
 from bitport.ops import OPS
 from bitport.ops.linear_then import follow
 from bitport.tensor import QTensor
+from bitport.tensor.exporting import INNER
 from bitport.tensor.qtensor import EXTRA
 
 WEIGHT_ARGS = 10
 """How many arguments of an op are its weight: those after the input."""
-INNER = torch.ops.export.access_subclass_inner_tensor.default
 
 
 class Operand(nn.Module):
@@ -116,11 +116,17 @@ def _weight_of(graph: fx.GraphModule, node: fx.Node, op: str) -> tuple[str, QTen
             name, weight = _tensor_of(graph, inner.args[0])
             if isinstance(weight, QTensor):
                 return name, weight
-    raise ExportError(f"{op}: its quantized weight is not a parameter as it lies; cut or reorder it before exporting")
+    raise ExportError(f"{op}: its quantized weight is no parameter of the module: {OTHERS}")
 
 
 def _tensor_of(graph: fx.GraphModule, node: Any) -> tuple[str, Any]:
     """A parameter or buffer, and its qualified name."""
-    name = str(node.target) if isinstance(node, fx.Node) and node.op == "get_attr" else ""
+    if node.op != "get_attr":
+        raise ExportError(
+            "a quantized weight is picked by an input of the module, and this runtime takes those that are the same on "
+            "every call: compute with all of them and pick among the results, or leave this one as it is (a rule that "
+            "says skip)"
+        )
+    name = str(node.target)
     owner, _, attribute = name.rpartition(".")
-    return name, getattr(graph.get_submodule(owner), attribute, None) if name else None
+    return name, getattr(graph.get_submodule(owner), attribute, None)

@@ -5,7 +5,8 @@
     codes   int8 [n, k]: code - 2^(bits - 1)            scale   float32 [n, k / group], or [n] for whole rows
     x       rounded to int8, with a scale and a zero point for each row, chosen by XNNPACK
 
-value = codes * scale; codes of 4 bits are packed in twos when the program is written. A lookup is no product: the rows
+value = codes * scale; codes of 4 bits are packed in twos when the program is written, and XNNPACK misreads rows whose
+number is odd, so these get a column of zeros, as their input does. A lookup is no product: the rows
 asked for are computed in ordinary operators, from codes that lie as in "plain".
 """
 
@@ -35,8 +36,8 @@ def refusal(q: QTensor, op: str) -> str | None:
     grouped = matrix.block_k < matrix.k
     if matrix.dtype not in TYPES:
         return f"ExecuTorch takes weights of {' or '.join(TYPES)}"
-    if q.batched or q.transposed or q.dim() != 2 or matrix.block_n != 1:
-        return "ExecuTorch takes the matrix of one linear layer or table, as [n, k], with scales of single rows"
+    if q.batched or q.dim() != 2 or matrix.block_n != 1:
+        return "ExecuTorch takes the matrix of one linear layer or table, with scales of single rows"
     if parts.zero is not None:
         return "XNNPACK takes no zero points: choose int4-int8, int8-dyn or another scheme that ends in -sym"
     if op == "embedding":
@@ -70,6 +71,7 @@ class XnnpackWeight(Operand):
         matrix = q.matrix
         self.k, self.bits = matrix.k, number_type(matrix.dtype).bits
         self.group = matrix.block_k if matrix.block_k < matrix.k else 0
+        self.missing = self.k % 2 if self.bits == 4 else 0
         self.kept = (q,)  # in a tuple, to be no parameter of this module
 
     def prepare(self, op: str) -> None:
@@ -78,11 +80,12 @@ class XnnpackWeight(Operand):
         elif "codes" not in self._buffers:
             parts = self.kept[0].plain()
             codes = unpack_bits(parts.data, self.bits, self.k).to(torch.int16) - (1 << (self.bits - 1))
-            self.register_buffer("codes", codes.to(torch.int8))
+            self.register_buffer("codes", F.pad(codes.to(torch.int8), (0, self.missing)))
             self.register_buffer("scale", parts.scale.float() if self.group else parts.scale[:, 0].float())
             self.register_buffer("zero", torch.zeros_like(self.scale, dtype=torch.int64))
 
     def linear(self, x: Tensor, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        x = F.pad(x, (0, self.missing)) if self.missing else x  # zeros are in the range that is rounded to anyway
         row = ops.choose_qparams_per_token_asymmetric(x, torch.int8)
         x = ops.quantize_per_token(x, *row, -128, 127, torch.int8)
         x = ops.dequantize_per_token(x, *row, -128, 127, torch.int8, torch.float32)

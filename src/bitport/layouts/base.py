@@ -58,11 +58,18 @@ class Layout(Protocol):
     def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized: ...
 
 
+WHOLE = (*Layout.__annotations__, "expects", "refuses", "pack", "unpack")
 LAYOUTS: dict[str, Layout] = {}
 
 
 def register_layout(layout: Layout) -> None:
     """Add a layout. Later ones are preferred to earlier ones on the devices that both name."""
+    if missing := [name for name in WHOLE if not hasattr(layout, name)]:
+        raise LayoutError(
+            f"the layout {type(layout).__name__} lacks {', '.join(missing)}: bitport.layouts.Layout tells what"
+        )
+    if isinstance(layout.devices, str):
+        raise LayoutError(f"layout {layout.name!r}: devices is a tuple of names, ({layout.devices!r},), not a text")
     if layout.name in LAYOUTS and type(LAYOUTS[layout.name]) is not type(layout):
         raise LayoutError(f"layout {layout.name!r} exists already; choose another name")
     LAYOUTS[layout.name] = layout

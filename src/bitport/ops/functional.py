@@ -22,6 +22,7 @@ from bitport.ops.linear_then import follow
 from bitport.ops.table import OPS, has_tangent
 from bitport.ops.weight import Weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
+from bitport.tensor.exporting import recorded
 from bitport.tensor.qtensor import KEPT
 
 aten = torch.ops.aten
@@ -214,13 +215,14 @@ def getitem(q: QTensor, index: Any) -> Tensor:
     if isinstance(index, Tensor) and index.dtype in (torch.int32, torch.int64) and index.dim() > 0 and q.dim() == 2:
         return embedding(index, q)
     with torch._C.DisableTorchFunctionSubclass():
-        return Tensor.__getitem__(q, index)
+        made = Tensor.__getitem__(q, index)
+    return recorded(made, QTensor)
 
 
 def in_value_order(rows: Tensor, q: QTensor) -> Tensor:
     """Rows of codes as rows of the value: what :func:`prepare` does to an input, undone in the table."""
     if q.perm is not None:
-        rows = torch.empty_like(rows).index_copy(-1, q.perm.long(), rows)
+        rows = torch.zeros_like(rows).index_copy(-1, q.perm.long(), rows)  # ExecuTorch has no empty_like
     return rows if q.pre_scale is None else rows * q.pre_scale.to(rows.dtype)
 
 

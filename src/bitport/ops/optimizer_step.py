@@ -40,9 +40,8 @@ from bitport.numerics import (
 )
 from bitport.numerics.codebooks import zero_code
 from bitport.numerics.stochastic import CUT, place_bits, round_stochastically
-from bitport.ops.select import GENERIC, IMPLS, forced
+from bitport.ops.select import GENERIC, IMPLS, STEP, forced
 
-STEP = "optimizer_step"
 RULES = {"adam": 2, "lion": 1, "sgd": 1}
 """Rule -> the most moments it has."""
 

@@ -50,9 +50,13 @@ class Decision:
 
 
 IMPLS: dict[tuple[str, str], list[Impl]] = {}
+STEP = "optimizer_step"
+"""That of an optimizer has kernels too, and is no op of torch (bitport.ops.optimizer_step)."""
 
 
 def register_kernel(impl: Impl) -> None:
+    if impl.op not in {*OPS, STEP}:
+        raise KernelError(f"kernel {impl.name!r} is for {impl.op!r}, and there is no such op: {', '.join(OPS)}")
     known = IMPLS.setdefault((impl.op, impl.device), [])
     if impl.name == GENERIC or any(other.name == impl.name for other in known):
         raise KernelError(f"{impl.op} on {impl.device} has a kernel named {impl.name!r} already; choose another name")
@@ -87,7 +91,7 @@ def _parse(setting: str) -> dict[str, str]:
 
 def check_forced(wanted: dict[str, str]) -> None:
     """KernelError for an op that does not exist: it would force nothing, in silence."""
-    if unknown := sorted(set(wanted) - {"*", *OPS}):
+    if unknown := sorted(set(wanted) - {"*", *OPS, STEP}):
         raise KernelError(f"cannot force a kernel of {', '.join(unknown)}: the ops are {', '.join(OPS)}")
 
 
@@ -242,5 +246,10 @@ def decide(op: str, *args: Any) -> Decision:
         reason = impl.supports(*args)
         if reason is None:
             return Decision(impl.name, tuple(refused))
+        if not isinstance(reason, str):
+            raise KernelError(
+                f"{op}: supports of kernel {impl.name!r} has answered {reason!r}, which counts as a refusal: it is "
+                "to answer None where the kernel takes the call, and otherwise why not, in words"
+            )
         refused.append((impl.name, reason))
     return Decision(GENERIC, tuple(refused))

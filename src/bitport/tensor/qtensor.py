@@ -31,6 +31,7 @@ from bitport.numerics import Format, Quantized, dequantize, quantize
 from bitport.numerics.format import SCALE_DTYPES
 from bitport.schemes import KINDS, Scheme, preset
 from bitport.tensor.cache_key import source_key
+from bitport.tensor.exporting import recorded
 from bitport.tensor.parts import FLOATS, check_extra, check_packed, check_parts, matrix_of, rows_and_columns
 
 EXTRA = ("perm", "pre_scale", "act_scale")
@@ -198,7 +199,8 @@ class QTensor(Tensor):
         if handler is not None:
             return handler(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            made = func(*args, **(kwargs or {}))
+        return recorded(made, QTensor)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -1,0 +1,57 @@
+"""Programs are compiled for a level of instructions and for nothing beyond it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import config, cpu_vec_isa
+
+from bitport.errors import ArgumentError
+from bitport.export import Method, package
+from bitport.export.level import LEVELS, RUN_BY, best_level, nothing_beyond
+
+GXX = shutil.which("g++")
+
+
+def macros(*flags: str) -> set[str]:
+    """What g++ says of the instructions that it may use."""
+    assert GXX
+    command = [GXX, "-x", "c++", "-dM", "-E", *flags, "/dev/null"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines())
+
+
+@pytest.mark.skipif(not GXX or not best_level(), reason="needs g++ for x86")
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_compiler_is_told_of_no_other_instructions(level: str) -> None:
+    before = cpu_vec_isa.valid_vec_isa_list()
+    with nothing_beyond(level), config.patch({"cpp.simdlen": LEVELS[level]}):
+        picked = cpu_vec_isa.pick_vec_isa()
+        assert bool(picked)
+        flags = picked.build_arch_flags().split()
+    assert picked.bit_width() == LEVELS[level]
+    assert macros(f"-march={level}", *flags) == macros(f"-march={level}")
+    assert cpu_vec_isa.valid_vec_isa_list() == before
+
+
+def test_a_library_says_so(packed: Path) -> None:
+    """Of processors with VNNI, BF16 or AMX torch notes these too where it has compiled for them."""
+    with zipfile.ZipFile(packed) as archive:
+        noted = [json.loads(archive.read(name)) for name in archive.namelist() if name.endswith("_metadata.json")]
+    wanted = {"x86-64-v4": "AVX512", "x86-64-v3": "AVX2"}.get(best_level())
+    assert noted
+    assert all(wanted in (None, each["AOTI_CPU_ISA"]) for each in noted)
+
+
+def test_a_level_that_this_machine_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before anything is compiled."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert "AVX2" not in RUN_BY["x86-64-v4"]
+    with pytest.raises(ArgumentError, match="does not run x86-64-v4: choose x86-64-v3"):
+        package(Method(nn.Linear(4, 4), (torch.ones(1, 4),)), tmp_path / "a.pt2", level="x86-64-v4")
