@@ -4,6 +4,7 @@
 #   make test                        the test suite
 #   make sanitize                    the native kernels under the address and the undefined behaviour sanitizer; needs a
 #                                    C++ compiler alone (SANITIZERS=thread: for races)
+#   make test-arm                    the same for 64-bit ARM, in an emulator
 #   make runner                      the program that runs exported packages without Python
 #   make TORCH=torch demo            another build of torch: any requirement that pip understands, also with the
 #                                    options of its index before it (TORCH="--index-url URL torch")
@@ -31,11 +32,10 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 # What an installation compiles: changing it installs anew.
 NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
-.PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-oldest test-triton-oldest \
-	test-xla test-tpu test-peers test-vllm sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball ci lint format \
-	types bench bench-check bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla bench-tpu \
-	bench-voxtral voxtral-page bench-training bench-vllm xla-page accuracy algorithms reference \
-	support clean
+.PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-oldest test-triton-oldest test-xla \
+	test-tpu test-peers test-vllm test-arm sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball \
+	ci lint format types bench bench-check bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla \
+	bench-tpu bench-voxtral voxtral-page bench-training bench-vllm xla-page accuracy algorithms reference support clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -108,13 +108,28 @@ test-vllm: $(VLLM_VENV)/.vllm
 SANITIZERS ?= address,undefined
 SANITIZE_ARGS ?=
 SANITIZED := build/sanitize-$(subst $(comma),-,$(SANITIZERS))
+SANITIZE_OPTIONS = -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$(SANITIZERS) -fno-sanitize-recover=all -pthread
 SANITIZE_CXX = $(or $(shell command -v g++ || command -v clang++),$(error no C++ compiler: install g++ or clang++)) \
-	-std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$(SANITIZERS) -fno-sanitize-recover=all -pthread
+	$(SANITIZE_OPTIONS)
 
-SANITIZE_RUN := ASAN_OPTIONS=max_malloc_fill_size=268435456:malloc_fill_byte=255 UBSAN_OPTIONS=print_stacktrace=1
+FILLED := max_malloc_fill_size=268435456:malloc_fill_byte=255
+SANITIZE_RUN := ASAN_OPTIONS=$(FILLED) UBSAN_OPTIONS=print_stacktrace=1
 
 sanitize: $(SANITIZED)/kernels_test sanitize-shim
 	$(SANITIZE_RUN) $< $(SANITIZE_ARGS)
+
+# The same for 64-bit ARM, with dot products of bytes and without them: compiled here and run in an emulator, which cannot
+# look for leaks and says nothing of time. Debian and Ubuntu call what it needs g++-aarch64-linux-gnu and qemu-user.
+ARM_CXX ?= aarch64-linux-gnu-g++
+ARM_RUN ?= qemu-aarch64 -L /usr/aarch64-linux-gnu
+ARM_CPUS ?= max cortex-a72
+ARM_TESTS := build/sanitize-arm
+
+test-arm:
+	$(MAKE) SANITIZED=$(ARM_TESTS) SANITIZE_CXX='$(ARM_CXX) $(SANITIZE_OPTIONS)' $(ARM_TESTS)/kernels_test
+	for cpu in $(ARM_CPUS); do \
+	  ASAN_OPTIONS=detect_leaks=0:$(FILLED) $(ARM_RUN) -cpu $$cpu $(ARM_TESTS)/kernels_test $(or $(SANITIZE_ARGS),100) || exit 1; \
+	done
 
 # The C functions over tensors, with a stand-in for torch.
 sanitize-shim: $(SANITIZED)/shim_test
@@ -126,7 +141,7 @@ STEP_LIBRARY := $(SANITIZED)/src/bitport/backends/cpu/libbitport_kernels.so
 
 sanitize-step: $(VENV)/.test $(STEP_LIBRARY)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" PYTHONPATH=$(SANITIZED)/src:. \
-	  ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:max_malloc_fill_size=268435456:malloc_fill_byte=255 \
+	  ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:$(FILLED) \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider -n 0 $(STEP_TESTS)
 
 $(STEP_LIBRARY): $(patsubst native/%.cpp,$(SANITIZED)/pic/%.o,$(wildcard native/kernels/*.cpp native/torch/*.cpp))

@@ -22,6 +22,7 @@ using Activate = void (*)(const Following& f, float* sum, int64_t rows);   // su
 void scalar_activate(const Following& f, float* sum, int64_t rows);
 void avx2_activate(const Following& f, float* sum, int64_t rows);
 void avx512_activate(const Following& f, float* sum, int64_t rows);
+void neon_activate(const Following& f, float* sum, int64_t rows);
 
 constexpr int64_t kActivated = 8;   // rows at once: their sums stay in the nearest memory from step to step
 

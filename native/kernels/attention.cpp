@@ -305,6 +305,9 @@ const Attending& attending_on(int32_t isa) {
   extern const Attending avx2_attending, avx512_attending;
   if (isa >= BITPORT_AVX512_VNNI) return avx512_attending;
   if (isa == BITPORT_AVX2) return avx2_attending;
+#elif BITPORT_ARM
+  extern const Attending neon_attending;
+  if (isa >= BITPORT_NEON) return neon_attending;
 #endif
   (void)isa;
   return scalar_attending;

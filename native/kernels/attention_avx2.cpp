@@ -5,6 +5,7 @@
 #include "avx2.h"
 #define INLINE AVX2_INLINE
 #define TARGET AVX2
+#define UNROLLED
 
 namespace bitport {
 namespace {

@@ -13,8 +13,12 @@ enum BitportType : int32_t {
   BITPORT_F32 = 0, BITPORT_BF16 = 1, BITPORT_F16 = 2, BITPORT_U8 = 3, BITPORT_E8M0 = 4, BITPORT_E4M3 = 5
 };
 
+// Of one architecture each includes those before it; scalar code runs on all.
 enum BitportIsa : int32_t {
-  BITPORT_SCALAR = 0, BITPORT_AVX2 = 1, BITPORT_AVX512_VNNI = 2, BITPORT_AVX512_BF16 = 3, BITPORT_AMX = 4
+  BITPORT_SCALAR = 0,
+  BITPORT_AVX2 = 1, BITPORT_AVX512_VNNI = 2, BITPORT_AVX512_BF16 = 3, BITPORT_AMX = 4,   // x86
+  BITPORT_NEON = 5, BITPORT_NEON_DOT = 6,   // 64-bit ARM: Armv8.0, and with dot products of bytes
+  BITPORT_ISAS = 7   // how many there are
 };
 
 // How x is rounded before the product. To integers, for integer weights: per row to int8 or to uint8 with a

@@ -26,6 +26,8 @@ struct Digits {
 
 #if BITPORT_X86
 extern const Digits avx2_digits, avx512_digits;
+#elif BITPORT_ARM
+extern const Digits neon_digits, neon_dot_digits;
 #endif
 
 }  // namespace bitport

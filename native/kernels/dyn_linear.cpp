@@ -10,11 +10,13 @@ namespace {
 
 thread_local Buffer rounded_buffer;
 
+#if BITPORT_X86
 // Few products are done in vectors before tile registers have handed over their first sums.
 bool is_small(const Product& p) {
   constexpr int64_t kFew = 1 << 15;
   return p.weight.n * p.weight.k <= kFew / p.m;
 }
+#endif
 
 const Engine& engine_for_rounded(const Product& p, int32_t act) {
 #if BITPORT_X86
@@ -24,6 +26,7 @@ const Engine& engine_for_rounded(const Product& p, int32_t act) {
     return engine_for(BITPORT_AVX512_VNNI, p.x_type, p.m);
   }
 #endif
+  (void)act;
   return engine_for(p.isa, p.x_type, p.m);
 }
 

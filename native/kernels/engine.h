@@ -12,6 +12,8 @@
 
 #if defined(__x86_64__) && defined(__linux__)
 #define BITPORT_X86 1
+#elif defined(__aarch64__) && defined(__linux__) && !defined(__AARCH64EB__)
+#define BITPORT_ARM 1
 #endif
 
 // In target attributes of loops that the compiler makes into vectors: g++ alone has to be told that these be long.
@@ -129,10 +131,10 @@ int32_t multiply_checked(const BitportTiles* w, const void* x, int32_t x_type, i
 int32_t linear_as_is(const Product& product);
 int32_t linear_of_floats(const Product& product, const Engine& engine, const float* row_scale, bool in_blocks);
 int32_t linear_int8(const Product& product, int32_t act, const float* act_scale);
-#if BITPORT_X86
-bool fast_bf16();   // whether vdpbf16ps is to be used for more rows than a few
 bool takes_digits(const Product& product);   // few rows of bfloat16, whole numbers
 int32_t linear_digits(const Product& product, bool* taken);   // not taken: x is not finite, or near the end of the range
+#if BITPORT_X86
+bool fast_bf16();   // whether vdpbf16ps is to be used for more rows than a few
 #endif
 
 // The engine for m rows of this type on this instruction set.
@@ -141,6 +143,8 @@ const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m);
 extern const Engine scalar_engine;
 #if BITPORT_X86
 extern const Engine avx2_engine, avx512_engine, avx512_bf16_engine, avx512_bf16_blocks_engine, amx_engine, amx_blocks_engine;
+#elif BITPORT_ARM
+extern const Engine neon_engine;
 #endif
 
 }  // namespace bitport

@@ -223,6 +223,9 @@ const Int8Engine& int8_engine_for(int32_t isa, const BitportTiles& weight) {
   if (isa == BITPORT_AMX && steps_fit) return amx_int8_engine;
   if (isa >= BITPORT_AVX512_VNNI) return avx512_int8_engine;
   if (isa == BITPORT_AVX2) return avx2_int8_engine;
+#elif BITPORT_ARM
+  if (isa == BITPORT_NEON_DOT) return neon_dot_int8_engine;
+  if (isa == BITPORT_NEON) return neon_int8_engine;
 #endif
   (void)isa, (void)weight;
   return scalar_int8_engine;

@@ -1,5 +1,6 @@
 // How a row or a tensor is rounded: its scale and zero point from its range, in float32 and number for number as
 // bitport.numerics.qparams chooses them.
+#include "uncontracted.h"
 #include <cmath>
 #include "int8.h"
 #include "number.h"

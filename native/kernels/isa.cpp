@@ -6,6 +6,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <cpuid.h>
+#elif BITPORT_ARM
+#include <sys/auxv.h>
 #endif
 
 namespace {
@@ -40,8 +42,19 @@ int32_t detect() {
   if (!__builtin_cpu_supports("avx512bf16")) return BITPORT_AVX512_VNNI;
   return has_tiles() && tiles_permitted() ? BITPORT_AMX : BITPORT_AVX512_BF16;
 }
+#elif BITPORT_ARM
+int32_t detect() {
+  constexpr unsigned long kDotProducts = 1 << 20;   // HWCAP_ASIMDDP, which older headers do not know
+  return getauxval(AT_HWCAP) & kDotProducts ? BITPORT_NEON_DOT : BITPORT_NEON;
+}
 #else
 int32_t detect() { return BITPORT_SCALAR; }
+#endif
+
+#if BITPORT_ARM
+constexpr int32_t kFirst = BITPORT_NEON;   // above scalar code, of this architecture
+#else
+constexpr int32_t kFirst = BITPORT_AVX2;
 #endif
 
 }  // namespace
@@ -51,11 +64,11 @@ int32_t bitport_best_isa(void) {
   return best;
 }
 
-int32_t bitport_has_isa(int32_t isa) { return isa >= BITPORT_SCALAR && isa <= bitport_best_isa(); }
+int32_t bitport_has_isa(int32_t isa) { return isa == BITPORT_SCALAR || (isa >= kFirst && isa <= bitport_best_isa()); }
 
 const char* bitport_isa_name(int32_t isa) {
-  static const char* const names[] = {"scalar", "avx2", "avx512_vnni", "avx512_bf16", "amx"};
-  return isa >= 0 && isa < 5 ? names[isa] : "unknown";
+  static const char* const names[] = {"scalar", "avx2", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon_dot"};
+  return isa >= 0 && isa < BITPORT_ISAS ? names[isa] : "unknown";
 }
 
 namespace bitport {
@@ -76,6 +89,8 @@ const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m) {
   if (isa >= BITPORT_AVX512_BF16 && bf16 && (m <= kVectorRows || fast_bf16())) return avx512_bf16_engine;
   if (isa >= BITPORT_AVX512_VNNI) return avx512_engine;
   if (isa == BITPORT_AVX2) return avx2_engine;
+#elif BITPORT_ARM
+  if (isa >= BITPORT_NEON) return neon_engine;
 #endif
   (void)isa, (void)x_type, (void)m;
   return scalar_engine;
@@ -85,6 +100,8 @@ Activate activate_for(int32_t isa) {
 #if BITPORT_X86
   if (isa >= BITPORT_AVX512_VNNI) return avx512_activate;
   if (isa == BITPORT_AVX2) return avx2_activate;
+#elif BITPORT_ARM
+  if (isa >= BITPORT_NEON) return neon_activate;
 #endif
   (void)isa;
   return scalar_activate;

@@ -46,10 +46,17 @@ struct Call : Product {
       else std::memcpy(to, from, size_t(count) * 2);
     }
     if (!sums_of_x) return;
-    const uint16_t* values = static_cast<const uint16_t*>(x) + row * weight.k;
+    const uint16_t* const values = static_cast<const uint16_t*>(x) + row * weight.k;
+    const float* const wide = static_cast<const float*>(rows.rows) + rows.at(row, 0);
+    if (engine.bf16) sum_up(row, [&](int64_t k) { return float_of_bf16(values[k]); });
+    else sum_up(row, [&](int64_t k) { return wide[k / 32 * rows.block * 32 + k % 32]; });
+  }
+
+  template <class Number>
+  void sum_up(int64_t row, const Number& number) const {
     for (int64_t g = 0, k = 0; k < weight.k; ++g) {
       float part[8] = {};
-      for (const int64_t end = k + weight.group; k < end && k < weight.k; ++k) part[k & 7] += float_of_bf16(values[k]);
+      for (const int64_t end = k + smaller(weight.group, weight.k - k); k < end; ++k) part[k & 7] += number(k);
       sums_of_x[row * groups_of(weight) + g] =
           ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
     }
@@ -156,13 +163,11 @@ int32_t linear_of_floats(const Product& product, const Engine& engine, const flo
 }
 
 int32_t linear_as_is(const Product& product) {
-#if BITPORT_X86
   if (takes_digits(product)) {
     bool taken = false;
     const int32_t code = linear_digits(product, &taken);
     if (taken) return code;
   }
-#endif
   return linear_of_floats(product, engine_for(product.isa, product.x_type, product.m), nullptr, false);
 }
 

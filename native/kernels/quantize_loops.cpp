@@ -253,6 +253,8 @@ BITPORT_LOOPS(plain, , false, measure_plainly)
 BITPORT_LOOPS(avx2, __attribute__((target("avx2,fma"))), true, measure_words)
 BITPORT_LOOPS(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma" BITPORT_LONG_VECTORS))), true,
               measure_words)
+#elif BITPORT_ARM
+BITPORT_LOOPS(neon, , true, measure_plainly)
 #endif
 
 }  // namespace
@@ -261,6 +263,8 @@ const Loops& loops_of(int32_t isa) {
 #if BITPORT_X86
   if (isa >= BITPORT_AVX512_VNNI) return avx512::loops;
   if (isa == BITPORT_AVX2) return avx2::loops;
+#elif BITPORT_ARM
+  if (isa >= BITPORT_NEON) return neon::loops;
 #endif
   (void)isa;
   return plain::loops;

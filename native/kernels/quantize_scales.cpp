@@ -1,4 +1,5 @@
 // Scales and zero points from ranges, in float32 and number for number as bitport.numerics.qparams chooses them.
+#include "uncontracted.h"
 #include <cmath>
 #include "number.h"
 #include "quantize.h"

@@ -87,6 +87,8 @@ WriteStretch writer(int32_t isa, const BitportTiles& w, int32_t type) {
   const bool even = w.k % 32 == 0 && !splits_steps(w);
   if (isa >= BITPORT_AVX512_VNNI && even && (are_nibbles(w.bits) || w.integer)) return avx512_write(isa, w.bits, type);
   if (isa >= BITPORT_AVX2) return avx2_write(w.bits);
+#elif BITPORT_ARM
+  if (isa >= BITPORT_NEON) return neon_write(w.bits);
 #endif
   (void)isa, (void)w, (void)type;
   return write_plain;

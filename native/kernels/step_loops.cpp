@@ -1,10 +1,6 @@
 // A block of a step: moments are read, moved and rounded again while they lie in L1, made into vectors of each width by the
-// compiler. Every product and sum is rounded by itself, as PyTorch's ops do it one after another: nothing is contracted.
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off")
-#endif   // before anything is included: functions of other options are not inlined
+// compiler.
+#include "uncontracted.h"
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -14,6 +10,8 @@
 #include "step_codes.h"
 #if BITPORT_X86
 #include <immintrin.h>
+#elif BITPORT_ARM
+#include <arm_neon.h>
 #endif
 
 namespace bitport {
@@ -119,6 +117,12 @@ struct Avx512 {
     for (int64_t i = 0; i < whole; i += 16) _mm512_store_ps(y + i, _mm512_sqrt_ps(_mm512_load_ps(x + i)));
   }
 };
+#elif BITPORT_ARM
+struct Neon {
+  static BITPORT_INLINE void roots(const float* x, int64_t whole, float* y) {
+    for (int64_t i = 0; i < whole; i += 4) vst1q_f32(y + i, vsqrtq_f32(vld1q_f32(x + i)));
+  }
+};
 #endif
 
 // NaN where x is not finite.
@@ -189,6 +193,8 @@ BITPORT_STEP(plain_block, Plain, )
 #if BITPORT_X86
 BITPORT_STEP(avx2_block, Avx2, __attribute__((target("avx2"))))
 BITPORT_STEP(avx512_block, Avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq" BITPORT_LONG_VECTORS))))
+#elif BITPORT_ARM
+BITPORT_STEP(neon_block, Neon, )
 #endif
 
 }  // namespace
@@ -197,6 +203,8 @@ StepBlock step_in_loops(int32_t isa, int32_t rule) {
 #if BITPORT_X86
   if (isa >= BITPORT_AVX512_VNNI) return avx512_blocks[rule];
   if (isa == BITPORT_AVX2) return avx2_blocks[rule];
+#elif BITPORT_ARM
+  if (isa >= BITPORT_NEON) return neon_blocks[rule];
 #endif
   (void)isa;
   return plain_blocks[rule];

@@ -122,7 +122,7 @@ void try_attention(int64_t number, uint64_t seed) {
         allowed[size_t(row * out + c)] += weight * values.size[at] * (std::expm1(2 * off) + double(2 * tokens + 64) * 0x1p-23);
       }
   }
-  for (int32_t isa = 0; isa <= bitport_best_isa(); ++isa)
+  for (int32_t isa : isas())
     for (const int32_t threads : {1, 3}) {
       Numbers y(type, count, some_place(random));
       const BitportAttention a{keys.view, values.view, q.data(), y.data(), masked ? mask.data() : nullptr, {0, 0, tokens, 1},
@@ -173,13 +173,13 @@ void try_attention_refusals() {
       {"group 24", kBadGroup, [](auto& a) { a.keys.group = 24; }},
       {"q of bytes", kBadType, [](auto& a) { a.type = BITPORT_U8; }},
       {"scale of bytes", kBadType, [](auto& a) { a.keys.scale_type = BITPORT_U8; }},
-      {"isa 5", kNoIsa, [](auto&) {}},
+      {"an isa that is none", kNoIsa, [](auto&) {}},
   };
   const std::vector<char> untouched(y.bytes(), char(0xff));
   for (const auto& r : refusals) {
     BitportAttention a = right;
     r.spoil(a);
-    const int32_t code = bitport_attention(&a, 1, r.code == kNoIsa ? 5 : -1);
+    const int32_t code = bitport_attention(&a, 1, r.code == kNoIsa ? int32_t(BITPORT_ISAS) : -1);
     EXPECT(code == r.code, "attention, %s: \"%s\" instead of \"%s\"", r.what, bitport_error(code), bitport_error(r.code));
     EXPECT(std::memcmp(y.data(), untouched.data(), y.bytes()) == 0, "attention, %s: y was written", r.what);
     ++cases;

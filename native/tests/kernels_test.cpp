@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
   const unsigned long long seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   try_refusals();
   try_attention_refusals();
+  try_scales_that_are_none();
   try_rows_alike();
   try_threads(seed);
   for (long long i = 0; i < weights; ++i) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cmath>
 #include <random>
+#include <vector>
 #include "../kernels/bitport_kernels.h"
 #include "memory.h"
 
@@ -13,6 +14,14 @@ template <size_t N, class T>
 T one_of(Random& random, const T (&choices)[N]) { return choices[below(random, int64_t(N))]; }
 
 inline Place some_place(Random& random) { return one_of(random, {Place::heap, Place::skewed, Place::fenced}); }
+
+// The instruction sets that this machine has, scalar code first.
+inline std::vector<int32_t> isas() {
+  std::vector<int32_t> all;
+  for (int32_t isa = 0; isa < BITPORT_ISAS; ++isa)
+    if (bitport_has_isa(isa)) all.push_back(isa);
+  return all;
+}
 
 inline int64_t bytes_of(int32_t type) {
   return type == BITPORT_F32 ? 4 : type == BITPORT_BF16 || type == BITPORT_F16 ? 2 : 1;

@@ -8,13 +8,17 @@ namespace {
 
 constexpr int32_t kFloats[] = {BITPORT_F32, BITPORT_BF16, BITPORT_F16};
 
-// Rows like those of a network, rows with one number alone (which see every single code), and zeros.
+// Rows like those of a network, rows with one number alone (which see every single code), zeros, and rows of one number
+// again and again: rounded, all of it may be at the end of the codes, as all codes of a weight may be.
 void draw_rows(Numbers& x, int64_t m, int64_t k, Random& random) {
   for (int64_t row = 0; row < m; ++row) {
-    const int64_t kind = below(random, 8), alone = below(random, k);
-    for (int64_t i = 0; i < k; ++i)
-      if (kind < 4 || (kind < 7 && i == alone)) x.set_random(row * k + i, random, -6, 2);
+    const int64_t kind = below(random, 9), alone = below(random, k);
+    const Random same = random;
+    for (int64_t i = 0; i < k; ++i) {
+      if (kind == 8) random = same;
+      if (kind < 4 || kind == 8 || (kind < 7 && i == alone)) x.set_random(row * k + i, random, -6, 2);
       else x.set_zero(row * k + i);
+    }
   }
 }
 
@@ -49,13 +53,13 @@ void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random&
   for (int64_t i = 0; i < m * n; ++i) times.set_random(i, random, -3, 2);
   const bool factor = then && random() % 2;
   const bool int8 = act >= BITPORT_INT8_ROW && act <= BITPORT_INT8_TENSOR;
-  for (int32_t isa = 0; isa <= bitport_best_isa(); ++isa) {
+  for (int32_t isa : isas()) {
     Numbers y(type, m * n, some_place(random));
     const int32_t code = bitport_dyn_linear(&w.view, x.data(), type, m, act, given, bias ? bias->data() : nullptr, then,
                                         factor ? times.data() : nullptr, y.data(), int32_t(1 + random() % 3), isa);
     EXPECT(code == 0, "%s: %s", bitport_isa_name(isa), bitport_error(code));
     const bool as_floats = isa == BITPORT_AMX && act != BITPORT_INT8_TENSOR && (w.shape.group % 32 || w.shape.group == 32);
-    const bool in_bf16 = type == BITPORT_BF16 && isa >= BITPORT_AVX512_BF16 && (!int8 || as_floats);
+    const bool in_bf16 = type == BITPORT_BF16 && (isa == BITPORT_AVX512_BF16 || isa == BITPORT_AMX) && (!int8 || as_floats);
     for (int64_t i = 0; i < m * n; ++i) {
       const double z = exact.value[size_t(i)], by = factor ? times[i] : 1;
       const double error = followed_error(then, z, exact.size[size_t(i)] * relative_error(k, in_bf16));
@@ -91,7 +95,7 @@ void try_rows(Weight& w, Random& random) {
   EXPECT(bitport_dense_rows(&by_row, ids.data(), count, found.data(), type, 2) == 0, "dense rows refused");
   EXPECT(count == 0 || std::memcmp(rows.data(), found.data(), size_t(count * k * bytes_of(type))) == 0,
          "rows of tiles and dense ones differ");
-  for (int32_t isa = 0; isa <= bitport_best_isa(); ++isa)
+  for (int32_t isa : isas())
     for (bool dense : {false, true}) {
       Numbers again(type, count * k, Place::fenced);
       const BitportTiles& weight = dense ? by_row : w.view;
@@ -140,6 +144,32 @@ Shape some_shape(Random& random, int64_t number) {
 }
 
 }  // namespace
+
+// Bits that are all set are no number in any type of scale: what it scales is none, all else stays what it is.
+void try_scales_that_are_none() {
+  Random random(5);
+  constexpr int64_t kLost = 37;   // row
+  for (int32_t scale_type : {BITPORT_F32, BITPORT_BF16, BITPORT_F16, BITPORT_E8M0, BITPORT_E4M3}) {
+    Weight w({40, 96, 32, 4, 1, scale_type, -1}, random);
+    const int64_t bytes = bytes_of(scale_type);
+    std::memset(static_cast<char*>(w.scale.data()) + w.place(kLost, 1) * bytes, 0xff, size_t(bytes));
+    for (int32_t type : {BITPORT_F32, BITPORT_BF16})
+      for (int64_t m : {1, 9})
+        for (int32_t act : {BITPORT_AS_IS, BITPORT_INT8_ROW})
+          for (int32_t isa : isas()) {
+            Numbers x(type, m * 96, Place::heap), y(type, m * 40, Place::heap);
+            for (int64_t i = 0; i < x.count; ++i) x.set_random(i, random, -2, 2);
+            const int32_t code = bitport_dyn_linear(&w.view, x.data(), type, m, act, nullptr, nullptr, 0, nullptr,
+                                                    y.data(), 1, isa);
+            EXPECT(code == 0, "%s: %s", bitport_isa_name(isa), bitport_error(code));
+            for (int64_t i = 0; i < y.count; ++i)
+              EXPECT(std::isnan(y[i]) == (i % 40 == kLost),
+                     "%s: y[%lld] is %g (scale type %d, m %lld, act %d, type %d)", bitport_isa_name(isa),
+                     (long long)i, y[i], scale_type, (long long)m, act, type);
+            ++cases;
+          }
+  }
+}
 
 void try_weight(int64_t number, uint64_t seed) {
   Random random(seed * 1000003 + uint64_t(number));

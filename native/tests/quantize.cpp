@@ -136,16 +136,38 @@ void try_refused(Random& random) {
   refused("largest NaN", kBadType, [](BitportFormat& f) { f.largest = NAN; });
   refused("a global scale above float32", kBadType, [](BitportFormat& f) { f.global = 1; });
   EXPECT(bitport_quantize(nullptr, x, BITPORT_F32, 1, 8, codes, scale, zero, nullptr, 1, -1) == kNullPointer, "no format");
-  EXPECT(bitport_quantize(&right, x, BITPORT_F32, 1, 8, codes, scale, zero, nullptr, 1, 5) == kNoIsa, "isa 5");
+  EXPECT(bitport_quantize(&right, x, BITPORT_F32, 1, 8, codes, scale, zero, nullptr, 1, BITPORT_ISAS) == kNoIsa,
+         "an isa that is none");
   EXPECT(bitport_quantize(&right, x, BITPORT_F32, 1, 8, codes, scale, nullptr, nullptr, 1, -1) == kNullPointer, "no zero");
   cases += 3;
+}
+
+// Halves of the range are rounded one by one: of subnormal numbers a sum that is rounded once would be another.
+void try_halves() {
+  constexpr float kStep = 0x1p-149f;
+  const float x[] = {float((1 << 23) + 1) * kStep, -float((1 << 23) + 2) * kStep};
+  const float halves[] = {float(1 << 22) * kStep, float((1 << 22) + 1) * kStep};
+  BitportFormat f{};
+  f.block_n = 1;
+  f.block_k = 2;
+  f.bits = 1;
+  f.largest = 0.5f;
+  f.scale_type = f.zero_type = BITPORT_F32;
+  uint8_t codes;
+  float scale, zero;
+  EXPECT(bitport_quantize(&f, x, BITPORT_F32, 1, 2, &codes, &scale, &zero, nullptr, 1, -1) == kOk, "refused");
+  EXPECT(scale == 2 * (halves[0] + halves[1]), "%a", double(scale));
+  ++cases;
 }
 
 }  // namespace
 
 void try_quantize(int64_t number, uint64_t seed) {
   Random random(seed * 0x9e3779b97f4a7c15u + uint64_t(number));
-  if (number == 0) try_refused(random);
+  if (number == 0) {
+    try_refused(random);
+    try_halves();
+  }
   const BitportFormat f = some_format(random);
   const int64_t n = 1 + below(random, 40), k = 1 + below(random, random() % 4 ? 300 : 2400);
   Numbers x(one_of(random, kFloats), n * k, some_place(random));
@@ -159,7 +181,7 @@ void try_quantize(int64_t number, uint64_t seed) {
   Result first(f, n, k, random);
   run(first, 1, BITPORT_SCALAR);
   if (f.kind == BITPORT_INTEGER && f.zero_type < 0 && f.bits > 1) expect_near(f, x, first, n, k);
-  for (int32_t isa = 0; isa <= bitport_best_isa(); ++isa) {
+  for (int32_t isa : isas()) {
     Result other(f, n, k, random);
     run(other, int32_t(1 + below(random, 3)), isa);
     EXPECT(first == other, "%s differs from scalar: kind %d, bits %d, block %lld x %lld, scale type %d, zero type %d, x %d",

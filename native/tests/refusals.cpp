@@ -26,6 +26,13 @@ struct Refusal {
   std::function<void(Call&)> spoil;
 };
 
+#if defined(__aarch64__)
+constexpr int32_t kElsewhere = BITPORT_AVX2, kHere[] = {BITPORT_SCALAR, BITPORT_NEON, BITPORT_NEON_DOT};
+#else
+constexpr int32_t kElsewhere = BITPORT_NEON,
+                  kHere[] = {BITPORT_SCALAR, BITPORT_AVX2, BITPORT_AVX512_VNNI, BITPORT_AVX512_BF16, BITPORT_AMX};
+#endif
+
 // By all of linear, rows and dense.
 const Refusal kOfWeights[] = {
     {"no weight", kNullPointer, [](Call& c) { c.w = nullptr; }},
@@ -65,7 +72,8 @@ const Refusal kOfProducts[] = {
     {"then -1", kBadThen, [](Call& c) { c.then = -1; }},
     {"then 4", kBadThen, [](Call& c) { c.then = 4; }},
     {"a factor and nothing before it", kBadThen, [](Call& c) { c.times = c.x; }},
-    {"isa 5", kNoIsa, [](Call& c) { c.isa = 5; }},
+    {"an isa that is none", kNoIsa, [](Call& c) { c.isa = BITPORT_ISAS; }},
+    {"an isa of another architecture", kNoIsa, [](Call& c) { c.isa = kElsewhere; }},
 };
 
 const int64_t kPast[] = {0, 40}, kNegative[] = {0, -1}, kFar[] = {INT64_MAX, 0};
@@ -141,8 +149,10 @@ void try_refusals() {
   none.codes = nullptr;
   none.scale = nullptr;
   none.table = nullptr;
+  std::vector<int32_t> any = isas();
+  any.push_back(-1);
   for (int32_t act = BITPORT_AS_IS; act <= BITPORT_FP8_128; ++act)
-    for (int32_t isa = -1; isa <= bitport_best_isa(); ++isa) {
+    for (int32_t isa : any) {
       const BitportTiles* some = &w.view;
       EXPECT(bitport_dyn_linear(some, nullptr, BITPORT_BF16, 0, act, nullptr, nullptr, 0, nullptr, nullptr, -7, isa) == kOk, "m = 0");
       EXPECT(bitport_dyn_linear(&none, nullptr, BITPORT_BF16, 3, act, nullptr, nullptr, 0, nullptr, nullptr, 0, isa) == kOk, "n = 0");
@@ -151,7 +161,18 @@ void try_refusals() {
   EXPECT(bitport_rows(&none, nullptr, 0, nullptr, BITPORT_F32, -7) == kOk, "no ids");
   EXPECT(bitport_dense(&none, nullptr, BITPORT_F32, -7) == kOk, "no rows");
   for (int32_t code : {-1, 10, INT32_MAX, INT32_MIN}) EXPECT(bitport_error(code), "no text");
-  for (int32_t isa : {-1, 5, INT32_MAX, INT32_MIN})
+  for (int32_t isa : {-1, int32_t(BITPORT_ISAS), INT32_MAX, INT32_MIN})
     EXPECT(!bitport_has_isa(isa) && bitport_isa_name(isa), "isa %d", isa);
   cases += 4;
+
+  // Each includes those before it, up to the best; none of another architecture is there.
+  bool above = false;
+  int64_t count = 0;
+  for (int32_t isa : kHere) {
+    EXPECT(bitport_has_isa(isa) == !above, "isa %d", isa);
+    count += !above;
+    above |= isa == bitport_best_isa();
+    ++cases;
+  }
+  EXPECT(above && int64_t(isas().size()) == count, "the best isa is %d", bitport_best_isa());
 }

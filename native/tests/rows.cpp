@@ -57,7 +57,7 @@ void try_weight(bool dense, int32_t bits, int64_t k, int64_t group, int meaning,
   for (int32_t type : {BITPORT_F32, BITPORT_BF16, BITPORT_F16}) {
     Numbers plain(type, kIds * k, some_place(random));
     EXPECT(bitport::rows_on(BITPORT_SCALAR, &w, dense, ids.data(), kIds, plain.data(), type, 1) == 0, "rows refused");
-    for (int32_t isa = 1; isa <= bitport_best_isa(); ++isa) {
+    for (int32_t isa : isas()) {
       Numbers y(type, kIds * k, some_place(random));
       EXPECT(bitport::rows_on(isa, &w, dense, ids.data(), kIds, y.data(), type, 1) == 0, "rows refused");
       for (int64_t i = 0; i < kIds * k; ++i)

@@ -46,7 +46,7 @@ void try_threads(uint64_t seed) {
   const Weight floats({150, 260, 16, 4, 0, BITPORT_E4M3, -1}, random);
   std::vector<std::unique_ptr<Numbers>> inputs;
   std::vector<Work> works;
-  for (int32_t isa = 0; isa <= bitport_best_isa(); ++isa)
+  for (int32_t isa : isas())
     for (int32_t act : {BITPORT_AS_IS, BITPORT_INT8_ROW_ASYM, BITPORT_INT8_TENSOR, BITPORT_FP8_TENSOR, BITPORT_NVFP4,
                         BITPORT_FP8_128})
       for (int64_t m : {5, 70}) {

@@ -51,7 +51,9 @@ struct Weight {
  private:
   void draw_codes(Random& random) {
     const int64_t row_bytes = up(shape.k * shape.bits, 8), spare = row_bytes * 8 - shape.k * shape.bits;
-    for (uint8_t& c : code) c = uint8_t(random() & ((1u << shape.bits) - 1));
+    const uint32_t all = (1u << shape.bits) - 1;
+    const int64_t kind = below(random, 8);   // all at one end, at the other, or any
+    for (uint8_t& c : code) c = uint8_t(kind == 0 ? 0 : kind == 1 ? all : random() & all);
     for (int64_t row = 0; row < shape.n; ++row) {
       uint8_t* line = dense.data() + row * row_bytes;
       std::memset(line, 0, size_t(row_bytes));

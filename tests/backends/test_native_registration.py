@@ -203,18 +203,21 @@ def test_arguments_are_given_back() -> None:
 
 
 def test_no_memory_is_left_behind() -> None:
-    """Not by a call that is taken, and not by one that is handed over, with its texts and optional tensors."""
-    pages = Path("/proc/self/statm")
+    """Not by a call that is taken, and not by one that is handed over, with its texts and optional tensors. What else
+    the process holds may grow now and then, a leak grows every time."""
+    pages, size = Path("/proc/self/statm"), os.sysconf("SC_PAGE_SIZE")
     args = arguments("nvfp4-wo")
+
+    def grown(calls: int, bias: Any) -> int:
+        before = int(pages.read_text().split()[1])
+        for _ in range(calls):
+            linear(*args[:-1], bias)
+        return (int(pages.read_text().split()[1]) - before) * size
+
     with torch.inference_mode():
         for bias in (args[-1], args[-1].double()):
-            before = 0
-            for calls in (2000, 20000):
-                before = int(pages.read_text().split()[1])
-                for _ in range(calls):
-                    linear(*args[:-1], bias)
-            grown = (int(pages.read_text().split()[1]) - before) * os.sysconf("SC_PAGE_SIZE")
-            assert grown < 20000 * 24  # the smallest block that malloc gives
+            grown(2000, bias)
+            assert min(grown(20000, bias) for _ in range(3)) < 20000 * 24  # the smallest block that malloc gives
 
 
 # -- the choice ------------------------------------------------------------------------------------------------------

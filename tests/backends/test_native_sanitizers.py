@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKE, COMPILER = shutil.which("make"), shutil.which("g++") or shutil.which("clang++")
+ARM = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 
 
 @pytest.mark.slow
@@ -25,8 +26,21 @@ def test_no_fault_is_found_in_steps_of_optimizers() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not (MAKE and COMPILER), reason="make and g++ or clang++ are needed")
 def test_no_fault_is_found() -> None:
-    ran = subprocess.run(["make", "-s", "-C", ROOT, "sanitize"], capture_output=True, text=True)
+    ((cases, _),) = cases_of("sanitize")
+    assert cases > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (MAKE and all(map(shutil.which, ARM))), reason=f"make and {' and '.join(ARM)} are needed")
+def test_no_fault_is_found_on_an_emulated_arm() -> None:
+    """On a processor with dot products of bytes, and on one without."""
+    found = cases_of("test-arm", "SANITIZE_ARGS=20")
+    assert [best for _, best in found] == ["neon_dot", "neon"]
+    assert all(cases > 10_000 for cases, _ in found)
+
+
+def cases_of(*targets: str) -> list[tuple[int, str]]:
+    """How many cases each run of the tests had, and the best instruction set there."""
+    ran = subprocess.run(["make", "-s", "-C", ROOT, *targets], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-8000:]
-    cases = re.search(r"(\d+) cases, .*: no fault", ran.stdout)
-    assert cases, ran.stdout
-    assert int(cases[1]) > 10_000
+    return [(int(cases), best) for cases, best in re.findall(r"(\d+) cases, .*, up to (\w+): no fault", ran.stdout)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,9 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.export import Method, Program, load, package
-from bitport.export.compile import ARCHIVE
 from bitport.ops.functional import linear_then
+
+from .needs import missing
 
 WEIGHT_ONLY = ("int2", "int3", "int4-g32", "int5", "int6-channel", "int8", "nf4", "fp8-wo", "mxfp4-wo", "nvfp4-wo")
 ROUNDED = ("int8-dyn", "int4-int8", "fp8", "fp8-row", "fp8-block", "mxfp8", "mxfp6", "mxfp4", "nvfp4")
@@ -74,8 +74,8 @@ def arguments(rows: int) -> dict[str, tuple[Tensor, ...]]:
 
 @pytest.fixture(scope="session")
 def packed(modules: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not ARCHIVE.is_file() or not shutil.which("g++"):
-        pytest.skip("needs g++ and the native kernels as an archive")
+    if reason := missing():
+        pytest.skip(reason)
     rows, given = torch.export.Dim("rows", min=1, max=64), arguments(6)
     path = tmp_path_factory.mktemp("export") / "small.pt2"
     methods = {name: Method(module, given[name], ({0: rows}, None)) for name, module in modules.items()}

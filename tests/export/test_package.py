@@ -25,8 +25,9 @@ from bitport.export.weights import ALIGNMENT, PAD
 from bitport.tensor import QTensor
 
 from .conftest import SCHEMES, arguments
+from .needs import needs_packages
 
-pytestmark = pytest.mark.xdist_group("package")  # made once, by one worker
+pytestmark = [pytest.mark.xdist_group("package"), needs_packages]  # made once, by one worker
 
 
 @pytest.mark.parametrize("rows", [1, 2, 6, 64])

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 import bitport as bp
 from bitport.errors import ExportError
 from bitport.export import Method, decomposed, load, package
-from bitport.export.compile import ARCHIVE, exported, graph_of, lowered
+from bitport.export.compile import exported, graph_of, lowered
 from bitport.export.onnx_weight import OnnxWeight, refusal
 from bitport.export.ops import FAKES, overload
 from bitport.export.relink import relinked
 from bitport.tensor import QTensor
 from bitport.tensor.exporting import INNER
+
+from .needs import needs_packages
 
 K, N = 128, 96
 ROWS = torch.export.Dim("rows", min=2, max=8)
@@ -86,9 +88,8 @@ def test_a_program_makes_them_once(scheme: str) -> None:
     assert {node.op for node in made} == {"placeholder"}
 
 
+@needs_packages
 def test_a_package_has_them(tmp_path: Path) -> None:
-    if not ARCHIVE.is_file():
-        pytest.skip("needs the native kernels as an archive")
     given = method("int4-g32")
     package(given, tmp_path / "pieces.pt2", examples=False)
     x = torch.randn(7, K).bfloat16()

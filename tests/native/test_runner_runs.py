@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,13 @@ from torch import Tensor, nn
 
 import bitport
 from bitport.export import Method, package
-from bitport.export.compile import ARCHIVE
+from tests.export.needs import needs_packages
 
 from .builds import LIBRARIES, runner
 
 pytestmark = [
     pytest.mark.xdist_group("runner"),  # built once, by one worker
-    pytest.mark.skipif(
-        not ARCHIVE.exists() or not shutil.which("g++"),
-        reason="the native kernels were not compiled, or there is no g++",
-    ),
+    needs_packages,
 ]
 K, N, WORDS, LENGTH = 128, 64, 50, 8
 

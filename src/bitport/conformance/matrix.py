@@ -38,6 +38,8 @@ results against a float64 product of the same quantized numbers, and in brackets
 budget is derived from the rounding of the dtype (`bitport.ops.samples`), so it is the same on every device.
 **exact**: all bits agree. **-**: the op does not take that dtype. *not run*: nobody has run the suite on that device
 yet; without kernels of its own a device computes the same by the generic kernel, with standard torch operations.
+The row cpu is of an x86 processor. The native kernels for 64-bit ARM have passed tests of their own in an emulator
+(`make test-arm`), and have not run on hardware.
 
 To add a device: `python -m bitport.conformance --device NAME --json docs/support.json`, then `make support`.
 """

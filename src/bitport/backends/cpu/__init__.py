@@ -20,8 +20,8 @@ from bitport.ops import Impl, register_kernel
 
 LIBRARY = native.load()
 NO_PRODUCTS = (
-    "no native products and attention: this processor has none of AVX2, AVX-512 and AMX, and PyTorch's are faster than "
-    "plain loops (which BITPORT_CPU_ISA=scalar asks for)"
+    "no native products and attention: this processor has none of AVX2, AVX-512, AMX and NEON, and PyTorch's are "
+    "faster than plain loops (which BITPORT_CPU_ISA=scalar asks for)"
 )
 
 register_kernel(Impl("linear", "int8pack_mm", "cpu", int8pack_mm.run, int8pack_mm.refuses))

@@ -33,7 +33,8 @@ TYPES = {
     torch.float8_e8m0fnu: 4,
     torch.float8_e4m3fn: 5,
 }
-ISAS = {"scalar": 0, "avx2": 1, "avx512_vnni": 2, "avx512_bf16": 3, "amx": 4}
+ISAS = {"scalar": 0, "avx2": 1, "avx512_vnni": 2, "avx512_bf16": 3, "amx": 4, "neon": 5, "neon_dot": 6}
+"""Those of every architecture; each includes the ones before it of its own."""
 BEST = -1
 
 
