@@ -127,8 +127,8 @@ def _linked() -> str:
 def check_compiler() -> None:
     if not hasattr(torch._inductor.config.cpp, "march"):
         raise ExportError(
-            f"a program is compiled for a level of instructions, which the inductor of PyTorch {torch.__version__} cannot "
-            f"be told: that of 2.13 can. The model runs as it is, and with torch.compile"
+            f"a program is compiled for a level of instructions, which the inductor of PyTorch {torch.__version__} "
+            f"cannot be told: that of 2.13 can. The model runs as it is, and with torch.compile"
         )
     if not shutil.which(os.environ.get("CXX", "g++")):
         raise ExportError("compiling a program needs a C++ compiler: install g++, or name one in CXX")
