@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 
@@ -67,22 +66,20 @@ def test_a_name_that_no_backend_has(offer: Callable[..., None], monkeypatch: pyt
     assert plugins.load() == plugins.IN_TREE
 
 
-class Entry(NamedTuple):
-    name: str
-    value: str
-    group: str = plugins.GROUP
+def entry(name: str, value: str) -> importlib.metadata.EntryPoint:
+    return importlib.metadata.EntryPoint(name, value, plugins.GROUP)
 
 
 @pytest.mark.parametrize(
     ("offered", "said"),
     [
-        ([Entry("cuda", "acme.backend")], "acme.backend .* is called cuda, and so is one of bitport's own"),
-        ([Entry("acme", "acme.backend"), Entry("acme", "other.backend")], "other.backend .* acme.backend, of another"),
+        ([entry("cuda", "acme.backend")], "acme.backend .* is called cuda, and so is one of bitport's own"),
+        ([entry("acme", "acme.backend"), entry("acme", "other.backend")], "other.backend .* acme.backend, of another"),
     ],
     ids=["as one of ours", "twice"],
 )
 def test_a_name_that_two_backends_have(
-    offered: list[Entry], said: str, offer: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    offered: list[importlib.metadata.EntryPoint], said: str, offer: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(lambda: None)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: offered)
@@ -93,5 +90,5 @@ def test_a_name_that_two_backends_have(
 def test_one_package_found_twice_is_one_backend(offer: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder may stand in sys.path under two names."""
     offer(lambda: None)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry("acme", "acme.backend")] * 2)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry("acme", "acme.backend")] * 2)
     assert plugins.load() == (*plugins.IN_TREE, "acme")

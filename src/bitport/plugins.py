@@ -38,13 +38,13 @@ def _check_names() -> None:
     """ArgumentError if two packages offer a backend of one name, or one has a name of bitport's own: one of the two
     would be left out without a word."""
     first: dict[str, str] = {}
-    for name, value, _ in importlib.metadata.entry_points(group=GROUP):
-        other = first.setdefault(name, value)
-        if name in IN_TREE or other != value:
-            there = "one of bitport's own" if name in IN_TREE else f"{other}, of another package"
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        other = first.setdefault(entry.name, entry.value)
+        if entry.name in IN_TREE or other != entry.value:
+            there = "one of bitport's own" if entry.name in IN_TREE else f"{other}, of another package"
             raise ArgumentError(
-                f"the backend {value} of an installed package is called {name}, and so is {there}: give its "
-                f"entry point in {GROUP} another name, or uninstall one of the packages"
+                f"the backend {entry.value} of an installed package is called {entry.name}, and so is {there}: give "
+                f"its entry point in {GROUP} another name, or uninstall one of the packages"
             )
 
 

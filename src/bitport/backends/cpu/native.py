@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,10 @@ TYPES = {
     torch.float8_e8m0fnu: 4,
     torch.float8_e4m3fn: 5,
 }
-ISAS = {"scalar": 0, "avx2": 1, "avx512_vnni": 2, "avx512_bf16": 3, "amx": 4, "neon": 5, "neon_dot": 6}
-"""Those of every architecture; each includes the ones before it of its own."""
+X86 = {"avx2": 1, "avx512_vnni": 2, "avx512_bf16": 3, "amx": 4}
+ARM = {"neon": 5, "neon_dot": 6}
+ISAS = {"scalar": 0, **(ARM if platform.machine() in ("aarch64", "arm64") else X86)}
+"""Those of this architecture; each includes the ones before it."""
 BEST = -1
 
 
