@@ -39,7 +39,7 @@ budget is derived from the rounding of the dtype (`bitport.ops.samples`), so it 
 **exact**: all bits agree. **-**: the op does not take that dtype. *not run*: nobody has run the suite on that device
 yet; without kernels of its own a device computes the same by the generic kernel, with standard torch operations.
 The row cpu is of an x86 processor. The native kernels for 64-bit ARM have passed tests of their own in an emulator
-(`make test-arm`), and have not run on hardware.
+(`make test-arm`), and have run neither on hardware nor from PyTorch's dispatcher.
 
 To add a device: `python -m bitport.conformance --device NAME --json docs/support.json`, then `make support`.
 """
