@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bitport import plugins
 from bitport.backends import cpu
 from bitport.backends.cpu import moment_tables
-from bitport.backends.cpu.native import ISAS, Library
+from bitport.backends.cpu.native import Library
 from bitport.errors import KernelError
 from bitport.numerics import Format, number_type
 from bitport.numerics.types import STATE_TYPES
@@ -41,13 +41,9 @@ FORMATS = [
 ]
 
 
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    assert isinstance(cpu.LIBRARY, Library)
-    if request.param not in cpu.LIBRARY.available:
-        pytest.skip(f"this processor runs {', '.join(cpu.LIBRARY.available)}")
-    monkeypatch.setattr(cpu.LIBRARY, "isa", ISAS[request.param])
-    return str(request.param)
+@pytest.fixture
+def isa(library: Library) -> str:
+    return library.isa_name
 
 
 def give_gradients(optimizer: torch.optim.Optimizer, seed: int) -> None:
