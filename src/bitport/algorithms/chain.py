@@ -17,6 +17,7 @@ from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.observe import input_scales
 from bitport.numerics import Format, Quantized
 from bitport.schemes import Choice, Target
+from bitport.schemes.recipe import static_inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +55,14 @@ class Preparation:
         self.act_scales: dict[str, Tensor] = {}
         self.transforms: tuple[Transform, ...] = getattr(by, "transforms", ())
         self.targets = {target.name: target for target in targets}
-        self.schemes = {choice.name: choice.scheme for choice in choices if choice.scheme is not None}
+        self.choices = tuple(choices)
+        self.schemes = {choice.name: choice.scheme for choice in self.choices if choice.scheme is not None}
         self.pre_scales: dict[str, Tensor] = {}
         self.notes: dict[str, list[str]] = {}
 
     @property
     def static(self) -> dict[Target, str]:
-        """How each input with a static scale is rounded."""
-        return {self.targets[name]: scheme.act for name, scheme in self.schemes.items() if scheme.static}
+        return static_inputs(self.choices, self.targets)
 
     @property
     def wanted(self) -> set[str]:

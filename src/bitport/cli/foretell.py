@@ -14,6 +14,7 @@ from bitport.checkpoint.source import Source
 from bitport.report import LayerReport, Report
 from bitport.report.quantized import listed
 from bitport.schemes import Choice, Recipe
+from bitport.schemes.recipe import static_inputs
 
 
 def foretold(
@@ -24,8 +25,7 @@ def foretold(
     targets = {target.name: target for target in files.targets()}
     plan = recipe.resolve(list(targets.values()))
     choices = {choice.name: choice for choice in plan.choices}
-    static = {targets[name]: choice.scheme.act for name, choice in choices.items() if choice.scheme and choice.static}
-    scales = scales_without_data(static)
+    scales = scales_without_data(static_inputs(plan.choices, targets))
     sizes: dict[str, int] = {}
     told: dict[str, LayerReport] = {}
     for name, held in files.stored.items():

@@ -7,7 +7,7 @@ import difflib
 import fnmatch
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bitport.errors import RecipeError
@@ -172,6 +172,11 @@ class Recipe:
             return cls(tuple(_rule_from(rule) for rule in data["rules"]))
         except (KeyError, TypeError) as error:
             raise RecipeError(f"not a recipe: {error!r}") from error
+
+
+def static_inputs(choices: Iterable[Choice], targets: Mapping[str, Target]) -> dict[Target, str]:
+    """How each input with a static scale is rounded; ``targets`` by name."""
+    return {targets[choice.name]: choice.scheme.act for choice in choices if choice.scheme and choice.scheme.static}
 
 
 def _rule_of(pair: Any) -> Rule:

@@ -28,6 +28,7 @@ from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
 from bitport.schemes import Choice, Plan, Recipe, Scheme, Target
 from bitport.schemes.plan import refuse_static
+from bitport.schemes.recipe import static_inputs
 from bitport.tensor import QTensor
 from bitport.tensor.parts import FLOATS
 from bitport.tensor.sharded import is_sharded
@@ -91,7 +92,7 @@ class Start(NamedTuple):
 def _starts(model: nn.Module, solving: Solving, progress: bool | None) -> list[Start]:
     if isinstance(solving.by, RTN):
         chosen = [solving.targets[choice.name] for choice in solving.chosen]
-        scales = _scales(model, solving, chosen)
+        scales = _scales(model, solving)
         return [
             Start(every, _param(model, every[0]), scales.get(every[0].name), None)
             for every in by_storage(chosen).values()
@@ -106,12 +107,11 @@ def _starts(model: nn.Module, solving: Solving, progress: bool | None) -> list[S
     return starts
 
 
-def _scales(model: nn.Module, solving: Solving, chosen: Sequence[Target]) -> dict[str, Tensor]:
+def _scales(model: nn.Module, solving: Solving) -> dict[str, Tensor]:
     if solving.calibrate is None:
         refuse_static(solving.chosen, "give calibrate=batches")
         return {}
-    acts = {choice.name: choice.scheme.act for choice in solving.chosen if choice.scheme and choice.static}
-    static = {target: acts[target.name] for target in chosen if target.name in acts}
+    static = static_inputs(solving.chosen, solving.targets)
     return input_scales(model, static, solving.calibrate) if static else {}
 
 
