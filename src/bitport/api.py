@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport import plugins
@@ -84,6 +85,11 @@ def quantize_(
 def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Turn every quantized parameter back into a float one, in place; tied ones stay tied, sharded ones sharded."""
     refuse_fsdp(model, "dequantize_")
+    for name, module in model.named_modules():
+        if isinstance(module, ParametrizationList) and any(
+            isinstance(own(param), QTensor) for param in module.parameters()
+        ):
+            raise ArgumentError(f"{name} computes a weight from a quantized one; bitport.train.convert_(model) first")
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, param in list(module.named_parameters(recurse=False)):

@@ -4,6 +4,11 @@ plan = prepare_(model, "int4-g32")                  # products see rounded weigh
 ...                                                 # train as ever
 report = convert_(model)                            # the quantized model, with the numbers it was trained with
 
+quantize_(model, "int3", algorithm="gptq", ..)      # or load() what is quantized already
+learn_scales_(model)                                # the optimizer sees its scales alone; codes stay
+...
+convert_(model)
+
 prepare_(model, "fp8-row", gradients="fp8-row")     # both passes in low precision
 ...
 release_(model)                                     # the float model again
@@ -12,6 +17,7 @@ release_(model)                                     # the float model again
 from bitport.train import aten, fsdp, functions  # noqa: F401  (fill TrainedTensor's tables)
 from bitport.train.gradients import GRADIENTS, Gradients
 from bitport.train.prepare import convert_, prepare_, release_
+from bitport.train.scales import learn_scales_
 from bitport.train.tensor import TrainedTensor
 
-__all__ = ["GRADIENTS", "Gradients", "TrainedTensor", "convert_", "prepare_", "release_"]
+__all__ = ["GRADIENTS", "Gradients", "TrainedTensor", "convert_", "learn_scales_", "prepare_", "release_"]

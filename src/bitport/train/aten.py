@@ -241,6 +241,8 @@ def _embedding(func: Any, w: TrainedTensor, ids: Tensor, *rest: Any) -> Tensor:
 def _lookup(w: TrainedTensor, take: Callable[[Tensor], Tensor]) -> Tensor:
     """Rows that share no scale with others are rounded after they are taken: few of many."""
     fmt = w.scheme.weight
+    if w.quantized is not None:
+        return take(w.quantized)
     if w.rounding.transposed or fmt.block[0] != 1 or fmt.global_scale or w.fixed is not None:
         return take(dense(w, w.dtype))
     rows = take(w.value)

@@ -30,13 +30,13 @@ class GroupedProduct(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, offs, floats, act_scale, pre_scale, *parts = ctx.saved_tensors
+        x, offs, floats, act_scale, pre_scale, perm, *parts = ctx.saved_tensors
         weight = Weight._make((*parts, *ctx.kept.described))
         wants_x, wants_w, _ = ctx.needs_input_grad
         backward = _straight if ctx.kept.rounding.gradients is None else _each
         seen = x, act_scale, ctx.kept.rows(floats), weight, offs, ctx.kept
         grads = backward(grad.contiguous(), *seen, (wants_x, wants_w))
-        return *before_pre_scale(*grads, pre_scale, ctx.kept), None
+        return *before_pre_scale(*grads, pre_scale, perm, ctx.kept), None
 
 
 def _straight(

@@ -34,11 +34,14 @@ from bitport.tensor.parts import FLOATS
 from bitport.tensor.sharded import is_sharded
 from bitport.train.fixed import Fixed, fixed_of, inside_cells
 from bitport.train.gradients import Gradients, gradients_of
+from bitport.train.scales import LEARNED, settle_scales_
 from bitport.train.state import forget_, watch_state_
 from bitport.train.tensor import Rounding, TrainedTensor
 
 ROUNDED_GRADIENTS = ("linear", "experts")
 """Kinds of weights whose gradients can be rounded: those of products that sum over the last axis of the input."""
+
+OF_ONE_PROCESS = "load its full state_dict into a prepared model of one process, and use that"
 
 
 def prepare_(
@@ -141,12 +144,13 @@ class Held:
 
 
 def convert_(model: nn.Module, *, measure: bool = True) -> Report:
-    """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with. ``measure``: work
-    out the error of each weight for the report."""
+    """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with, and put the scales
+    that were learned into quantized ones. ``measure``: work out the error of each prepared weight for the report."""
+    refuse_fsdp(model, "convert_", OF_ONE_PROCESS)
     before = sum(param.nbytes for param in model.parameters())
     done: dict[int, tuple[nn.Parameter, LayerReport]] = {}
-    layers = []
-    prepared = [*_prepared(model)]
+    layers = settle_scales_(model)
+    prepared = [*_prepared(model, or_none=bool(layers))]
     for target, param in prepared:
         check_finite(param.value, target)
     for target, param in prepared:
@@ -168,13 +172,15 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
         _set(model, target, q)
         layers.append(layer if not tied else _tied(layer, target.name))
     forget_(model)
-    held = any(layer.algorithm == Held.name for layer in layers)
+    used = {layer.algorithm for layer in layers}
     after = sum(param.nbytes for param in model.parameters())
-    return Report(tuple(layers), before, after, algorithm=Held.name if held else RTN.name)
+    name = next((name for name in (LEARNED, Held.name) if name in used), RTN.name)
+    return Report(tuple(layers), before, after, algorithm=name)
 
 
 def release_(model: nn.Module) -> nn.Module:
     """Turn the prepared weights of ``model`` back into ordinary float parameters, in place; tied ones stay tied."""
+    refuse_fsdp(model, "release_", OF_ONE_PROCESS)
     done: dict[int, nn.Parameter] = {}
     for target, param in _prepared(model):
         if id(param) not in done:
@@ -184,12 +190,11 @@ def release_(model: nn.Module) -> nn.Module:
     return model
 
 
-def _prepared(model: nn.Module) -> Iterator[tuple[Target, TrainedTensor]]:
-    """Each name of each prepared weight; ArgumentError if there is none."""
-    refuse_fsdp(model, "this", "load its full state_dict into a prepared model of one process, and use that")
+def _prepared(model: nn.Module, *, or_none: bool = False) -> Iterator[tuple[Target, TrainedTensor]]:
+    """Each name of each prepared weight; ArgumentError if there is none, but with ``or_none``."""
     found = [(target, _param(model, target)) for target in find_targets(model)]
     prepared = [(target, param) for target, param in found if isinstance(param, TrainedTensor)]
-    if not prepared:
+    if not prepared and not or_none:
         raise ArgumentError("no weight of this model is prepared; call prepare_(model, recipe) before training")
     yield from prepared
 

@@ -42,10 +42,11 @@ class Kept(NamedTuple):
 
 
 def keep(ctx: Any, x: Tensor, w: TrainedTensor, weight: Weight, *further: Tensor) -> None:
-    """``x``: pre-scaled. The weight itself, not its value, whose changes PyTorch would not see."""
+    """``x``: as pre_scaled() made it. The weight itself, not its value, whose changes PyTorch would not see."""
     gradients = w.rounding.gradients
     floats = w if gradients is not None and gradients.input is not None else None
-    ctx.save_for_backward(x, *further, floats, w.act_scale, w.pre_scale, *weight[:4])
+    prepared = (w.pre_scale, None) if w.quantized is None else (w.quantized.pre_scale, w.quantized.perm)
+    ctx.save_for_backward(x, *further, floats, w.act_scale, *prepared, *weight[:4])
     ctx.kept = Kept(w.rounding, w.dtype, weight[4:])
 
 
@@ -63,7 +64,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, floats, act_scale, pre_scale, *parts = ctx.saved_tensors
+        x, floats, act_scale, pre_scale, perm, *parts = ctx.saved_tensors
         wants_x, wants_w, wants_bias = ctx.needs_input_grad
         g, seen = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         grad_x = grad_w = grad_bias = None
@@ -74,7 +75,7 @@ class Product(torch.autograd.Function):
             grad_w = grad_of_weight(g, seen, act_scale, ctx.kept)
         if wants_bias:
             grad_bias = g.sum(0).to(ctx.bias_dtype)
-        return *before_pre_scale(grad_x, grad_w, pre_scale, ctx.kept), grad_bias
+        return *before_pre_scale(grad_x, grad_w, pre_scale, perm, ctx.kept), grad_bias
 
 
 def grad_of_input(g: Tensor, rows: Tensor | None, weight: Weight, kept: Kept) -> Tensor:
@@ -95,9 +96,13 @@ def grad_of_weight(g: Tensor, x: Tensor, act_scale: Tensor | None, kept: Kept) -
 
 
 def before_pre_scale(
-    grad_x: Tensor | None, grad_w: Tensor | None, pre_scale: Tensor | None, kept: Kept
+    grad_x: Tensor | None, grad_w: Tensor | None, pre_scale: Tensor | None, perm: Tensor | None, kept: Kept
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of the input before it was multiplied, and of the value before it was divided."""
+    """Of the input before it was multiplied and put in order, and of the value before it was so and divided."""
+    if perm is not None:
+        order, k = perm.long(), -2 if kept.rounding.transposed else -1
+        grad_x = None if grad_x is None else torch.empty_like(grad_x).index_copy(-1, order, grad_x)
+        grad_w = None if grad_w is None else torch.empty_like(grad_w).index_copy(k, order, grad_w)
     if pre_scale is None:
         return grad_x, grad_w
     along_k = pre_scale[:, None] if kept.rounding.transposed else pre_scale

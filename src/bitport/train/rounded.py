@@ -8,7 +8,8 @@ from torch import Tensor
 from bitport import layouts
 from bitport.numerics import ACTIVATIONS, Format, fake_quantize
 from bitport.ops.convert import from_list
-from bitport.ops.functional import quantize_weight, run
+from bitport.ops.functional import operand as of_quantized
+from bitport.ops.functional import prepare, quantize_weight, run
 from bitport.ops.weight import Weight
 from bitport.tensor import matrix_of
 from bitport.train.fixed import Fixed
@@ -27,7 +28,8 @@ def operand(rows: Tensor, fmt: Format, act: str = "", fixed: Fixed | None = None
 
 
 def operand_of(w: TrainedTensor) -> Weight:
-    return operand(w.rows(), w.scheme.weight, w.scheme.act, w.fixed)
+    q = w.quantized
+    return of_quantized(q) if q is not None else operand(w.rows(), w.scheme.weight, w.scheme.act, w.fixed)
 
 
 def rounded_rows(rows: Tensor, fmt: Format, dtype: torch.dtype, fixed: Fixed | None = None) -> Tensor:
@@ -46,11 +48,17 @@ def rounded_input(x: Tensor, act: str, act_scale: Tensor | None) -> Tensor:
 
 def pre_scaled(x: Tensor, w: TrainedTensor) -> Tensor:
     """The input [.., K] as it is multiplied with the codes."""
+    q = w.quantized
+    if q is not None:
+        return prepare(x, q)
     return x if w.pre_scale is None else x * w.pre_scale.to(x.dtype)
 
 
 def dense(w: TrainedTensor, dtype: torch.dtype, *, for_pre_scaled: bool = False) -> Tensor:
-    """Floats in the shape of ``w``. ``for_pre_scaled``: for an input that has the pre-scale in it."""
+    """Floats in the shape of ``w``. ``for_pre_scaled``: for an input that :func:`pre_scaled` made."""
+    q = w.quantized
+    if q is not None:
+        return (q.replace(perm=None, pre_scale=None) if for_pre_scaled else q).dequantize(dtype)
     rows = rounded_rows(w.rows(), w.scheme.weight, dtype, w.fixed)
     rows = rows if for_pre_scaled else pre_scaled(rows, w)
     return rows.transpose(-1, -2) if w.rounding.transposed else rows.reshape(w.shape)

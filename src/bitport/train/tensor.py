@@ -1,6 +1,7 @@
 """TrainedTensor: a float weight that is trained, and that every product sees as the numbers it will be quantized to.
 
-    value       the float weight: what the optimizer reads and updates, what a checkpoint of the training holds
+    value       the float weight: what the optimizer reads and updates, what a checkpoint of the training holds; or a
+                QTensor whose scales are learned, which stands in products as it is (bitport.train.scales)
     act_scale   the fixed scale of a static activation, or None
     scale, zero, scale2, pre_scale    what an algorithm found, held (bitport.train.fixed); None where the scales follow
                 the value
@@ -35,7 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bitport.errors import ArgumentError
 from bitport.schemes import Scheme
 from bitport.tensor.cache_key import source_key
-from bitport.tensor.qtensor import SET_DATA, rows_of
+from bitport.tensor.qtensor import SET_DATA, QTensor, rows_of
 from bitport.train.fixed import Fixed
 from bitport.train.gradients import Gradients
 
@@ -105,6 +106,11 @@ class TrainedTensor(Tensor):
     @property
     def fixed(self) -> Fixed | None:
         return None if self.scale is None else Fixed(self.scale, self.zero, self.scale2, self.pre_scale)
+
+    @property
+    def quantized(self) -> QTensor | None:
+        """``value``, where that is no floats that are still to be rounded."""
+        return self.value if isinstance(self.value, QTensor) else None
 
     def hold(self, fixed: Fixed | None) -> None:
         """From now on it is rounded with these scales."""

@@ -1,0 +1,158 @@
+"""Learning the scales of a quantized model: codes and zero points stay, and with them what an algorithm found.
+
+A weight that was the parameter ``layer.weight`` is computed from then on, by a parametrization of torch's::
+
+    layer.weight                                  what products multiply with: the codes, with scales that have changed
+    layer.parametrizations.weight.original0       the change: float32, of the shape of the scales, 0 at first
+    layer.parametrizations.weight.0.quantized     the quantized weight as it was
+
+    scale = round(scale as it was * (1 + change))           to the dtype that scales have; d round(s) / ds = 1
+    d weight / d change = (code - zero) * scale as it was
+
+A change is a share of its scale, so that one learning rate serves weights and schemes of all sizes, and weight decay
+draws towards what training began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList, register_parametrization, remove_parametrizations
+
+from bitport.errors import ArgumentError
+from bitport.nn.fsdp import refuse_fsdp
+from bitport.nn.targets import find_targets
+from bitport.numerics import dequantize
+from bitport.numerics.blocks import to_blocks
+from bitport.report import LayerReport
+from bitport.schemes import Choice, Plan
+from bitport.tensor import QTensor
+from bitport.tensor.qtensor import rows_of
+from bitport.tensor.sharded import is_sharded
+from bitport.train.tensor import Rounding, TrainedTensor
+
+LEARNED = "scales learned"
+"""What reports say in the place of an algorithm."""
+
+
+def learn_scales_(model: nn.Module) -> Plan:
+    """From now on the scales of the quantized weights of ``model`` are trained, and their codes stay: what any
+    algorithm or library found is adapted, with a fraction of the memory that training the weights takes. Make the
+    optimizer afterwards; :func:`convert_` ends it. Returns which weights it is, and why not the others.
+
+    Parameters that are not quantized stay as they are, trained if they require a gradient.
+    """
+    refuse_fsdp(model, "learn_scales_")
+    if any(_learned(model)):
+        raise ArgumentError("the scales of this model are learned already; convert_(model) ends that")
+    choices: list[Choice] = []
+    lists: dict[int, ParametrizationList] = {}
+    for target in find_targets(model):
+        module: Any = model.get_submodule(target.module)
+        param = getattr(module, target.param)
+        if reason := _why_not(param):
+            choices.append(Choice(target.name, None, reason))
+            continue
+        choices.append(Choice(target.name, param.scheme, "its scales are learned"))
+        rounding = Rounding(param.scheme, kind=target.kind, transposed=target.transposed)
+        register_parametrization(module, target.param, Scales(param, rounding), unsafe=True)
+        made = module.parametrizations[target.param]
+        module.parametrizations[target.param] = lists.setdefault(id(param), made)
+        made.original0.requires_grad_(True)
+    plan = Plan(tuple(choices))
+    if not lists:
+        raise ArgumentError(f"no scales of this model can be learned:\n{plan or 'it has no weights'}")
+    return plan
+
+
+def _why_not(param: Tensor) -> str:
+    if is_sharded(param):
+        return "sharded: learn_scales_ first, then shard the model"
+    if not isinstance(param, QTensor):
+        return "not quantized"
+    if param.scale.dtype.itemsize == 1:
+        return f"its scales are {param.scale.dtype}, too coarse to be learned"
+    return ""
+
+
+class Scales(nn.Module):
+    """The parametrization of one weight, or of several that are tied."""
+
+    def __init__(self, q: QTensor, rounding: Rounding) -> None:
+        super().__init__()
+        self.quantized: Any = nn.Parameter(q.to_layout("plain"), requires_grad=False)
+        self.rounding = rounding
+
+    def right_inverse(self, q: QTensor) -> tuple[Tensor]:
+        """torch asks what :meth:`forward` makes ``q`` of."""
+        return (torch.zeros_like(self.quantized.scale, dtype=torch.float32),)
+
+    @torch._disable_dynamo
+    def forward(self, change: Tensor) -> TrainedTensor:
+        return _Changed.apply(change, self.quantized, self.rounding)
+
+
+def with_change(q: QTensor, change: Tensor) -> QTensor:
+    parts = q.plain()
+    scale = (parts.scale.float() * (1 + change.float())).to(parts.scale.dtype)
+    return q.replace(parts._replace(scale=scale), bits_layout="plain")
+
+
+class _Changed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, change: Tensor, q: QTensor, rounding: Rounding) -> TrainedTensor:
+        ctx.q, ctx.rounding, ctx.dtype = q, rounding, change.dtype
+        return TrainedTensor(with_change(q, change).to_device_layout(), rounding, q.act_scale)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        q, fmt = ctx.q, ctx.q.scheme.weight
+        rows = rows_of(grad, ctx.rounding.kind, ctx.rounding.transposed)
+        if q.pre_scale is not None:
+            rows = rows * q.pre_scale.to(rows.dtype)
+        if q.perm is not None:
+            rows = rows[..., q.perm.long()]
+        codes = dequantize(q.plain(), fmt, q.matrix.n, q.matrix.k, torch.float32)
+        return to_blocks(rows.float() * codes, fmt.block).sum((-3, -1)).to(ctx.dtype), None, None
+
+
+class _Learned(NamedTuple):
+    name: str
+    module: nn.Module
+    param: str
+    parametrizations: Any
+
+
+def _learned(model: nn.Module) -> Iterator[_Learned]:
+    """Each name of each weight whose scales are learned."""
+    for module_name, module in model.named_modules(remove_duplicate=False):
+        for param, made in dict(getattr(module, "parametrizations", {})).items():
+            if isinstance(made[0], Scales):
+                yield _Learned(f"{module_name}.{param}".lstrip("."), module, param, made)
+
+
+def settle_scales_(model: nn.Module) -> list[LayerReport]:
+    """Quantized parameters with the scales that were learned, in the place of the parametrizations."""
+    learned = [*_learned(model)]
+    done: dict[int, nn.Parameter] = {}
+    layers = []
+    for each in learned:
+        change = each.parametrizations.original0
+        tied = id(change) in done
+        if not tied:
+            changed = with_change(each.parametrizations[0].quantized, change.detach())
+            if not changed.scale.isfinite().all():
+                raise ArgumentError(f"{each.name}: scales that were learned are NaN or infinite; nothing was converted")
+            done[id(change)] = nn.Parameter(changed.to_device_layout(), requires_grad=False)
+        q: Any = done[id(change)]
+        layers.append(LayerReport(each.name, str(q.scheme), "", q.nbytes, q.nbytes, algorithm=LEARNED, tied=tied))
+    for each in learned:
+        kept = done[id(each.parametrizations.original0)]
+        remove_parametrizations(each.module, each.param)
+        delattr(each.module, each.param)
+        each.module.register_parameter(each.param, kept)
+    return layers
