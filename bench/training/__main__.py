@@ -1,4 +1,4 @@
-"""python -m bench.training steps|schemes|gradients [--json]; with "page" it writes docs/training-figures.md."""
+"""python -m bench.training steps|schemes|scales|gradients [--json]; with "page" it writes docs/training-figures.md."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from bench.measure import append, busy, header
 from bench.training import page, quality, steps
 
 SUITE = "training"
+QUALITY = {"schemes": quality.run_schemes, "scales": quality.run_scales, "gradients": quality.run_gradients}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__)
-    parser.add_argument("what", choices=("steps", "schemes", "gradients", "page"))
+    parser.add_argument("what", choices=("steps", *QUALITY, "page"))
     parser.add_argument("--rounds", type=int, default=15, help="of steps")
-    parser.add_argument("--steps", type=int, default=150, help="of training, for schemes")
+    parser.add_argument("--steps", type=int, default=150, help="of training, for schemes and scales")
     parser.add_argument("--json", action="store_true", help=f"append to bench/results/{SUITE}.jsonl")
     args = parser.parse_args()
     if args.what == "page":
@@ -24,7 +25,7 @@ def main() -> None:
     if args.what == "steps":
         rows = steps.run(args.rounds, print)
     else:
-        rows = (quality.run_schemes if args.what == "schemes" else quality.run_gradients)(args.steps, print)
+        rows = QUALITY[args.what](args.steps, print)
     before = [head]
     for row in rows:  # each is recorded as it comes: all of them take long
         if args.json:

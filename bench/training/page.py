@@ -30,6 +30,11 @@ Perplexity of `models/tinylm` as in [accuracy.md](accuracy.md), {float:.4f} in b
 behind the arrow after training from there, `prepare_(model, scheme, algorithm=..)`: {steps} steps, {tokens} tokens that
 the model has not seen, towards the logits of the float model. Steps, tokens and learning rate are the same for all.
 """
+SCALES = """## Scales alone
+
+The same for `learn_scales_` of the quantized model: codes, norms and all else stay. Steps, tokens and what is learned
+from are those of the table above.
+"""
 GRADIENTS = """## Gradients in low precision
 
 How far the gradients of the weights of `models/tinylm` are from float32's, on one batch of new text: SQNR in dB, the
@@ -70,10 +75,18 @@ def of_steps(head: Row, rows: list[Row]) -> str:
 
 
 def of_schemes(head: Row, rows: list[Row]) -> str:
+    return _trained(SCHEMES, head, rows)
+
+
+def of_scales(head: Row, rows: list[Row]) -> str:
+    return _trained(SCALES, head, rows)
+
+
+def _trained(text: str, head: Row, rows: list[Row]) -> str:
     found = {(row["scheme"], row["algorithm"]): f"{row['alone']:.4f} → {row['trained']:.4f}" for row in rows}
     schemes, algorithms = (list(dict.fromkeys(row[name] for row in rows)) for name in ("scheme", "algorithm"))
     cells = [[scheme, *(found.get((scheme, name), "") for name in algorithms)] for scheme in schemes]
-    return "\n".join([SCHEMES.format(**rows[0]), where(head), markdown.table(["scheme", *algorithms], cells), ""])
+    return "\n".join([text.format(**rows[0]), where(head), markdown.table(["scheme", *algorithms], cells), ""])
 
 
 def of_gradients(head: Row, rows: list[Row]) -> str:
@@ -96,7 +109,8 @@ def of_optimizers(head: Row, rows: list[Row]) -> str:
 def write() -> None:
     lines = lines_of(RESULTS / "training.jsonl")
     parts = [INTRODUCTION]
-    for what, section in (("steps", of_steps), ("schemes", of_schemes), ("gradients", of_gradients)):
+    sections = {"steps": of_steps, "schemes": of_schemes, "scales": of_scales, "gradients": of_gradients}
+    for what, section in sections.items():
         if found := newest(lines, what):
             parts.append(section(*found))
     measured = lines_of(RESULTS / "optim.jsonl")

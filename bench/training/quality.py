@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import bitport as bp
 from bitport.evaluate.algorithms import nll
 from bitport.evaluate.golden import WINDOW, Yardstick
 from bitport.numerics import sqnr
-from bitport.train import convert_, prepare_
+from bitport.train import convert_, learn_scales_, prepare_
 from examples.tinylm.corpus import nth_story
 
 MODEL = Path("models/tinylm")
@@ -39,6 +39,9 @@ GRADIENTS: dict[str, tuple[str, str | None]] = {
 }
 BATCH, LENGTH = 4, 256
 RATE = 1e-4
+RATE_OF_SCALES = 1e-2
+"""Of shares of them."""
+OF_SCALES = {"schemes": ("int2", "int3", "int4"), "algorithms": ("gptq", "awq+gptq")}
 UNSEEN = 77
 """Seed of stories that neither the training nor the evaluation of the bundled model used."""
 
@@ -88,11 +91,14 @@ def _calibration(yardstick: Yardstick) -> list[Tensor]:
     return [each[None] for each in yardstick.calibration.split(WINDOW)]
 
 
-def rounded(yardstick: Yardstick, scheme: str, algorithm: str) -> float:
-    model = copy.deepcopy(yardstick.base)
+def quantized(yardstick: Yardstick, model: nn.Module, scheme: str, algorithm: str) -> nn.Module:
     data = _calibration(yardstick)
     bp.quantize_(model, scheme, algorithm=algorithm, calibrate=data, measure=False, progress=False)
-    return math.exp(nll(yardstick, model))
+    return model
+
+
+def rounded(yardstick: Yardstick, scheme: str, algorithm: str) -> float:
+    return math.exp(nll(yardstick, quantized(yardstick, copy.deepcopy(yardstick.base), scheme, algorithm)))
 
 
 def tuned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> float:
@@ -105,14 +111,39 @@ def tuned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> floa
     return math.exp(nll(yardstick, model))
 
 
+def learned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> float:
+    """Perplexity after the scales alone were trained, of the model that ``algorithm`` quantized in float32."""
+    teacher = copy.deepcopy(yardstick.base).float().requires_grad_(False)
+    model = quantized(yardstick, copy.deepcopy(teacher), scheme, algorithm)
+    learn_scales_(model)
+    train(model, steps, RATE_OF_SCALES, teacher)
+    convert_(model)
+    return math.exp(nll(yardstick, model))
+
+
 def run_schemes(steps: int, say: Callable[[str], None]) -> Iterator[Row]:
+    yield from _run("scheme", tuned, SCHEMES, ALGORITHMS, steps, say)
+
+
+def run_scales(steps: int, say: Callable[[str], None]) -> Iterator[Row]:
+    yield from _run("scales", learned, OF_SCALES["schemes"], OF_SCALES["algorithms"], steps, say)
+
+
+def _run(
+    what: str,
+    trained_by: Callable[[Yardstick, str, str, int], float],
+    schemes: Sequence[str],
+    algorithms: Sequence[str],
+    steps: int,
+    say: Callable[[str], None],
+) -> Iterator[Row]:
     yardstick = Yardstick(MODEL)
     base = round(math.exp(nll(yardstick, copy.deepcopy(yardstick.base))), 4)
-    common = {"what": "scheme", "steps": steps, "tokens": steps * BATCH * LENGTH, "float": base}
-    for scheme in SCHEMES:
-        for algorithm in ALGORITHMS:
+    common = {"what": what, "steps": steps, "tokens": steps * BATCH * LENGTH, "float": base}
+    for scheme in schemes:
+        for algorithm in algorithms:
             alone = round(rounded(yardstick, scheme, algorithm), 4)
-            trained = round(tuned(yardstick, scheme, algorithm, steps), 4)
+            trained = round(trained_by(yardstick, scheme, algorithm, steps), 4)
             say(f"{scheme:8} {algorithm:10} {alone:.4f}  trained {trained:.4f}")
             yield {**common, "scheme": scheme, "algorithm": algorithm, "alone": alone, "trained": trained}
 

@@ -14,7 +14,7 @@ constexpr int64_t kFusedRows = 64;
 // A few rows and a stretch of K: where they lie, what they meet, and where it goes.
 struct Few {
   const uint16_t* x;
-  int64_t stride, steps;     // from one step of 32 columns to the next, and how many of them
+  int64_t stride, columns;   // from one step of 32 columns to the next, and how many columns
   const uint16_t* panel;
   float* sum;                // [rows][32]
   const Affine* scales;      // of the group, of two times 16 rows of the weight
@@ -23,21 +23,26 @@ struct Few {
 };
 
 template <int R>
+AVX512_BF16_INLINE void multiply_pair(const uint16_t* x, const uint16_t* panel, __m512 (&sum)[R][2]) {
+  const __m512bh low = reinterpret_cast<__m512bh>(_mm512_load_si512(panel));
+  const __m512bh high = reinterpret_cast<__m512bh>(_mm512_load_si512(panel + 512));
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const __m512bh both = pair_of(x + r * 32);
+    sum[r][0] = _mm512_dpbf16_ps(sum[r][0], low, both);
+    sum[r][1] = _mm512_dpbf16_ps(sum[r][1], high, both);
+  }
+}
+
+template <int R>
 AVX512_BF16_INLINE void multiply(const Few& few, __m512 (&sum)[R][2]) {
   const uint16_t *x = few.x, *panel = few.panel;
-  for (int64_t step = 0; step < few.steps; ++step, x += few.stride, panel += 1024) {
+  for (int64_t step = 0; step < few.columns / 32; ++step, x += few.stride, panel += 1024) {
 #pragma GCC unroll 4
-    for (int pair = 0; pair < 16; ++pair) {
-      const __m512bh low = reinterpret_cast<__m512bh>(_mm512_load_si512(panel + pair * 32));
-      const __m512bh high = reinterpret_cast<__m512bh>(_mm512_load_si512(panel + 512 + pair * 32));
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const __m512bh both = pair_of(x + r * 32 + pair * 2);
-        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], low, both);
-        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], high, both);
-      }
-    }
+    for (int pair = 0; pair < 16; ++pair) multiply_pair<R>(x + pair * 2, panel + pair * 32, sum);
   }
+  const int64_t pairs = (few.columns % 32 + 1) / 2;
+  for (int64_t pair = 0; pair < pairs; ++pair) multiply_pair<R>(x + pair * 2, panel + pair * 32, sum);
 }
 
 // sum += x * panel
@@ -91,11 +96,12 @@ constexpr Function kAddBlock[kAtOnce] = {add_block<1>, add_block<2>, add_block<3
                                          add_block<7>, add_block<8>, add_block<9>, add_block<10>, add_block<11>, add_block<12>};
 
 void multiply_panel(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  const int64_t columns = smaller(job.weight->k - panel.k, panel.count);
+  const uint16_t* values = static_cast<const uint16_t*>(panel.data);
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
   by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
     const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, panel.k);
-    kAdd[count - 1]({x, job.block * 32, panel.count / 32, static_cast<const uint16_t*>(panel.data), sum + r * 32, nullptr,
-                     nullptr, 0});
+    kAdd[count - 1]({x, job.block * 32, columns, values, sum + r * 32, nullptr, nullptr, 0});
   });
 }
 
@@ -104,11 +110,12 @@ AVX512 void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int
   const uint16_t* values = static_cast<const uint16_t*>(panel.data);
   const float* scale = reinterpret_cast<const float*>(values + kBlocksPanel);
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  for (int64_t k = panel.k, end = panel.k + panel.count; k < end; k += kScaled, values += kScaled * 32, scale += 32) {
+  const int64_t end = smaller(job.weight->k, panel.k + panel.count);
+  for (int64_t k = panel.k; k < end; k += kScaled, values += kScaled * 32, scale += 32) {
     const Affine scales[2] = {{_mm512_load_ps(scale), {}}, {_mm512_load_ps(scale + 16), {}}};
     by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
       const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, k);
-      kAddBlock[count - 1]({x, job.block * 32, smaller(end - k, kScaled) / 32, values, sum + r * 32, scales,
+      kAddBlock[count - 1]({x, job.block * 32, smaller(end - k, kScaled), values, sum + r * 32, scales,
                             job.scales + (row + r) * blocks + k / kScaled, blocks});
     });
   }
@@ -125,8 +132,8 @@ AVX512 void fused(const Job& job, int64_t tile, void* panel, float* sum) {
     const Affine scales[2] = {affine(w, (tile * groups + g) * 32), affine(w, (tile * groups + g) * 32 + 16)};
     by_few(job.m, job.block, kAtOnce, [&](int64_t row, int64_t count) {
       const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, first);
-      kAddGroup[count - 1]({x, job.block * 32, (last - first) / 32, static_cast<const uint16_t*>(panel), sum + row * 32,
-                            scales, w.zero ? job.sums + row * groups + g : nullptr, groups});
+      kAddGroup[count - 1]({x, job.block * 32, smaller(last, w.k) - first, static_cast<const uint16_t*>(panel),
+                            sum + row * 32, scales, w.zero ? job.sums + row * groups + g : nullptr, groups});
     });
   }
 }
