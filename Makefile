@@ -274,6 +274,7 @@ voxtral-page: $(VENV)/.hf
 bench-training: $(PEERS_VENV)/.peers
 	$(PEERS_VENV)/bin/python -m bench.training steps --json $(BENCH_ARGS)
 	$(PEERS_VENV)/bin/python -m bench.training schemes --json
+	$(PEERS_VENV)/bin/python -m bench.training scales --json
 	$(PEERS_VENV)/bin/python -m bench.training gradients --json
 	$(PEERS_VENV)/bin/python -m bench.optim --json
 	$(PEERS_VENV)/bin/python -m bench.training page

@@ -246,6 +246,16 @@ def test_quantized_without_data() -> None:
     assert (model[0].weight.bits_layout, model(rows()).shape) == (INT4, (5, N))
 
 
+def test_weights_that_come_and_go_by_their_data() -> None:
+    """As group offloading of diffusers has them."""
+    weight = layer("int4").weight
+    for device in ("cpu", DEVICE):
+        weight.data = weight.data.to(device)
+        assert (weight.device.type, weight.qdata.device.type) == (device, device)
+        assert isinstance(weight, nn.Parameter)
+    assert weight.bits_layout == INT4
+
+
 def test_explained() -> None:
     model = nn.Sequential(layer("int4"), layer("fp8-block", n=N, k=N))
     text = str(bp.explain(model, rows=(1, 1024)))

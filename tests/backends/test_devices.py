@@ -1,4 +1,4 @@
-"""The tests in on_sim.py and on_fake_*.py, each in a process that has the device."""
+"""The tests in on_sim*.py and on_fake_*.py, each in a process that has the device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ import torch
 
 def test_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]) -> None:
     elsewhere("on_sim.py", sim_site)
+
+
+def test_pipelines_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]) -> None:
+    for package in ("diffusers", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install 'bitport[diffusers]'")
+    elsewhere("on_sim_pipelines.py", sim_site)
 
 
 @pytest.mark.parametrize("device", ["xpu", "cuda", "mps"])

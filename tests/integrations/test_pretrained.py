@@ -29,8 +29,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra: pip 
 pytest.importorskip("transformers.core_model_loading", reason="this version of transformers loads models otherwise")
 from transformers.quantizers import HfQuantizer  # noqa: E402
 
-from bitport.integrations.pretrained import Stored  # noqa: E402
-from bitport.integrations.transformers import BitportConfig, Quantizer  # noqa: E402
+from bitport.integrations.transformers import BitportConfig, Quantizer, stored  # noqa: E402
 
 from .test_transformers import CONFIGS, HEAD, IDS, made  # noqa: E402
 
@@ -210,7 +209,7 @@ def test_plans_of_transformers_are_refused(tmp_path: Path) -> None:
     config.distributed_config = {"tp_size": 2}
     files = [str(quantized(tmp_path) / "bitport.json")]
     with pytest.raises(ArgumentError, match=r"a distributed_config .* cuts tensors while they are read"):
-        Stored(CAUSAL.from_config(config), files, torch.float32)
+        stored(CAUSAL.from_config(config), files, {})
 
 
 def test_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ LEVEL = {name: level for level, row in enumerate(ORDER) for name in row}
 HEAVY = (
     "triton",
     "transformers",
+    "diffusers",
     "tokenizers",
     "huggingface_hub",
     "rich",

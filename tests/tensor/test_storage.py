@@ -21,7 +21,7 @@ import bitport
 from bitport.errors import ArgumentError, SchemeError
 from bitport.schemes import PRESETS
 from bitport.tensor import EXTRA, PARTS, QTensor, from_parts, quantize_tensor
-from bitport.tensor.qtensor import rebuild
+from bitport.tensor.qtensor import ATEN, rebuild
 
 Make = Callable[..., QTensor]
 
@@ -217,6 +217,14 @@ def test_new_tensors_are_float(make: Make) -> None:
     assert q.new_full((2,), 3.0).eq(3).all()
     assert q.new_zeros(2, dtype=torch.int64).tolist() == [0, 0]
     assert q.new_zeros(2, device="meta").device.type == "meta"
+
+
+def test_a_stream_is_told_of_every_part(full: QTensor) -> None:
+    """By record_stream, which no tensor on the CPU has."""
+    told: list[tuple[Tensor, object]] = []
+    ATEN[torch.ops.aten.record_stream.default](lambda *both: told.append(both), full, "stream")
+    every = [part for name in PARTS if (part := getattr(full, name)) is not None]
+    assert [(id(part), stream) for part, stream in told] == [(id(part), "stream") for part in every]
 
 
 @pytest.mark.parametrize("save", [save_file, save_model])

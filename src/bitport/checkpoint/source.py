@@ -17,13 +17,19 @@ from torch import Tensor
 
 from bitport.checkpoint.arranged import Arranged, Arrangement
 from bitport.checkpoint.dtypes import name_of
-from bitport.checkpoint.manifest import NAME, SAID, Entry, Manifest, Part, shortened
+from bitport.checkpoint.manifest import DIFFUSERS_INDEX, NAME, SAID, Entry, Manifest, Part, shortened
 from bitport.checkpoint.names import target_of
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.schemes import Target
 
 INDEX = "model.safetensors.index.json"
+INDEXES = (INDEX, DIFFUSERS_INDEX)
+COMPONENT = "_class_name"
+"""Where config.json names a class of diffusers, and model_index.json of one its pipeline."""
+PIPELINE = "model_index.json"
+POINTER = json.dumps({"metadata": {}, "weight_map": {NAME: NAME}}) + "\n"
+"""The index that diffusers finds in a directory of bitport."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
 """What the names of files end with that hold weights or list them; all others are carried over."""
@@ -155,35 +161,42 @@ class Source:
             return [self.path]
         if (self.path / NAME).exists():
             raise CheckpointError(f"{self.path} is a bitport checkpoint already; give the original model")
-        if (self.path / INDEX).is_file():
-            return self._indexed()
+        for name in INDEXES:
+            if (self.path / name).is_file():
+                return self._indexed(self.path / name)
         files = sorted(self.path.glob("*.safetensors"))
-        if (self.path / "model.safetensors") in files:
-            return [self.path / "model.safetensors"]
+        for name in INDEXES:
+            if (whole := self.path / name.removesuffix(".index.json")) in files:
+                return [whole]
         if len(files) == 1:
             return files
         if files:
             raise CheckpointError(
                 f"{self.path} has {len(files)} .safetensors files and no {INDEX}; fetch it, or give one of them"
             )
+        if (self.path / PIPELINE).is_file():
+            parts = sorted(path.parent.name for path in self.path.glob("*/config.json"))
+            raise CheckpointError(
+                f"{self.path} is a pipeline of diffusers; give one of its models: "
+                f"{shortened(str(self.path / part) for part in parts)}"
+            )
         pickles = [path for path in sorted(self.path.iterdir()) if path.suffix in PICKLES]
         raise CheckpointError(f"{self.path} has no .safetensors file. {_about_pickles(pickles)}")
 
-    def _indexed(self) -> list[Path]:
-        index = json_object(self.path / INDEX)
-        weight_map = index.get("weight_map")
+    def _indexed(self, path: Path) -> list[Path]:
+        weight_map = json_object(path).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-            raise CheckpointError(f"{self.path / INDEX} has no 'weight_map' of names to files; fetch it again")
+            raise CheckpointError(f"{path} has no 'weight_map' of names to files; fetch it again")
         files = [self.path / file for file in sorted(set(weight_map.values()))]
         for file in files:
             if file.parent != self.path or not file.is_file():
-                raise CheckpointError(f"{self.path / INDEX} names {file.name!r}, which is not in {self.path}; fetch it")
+                raise CheckpointError(f"{path} names {file.name!r}, which is not in {self.path}; fetch it")
         held: set[str] = set()
         for file in files:
             with SafetensorsReader(file) as reader:
                 held |= reader.tensors.keys()
         if lost := sorted(set(weight_map) - held):
-            raise CheckpointError(f"{len(lost)} tensors of {self.path / INDEX} are in no file: {shortened(lost)}")
+            raise CheckpointError(f"{len(lost)} tensors of {path} are in no file: {shortened(lost)}")
         return files
 
     def _quantization(self) -> dict[str, Any] | None:
@@ -255,6 +268,14 @@ def carried(
         file = path / relative
         if file.name != NAME and str(relative) not in QUANTIZATION_FILES:
             yield relative, _config(file, quantization, dtype) if str(relative) == "config.json" else file
+    if quantization == {"quantization_config": SAID} and class_name(path):
+        yield Path(DIFFUSERS_INDEX), POINTER
+
+
+def class_name(path: Path) -> str | None:
+    """Of the model of diffusers in the directory ``path``, or None where config.json names none."""
+    found = json_object(path / "config.json").get(COMPONENT) if (path / "config.json").is_file() else None
+    return found if isinstance(found, str) else None
 
 
 def _config(file: Path, quantization: dict[str, Any], dtype: torch.dtype | None) -> str:
@@ -263,7 +284,7 @@ def _config(file: Path, quantization: dict[str, Any], dtype: torch.dtype | None)
         if isinstance(part, dict):
             said[key] = _without(part)
     said |= quantization
-    if dtype is not None:
+    if dtype is not None and COMPONENT not in said:
         said = {key: value for key, value in said.items() if key != "torch_dtype"} | {"dtype": name_of(dtype)}
     return json.dumps(said, indent=2) + "\n"
 

@@ -21,11 +21,12 @@ from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.output import check_begun, unfinished
-from bitport.checkpoint.source import Source
+from bitport.checkpoint.source import Source, class_name
 from bitport.cli import streamed
 from bitport.cli.common import DTYPES, add_verb, dtype_of, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, CheckpointError, RecipeError
+from bitport.integrations.components import is_component, spared
 from bitport.integrations.huggingface import OWN_MODEL, cast_parameters, empty_model, load_model
 from bitport.integrations.names import arrangement
 from bitport.nn.targets import find_targets
@@ -124,6 +125,12 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
             f"--data is for algorithms that look at inputs and schemes with a static input scale, not for {by.name} "
             f"without such"
         )
+    if (part := class_name(args.source)) and (runs or args.in_memory):
+        raise ArgumentError(
+            f"{args.source} is a {part} of diffusers, which is quantized from its files and without data; its pipeline "
+            f"runs where inputs are looked at: quantize_(pipe.transformer, .., calibrate=lambda model: pipe(prompt)), "
+            f"then save_model of bitport.integrations.huggingface"
+        )
     if processes.world > 1 and (auto or args.in_memory or not runs):
         raise ArgumentError(
             f"{processes.world} processes share the batches that a model runs on from its files, as for gptq; start "
@@ -136,6 +143,9 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     else:
         Source(args.source)  # what is wrong with the files is no note
         advice = "--in-memory quantizes the model in the form it has"
+        if part:
+            recipe = component_recipe(args.source, recipe)
+            advice = f"{part}.from_pretrained(.., quantization_config=BitportConfig(..)) quantizes the form it has"
         for note in naming_notes(
             args.source, lambda as_model: Source(args.source, arrangement=as_model).tensors, advice
         ):
@@ -149,6 +159,16 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     show(args, data, f"{report if args.verbose else summary(report)}\n{end}")
     write_reports(args, lambda command: page(report, args.source.name, command), data)
     return 0
+
+
+def component_recipe(directory: Path, recipe: Recipe) -> Recipe:
+    """For a model of diffusers, as it is quantized while it is loaded."""
+    try:
+        model = empty_model(directory)
+    except BitportError as error:
+        print(f"note: what this model keeps in float32 is not known, and quantized: {error}", file=sys.stderr)
+        return recipe
+    return spared(recipe, model, find_targets(model))
 
 
 def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtype | None, runs: bool) -> Report:
@@ -198,10 +218,12 @@ def naming_notes(directory: Path, names_of: Callable[[Arrangement], Iterable[str
     unknown = [name for name in names if name not in known]
     if not unknown:
         return []
-    if (said := model.config.architectures) and made not in said:
+    diffusers = is_component(model)
+    if not diffusers and (said := model.config.architectures) and made not in said:
         return [f"load_model builds a {made}, not the {said[0]} that {directory} holds: {OWN_MODEL}"]
     return [
-        f"{made} of transformers has no {shortened(unknown, 3)}: it keeps them in another form, and "
+        f"{made} of {'diffusers' if diffusers else 'transformers'} has no {shortened(unknown, 3)}: it keeps them in "
+        f"another form, and "
         f"load_model will not find them in this checkpoint. {advice}"
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from bitport.checkpoint.source import INDEX, Source
+from bitport.checkpoint.source import INDEXES, Source
 from bitport.errors import CheckpointError
 
 
@@ -28,7 +28,7 @@ def stored_tensors(path: Path) -> list[Stored]:
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files or (path / INDEX).is_file():
+    if not files or any((path / name).is_file() for name in INDEXES):
         Source(path, quantized=True)  # says what is missing
     return [tensor for file in files for tensor in _of_file(file)]
 

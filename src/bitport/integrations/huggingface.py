@@ -1,4 +1,5 @@
-"""Hugging Face directories: causal language models and tokenizers, quantized by bitport or not.
+"""Hugging Face directories: causal language models and tokenizers, quantized by bitport or not; quantized models of
+diffusers.
 
 A bitport directory holds ``bitport.json``, its shards, and the ``config.json`` and tokenizer of the model it came from.
 The model is built from config.json without memory for its weights, and the checkpoint puts the weights in.
@@ -21,9 +22,10 @@ from torch.overrides import TorchFunctionMode
 from bitport import checkpoint
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import SAID, shortened
-from bitport.checkpoint.source import FETCH, Source
+from bitport.checkpoint.source import FETCH, Source, class_name
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, BitportError
+from bitport.integrations.components import component, is_component, write_config
 from bitport.integrations.names import arrangement
 from bitport.interop import READERS
 from bitport.interop.sources import method_of
@@ -63,7 +65,8 @@ def load_model(
     *,
     verify: bool = True,
 ) -> Any:
-    """The causal language model in ``directory``, in evaluation mode, on ``device`` (default: CPU).
+    """The causal language model, or the model of diffusers that bitport has quantized, in ``directory``, in evaluation
+    mode, on ``device`` (default: CPU).
 
     ``dtype`` is that of the float parameters and of what is computed (default: as in the files); the numbers of
     quantized weights never change. ``verify``: as for :func:`bitport.load`.
@@ -74,6 +77,8 @@ def load_model(
     if (root / MANIFEST).is_file():
         model = empty_model(root)
         checkpoint.load(model, root, device=device, verify=verify, arrangement=arrangement(model))
+    elif name := class_name(root):
+        raise BitportError(f"{root} is a model of diffusers in float: diffusers.{name}.from_pretrained loads it")
     else:
         model = _pretrained(root)
     if device is not None:
@@ -86,6 +91,9 @@ def load_model(
 def empty_model(directory: str | Path) -> Any:
     """The model that config.json describes: its weights on meta, its computed buffers real."""
     root = model_directory(directory)
+    if name := class_name(root):
+        with EmptyOnMeta():
+            return component(root, name)
     config = _made(root, "AutoConfig.from_pretrained", root, **SAFELY)
     vars(config).pop("quantization_config", None)  # which tells transformers how to load, and not what the model is
     with EmptyOnMeta():
@@ -116,10 +124,14 @@ def load_tokenizer(directory: str | Path) -> Any:
 
 
 def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shard_size: int = SHARD_SIZE) -> None:
-    """A directory that :func:`load_model` reads, and transformers with :mod:`bitport.integrations.transformers`: the
-    quantized ``model``, its configuration, and the tokenizer. ``shard_size``: as for :func:`bitport.save`."""
+    """A directory that :func:`load_model` reads, and transformers with :mod:`bitport.integrations.transformers` or
+    diffusers with :mod:`bitport.integrations.diffusers`: the quantized ``model``, its configuration, and the tokenizer.
+    ``shard_size``: as for :func:`bitport.save`."""
     root = Path(directory)
     checkpoint.save(model, root, shard_size=shard_size)
+    if is_component(model):
+        write_config(model, root)
+        return
     config = copy.deepcopy(model.config)
     config.dtype, config.architectures = model.dtype, [type(model).__name__.removeprefix("FSDP")]
     config.quantization_config = SAID

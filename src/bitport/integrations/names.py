@@ -14,6 +14,7 @@ from typing import Any
 from bitport.checkpoint.arranged import Arrangement, arranged
 from bitport.checkpoint.manifest import Entry, Manifest
 from bitport.errors import CheckpointError
+from bitport.integrations.components import is_component
 
 STACK, BESIDE = "MergeModulelist", "Concatenate"
 """The operations of the table that are known here: tensors as one stack of experts, and along their outputs."""
@@ -27,7 +28,7 @@ def arrangement(model: Any) -> Arrangement:
 
 def _arranged(model: Any, manifest: Manifest) -> Manifest:
     own = model.state_dict()
-    if all(name in own or entry.buffer for name, entry in manifest.tensors.items()):
+    if is_component(model) or all(name in own or entry.buffer for name, entry in manifest.tensors.items()):
         return manifest
     rename = _renaming(model, own)
     groups: dict[str, tuple[Any, dict[str, list[Entry]]]] = {}

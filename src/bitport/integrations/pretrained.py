@@ -1,13 +1,15 @@
-"""Checkpoints of bitport for from_pretrained of transformers.
+"""What from_pretrained and save_pretrained of transformers and diffusers do with models of bitport.
 
-transformers opens files of weights itself, and gives a quantizer each tensor by the name that the model has for it, on
-the device it goes to. So it is given a file of empty tensors, one for each of the checkpoint's; in the place of each,
-bitport's own reader brings the tensor.
+Both libraries open files of weights themselves, and give a quantizer each tensor by the name that the model has for it,
+with the device it goes to. So for a checkpoint of bitport they are given a file of empty tensors, one for each of the
+checkpoint's; in the place of each, bitport's own reader brings the tensor.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +18,54 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.utils.hub import convert_file_size_to_int
 
+from bitport.algorithms import Algorithm, expression
+from bitport.algorithms.apply import apply
 from bitport.checkpoint.load import read_tensor
-from bitport.checkpoint.manifest import shortened
-from bitport.checkpoint.parse import read_manifest
+from bitport.checkpoint.manifest import Manifest, shortened
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.integrations.huggingface import save_model
-from bitport.integrations.names import arrangement
+from bitport.nn.quantize import check_finite
 from bitport.ops.device import check_device
+from bitport.report import LayerReport, Report
+from bitport.report.quantized import listed
+from bitport.schemes import Choice, Recipe, Target
+from bitport.schemes.plan import refuse_static
+from bitport.tensor.sharded import nbytes_of
 
+RUN = "load it in float, then quantize_(model, .., calibrate=batches); or bitport quantize --data FILE, and load that"
 IDLE = ("token", "save_peft_format", "save_original_format")
 """Arguments of save_pretrained that change nothing in a directory of bitport."""
 
 
 class Stored:
-    """The checkpoint of ``files`` as the tensors of ``model``, which is on meta and to compute in ``dtype``. ``files``
-    becomes the one file that transformers is to open."""
+    """The checkpoint in the folder of ``files`` as the tensors of ``model``, which is on meta. ``files`` becomes the
+    one file that the library is to open. ``held``: its manifest; ``manifest``: that under the names of the model.
+    ``ties``: the names that the library makes one by itself, alias -> name."""
 
-    def __init__(self, model: Any, files: list[str], dtype: torch.dtype) -> None:
-        if getattr(model.config, "distributed_config", None) is not None:
-            raise ArgumentError(
-                "a distributed_config (tp_plan) cuts tensors while they are read, which quantized ones are not: load "
-                "the model whole and shard it then (docs/distributed.md)"
-            )
-        self.path, self.dtype = Path(files[0]).parent, dtype
-        held = read_manifest(self.path)
-        manifest = arrangement(model)(held)
+    def __init__(
+        self, model: nn.Module, files: list[str], held: Manifest, manifest: Manifest, ties: Mapping[str, str]
+    ) -> None:
+        self.path = Path(files[0]).parent
         self.wanted = {name: entry for name, entry in manifest.tensors.items() if entry.buffer != "derived"}
-        ties = {frozenset(pair) for pair in model.all_tied_weights_keys.items()}
-        own = model.state_dict()
-        self.tied = {alias: name for alias, name in manifest.tied.items() if alias in own and {alias, name} not in ties}
-        """Those that transformers does not make one by itself."""
+        self.own = model.state_dict(keep_vars=True)
+        made = {frozenset(pair) for pair in ties.items()}
+        self.tied = {
+            alias: name for alias, name in manifest.tied.items() if alias in self.own and {alias, name} not in made
+        }
         self.wanted |= {alias: manifest.tensors[name] for alias, name in self.tied.items()}
-        self._check(model, own)
+        self._check(model)
         self.shards = Shards(self.path, held, verify=True, mmap=True)
         self.shared: dict[str, Tensor] = {}
+        self.brought: set[str] = set()
         self.folder = tempfile.TemporaryDirectory()
         files[:] = [str(Path(self.folder.name, "model.safetensors"))]
         with torch.device("cpu"):
             save_file({name: torch.empty(0, dtype=torch.float32) for name in self.wanted}, files[0], {"format": "pt"})
 
-    def _check(self, model: Any, own: dict[str, Tensor]) -> None:
-        both = [(name, self.wanted[name], own[name]) for name in self.wanted.keys() & own.keys()]
+    def _check(self, model: nn.Module) -> None:
+        both = [(name, self.wanted[name], self.own[name]) for name in self.wanted.keys() & self.own.keys()]
         if other := sorted(
             f"{name} (checkpoint {[*entry.shape]}, model {[*tensor.shape]})"
             for name, entry, tensor in both
@@ -73,16 +80,17 @@ class Stored:
                 f"{self.path}: {shortened(wrong)} is quantized, but a buffer in {type(model).__name__}"
             )
 
-    def tensor(self, name: str, asked: Tensor, model: Any) -> Tensor:
-        """``asked``: in the dtype and on the device that the tensor is wanted in."""
-        entry, there = self.wanted[name], model.get_parameter_or_buffer(name)
+    def tensor(self, name: str, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+        """``dtype``: of floats, and of what quantized ones stand for; None: that of the file."""
+        entry, there = self.wanted[name], self.own[name]
+        self.brought.add(name)
         if entry.name in self.shared:
             return self.shared[entry.name]
         if entry.scheme is not None:
-            check_device(entry.scheme, asked.device)
-        read = read_tensor(self.shards, self.path, entry, asked.device)
-        if entry.dtype.is_floating_point:  # all are asked for in the dtype of the model, whatever this one is made in
-            read = read.to(there.dtype if asked.dtype == self.dtype else asked.dtype)
+            check_device(entry.scheme, device)
+        read = read_tensor(self.shards, self.path, entry, device)
+        if entry.dtype.is_floating_point and dtype is not None:
+            read = read.to(dtype)
         if isinstance(there, nn.Parameter):
             trains = there.requires_grad and entry.scheme is None and read.is_floating_point()
             read = nn.Parameter(read, requires_grad=trains)
@@ -95,19 +103,63 @@ class Stored:
         self.folder.cleanup()
 
 
+class Original:
+    """The weights ``targets`` of a model in float, which are quantized when they come."""
+
+    def __init__(self, targets: Sequence[Target], recipe: Recipe, algorithm: Algorithm, measure: bool) -> None:
+        self.recipe, self.algorithm, self.measure = recipe, algorithm, measure
+        self.plan = recipe.resolve(targets)
+        refuse_static(self.plan.choices, RUN)
+        self.targets = {target.name: target for target in targets}
+        self.wanted = {choice.name: choice for choice in self.plan.quantized}
+        self.told: dict[str, LayerReport] = {}
+        """By storage: what came out."""
+
+    def tensor(self, name: str, value: Tensor) -> Tensor:
+        """``value`` is where it is to be."""
+        target, choice = self.targets[name], self.wanted[name]
+        assert choice.scheme is not None
+        check_finite(value, target)
+        check_device(choice.scheme, value.device)
+        outcome = apply(self.algorithm, value, target, choice.scheme, measure=self.measure).as_parameter()
+        self.told[target.storage] = outcome.report(choice, value.nbytes)
+        return outcome.q
+
+    def report(self, model: nn.Module) -> Report:
+        def left(choice: Choice) -> LayerReport:
+            size = nbytes_of(model.get_parameter(choice.name))
+            if choice.scheme:
+                choice = dataclasses.replace(choice, reason="the files do not have it")
+            return LayerReport.kept(choice, size, size)
+
+        storages = {name: target.storage for name, target in self.targets.items()}
+        layers = listed(self.plan, storages, self.told, left)
+        after = sum(nbytes_of(param) for param in model.parameters())
+        before = after + sum(layer.bytes_before - layer.bytes_after for layer in self.told.values())
+        return Report(layers, before, after, self.recipe.to_json(), expression(self.algorithm))
+
+
+def check_places(device_map: Any) -> None:
+    """Of a device map, as the user gives it or as it is made of "auto"."""
+    places = device_map.items() if isinstance(device_map, dict) else ()
+    if on_disk := [name or "all" for name, place in places if place == "disk"]:
+        raise ArgumentError(
+            f"the device map leaves weights on disk ({shortened(on_disk)}), from where accelerate brings plain "
+            f"arrays, not quantized tensors: give more memory (max_memory), more devices, or a scheme of fewer bits"
+        )
+
+
 def save_pretrained(
     model: Any,
     save_directory: str | Path,
     is_main_process: bool = True,
     max_shard_size: int | str | None = None,
+    variant: str | None = None,
     **given: Any,
 ) -> None:
-    """In the place of that method of a model that bitport has quantized. One with adapters has transformers write
-    these."""
-    size = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
-    if getattr(model, "_hf_peft_config_loaded", False):
-        type(model).save_pretrained(model, save_directory, is_main_process=is_main_process, **size, **given)
-        return
+    """In the place of that method of a model that bitport has quantized. Pipelines of diffusers look for ``variant``
+    among its arguments, and pass on no others than it names."""
+    given["variant"] = variant
     if wrong := sorted(name for name, value in given.items() if name not in IDLE and value):
         raise ArgumentError(
             f"save_pretrained of a model that bitport has quantized takes a directory, is_main_process and "

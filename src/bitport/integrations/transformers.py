@@ -13,40 +13,44 @@ Importing this module makes both known to transformers.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from bitport import plugins
-from bitport.algorithms import Algorithm, expression
+from bitport.algorithms import Algorithm
 from bitport.algorithms import algorithm as algorithm_of
-from bitport.algorithms.apply import apply
-from bitport.checkpoint.manifest import INDEX, SAID, shortened
+from bitport.checkpoint.manifest import INDEX, SAID
+from bitport.checkpoint.parse import read_manifest
 from bitport.errors import ArgumentError
-from bitport.integrations.pretrained import Stored, save_pretrained
-from bitport.nn.quantize import check_finite
+from bitport.integrations.names import arrangement
+from bitport.integrations.pretrained import RUN, Original, Stored, check_places, save_pretrained
 from bitport.nn.targets import find_targets
-from bitport.ops.device import check_device
-from bitport.report import LayerReport, Report
-from bitport.report.quantized import listed
-from bitport.schemes import Choice, Recipe, Scheme, Target
-from bitport.schemes.plan import refuse_static
-from bitport.tensor.sharded import nbytes_of
+from bitport.schemes import Recipe, Scheme, Target
 
 __all__ = ["BitportConfig"]
 
 NAME = SAID["quant_method"]
-RUN = "load it in float, then quantize_(model, .., calibrate=batches); or bitport quantize --data FILE, and load that"
+
+
+class Method(str, enum.Enum):
+    """diffusers asks a method for its ``value``."""
+
+    BITPORT = NAME
 
 
 @register_quantization_config(NAME)
 class BitportConfig(QuantizationConfigMixin):
     """``recipe``, ``algorithm``, ``measure``: as for :func:`bitport.quantize_`; only algorithms without data. What it
-    returns is ``model.hf_quantizer.report``. For a checkpoint of bitport, which is quantized, they say nothing."""
+    returns is ``model.hf_quantizer.report``. For a checkpoint of bitport, which is quantized, they say nothing. Models
+    of diffusers take it too, where bitport.integrations.diffusers was imported."""
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class BitportConfig(QuantizationConfigMixin):
         measure: bool = True,
         quant_method: str = NAME,
     ) -> None:
-        self.quant_method = quant_method  # type: ignore[assignment]
+        self.quant_method = Method(quant_method)  # type: ignore[assignment]
         self.recipe, self.algorithm, self.measure = Recipe.of(recipe), algorithm_of(algorithm), measure
         if self.algorithm.needs_inputs:
             raise ArgumentError(
@@ -78,12 +82,7 @@ class Quantizer(HfQuantizer):
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Called with what the user gives, and with what is made of "auto"."""
-        places = device_map.items() if isinstance(device_map, dict) else ()
-        if on_disk := [name or "all" for name, place in places if place == "disk"]:
-            raise ArgumentError(
-                f"the device map leaves weights on disk ({shortened(on_disk)}), from where accelerate brings plain "
-                f"arrays, not quantized tensors: give more memory (max_memory), more devices, or a scheme of fewer bits"
-            )
+        check_places(device_map)
 
     def update_attn_implementation(self, config: Any) -> Any:
         """What is called with the config before files are looked for: says which list them."""
@@ -102,12 +101,16 @@ class Quantizer(HfQuantizer):
         self, model: Any, dtype: Any = None, checkpoint_files: Any = None, **kwargs: Any
     ) -> None:
         plugins.load()
+        ties: dict[str, str] = model.all_tied_weights_keys
         if self.pre_quantized:
             del model.config.transformers_weights
-            self.work = Stored(model, checkpoint_files, dtype)
+            self.work = stored(model, checkpoint_files, ties)
             self.pre_quantized = False  # transformers asks quantizers of other models for parts of tensors
         else:
-            self.work = Original(model, self.quantization_config)
+            config = self.quantization_config
+            targets = tied(find_targets(model), ties)
+            self.work = Original(targets, config.recipe, config.algorithm, config.measure)
+        self.dtype = dtype
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         return self.work is not None and param_name in self.work.wanted
@@ -120,7 +123,7 @@ class Quantizer(HfQuantizer):
 
     def get_quantize_ops(self) -> ConversionOps:
         assert self.work is not None
-        return Give(self.work)
+        return Give(self.work, self.dtype)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if isinstance(self.work, Stored):
@@ -129,7 +132,7 @@ class Quantizer(HfQuantizer):
         elif self.work:
             self.report = self.work.report(model)
         self.work = None
-        model.save_pretrained = functools.partial(save_pretrained, model)
+        model.save_pretrained = functools.partial(save, model)
         return model
 
     def is_serializable(self) -> bool:
@@ -145,17 +148,23 @@ class Quantizer(HfQuantizer):
 
 
 class Give(ConversionOps):
-    """The last step of a tensor from its files into the model."""
+    """The last step of a tensor from its files into the model, which is to compute in ``dtype``."""
 
-    def __init__(self, work: Stored | Original) -> None:
-        self.work = work
+    def __init__(self, work: Stored | Original, dtype: torch.dtype | None) -> None:
+        self.work, self.dtype = work, dtype
 
     def convert(  # type: ignore[override]
         self, input_dict: dict[str, Any], full_layer_name: str, model: Any, **kwargs: Any
     ) -> dict[str, Tensor]:
         ((_, given),) = input_dict.items()
         value = given[0] if isinstance(given, list) else given
-        return Late({full_layer_name: lambda: self.work.tensor(full_layer_name, value, model)})
+        return Late({full_layer_name: lambda: self._made(full_layer_name, value)})
+
+    def _made(self, name: str, value: Tensor) -> Tensor:
+        if isinstance(self.work, Original):
+            return self.work.tensor(name, value)
+        own = self.work.own[name].dtype  # all are asked for in the dtype of the model, whatever this one is made in
+        return self.work.tensor(name, value.device, own if value.dtype == self.dtype else value.dtype)
 
 
 class Late(dict[str, Any]):
@@ -166,48 +175,35 @@ class Late(dict[str, Any]):
         return [(name, make()) for name, make in super().items()]
 
 
-class Original:
-    """The weights of a ``model`` in float, which are quantized when they come."""
-
-    def __init__(self, model: Any, config: BitportConfig) -> None:
-        targets = _tied(model, find_targets(model))
-        self.config, self.plan = config, config.recipe.resolve(targets)
-        refuse_static(self.plan.choices, RUN)
-        self.targets = {target.name: target for target in targets}
-        self.storages = {target.name: target.storage for target in targets}
-        self.wanted = {choice.name: choice for choice in self.plan.quantized}
-        self.told: dict[str, LayerReport] = {}
-        """By storage: what came out."""
-
-    def tensor(self, name: str, value: Tensor, model: Any) -> Tensor:
-        target, choice, config = self.targets[name], self.wanted[name], self.config
-        assert choice.scheme is not None
-        check_finite(value, target)
-        check_device(choice.scheme, value.device)
-        outcome = apply(config.algorithm, value, target, choice.scheme, measure=config.measure).as_parameter()
-        self.told[target.storage] = outcome.report(choice, value.nbytes)
-        return outcome.q
-
-    def report(self, model: Any) -> Report:
-        config = self.config
-
-        def left(choice: Choice) -> LayerReport:
-            size = nbytes_of(model.get_parameter(choice.name))
-            if choice.scheme:
-                choice = dataclasses.replace(choice, reason="the files do not have it")
-            return LayerReport.kept(choice, size, size)
-
-        layers = listed(self.plan, self.storages, self.told, left)
-        after = sum(nbytes_of(param) for param in model.parameters())
-        before = after + sum(layer.bytes_before - layer.bytes_after for layer in self.told.values())
-        return Report(layers, before, after, config.recipe.to_json(), expression(config.algorithm))
+def stored(model: Any, files: list[str], ties: dict[str, str]) -> Stored:
+    if getattr(model.config, "distributed_config", None) is not None:
+        raise ArgumentError(
+            "a distributed_config (tp_plan) cuts tensors while they are read, which quantized ones are not: load "
+            "the model whole and shard it then (docs/distributed.md)"
+        )
+    held = read_manifest(Path(files[0]).parent)
+    return Stored(model, files, held, arrangement(model)(held), ties)
 
 
-def _tied(model: Any, targets: list[Target]) -> list[Target]:
+def tied(targets: list[Target], alias_of: dict[str, str]) -> list[Target]:
     """transformers ties weights when they are loaded; these will be one."""
     storages = {target.name: target.storage for target in targets}
-    alias_of: dict[str, str] = model.all_tied_weights_keys
     return [
         dataclasses.replace(target, storage=storages.get(alias_of.get(target.name, ""), target.storage))
         for target in targets
     ]
+
+
+def save(
+    model: Any,
+    save_directory: str | Path,
+    is_main_process: bool = True,
+    max_shard_size: int | str | None = None,
+    variant: str | None = None,
+    **given: Any,
+) -> None:
+    """Of a model with adapters transformers writes these."""
+    size = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
+    adapted = getattr(model, "_hf_peft_config_loaded", False)
+    write = type(model).save_pretrained if adapted else save_pretrained
+    write(model, save_directory, is_main_process=is_main_process, variant=variant, **size, **given)

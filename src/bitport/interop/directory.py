@@ -16,13 +16,14 @@ from types import TracebackType
 from torch import Tensor
 
 from bitport.checkpoint.dtypes import TAGS_FOR_OTHERS
+from bitport.checkpoint.manifest import DIFFUSERS_INDEX
 from bitport.checkpoint.output import FOLDER
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes, metadata_entry
-from bitport.checkpoint.source import INDEX, QUANTIZATION_FILES
+from bitport.checkpoint.source import COMPONENT, INDEX, INDEXES, QUANTIZATION_FILES
 from bitport.checkpoint.writer import sync_directory, write_new
 from bitport.errors import ArgumentError, CheckpointError
 
-SHARD = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors")
+SHARD = re.compile(r"(diffusion_pytorch_)?model(-\d{5,}-of-\d{5,})?\.safetensors")
 METADATA = {"format": "pt"}
 """Loaders of transformers ask for it."""
 
@@ -81,14 +82,15 @@ class Directory:
             shard.finish({**METADATA, **(metadata or {})})
         count = len(self.shards)
         single = count == 1
-        names = [
-            "model.safetensors" if single else f"model-{at + 1:05}-of-{count:05}.safetensors" for at in range(count)
-        ]
+        config = files.get(Path("config.json"), "{}")
+        listed = DIFFUSERS_INDEX if isinstance(config, str) and COMPONENT in json.loads(config) else INDEX
+        stem = listed.removesuffix(".safetensors.index.json")
+        names = [f"{stem}{'' if single else f'-{at + 1:05}-of-{count:05}'}.safetensors" for at in range(count)]
         index = {
             "metadata": {"total_size": self.nbytes},
             "weight_map": {key: name for name, keys in zip(names, self.shards, strict=True) for key in keys},
         }
-        texts = files if single else {**files, Path(INDEX): json.dumps(index, indent=2) + "\n"}
+        texts = files if single else {**files, Path(listed): json.dumps(index, indent=2) + "\n"}
         for path, text in texts.items():
             staged = self.folder / "files" / path
             staged.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +99,7 @@ class Directory:
             else:
                 write_new(staged, text.encode())
         for path in self.directory.iterdir():
-            if SHARD.fullmatch(path.name) or path.name in (INDEX, "config.json", *QUANTIZATION_FILES):
+            if SHARD.fullmatch(path.name) or path.name in (*INDEXES, "config.json", *QUANTIZATION_FILES):
                 path.unlink()
         for at, name in enumerate(names):
             os.replace(self.folder / f"{at + 1}", self.directory / name)

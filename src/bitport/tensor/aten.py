@@ -65,6 +65,13 @@ def _is_pinned(func: Any, q: QTensor, device: Any = None) -> bool:
     return bool(func(q.qdata))
 
 
+@implements(aten.record_stream.default)
+def _record_stream(func: Any, q: QTensor, stream: Any) -> None:
+    """``stream``: one that reads it besides the one it was made on."""
+    for name in q.__tensor_flatten__()[0]:
+        func(getattr(q, name), stream)
+
+
 @implements(aten._to_copy.default)
 def _to_copy(
     func: Any, q: QTensor, dtype: Any = None, device: Any = None, non_blocking: bool = False, **kwargs: Any

@@ -291,10 +291,10 @@ def _set_data(self: Tensor, value: Tensor) -> None:
 
 
 def _storage(q: QTensor) -> NoReturn:
-    """What safetensors, and with it save_pretrained of transformers, asks a tensor for."""
+    """What safetensors, and with it save_pretrained of transformers and diffusers, asks a tensor for."""
     raise ArgumentError(
         "a quantized tensor lies in several storages, its parts; to write a model use bitport.save(model, directory), "
-        "or save_model of bitport.integrations.huggingface for one of transformers"
+        "or save_model of bitport.integrations.huggingface for one of transformers or diffusers"
     )
 
 

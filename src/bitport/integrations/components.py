@@ -1,0 +1,59 @@
+"""Directories of models of diffusers: a component of a pipeline, such as its transformer, UNet or autoencoder.
+
+Their config.json names the class; a directory of bitport holds, beside what any has, the index that diffusers looks
+for. It names the manifest alone, in which bitport finds the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bitport.checkpoint.manifest import DIFFUSERS_INDEX, SAID
+from bitport.checkpoint.source import POINTER
+from bitport.errors import BitportError
+from bitport.schemes import Recipe, Rule, Target
+
+INSTALL = "pip install 'bitport[diffusers]'"
+
+
+def is_component(model: Any) -> bool:
+    """Whether it is a model of diffusers, which may not be installed."""
+    return any(each.__module__ == "diffusers.models.modeling_utils" for each in type(model).__mro__)
+
+
+def component(root: Path, name: str) -> nn.Module:
+    """The model ``name`` that config.json in ``root`` describes, built as the context says."""
+    try:
+        diffusers = importlib.import_module("diffusers")
+    except ModuleNotFoundError as error:
+        raise BitportError(f"{root} is a {name} of diffusers, which is not installed: {INSTALL}") from error
+    found: Any = getattr(diffusers, name, None)
+    is_model = isinstance(found, type) and issubclass(found, diffusers.ModelMixin)
+    if not is_model:
+        raise BitportError(f"{root} is a {name}, which diffusers {diffusers.__version__} does not have: upgrade it")
+    config = {key: value for key, value in found.load_config(root).items() if key != "quantization_config"}
+    return found.from_config(config)
+
+
+def write_config(model: Any, root: Path) -> None:
+    said = {**json.loads(model.to_json_string()), "quantization_config": SAID}
+    (root / "config.json").write_text(json.dumps(said, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (root / DIFFUSERS_INDEX).write_text(POINTER, encoding="utf-8")
+
+
+def spared(recipe: Recipe, model: Any, targets: Sequence[Target]) -> Recipe:
+    """``recipe``, by whose rule for everything ("*") modules that the class of ``model`` keeps in float32 are left. A
+    rule before it that names them decides."""
+    at = next((at for at, rule in enumerate(recipe.rules) if rule.match == "*"), None)
+    if at is None:
+        return recipe
+    names = model._keep_in_fp32_modules or ()
+    rules = [Rule(glob, "skip") for name in names for glob in (name, f"{name}.*", f"*.{name}", f"*.{name}.*")]
+    fitting = [rule for rule in rules if any(rule.fits(target) for target in targets)]
+    return Recipe((*recipe.rules[:at], *fitting, *recipe.rules[at:]))

@@ -1,0 +1,201 @@
+"""diffusers loads checkpoints of bitport, and quantizes others while it loads them, tensor by tensor::
+
+    from bitport.integrations.diffusers import BitportConfig
+
+    transformer = FluxTransformer2DModel.from_pretrained(directory)
+    transformer = FluxTransformer2DModel.from_pretrained(name, quantization_config=BitportConfig("int4"))
+    parts = PipelineQuantizationConfig(
+        quant_mapping={"transformer": BitportConfig("int4"), "text_encoder_2": BitportConfig("int8")}
+    )
+    pipe = DiffusionPipeline.from_pretrained(name, quantization_config=parts)
+
+Importing this module makes both known to diffusers, and to transformers, which loads the text encoders.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+from diffusers.quantizers.base import DiffusersQuantizer
+from torch import Tensor
+
+from bitport import plugins
+from bitport.checkpoint.manifest import Manifest, shortened
+from bitport.checkpoint.parse import read_manifest
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.integrations import pretrained
+from bitport.integrations.components import spared
+from bitport.integrations.pretrained import Original, Stored, check_places
+from bitport.integrations.transformers import NAME, BitportConfig
+from bitport.nn.targets import find_targets
+from bitport.tensor.parts import FLOATS
+
+__all__ = ["BitportConfig"]
+
+SIZES: tuple[tuple[float, str], ...] = ((0.25, "INT2"), (0.5, "INT4"), (1, "FP8"))
+"""Bytes of a number -> what accelerate calls a type of that size."""
+ROOM = 0.88
+"""Of the memory of a device is planned with, so that a weight of 4 bits may have 12 % of scales beside them."""
+
+
+class Quantizer(DiffusersQuantizer):
+    """diffusers hands every tensor that ``work`` names to it, and leaves it to put it into the model."""
+
+    use_keep_in_fp32_modules = True
+    dtype: torch.dtype | None = None
+    """Of floats; None: that of the checkpoint."""
+    files: list[str] | None = None
+    """Of a checkpoint of bitport that is being loaded, and ``held``, its manifest."""
+    work: Stored | Original | None = None
+    """Of a model that is being loaded."""
+
+    @property
+    def config(self) -> BitportConfig:
+        given: Any = self.quantization_config
+        return given
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Called with what the user gives, and with what is made of "auto"."""
+        check_places(device_map)
+
+    def update_torch_dtype(self, torch_dtype: Any) -> Any:
+        if torch_dtype is not None and torch_dtype not in FLOATS:
+            raise ArgumentError(
+                f"a quantized model computes in float32, bfloat16 or float16, not in {torch_dtype}: give one of these "
+                f"as dtype"
+            )
+        self.dtype = torch_dtype
+        return torch_dtype
+
+    def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
+        """Called between finding files and reading them."""
+        if not self.pre_quantized:
+            return loaded_keys
+        self.files, self.held = checkpoint_files, read_manifest(Path(checkpoint_files[0]).parent)
+        return [*(name for name, entry in self.held.tensors.items() if entry.buffer != "derived"), *self.held.tied]
+
+    def _process_model_before_weight_loading(
+        self, model: Any, keep_in_fp32_modules: Sequence[str] = (), **kwargs: Any
+    ) -> None:
+        plugins.load()
+        self.float32 = set(keep_in_fp32_modules)
+        if self.files is not None:
+            check_names(model, Path(self.files[0]).parent, self.held)
+            self.work = Stored(model, self.files, self.held, self.held, {})
+        else:
+            targets, config = find_targets(model), self.config
+            self.work = Original(targets, spared(config.recipe, model, targets), config.algorithm, config.measure)
+
+    def check_if_quantized_param(self, model: Any, param_value: Tensor, param_name: str, *args: Any, **kw: Any) -> bool:
+        return self.work is not None and param_name in self.work.wanted
+
+    def create_quantized_param(self, *args: Any, **kwargs: Any) -> Any:
+        """Of a tensor, its name and its device, for a model."""
+        model, param_value, param_name, target_device, *_ = args
+        device = torch.device(target_device)
+        if isinstance(self.work, Stored):
+            own = torch.float32 if self.float32.intersection(param_name.split(".")) else self.dtype
+            made = self.work.tensor(param_name, device, own)
+        else:
+            assert self.work is not None
+            made = self.work.tensor(param_name, param_value.to(device))
+        module, _, attribute = param_name.rpartition(".")
+        setattr(model.get_submodule(module), attribute, made)
+
+    def get_special_dtypes_update(self, model: Any, torch_dtype: Any) -> dict[str, Any]:
+        """What devices are planned by: of a checkpoint what it takes there, of a float model what it takes now."""
+        if not isinstance(self.work, Stored):
+            return {}
+        from accelerate.utils import CustomDtype
+
+        said: dict[str, Any] = {}
+        for name, entry in self.work.wanted.items():
+            bytes_each = entry.nbytes / max(1, math.prod(entry.shape))
+            fitting = [kind for size, kind in SIZES if bytes_each * ROOM <= size]
+            if entry.scheme is not None and fitting:
+                said[name] = CustomDtype[fitting[0]]
+        return said
+
+    def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
+        return {place: room * ROOM for place, room in max_memory.items()}
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        work, self.work, self.files = self.work, None, None
+        if isinstance(work, Stored):
+            work.close()
+            check_brought(work)
+        elif work:
+            self.report = work.report(model)
+        model.save_pretrained = functools.partial(save_pretrained, model)
+        model.is_quantized = False  # which is for models that cannot be cast to another dtype
+        return model
+
+    @property
+    def supports_parallel_loading(self) -> bool:
+        """One tensor at a time is in memory besides the model."""
+        return False
+
+    @property
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+if not hasattr(DiffusersQuantizer, "maybe_update_loaded_keys"):
+    raise ImportError("bitport.integrations.diffusers needs diffusers 0.39 or later: pip install -U diffusers")
+AUTO_QUANTIZER_MAPPING[NAME] = Quantizer
+AUTO_QUANTIZATION_CONFIG_MAPPING[NAME] = BitportConfig
+
+
+def check_names(model: Any, path: Path, held: Manifest) -> None:
+    """CheckpointError where the checkpoint ``held`` at ``path`` lacks a tensor of ``model``, or has one too many: of
+    such diffusers warns alone, and leaves a model without numbers."""
+    own, ignored = model.state_dict().keys(), model._keys_to_ignore_on_load_unexpected or ()
+    there = {name for name, entry in held.tensors.items() if entry.buffer != "derived"} | held.tied.keys()
+    unknown = [name for name in there - own if not any(re.search(pattern, name) for pattern in ignored)]
+    found = {"missing in the checkpoint": own - there, "unknown to the model": unknown}
+    if said := [f"{len(names)} {what}: {shortened(sorted(names))}" for what, names in found.items() if names]:
+        raise CheckpointError(f"{path} does not fit {type(model).__name__}. {'; '.join(said)}")
+
+
+def check_brought(work: Stored) -> None:
+    if left := sorted(work.wanted.keys() - work.brought):
+        raise ArgumentError(
+            f"diffusers passed over {len(left)} tensors of {work.path}: {shortened(left)}; load it without "
+            f"ignore_mismatched_sizes and offload_state_dict, which are for plain arrays"
+        )
+
+
+def save_pretrained(
+    model: Any,
+    save_directory: str | Path,
+    is_main_process: bool = True,
+    safe_serialization: bool = True,
+    variant: str | None = None,
+    max_shard_size: int | str | None = None,
+    use_flashpack: bool = False,
+    **given: Any,
+) -> None:
+    """In the place of that method of a model that bitport has quantized. Pipelines pass on what it names."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ArgumentError(
+            f"{type(model).__name__} has adapters ({', '.join(model.peft_config)}), which are not a part of a "
+            f"checkpoint: save_lora_adapter(directory) writes them, unload_lora() or the pipeline's "
+            f"unload_lora_weights() takes them off"
+        )
+    given |= {"use_flashpack": use_flashpack, "safe_serialization=False": not safe_serialization}
+    pretrained.save_pretrained(model, save_directory, is_main_process, max_shard_size, variant, **given)
