@@ -129,6 +129,19 @@ def test_quantized_weight_for_a_buffer(saved: Path) -> None:
         bp.load(nn.Sequential(Buffered(), nn.Linear(32, 8)), saved)
 
 
+def test_quantized_buffer(tmp_path: Path) -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", bp.quantize_tensor(torch.randn(32, 64), "int4-g32"))
+
+    model = Table()
+    bp.save(model, tmp_path)
+    loaded = bp.load(Table(), tmp_path)
+    assert torch.equal(loaded.table, model.table)
+    assert "table" in dict(loaded.named_buffers())
+
+
 def test_factory_must_make_a_module(saved: Path) -> None:
     with pytest.raises(ArgumentError, match="returns one, not dict"):
         bp.load(dict, saved)  # type: ignore[arg-type]

@@ -115,10 +115,36 @@ def test_hooks_are_kept() -> None:
     whole["mlp"].fc1.register_forward_hook(lambda *args: seen.append(1))
     assert bp.fuse_activations_(whole) == []
     whole = model(Plain())
+    whole["mlp"].fc1.register_full_backward_hook(lambda *args: seen.append(3))
+    assert bp.fuse_activations_(whole) == []
+    whole = model(Plain())
     whole["mlp"].register_forward_hook(lambda *args: seen.append(2))
     assert bp.fuse_activations_(whole)
     whole["mlp"](torch.randn(2, 64).bfloat16())
     assert seen == [2]
+
+
+def test_what_comes_later_is_called() -> None:
+    whole, x, seen = model(Plain()), torch.randn(2, 64).bfloat16(), []
+    assert bp.fuse_activations_(whole)
+    fc1 = whole["mlp"].fc1
+    fused, hook = whole["mlp"](x), fc1.register_forward_hook(lambda *args: seen.append(1))
+    whole["mlp"](x)
+    assert seen == [1]
+    hook.remove()
+
+    class Adapted(nn.Module):
+        """As adapters are put around a layer, with its weight for those that look for one."""
+
+        weight, bias = fc1.weight, fc1.bias
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * fc1(x)
+
+    whole["mlp"].fc1 = Adapted()
+    assert torch.equal(whole["mlp"](x), whole["mlp"].fc2(nn.functional.gelu(2 * fc1(x))))
+    whole["mlp"].fc1 = fc1
+    assert torch.equal(whole["mlp"](x), fused)
 
 
 def test_floats_and_what_is_fused_already_are_left() -> None:

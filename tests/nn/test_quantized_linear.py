@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import bitport
 from bitport.errors import ArgumentError
 from bitport.nn import QuantizedLinear, swap_linears_
 from bitport.tensor import QTensor
@@ -96,6 +97,17 @@ def test_what_is_shared_stays_shared() -> None:
     assert swap_linears_(model, "int8") == ["a", "b", "c"]
     assert model["a"] is model["c"] is not model["b"]
     assert model["a"].weight is model["b"].weight
+
+
+def test_what_is_quantized_already_is_kept() -> None:
+    model = nn.Sequential(nn.Linear(32, 16))
+    bitport.quantize_(model, "int8")
+    weight = model[0].weight
+    assert swap_linears_(model, "int8") == ["0"]
+    assert model[0].weight.qdata.data_ptr() == weight.qdata.data_ptr()
+    bitport.quantize_(other := nn.Sequential(nn.Linear(32, 16)), "int4")
+    with pytest.raises(ArgumentError, match="the layer is int4 already, not int8"):
+        swap_linears_(other, "int8")
 
 
 def test_what_is_not_swapped() -> None:

@@ -95,6 +95,22 @@ def test_every_rank_of_input(make: Make, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(y, x @ q.dequantize().t(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
+@pytest.mark.parametrize(
+    ("shape", "batch"),
+    [((96,), (4,)), ((5, 96), (4,)), ((4, 5, 96), (4,)), ((4, 5, 96), (1,)), ((3, 1, 5, 96), (2,)), ((5, 96), (1, 2))],
+    ids=str,
+)
+def test_a_matrix_repeated_over_a_batch(
+    make: Make, scheme: str, shape: tuple[int, ...], batch: tuple[int, ...]
+) -> None:
+    q, x = make(scheme), torch.randn(shape)
+    y, rows = x @ q.t().expand(*batch, 96, 64), rounded(x, q)
+    wanted = rows @ exact(q).t().expand(*batch, 96, 64)
+    assert y.shape == wanted.shape
+    assert float(sqnr(wanted, y)) >= product_budget(torch.float32, 96, rows.numel() // 96 * 64)
+
+
 def test_the_other_side_of_the_matrix(make: Make) -> None:
     """x [M, N] @ q [N, K] sums over rows, which no kernel packs for: computed from the float value."""
     q, x = make("int4-g32"), torch.randn(3, 64)
@@ -106,6 +122,9 @@ def test_experts(make: Make) -> None:
     wanted = x.double() @ exact(q).transpose(1, 2)
     for y in (torch.bmm(x, q.transpose(1, 2)), x @ q.mT, torch.stack([F.linear(x[e], q[e]) for e in range(3)])):
         torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
+    added = torch.randn(3, 1, 64)
+    for y in (torch.baddbmm(added, x, q.mT, beta=2, alpha=3), (2 * added).baddbmm(x, q.mT, alpha=3)):
+        torch.testing.assert_close(y.double(), 2 * added.double() + 3 * wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "fp8-row", "mxfp4"])
@@ -160,6 +179,25 @@ def test_embedding(make: Make, scheme: str) -> None:
         F.embedding(ids, q.double())
     with pytest.raises(ArgumentError, match=r"transposed view \[K, N\]"):
         F.embedding(ids, q.t())
+
+
+@pytest.mark.parametrize("layout", ["plain", "cpu_tiles"])
+def test_ids_that_a_table_does_not_have(make: Make, layout: str) -> None:
+    """An index counts from the end where it is negative, an id does not."""
+    q = make("int4-g32").to_layout(layout)
+    ids = torch.tensor([[-1, 0], [-64, 63]])
+    assert torch.equal(q[ids], q.dequantize()[ids])
+    for wrong in (-1, 64):
+        with pytest.raises(IndexError):
+            F.embedding(torch.tensor([0, wrong]), q)
+    for wrong in (-65, 64):
+        with pytest.raises(IndexError):
+            q[torch.tensor([0, wrong])]
+    for index in ([1, -2], torch.arange(64) % 3 == 0, (torch.tensor([5]), slice(None))):
+        assert torch.equal(q[index], q.dequantize()[index])
+    for wrong in ([64], torch.ones(63, dtype=torch.bool), torch.ones(64, 96, dtype=torch.bool)):
+        with pytest.raises(IndexError):
+            q[wrong]
 
 
 def test_convolutions(make: Make) -> None:
@@ -227,6 +265,17 @@ def test_autocast(make: Make, dtype: torch.dtype) -> None:
     assert F.linear(x, q).dtype == torch.float32
 
 
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.complex64], ids=str)
+def test_autocast_casts_what_torch_casts(make: Make, scheme: str, dtype: torch.dtype) -> None:
+    """It leaves float64 and what is no float: the cast of complex numbers lost their imaginary part."""
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ArgumentError, match=f"x must be float32, bfloat16 or float16, not {dtype}"),
+    ):
+        F.linear(torch.ones(3, 96).to(dtype), make(scheme))
+
+
 def test_gradients_pass_through_a_chain(make: Make) -> None:
     first, second, x = make("int4-g32", 64, 96), make("int8-dyn", 32, 64), torch.randn(5, 96, requires_grad=True)
     F.linear(F.relu(F.linear(x, first)), second).sum().backward()
@@ -252,12 +301,36 @@ def test_functional_transforms(make: Make) -> None:
     torch.testing.assert_close(tangent, dense @ v, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["view-made-before", "view-made-inside"])
+def test_functional_transforms_of_a_square_view(make: Make, inside: bool) -> None:
+    """Of a transposed view; where N = K, the matrix the wrong way round has the right shape."""
+    q, x, v = make("int4-g32", 64, 64), torch.randn(5, 64), torch.randn(5, 64)
+    dense, view = exact(q), q.t()
+    apart = torch.randn(2, 64, 7).transpose(1, 2)  # torch.matmul expands the view for it
+
+    def product(z: Tensor) -> Tensor:
+        return z @ (q.t() if inside else view)
+
+    _, tangent = torch.func.jvp(product, (x,), (v,))
+    torch.testing.assert_close(tangent.double(), v.double() @ dense.T, rtol=1e-5, atol=1e-5)
+    for z in (x, apart):
+        gradient = torch.func.grad(lambda z: product(z).square().sum())(z)
+        torch.testing.assert_close(gradient.double(), 2 * (z.double() @ dense.T) @ dense, rtol=1e-4, atol=1e-4)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, v)
+        for y in (product(dual), torch.inner(dual, q), torch.addmm(torch.ones(64), dual, view)):
+            tangent = forward_ad.unpack_dual(y).tangent
+            torch.testing.assert_close(tangent.double(), v.double() @ dense.T, rtol=1e-5, atol=1e-5)
+
+
 def test_functional_transforms_of_a_rounded_input_are_refused(make: Make) -> None:
     q, x = make("int8-dyn"), torch.randn(96)
     with pytest.raises(ArgumentError, match=r"torch\.func cannot differentiate int8-dyn.*use autograd"):
         torch.func.jvp(lambda z: F.linear(z, q), (x,), (x,))
     with pytest.raises(ArgumentError, match=r"torch\.func cannot differentiate"):
         torch.func.grad(lambda z: F.linear(z, q).sum())(x)
+    with pytest.raises(ArgumentError, match=r"torch\.func cannot differentiate"):
+        torch.func.jvp(lambda z: z @ q.t(), (x,), (x,))
 
 
 @pytest.mark.parametrize("learned", [False, True], ids=["frozen-bias", "learned-bias"])
@@ -282,8 +355,23 @@ def test_forward_mode_that_a_kernel_does_not_have_is_refused(make: Make) -> None
         dual = forward_ad.make_dual(x, x)
         with pytest.raises(ArgumentError, match=r"rounds its input, nor can forward-mode AD"):
             F.linear(dual, make("int8-dyn"))
+        with pytest.raises(ArgumentError, match=r"rounds its input, nor can forward-mode AD"):
+            torch.inner(dual, make("int8-dyn"))
         with pytest.raises(NotImplementedError, match=r"bitport::linear has no forward-mode derivative"):
             OPS["linear"].overload(dual, *operand(make("int8")), None)
+
+
+def test_forward_mode_of_experts_is_refused(make: Make) -> None:
+    """Where the input is rounded before the product nothing of the tangent was left, which counts as zero."""
+    x, ends = torch.randn(2, 5, 96), torch.tensor([5, 10], dtype=torch.int32)
+    static = make("int8-static", 2, 64, 96, act_scale=torch.tensor([[0.01]])).mT
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)
+        for experts in (static, make("int8-dyn", 2, 64, 96).mT):
+            with pytest.raises(ArgumentError, match="rounds its input, has no derivative"):
+                torch.bmm(dual, experts)
+            with pytest.raises(NotImplementedError, match="has no forward-mode derivative"):
+                F.grouped_mm(dual.view(10, 96), experts, offs=ends)
 
 
 def test_vmap(make: Make) -> None:
@@ -305,6 +393,10 @@ def test_vmap(make: Make) -> None:
             lambda q: torch.mm(torch.randn(2, 3, 96), q.t()), r"mm takes two 2-D tensors, not \[2, 3, 96\]", id="mm-3d"
         ),
         pytest.param(lambda q: torch.bmm(torch.randn(3, 96), q.t()), "bmm takes two 3-D tensors", id="bmm-2d"),
+        pytest.param(
+            lambda q: torch.bmm(torch.randn(2, 3, 96), q.t().expand(4, 96, 64)), "as many matrices", id="bmm-counts"
+        ),
+        pytest.param(lambda q: torch.mv(q, torch.randn(96, 2)), r"not \[64, 96\] and \[96, 2\]", id="mv-2d"),
         pytest.param(lambda q: F.linear(torch.randn(3, 95), q), r"\[..., 96\].*not \[3, 95\]", id="columns"),
         pytest.param(
             lambda q: F.linear(torch.randn(3, 96, device="meta"), q), "x is on meta, the weight on cpu", id="device"
@@ -329,8 +421,14 @@ UNKNOWN: dict[str, Callable[[QTensor], object]] = {
     "zero_": lambda q: q.zero_(),
     "normal_": lambda q: torch.nn.init.normal_(q),
     "view-dtype": lambda q: q.view(torch.int8),
-    "mv": lambda q: q.mv(torch.randn(96)),
+    "addmv": lambda q: torch.addmv(torch.zeros(64), q, torch.randn(96)),
 }
+
+
+def test_a_function_is_applied_to_no_numbers(make: Make) -> None:
+    """torch's own apply_ reads memory that is not there."""
+    with pytest.raises(NotImplementedError, match=r"Tensor.apply_ is not defined on a QTensor.*\.dequantize\(\)"):
+        make("int4-g32").apply_(abs)
 
 
 @pytest.mark.parametrize("op", UNKNOWN)

@@ -63,6 +63,15 @@ CUTS: dict[str, tuple[str, tuple[int, ...], Cut]] = {
     "batch-of-one": ("int4-g32", (64, 96), lambda w: w.unsqueeze(0)),
     "batch-of-one-global-scale": ("nvfp4", (64, 96), lambda w: w.unsqueeze(-3)),
     "batch-of-one-transposed": ("int8", (64, 96), lambda w: w.t().unsqueeze(0)),
+    "repeated": ("int4-g32", (64, 96), lambda w: w.expand(5, 64, 96)),
+    "repeated-transposed": ("int4-g32", (64, 96), lambda w: w.t().expand(5, -1, -1)),
+    "repeated-then-transposed": ("int4-g32", (64, 96), lambda w: w.t().expand(5, 96, 64).mT),
+    "repeated-twice": ("int4-g32", (64, 96), lambda w: w.expand(1, 64, 96).expand(2, 5, 64, 96)),
+    "repeated-one": ("int4-g32", (64, 96), lambda w: w.t().expand(5, 96, 64)[3]),
+    "repeated-some": ("int4-g32", (64, 96), lambda w: w.t().expand(5, 96, 64)[:1]),
+    "repeated-by-index": ("int4-g32", (64, 96), lambda w: w.expand(5, 64, 96)[torch.tensor([4, 0])]),
+    "repeated-rows": ("int4-g32", (64, 96), lambda w: w.expand(5, 64, 96)[:, 3:9]),
+    "repeated-batch-of-one": ("int4-g32", (64, 96), lambda w: w.t().expand(5, 96, 64)[None]),
 }
 
 
@@ -138,7 +147,7 @@ REFUSED: dict[str, tuple[str, tuple[int, ...], Cut, str]] = {
     ),
     "batch-of-batches": ("int8", (3, 64, 96), lambda w: w.unsqueeze(0), "only a matrix can be made a batch"),
     "einsum": ("int8", (64, 96), lambda w: torch.einsum("bk,nk->bn", torch.ones(2, 96), w), r"\.dequantize\(\)"),
-    "expanded": ("int8", (64, 96), lambda w: w.expand(2, 64, 96), "cannot be expanded.*: take the float tensor"),
+    "expanded": ("int8", (3, 64, 96), lambda w: w.expand(2, 3, 64, 96), "cannot be expanded.*: take the float tensor"),
 }
 
 
@@ -160,6 +169,8 @@ def test_refused(make: Make, scheme: str, shape: tuple[int, ...], cut: Cut, mess
         pytest.param(lambda w: w.split([4, -1]), (ArgumentError, RuntimeError), id="sizes-negative"),
         pytest.param(lambda w: w.split(0), (ArgumentError, RuntimeError), id="size-zero"),
         pytest.param(lambda w: w[torch.tensor([3])], IndexError, id="index-past-the-end"),
+        pytest.param(lambda w: torch.cat([w, w], 3), IndexError, id="joined-past-the-last-dimension"),
+        pytest.param(lambda w: w[0].expand(5, 64, 96).expand(7, 64, 96), RuntimeError, id="repeated-otherwise"),
     ],
 )
 def test_out_of_bounds(make: Make, cut: Cut, error: type[Exception]) -> None:
@@ -180,6 +191,14 @@ def test_slices_of_a_packed_tensor(make: Make, layout: str) -> None:
     packed = q.to_layout(layout)
     for cut in (lambda w: w[3:17], lambda w: w[:, 128:], lambda w: w.t()[:128]):
         assert torch.equal(cut(packed).dequantize(), cut(q).dequantize())
+
+
+@pytest.mark.parametrize("layout", ["plain", "cpu_tiles", "plain_int32", "tile_packed_2"])
+def test_a_batch_of_one_shares_its_memory(make: Make, layout: str) -> None:
+    q = make("int4-g32", 64, 96, dtype=torch.bfloat16).to_layout(layout)
+    other = make("int4-g32", 1, 64, 96, dtype=torch.bfloat16)
+    q.unsqueeze(0).copy_(other)
+    assert torch.equal(q, other[0])
 
 
 def test_slices_keep_what_the_input_is_multiplied_by(make: Make) -> None:

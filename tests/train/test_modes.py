@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -109,19 +112,57 @@ VECTORS = {
 def test_products_with_vectors(name: str, recorded: bool) -> None:
     product, size = VECTORS[name]
     w, v = trained(32, 64, scheme="int4-g32"), torch.randn(size)
-    dense = quantize_tensor(w.data.value, "int4-g32").dequantize()  # type: ignore[attr-defined]
+    q = quantize_tensor(w.data.value, "int4-g32")  # type: ignore[attr-defined]
     with torch.set_grad_enabled(recorded):
-        assert torch.allclose(product(w, v), product(dense, v), atol=1e-4)
+        for weight in (w, q):
+            assert torch.allclose(product(weight, v), product(q.dequantize(), v), atol=1e-4)
+
+
+BATCHES = {
+    "batch of one": (lambda w, x: x @ w[None].mT, (32, 64)),
+    "repeated": (lambda w, x: x @ w.t().expand(4, 64, 32), (32, 64)),
+    "repeated in bmm": (lambda w, x: torch.bmm(x.expand(4, 3, 64), w.t().expand(4, 64, 32)), (32, 64)),
+    "one input for all experts": (lambda w, x: x @ w.mT, (4, 32, 64)),
+    "one vector for all experts": (lambda w, x: w @ x[0], (4, 32, 64)),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "nvfp4"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_products_over_a_batch(name: str, scheme: str, mode: Callable[[], Any]) -> None:
+    """Some were refused while gradients were recorded, and went on with the floats where none were."""
+    product, shape = BATCHES[name]
+    w, x = trained(*shape, scheme=scheme), torch.randn(3, 64)
+    q = quantize_tensor(w.data.value, scheme)  # type: ignore[attr-defined]
+    with mode():
+        y = product(w, x)
+        assert torch.allclose(y, product(q, x), rtol=1e-4, atol=1e-4)
+    if mode is torch.enable_grad:
+        dense = q.dequantize().requires_grad_()
+        grads = []
+        for weight in (w, dense):
+            z = x.clone().requires_grad_()
+            product(weight, z).sum().backward()
+            grads.append(z.grad)
+        assert torch.allclose(*grads, atol=1e-3)
+        if not preset(scheme).act:
+            assert torch.allclose(w.grad, dense.grad, atol=1e-4)
 
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_products_without_a_rounded_form_are_refused_always(recorded: bool) -> None:
     """Where no gradient is recorded they would go on with the floats."""
-    w, x = trained(32, 64, scheme="int4-g32"), torch.randn(3, 64)
+    w, x, lstm = trained(32, 64, scheme="int4-g32"), torch.randn(3, 64), nn.LSTM(64, 32)
+    prepare_(lstm, [("*", "int8", ("other",))])
     refused = {
         "einsum": lambda: torch.einsum("bk,nk->bn", x, w),
         "addmv": lambda: torch.addmv(torch.zeros(32), w, x[0]),
         "embedding_bag": lambda: F.embedding_bag(torch.tensor([[1, 2]]), w),
+        "addmm_": lambda: torch.zeros(3, 32).addmm_(x, w.t()),
+        "_addmm_activation": lambda: torch._addmm_activation(torch.zeros(32), x, w.t()),
+        "_sparse_mm": lambda: torch.sparse.mm(x.to_sparse(), w.t()),
+        "lstm": lambda: lstm(torch.randn(3, 64)),
     }
     for name, call in refused.items():
         with torch.set_grad_enabled(recorded), pytest.raises(ArgumentError, match=f"{name} on a weight in training"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -188,7 +189,8 @@ def test_pieces_are_rounded_as_the_whole() -> None:
         ("int4-g32", lambda w: w[0], "indexed in dimension 0"),
         ("int4-g32", lambda w: w.flatten(), "seen as"),
         ("int4-g32", lambda w: w.reshape(128, 2, 256), "seen as"),
-        ("int4-g32", lambda w: w[None], "weight.floats"),
+        ("int4-g32", lambda w: w[:, None], "weight.floats"),
+        ("int4-g32", lambda w: w.expand(2, 256, 256)[None], "weight.floats"),
         ("int4-g32", lambda w: torch.cat([w, w]), "weight.floats"),
     ],
 )
@@ -217,6 +219,25 @@ def test_tables_with_scales_over_rows() -> None:
     rows.sum().backward()
     assert param.grad is not None
     assert param.grad.sum() == 2 * 128
+
+
+@pytest.mark.parametrize(
+    ("cut", "error"),
+    [
+        pytest.param(lambda w: w.select(2, 0), IndexError, id="no-such-dimension"),
+        pytest.param(lambda w: w.split([10, 50]), ArgumentError, id="sizes-too-small"),
+        pytest.param(lambda w: w.split(0), (ArgumentError, RuntimeError), id="size-zero"),
+    ],
+)
+def test_out_of_bounds(cut: Callable[[Tensor], object], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        cut(trained(64, 128))
+
+
+@pytest.mark.parametrize("access", [torch.from_dlpack, lambda w: w.apply_(abs)], ids=["dlpack", "apply_"])
+def test_memory_that_is_not_there_is_not_read(access: Callable[[Tensor], object]) -> None:
+    with pytest.raises(ArgumentError, match="on a weight in training"):
+        access(trained(64, 128).data)
 
 
 def test_repr_says_what_it_is() -> None:

@@ -22,7 +22,7 @@ from bitport.nn.fsdp import adopt_, fsdp_modules, reshard_
 from bitport.ops.device import check_device, check_present
 from bitport.report.progress import progress as with_progress
 from bitport.tensor import QTensor
-from bitport.tensor.sharded import is_sharded
+from bitport.tensor.sharded import is_quantized, is_sharded
 
 
 def load(
@@ -116,7 +116,7 @@ def _match(model: nn.Module, path: Path, manifest: Manifest, strict: bool) -> di
             if tuple(slot.tensor.shape) != entry.shape
         ],
         "quantized in the checkpoint but a buffer in the model": [
-            slot.name for slot, entry in pairs if slot.buffer and entry.scheme
+            slot.name for slot, entry in pairs if slot.buffer and entry.scheme and not is_quantized(slot.tensor)
         ],
         "on the meta device and not in the checkpoint (build the model on a real device to have them)": [
             slot.name for slot in uncovered if slot.tensor.device.type == "meta"

@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from bitport.ops.functional import linear_then
 from bitport.ops.select import IMPLS
@@ -40,7 +40,8 @@ def fuse_activations_(model: nn.Module) -> list[str]:
     ``"model.layers.0.mlp: silu(gate_proj) * .."``.
 
     Modules keep their class, children, parameters and hooks; only ``forward`` is replaced on the instance. A linear
-    layer or an activation with hooks of its own is left alone, and so is one whose device has no kernel for both.
+    layer or an activation with hooks of its own is left alone, and so is one whose device has no kernel for both; hooks
+    and adapters that come later are called.
     """
     return [f"{name}: {what}" for name, module in list(model.named_modules()) for what in _fuse(module)]
 
@@ -81,13 +82,20 @@ def _rewrite(graph: fx.Graph, node: fx.Node, children: dict[str, nn.Module]) -> 
         if len(others) == 1 and isinstance(others[0], fx.Node):
             last, times = user, others[0]
     with graph.inserting_before(last):
-        weight = graph.get_attr(f"{source.target}.weight")
-        bias = None if layer.bias is None else graph.get_attr(f"{source.target}.bias")  # type: ignore[union-attr]
-        fused = graph.call_function(linear_then, (source.args[0], weight, bias, then, times))
+        both = (graph.get_attr(str(source.target)), graph.get_attr(str(node.target)))
+        fused = graph.call_function(_fused, (source.args[0], *both, then, times))
     last.replace_all_uses_with(fused)
     for old in dict.fromkeys((last, node, source)):
         graph.erase_node(old)
     return f"{then}({source.target})" + (" * .." if times is not None else "")
+
+
+def _fused(x: Tensor, layer: nn.Module, activation: nn.Module, then: str, times: Tensor | None) -> Tensor:
+    """One by one where an adapter, a hook or another activation has come since."""
+    if type(layer) is nn.Linear and not _watched(layer) and _then(activation) == then:
+        return linear_then(x, layer.weight, layer.bias, then, times)
+    y = activation(layer(x))
+    return y if times is None else y * times
 
 
 def _is_product(node: fx.Node) -> bool:
@@ -113,4 +121,5 @@ def _takes(layer: Any) -> bool:
 
 
 def _watched(module: nn.Module) -> bool:
-    return bool("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return "forward" in vars(module) or any(hooks)

@@ -123,7 +123,8 @@ def swap_linears_(model: nn.Module, recipe: str | Scheme | Recipe) -> list[str]:
         scheme, module = plan[target.name].scheme, model.get_submodule(target.module)
         if scheme is not None and type(module) is nn.Linear:
             if module not in layers:
-                check_finite(module.weight, target)
+                if not isinstance(module.weight, QTensor):
+                    check_finite(module.weight, target)
                 layers[module] = QuantizedLinear.from_linear(module, scheme)
                 layers[module].weight = weights.setdefault(target.storage, layers[module].weight)
             parent, _, child = target.module.rpartition(".")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from bitport.errors import ArgumentError
 from bitport.numerics import Format, Quantized, fake_quantize, quantize
 from bitport.ops import select
 from bitport.ops.convert import format_json, from_list
-from bitport.ops.linear import check_linear
+from bitport.ops.linear import FLOATS, check_linear
 from bitport.ops.linear_then import follow
-from bitport.ops.table import OPS, has_tangent
+from bitport.ops.table import OPS, has_tangent, refuse_tangents
 from bitport.ops.weight import Weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
+from bitport.tensor.aten import take_experts
 from bitport.tensor.exporting import recorded
 from bitport.tensor.qtensor import KEPT
 
@@ -134,7 +135,8 @@ def _product_of_floats(x: Tensor, q: QTensor, bias: Tensor | None) -> Tensor:
             f"torch.func cannot differentiate {q.scheme}, which rounds its input, nor can forward-mode AD; "
             f"use autograd (backward())"
         )
-    return F.linear(x, q.dequantize(x.dtype), bias)
+    rows = q.replace(shape=(q.matrix.n, q.matrix.k), transposed=False)
+    return F.linear(x, rows.dequantize(x.dtype), bias)
 
 
 class _Product(torch.autograd.Function):
@@ -178,8 +180,8 @@ def _autocasts(x: Tensor) -> bool:
 
 
 def autocasted(x: Tensor) -> Tensor:
-    """The input of a product in the dtype of autocast, where that is on."""
-    return x.to(torch.get_autocast_dtype(x.device.type)) if _autocasts(x) else x
+    """The input of a product in the dtype of autocast, where that is on. float64 and what is no float it leaves."""
+    return x.to(torch.get_autocast_dtype(x.device.type)) if _autocasts(x) and x.dtype in FLOATS else x
 
 
 def prepare(x: Tensor, q: QTensor) -> Tensor:
@@ -211,12 +213,19 @@ def embedding(
 
 
 def getitem(q: QTensor, index: Any) -> Tensor:
-    """table[ids] is a lookup, as F.embedding is; anything else slices or selects."""
+    """table[ids] is a lookup, where negative ids count from the end; anything else slices or selects."""
     if isinstance(index, Tensor) and index.dtype in (torch.int32, torch.int64) and index.dim() > 0 and q.dim() == 2:
-        return embedding(index, q)
+        return embedding(torch.where(index < 0, index + q.matrix.n, index), q)
     with torch._C.DisableTorchFunctionSubclass():
         made = Tensor.__getitem__(q, index)
     return recorded(made, QTensor)
+
+
+def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """A lookup in a table by a list or a mask, or some of the experts of a stack."""
+    if q.dim() != 2 or q.transposed or len(indices) != 1:
+        return take_experts(func, q, indices)
+    return embedding(func(torch.arange(q.matrix.n, device=q.qdata.device), indices), q)
 
 
 def in_value_order(rows: Tensor, q: QTensor) -> Tensor:
@@ -242,20 +251,24 @@ def _convolution(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     """x [.., K] @ q where q is the transposed view [K, N] of a weight, or [E, K, N] of experts."""
-    if isinstance(input, QTensor) and not isinstance(other, QTensor) and other.dim() > 1:
-        return matmul(other.mT, input.mT).mT
+    if isinstance(input, QTensor) and not isinstance(other, QTensor):
+        return matmul(other, input.mT) if other.dim() == 1 else matmul(other.mT, input.mT).mT
     x, q = input, other
     if isinstance(x, QTensor) or not isinstance(q, QTensor):
-        raise ArgumentError("a product takes one quantized factor, and a matrix beside it; dequantize() the other")
+        raise ArgumentError("a product takes one quantized factor; dequantize() the other")
     if not q.transposed:
         return x @ q.dequantize(x.dtype)
+    if q.repeated:
+        y, batch = product(x, q), torch.broadcast_shapes(x.shape[:-2], q.shape[:-2])
+        return y.expand(*batch, *y.shape[-2:]).contiguous()
     if not q.batched:
         return product(x, q)
     if not q.scheme.act:
         return x @ q.dequantize(x.dtype)
-    if torch.is_grad_enabled() and x.requires_grad:
+    if (torch.is_grad_enabled() and x.requires_grad) or _differentiates(x):
         raise ArgumentError(
-            f"a batched product with {q.scheme}, which rounds its input, has no gradient; use F.grouped_mm"
+            f"a batched product with {q.scheme}, which rounds its input, has no derivative; F.grouped_mm has that of "
+            f"backward()"
         )
     x = prepare(x, q)
     rounded = fake_quantize(x, q.scheme.act, _act_scale(q))
@@ -269,6 +282,8 @@ def _with_rank(name: str, rank: int) -> Callable[..., Tensor]:
     def product_of_rank(input: Tensor, mat2: Tensor) -> Tensor:
         if input.dim() != rank or mat2.dim() != rank:
             raise ArgumentError(f"{name} takes two {rank}-D tensors, not {[*input.shape]} and {[*mat2.shape]}")
+        if input.shape[:-2] != mat2.shape[:-2]:
+            raise ArgumentError(f"{name} takes as many matrices on both sides, not {[*input.shape]}, {[*mat2.shape]}")
         return matmul(input, mat2)
 
     return product_of_rank
@@ -277,8 +292,20 @@ def _with_rank(name: str, rank: int) -> Callable[..., Tensor]:
 mm, bmm = _with_rank("mm", 2), _with_rank("bmm", 3)
 
 
-def addmm(input: Tensor, mat1: Tensor, mat2: QTensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return added(mm(mat1, mat2), autocasted(input), beta, alpha)
+def mv(input: Tensor, vec: Tensor) -> Tensor:
+    if input.dim() != 2 or vec.dim() != 1:
+        raise ArgumentError(f"mv takes a matrix and a vector, not {[*input.shape]} and {[*vec.shape]}")
+    return matmul(input, vec)
+
+
+def _added_to(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def sum_of(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        return added(product(mat1, mat2), autocasted(input), beta, alpha)
+
+    return sum_of
+
+
+addmm, baddbmm = _added_to(mm), _added_to(bmm)
 
 
 def added(y: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
@@ -306,6 +333,7 @@ def grouped_mm(
 def grouped(x: Tensor, offs: Tensor, weight: Weight, act: str, act_scale: Tensor | None) -> Tensor:
     """The op of rounded inputs measures their scales; where one is fixed, they are rounded before the product."""
     if act and act_scale is not None:
+        refuse_tangents(OPS["dyn_grouped_linear"], x)
         rounded = fake_quantize(x, act, act_scale)
         if x.requires_grad:
             rounded = rounded + (x - x.detach())  # zero, through which the gradient passes
@@ -335,7 +363,10 @@ FUNCTIONS.update(
         Tensor.__matmul__: matmul,
         Tensor.mm: mm,
         Tensor.bmm: bmm,
+        torch.mv: mv,
+        Tensor.mv: mv,
         torch.addmm: addmm,
+        torch.baddbmm: baddbmm,
         F.grouped_mm: grouped_mm,
         torch._grouped_mm: grouped_mm,
     }
@@ -351,6 +382,8 @@ ATEN.update(
         aten.mm.default: _aten(mm),
         aten.bmm.default: _aten(bmm),
         aten.addmm.default: _aten(addmm),
+        aten.baddbmm.default: _aten(baddbmm),
+        aten.index.Tensor: _index,
         aten.linear.default: _aten(linear),
         aten.embedding.default: _aten(lambda weight, ids, *rest: embedding(ids, weight)),
         aten.convolution.default: lambda func, x, weight, *rest: func(x, weight.dequantize(x.dtype), *rest),

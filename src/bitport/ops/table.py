@@ -106,13 +106,15 @@ def lost_type(op: str, error: RuntimeError) -> bool:
 
 
 def has_tangent(*args: Any) -> bool:
-    """Whether forward-mode AD is at work on one of them."""
+    """Whether forward-mode AD is at work on one of them. Below autograd any may be a tangent itself."""
     if forward_ad._current_level < 0:
         return False
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
+        return True
     return any(isinstance(arg, Tensor) and forward_ad.unpack_dual(arg).tangent is not None for arg in args)
 
 
-def _refuse_tangents(op: Op, *args: Any) -> None:
+def refuse_tangents(op: Op, *args: Any) -> None:
     """A kernel would leave the tangent out without a word, which then counts as zero."""
     if has_tangent(*args):
         raise NotImplementedError(
@@ -140,7 +142,7 @@ def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
     graded: Any = type(f"bitport_{op.name}", (torch.autograd.Function,), members)
 
     def autograd(keys: Any, *args: Any) -> Any:
-        _refuse_tangents(op, *args)
+        refuse_tangents(op, *args)
         try:
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
                 return graded.apply(*args, keys)

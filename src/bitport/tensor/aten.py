@@ -125,10 +125,10 @@ def _dtypes(q: QTensor) -> dict[str, str]:
     return {name: str(getattr(q, name).dtype) for name in q.__tensor_flatten__()[0]}
 
 
-def _dim(q: QTensor, dim: int) -> int:
-    if not -q.dim() <= dim < q.dim():
-        raise IndexError(f"a QTensor of shape {list(q.shape)} has no dimension {dim}")
-    return dim % q.dim()
+def checked_dim(tensor: Tensor, dim: int) -> int:
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise IndexError(f"a tensor of shape {list(tensor.shape)} has no dimension {dim}")
+    return dim % tensor.dim()
 
 
 @implements(aten.t.default)
@@ -140,7 +140,7 @@ def _t(func: Any, q: QTensor) -> QTensor:
 def _transpose(func: Any, q: QTensor, dim0: int, dim1: int) -> QTensor:
     shape = list(q.shape)
     ndim = len(shape)
-    if {_dim(q, dim0), _dim(q, dim1)} != {ndim - 2, ndim - 1} or is_conv(q):
+    if {checked_dim(q, dim0), checked_dim(q, dim1)} != {ndim - 2, ndim - 1} or is_conv(q):
         raise ArgumentError(
             f"a QTensor can only be transposed in its last two dimensions, not {dim0}, {dim1} of {shape}{INSTEAD}"
         )
@@ -151,7 +151,7 @@ def _transpose(func: Any, q: QTensor, dim0: int, dim1: int) -> QTensor:
 @implements(aten.permute.default)
 def _permute(func: Any, q: QTensor, dims: Sequence[int]) -> QTensor:
     ndim = q.dim()
-    order = [_dim(q, dim) for dim in dims]
+    order = [checked_dim(q, dim) for dim in dims]
     if order == list(range(ndim)):
         return alias(aten.alias.default, q)
     if order != [*range(ndim - 2), ndim - 1, ndim - 2]:
@@ -161,13 +161,11 @@ def _permute(func: Any, q: QTensor, dims: Sequence[int]) -> QTensor:
 
 @implements(aten.expand.default)
 def _expand(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
-    """The view [K, N] repeated over a batch without being copied: what torch.matmul makes of a batched product."""
-    shape = [
-        have if want == -1 else want for have, want in zip([-1] * (len(size) - q.dim()) + [*q.shape], size, strict=True)
-    ]
-    if shape == [*q.shape]:
+    """The matrix repeated over a batch without being copied: what torch.matmul makes of a batched product."""
+    shape = torch.empty(q.shape, device="meta").expand(size).shape
+    if shape == q.shape:
         return alias(aten.alias.default, q)
-    if not q.transposed or q.batched or shape[-2:] != [*q.shape[-2:]]:
+    if q.batched or is_conv(q) or shape[-2:] != q.shape[-2:]:
         raise ArgumentError(f"a QTensor of shape {[*q.shape]} cannot be expanded to {[*size]}{INSTEAD}")
     return q.replace(shape=tuple(shape))
 
@@ -184,7 +182,7 @@ def _slice(
         raise ArgumentError(f"a QTensor is sliced with step 1, not {step}{INSTEAD}")
     if (start, end) == (0, size):
         return alias(aten.alias.default, q)
-    dim = _dim(q, dim)
+    dim = checked_dim(q, dim)
     shape = list(q.shape)
     shape[dim] = end - start
     if dim < q.dim() - 2 and not is_conv(q):
@@ -198,10 +196,15 @@ def _slice(
 
 
 def _take_batch(q: QTensor, take: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> QTensor:
+    """What ``take`` makes of the dimensions that count matrices. Of one matrix that is repeated there is only one."""
+    if q.repeated:
+        return q.replace(shape=shape)
     data, scale, *rest = (None if part is None else take(part) for part in q.parts)
     assert data is not None
     assert scale is not None
-    return q.replace(Quantized(data, scale, *rest), shape=shape)
+    taken = q.replace(Quantized(data, scale, *rest), shape=shape)
+    taken.piece_of_packed = q.piece_of_packed
+    return taken
 
 
 def _slice_rows(q: QTensor, start: int, end: int, shape: tuple[int, ...], room: bool) -> QTensor:
@@ -256,7 +259,7 @@ def _sliced(q: QTensor, cut: list[Any], n: int, k: int, shape: tuple[int, ...], 
 
 @implements(aten.select.int)
 def _select(func: Any, q: QTensor, dim: int, index: int) -> QTensor:
-    dim = _dim(q, dim)
+    dim = checked_dim(q, dim)
     if dim >= q.dim() - 2 or is_conv(q):
         raise ArgumentError(
             f"only a batch (expert) can be selected from a QTensor, not dim {dim} of {list(q.shape)}{INSTEAD}"
@@ -265,15 +268,14 @@ def _select(func: Any, q: QTensor, dim: int, index: int) -> QTensor:
     return _take_batch(q, lambda part: func(part, dim, index), tuple(shape))
 
 
-@implements(aten.index.Tensor)
-def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> QTensor:
+def take_experts(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> QTensor:
     if len(indices) != 1 or indices[0] is None or q.dim() < 3 or is_conv(q):
         raise ArgumentError(
             f"a QTensor can be indexed by one tensor along its batch (experts), not {list(q.shape)}{INSTEAD}"
         )
-    index = indices[0]
-    shape = (*(index.shape if index.dtype != torch.bool else (int(index.sum()),)), *q.shape[1:])
-    return _take_batch(q, lambda part: func(part, [index]), shape)
+    at = indices[0]
+    shape = (*(at.shape if at.dtype != torch.bool else (int(at.sum()),)), *q.shape[1:])
+    return _take_batch(q, lambda part: func(part, [at]), shape)
 
 
 @implements(aten.unsqueeze.default)
@@ -283,7 +285,7 @@ def _unsqueeze(func: Any, q: QTensor, dim: int) -> QTensor:
         raise ArgumentError(
             f"only a matrix can be made a batch (expert), at dim 0, not {list(q.shape)} at dim {dim}{INSTEAD}"
         )
-    return _take_batch(q.to_layout("plain"), lambda part: func(part, 0), (1, *q.shape))
+    return _take_batch(q, lambda part: func(part, 0), (1, *q.shape))
 
 
 @implements(aten.unbind.int)
@@ -293,26 +295,37 @@ def _unbind(func: Any, q: QTensor, dim: int = 0) -> list[QTensor]:
 
 @implements(aten.split.Tensor)
 def _split(func: Any, q: QTensor, size: int, dim: int = 0) -> list[QTensor]:
-    total = q.shape[dim]
-    if size < 1:
-        raise ArgumentError(f"a QTensor is split into pieces of at least 1, not {size}")
-    if q.pieces and _dim(q, dim) == 0 and size * len(q.pieces) == total:
+    dim = checked_dim(q, dim)
+    spans = equal_spans(q, dim, size)
+    if q.pieces and dim == 0 and size * len(q.pieces) == q.shape[0]:
         return list(q.pieces)
-    check_pieces(q, _dim(q, dim), size)
-    pieces = [_slice(aten.slice.Tensor, q, dim, at, min(at + size, total)) for at in range(0, total, size)]
-    for piece in pieces if _dim(q, dim) == 0 else ():
+    check_pieces(q, dim, size)
+    pieces = [_slice(aten.slice.Tensor, q, dim, *span) for span in spans]
+    for piece in pieces if dim == 0 else ():
         piece.room = size
     return pieces
 
 
+def equal_spans(tensor: Tensor, dim: int, size: int) -> list[tuple[int, int]]:
+    """(start, end) of each piece; the last may be shorter."""
+    total = tensor.shape[dim]
+    if size < 1:
+        raise ArgumentError(f"a weight is split into pieces of at least 1, not {size}")
+    return [(at, min(at + size, total)) for at in range(0, total, size)]
+
+
 @implements(aten.split_with_sizes.default)
 def _split_with_sizes(func: Any, q: QTensor, sizes: Sequence[int], dim: int = 0) -> list[QTensor]:
-    ends = list(itertools.accumulate(sizes))
-    if min(sizes, default=0) < 0 or sum(sizes) != q.shape[dim]:
+    return [_slice(aten.slice.Tensor, q, dim, *span) for span in spans_of(q, dim, sizes)]
+
+
+def spans_of(tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, end) of each piece."""
+    if min(sizes, default=0) < 0 or sum(sizes) != tensor.shape[dim]:
         raise ArgumentError(
-            f"dim {dim} of {list(q.shape)} cannot be split into {list(sizes)}: the sizes must sum up to it"
+            f"dim {dim} of {list(tensor.shape)} cannot be split into {list(sizes)}: the sizes must sum up to it"
         )
-    return [_slice(aten.slice.Tensor, q, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return [(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
 
 @implements(aten.equal.default)

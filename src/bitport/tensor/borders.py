@@ -32,7 +32,7 @@ MOST_LISTED = 64
 
 
 def is_conv(q: QTensor) -> bool:
-    return q.dim() > 2 and not q.batched and not q.transposed
+    return q.dim() > 2 and not q.batched and not q.transposed and not q.repeated
 
 
 def axis_of(q: QTensor, dim: int) -> Axis:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.tensor.aten import INSTEAD, alias, implements, new_float, same_bits
+from bitport.tensor.aten import INSTEAD, alias, checked_dim, implements, new_float, same_bits
 from bitport.tensor.borders import cut_along, plain_shapes, unit
 from bitport.tensor.parts import matrix_of, rows_and_columns
 from bitport.tensor.qtensor import PARTS, QTensor
@@ -32,7 +32,8 @@ def join(pieces: Sequence[Tensor], dim: int) -> QTensor:
     plain = [piece.to_layout("plain") for piece in pieces if isinstance(piece, QTensor)]
     if len(plain) < len(pieces):
         raise ArgumentError("a quantized tensor is joined with quantized ones only: dequantize() them, or quantize all")
-    first, dim = plain[0], dim % pieces[0].dim()
+    first = plain[0]
+    dim = checked_dim(first, dim)
     step, cut = unit(first, dim), cut_along(first, dim)
     for piece in plain:
         rest = [[*each.shape[:dim], *each.shape[dim + 1 :]] for each in (piece, first)]

@@ -109,6 +109,14 @@ class QTensor(Tensor):
         """Whether leading dimensions count matrices (experts)."""
         return self.qdata.dim() > layouts.layout(self.bits_layout).data_ndim
 
+    @property
+    def repeated(self) -> bool:
+        """Whether leading dimensions repeat one matrix, as expand() does, without a copy of it."""
+        with torch._C.DisableTorchFunctionSubclass():
+            shape = tuple(self.shape)
+        matrix = self.matrix[1:3][::-1] if self.transposed else self.matrix[1:3]
+        return len(shape) > 2 and not self.batched and shape[-2:] == matrix
+
     def plain(self) -> Quantized:
         """The parts in the canonical layout."""
         return layouts.repack(self.matrix, self.parts, self.bits_layout, "plain")
@@ -125,9 +133,8 @@ class QTensor(Tensor):
             value = torch.empty_like(value).index_copy(-1, self.perm.to(torch.int64), value)
         if self.pre_scale is not None:
             value = value * self.pre_scale.to(value.dtype)
-        if self.transposed:
-            return value.transpose(-1, -2).expand(shape)
-        return value.reshape(shape)
+        value = value.transpose(-1, -2) if self.transposed else value
+        return value.expand(shape) if self.transposed or self.repeated else value.reshape(shape)
 
     # -- other forms of the same value ---------------------------------------------------------------------------
 
@@ -231,6 +238,8 @@ class QTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled in the canonical layout, so that it can be read on any device; in shared memory as it lies."""
+        if self.repeated:
+            raise ArgumentError(f"{self!r} is an expanded view of a quantized tensor: save the tensor itself")
         source = self if self.is_shared() else self.to_layout("plain")
         names, _ = source.__tensor_flatten__()
         with torch._C.DisableTorchFunctionSubclass():
@@ -302,6 +311,10 @@ def _dlpack(q: QTensor, **kwargs: Any) -> NoReturn:
     raise ArgumentError("a quantized tensor has no memory that other libraries can read: give them its dequantize()")
 
 
+def _apply(q: QTensor, callable: Callable[..., Any]) -> NoReturn:
+    _unsupported("Tensor.apply_")
+
+
 def _requires_grad(q: QTensor, requires_grad: bool = True) -> QTensor:
     if requires_grad and isinstance(q, torch.nn.Parameter):
         warnings.warn(
@@ -324,6 +337,7 @@ FUNCTIONS[Tensor.storage] = _storage
 FUNCTIONS[Tensor.requires_grad_] = _requires_grad
 FUNCTIONS[Tensor.__dlpack__] = _dlpack
 FUNCTIONS[Tensor.element_size] = _element_size
+FUNCTIONS[Tensor.apply_] = _apply  # torch's own looks for numbers where a QTensor has none
 
 
 def from_parts(
@@ -372,6 +386,9 @@ def quantize_tensor(
 
     A convolution's weight ([out, in, *kernel], ``kind="conv"``) is quantized as the matrix [out, in * kernel]; a
     ``transposed`` one lies as [.., K, N]. ``by`` chooses codes and scales of the matrix in another way.
+
+    A module takes it as a parameter of its own, ``layer.weight = nn.Parameter(q, requires_grad=False)``. Not by
+    ``layer.weight.data = q``: a float parameter would lose its numbers, and PyTorch crash when it looks for them.
     """
     if not value.is_floating_point():
         raise ArgumentError(f"only a float tensor can be quantized, not {value.dtype}")

@@ -7,7 +7,6 @@ error in a product; they keep the scales of the whole, which they are to be a pa
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.tensor.aten import adding_to
+from bitport.tensor.aten import adding_to, checked_dim, equal_spans, spans_of
 from bitport.train.fixed import Fixed
 from bitport.train.rounded import dense, pre_scaled, rounded_input, rounded_rows
-from bitport.train.tensor import ATEN, TrainedTensor, value_of
+from bitport.train.tensor import ATEN, TrainedTensor, outside_of_products, value_of
 
 aten = torch.ops.aten
 
@@ -82,7 +81,7 @@ def _to_copy(func: Any, w: TrainedTensor, *, dtype: Any = None, **kwargs: Any) -
 
 
 def _dims(w: TrainedTensor, *dims: int) -> tuple[int, ...]:
-    return tuple(dim % w.dim() for dim in dims)
+    return tuple(checked_dim(w, dim) for dim in dims)
 
 
 def _matrix_dims(w: TrainedTensor) -> tuple[int, int]:
@@ -113,7 +112,27 @@ def _permute(func: Any, w: TrainedTensor, dims: Sequence[int]) -> TrainedTensor:
     return _transpose(aten.transpose.int, w, -1, -2)
 
 
-@implements(aten.view.default, aten._unsafe_view.default, aten.expand.default)
+@implements(aten.unsqueeze.default)
+def _unsqueeze(func: Any, w: TrainedTensor, dim: int) -> Tensor:
+    """A matrix as a batch of one."""
+    if w.dim() == 2 and dim % 3 == 0 and not w.rounding.cut:
+        return w.with_value(func(w.value, 0), _of_matrices(w, lambda part: func(part, 0)))
+    if w.recorded:
+        raise outside_of_products(func)
+    return func(value_of(w), dim)
+
+
+@implements(aten.expand.default)
+def _expand(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
+    """A matrix repeated over a batch."""
+    shape = torch.empty(w.shape, device="meta").expand(size).shape
+    if w.dim() == 2 < len(shape) and shape[-2:] == w.shape and not w.rounding.cut:
+        batch = shape[:-2]
+        return w.with_value(func(w.value, shape), _of_matrices(w, lambda part: part.expand(*batch, *part.shape)))
+    return _view(func, w, size, **kwargs)
+
+
+@implements(aten.view.default, aten._unsafe_view.default)
 def _view(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
     """Another shape says nothing of rows and columns. Optimizers, averages and process groups get it of the value,
     FSDP2 of a shard."""
@@ -184,14 +203,12 @@ def _slice(
 
 @implements(aten.split.Tensor)
 def _split(func: Any, w: TrainedTensor, size: int, dim: int = 0) -> list[TrainedTensor]:
-    total = w.shape[dim]
-    return [_slice(aten.slice.Tensor, w, dim, at, min(at + size, total)) for at in range(0, total, size)]
+    return [_slice(aten.slice.Tensor, w, dim, *span) for span in equal_spans(w, dim, size)]
 
 
 @implements(aten.split_with_sizes.default)
 def _split_with_sizes(func: Any, w: TrainedTensor, sizes: Sequence[int], dim: int = 0) -> list[TrainedTensor]:
-    ends = list(itertools.accumulate(sizes))
-    return [_slice(aten.slice.Tensor, w, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return [_slice(aten.slice.Tensor, w, dim, *span) for span in spans_of(w, dim, sizes)]
 
 
 def _no_view(w: TrainedTensor, how: str) -> ArgumentError:

@@ -29,6 +29,10 @@ def _matmul(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if isinstance(other, TrainedTensor) and not isinstance(input, TrainedTensor):
             if other.dim() == 2:
                 return linear(input, other.mT) if other.rounding.transposed else _along_n(input, other)
+            if input.dim() == 1:
+                return product(input[None], other).squeeze(-2)
+            if input.dim() < other.dim():  # torch would make one matrix of all
+                return product(input.expand(*other.shape[:-2], *input.shape[-2:]), other)
             one_by_one = other.rounding.transposed and (other.scheme.act or other.rounding.gradients)
             if input.dim() == other.dim() == 3 and one_by_one:
                 pairs = zip(input.unbind(), other.mT.unbind(), strict=True)
@@ -68,7 +72,11 @@ FUNCTIONS.update(
 FUNCTIONS.update(
     {
         function: _refused(function)
-        for function in (torch.einsum, torch.addmv, Tensor.addmv, F.bilinear, F.embedding_bag)
+        for function in (
+            *(torch.einsum, torch.addmv, Tensor.addmv, F.bilinear, F.embedding_bag),
+            *(Tensor.addmm_, Tensor.baddbmm_, torch._addmm_activation, torch.sparse.mm, torch.lstm),
+            *(Tensor.apply_, Tensor.__dlpack__),  # torch's own look for numbers where a TrainedTensor has none
+        )
     }
 )
 

@@ -154,6 +154,8 @@ class Library:
         y = flat.new_empty(flat.numel(), weight.k, dtype=dtype)
         tiles, kept = _tiles(weight)
         code = self._rows(tiles, flat.data_ptr(), flat.numel(), y.data_ptr(), TYPES[dtype], torch.get_num_threads())
+        if code and len(outside := flat[(flat < 0) | (flat >= weight.n)]):
+            raise IndexError(f"ids are rows 0 to {weight.n - 1} of the table, not {int(outside[0])}")
         self.check(code, f"lookup in {weight.n}x{weight.k}")
         del kept
         return y.reshape(*ids.shape, weight.k)
