@@ -49,10 +49,13 @@ and of a whole small one (*small*): below 1 is faster. In the last column: bytes
 
 
 def newest(lines: list[Row], what: str) -> tuple[Row, list[Row]] | None:
-    heads = [head for head in runs_of(lines).values() if head["what"] == what]
-    if not heads:
-        return None
-    return heads[-1], [row for row in lines if row["run"] == heads[-1]["run"] and "machine" not in row]
+    """The head and the rows of the last run, of those that were not broken off: that have the most rows."""
+    runs = [
+        (head, [row for row in lines if row["run"] == head["run"] and "machine" not in row])
+        for head in runs_of(lines).values()
+        if head["what"] == what
+    ]
+    return max(reversed(runs), key=lambda run: len(run[1]), default=None)
 
 
 def where(head: Row) -> str:
