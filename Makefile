@@ -35,7 +35,8 @@ NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-oldest test-triton-oldest test-xla \
 	test-tpu test-peers test-vllm test-arm sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball \
 	ci lint format types bench bench-check bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla \
-	bench-tpu bench-voxtral voxtral-page bench-training bench-vllm xla-page accuracy algorithms reference support clean
+	bench-tpu bench-voxtral voxtral-page bench-training bench-vllm xla-page accuracy algorithms reference support \
+	support-xla clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -294,10 +295,14 @@ algorithms: $(VENV)/.hf
 reference: $(VENV)/.hf
 	PYTHONPATH=. $(BIN)/python tools/reference.py
 
-# The matrix of what was checked where: this machine's CPU is measured, other devices keep their last run.
+# The matrix of what was checked where: this machine's CPU is measured, or XLA's; other devices keep their last run.
 support: $(VENV)/.hf
 	$(BIN)/python -m bitport.conformance --device cpu --json docs/support.json
 	$(BIN)/python -m bitport.conformance --table docs/support.json > docs/support.md
+
+support-xla: $(XLA_VENV)/.xla
+	$(XLA_VENV)/bin/python -m bitport.conformance --device jax --json docs/support.json
+	$(XLA_VENV)/bin/python -m bitport.conformance --table docs/support.json > docs/support.md
 
 clean:
 	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bitport import plugins
 from bitport.errors import ArgumentError
@@ -39,6 +42,16 @@ def test_a_broken_backend_fails_every_time(offer: Callable[..., None]) -> None:
 def test_a_backend_may_ask_while_it_is_loaded(offer: Callable[..., None]) -> None:
     offer(plugins.load)
     assert plugins.load() == (*plugins.IN_TREE, "acme")
+
+
+@pytest.mark.parametrize("mode", [FakeTensorMode(), torch.device("meta")], ids=["fake tensors", "meta"])
+def test_modes_do_not_reach_backends(mode: AbstractContextManager[object], offer: Callable[..., None]) -> None:
+    """Their tables are made of numbers."""
+    seen: list[float] = []
+    offer(lambda: seen.append(torch.arange(4.0).sum().item()))
+    with mode:
+        plugins.load()
+    assert seen == [6.0]
 
 
 def test_another_thread_waits(offer: Callable[..., None]) -> None:

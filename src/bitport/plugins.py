@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from bitport.errors import ArgumentError
 
@@ -50,13 +51,14 @@ def _check_names() -> None:
 
 def load() -> tuple[str, ...]:
     """Load every backend once; the names of those that are in. Another thread waits until all are; one that fails does
-    so every time. Within ``with torch.device("meta")``, where models are built, their tables are real all the same."""
+    so every time. Their tables are real also where models are not: within ``with torch.device("meta")``, with fake
+    tensors, or in another library's mode."""
     global _started
     with _lock:
         if not _started:
             _started = True  # a backend may come here while it is loaded
             try:
-                with torch.device("cpu"):
+                with torch._C.DisableTorchFunction(), _disable_current_modes():
                     _load()
             except BaseException:
                 _started = False

@@ -19,6 +19,7 @@ from bitport.layouts import Matrix, register_layout
 from bitport.layouts.plain import Plain
 from bitport.numerics import Quantized
 from bitport.ops import OPS, Impl, Sample, register_kernel, unregister_kernel
+from bitport.ops.outside import OUTSIDE, Outside
 
 pytestmark = pytest.mark.usefixtures("own_tables")
 
@@ -183,6 +184,58 @@ def test_samples_are_made_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(OPS, "dequantize", dataclasses.replace(OPS["dequantize"], samples=samples))
     assert run("cpu:0", ["dequantize"]) == []
     assert asked == [torch.device("cpu:0")] * 3
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Outside:
+    """A device of another library: two kernels, of which one rounds once more, and no scalar ids."""
+
+    def kernel(op: str, *args: Any) -> Tensor:
+        return OPS[op].generic(*args)
+
+    def rough(op: str, *args: Any) -> Tensor:
+        return kernel(op, *args).to(torch.bfloat16).to(args[-1])
+
+    def refuses(op: str, ids: Tensor, *rest: Any) -> str | None:
+        return None if ids.dim() else "no scalars"
+
+    place = Outside("Elsewhere on a chip", "elsewhere 1.2", {"plain": kernel, "rough": rough}, refuses)
+    monkeypatch.setitem(OUTSIDE, "privateuseone", lambda: place)
+    return place
+
+
+def test_a_device_of_another_library_computes_in_every_way_it_has(elsewhere: Outside) -> None:
+    rows = run("privateuseone", ["embedding"])
+    assert {row.kernels for row in rows} == {("plain", "rough")}
+    assert {row.samples for row in rows} == {2 * 3}  # ids of a vector, of a matrix and none
+    assert {row.dtype for row in rows if row.failures} == {"float32", "float16"}  # bfloat16 is as rough
+    assert all("dB, at least" in line for row in rows for line in row.failures)
+
+
+def test_what_it_refuses_is_told_apart_from_what_fails(elsewhere: Outside) -> None:
+    rows = [row for row in run("privateuseone", ["embedding"]) if row.subject == "nf4"]
+    assert [row.refused for row in rows] == [("nf4-scalar: no scalars",)] * 3
+
+
+def test_its_results_are_judged_like_any_other(elsewhere: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(op: str, *args: Any) -> Tensor:
+        raise RuntimeError("out of order")
+
+    kernels = {"doubled": lambda op, *args: OPS[op].generic(*args).double(), "broken": broken}
+    monkeypatch.setitem(OUTSIDE, "privateuseone", lambda: dataclasses.replace(elsewhere, kernels=kernels))
+    row = next(row for row in run("privateuseone", ["embedding"]) if row.dtype == "float16")
+    assert any("torch.float64" in line and "not torch.float16" in line for line in row.failures)
+    assert any("RuntimeError: out of order" in line for line in row.failures)
+    assert len(row.failures) == row.samples
+
+
+def test_a_library_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing in (["jax", "torchax"], ["torchax"]):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, missing=missing: None if name in missing else True)
+        with pytest.raises(
+            DeviceError, match=f"no device jax here: {' and '.join(missing)} not installed: pip install"
+        ):
+            run("jax")
 
 
 def test_a_device_that_is_not_there_is_an_error() -> None:

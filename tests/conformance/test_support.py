@@ -7,10 +7,13 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from bitport.conformance import Row, support_table
 from bitport.conformance.command import keep, main
 from bitport.conformance.matrix import FAMILIES
+from bitport.ops.outside import OUTSIDE, Outside
+from bitport.report.versions import library_version
 from bitport.schemes import PRESETS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -50,7 +53,37 @@ def test_a_run_is_kept_beside_others(tmp_path: Path) -> None:
     text = table_of(path)
     assert "| int4 | cpu | - | 52 (+6) | - | linear | generic |" in text
     assert "| int4 | xpu | - | **exact** | **1 failed** | linear | generic |" in text
-    assert "| cuda | | | *not run* | |" in text
+    assert "| cuda | | | *not run* | | |" in text
+
+
+def test_a_device_of_another_library_is_called_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Outside("torchax, XLA:CPU", "jax 1, torchax 2", {}, lambda *args: None)
+    monkeypatch.setitem(OUTSIDE, "jax", lambda: place)
+    path = tmp_path / "runs.json"
+    keep(path, "jax", [row(kernels=("jax", "jax.jit"), refused=("int4-tiles: no tiles", "int4-words: no words"))])
+    text = table_of(path)
+    assert f"| torchax, XLA:CPU | {library_version()} | {torch.__version__}, jax 1, torchax 2 | 7 | 0 | 2 |" in text
+    assert "| int4 | torchax, XLA:CPU | - | 52 (+6) | - | linear | jax, jax.jit |" in text
+    keep(path, "jax", [row(samples=0, sqnr=math.inf, margin=math.inf, kernels=(), refused=("int4-row: no",))])
+    assert "| int4 | torchax, XLA:CPU | - | *refused* | - | linear |  |" in table_of(path)
+
+
+def test_a_run_without_refusals_is_read(tmp_path: Path) -> None:
+    """As it was kept before there were any."""
+    path = tmp_path / "runs.json"
+    keep(path, "cpu", [row()])
+    runs = json.loads(path.read_text())
+    del runs["cpu"]["rows"][0]["refused"]
+    assert "| 7 | 0 | 0 |" in support_table(runs)
+
+
+def test_the_command_says_what_was_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Outside("nowhere", "none 0", {}, lambda op, *args: "not today")
+    monkeypatch.setitem(OUTSIDE, "privateuseone", lambda: place)
+    assert main(["--device", "privateuseone", "--ops", "int4pack_mm"]) == 0
+    said = capsys.readouterr().out
+    assert "refused 36 samples of int4pack_mm: not today" in said
+    assert "exact" not in said
 
 
 def test_the_command_runs_one_op(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

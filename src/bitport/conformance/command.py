@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bitport.conformance.matrix import support_table
 from bitport.conformance.suite import Row, run
 from bitport.errors import BitportError
 from bitport.ops import OPS
+from bitport.ops.outside import outside
 from bitport.report.text import table
 from bitport.report.versions import library_version
 
@@ -43,9 +45,10 @@ def main(argv: list[str] | None = None) -> int:
 def keep(path: Path, device: str, rows: list[Row]) -> None:
     """Put the run on ``device`` into the file at ``path``, next to the runs on other devices."""
     runs = json.loads(path.read_text()) if path.exists() else {}
-    runs[torch.device(device).type] = {
+    place = outside(device)
+    runs[torch.device(device).type if place is None else place.name] = {
         "bitport": library_version(),
-        "torch": torch.__version__,
+        "torch": torch.__version__ if place is None else f"{torch.__version__}, {place.library}",
         "rows": [_jsonable(dataclasses.asdict(row)) for row in rows],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +63,7 @@ def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summary(rows: list[Row]) -> str:
-    """One line per op and dtype."""
+    """One line per op and dtype, and one for each reason why a sample was refused."""
     lines: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         lines.setdefault((row.op, row.dtype), []).append(row)
@@ -69,8 +72,11 @@ def _summary(rows: list[Row]) -> str:
         samples, failed = sum(row.samples for row in group), sum(len(row.failures) for row in group)
         margin = min(row.margin for row in group)
         kernels = ", ".join(dict.fromkeys(kernel for row in group for kernel in row.kernels))
-        body.append((op, dtype, samples, failed, "exact" if margin == math.inf else f"{margin:+.1f} dB", kernels))
-    return table(("op", "dtype", "samples", "failed", "least margin", "kernels"), body)
+        least = f"{margin:+.1f} dB" if margin != math.inf else "exact" if samples else ""
+        body.append((op, dtype, samples, failed, least, kernels))
+    reasons = Counter(f"{row.op}: {line.partition(': ')[2]}" for row in rows for line in row.refused)
+    refused = [f"refused {count} samples of {reason}" for reason, count in reasons.items()]
+    return "\n".join([table(("op", "dtype", "samples", "failed", "least margin", "kernels"), body), *refused])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Try every op of bitport on a device and compare with float64.",
         epilog="example: python -m bitport.conformance --device xpu --json docs/support.json",
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, xpu, or any device an installed package adds")
+    parser.add_argument(
+        "--device", default="cpu", help="cpu, cuda, xpu, jax (torchax), or any device an installed package adds"
+    )
     parser.add_argument("--ops", nargs="+", choices=list(OPS), metavar="OP", help="only these ops")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the result in FILE, beside other devices'")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the matrix of the runs in FILE; run nothing")

@@ -6,8 +6,8 @@ from typing import Any
 
 from bitport.ops import OPS
 
-DEVICES = ("cpu", "cuda", "xpu", "xla")
-"""Listed in any case; a device without a run says so."""
+DEVICES = ("cpu", "cuda", "xpu", "mps", "tpu")
+"""Those of PyTorch that bitport has kernels for, listed in any case; a device without a run says so."""
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "float8 weight, float8 activation, tensor and row": ("fp8", "fp8-row"),
@@ -38,15 +38,19 @@ results against a float64 product of the same quantized numbers, and in brackets
 budget is derived from the rounding of the dtype (`bitport.ops.samples`), so it is the same on every device.
 **exact**: all bits agree. **-**: the op does not take that dtype. *not run*: nobody has run the suite on that device
 yet; without kernels of its own a device computes the same by the generic kernel, with standard torch operations.
-The row cpu is of an x86 processor. The native kernels for 64-bit ARM have passed tests of their own in an emulator
-(`make test-arm`), and have run neither on hardware nor from PyTorch's dispatcher.
+*refused*: layouts of other devices, which a device of another library cannot read.
 
-To add a device: `python -m bitport.conformance --device NAME --json docs/support.json`, then `make support`.
+The row cpu is of an x86 processor. The native kernels for 64-bit ARM have passed tests of their own in an emulator
+(`make test-arm`), and have run neither on hardware nor from PyTorch's dispatcher. Rows of torchax name what XLA
+compiled for: XLA:CPU is no TPU. Each of their samples was computed twice, eagerly (`jax`) and compiled (`jax.jit`).
+
+To add a device: `python -m bitport.conformance --device NAME --json docs/support.json`, then `make support`. That of
+torchax is called `jax`: `make support-xla`.
 """
 
 
 def support_table(runs: dict[str, Any]) -> str:
-    """Markdown, from what conformance runs left: device type -> {"bitport", "torch", "rows"}."""
+    """Markdown, from what conformance runs left: device -> {"bitport", "torch", "rows"}."""
     devices = [*DEVICES, *sorted(set(runs) - set(DEVICES))]
     parts = [INTRODUCTION, _runs(devices, runs), "## Schemes\n", _header("asked for", "scheme")]
     for family, schemes in FAMILIES.items():
@@ -60,14 +64,15 @@ def support_table(runs: dict[str, Any]) -> str:
 
 
 def _runs(devices: list[str], runs: dict[str, Any]) -> str:
-    lines = ["| device | bitport | torch | samples | failed |", "|---|---|---|---|---|"]
+    lines = ["| device | bitport | torch | samples | failed | refused |", "|---|---|---|---|---|---|"]
     for device in devices:
         if run := runs.get(device):
             samples = sum(row["samples"] for row in run["rows"])
             failed = sum(len(row["failures"]) for row in run["rows"])
-            lines.append(f"| {device} | {run['bitport']} | {run['torch']} | {samples} | {failed} |")
+            refused = sum(len(row.get("refused", ())) for row in run["rows"])
+            lines.append(f"| {device} | {run['bitport']} | {run['torch']} | {samples} | {failed} | {refused} |")
         else:
-            lines.append(f"| {device} | | | *not run* | |")
+            lines.append(f"| {device} | | | *not run* | | |")
     return "\n".join(lines) + "\n"
 
 
@@ -99,6 +104,8 @@ def _cell(rows: list[dict[str, Any]]) -> str:
         return "-"
     if failed := sum(len(row["failures"]) for row in rows):
         return f"**{failed} failed**"
+    if not any(row["samples"] for row in rows):
+        return "*refused*"
     rated = [row for row in rows if row["sqnr"] is not None]
     if not rated:
         return "**exact**"

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bitport import layouts, plugins
+from bitport import layouts
 from bitport.errors import ArgumentError, BitportError
 from bitport.numerics import Quantized, sqnr
 from bitport.ops import OPS, Op, Sample, Weight, decide
 from bitport.ops.device import check_present
+from bitport.ops.outside import Outside, outside
 from bitport.ops.samples import VARIANTS
 from bitport.schemes import PRESETS
 
@@ -38,6 +40,8 @@ class Row:
     margin: float
     """Least of SQNR - budget in dB."""
     kernels: tuple[str, ...]
+    refused: tuple[str, ...] = ()
+    """What the device says no to, one line per sample: it is none of the samples above."""
 
     @property
     def passed(self) -> bool:
@@ -47,20 +51,23 @@ class Row:
 @dataclasses.dataclass(frozen=True)
 class _Outcome:
     kernel: str
-    sqnr: float
-    margin: float
-    failure: str | None
+    sqnr: float = -math.inf
+    margin: float = -math.inf
+    failure: str | None = None
+    refused: str | None = None
 
 
 def run(device: torch.device | str, ops: Iterable[str] | None = None) -> list[Row]:
-    """Try ``ops`` (names; default: all) on ``device``. Kernels of bitport and of installed backends take part."""
-    plugins.load()
+    """Try ``ops`` (names; default: all) on ``device``. Kernels of bitport and of installed backends take part. A device
+    of another library gets samples that were made on the CPU, and computes each in every way it has."""
+    place = outside(device)
     device = torch.device(device)
-    check_present(device)
+    if place is None:
+        check_present(device)
     names = list(OPS if ops is None else ops)
     if unknown := set(names) - set(OPS):
         raise ArgumentError(f"unknown ops {sorted(unknown)}; known: {', '.join(OPS)}")
-    return [row for name in names for dtype in DTYPES for row in _rows(OPS[name], device, dtype)]
+    return [row for name in names for dtype in DTYPES for row in _rows(OPS[name], device, dtype, place)]
 
 
 def subject(name: str) -> str:
@@ -69,21 +76,24 @@ def subject(name: str) -> str:
     return max(schemes, key=len, default=re.sub("-(row|rows|empty)$", "", name))
 
 
-def _rows(op: Op, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+def _rows(op: Op, device: torch.device, dtype: torch.dtype, place: Outside | None) -> Iterator[Row]:
     groups: dict[str, list[_Outcome]] = {}
-    for sample in op.samples(device, dtype):
+    for sample in op.samples(device if place is None else torch.device("cpu"), dtype):
         for each in (sample, *_as_it_lies(op, sample, device)):
-            groups.setdefault(subject(each.name), []).append(_try(op, each))
-    for name, outcomes in groups.items():
+            outcomes = [_try(op, each)] if place is None else _try_outside(op, each, place)
+            groups.setdefault(subject(each.name), []).extend(outcomes)
+    for name, every in groups.items():
+        outcomes = [outcome for outcome in every if not outcome.refused]
         yield Row(
             op.name,
             name,
             str(dtype).removeprefix("torch."),
             len(outcomes),
             tuple(outcome.failure for outcome in outcomes if outcome.failure),
-            min(outcome.sqnr for outcome in outcomes),
-            min(outcome.margin for outcome in outcomes),
+            min((outcome.sqnr for outcome in outcomes), default=math.inf),
+            min((outcome.margin for outcome in outcomes), default=math.inf),
             tuple(dict.fromkeys(outcome.kernel for outcome in outcomes)),
+            tuple(outcome.refused for outcome in every if outcome.refused),
         )
 
 
@@ -112,18 +122,34 @@ RAISED = (
 
 
 def _try(op: Op, sample: Sample) -> _Outcome:
-    kernel = "?"
-    before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in sample.args]
     try:
         kernel = decide(op.name, *sample.args).kernel
-        got = op.overload(*sample.args)
     except RAISED as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: {type(error).__name__}: {line}")
+        return _Outcome("?", failure=_told(sample, error))
+    return _judged(op, sample, kernel, op.overload)
+
+
+def _try_outside(op: Op, sample: Sample, place: Outside) -> list[_Outcome]:
+    if reason := place.refuses(op.name, *sample.args):
+        return [_Outcome("?", refused=f"{sample.name}: {reason}")]
+    return [_judged(op, sample, name, partial(run, op.name)) for name, run in place.kernels.items()]
+
+
+def _told(sample: Sample, error: Exception) -> str:
+    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"{sample.name}: {type(error).__name__}: {line}"
+
+
+def _judged(op: Op, sample: Sample, kernel: str, run: Callable[..., Any]) -> _Outcome:
+    before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in sample.args]
+    try:
+        got = run(*sample.args)
+    except RAISED as error:
+        return _Outcome(kernel, failure=_told(sample, error))
     if written := [at for at, arg in enumerate(sample.args) if isinstance(arg, Tensor) and not _same(arg, before[at])]:
-        return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: wrote into its arguments {written}")
+        return _Outcome(kernel, failure=f"{sample.name}: wrote into its arguments {written}")
     if unlike := _unlike(got, op.fake(*sample.args)):
-        return _Outcome(kernel, -math.inf, -math.inf, f"{sample.name}: {unlike}")
+        return _Outcome(kernel, failure=f"{sample.name}: {unlike}")
     expected, result = sample.expected(), _comparable(got, sample)
     level = float(sqnr(expected.reshape(result.shape), result)) if result.numel() else math.inf
     margin = math.inf if level == math.inf else level - sample.budget

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +15,12 @@ from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 
 from bitport.errors import ArgumentError
-from bitport.numerics import Format, Quantized, fake_quantize, quantize
+from bitport.numerics import ACTIVATIONS, Format, Quantized, dequantize, fake_quantize, quantize
 from bitport.ops import select
 from bitport.ops.convert import format_json, from_list
 from bitport.ops.linear import FLOATS, check_linear
 from bitport.ops.linear_then import follow
+from bitport.ops.outside import OUTSIDE
 from bitport.ops.table import OPS, has_tangent, refuse_tangents
 from bitport.ops.weight import Weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
@@ -271,7 +273,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
             f"backward()"
         )
     x = prepare(x, q)
-    rounded = fake_quantize(x, q.scheme.act, _act_scale(q))
+    rounded = _rounded(x, q.scheme.act, _act_scale(q))
     codes = q.replace(perm=None, pre_scale=None)
     # autocast would round both factors once more
     with torch.autocast(x.device.type, enabled=False) if _autocasts(x) else contextlib.nullcontext():
@@ -334,7 +336,7 @@ def grouped(x: Tensor, offs: Tensor, weight: Weight, act: str, act_scale: Tensor
     """The op of rounded inputs measures their scales; where one is fixed, they are rounded before the product."""
     if act and act_scale is not None:
         refuse_tangents(OPS["dyn_grouped_linear"], x)
-        rounded = fake_quantize(x, act, act_scale)
+        rounded = _rounded(x, act, act_scale)
         if x.requires_grad:
             rounded = rounded + (x - x.detach())  # zero, through which the gradient passes
         return run("grouped_linear", rounded, offs, *weight).to(x.dtype)
@@ -346,9 +348,26 @@ def quantize_weight(value: Tensor, fmt: Format) -> Quantized:
     return from_list(run("quantize", value, format_json(fmt)))
 
 
+def dequantize_weight(parts: Quantized, fmt: Format, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    """numerics.dequantize, in torch's ops; by the kernel of a device that those are none of."""
+    if parts.data.device.type not in OUTSIDE:
+        return dequantize(parts, fmt, n, k, dtype)
+    return run("dequantize", *parts, fmt.dtype, n, k, *fmt.block_shape(n, k), "plain", dtype)
+
+
+def _rounded(x: Tensor, act: str, act_scale: Tensor | None) -> Tensor:
+    """numerics.fake_quantize, likewise."""
+    if x.device.type not in OUTSIDE:
+        return fake_quantize(x, act, act_scale)
+    m, k = math.prod(x.shape[:-1]), x.shape[-1]
+    parts = from_list(run("quantize_input", x, act, act_scale))
+    return dequantize_weight(parts, ACTIVATIONS[act], m, k, torch.float32).reshape(x.shape)
+
+
 FUNCTIONS.update(
     {
         quantize: quantize_weight,
+        dequantize: dequantize_weight,
         F.linear: linear,
         F.embedding: embedding,
         Tensor.__getitem__: getitem,

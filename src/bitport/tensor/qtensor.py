@@ -40,8 +40,8 @@ KEPT = "_operand"
 """Where bitport.ops keeps the parts as ops take them."""
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""torch functions that take a QTensor and what computes them, e.g. F.linear, and our ``quantize``, which makes its
-parts; filled by bitport.ops."""
+"""torch functions that take a QTensor and what computes them, e.g. F.linear, and our ``quantize`` and ``dequantize``,
+between its parts and floats; filled by bitport.ops."""
 
 ATEN: dict[Any, Callable[..., Any]] = {}
 """aten ops that store, move and slice a QTensor; filled by bitport.tensor.aten."""
@@ -128,7 +128,8 @@ class QTensor(Tensor):
         matrix, dtype = self.matrix, dtype or own
         if not dtype.is_floating_point:
             raise ArgumentError(f"a quantized tensor stands for a float tensor, not for {dtype}")
-        value = dequantize(self.plain(), self.scheme.weight, matrix.n, matrix.k, dtype)
+        to_floats = FUNCTIONS.get(dequantize, dequantize)
+        value = to_floats(self.plain(), self.scheme.weight, matrix.n, matrix.k, dtype)
         if self.perm is not None:
             value = torch.empty_like(value).index_copy(-1, self.perm.to(torch.int64), value)
         if self.pre_scale is not None:

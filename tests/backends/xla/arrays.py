@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bitport import layouts
 from bitport.backends.xla.k_major import NAME
-from bitport.backends.xla.move import native, to_array, to_tensor, weight_arrays
+from bitport.backends.xla.move import native, op_arrays, to_tensor
 from bitport.numerics import Quantized, sqnr
 from bitport.ops import Op, Sample, Weight
 
@@ -27,16 +26,16 @@ def samples_of(op: Op, dtype: torch.dtype) -> Iterator[tuple[Sample, tuple[Any, 
             continue
         if op.name == "repack":
             if sample.args[-1] in ("plain", NAME):
-                yield sample, arguments(op, sample.args)
+                yield sample, op_arrays(op, sample.args)
             continue
-        yield sample, arguments(op, sample.args)
+        yield sample, op_arrays(op, sample.args)
         if at is not None and not sample.name.endswith(("-vector", "-row", "-batch", "-empty", "-scalar", "-rest")):
             weight = Weight(*sample.args[at : at + 10])
             parts = Quantized(*weight[:4])
             if layouts.layout(NAME).refuses(weight.matrix, parts) is None:
                 packed = layouts.repack(weight.matrix, parts, "plain", NAME)
                 args = (*sample.args[:at], *packed, *weight[4:9], NAME, *sample.args[at + 10 :])
-                given = arguments(op, args)
+                given = op_arrays(op, args)
                 yield sample, given
                 if weight.dtype == "int4":
                     yield sample, (*given[:at], native(given[at]), *given[at + 1 :])
@@ -45,13 +44,6 @@ def samples_of(op: Op, dtype: torch.dtype) -> Iterator[tuple[Sample, tuple[Any, 
 def weight_at(op: Op) -> int | None:
     names = [argument.split()[-1] for argument in op.schema.partition(")")[0].split(",")]
     return names.index("data") if "layout" in names else None
-
-
-def arguments(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    at = weight_at(op)
-    if at is not None:
-        args = (*args[:at], *weight_arrays(args[at : at + 10]), *args[at + 10 :])
-    return tuple(to_array(arg) if isinstance(arg, Tensor) else arg for arg in args)
 
 
 def shortfall(sample: Sample, got: Any, dtype: torch.dtype) -> float:

@@ -11,7 +11,7 @@ import torch
 from bitport.backends.xla.decode import decode, pack_bits, unpack_bits
 from bitport.backends.xla.encode import divide, encode_float
 from bitport.backends.xla.functions import FUNCTIONS
-from bitport.backends.xla.move import to_array, to_tensor
+from bitport.backends.xla.move import native, to_array, to_tensor
 from bitport.errors import ArgumentError
 from bitport.numerics import NUMBER_TYPES, encode
 from bitport.ops import OPS, Op
@@ -108,6 +108,17 @@ def test_integer_sums_are_32_bits(group: int) -> None:
     dots = [line for line in program.splitlines() if "dot_general" in line]
     assert dots
     assert all("xi8>" in line and line.rstrip().endswith("xi32>") for line in dots)
+
+
+def test_native_int4_is_unpacked_as_its_bytes_are() -> None:
+    n, k = 6, 8
+    data = jnp.asarray(np.random.default_rng(0).integers(0, 256, (k, n // 2)), jnp.uint8)
+    rest = (jnp.ones((1, n)), None, None, "int4", n, k, 1, k, "k_major", "plain")
+    expected = FUNCTIONS["repack"](data, *rest)
+    codes = np.stack([np.asarray(data) & 15, np.asarray(data) >> 4], -1).reshape(k, n).T ^ 8  # of neighbouring rows
+    assert np.array_equal(np.asarray(expected[0]), codes[:, ::2] | codes[:, 1::2] << 4)
+    for got, wanted in zip(FUNCTIONS["repack"](native(data), *rest), expected, strict=True):
+        assert jnp.array_equal(got, wanted)
 
 
 def test_a_layout_of_another_device_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from bitport.backends.xla.decode import JaxWeight, as_bytes, dense, pack_bits, unpack_bits
+from bitport.backends.xla.decode import JaxWeight, as_bytes, dense, pack_bits, signed_k_major, unpack_bits, unread
 from bitport.backends.xla.encode import encode, rows_of, storage
 from bitport.backends.xla.k_major import NAME
 from bitport.errors import ArgumentError
@@ -73,8 +73,8 @@ def repack(*args: Any) -> list[Array]:
     """Between plain and k_major, the layouts that XLA has kernels for."""
     *parts, target = args
     weight = JaxWeight(*parts)
-    if {weight.layout, target} - {"plain", NAME}:
-        raise ArgumentError(f"XLA reads the layouts plain and {NAME}, not {weight.layout} and {target}")
+    if reason := unread(weight.layout, target):
+        raise ArgumentError(reason)
     if weight.layout == target:
         return _listed(*weight[:4])
     if weight.dtype not in ("int4", "int8"):
@@ -84,7 +84,7 @@ def repack(*args: Any) -> list[Array]:
         codes = jnp.swapaxes(unpack_bits(as_bytes(weight.data), bits, weight.k), -1, -2) ^ flip
         data = pack_bits(codes, 4) if bits == 4 else codes.view(jnp.int8)
     else:
-        codes = unpack_bits(weight.data, 4, weight.n) if bits == 4 else weight.data.view(jnp.uint8)
+        codes = signed_k_major(weight).astype(jnp.int8).view(jnp.uint8) & weight.number.qmax
         data = pack_bits(jnp.swapaxes(codes ^ flip, -1, -2), bits)
     zero = None if weight.zero is None else jnp.swapaxes(weight.zero, -1, -2)
     return _listed(data, jnp.swapaxes(weight.scale, -1, -2), zero, weight.scale2)

@@ -140,13 +140,19 @@ def dense_k_major(weight: JaxWeight) -> Array:
     return value * spread(scale_values(weight.scale, weight.scale2), sideways)
 
 
+def unread(*layouts: str) -> str | None:
+    """Why not all of the layouts can be read; None if they can."""
+    others = [layout for layout in layouts if layout not in ("plain", NAME)]
+    return f"XLA reads the layouts plain and {NAME}, not {' and '.join(others)}" if others else None
+
+
 def dense(*args: Any) -> Array:
     """float32 [..., N, K]: (decode(code) - zero) * scale * scale2."""
     weight = JaxWeight(*args)
     if weight.layout == NAME:
         return jnp.swapaxes(dense_k_major(weight), -1, -2)
-    if weight.layout != "plain":
-        raise ArgumentError(f"XLA reads the layouts plain and {NAME}, not {weight.layout}; repack the weight")
+    if reason := unread(weight.layout):
+        raise ArgumentError(f"{reason}; repack the weight")
     value = decode(codes_of(weight), weight.number)
     if weight.number.kind == "int":
         zero = weight.number.midpoint if weight.zero is None else spread(weight.zero, weight.matrix)

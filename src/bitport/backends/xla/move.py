@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bitport.backends.xla.k_major import NAME
 from bitport.numerics import Quantized
+from bitport.ops import Op
 
 
 def to_array(tensor: Tensor) -> Array:
@@ -50,6 +51,15 @@ def native(data: Array) -> Array:
 
 def prefers_native() -> bool:
     return jax.default_backend() == "tpu"
+
+
+def op_arrays(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An op's arguments with arrays for tensors, those of its weights in the form in which a device takes them."""
+    given = list(args)
+    for at, argument in enumerate(op.schema.partition(")")[0].split(", ")):
+        if argument.endswith("data"):  # the first of the ten, also of k_data and v_data
+            given[at : at + 10] = weight_arrays(given[at : at + 10])
+    return tuple(to_array(arg) if isinstance(arg, Tensor) else arg for arg in given)
 
 
 def weight_arrays(weight: Any) -> tuple[Any, ...]:

@@ -166,7 +166,7 @@ def grouped_sum(xq: Array, wq: Array, scale: Array, zero: Array | None, group: i
 # -- experts ---------------------------------------------------------------------------------------------------------
 
 
-def _by_expert(x: Array, ends: Array, weight: Array) -> Array:
+def by_expert(x: Array, ends: Array, weight: Array) -> Array:
     """Rows of x [T, K] times their expert's matrix of [E, N, K]; rows past the last end give zeros."""
     expert = jnp.searchsorted(ends, jnp.arange(x.shape[0], dtype=ends.dtype), side="right")
 
@@ -179,9 +179,9 @@ def _by_expert(x: Array, ends: Array, weight: Array) -> Array:
 
 
 def grouped_linear(x: Array, ends: Array, *parts: Any) -> Array:
-    return _by_expert(x, ends, dense(*parts).astype(x.dtype)).astype(x.dtype)
+    return by_expert(x, ends, dense(*parts).astype(x.dtype)).astype(x.dtype)
 
 
 def dyn_grouped_linear(x: Array, ends: Array, *rest: Any) -> Array:
     *parts, act = rest
-    return _by_expert(fake_quantize(x, act), ends, dense(*parts)).astype(x.dtype)
+    return by_expert(fake_quantize(x, act), ends, dense(*parts)).astype(x.dtype)

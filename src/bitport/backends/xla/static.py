@@ -12,10 +12,10 @@ ARRAY = object()
 """Stands where a tensor goes."""
 
 
-def split(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-    """(the tensors among ``args``, all the arguments with ARRAY for each of them)."""
-    tensors = tuple(arg for arg in args if isinstance(arg, Tensor))
-    return tensors, tuple(ARRAY if isinstance(arg, Tensor) else arg for arg in args)
+def split(args: tuple[Any, ...], kind: type = Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """(those of ``args`` that are of a kind, all the arguments with ARRAY for each of them)."""
+    tensors = tuple(arg for arg in args if isinstance(arg, kind))
+    return tensors, tuple(ARRAY if isinstance(arg, kind) else arg for arg in args)
 
 
 @functools.cache

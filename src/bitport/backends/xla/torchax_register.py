@@ -1,4 +1,4 @@
-"""bitport's ops in torchax's own table of ops, and its functions of QTensors in place of torch's."""
+"""bitport's ops in torchax's own table of ops, and what torch's functions and aten's ops do with a QTensor."""
 
 from __future__ import annotations
 
@@ -9,42 +9,50 @@ from typing import Any
 
 from jax import Array
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from bitport.backends.xla.functions import FUNCTIONS
 from bitport.backends.xla.torchax_import import import_torchax
+from bitport.backends.xla.torchax_lowerings import LOWERINGS, cut
 from bitport.ops import OPS
+from bitport.tensor import ATEN, QTensor
 from bitport.tensor import FUNCTIONS as TORCH_FUNCTIONS
-from bitport.tensor import QTensor
 
 
 @functools.cache
 def register() -> ModuleType:
-    """torchax, whose environment knows bitport's ops and what torch's functions do with a QTensor."""
+    """torchax, whose environment knows bitport's ops and QTensors."""
     torchax = import_torchax()
-    env = torchax.default_env()
-    for name, function in FUNCTIONS.items():
-        torchax.ops.ops_registry.register_torch_dispatch_op(OPS[name].overload, function, is_user_defined=True)
-        env._ops[OPS[name].overload] = torchax.ops.ops_registry.all_aten_ops[OPS[name].overload]
-    for torch_function, handler in TORCH_FUNCTIONS.items():
-        env.override_op_definition(torch_function, _of_either(env, torch_function, handler))
+    env, registry = torchax.default_env(), torchax.ops.ops_registry
+    ops = {OPS[name].overload: function for name, function in FUNCTIONS.items()}
+    for op, function in {**ops, **LOWERINGS}.items():
+        env._ops[op] = registry.all_aten_ops[op] = registry.Operator(
+            op, function, is_jax_function=True, is_user_defined=True, needs_env=False, is_view_op=False
+        )
+    env.dispatch = _of_either(env, env.dispatch)
     return torchax
 
 
-def _of_either(env: Any, torch_function: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """``handler`` where an argument is a QTensor, otherwise what the environment had."""
-    known = env._ops.get(torch_function)
+def _of_either(env: Any, known: Callable[..., Any]) -> Callable[..., Any]:
+    """What the environment does with a call, ``known``; with a QTensor of its tensors among the arguments, what that
+    does with it. The environment is left while it is asked, and entered again for the parts."""
+    of_functions = {**TORCH_FUNCTIONS, Tensor.__getitem__: cut}
+    arrays = (tensor_module().Tensor, tensor_module().View)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(arg, QTensor) for arg in (*args, *kwargs.values())):
+    def dispatch(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        kwargs = kwargs or {}
+        weights = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, QTensor)]
+        if not any(isinstance(weight.qdata, arrays) for weight in weights):
+            return known(func, types, args, kwargs)
+        if func in of_functions:
             with env:
-                return handler(*args, **kwargs)
-        if known is None:
-            raise tensor_module().OperatorNotFound(f"torchax has no {torch_function}")
-        if not known.is_jax_function:
-            return known.func(*args, **kwargs)
-        return env.j2t_iso(known.func(*env.t2j_iso(args), **env.t2j_iso(kwargs)))
+                return of_functions[func](*args, **kwargs)
+        if func in ATEN:
+            with env:
+                return ATEN[func](func, *args, **kwargs)
+        return func(*args, **kwargs)
 
-    return run
+    return dispatch
 
 
 def tensor_module() -> Any:

@@ -1,0 +1,76 @@
+"""What torchax 0.0.13 cannot do or gets wrong, and models with quantized weights ask for."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import Array
+from torch import Tensor
+
+from bitport.backends.xla.convert import jax_dtype
+from bitport.backends.xla.products import by_expert
+from bitport.errors import ArgumentError
+from bitport.ops.functional import getitem
+from bitport.tensor import QTensor
+
+aten = torch.ops.aten
+PLACES = (int, slice, EllipsisType)
+
+
+def view_dtype(x: Array, dtype: torch.dtype) -> Array:
+    """x.view(dtype): the same bytes along the last axis. torchax takes the dtype for a shape."""
+    to = jax_dtype(dtype)
+    if to.itemsize > x.dtype.itemsize:
+        ratio = to.itemsize // x.dtype.itemsize
+        return jax.lax.bitcast_convert_type(x.reshape(*x.shape[:-1], x.shape[-1] // ratio, ratio), to)
+    made = jax.lax.bitcast_convert_type(x, to)
+    return made if made.ndim == x.ndim else made.reshape(*x.shape[:-1], made.shape[-2] * made.shape[-1])
+
+
+def grouped_mm(
+    x: Array, w: Array, offs: Array | None = None, bias: Array | None = None, out_dtype: torch.dtype | None = None
+) -> Array:
+    """F.grouped_mm of floats: rows of x [T, K] times their expert's matrix of [E, K, N]."""
+    if offs is None or bias is not None or (x.ndim, w.ndim) != (2, 3):
+        raise ArgumentError(
+            f"on torchax's device F.grouped_mm takes x [T, K], w [E, K, N] and offs, no bias; not {[*x.shape]}, "
+            f"{[*w.shape]}, {'no offs' if offs is None else 'offs'}{'' if bias is None else ' and a bias'}"
+        )
+    return by_expert(x, offs, jnp.swapaxes(w, -1, -2)).astype(jax_dtype(out_dtype or x.dtype))
+
+
+LOWERINGS = {
+    aten.view.dtype: view_dtype,
+    aten._grouped_mm.default: grouped_mm,
+    # Of these torchax makes logical ones. They come within torch.inference_mode(), elsewhere as bitwise_and and so on.
+    aten.__and__: jnp.bitwise_and,
+    aten.__or__: jnp.bitwise_or,
+    aten.__xor__: jnp.bitwise_xor,
+}
+
+
+def cut(q: QTensor, index: Any) -> Any:
+    """``q[index]``. Torch's own wants a guard of the device, which torchax has not, before it asks for slices: they are
+    asked for here."""
+    if isinstance(index, Tensor):
+        return getitem(q, index) if q.dim() == 2 else aten.index.Tensor(q, [index])
+    entries = [*index] if isinstance(index, tuple) else [index]
+    if not all(entry is None or (isinstance(entry, PLACES) and not isinstance(entry, bool)) for entry in entries):
+        raise ArgumentError(
+            f"on torchax's device a QTensor is indexed by one tensor, or by ints, slices, None and ..., not {index!r}"
+        )
+    if ... in entries:
+        at, named = entries.index(...), sum(entry is not None for entry in entries) - 1
+        entries[at : at + 1] = [slice(None)] * (q.dim() - named)
+    dim = 0
+    for entry in entries:
+        if isinstance(entry, slice):
+            q = aten.slice.Tensor(q, dim, entry.start, entry.stop, 1 if entry.step is None else entry.step)
+        else:
+            q = aten.unsqueeze.default(q, dim) if entry is None else aten.select.int(q, dim, entry)
+        dim += not isinstance(entry, int)
+    return q
