@@ -24,6 +24,8 @@ SEEN: dict[str, Callable[[], Tensor]] = {
     "matmul": lambda: torch.matmul(X, W.t()),
     "operator": lambda: X @ W.mT,
     "mm": lambda: torch.mm(X.flatten(0, 1), W.t()),
+    "on the left": lambda: W @ X.mT,
+    "mm on the left": lambda: torch.mm(W, X.flatten(0, 1).t()),
     "addmm": lambda: torch.addmm(torch.zeros(6), X.flatten(0, 1), W.t()),
     "addmm of a tensor": lambda: torch.zeros(6).addmm(X.flatten(0, 1), W.t()),
 }

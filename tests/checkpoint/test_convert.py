@@ -87,6 +87,37 @@ def test_equal_to_the_model(recipe: str, shards: int, tied: bool, tmp_path: Path
     assert (report.bytes_before, report.bytes_after) == (expected.bytes_before, expected.bytes_after)
 
 
+class Misnamed(nn.Module):
+    """Each weight has the name of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(40, 64)
+        self.patch_embedding = nn.Linear(64, 96)
+        self.upscale = nn.ConvTranspose1d(64, 8, 3)
+        self.bilinear = nn.Bilinear(8, 8, 16)
+        self.register_buffer("table", torch.randn(8, 64))
+        self.codebook = nn.Module()
+        self.codebook.register_buffer("weight", torch.randn(8, 64))
+
+
+@pytest.mark.parametrize("recipe", ["int4-g32", {"*": "int8"}], ids=str)
+def test_modules_tell_more_than_names(recipe: Any, tmp_path: Path) -> None:
+    model = Misnamed()
+    write(model, tmp_path / "hf", tied=False)
+    with torch.device("meta"):
+        empty = Misnamed()
+    plan = plan_files(tmp_path / "hf", recipe, model=empty)
+    quantize_files(tmp_path / "hf", tmp_path / "files", recipe, model=empty)
+    report = bp.quantize_(model, recipe)
+    assert_same(model, bp.load(Misnamed, tmp_path / "files"))
+    quantized = {layer.name for layer in report.quantized}
+    assert {choice.name for choice in plan.quantized} == quantized
+    assert quantized == {"patch_embedding.weight"} | ({"token.weight"} if recipe != "int4-g32" else set())
+    by_name = {choice.name for choice in plan_files(tmp_path / "hf", recipe).quantized}
+    assert by_name != quantized
+
+
 def test_saved_files_are_equal_too(tmp_path: Path) -> None:
     """Not only what is loaded: every entry of the manifests, checksums with it."""
     model = Llama()

@@ -181,10 +181,10 @@ def test_other_names_in_the_model_are_told(run: Run, mixtral: Path, llama: Path,
     told = run("quantize", other, "--scheme", "int8", "--dry-run").err
     assert "has no model.other.weight" in told
     assert "--in-memory" in told
-    said = (other / "config.json").read_text().replace("LlamaForCausalLM", "LlamaForSequenceClassification")
+    said = (other / "config.json").read_text().replace("LlamaForCausalLM", "MyLlamaForCausalLM")
     (other / "config.json").write_text(said)
     told = run("quantize", other, "--scheme", "int8", "--dry-run").err
-    assert "load_model builds a LlamaForCausalLM, not the LlamaForSequenceClassification" in told
+    assert "load_model builds a LlamaForCausalLM, not the MyLlamaForCausalLM" in told
     assert "--in-memory" not in told
 
 

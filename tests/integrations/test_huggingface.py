@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import bitport as bp
 from bitport import checkpoint
@@ -19,6 +20,7 @@ from bitport.errors import BitportError
 from bitport.integrations import huggingface as hf
 
 from .models import config, logits, make_directory, transformers
+from .zoo import ZOO
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -117,15 +119,38 @@ def test_empty_model_has_real_buffers_and_no_matrices(kind: str, tmp_path: Path)
     assert all(torch.equal(buffers[name], value) for name, value in judge.named_buffers())
 
 
+def test_an_empty_model_of_zeros(tmp_path: Path) -> None:
+    """The experts of Llama 4 are made of zeros, and are most of it."""
+    config, fields = ZOO["llama 4, transposed experts"][1:3]
+    getattr(transformers, config)(**fields).save_pretrained(tmp_path)
+    empty = hf.empty_model(tmp_path)
+    assert {param.device.type for param in empty.parameters()} == {"meta"}
+    assert {buffer.device.type for buffer in empty.buffers()} == {"cpu"}
+
+
+def test_the_empty_context_leaves_tied_parameters_tied() -> None:
+    with hf.EmptyOnMeta():
+        shared = nn.Parameter(torch.zeros(2, 3))
+        model = nn.Module()
+        model.first, model.second, model.third = shared, shared, nn.Parameter(torch.zeros(2, 3), requires_grad=False)
+    assert model.first is model.second
+    assert [param.device.type for param in model.parameters()] == ["meta", "meta"]
+    assert [param.requires_grad for param in model.parameters()] == [True, False]
+    outside = nn.Linear(2, 2)
+    assert outside.weight.device.type == "cpu"
+
+
 def test_the_empty_context_is_of_its_thread() -> None:
     found: list[str] = []
     with hf.EmptyOnMeta():
-        other = threading.Thread(target=lambda: found.append(torch.empty(1).device.type))
+        other = threading.Thread(
+            target=lambda: found.extend((torch.empty(1).device.type, nn.LayerNorm(1).weight.device.type))
+        )
         other.start()
         other.join()
         assert torch.empty(2, 3, dtype=torch.float16).device.type == "meta"
         assert torch.ones(1).device.type == "cpu"
-    assert [*found, torch.empty(1).device.type] == ["cpu", "cpu"]
+    assert [*found, torch.empty(1).device.type] == ["cpu", "cpu", "cpu"]
 
 
 def _no_directory(path: Path) -> None:

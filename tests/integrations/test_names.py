@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bitport import quantize_
 from bitport.checkpoint import quantize_files, read_manifest
 from bitport.cli.main import main
 from bitport.errors import CheckpointError
@@ -26,6 +27,7 @@ from .sizes import SMALL
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 pytest.importorskip("transformers.conversion_mapping", reason="this version of transformers builds models as files are")
+from bitport.integrations.transformers import BitportConfig  # noqa: E402
 
 SIZES = {**SMALL, "vocab_size": 320, "intermediate_size": 96}
 IDS = torch.arange(14).reshape(2, 7)
@@ -176,6 +178,45 @@ def test_a_tensor_that_is_there_twice(name: str, tmp_path: Path) -> None:
     manifest.tensors[name] = dataclasses.replace(first, name=name)
     with pytest.raises(CheckpointError, match=f"are both {name} of the model"):
         arrangement(model)(manifest)
+
+
+def test_experts_that_lie_the_other_way_round_in_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of Qwen3-VL: [experts, K, N], which transformers turns while it reads them."""
+    decoder = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    vision = {"hidden_size": 64, "depth": 1, "num_heads": 4, "out_hidden_size": 64, "deepstack_visual_indexes": [0]}
+    kind = transformers.Qwen3VLMoeForConditionalGeneration
+    torch.manual_seed(0)
+    kind(transformers.Qwen3VLMoeConfig(text_config=decoder, vision_config=vision)).save_pretrained(tmp_path / "float")
+    file = tmp_path / "float" / "model.safetensors"
+    values = load_file(file)
+    turned = {name: value.mT.contiguous() if ".experts." in name else value for name, value in values.items()}
+    save_file(turned, file, {"format": "pt"})
+    right = kind.from_pretrained(tmp_path / "float")
+    quantize_(right, "int4-g32")
+    assert main(["quantize", str(tmp_path / "float"), "--scheme", "int4-g32", "-o", str(tmp_path / "out")]) == 0
+    assert "note: " not in capsys.readouterr().err
+    loaded = kind.from_pretrained(tmp_path / "out")
+    direct = kind.from_pretrained(tmp_path / "float", quantization_config=BitportConfig("int4-g32"))
+    for name, param in right.named_parameters():
+        for mine in (loaded.get_parameter(name), direct.get_parameter(name)):
+            assert isinstance(mine, QTensor) == isinstance(param, QTensor), name
+            assert torch.equal(mine, param), name
+    assert isinstance(loaded.model.language_model.layers[1].mlp.experts.gate_up_proj, QTensor)
+
+
+def test_parts_that_are_not_equal(tmp_path: Path) -> None:
+    """Queries, keys and values of NomicBert are one matrix in its files, here with a row too much."""
+    kind = transformers.NomicBertModel
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = kind(transformers.NomicBertConfig(**sizes, vocab_size=96))
+    model.save_pretrained(tmp_path / "float")
+    values = load_file(tmp_path / "float" / "model.safetensors")
+    (name,) = (name for name in values if name.endswith("Wqkv.weight"))
+    values[name] = torch.randn(3 * 64 + 1, 64)
+    save_file(values, tmp_path / "float" / "model.safetensors", {"format": "pt"})
+    quantize_files(tmp_path / "float", tmp_path / "out", "int8", progress=False)
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight cannot be one of 3 equal parts of .*Wqkv\.weight"):
+        arrangement(model)(read_manifest(tmp_path / "out"))
 
 
 def test_conversions_that_are_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from bitport.errors import ArgumentError
 from bitport.nn import find_targets
+from bitport.nn.targets import lie_transposed
 
 
 class Experts(nn.Module):
@@ -80,6 +82,34 @@ def test_the_model_itself_may_be_the_layer() -> None:
 def test_experts_that_lie_transposed(transposed: bool) -> None:
     (only,) = find_targets(Experts(transposed))
     assert (only.kind, only.transposed) == ("experts", transposed)
+
+
+@pytest.mark.parametrize(
+    ("gate_up", "down", "transposed"), [((3, 32, 8), (3, 8, 16), False), ((3, 8, 32), (3, 16, 8), True)]
+)
+@pytest.mark.parametrize("said", [None, False])
+def test_shapes_tell_how_experts_lie(
+    gate_up: tuple[int, ...], down: tuple[int, ...], transposed: bool, said: bool | None
+) -> None:
+    """Those of Llama 4 lie as [experts, K, N], and its modules do not say so."""
+    model = Experts()
+    model.gate_up, model.down = nn.Parameter(torch.randn(gate_up)), nn.Parameter(torch.randn(down))
+    if said is None:
+        del model.is_transposed
+    told = [(target.kind, target.transposed) for target in find_targets(model)]
+    assert told == [("experts", transposed and said is None)] * 2
+
+
+def test_stacks_that_are_no_pair_lie_as_they_do_in_linear_layers() -> None:
+    """Gate, up and down apart, of every width that might be taken for another."""
+    for hidden, width in ((8, 8), (8, 16), (16, 8), (8, 4), (8, 32)):
+        assert not lie_transposed([(3, width, hidden), (3, width, hidden), (3, hidden, width)])
+        assert not lie_transposed([(3, 2 * width, hidden), (3, hidden, width)])
+
+
+def test_lazy_modules_have_no_weights_yet() -> None:
+    with pytest.raises(ArgumentError, match=r"1\.weight has no shape yet: run the model once"):
+        find_targets(nn.Sequential(nn.Linear(4, 8), nn.LazyLinear(4)))
 
 
 def test_subclasses_are_what_they_derive_from() -> None:

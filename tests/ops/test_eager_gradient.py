@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,3 +79,18 @@ def test_the_input_is_not_kept() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda kept: saved.append(kept) or kept, lambda kept: kept):
         F.linear(x, q, bias)
     assert saved == []
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4-g32", "int8-dyn", "fp8-row", "nf4"])
+@pytest.mark.parametrize("through", [F.linear, registered])
+def test_results_may_be_written_into(scheme: str, through: Any) -> None:
+    """By nn.ReLU(inplace=True) behind a layer, whatever kernel runs: also where rows of the input lie apart, of which
+    F.linear makes a view, and autograd lets nobody write into a view that a Function returns."""
+    q, (x, bias) = weight(scheme), leaves()
+    for given in (x, x.transpose(0, 1), x[:1, :1]):
+        right = F.relu(through(given, q, bias))
+        y = through(given, q, bias)
+        y.relu_()
+        assert torch.equal(y, right)
+        grads = [torch.autograd.grad(each.sum(), (x, bias)) for each in (y, right)]
+        assert all(torch.equal(*pair) for pair in zip(*grads, strict=True))

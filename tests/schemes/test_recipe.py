@@ -90,6 +90,14 @@ def test_skip_leaves_a_weight_with_a_reason() -> None:
     assert "unknown type" in plan["mystery.weight"].reason
 
 
+def test_a_router_is_called_one() -> None:
+    """Which most models have as an nn.Linear, so that "unknown type" would be no reason."""
+    routers = [Target("mlp.gate", "weight", "other", (4, 64), "1"), Target("mlp.odd", "weight", "other", (4, 64), "2")]
+    plan = Recipe.of("int8").resolve([*UNTIED, *routers])
+    assert plan["mlp.gate.weight"].reason == "no rule fits this router"
+    assert plan["mlp.odd.weight"].reason == "no rule fits this weight of a module of unknown type"
+
+
 def test_kinds_narrow_a_rule() -> None:
     assert set(chosen(Rule("*", "int8", ("experts",)), UNTIED)) == {"layers.0.mlp.experts"}
     assert "mystery" not in chosen({"*": "int8"})
@@ -139,6 +147,17 @@ def test_a_rule_that_fits_nothing_is_an_error() -> None:
         chosen([("heat", "int8"), ("*", "int4")])
     with pytest.raises(RecipeError, match=r"kinds: attention\) fits no weight"):
         chosen(Rule("*", "int8", ("attention",)))
+
+
+def test_a_rule_for_other_kinds_says_which_it_would_fit() -> None:
+    """A model of convolutions alone, and a scheme for linear layers."""
+    convolutions = [target for target in MODEL if target.kind == "conv"]
+    with pytest.raises(RecipeError, match=r"it would fit some: \('\*', 'int4', \('conv',\)\) takes these"):
+        chosen("int4", convolutions)
+    assert chosen([("*", "int4", ("conv",))], convolutions) == {"conv": "int4"}
+    with pytest.raises(RecipeError) as caught:
+        chosen({"nowhere": "int4"}, convolutions)
+    assert "it would fit" not in str(caught.value)
 
 
 def test_a_model_without_weights_is_an_error() -> None:

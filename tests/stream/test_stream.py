@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import bitport as bp
 from bitport.calibrate.processes import Processes
@@ -17,7 +17,7 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.stream import Stream
 
 from ..checkpoint.models import assert_same
-from .models import Block, Model, Tied, batches, built, empty, write
+from .models import WIDTH, Block, Model, Tied, batches, built, empty, write
 
 
 @pytest.fixture
@@ -68,6 +68,47 @@ def test_the_result_is_that_of_quantize(tmp_path: Path, run: str, activations: s
     assert (tmp_path / "out" / "tokenizer" / "words.txt").read_text() == "words"
     assert not (tmp_path / "out" / "unfinished").exists()
     assert list(read_manifest(tmp_path / "out").tensors) == list(stream.files.tensors)
+
+
+class Sends(Model):
+    """Asks an embedding where it is before it calls it, as Llama 4 does."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids.to(self.embed.weight.device))
+
+
+class Takes(Model):
+    """Takes the weight of an embedding that it never calls, as DeBERTa does; its blocks get it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, shift = self.embed(ids), self.table.weight
+        for layer in self.layers:
+            x = layer(x, shift)[0]
+        return self.head(self.norm(x))
+
+
+class Reaches(Model):
+    """Takes a weight out of a block."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + self.layers[1].up.weight.sum()
+
+
+@pytest.mark.parametrize("make", [Sends, Takes])
+def test_weights_outside_of_blocks_are_there(tmp_path: Path, make: type[Model]) -> None:
+    model, source = built(make), write(tmp_path, make)
+    bp.quantize_(model, "int3-g32", algorithm="gptq", calibrate=batches())
+    Stream(empty(make), source, tmp_path / "out", "int3-g32", batches=batches()).run()
+    assert_same(bp.load(make, tmp_path / "out"), model)
+
+
+def test_weights_of_blocks_are_not_there_outside(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"Reaches cannot be .*: outside of a block it uses .* \(in sum\)"):
+        Stream(empty(Reaches), write(tmp_path, Reaches), tmp_path / "out", "int3-g32", batches=batches())
 
 
 @pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
@@ -163,9 +204,6 @@ def test_the_estimate_counts_what_there_is(source: Path, tmp_path: Path) -> None
     assert told["disk"].activations < between
     grams = 2 * WIDTH**2 + 96**2 + 3 * WIDTH**2 - WIDTH**2
     assert told["memory"].grams == 4 * grams
-
-
-WIDTH = 64
 
 
 @pytest.mark.parametrize(

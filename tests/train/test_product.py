@@ -64,6 +64,17 @@ def test_gradients_pass_straight_through(name: str, dtype: torch.dtype) -> None:
     assert sqnr(g.double().t() @ rounded_x, w.grad.double()) > product_budget(dtype, M, N * K)
 
 
+@pytest.mark.parametrize("name", ["int4", "int8-dyn", "nf4"])
+def test_results_may_be_written_into(name: str) -> None:
+    """Rows that lie apart: the product of float32 is then a view."""
+    w, x = weight(preset(name)), torch.randn(3, 4, K).transpose(0, 1)
+    y = F.linear(x, w)
+    right = F.relu(y.detach())
+    assert torch.equal(y.relu_(), right)
+    y.sum().backward()
+    assert w.grad is not None
+
+
 def rounded(x: Tensor, fmt: Format) -> Tensor:
     return quantize_dequantize(x, fmt).double()
 

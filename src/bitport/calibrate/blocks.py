@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from bitport.calibrate.batches import Call, evaluating, run_fresh
 from bitport.calibrate.inputs import Inputs, Watch, check_inputs
 from bitport.calibrate.magnitudes import Magnitudes
-from bitport.calibrate.place import REST, Place, Whole
+from bitport.calibrate.place import REST, Place, Whole, checked
 from bitport.calibrate.processes import Processes, Rows
 from bitport.calibrate.record import Given, Previous, Record, filled, recorded, replaced
 from bitport.calibrate.stand_in import Between
@@ -197,7 +197,9 @@ class Walk:
             with replaced(self.model, {name: stub(name) for name in self.order} if last else {}):
                 for at, each in enumerate(self.batches):
                     batch = at
-                    yield run_fresh(self.model, each)
+                    with checked(self.model, self.place):
+                        output = run_fresh(self.model, each)
+                    yield output
         except Between as error:
             if not self.place.must_stream:
                 raise

@@ -124,7 +124,10 @@ class Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in PRODUCTS:
-            self._note(*PRODUCTS[func](*args, **(kwargs or {})))
+            x, weight, flipped, ends = PRODUCTS[func](*args, **(kwargs or {}))
+            self._note(x, weight, flipped, ends)
+            if flipped and ends is None and weight.dim() > 1:  # W X is (X^T W^T)^T
+                self._note(weight.mT, x, False, None)
         if func is F.multi_head_attention_forward:
             with self:
                 return ATTENTION(*args, **(kwargs or {}))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bitport.calibrate.batches import Call, run_fresh
-from bitport.calibrate.place import Place
+from bitport.calibrate.place import Place, checked
 from bitport.calibrate.stand_in import Between, Shape, StandIn, signature
 from bitport.calibrate.store import GIVEN, Store, Tensors
 from bitport.errors import ArgumentError
@@ -111,7 +111,7 @@ def _run_through(
             orders.append([])
             shapes.append({})
             memory = _Memory()
-            with contextlib.suppress(Enough):
+            with contextlib.suppress(Enough), checked(model, place):
                 run_fresh(model, batch)
             given.append(sum(tensor.nbytes for tensor in memory.tensors.values()))
             store.put(GIVEN, at, memory.tensors)

@@ -1,5 +1,6 @@
 """Tensors of a model that a checkpoint holds in other pieces or under another name: the experts of a layer one by one,
-which the model has in one stack; gate and up projection apart, which it has beside each other."""
+which the model has in one stack; gate and up projection apart, which it has beside each other; queries, keys and values
+as one matrix, which it has apart."""
 
 from __future__ import annotations
 
@@ -25,19 +26,30 @@ class Arranged(Entry):
     pieces: tuple[tuple[Entry, ...], ...] = ()
     """In rows that are stacked, each of tensors that stand beside each other along their outputs."""
     stack: bool = False
+    part: tuple[int, int] = (0, 1)
+    """Which, of how many equal ones along the outputs, it is of what the pieces make."""
+    flipped: bool = False
+    """What the pieces make lies as [.., K, N], and this tensor as [.., N, K]."""
 
     @property
     def nbytes(self) -> int:
-        return sum(piece.nbytes for row in self.pieces for piece in row)
+        return sum(piece.nbytes for row in self.pieces for piece in row) // self.part[1]
+
+    @property
+    def source(self) -> str | None:
+        """The tensor that it is, under another name, in part, or the other way round; None where it is made of
+        several."""
+        return self.pieces[0][0].name if not self.stack and len(self.pieces[0]) == 1 else None
 
     def made(self, read: Callable[[Entry], Tensor]) -> Tensor:
         """``read``: the tensor of an entry as the file has it."""
         try:
             rows = [_beside([read(piece) for piece in row]) for row in self.pieces]
-            if not self.stack:
-                return rows[0]
             quantized = [row for row in rows if isinstance(row, QTensor)]
-            return stacked(quantized) if quantized else torch.stack(rows)
+            whole = rows[0] if not self.stack else stacked(quantized) if quantized else torch.stack(rows)
+            at, count = self.part
+            part = whole if count == 1 else whole.chunk(count)[at]
+            return part if not self.flipped else part.mT if quantized else part.mT.contiguous()
         except ValueError as error:
             raise CheckpointError(
                 f"{self.name} cannot be made of {self.pieces[0][0].name} and others: {error}"
@@ -51,8 +63,15 @@ def _beside(tensors: Sequence[Tensor]) -> Tensor:
     return beside(quantized) if quantized else torch.cat([*tensors])
 
 
-def arranged(name: str, pieces: Sequence[Sequence[Entry]], *, stack: bool) -> Arranged:
-    """``pieces``: as in Arranged. CheckpointError unless they are alike."""
+def arranged(
+    name: str,
+    pieces: Sequence[Sequence[Entry]],
+    *,
+    stack: bool = False,
+    part: tuple[int, int] = (0, 1),
+    flipped: bool = False,
+) -> Arranged:
+    """``pieces``, ``stack``, ``part``, ``flipped``: as in Arranged. CheckpointError unless the pieces are alike."""
     every = [piece for row in pieces for piece in row]
     first = every[0]
     for piece in every:
@@ -63,17 +82,24 @@ def arranged(name: str, pieces: Sequence[Sequence[Entry]], *, stack: bool) -> Ar
     if None in shapes or len(set(shapes)) > 1:
         raise CheckpointError(f"{name} cannot be made of pieces of shapes {[[*piece.shape] for piece in every]}")
     (inner,) = {shape for shape in shapes if shape is not None}
+    shape = (len(pieces), *inner) if stack else inner
+    if part[1] > 1:
+        if not shape or shape[0] % part[1]:
+            raise CheckpointError(f"{name} cannot be one of {part[1]} equal parts of {first.name} {[*shape]}")
+        shape = (shape[0] // part[1], *shape[1:])
     return Arranged(
         name,
         first.shard,
         first.dtype,
-        (len(pieces), *inner) if stack else inner,
+        (*shape[:-2], shape[-1], shape[-2]) if flipped else shape,
         {},
         first.scheme,
-        first.transposed,
+        first.transposed != flipped,
         first.buffer,
         tuple(map(tuple, pieces)),
         stack,
+        part,
+        flipped,
     )
 
 

@@ -1,4 +1,4 @@
-"""quantize_files(): a model's safetensors files into a bitport checkpoint, without the model.
+"""quantize_files(): a model's safetensors files into a bitport checkpoint, without the model's weights in memory.
 
 What comes out is, bit for bit, what quantize_ and save make of the model itself; in memory is one tensor at a time,
 and what is written stays when the run is killed.
@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
+from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.output import Output, discard, fingerprint
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE
@@ -33,9 +35,17 @@ RUN = "use bitport.stream.Stream, as bitport quantize --data FILE does, or quant
 """What to do where files alone do not tell."""
 
 
-def plan_files(source: str | Path, recipe: str | Scheme | Recipe | Any) -> Plan:
+def plan_files(
+    source: str | Path,
+    recipe: str | Scheme | Recipe | Any,
+    *,
+    model: nn.Module | None = None,
+    arrangement: Arrangement | None = None,
+) -> Plan:
     """What :func:`quantize_files` would do; reads only the headers of the files."""
-    return _planned(Source(source), recipe)
+    files = Source(source)
+    files.ask(model, arrangement)
+    return planned(files, recipe)
 
 
 def quantize_files(
@@ -51,13 +61,17 @@ def quantize_files(
     memory_limit: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    model: nn.Module | None = None,
+    arrangement: Arrangement | None = None,
 ) -> Report:
     """Quantize ``source``, a Hugging Face directory or a .safetensors file, into the checkpoint directory ``target``.
 
-    ``recipe``: as in quantize_; the weights it is applied to are found by their names and shapes
-    (:mod:`bitport.checkpoint.names`). ``algorithm``: as in quantize_, one that needs no inputs. ``dtype``: cast all
-    float tensors to it first. ``measure``: work out the error of each weight for the report. Configuration, tokenizer
-    and all other files that hold no weights are carried over.
+    ``recipe``: as in quantize_. ``model``: what the files are the weights of, built on the meta device, whose modules
+    say what each weight is; without it their names and shapes do (:mod:`bitport.checkpoint.names`), which may be wrong
+    where names are not the usual ones. ``arrangement``: for a model that has the tensors under other names than the
+    files. ``algorithm``: as in quantize_, one that needs no inputs. ``dtype``: cast all float tensors to it first.
+    ``measure``: work out the error of each weight for the report. Configuration, tokenizer and all other files that
+    hold no weights are carried over.
 
     ``memory_limit``: bytes that the process may take, by default what the machine allows: what would take more is
     refused before it begins. ``resume``: go on with what a run that ended early has left in ``target``; ``overwrite``:
@@ -74,6 +88,8 @@ def quantize_files(
         memory_limit=memory_limit,
         resume=resume,
         overwrite=overwrite,
+        model=model,
+        arrangement=arrangement,
     ).run(progress)
 
 
@@ -93,6 +109,8 @@ class Conversion:
         memory_limit: int | None = None,
         resume: bool = False,
         overwrite: bool = False,
+        model: nn.Module | None = None,
+        arrangement: Arrangement | None = None,
     ) -> None:
         self.by = algorithm_of(algorithm)
         if self.by.needs_inputs:
@@ -102,7 +120,8 @@ class Conversion:
         self.files, directory = Source(source), Path(target)
         self.files.check_apart(directory)
         self.recipe, self.dtype, self.measure = Recipe.of(recipe), dtype, measure
-        self.plan = _planned(self.files, self.recipe)
+        self.files.ask(model, arrangement)
+        self.plan = planned(self.files, self.recipe)
         self.choices = {choice.name: choice for choice in self.plan.choices}
         self.memory = estimate(self.files, self.plan, dtype)
         self.memory.check(memory_limit, ADVICE)
@@ -168,7 +187,7 @@ def estimate(files: Source, plan: Plan, dtype: torch.dtype | None) -> Memory:
     return Memory(resident(), most[0], 0, 0, most[1])
 
 
-def _planned(files: Source, recipe: str | Scheme | Recipe | Any) -> Plan:
+def planned(files: Source, recipe: str | Scheme | Recipe | Any) -> Plan:
     plan = Recipe.of(recipe).resolve(files.targets())
     refuse_static(plan.choices, RUN)
     return plan

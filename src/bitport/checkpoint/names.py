@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Mapping
 
 import torch
 
-from bitport.nn.targets import is_router
+from bitport.nn.targets import lie_transposed
 from bitport.schemes import Target
+from bitport.schemes.recipe import is_router
 
 EMBEDDINGS = r"(\w+_)?embed(ding)?s?(_(?!out\b|proj|hidden)\w+)?|wte|wpe|shared|relative_attention_bias"
 
@@ -26,9 +29,6 @@ CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 """Values of config.json's model_type whose c_attn, c_proj, c_fc and q_attn are the Conv1D of transformers: linear
 layers that lie as [K, N]."""
 
-TRANSPOSED_EXPERTS = ("gpt_oss", "openai_privacy_filter", "aria")
-"""Those whose stacked experts lie as [experts, K, N]."""
-
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -39,6 +39,23 @@ def target_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, model_type:
     module, _, param = name.rpartition(".")
     found = (kind for pattern, dims, kind in KINDS if len(shape) == dims and re.fullmatch(pattern, name))
     kind = "other" if len(shape) == 2 and is_router(module, shape) else next(found, "other")
-    conv1d = model_type in CONV1D and re.fullmatch(r".*\.(c_attn|c_proj|c_fc|q_attn)\.weight", name) is not None
-    transposed = conv1d or (kind == "experts" and model_type in TRANSPOSED_EXPERTS)
+    transposed = model_type in CONV1D and re.fullmatch(r".*\.(c_attn|c_proj|c_fc|q_attn)\.weight", name) is not None
     return Target(module, param, kind, shape, name, transposed)
+
+
+def targets_of(tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], model_type: str = "") -> list[Target]:
+    """The targets among ``tensors``, {name: (shape, dtype)}: stacks of experts are known to lie as [experts, K, N] by
+    those beside them."""
+    found = [target_of(name, shape, dtype, model_type) for name, (shape, dtype) in tensors.items()]
+    experts: dict[str, list[tuple[int, ...]]] = {}
+    for target in found:
+        if target is not None and target.kind == "experts":
+            experts.setdefault(target.module, []).append(target.shape)
+    flipped = {module for module, shapes in experts.items() if lie_transposed(shapes)}
+    return [
+        dataclasses.replace(target, transposed=True)
+        if target.kind == "experts" and target.module in flipped
+        else target
+        for target in found
+        if target is not None
+    ]

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitport.checkpoint.arranged import Arranged, Arrangement
 from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.manifest import DIFFUSERS_INDEX, NAME, SAID, Entry, Manifest, Part, shortened
-from bitport.checkpoint.names import target_of
+from bitport.checkpoint.names import targets_of
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import ArgumentError, CheckpointError
+from bitport.nn.targets import find_targets
 from bitport.schemes import Target
 
 INDEX = "model.safetensors.index.json"
@@ -86,6 +87,8 @@ class Source:
             raise CheckpointError(f"{self.path} does not exist; {FETCH}")
         self.config = json_object(self.path / "config.json") if (self.path / "config.json").is_file() else {}
         self.tensors: dict[str, Held] = {}
+        self.kinds: dict[str, tuple[str, bool]] = {}
+        """Of tensors by name, the kind of target and whether it lies transposed, as far as a model was asked."""
         self.metadata: dict[str, str] = {}
         """What the headers of all files say beside their tensors."""
         for file in self._files():
@@ -114,15 +117,37 @@ class Source:
 
     def targets(self) -> list[Target]:
         """What a recipe may quantize, tied heads too, in the order of the files."""
-        found = {name: target_of(name, held.shape, held.dtype, self.model_type) for name, held in self.tensors.items()}
-        targets = [target for target in found.values() if target is not None]
+        targets = self._targets(self.tensors)
         for alias, name in self.tied.items():
-            held = self.tensors[name]
-            head = target_of(alias, held.shape, held.dtype, self.model_type)
-            if head is not None:
+            if head := self._targets({alias: self.tensors[name]}):
                 targets = [target for target in targets if target.name != alias]
-                targets.append(dataclasses.replace(head, storage=name))
+                targets.append(dataclasses.replace(head[0], storage=name))
         return targets
+
+    def _targets(self, tensors: dict[str, Held]) -> list[Target]:
+        looks = {name: (held.shape, held.dtype) for name, held in tensors.items()}
+        told = ((target, self.kinds.get(target.name)) for target in targets_of(looks, self.model_type))
+        return [
+            target if kind is None else dataclasses.replace(target, kind=kind[0], transposed=kind[1])
+            for target, kind in told
+        ]
+
+    def ask(self, model: nn.Module | None, arrangement: Arrangement | None = None) -> None:
+        """Has the modules of ``model`` say what the weights are, which know more than names: an embedding that is not
+        called one, a convolution that is a transposed one. Tensors that the model lacks, or has in several pieces, are
+        what their names say. ``arrangement``: as for the files."""
+        if model is None:
+            return
+        held = self.tensors if arrangement is None else _arranged(self.tensors, arrangement)
+        modules = {target.name: target for target in find_targets(model)}
+        for name in held.keys() & model.state_dict().keys():
+            entry = getattr(held[name], "entry", None)
+            source = name if entry is None else entry.source
+            if source is not None:
+                kind, transposed = (
+                    (modules[name].kind, modules[name].transposed) if name in modules else ("other", False)
+                )
+                self.kinds[source] = kind, transposed != (entry is not None and entry.flipped)
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """One at a time, file by file."""

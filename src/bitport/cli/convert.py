@@ -9,7 +9,7 @@ from typing import Any
 
 from bitport.checkpoint import read_manifest
 from bitport.cli.common import add_verb, location, nbytes, show
-from bitport.cli.quantize import naming_notes
+from bitport.cli.quantize import named, naming_notes
 from bitport.interop import READERS, convert
 from bitport.interop.convert import BITPORT, FORMATS
 
@@ -50,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
     done = convert(args.source, args.output, to=args.to, shard_size=args.shard_size, overwrite=args.overwrite)
     if done.written == BITPORT:
         advice = "A model of your own with these names will: bitport.load"
-        for note in naming_notes(args.output, lambda as_model: as_model(read_manifest(args.output)).tensors, advice):
+        model, notes = named(args.output)
+        notes += naming_notes(model, args.output, lambda as_model: as_model(read_manifest(args.output)).tensors, advice)
+        for note in notes:
             print(f"note: {note}", file=sys.stderr)
     show(args, dataclasses.asdict(done), f"{done}\nwritten to {args.output}")
     return 0

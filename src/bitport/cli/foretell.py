@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms.apply import apply
 from bitport.calibrate.observe import scales_without_data
-from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.source import Source
 from bitport.report import LayerReport, Report
 from bitport.report.quantized import listed
@@ -17,11 +14,8 @@ from bitport.schemes import Choice, Recipe
 from bitport.schemes.recipe import static_inputs
 
 
-def foretold(
-    source: Path, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, arrangement: Arrangement | None = None
-) -> Report:
+def foretold(files: Source, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
     """The report of quantize_files, without errors: weights are quantized as shapes, on the meta device."""
-    files = Source(source, arrangement=arrangement)
     targets = {target.name: target for target in files.targets()}
     plan = recipe.resolve(list(targets.values()))
     choices = {choice.name: choice for choice in plan.choices}

@@ -27,7 +27,7 @@ from bitport.cli.common import DTYPES, add_verb, dtype_of, location, read_text, 
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, CheckpointError, RecipeError
 from bitport.integrations.components import is_component, spared
-from bitport.integrations.huggingface import OWN_MODEL, cast_parameters, empty_model, load_model
+from bitport.integrations.huggingface import OWN_MODEL, cast_parameters, empty_model, load_model, named_model
 from bitport.integrations.names import arrangement
 from bitport.nn.targets import find_targets
 from bitport.report import LayerReport, Report
@@ -142,15 +142,21 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
         report = streamed.quantize(args, recipe, dtype, by, processes)
     else:
         Source(args.source)  # what is wrong with the files is no note
+        model, notes = named(args.source)
+        notes += ["what each weight is was told from its name"] if notes else []
         advice = "--in-memory quantizes the model in the form it has"
         if part:
-            recipe = component_recipe(args.source, recipe)
             advice = f"{part}.from_pretrained(.., quantization_config=BitportConfig(..)) quantizes the form it has"
-        for note in naming_notes(
-            args.source, lambda as_model: Source(args.source, arrangement=as_model).tensors, advice
-        ):
+        if part and model is not None:
+            recipe = spared(recipe, model, find_targets(model))
+        elif part:
+            notes.append("what this model keeps in float32 is not known, and quantized")
+        notes += naming_notes(
+            model, args.source, lambda as_model: Source(args.source, arrangement=as_model).tensors, advice
+        )
+        for note in notes:
             print(f"note: {note}", file=sys.stderr)
-        report = streamed.convert(args, recipe, dtype, by)
+        report = streamed.convert(args, recipe, dtype, by, model)
     if not processes.first:
         return 0
     end = "dry run: nothing was written" if args.dry_run else f"written to {args.output}"
@@ -159,16 +165,6 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     show(args, data, f"{report if args.verbose else summary(report)}\n{end}")
     write_reports(args, lambda command: page(report, args.source.name, command), data)
     return 0
-
-
-def component_recipe(directory: Path, recipe: Recipe) -> Recipe:
-    """For a model of diffusers, as it is quantized while it is loaded."""
-    try:
-        model = empty_model(directory)
-    except BitportError as error:
-        print(f"note: what this model keeps in float32 is not known, and quantized: {error}", file=sys.stderr)
-        return recipe
-    return spared(recipe, model, find_targets(model))
 
 
 def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtype | None, runs: bool) -> Report:
@@ -201,15 +197,23 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
     return report
 
 
-def naming_notes(directory: Path, names_of: Callable[[Arrangement], Iterable[str]], advice: str) -> list[str]:
-    """Whether a Hugging Face model of the config.json in ``directory`` will find its weights under the names that
-    ``names_of`` its arrangement."""
+def named(directory: Path) -> tuple[Any | None, list[str]]:
+    """The model of config.json in ``directory``, if it has one, or why it could not be made."""
     if not (directory / "config.json").is_file():
-        return []
+        return None, []
     try:
-        model = empty_model(directory)
+        return named_model(directory), []
     except BitportError as error:
-        return [f"the names of the weights were not compared with the model's: {error}"]
+        return None, [f"the names of the weights were not compared with the model's: {error}"]
+
+
+def naming_notes(
+    model: Any | None, directory: Path, names_of: Callable[[Arrangement], Iterable[str]], advice: str
+) -> list[str]:
+    """Whether ``model``, that of ``directory``, will find its weights under the names that ``names_of`` its
+    arrangement."""
+    if model is None:
+        return []
     try:
         names = names_of(arrangement(model))
     except CheckpointError as error:

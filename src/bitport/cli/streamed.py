@@ -15,11 +15,11 @@ import torch
 from bitport.algorithms import Algorithm
 from bitport.calibrate.data import token_batches
 from bitport.calibrate.processes import Processes
-from bitport.checkpoint.convert import ADVICE, Conversion, estimate, plan_files
+from bitport.checkpoint.convert import ADVICE, Conversion, estimate, planned
 from bitport.checkpoint.source import Source
 from bitport.cli.common import count, location, nbytes, seed
 from bitport.cli.foretell import foretold
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, CheckpointError
 from bitport.integrations.huggingface import check_ids, empty_model, load_model, load_tokenizer, own_text, token_ids
 from bitport.integrations.names import arrangement
 from bitport.report import Report
@@ -80,22 +80,37 @@ def quantize(
     return dataclasses.replace(stream.run(), calibration=described(args))
 
 
-def convert(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm) -> Report:
-    """What needs no data."""
+def convert(
+    args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any | None
+) -> Report:
+    """What needs no data. ``model``: that of the source, if it could be made."""
+    known = _known(args.source, model)
     if args.dry_run:
         files = Source(args.source)
-        report = foretold(args.source, recipe, dtype, by)
-        memory = estimate(files, plan_files(args.source, recipe), dtype)
+        files.ask(**known)
+        report = foretold(files, recipe, dtype, by)
+        memory = estimate(files, planned(files, recipe), dtype)
         memory.check(args.memory_limit, ADVICE)
         _tell(memory)
         return dataclasses.replace(report, memory_estimate=memory.total)
     limits = {"memory_limit": args.memory_limit, "resume": args.resume, "overwrite": args.overwrite}
-    run = Conversion(args.source, args.output, recipe, algorithm=by, dtype=dtype, **limits)
+    run = Conversion(args.source, args.output, recipe, algorithm=by, dtype=dtype, **limits, **known)
     if run.output.resumed:
         done, every = len(run.output.names), len(run.files.stored)
         print(f"resumed: {done} of {every} tensors are done", file=sys.stderr)
     _tell(run.memory)
     return run.run()
+
+
+def _known(source: Path, model: Any | None) -> dict[str, Any]:
+    """What Conversion is told of the model: its arrangement too, unless that cannot be made of the files."""
+    if model is None:
+        return {"model": None}
+    try:
+        Source(source, arrangement=arrangement(model))
+    except CheckpointError:  # which a note has told
+        return {"model": model}
+    return {"model": model, "arrangement": arrangement(model)}
 
 
 def _tell(memory: Memory | None) -> None:
@@ -108,7 +123,9 @@ def _foretold(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | Non
     memory = _rehearsed(args, recipe, dtype, by, model).memory
     assert memory is not None
     _tell(memory)
-    report = foretold(args.source, recipe, dtype, by, arrangement(model))
+    files = Source(args.source, arrangement=arrangement(model))
+    files.ask(model)
+    report = foretold(files, recipe, dtype, by)
     return dataclasses.replace(report, memory_estimate=memory.total)
 
 

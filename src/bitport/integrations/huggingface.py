@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 import operator
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from bitport import checkpoint
@@ -48,9 +50,28 @@ OUR_WORDS = {
 
 
 class EmptyOnMeta(TorchFunctionMode):
-    """Within this context ``torch.empty`` gives meta tensors: weights, which modules make empty before they fill them,
-    take no memory, while what a module computes, such as the frequencies of a rotary embedding that no checkpoint
-    holds, is real."""
+    """Within this context parameters are on meta, and ``torch.empty`` gives meta tensors: weights take no memory, while
+    what a module computes, such as the frequencies of a rotary embedding that no checkpoint holds, is real. (The
+    experts of Llama 4 are made of zeros, and would take all of it.)"""
+
+    def __enter__(self) -> EmptyOnMeta:
+        thread = threading.get_ident()
+        made: dict[int, tuple[Tensor, nn.Parameter]] = {}
+
+        def to_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> nn.Parameter | None:
+            if param is None or param.device.type == "meta" or threading.get_ident() != thread:
+                return None
+            if id(param) not in made:
+                made[id(param)] = param, nn.Parameter(param.detach().to("meta"), param.requires_grad)
+            return made[id(param)][1]
+
+        self.hook = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.hook.remove()
+        super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.empty:
@@ -101,6 +122,23 @@ def empty_model(directory: str | Path) -> Any:
     if (root / "generation_config.json").is_file():
         model.generation_config = _made(root, "GenerationConfig.from_pretrained", root)
     return model
+
+
+def named_model(directory: str | Path) -> Any:
+    """The model whose weights the files in ``directory`` are, as config.json names it, without memory for any; where
+    that names none which transformers has, the causal language model. Its buffers are not computed."""
+    root = model_directory(directory)
+    if part := class_name(root):
+        with torch.device("meta"):
+            return component(root, part)
+    transformers, config = _transformers(), _made(root, "AutoConfig.from_pretrained", root, **SAFELY)
+    vars(config).pop("quantization_config", None)
+    name = next(iter(config.architectures or ()), "")
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    with torch.device("meta"):
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return _made(root, name, config)
+        return _made(root, "AutoModelForCausalLM.from_config", config, trust_remote_code=False)
 
 
 def _pretrained(root: Path) -> Any:

@@ -11,13 +11,16 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from bitport.checkpoint.arranged import Arrangement, arranged
 from bitport.checkpoint.manifest import Entry, Manifest
 from bitport.errors import CheckpointError
 from bitport.integrations.components import is_component
 
-STACK, BESIDE = "MergeModulelist", "Concatenate"
-"""The operations of the table that are known here: tensors as one stack of experts, and along their outputs."""
+STACK, BESIDE, PARTS, FLIP = "MergeModulelist", "Concatenate", "Chunk", "Transpose"
+"""The operations of the table that are known here: tensors as one stack of experts, and along their outputs; equal
+parts of one along its outputs; the other way round."""
 
 
 def arrangement(model: Any) -> Arrangement:
@@ -28,26 +31,46 @@ def arrangement(model: Any) -> Arrangement:
 
 def _arranged(model: Any, manifest: Manifest) -> Manifest:
     own = model.state_dict()
-    if is_component(model) or all(name in own or entry.buffer for name, entry in manifest.tensors.items()):
+    if is_component(model) or all(
+        entry.buffer or _is(own.get(name), entry) for name, entry in manifest.tensors.items()
+    ):
         return manifest
     rename = _renaming(model, own)
     groups: dict[str, tuple[Any, dict[str, list[Entry]]]] = {}
+    part: dict[str, tuple[int, int]] = {}
     for entry in sorted(manifest.tensors.values(), key=lambda entry: _natural(entry.name)):
-        name, converter, pattern = rename(entry.name)
-        known, found = groups.setdefault(name, (converter, {}))
-        if found and (known is None or known is not converter):
-            other = next(iter(found.values()))[0]
-            raise CheckpointError(f"{other.name} and {entry.name} are both {name} of the model")
-        found.setdefault(pattern, []).append(entry)
-    tensors = {name: _made(name, converter, found) for name, (converter, found) in groups.items()}
-    tied = {rename(alias)[0]: rename(name)[0] for alias, name in manifest.tied.items()}
+        first, converter, pattern = rename(entry.name, entry)
+        names = _names(first, converter)
+        for at, name in enumerate(names):
+            part[name] = at, len(names)
+            known, found = groups.setdefault(name, (converter, {}))
+            if found and (known is None or known is not converter):
+                other = next(iter(found.values()))[0]
+                raise CheckpointError(f"{other.name} and {entry.name} are both {name} of the model")
+            found.setdefault(pattern, []).append(entry)
+    tensors = {
+        name: _made(name, converter, found, part[name], own.get(name)) for name, (converter, found) in groups.items()
+    }
+    tied = {
+        rename(alias, manifest.tensors[name])[0]: rename(name, manifest.tensors[name])[0]
+        for alias, name in manifest.tied.items()
+    }
     return Manifest(tensors, tied, manifest.shards, manifest.bitport)
 
 
-def _made(name: str, converter: Any, found: dict[str, list[Entry]]) -> Entry:
+def _names(first: str, converter: Any) -> list[str]:
+    """Of all that a tensor becomes, of which ``first`` is the first."""
+    patterns = [""] if converter is None else converter.target_patterns
+    return [first.replace(patterns[0], pattern) if at else first for at, pattern in enumerate(patterns)]
+
+
+def _made(name: str, converter: Any, found: dict[str, list[Entry]], part: tuple[int, int], own: Any) -> Entry:
+    """``own``: the model's tensor of that name."""
     if converter is None:
         ((entry,),) = found.values()
-        return entry if entry.name == name else arranged(name, [[entry]], stack=False)
+        return entry if entry.name == name else arranged(name, [[entry]])
+    if (one := _of_one(name, converter, found, part, own)) is not None:
+        return one
     operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in converter.operations]
     stack = (STACK, 0) in operations
     known = [(STACK, 0)] * stack + [(BESIDE, int(stack))] * (len(operations) > stack)
@@ -63,19 +86,39 @@ def _made(name: str, converter: Any, found: dict[str, list[Entry]]) -> Entry:
     return arranged(name, [*zip(*columns, strict=True)], stack=stack)
 
 
-def _renaming(model: Any, own: dict[str, Any]) -> Callable[[str], tuple[str, Any, str]]:
-    """name in a file -> (name in the model, what converts it or None, which of its source patterns it fits)."""
+def _of_one(name: str, converter: Any, found: dict[str, list[Entry]], part: tuple[int, int], own: Any) -> Entry | None:
+    """A part of one tensor, or all of it the other way round; None where ``converter`` does something else."""
+    if len(converter.operations) != 1 or [len(entries) for entries in found.values()] != [1]:
+        return None
+    ((entry,),), (operation,) = found.values(), converter.operations
+    kind, said = type(operation).__name__, vars(operation)
+    if kind == PARTS and said == {"dim": 0, "num_shards_attribute": None}:
+        return arranged(name, [[entry]], part=part)
+    rank = len(entry.shape)
+    if kind == FLIP and sorted((said["dim0"], said["dim1"])) == [rank - 2, rank - 1]:
+        return arranged(name, [[entry]], flipped=not (said.get("check_dims") and _is(own, entry)))
+    return None
+
+
+def _is(own: Tensor | None, entry: Entry) -> bool:
+    """As far as shapes tell."""
+    return own is not None and tuple(own.shape) == entry.shape
+
+
+def _renaming(model: Any, own: dict[str, Any]) -> Callable[[str, Entry], tuple[str, Any, str]]:
+    """name in a file, and its entry -> (name in the model, what converts it or None, which of its source patterns it
+    fits)."""
     try:
         table = importlib.import_module("transformers.conversion_mapping").get_model_conversion_mapping(model)
         loading = importlib.import_module("transformers.core_model_loading")
     except (ModuleNotFoundError, AttributeError):  # a version that builds models as their files are
-        return lambda name: (name, None, "")
+        return lambda name, entry: (name, None, "")
     converters = [each for each in table if isinstance(each, loading.WeightConverter)]
     renamings = [each for each in table if not isinstance(each, loading.WeightConverter)]
     of_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
 
-    def rename(name: str) -> tuple[str, Any, str]:
-        if name in own:
+    def rename(name: str, entry: Entry) -> tuple[str, Any, str]:
+        if _is(own.get(name), entry):
             return name, None, ""
         new, pattern = loading.rename_source_key(name, renamings, converters, model.base_model_prefix, own)
         return (new, of_pattern.get(pattern), pattern or "") if new in own else (name, None, "")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class Quantizer(HfQuantizer):
     quantization_config: BitportConfig
     work: Stored | Original | None = None
     """Of a model that is being loaded."""
+    parts: Sequence[Sequence[str]] = ()
+    """Of each conversion, in what names of tensors differ that are one in the files."""
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Called with what the user gives, and with what is made of "auto"."""
@@ -95,7 +98,11 @@ class Quantizer(HfQuantizer):
 
     def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
         """A checkpoint comes under the names of the model."""
-        return [] if isinstance(self.work, Stored) else super().update_weight_conversions(weight_conversions, *args)
+        if isinstance(self.work, Stored):
+            return []
+        conversions: list[Any] = super().update_weight_conversions(weight_conversions, *args)
+        self.parts = [each.target_patterns for each in conversions]
+        return conversions
 
     def _process_model_before_weight_loading(
         self, model: Any, dtype: Any = None, checkpoint_files: Any = None, **kwargs: Any
@@ -113,7 +120,12 @@ class Quantizer(HfQuantizer):
         self.dtype = dtype
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
-        return self.work is not None and param_name in self.work.wanted
+        """Of tensors that the files have as one, transformers asks for the first."""
+        return self.work is not None and not self.work.wanted.keys().isdisjoint(self._with(param_name))
+
+    def _with(self, name: str) -> list[str]:
+        others = [name.replace(first, each) for first, *rest in self.parts if first in name for each in rest]
+        return [name, *others]
 
     def param_element_size(self, model: Any, param_name: str, param: Tensor) -> float:
         """What devices are planned by: of a checkpoint what it takes there, of a float model what it takes now."""
@@ -156,11 +168,13 @@ class Give(ConversionOps):
     def convert(  # type: ignore[override]
         self, input_dict: dict[str, Any], full_layer_name: str, model: Any, **kwargs: Any
     ) -> dict[str, Tensor]:
-        ((_, given),) = input_dict.items()
-        value = given[0] if isinstance(given, list) else given
-        return Late({full_layer_name: lambda: self._made(full_layer_name, value)})
+        named = input_dict if len(input_dict) > 1 else dict.fromkeys([full_layer_name], *input_dict.values())
+        return Late({name: functools.partial(self._made, name, given) for name, given in named.items()})
 
-    def _made(self, name: str, value: Tensor) -> Tensor:
+    def _made(self, name: str, given: Any) -> Tensor:
+        value: Tensor = given[0] if isinstance(given, list) else given
+        if name not in self.work.wanted:
+            return value
         if isinstance(self.work, Original):
             return self.work.tensor(name, value)
         own = self.work.own[name].dtype  # all are asked for in the dtype of the model, whatever this one is made in

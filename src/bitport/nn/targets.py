@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from bitport.errors import ArgumentError
 from bitport.schemes import Target
+from bitport.schemes.recipe import is_router
 
 WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.Linear, "weight", "linear"),
@@ -20,15 +22,15 @@ WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
 
 EXPERT_NAMES = ("expert", "moe")
 """A 3-D parameter [experts, N, K] whose own name, or whose module's name or class, has one of these in it is "experts";
-[experts, K, N] where the module says ``is_transposed``, as transformers does."""
-
-ROUTER = re.compile(r"(.*\.)?(router(\.\w+)?|gate(\.wg)?)")
+[experts, K, N] where the module says ``is_transposed``, as most of transformers do, or its shapes do."""
 
 
-def is_router(module: str, shape: Sequence[int]) -> bool:
-    """Whether a matrix [N, K] of ``module`` chooses among experts, which are fewer than channels. It is small, decides
-    much, and is "other", be it an nn.Linear or, as in most models, not."""
-    return shape[0] < shape[1] and ROUTER.fullmatch(module) is not None
+def lie_transposed(shapes: Collection[tuple[int, ...]]) -> bool:
+    """Whether the stacks of experts of one module lie as [experts, K, N], told from their shapes: gate and up in one
+    are twice as wide as the input of down, so that [E, H, 2I] and [E, I, H] are there. As [experts, N, K] they are
+    [E, 2I, H] and [E, H, I], of which no two are such a pair."""
+    stacks = {shape for shape in shapes if len(shape) == 3}
+    return any((count, width // 2, hidden) in stacks for count, hidden, width in stacks if width % 2 == 0)
 
 
 def find_targets(model: nn.Module) -> list[Target]:
@@ -40,6 +42,9 @@ def find_targets(model: nn.Module) -> list[Target]:
     targets = []
     for module_name, module in model.named_modules(remove_duplicate=False):
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            if is_lazy(param):
+                full = f"{module_name}.{name}".lstrip(".")
+                raise ArgumentError(f"{full} has no shape yet: run the model once, so that its lazy modules get theirs")
             if param.dim() > 1 and param.is_floating_point():
                 kind, transposed = _kind(module_name, module, name, param)
                 targets.append(Target(module_name, name, kind, tuple(param.shape), str(id(param)), transposed))
@@ -53,7 +58,9 @@ def _kind(module_name: str, module: nn.Module, name: str, param: Tensor) -> tupl
             return "other" if kind == "linear" and is_router(module_name, param.shape) else kind, False
     label = f"{module_name} {type(module).__name__} {name}".lower()
     if param.dim() == 3 and any(word in label for word in EXPERT_NAMES):
-        return "experts", bool(getattr(module, "is_transposed", False))
+        said = getattr(module, "is_transposed", None)
+        shapes = [tuple(each.shape) for each in module.parameters(recurse=False)]
+        return "experts", lie_transposed(shapes) if said is None else bool(said)
     if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
         return "linear", True  # GPT-2's linear layer in transformers: addmm(bias, x, weight [K, N])
     return "other", False

@@ -21,7 +21,7 @@ from bitport.ops.convert import format_json, from_list
 from bitport.ops.linear import FLOATS, check_linear
 from bitport.ops.linear_then import follow
 from bitport.ops.outside import OUTSIDE
-from bitport.ops.table import OPS, has_tangent, refuse_tangents
+from bitport.ops.table import OPS, has_tangent, no_view, refuse_tangents
 from bitport.ops.weight import Weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
 from bitport.tensor.aten import take_experts
@@ -156,7 +156,7 @@ class _Product(torch.autograd.Function):
         act: tuple[Any, ...],
     ) -> Tensor:
         ctx.op, ctx.weight, ctx.bias_dtype = op, weight, None if bias is None else bias.dtype
-        return kernel(x, *weight, *act, bias)
+        return no_view(kernel(x, *weight, *act, bias))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

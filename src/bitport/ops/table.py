@@ -122,6 +122,12 @@ def refuse_tangents(op: Op, *args: Any) -> None:
         )
 
 
+def no_view(output: Tensor) -> Tensor:
+    """What an autograd.Function returns, if it is to be written into in place, as by a ReLU; F.linear of rows that lie
+    apart is a view of a matrix that nobody else has."""
+    return output.detach() if not torch.compiler.is_compiling() and output._is_view() else output
+
+
 def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
     """The op at the Autograd key: as torch.library.register_autograd, for a third of its 8 us."""
     redispatch, below = op.overload._handle.redispatch_boxed, torch._C._after_autograd_keyset
@@ -131,7 +137,7 @@ def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
     def forward(ctx: Any, *args: Any) -> Any:
         *inputs, keys = args
         with torch._C._AutoDispatchBelowAutograd():
-            output = redispatch(keys & below, *inputs)
+            output = no_view(redispatch(keys & below, *inputs))
         _save(ctx, (*inputs, *defaults[len(inputs) :]))  # those that have their default do not come along
         return output
 

@@ -20,6 +20,15 @@ KINDS = ("linear", "experts", "attention", "embedding", "conv", "other")
 DEFAULT_KINDS = ("linear", "experts", "attention")
 
 
+ROUTER = re.compile(r"(.*\.)?(router(\.\w+)?|gate(\.wg)?)")
+
+
+def is_router(module: str, shape: Sequence[int]) -> bool:
+    """Whether a matrix [N, K] of ``module`` chooses among experts, which are fewer than channels. It is small, decides
+    much, and is "other", be it an nn.Linear or, as in most models, not."""
+    return shape[0] < shape[1] and ROUTER.fullmatch(module) is not None
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """One weight a recipe may quantize: the parameter ``param`` of the module ``module``.
@@ -120,7 +129,7 @@ class Recipe:
             if not any(rule.fits(target) for target in targets):
                 raise RecipeError(
                     f"rule {rule.match!r} (kinds: {', '.join(rule.kinds or KINDS[:-1])}) fits no weight; "
-                    f"the model has {_preview(targets, rule.match)}"
+                    f"the model has {_preview(targets, rule.match)}{_other_kinds(targets, rule)}"
                 )
         self._check_order(targets)
         return Plan(tuple(_tied(targets, [self._decide(target) for target in targets])))
@@ -148,8 +157,10 @@ class Recipe:
             if target.kind == "conv" and rule.scheme.act:
                 return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
             return Choice(target.name, rule.scheme, f"rule {rule.match!r}")
-        what = "weight of a module of unknown type" if target.kind == "other" else f"{target.kind} weight"
-        return Choice(target.name, None, f"no rule fits this {what}")
+        what = f"{target.kind} weight" if target.kind != "other" else "weight of a module of unknown type"
+        return Choice(
+            target.name, None, f"no rule fits this {'router' if is_router(target.module, target.shape) else what}"
+        )
 
     def to_json(self) -> str:
         rules = [
@@ -212,6 +223,15 @@ def _tied(targets: Sequence[Target], choices: list[Choice]) -> list[Choice]:
                 reason = f"tied to {left}, which stays as it is; a rule for that one quantizes both"
                 choices[index] = Choice(choices[index].name, None, reason)
     return choices
+
+
+def _other_kinds(targets: Sequence[Target], rule: Rule) -> str:
+    """What to do where the rule fits weights but for their kind."""
+    fits = {target.kind for target in targets if dataclasses.replace(rule, kinds=KINDS[:-1]).fits(target)}
+    if not fits:
+        return ""
+    kinds = ", ".join(repr(kind) for kind in KINDS if kind in fits)
+    return f". Of the kinds {kinds} it would fit some: ({rule.match!r}, {str(rule.scheme)!r}, ({kinds},)) takes these"
 
 
 def _preview(targets: Sequence[Target], like: str, limit: int = 8) -> str:

@@ -36,7 +36,8 @@ def estimate(walk: Walk, files: Source, dtype: torch.dtype | None, prepared: Pre
     one = max(map(sum, zip(record.given, map(max, sizes), strict=True)), default=0) if sizes else 0
     output = max((shape for each in outputs for shape in each), key=lambda shape: shape.nbytes, default=None)
     steps = [(name, _bytes(files, [f"{name}."], dtype), walk.targets[name]) for name in walk.order]
-    steps += [(REST, _bytes(files, [target.name for target in walk.rest], dtype), walk.rest)]
+    inner = tuple(f"{name}." for name in walk.order)
+    steps += [(REST, _bytes(files, [name for name in files.tensors if not name.startswith(inner)], dtype), walk.rest)]
     static = prepared.static
     counts = len(static) * BINS * torch.int64.itemsize
     found = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,21 +35,12 @@ class Streamed:
 
     @contextlib.contextmanager
     def _outside(self, blocks: Collection[str]) -> Iterator[None]:
-        loaded: list[str] = []
-
-        def bring(module: nn.Module, args: Any) -> None:
-            prefix = names[module]
-            own = [f"{prefix}.{attribute}".lstrip(".") for attribute in (*module._parameters, *module._buffers)]
-            loaded.extend(self._load([name for name in own if name in self.name_of]))
-
+        """All at once: what a module does with weights of another, which it does not call, nobody tells before."""
         inner = tuple(f"{block}." for block in blocks)
-        names = {module: name for name, module in self.model.named_modules() if not f"{name}.".startswith(inner)}
-        hooks = [module.register_forward_pre_hook(bring) for module in names]
+        loaded = self._load([slot for slot in self.name_of if not slot.startswith(inner)])
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
             self._drop(loaded)
 
     def inside(self, name: str) -> contextlib.AbstractContextManager[None]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.ops.functional import autocasted, run
+from bitport.ops.table import no_view
 from bitport.ops.weight import Weight
 from bitport.schemes import Scheme
 from bitport.tensor.qtensor import rows_of
@@ -58,8 +59,8 @@ class Product(torch.autograd.Function):
         keep(ctx, x, w, weight)
         ctx.bias_dtype = None if bias is None else bias.dtype
         if not scheme.act:
-            return run("linear", x, *weight, bias)
-        return run("dyn_linear", x, *weight, scheme.act, w.act_scale, bias)
+            return no_view(run("linear", x, *weight, bias))
+        return no_view(run("dyn_linear", x, *weight, scheme.act, w.act_scale, bias))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
