@@ -3,6 +3,7 @@
 #include <cmath>
 #include "activation.h"
 #include "buffer.h"
+#include "number.h"
 #include "share.h"
 #include "status.h"
 #include "tiles.h"
@@ -25,6 +26,22 @@ const Digits* digits_for(int32_t isa) {
 #endif
   (void)isa;
   return nullptr;
+}
+
+// How far the largest number of a row may stand out.
+constexpr float kStandsOut = 128;
+
+// Whether a number of this size stands out among the k of a row.
+bool stands_out(const uint16_t* x, int64_t k, uint16_t largest) {
+  float part[16] = {};
+  const auto add = [&](int64_t i, int64_t lane) { part[lane] += float_of_bf16(x[i + lane] & 0x7fff); };
+  int64_t i = 0;
+  for (; i + 16 <= k; i += 16)
+    for (int64_t lane = 0; lane < 16; ++lane) add(i, lane);
+  for (int64_t lane = 0; i + lane < k; ++lane) add(i, lane);
+  float sum = 0;
+  for (const float each : part) sum += each;
+  return float_of_bf16(largest) / kStandsOut > sum / float(k);
 }
 
 // The power of two by which the largest of k numbers stays below 2^15 - 128; 0 where one is not finite, or the power and
@@ -65,9 +82,13 @@ int32_t linear_digits(const Product& p, bool* taken) {
   const Digits& isa = *digits_for(p.isa);
   const uint16_t* x = static_cast<const uint16_t*>(p.x);
   float unit[kMostRows];
-  for (int64_t row = 0; row < p.m; ++row)
-    if ((unit[row] = unit_of(isa.largest(x + row * w.k, w.k))) == 0) { *taken = false; return kOk; }
-  *taken = true;
+  for (int64_t row = 0; row < p.m; ++row) {
+    const uint16_t* own = x + row * w.k;
+    const uint16_t largest = isa.largest(own, w.k);
+    unit[row] = unit_of(largest);
+    *taken = unit[row] != 0 && !stands_out(own, w.k, largest);
+    if (!*taken) return kOk;
+  }
   const int64_t digits = 2 * p.m, pieces = pieces_of(w, isa.stretch);
   const size_t code_bytes = size_t(int8_steps(w) * digits * kInt8Step), sum_bytes = aligned(size_t(pieces * digits) * 4);
   char* memory = digits_buffer.need(code_bytes + sum_bytes + size_t(w.n) * 4);

@@ -236,6 +236,17 @@ def test_training_goes_on_from_a_checkpoint() -> None:
     assert not torch.equal(models[2](x), models[0](x))
 
 
+def test_a_copy_is_converted_apart() -> None:
+    model, x = small(), torch.randn(3, 64)
+    learn_scales_(model)
+    other, want = copy.deepcopy(model), model(x)
+    convert_(model)
+    assert type(model[0]) is nn.Linear
+    assert torch.equal(other(x), want)
+    convert_(other)
+    assert torch.equal(other(x), want)
+
+
 def test_tied_weights_learn_one_change() -> None:
     model = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 50, bias=False))
     model[1].weight = model[0].weight

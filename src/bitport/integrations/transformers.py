@@ -35,6 +35,7 @@ from bitport.integrations.names import arrangement
 from bitport.integrations.pretrained import RUN, Original, Stored, check_places, save_pretrained
 from bitport.nn.targets import find_targets
 from bitport.schemes import Recipe, Scheme, Target
+from bitport.train.scales import learns_scales
 
 __all__ = ["BitportConfig"]
 
@@ -80,6 +81,8 @@ class Quantizer(HfQuantizer):
     quantization_config: BitportConfig
     work: Stored | Original | None = None
     """Of a model that is being loaded."""
+    model: Any
+    """What was loaded."""
     parts: Sequence[Sequence[str]] = ()
     """Of each conversion, in what names of tensors differ that are one in the files."""
 
@@ -143,7 +146,7 @@ class Quantizer(HfQuantizer):
             self.pre_quantized = True
         elif self.work:
             self.report = self.work.report(model)
-        self.work = None
+        self.work, self.model = None, model
         model.save_pretrained = functools.partial(save, model)
         return model
 
@@ -153,6 +156,11 @@ class Quantizer(HfQuantizer):
     @property
     def is_trainable(self) -> bool:
         return True
+
+    @property
+    def is_qat_trainable(self) -> bool:
+        """Whether the Trainer may train the model without adapters: where its scales are learned."""
+        return learns_scales(self.model)
 
     @property
     def is_compileable(self) -> bool:

@@ -46,7 +46,7 @@ def learn_scales_(model: nn.Module) -> Plan:
     Parameters that are not quantized stay as they are, trained if they require a gradient.
     """
     refuse_fsdp(model, "learn_scales_")
-    if any(_learned(model)):
+    if learns_scales(model):
         raise ArgumentError("the scales of this model are learned already; convert_(model) ends that")
     choices: list[Choice] = []
     lists: dict[int, ParametrizationList] = {}
@@ -120,6 +120,10 @@ class _Changed(torch.autograd.Function):
         return to_blocks(rows.float() * codes, fmt.block).sum((-3, -1)).to(ctx.dtype), None, None
 
 
+def learns_scales(model: nn.Module) -> bool:
+    return any(_learned(model))
+
+
 class _Learned(NamedTuple):
     name: str
     module: nn.Module
@@ -151,8 +155,17 @@ def settle_scales_(model: nn.Module) -> list[LayerReport]:
         q: Any = done[id(change)]
         layers.append(LayerReport(each.name, str(q.scheme), "", q.nbytes, q.nbytes, algorithm=LEARNED, tied=tied))
     for each in learned:
-        kept = done[id(each.parametrizations.original0)]
-        remove_parametrizations(each.module, each.param)
-        delattr(each.module, each.param)
-        each.module.register_parameter(each.param, kept)
+        _remove(each)
+        each.module.register_parameter(each.param, done[id(each.parametrizations.original0)])
     return layers
+
+
+def _remove(learned: _Learned) -> None:
+    """torch's own takes the property from a class that copies of the module have too."""
+    module: Any = learned.module
+    if len(module.parametrizations) > 1:
+        remove_parametrizations(module, learned.param)
+        delattr(module, learned.param)
+    else:
+        del module.parametrizations
+        module.__class__ = type(module).__base__
