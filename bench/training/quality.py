@@ -41,7 +41,6 @@ BATCH, LENGTH = 4, 256
 RATE = 1e-4
 RATE_OF_SCALES = 1e-2
 """Of shares of them."""
-OF_SCALES = {"schemes": ("int2", "int3", "int4"), "algorithms": ("gptq", "awq+gptq")}
 UNSEEN = 77
 """Seed of stories that neither the training nor the evaluation of the bundled model used."""
 
@@ -126,7 +125,7 @@ def run_schemes(steps: int, say: Callable[[str], None]) -> Iterator[Row]:
 
 
 def run_scales(steps: int, say: Callable[[str], None]) -> Iterator[Row]:
-    yield from _run("scales", learned, OF_SCALES["schemes"], OF_SCALES["algorithms"], steps, say)
+    yield from _run("scales", learned, ("int2", "int3", "int4"), ("gptq", "awq+gptq"), steps, say)
 
 
 def _run(

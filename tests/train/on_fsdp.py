@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from bitport.errors import ArgumentError
 from bitport.train import convert_, prepare_
+from tests.train.steps import steps
 
 CASES = {
     "int4-g32": None,
@@ -37,20 +38,6 @@ def sharded(model: nn.Module, mesh: Any, **options: Any) -> nn.Module:
     for layer in (model[0], model[2]):  # type: ignore[index]
         fully_shard(layer, mesh=mesh, **options)
     return fully_shard(model, mesh=mesh, **options)
-
-
-def steps(model: nn.Module, count: int = 3) -> list[float]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    torch.manual_seed(1)
-    x, want = torch.randn(16, 64), torch.randn(16, 40)
-    losses = []
-    for _ in range(count):
-        loss = F.mse_loss(model(x).float(), want)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
 
 
 def full(model: nn.Module) -> dict[str, Tensor]:

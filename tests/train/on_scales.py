@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -16,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import bitport as bp
 from bitport.errors import ArgumentError
 from bitport.train import convert_, learn_scales_
+from tests.train.steps import steps
 
 SCHEMES = ("int4-g32", "int8-dyn", "nf4")
 
@@ -29,20 +29,6 @@ def model_of(scheme: str) -> nn.Sequential:
     return model
 
 
-def steps(model: nn.Module, rows: slice = slice(None), count: int = 3) -> list[float]:
-    optimizer = torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=1e-2)
-    torch.manual_seed(1)
-    x, want = torch.randn(12, 64), torch.randn(12, 40)
-    losses = []
-    for _ in range(count):
-        loss = F.mse_loss(model(x[rows]), want[rows])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
-
-
 def close(state: dict[str, Any], wanted: dict[str, Any]) -> bool:
     changes = [name for name in wanted if name.endswith("original0")]
     return len(changes) == 2 and all(torch.allclose(state[name], wanted[name], atol=1e-4) for name in changes)
@@ -54,7 +40,7 @@ def check_fsdp(mesh: Any) -> None:
         together = copy.deepcopy(alone)
         for layer in (together[0], together[2], together):
             fully_shard(layer, mesh=mesh)
-        assert steps(together) == pytest.approx(steps(alone), rel=1e-5), scheme
+        assert steps(together, size=12) == pytest.approx(steps(alone, size=12), rel=1e-5), scheme
         with pytest.raises(ArgumentError, match="load its full state_dict into a prepared model of one process"):
             convert_(together)
         state = get_model_state_dict(together, options=StateDictOptions(full_state_dict=True))
@@ -67,8 +53,8 @@ def check_data_parallel(mesh: Any) -> None:
     for scheme in SCHEMES:
         alone = model_of(scheme)
         together = DistributedDataParallel(copy.deepcopy(alone), init_sync=False)
-        steps(together, slice(rank * 12 // world, (rank + 1) * 12 // world))
-        steps(alone)
+        steps(together, size=12, rows=slice(rank * 12 // world, (rank + 1) * 12 // world))
+        steps(alone, size=12)
         assert close(together.module.state_dict(), alone.state_dict()), scheme
         x = torch.randn(4, 64)
         with torch.no_grad():

@@ -21,6 +21,7 @@ from bitport.tensor import QTensor, quantize_tensor
 from bitport.tensor.qtensor import rows_of
 from bitport.train import convert_, learn_scales_, prepare_, release_
 from tests import ranks
+from tests.train.steps import steps
 
 SCHEMES = (
     "int4-g32",
@@ -174,21 +175,6 @@ def small(dtype: torch.dtype = torch.float32, scheme: str = "int4-g32") -> nn.Se
     return model
 
 
-def trained(model: nn.Module, steps: int = 5, dtype: torch.dtype = torch.float32) -> list[float]:
-    parameters = [param for param in model.parameters() if param.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
-    torch.manual_seed(1)
-    x, want = torch.randn(16, 64, dtype=dtype), torch.randn(16, 40)
-    losses = []
-    for _ in range(steps):
-        loss = F.mse_loss(model(x).float(), want)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
 def test_scales_alone_change_and_the_model_stays_what_was_trained(dtype: torch.dtype, scheme: str) -> None:
@@ -196,7 +182,7 @@ def test_scales_alone_change_and_the_model_stays_what_was_trained(dtype: torch.d
     before, names = copy.deepcopy(model), {name for name, _ in model.named_parameters()}
     plan = learn_scales_(model)
     assert [choice.name for choice in plan.quantized] == ["0.weight", "2.weight"]
-    losses = trained(model, dtype=dtype)
+    losses = steps(model, 5, dtype=dtype)
     assert losses[-1] < losses[0]
     x = torch.randn(7, 64, dtype=dtype)
     y = model(x)
@@ -217,7 +203,7 @@ def test_scales_alone_change_and_the_model_stays_what_was_trained(dtype: torch.d
 def test_a_converted_model_is_saved_as_any_other(tmp_path: Path) -> None:
     model = small()
     learn_scales_(model)
-    trained(model)
+    steps(model, 5)
     convert_(model)
     bp.save(model, tmp_path / "m")
     x = torch.randn(3, 64)
@@ -228,7 +214,7 @@ def test_training_goes_on_from_a_checkpoint() -> None:
     models = [small(), small(), small()]
     for model in models:
         learn_scales_(model)
-    trained(models[0])
+    steps(models[0], 5)
     models[1].load_state_dict(models[0].state_dict())
     x = torch.randn(3, 64)
     assert torch.equal(models[1](x), models[0](x))
@@ -344,7 +330,7 @@ def test_beside_weights_that_are_trained_themselves() -> None:
     bp.quantize_(model, {"0": "int4-g32", "1": "skip"})
     prepare_(model, [("0", "skip"), ("1", "int8")])
     learn_scales_(model)
-    trained(model)
+    steps(model, 5)
     report = convert_(model)
     assert {layer.name: layer.algorithm for layer in report.layers} == {"0.weight": "scales learned", "1.weight": "rtn"}
 

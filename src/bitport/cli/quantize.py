@@ -147,10 +147,10 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
         advice = "--in-memory quantizes the model in the form it has"
         if part:
             advice = f"{part}.from_pretrained(.., quantization_config=BitportConfig(..)) quantizes the form it has"
-        if part and model is not None:
-            recipe = spared(recipe, model, find_targets(model))
-        elif part:
-            notes.append("what this model keeps in float32 is not known, and quantized")
+            if model is None:
+                notes.append("what this model keeps in float32 is not known, and quantized")
+            else:
+                recipe = spared(recipe, model, find_targets(model))
         notes += naming_notes(
             model, args.source, lambda as_model: Source(args.source, arrangement=as_model).tensors, advice
         )

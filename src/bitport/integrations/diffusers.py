@@ -32,7 +32,7 @@ from bitport.checkpoint.parse import read_manifest
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.integrations import pretrained
 from bitport.integrations.components import spared
-from bitport.integrations.pretrained import Original, Stored, check_places
+from bitport.integrations.pretrained import Loading, Original, Stored
 from bitport.integrations.transformers import NAME, BitportConfig
 from bitport.nn.targets import find_targets
 from bitport.tensor.parts import FLOATS
@@ -45,7 +45,7 @@ ROOM = 0.88
 """Of the memory of a device is planned with, so that a weight of 4 bits may have 12 % of scales beside them."""
 
 
-class Quantizer(DiffusersQuantizer):
+class Quantizer(Loading, DiffusersQuantizer):
     """diffusers hands every tensor that ``work`` names to it, and leaves it to put it into the model."""
 
     use_keep_in_fp32_modules = True
@@ -53,17 +53,11 @@ class Quantizer(DiffusersQuantizer):
     """Of floats; None: that of the checkpoint."""
     files: list[str] | None = None
     """Of a checkpoint of bitport that is being loaded, and ``held``, its manifest."""
-    work: Stored | Original | None = None
-    """Of a model that is being loaded."""
 
     @property
     def config(self) -> BitportConfig:
         given: Any = self.quantization_config
         return given
-
-    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Called with what the user gives, and with what is made of "auto"."""
-        check_places(device_map)
 
     def update_torch_dtype(self, torch_dtype: Any) -> Any:
         if torch_dtype is not None and torch_dtype not in FLOATS:
@@ -144,14 +138,6 @@ class Quantizer(DiffusersQuantizer):
 
     @property
     def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        return True
-
-    @property
-    def is_compileable(self) -> bool:
         return True
 
 

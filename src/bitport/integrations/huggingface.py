@@ -115,8 +115,7 @@ def empty_model(directory: str | Path) -> Any:
     if name := class_name(root):
         with EmptyOnMeta():
             return component(root, name)
-    config = _made(root, "AutoConfig.from_pretrained", root, **SAFELY)
-    vars(config).pop("quantization_config", None)  # which tells transformers how to load, and not what the model is
+    config = _config(root)
     with EmptyOnMeta():
         model = _made(root, "AutoModelForCausalLM.from_config", config, trust_remote_code=False)
     if (root / "generation_config.json").is_file():
@@ -131,14 +130,20 @@ def named_model(directory: str | Path) -> Any:
     if part := class_name(root):
         with torch.device("meta"):
             return component(root, part)
-    transformers, config = _transformers(), _made(root, "AutoConfig.from_pretrained", root, **SAFELY)
-    vars(config).pop("quantization_config", None)
+    transformers, config = _transformers(), _config(root)
     name = next(iter(config.architectures or ()), "")
     found = getattr(transformers, name, None) if isinstance(name, str) else None
     with torch.device("meta"):
         if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return _made(root, name, config)
         return _made(root, "AutoModelForCausalLM.from_config", config, trust_remote_code=False)
+
+
+def _config(root: Path) -> Any:
+    """What the model is, and not how transformers is to load it."""
+    config = _made(root, "AutoConfig.from_pretrained", root, **SAFELY)
+    vars(config).pop("quantization_config", None)
+    return config
 
 
 def _pretrained(root: Path) -> Any:

@@ -139,14 +139,28 @@ class Original:
         return Report(layers, before, after, self.recipe.to_json(), expression(self.algorithm))
 
 
-def check_places(device_map: Any) -> None:
-    """Of a device map, as the user gives it or as it is made of "auto"."""
-    places = device_map.items() if isinstance(device_map, dict) else ()
-    if on_disk := [name or "all" for name, place in places if place == "disk"]:
-        raise ArgumentError(
-            f"the device map leaves weights on disk ({shortened(on_disk)}), from where accelerate brings plain "
-            f"arrays, not quantized tensors: give more memory (max_memory), more devices, or a scheme of fewer bits"
-        )
+class Loading:
+    """What the quantizers of both libraries answer alike."""
+
+    work: Stored | Original | None = None
+    """Of a model that is being loaded."""
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Called with what the user gives, and with what is made of "auto"."""
+        places = device_map.items() if isinstance(device_map, dict) else ()
+        if on_disk := [name or "all" for name, place in places if place == "disk"]:
+            raise ArgumentError(
+                f"the device map leaves weights on disk ({shortened(on_disk)}), from where accelerate brings plain "
+                f"arrays, not quantized tensors: give more memory (max_memory), more devices, or a scheme of fewer bits"
+            )
+
+    @property
+    def is_trainable(self) -> bool:
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
 
 
 def save_pretrained(

@@ -32,7 +32,7 @@ from bitport.checkpoint.manifest import INDEX, SAID
 from bitport.checkpoint.parse import read_manifest
 from bitport.errors import ArgumentError
 from bitport.integrations.names import arrangement
-from bitport.integrations.pretrained import RUN, Original, Stored, check_places, save_pretrained
+from bitport.integrations.pretrained import RUN, Loading, Original, Stored, save_pretrained
 from bitport.nn.targets import find_targets
 from bitport.schemes import Recipe, Scheme, Target
 from bitport.train.scales import learns_scales
@@ -75,20 +75,14 @@ class BitportConfig(QuantizationConfigMixin):
 
 
 @register_quantizer(NAME)
-class Quantizer(HfQuantizer):
+class Quantizer(Loading, HfQuantizer):
     """transformers hands every tensor that ``work`` names to it, when it is on its device, and takes what it makes."""
 
     quantization_config: BitportConfig
-    work: Stored | Original | None = None
-    """Of a model that is being loaded."""
     model: Any
     """What was loaded."""
     parts: Sequence[Sequence[str]] = ()
     """Of each conversion, in what names of tensors differ that are one in the files."""
-
-    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Called with what the user gives, and with what is made of "auto"."""
-        check_places(device_map)
 
     def update_attn_implementation(self, config: Any) -> Any:
         """What is called with the config before files are looked for: says which list them."""
@@ -154,17 +148,9 @@ class Quantizer(HfQuantizer):
         return True
 
     @property
-    def is_trainable(self) -> bool:
-        return True
-
-    @property
     def is_qat_trainable(self) -> bool:
         """Whether the Trainer may train the model without adapters: where its scales are learned."""
         return learns_scales(self.model)
-
-    @property
-    def is_compileable(self) -> bool:
-        return True
 
 
 class Give(ConversionOps):

@@ -188,7 +188,11 @@ def autocasted(x: Tensor) -> Tensor:
 
 def prepare(x: Tensor, q: QTensor) -> Tensor:
     """Autocast, then the pre-scale (AWQ, SmoothQuant), then the order of columns (act-order)."""
-    x = autocasted(x)
+    return in_code_order(autocasted(x), q)
+
+
+def in_code_order(x: Tensor, q: QTensor) -> Tensor:
+    """Rows of the input, or of what belongs to the value, as they meet the codes."""
     if q.pre_scale is not None:
         x = x * q.pre_scale.to(x.dtype)
     if q.perm is not None:

@@ -27,8 +27,9 @@ from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.targets import find_targets
 from bitport.numerics import dequantize
 from bitport.numerics.blocks import to_blocks
+from bitport.ops.functional import in_code_order
 from bitport.report import LayerReport
-from bitport.schemes import Choice, Plan
+from bitport.schemes import Choice, Plan, Target
 from bitport.tensor import QTensor
 from bitport.tensor.qtensor import rows_of
 from bitport.tensor.sharded import is_sharded
@@ -57,8 +58,9 @@ def learn_scales_(model: nn.Module) -> Plan:
             choices.append(Choice(target.name, None, reason))
             continue
         choices.append(Choice(target.name, param.scheme, "its scales are learned"))
-        rounding = Rounding(param.scheme, kind=target.kind, transposed=target.transposed)
-        register_parametrization(module, target.param, Scales(param, rounding), unsafe=True)
+        known = lists.get(id(param))
+        scales = Scales(param, target) if known is None else known[0]
+        register_parametrization(module, target.param, scales, unsafe=True)
         made = module.parametrizations[target.param]
         module.parametrizations[target.param] = lists.setdefault(id(param), made)
         made.original0.requires_grad_(True)
@@ -81,10 +83,10 @@ def _why_not(param: Tensor) -> str:
 class Scales(nn.Module):
     """The parametrization of one weight, or of several that are tied."""
 
-    def __init__(self, q: QTensor, rounding: Rounding) -> None:
+    def __init__(self, q: QTensor, target: Target) -> None:
         super().__init__()
         self.quantized: Any = nn.Parameter(q.to_layout("plain"), requires_grad=False)
-        self.rounding = rounding
+        self.rounding = Rounding(q.scheme, kind=target.kind, transposed=target.transposed)
 
     def right_inverse(self, q: QTensor) -> tuple[Tensor]:
         """torch asks what :meth:`forward` makes ``q`` of."""
@@ -111,11 +113,7 @@ class _Changed(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         q, fmt = ctx.q, ctx.q.scheme.weight
-        rows = rows_of(grad, ctx.rounding.kind, ctx.rounding.transposed)
-        if q.pre_scale is not None:
-            rows = rows * q.pre_scale.to(rows.dtype)
-        if q.perm is not None:
-            rows = rows[..., q.perm.long()]
+        rows = in_code_order(rows_of(grad, ctx.rounding.kind, ctx.rounding.transposed), q)
         codes = dequantize(q.plain(), fmt, q.matrix.n, q.matrix.k, torch.float32)
         return to_blocks(rows.float() * codes, fmt.block).sum((-3, -1)).to(ctx.dtype), None, None
 
