@@ -1,9 +1,10 @@
-"""The page of the documentation about speed: ``python -m bench.page`` writes docs/performance.md and its charts from
-the records in bench/results."""
+"""The pages of the documentation about speed: ``python -m bench.page`` writes docs/performance.md, a page like it for
+each other processor that was measured, and their charts, from the records in bench/results."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from bench import goals, growth, markdown
 from bench.peers import BASE
 from bench.plot import Line, chart
 from bench.reached import Records
-from bench.results import RESULTS, newest, runs_of, timed
+from bench.results import RESULTS, lines_of, newest, processors, runs_of, timed
 from bench.suites import SCHEMES, SUITES, Shape
 
 Row = dict[str, Any]
@@ -28,7 +29,7 @@ GROUPS = {
 
 INTRODUCTION = """# Performance
 
-How fast `F.linear` with a quantized weight is, against bf16 and against the libraries named, on one CPU.
+How fast `F.linear` with a quantized weight is, against bf16 and against the libraries named, on one CPU{others}.
 `make bench-peers` measures, `make bench-page` writes this page; nothing in it is typed by hand. How it is measured:
 [bench](../bench/README.md).
 
@@ -40,12 +41,27 @@ memory once, or all products done by its best multiply unit, whichever takes lon
 """
 
 
-def page(records: Records, folder: str = "performance") -> dict[str, str]:
-    """File name -> content, for the newest rows of every suite."""
+def pages(folder: Path) -> dict[str, str]:
+    """File name -> content. The processor that was measured first has the page without a name."""
+    cpus = processors(lines_of(folder / "products.jsonl"))
+    names = {cpu: f"performance-{_slug(cpu)}" if at else "performance" for at, cpu in enumerate(cpus)}
+    files = {}
+    for cpu, name in names.items():
+        links = [f"[{other}]({names[other]}.md)" for other in cpus if other != cpu]
+        files |= page(Records(folder, cpu), name, f" (others: {', '.join(links)})" if links else "")
+    return files
+
+
+def _slug(cpu: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", cpu.lower()).strip("-.")
+
+
+def page(records: Records, folder: str = "performance", others: str = "") -> dict[str, str]:
+    """File name -> content, for the newest rows of every suite. ``folder``: of its charts, and its own name."""
     lines = records.lines("products")
     rows = newest(lines)
     files: dict[str, str] = {}
-    text = [INTRODUCTION, _machines(rows, runs_of(lines)), goals.section(records)]
+    text = [INTRODUCTION.format(others=others), _machines(rows, runs_of(lines)), goals.section(records)]
     for suite in (*SUITES, "other"):
         mine = [row for row in rows if row["suite"] == suite]
         shapes = dict.fromkeys(Shape(row["k"], row["n"]) for row in mine)
@@ -65,7 +81,7 @@ def page(records: Records, folder: str = "performance") -> dict[str, str]:
     growing, drawn = growth.section(records.lines("growth"), folder)
     files |= drawn
     text += [generation(records.lines("generate")), growing, _refusals(rows)]
-    return {"performance.md": "\n".join(text).rstrip() + "\n", **files}
+    return {f"{folder}.md": "\n".join(text).rstrip() + "\n", **files}
 
 
 def generation(lines: list[Row]) -> str:
@@ -189,15 +205,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=DOCS, help="folder (default: docs)")
     options = parser.parse_args()
-    records = Records(RESULTS)
-    if not records.lines("products"):
+    files = pages(RESULTS)
+    if not files:
         parser.error(f"{RESULTS.name} has no products yet: run make bench-peers first")
-    charts = options.output / "performance"
-    charts.mkdir(parents=True, exist_ok=True)
-    for old in charts.glob("*.svg"):
-        old.unlink()
-    for name, content in page(records).items():
-        (options.output / name).write_text(content, encoding="utf-8")
+    for name, content in files.items():
+        path = options.output / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    for drawn in options.output.glob("performance*/*.svg"):
+        if str(drawn.relative_to(options.output)) not in files:
+            drawn.unlink()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.check import recorded, slower
-from bench.results import lines_of, newest, runs_of, timed
+from bench.limits import Limits
+from bench.results import lines_of, newest, of_processor, runs_of, timed
 
 Row = dict[str, Any]
 
@@ -24,17 +25,18 @@ Measure = Callable[["Records"], Found | None]
 class Records:
     """The newest rows of each suite in ``folder``."""
 
-    def __init__(self, folder: Path, gpu: str = "") -> None:
-        """``gpu``: products are those on a GPU whose name has that in it, not on a CPU."""
-        self._folder, self._gpu = folder, gpu
+    def __init__(self, folder: Path, cpu: str = "", gpu: str = "") -> None:
+        """``cpu``: of that processor alone; ``gpu``: products are those on a GPU whose name has that in it."""
+        self._folder, self._cpu, self._gpu = folder, cpu, gpu
         self._read: dict[str, list[Row]] = {}
 
     def on(self, gpu: str) -> Records:
-        return Records(self._folder, gpu)
+        return Records(self._folder, gpu=gpu)
 
     def lines(self, suite: str) -> list[Row]:
         if suite not in self._read:
-            self._read[suite] = lines_of(self._folder / f"{suite}.jsonl")
+            lines = lines_of(self._folder / f"{suite}.jsonl")
+            self._read[suite] = of_processor(lines, self._cpu) if self._cpu else lines
         return self._read[suite]
 
     def products(self, isa: str = "") -> list[Row]:
@@ -95,18 +97,39 @@ def over_bf16(schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -
     return measure
 
 
-def of_limit(limit: str, schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -> Measure:
-    """The part of the bandwidth ("read", or "copy" on a GPU), or of the peak of a unit, that a product reaches."""
+def of_bandwidth(name: str, schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -> Measure:
+    """The part of the bandwidth, "read", or "copy" on a GPU, at which a product moves what it must."""
 
-    def part(row: Row, found: Row) -> float:
-        seconds, m = row["ms"] / 1e3, row["rows"]
-        if limit in ("read", "copy"):
-            return (row["nbytes"] + 2 * m * (row["n"] + row["k"])) / seconds / found[limit]
-        return 2 * m * row["n"] * row["k"] / seconds / found[limit]
+    def rate(row: Row) -> float:
+        return (row["nbytes"] + 2 * row["rows"] * (row["n"] + row["k"])) / row["ms"] * 1e3
 
+    return _of_limit(lambda found: found.get(name), rate, schemes, counts, bound)
+
+
+def of_peak(schemes: tuple[str, ...], counts: tuple[int, int], bound: float, *, int8: bool = False) -> Measure:
+    """The part of the peak of the best unit that a product reaches; only int8 inputs may go through the int8 one."""
+
+    def rate(row: Row) -> float:
+        return 2 * row["rows"] * row["n"] * row["k"] / row["ms"] * 1e3
+
+    return _of_limit(lambda found: peak(found, int8) if found else None, rate, schemes, counts, bound)
+
+
+def peak(found: Row, int8: bool) -> float:
+    units = {name: rate for name, rate in found.items() if name != "read"}
+    return Limits(found["read"], units).peak(int8)
+
+
+def _of_limit(
+    limit: Callable[[Row], float | None],
+    rate: Callable[[Row], float],
+    schemes: tuple[str, ...],
+    counts: tuple[int, int],
+    bound: float,
+) -> Measure:
     def measure(records: Records) -> Found | None:
-        rows = [(row, records.limits(row)) for row in own(records.products(), schemes, counts)]
-        return least([(part(row, found), place(row)) for row, found in rows if limit in found], bound)
+        rows = [(row, limit(records.limits(row))) for row in own(records.products(), schemes, counts)]
+        return least([(rate(row) / most, place(row)) for row, most in rows if most is not None], bound)
 
     return measure
 

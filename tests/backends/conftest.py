@@ -1,5 +1,5 @@
-"""The native library; and devices that are not there, built once: the example's simulated one, installed by pip, and
-guards for fake ones."""
+"""The native library; and devices that are not there, built once: the example's simulated one, installed by pip, and a
+guard for fake ones."""
 
 from __future__ import annotations
 
@@ -51,18 +51,13 @@ def sim_site(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def guard(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folder = tmp_path_factory.mktemp("guards")
-
-    def build(device: str) -> Path:
-        library = folder / f"{device}.so"
-        include = [f"-I{path}" for path in cpp_extension.include_paths()]
-        linked = [f"-L{Path(torch.__file__).parent / 'lib'}", "-lc10"]
-        flags = ["-std=c++20", "-O0", "-shared", "-fPIC", f"-DKIND={device.upper()}"]
-        _run([compiler, *flags, *include, str(HERE / "guard.cpp"), "-o", str(library), *linked], {})
-        return library
-
-    return build
+def guard(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("guard") / "guard.so"
+    include = [f"-I{path}" for path in cpp_extension.include_paths()]
+    linked = [f"-L{Path(torch.__file__).parent / 'lib'}", "-lc10"]
+    flags = ["-std=c++20", "-O0", "-shared", "-fPIC"]
+    _run([compiler, *flags, *include, str(HERE / "guard.cpp"), "-o", str(library), *linked], {})
+    return library
 
 
 @pytest.fixture(scope="session")

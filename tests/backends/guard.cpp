@@ -1,13 +1,25 @@
 // What FakeTensorMode lacks to move, slice and copy tensors of a device that PyTorch was built without: somebody who
-// says which device is current. KIND is XPU, CUDA or MPS. No memory, no kernels.
+// says which device is current. FAKE_DEVICE names it: xpu, cuda or mps. No memory, no kernels.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-constexpr auto kKind = c10::DeviceType::KIND;
+#include <cstdlib>
 
-struct Guard final : c10::impl::NoOpDeviceGuardImpl<kKind> {
-  c10::Device getDevice() const override { return c10::Device(kKind, 0); }
+template <c10::DeviceType kind>
+struct Guard final : c10::impl::NoOpDeviceGuardImpl<kind> {
+  c10::Device getDevice() const override { return c10::Device(kind, 0); }
   c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
 };
 
-static const c10::impl::DeviceGuardImplRegistrar registered(kKind, new Guard());
+template <c10::DeviceType kind>
+static bool stands_in(const char* name) {
+  if (c10::DeviceTypeName(kind, /*lower_case=*/true) != name) return false;
+  c10::impl::DeviceGuardImplRegistrar(kind, new Guard<kind>());
+  return true;
+}
+
+static const bool registered = [] {
+  const char* name = std::getenv("FAKE_DEVICE");
+  using enum c10::DeviceType;
+  return name && (stands_in<XPU>(name) || stands_in<CUDA>(name) || stands_in<MPS>(name));
+}();

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+built_once = pytest.mark.xdist_group("device from outside")  # by one worker
 
+
+@built_once
 def test_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]) -> None:
     elsewhere("on_sim.py", sim_site)
 
 
+@built_once
 def test_pipelines_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[..., None]) -> None:
     for package in ("diffusers", "accelerate"):
         if importlib.util.find_spec(package) is None:
@@ -23,16 +27,16 @@ def test_pipelines_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[
 
 @pytest.mark.parametrize("device", ["xpu", "cuda", "mps"])
 @pytest.mark.parametrize("file", ["on_fake_device.py", "on_fake_chips.py"])
-def test_on_a_fake_device(file: str, device: str, guard: Callable[[str], Path], elsewhere: Callable[..., None]) -> None:
+def test_on_a_fake_device(file: str, device: str, guard: Path, elsewhere: Callable[..., None]) -> None:
     """With PyTorch's kernels alone: others register where they find a device of theirs."""
     built = torch.accelerator.current_accelerator(check_available=False)
     if built is not None and built.type == device:
         pytest.skip(f"this PyTorch was built for {device}, whose own guard a fake one would replace")
-    elsewhere(file, FAKE_DEVICE=device, FAKE_DEVICE_GUARD=str(guard(device)), BITPORT_DISABLE="triton")
+    elsewhere(file, FAKE_DEVICE=device, FAKE_DEVICE_GUARD=str(guard), BITPORT_DISABLE="triton")
 
 
 @pytest.mark.parametrize("device", ["xpu", "cuda"])
-def test_triton_on_a_fake_device(device: str, guard: Callable[[str], Path], elsewhere: Callable[..., None]) -> None:
+def test_triton_on_a_fake_device(device: str, guard: Path, elsewhere: Callable[..., None]) -> None:
     """With Triton's kernels as well, which are registered there and launch nothing."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed: pip install 'bitport[triton]'")

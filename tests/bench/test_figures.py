@@ -96,6 +96,28 @@ def test_the_page_holds_what_was_measured(tmp_path: Path) -> None:
     assert "performance/4096x4096-4-bit.svg" in text
 
 
+def test_each_processor_has_a_page_of_its_own(tmp_path: Path) -> None:
+    """A later run on another does not take the place of the first, nor its reasons."""
+    other = {**HEAD, "run": "r2", "machine": {**HEAD["machine"], "cpu": "Other (R) @ 2 GHz"}}
+    lines = [*LINES, other, *({**each, "run": "r2", "speedup": 3.0} for each in LINES[1:] if "speedup" in each)]
+    overhead = {"what": "scheme", "name": "int4", "ratio": 1.5, "machine": other["machine"]}
+    profile = [HEAD, {"run": "r1", "rows": 1}]
+    for name, each in (("products", lines), ("overhead", [overhead]), ("profile", profile)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in each))
+    files = page.pages(tmp_path)
+    first, second = files["performance.md"], files["performance-other-r-2-ghz.md"]
+    assert "(others: [Other (R) @ 2 GHz](performance-other-r-2-ghz.md))" in first
+    assert "| int4, 1 row | >= 3.5x bf16 | 4.00x (int4 4096x4096 at 1); median 4.00x | met |" in first
+    assert "| int4, 1 row | >= 3.5x bf16 | 3.00x (int4 4096x4096 at 1); median 3.00x | missed |" in second
+    assert "| eager overhead of a quantized linear | <= 2x that of nn.Linear | not measured | - |" in first
+    assert (
+        "| eager overhead of a quantized linear | <= 2x that of nn.Linear | 1.50x (int4); median 1.50x | met |"
+        in second
+    )
+    assert "python -m bench.profile" not in second, "why is known of the first alone"
+    assert "performance-other-r-2-ghz/4096x4096-4-bit.svg" in files
+
+
 def test_a_chart_is_svg_with_logarithmic_axes() -> None:
     line = plot.Line("a < b", [(1, 1.0), (4, 10.0), (16, 100.0)], "ours")
     root = ElementTree.fromstring(plot.chart("t", "x", "y", [line, plot.Line("none", [], "peer")]))

@@ -48,13 +48,13 @@ def test_the_worst_point_decides(records: Make, bound: float, met: bool) -> None
 def test_a_part_of_a_limit(records: Make) -> None:
     """0.5 MB in 0.1 ms is 5 GB/s; 2 * 500 * 10**6 operations in 2 ms are 0.5 * 10**12 per second."""
     made = records(products=[HEAD, product("int4", 1, 0.1, 1.0), product("int4", 500, 2.0, 1.0)])
-    read = reached.of_limit("read", ("int4",), (1, 1), 0.5)(made)
-    tile = reached.of_limit("amx_bf16", ("int4",), (375, 4096), 0.6)(made)
+    read = reached.of_bandwidth("read", ("int4",), (1, 1), 0.5)(made)
+    tile = reached.of_peak(("int4",), (375, 4096), 0.6)(made)
     assert read is not None
     assert read.text.startswith("0.50 ")
     assert read.met
     assert tile == Found("0.50 (int4 1000x1000 at 500); median 0.50", False)
-    assert reached.of_limit("no_unit", ("int4",), (1, 1), 0.5)(made) is None
+    assert reached.of_bandwidth("copy", ("int4",), (1, 1), 0.5)(made) is None
 
 
 def test_peers_count_within_their_class(records: Make) -> None:
