@@ -65,8 +65,8 @@ print(json.dumps([report.memory_estimate, report.memory_peak, stream.memory.base
     [
         ("int4", "rtn", 240),
         ("int4", "gptq", 6),
-        ("int4", "awq", 6),
-        ("int4", "awq+gptq", 6),
+        ("int4", "awq", 3),
+        ("int4", "awq+gptq", 3),
         ("int4", "signround", 6),
         ("int8-static", "rtn", 6),
     ],

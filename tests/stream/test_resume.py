@@ -43,10 +43,8 @@ check_kills(folder, run, 4)
 @pytest.mark.parametrize(
     ("scheme", "algorithm", "activations"),
     [
-        ("int4-g32", "gptq", "memory"),
         ("int4-g32", "gptq", "disk"),
         ("int4-g32", "awq+gptq", "memory"),
-        ("int4-g32", "awq+gptq", "disk"),
         ("int8-static", "rtn", "memory"),
         ("int8-static", "gptq", "disk"),
     ],
