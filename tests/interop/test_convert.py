@@ -20,6 +20,7 @@ from bitport.interop.sources import Foreign, Own
 from bitport.tensor import QTensor
 
 from .files import edited
+from .published_files import nf4
 
 models = pytest.importorskip("tests.integrations.models", reason="needs the extra: pip install 'bitport[hf]'")
 
@@ -172,6 +173,41 @@ def test_methods_that_are_not_read_are_named(theirs: Path, float_model: Path, tm
             convert(path, tmp_path / "out", progress=False)
     with pytest.raises(CheckpointError, match="bitport quantize"):
         convert(float_model, tmp_path / "out", progress=False)
+
+
+def test_a_model_of_diffusers_in_several_files(tmp_path: Path) -> None:
+    """As diffusers saves it with bitsandbytes; it looks for files and an index of names of its own."""
+    source, stem = tmp_path / "source", "diffusion_pytorch_model"
+    source.mkdir()
+    listed = {}
+    for at in (1, 2):
+        name = f"{stem}-{at:05}-of-00002.safetensors"
+        layer = {f"blocks.{at}.to_q.{end}": tensor for end, tensor in nf4().items()} | {
+            f"blocks.{at}.scale": torch.ones(1)
+        }
+        save_file(layer, source / name)
+        listed |= dict.fromkeys(layer, name)
+    (source / f"{stem}.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    config = {"_class_name": "FluxTransformer2DModel", "quantization_config": said}
+    (source / "config.json").write_text(json.dumps(config))
+    done = convert(source, tmp_path / "out", progress=False)
+    assert done.weights == {f"blocks.{at}.to_q.weight": "nf4" for at in (1, 2)}
+    convert(tmp_path / "out", tmp_path / "float", to="float", shard_size=150_000, progress=False)
+    assert sorted(path.name for path in (tmp_path / "float").glob(f"{stem}*")) == [
+        f"{stem}-00001-of-00002.safetensors",
+        f"{stem}-00002-of-00002.safetensors",
+        f"{stem}.safetensors.index.json",
+    ]
+
+
+def test_the_form_of_mistral_is_named(theirs: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "consolidated.safetensors").write_bytes(min(theirs.glob("*.safetensors")).read_bytes())
+    (source / "params.json").write_text(json.dumps({"quantization": {"qformat_weight": "fp8_e4m3"}}))
+    with pytest.raises(CheckpointError, match=r"Mistral's own form \(params\.json\).*with a config\.json"):
+        convert(source, tmp_path / "out", progress=False)
 
 
 def test_older_files_say_it_beside_config_json(ours: Path, theirs: Path, tmp_path: Path) -> None:

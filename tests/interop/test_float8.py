@@ -9,12 +9,13 @@ from torch import Tensor
 
 import bitport
 from bitport.errors import BitportError, CheckpointError
-from bitport.interop import float8
+from bitport.interop import float8, modelopt
 from bitport.interop.codec import Described
 from bitport.interop.sources import description
 from bitport.tensor import QTensor
 
 from .files import held, read
+from .test_modelopt import four
 
 NAME = "m.weight"
 INVERSE, SCALE = f"{NAME}_scale_inv", f"{NAME}_scale"
@@ -95,6 +96,17 @@ def test_one_scale_for_all(end: str, shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(value_of(q), value)
 
 
+def test_inputs_as_they_are() -> None:
+    """As Quark says it. Where nothing is said of inputs, they are rounded."""
+    tensors, value = layer(48, 80, 48, 80)
+    tensors[SCALE] = tensors.pop(INVERSE).reshape(())
+    for said, name in (({"activation_scheme": None}, "fp8-wo-tensor"), ({}, "fp8-row-tensor")):
+        reader = float8.Reader({"quant_method": "fp8", "ignored_layers": ["lm_head"], **said}, torch.bfloat16)
+        (q,) = read(reader, tensors).values()
+        assert (str(q.scheme), bool(reader.notes)) == (name, not said)
+        np.testing.assert_array_equal(value_of(q), value)
+
+
 @pytest.mark.parametrize("shape", [(48,), (48, 1)], ids=str)
 def test_one_scale_for_a_row(shape: tuple[int, ...]) -> None:
     tensors, value = layer(48, 80, 1, 80)
@@ -165,6 +177,30 @@ def test_experts_in_fp4() -> None:
     exact = x.double() @ torch.from_numpy(value).T
     got = torch.nn.functional.linear(x, q.to_device_layout()).double()
     assert float((got - exact).norm() / exact.norm()) < 2**-4  # inputs have 3 bits behind the first
+
+
+def test_experts_in_a_format_of_modelopt() -> None:
+    """Both kinds of tensors are called alike."""
+    algorithm = {"quant_algo": "NVFP4", "group_size": 16}
+    said = {"quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4", "quantized_layers": {"l.experts": algorithm}}
+    (ours, value), (theirs, four_bits) = layer(130, 300, 128, 128), four()
+    tensors = {**ours, **{f"l.experts.7.{name}": tensor for name, tensor in theirs.items()}}
+    reader = float8.Reader(config(128, 128, **said), torch.bfloat16)
+    found = read(reader, tensors)
+    assert {name: str(q.scheme) for name, q in found.items()} == {
+        NAME: "fp8-block",
+        "l.experts.7.m.weight": "nvfp4-static",
+    }
+    np.testing.assert_array_equal(value_of(found[NAME]), value)
+    np.testing.assert_array_equal(value_of(found["l.experts.7.m.weight"]), four_bits)
+    assert reader.notes == []
+    alone = {"l.experts": {"quant_algo": "W4A16_NVFP4", "group_size": 16}}
+    other = float8.Reader(config(128, 128, **{**said, "quantized_layers": alone}), torch.bfloat16)
+    read(other, tensors)
+    assert other.notes == [modelopt.UNUSED]
+    del tensors["l.experts.7.m.weight_scale"]
+    with pytest.raises(CheckpointError, match=r"l\.experts\.7\.m"):
+        read(reader, tensors)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import random
 from pathlib import Path
@@ -15,6 +17,7 @@ from bitport.errors import BitportError
 from bitport.interop import convert
 
 from ..checkpoint.test_fuzz import damaged
+from .test_real_configs import READ, written
 
 models = pytest.importorskip("tests.integrations.models", reason="needs the extra: pip install 'bitport[hf]'")
 
@@ -71,6 +74,18 @@ def test_damage(form: str, tmp_path: Path) -> None:
             convert(path, path / ".." / f"{number}-out", progress=False)
         except BitportError:
             assert not list((tmp_path / f"{number}-out").glob("*")), number
+
+
+@pytest.mark.parametrize("name", READ)
+def test_settings_of_published_models(name: str, tmp_path: Path) -> None:
+    """Formats that bitport does not write, too."""
+    said, tensors, _ = READ[name]
+    chance = random.Random(name)
+    for number in range(ROUNDS // 3):
+        changed = another(copy.deepcopy(said), chance)
+        with contextlib.suppress(BitportError):
+            path = written(tmp_path / f"{number}", changed if isinstance(changed, dict) else {}, tensors)
+            convert(path, tmp_path / f"{number}-out", progress=False)
 
 
 def test_what_a_gguf_file_is_made_of(tmp_path: Path) -> None:

@@ -274,26 +274,15 @@ def test_norms_less_one(tmp_path: Path) -> None:
     assert any("less 1, are rounded to float32" in note and "model.norm.weight" in note for note in Gguf(path).notes)
 
 
-def test_files_in_parts(llama: Path, tmp_path: Path) -> None:
-    write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), KINDS, parts=9)
-    first, second, third = sorted(tmp_path.glob("*.gguf"))
-    assert first.name == "m-00001-of-00003.gguf"
-    whole, parts = dict(Gguf(llama).items()), dict(Gguf(first).items())
-    assert whole.keys() == parts.keys()
-    for name, tensor in whole.items():
-        both = (each.dequantize() if isinstance(each, QTensor) else each for each in (tensor, parts[name]))
-        assert torch.equal(*both)
-    with pytest.raises(CheckpointError, match=r"give m-00001-of-00003\.gguf"):
-        Gguf(second)
-    third.write_bytes(second.read_bytes())
-    with pytest.raises(CheckpointError, match="the file 3 of 3"):
-        Gguf(first)
-    third.unlink()
-    with pytest.raises(CheckpointError, match="00003-of-00003"):
-        Gguf(first)
-    first.rename(tmp_path / "other.gguf")
-    with pytest.raises(CheckpointError, match="must be called"):
-        Gguf(tmp_path / "other.gguf")
+@pytest.mark.parametrize(("split", "count"), [("llama-bpe", 1), ("tekken", 1), ("qwen2", 2)])
+def test_words_that_are_tokens_need_no_merges(split: str, count: int, tmp_path: Path) -> None:
+    """In llama.cpp for these ways to split a text. No merge makes "abc" here."""
+    said = {"pre": (split, types.STRING), "merges": (["a b"], types.ARRAY), "add_bos_token": (False, types.BOOL)}
+    changes = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
+    write(tmp_path / "m.gguf", model_of(small("LlamaConfig")), KINDS, changes=changes)
+    convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert len(tokenizer("abc", add_special_tokens=False)["input_ids"]) == count
 
 
 def test_the_verb(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,6 @@ HUGE = 1 << 60
         ([setting("a", TEXT, struct.pack("<Q", 1) + b"\xff")], [], "cut off or damaged"),
         ([setting("general.alignment", WHOLE, struct.pack("<I", 0))], [], "alignment is 0"),
         ([setting("general.alignment", TEXT, text("x"))], [], "alignment is 'x'"),
-        ([setting("split.count", TEXT, text("x"))], [], "split.count is 'x'"),
         ([], [entry("w", ())], "0 dimensions"),
         ([], [entry("w", (1, 1, 1, 1, 1))], "5 dimensions"),
         ([], [entry("w", (2, 48), Q4_0)], "no whole blocks of Q4_0"),

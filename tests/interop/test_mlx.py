@@ -170,10 +170,109 @@ def test_metal_calls_them_qbiases() -> None:
     assert (np.abs(got - value) <= rounded_by(value, tensors["m.qbiases"].numpy(), 64)).all()
 
 
-def test_stacked_experts_are_refused() -> None:
-    tensors = {name: torch.stack([tensor, tensor]) for name, tensor in affine(8, 64, 4, 64)[0].items()}
-    with pytest.raises(CheckpointError, match="m: MLX stacks the experts"):
-        read(mlx.Reader(said(4, 64), torch.float16), tensors)
+E = 3
+STACKED = "l.mlp.switch_mlp."
+
+
+def experts(*projections: str, rows: int = 8) -> tuple[dict[str, Tensor], np.ndarray]:
+    """(stacks of projections, whose experts differ, their weights below each other)."""
+    tensors: dict[str, Tensor] = {}
+    values = []
+    for at, projection in enumerate(projections):
+        made = [affine(rows + 8 * at, 128, 4, 64) for _ in range(E)]
+        for name in made[0][0]:
+            each = [tensors[name].roll(expert, 0) for expert, (tensors, _) in enumerate(made)]
+            tensors[name.replace("m.", f"{STACKED}{projection}.")] = torch.stack(each)
+        values.append(np.stack([np.roll(value, expert, 0) for expert, (_, value) in enumerate(made)]))
+    return tensors, np.concatenate(values, 1)
+
+
+def reader_of(kind: object, **more: object) -> mlx.Reader:
+    reader = mlx.Reader(said(4, 64, **more), torch.float16)
+    reader.model = {"model_type": kind}
+    return reader
+
+
+@pytest.mark.parametrize("order", [("gate_proj", "up_proj"), ("up_proj", "gate_proj")])
+def test_stacked_experts(order: tuple[str, str]) -> None:
+    up, up_value = experts("gate_proj", "up_proj")
+    down, down_value = experts("down_proj", rows=24)
+    tensors = {name: up[name] for each in order for name in up if f".{each}." in name} | down
+    reader = reader_of("qwen3_moe")
+    found = read(reader, tensors)
+    assert reader.notes == [ROUNDED]
+    values = {"l.mlp.experts.gate_up_proj": up_value, "l.mlp.experts.down_proj": down_value}
+    assert found.keys() == values.keys()
+    for name, q in found.items():
+        assert (tuple(q.shape), q.transposed, str(q.scheme)) == (values[name].shape, False, "int4-g64-fzero")
+        got, wanted = q.dequantize(torch.float32).double().numpy(), values[name]
+        # See rounded_by: a shift is at most 1 here.
+        assert (np.abs(got - wanted) <= 2.0**-24 * (1 + 2**-20) * (1 + 2 * np.abs(wanted))).all()
+
+
+@pytest.mark.parametrize("mode", mlx.FIXED)
+def test_stacked_experts_in_floats(mode: str) -> None:
+    group, bits, scheme = mlx.FIXED[mode]
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 1 << bits, (E, 16, 128)) & (0x77 if bits == 8 else 15)
+    scales = rng.integers(100, 120, (E, 16, 128 // group)).astype(np.uint8)
+    tensors = {
+        f"{STACKED}down_proj.weight": of_words(codes, bits),
+        f"{STACKED}down_proj.scales": torch.from_numpy(scales),
+    }
+    reader = mlx.Reader({"bits": bits, "group_size": group, "mode": mode}, torch.bfloat16)
+    reader.model = {"model_type": "mixtral"}
+    (q,) = read(reader, tensors).values()
+    kind = ml_dtypes.float8_e4m3fn if mode == "nvfp4" else ml_dtypes.float8_e8m0fnu
+    number = (
+        codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64) if bits == 8 else np.array(E2M1)[codes]
+    )
+    assert (str(q.scheme), tuple(q.shape)) == (scheme, (E, 16, 128))
+    factor = np.repeat(scales.view(kind).astype(np.float64), group, -1)
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), number * factor)
+
+
+def test_stacked_experts_that_are_not_read() -> None:
+    tensors, _ = experts("gate_proj", "up_proj")
+    for kind in ("qwen3_next", None, ["mixtral"]):
+        with pytest.raises(CheckpointError, match=r"gate_proj: MLX stacks the experts .* mixtral"):
+            read(reader_of(kind), tensors)
+    for name in ("w1", "gate_up_proj"):
+        other = {key.replace("gate_proj", name): tensor for key, tensor in tensors.items()}
+        with pytest.raises(CheckpointError, match=f"{name}: MLX stacks the experts"):
+            read(reader_of("mixtral"), other)
+    elsewhere = {key.replace("switch_mlp", "experts"): tensor for key, tensor in tensors.items()}
+    with pytest.raises(CheckpointError, match="MLX stacks the experts"):
+        read(reader_of("mixtral"), elsewhere)
+    own = {f"{STACKED}up_proj": {"bits": 8, "group_size": 64}}
+    with pytest.raises(CheckpointError, match="are one parameter, and have different settings"):
+        read(reader_of("mixtral", **own), tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("up_proj.weight", None),
+        ("up_proj.scales", None),
+        ("gate_proj.weight", None),
+        ("gate_proj.biases", None),
+        ("up_proj.weight", torch.zeros(E, 16, 15, dtype=torch.uint32)),
+        ("up_proj.weight", torch.zeros(E, 17, 16, dtype=torch.uint32)),
+        ("up_proj.weight", torch.zeros(E + 1, 16, 16, dtype=torch.uint32)),
+        ("up_proj.weight", torch.zeros(E, 16, 16, dtype=torch.int32)),
+        ("up_proj.weight", torch.zeros(16, 16, dtype=torch.uint32)),
+        ("gate_proj.weight", torch.zeros(E, 9, 16, dtype=torch.uint32)),
+        ("gate_proj.weight", torch.zeros(0, 8, 16, dtype=torch.uint32)),
+        ("up_proj.scales", torch.zeros(E, 16, 2)),
+        ("up_proj.scales", torch.zeros(E, 15, 2).half()),
+        ("gate_proj.scales", torch.zeros(E, 8, 3).half()),
+        ("up_proj.biases", torch.zeros(E, 16, 1).half()),
+    ],
+)
+def test_damaged_stacked_experts_are_errors(name: str, tensor: Tensor | None) -> None:
+    tensors = {**experts("gate_proj", "up_proj")[0], f"{STACKED}{name}": tensor}
+    with pytest.raises(BitportError, match=r"l\.mlp"):
+        read(reader_of("mixtral"), {key: each for key, each in tensors.items() if each is not None})
 
 
 @pytest.mark.parametrize("shape", [(8, 4, 1), (8, 14, 14, 3)])

@@ -51,6 +51,27 @@ def test_a_saved_module(said: dict[str, Any], tmp_path: Path) -> None:
         assert (np.abs(got - exact) <= 2.0**-24 * (1 + 2**-20) * (2 * shift + 4 * np.abs(exact))).all()
 
 
+@pytest.mark.parametrize("said", [{"bits": 3, "group_size": 64}, {"bits": 4, "group_size": 32}, *MODES[-3:]], ids=str)
+def test_stacked_experts(said: dict[str, Any], tmp_path: Path) -> None:
+    core = pytest.importorskip("mlx.core", reason="needs mlx")
+    files, exact, shifts = {}, [], []
+    for at, projection in enumerate(("gate_proj", "up_proj")):
+        values = np.random.default_rng(at).standard_normal((3, 32, 256)).astype(np.float32)
+        tensors = core.quantize(core.array(values), **said)
+        names = [f"l.mlp.switch_mlp.{projection}.{end}" for end in ("weight", "scales", "biases")]
+        files |= dict(zip(names, tensors, strict=False))
+        exact.append(np.array(core.dequantize(*tensors, **said, dtype=core.float32)))
+        shifts.append(np.repeat(np.array(tensors[2]), said["group_size"], -1) if len(tensors) == 3 else np.zeros(1))
+    core.save_safetensors(str(tmp_path / "m.safetensors"), files, {"format": "mlx"})
+    with SafetensorsReader(tmp_path / "m.safetensors") as file:
+        found = {name: file.read(name) for name in files}
+    reader = mlx.Reader(said, torch.float32)
+    reader.model = {"model_type": "qwen3_moe"}
+    (q,) = (made := read(reader, found)).values()
+    assert list(made) == ["l.mlp.experts.gate_up_proj"]
+    same(q, np.concatenate(exact, 1), None if "mode" in said else np.concatenate(shifts, 1))
+
+
 def same(ours: QTensor, theirs: Any, biases: np.ndarray | None = None) -> None:
     """In float32; with biases MLX adds two rounded numbers, each rounded by 2^-24 of itself, where bitport multiplies a
     difference."""

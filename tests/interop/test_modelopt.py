@@ -120,10 +120,79 @@ def test_settings_for_all_layers_in_a_module() -> None:
         read(made, {name.replace("experts.0", "experts2"): tensor for name, tensor in tensors.items()})
 
 
-def test_stacked_experts_are_refused() -> None:
-    experts = {f"l.experts.gate_up_proj{end}": torch.ones(2, 4, 8) for end in ("", "_weight_scale", "_input_scale")}
-    with pytest.raises(CheckpointError, match="stacked in one tensor are not read"):
-        read(reader("FP8"), experts | eight("FP8")[0])
+EXPERTS, UP = 3, "l.experts.gate_up_proj"
+
+
+def stacked(algorithm: str) -> tuple[dict[str, Tensor], np.ndarray]:
+    """Experts as a file has them, [E, K, N], and their weights so too."""
+    tensors, value = four() if algorithm == "NVFP4" else eight(algorithm)
+    matrices = {"weight": UP} | ({"weight_scale": f"{UP}_weight_scale"} if algorithm == "NVFP4" else {})
+    found = {f"{UP}_{name.removeprefix('m.')}": tensor for name, tensor in tensors.items()}
+    for role, name in matrices.items():
+        one = tensors[f"m.{role}"].view(torch.uint8).t()
+        each = torch.stack([one.roll(at, 1) for at in range(EXPERTS)])
+        found[name] = each.contiguous().view(tensors[f"m.{role}"].dtype)
+    del found[f"{UP}_weight"]
+    return found, np.stack([np.roll(value.T, at, 1) for at in range(EXPERTS)])
+
+
+def reader_of(model: dict[str, Any], algorithm: str) -> modelopt.Reader:
+    made = reader(algorithm)
+    made.model = model
+    return made
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4"])
+@pytest.mark.parametrize("model", [{"model_type": "gpt_oss"}, {"text_config": {"model_type": "llama4_text"}}], ids=str)
+def test_stacked_experts(algorithm: str, model: dict[str, Any]) -> None:
+    tensors, value = stacked(algorithm)
+    tensors[f"{UP}_input_scale"] = torch.tensor(0.5)
+    (q,) = (found := read(reader_of(model, algorithm), tensors)).values()
+    assert list(found) == [UP]
+    assert (str(q.scheme), tuple(q.shape), q.transposed) == (f"{algorithm.lower()}-static", (EXPERTS, K, N), True)
+    assert q.act_scale is not None
+    assert float(q.act_scale) == 0.5
+    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+
+
+def test_stacked_experts_of_which_it_is_not_known_how_they_lie() -> None:
+    tensors, _ = stacked("FP8")
+    for model, algorithm in (
+        ({}, "FP8"),
+        ({"model_type": "qwen3_moe", "text_config": []}, "FP8"),
+        ({"model_type": ["llama4"]}, "FP8"),
+        ({"model_type": "llama4"}, "FP8_PER_CHANNEL_PER_TOKEN"),
+        ({"model_type": "llama4"}, "MXFP8"),
+    ):
+        with pytest.raises(CheckpointError, match=r"experts\.gate_up_proj: of experts that are stacked"):
+            read(reader_of(model, algorithm), tensors)
+    other = {name.replace("gate_up_proj", "w13"): tensor for name, tensor in tensors.items()}
+    with pytest.raises(CheckpointError, match=r"experts\.w13: of experts that are stacked"):
+        read(reader_of({"model_type": "llama4"}, "FP8"), other)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "end", "tensor"),
+    [
+        ("FP8", "", torch.zeros(EXPERTS, K, N)),
+        ("FP8", "", torch.zeros(K, N).to(torch.float8_e4m3fn)),
+        ("FP8", "", None),
+        ("FP8", "_weight_scale", torch.zeros(EXPERTS)),
+        ("FP8", "_weight_scale", torch.zeros(EXPERTS, N, 1)),
+        ("FP8", "_pre_quant_scale", torch.ones(K)),
+        ("NVFP4", "", torch.zeros(EXPERTS, N, K // 2, dtype=torch.uint8)),
+        ("NVFP4", "_weight_scale", torch.zeros(EXPERTS, N, K // 16).to(torch.float8_e4m3fn)),
+        ("NVFP4", "_weight_scale_2", torch.zeros(EXPERTS)),
+        ("NVFP4", "_weight_scale_2", None),
+    ],
+)
+def test_damaged_stacked_experts_are_errors(algorithm: str, end: str, tensor: Tensor | None) -> None:
+    tensors = {**stacked(algorithm)[0], f"{UP}{end}": tensor}
+    with pytest.raises(BitportError, match=r"l\.experts"):
+        read(
+            reader_of({"model_type": "llama4"}, algorithm),
+            {name: each for name, each in tensors.items() if each is not None},
+        )
 
 
 @pytest.mark.parametrize(

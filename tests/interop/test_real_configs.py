@@ -3,7 +3,6 @@ like theirs: which schemes come out of each, or why it is refused. What the numb
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,125 +10,45 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
-from bitport import preset
 from bitport.errors import CheckpointError
 from bitport.interop import convert
-from bitport.numerics import NF4
 
-Tensors = dict[str, Tensor]
-N, K = 128, 256
-E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
-STATIC = str(dataclasses.replace(preset("fp8"), static=True))
-FP4_EXPERTS = str(dataclasses.replace(preset("mxfp4"), act="fp8-128"))
+from .published_files import (
+    AMD4,
+    AMD8,
+    AUTO_ROUND,
+    BLOCKS,
+    E4M3,
+    FILE,
+    FLOAT8,
+    FP4_EXPERTS,
+    FP8_BLOCKS,
+    INT4,
+    OPT_4,
+    OPT_8,
+    STATIC,
+    V4,
+    V4_ATTENTION,
+    V4_EXPERT,
+    K,
+    N,
+    Q,
+    Tensors,
+    awq,
+    beside,
+    compressed,
+    fp8,
+    gptq,
+    mlx,
+    modelopt,
+    nf4,
+    nvfp4,
+    of,
+    packed,
+    quark,
+)
 
-
-def gptq(bits: int = 4, group: int = 128, *, order: bool = False, g_idx: bool = True) -> Tensors:
-    half = (1 << (bits - 1)) - 1
-    qzeros = sum(half << (bits * at) for at in range(32 // bits))
-    group_of = torch.arange(K, dtype=torch.int32) // group
-    found = {
-        "qweight": torch.zeros(K * bits // 32, N, dtype=torch.int32),
-        "qzeros": torch.full((K // group, N * bits // 32), qzeros, dtype=torch.int32),
-        "scales": torch.ones(K // group, N, dtype=torch.float16),
-    }
-    return {**found, "g_idx": group_of.flip(0) if order else group_of} if g_idx else found
-
-
-def awq() -> Tensors:
-    return {
-        "qweight": torch.zeros(K, N // 8, dtype=torch.int32),
-        "qzeros": torch.zeros(K // 128, N // 8, dtype=torch.int32),
-        "scales": torch.ones(K // 128, N, dtype=torch.float16),
-    }
-
-
-def packed(group: int) -> Tensors:
-    return {
-        "weight_packed": torch.zeros(N, K // 8, dtype=torch.int32),
-        "weight_shape": torch.tensor([N, K]),
-        "weight_scale": torch.ones(N, K // group, dtype=torch.bfloat16),
-    }
-
-
-def fp8(*grid: int, scale: str = "weight_scale", dtype: torch.dtype = torch.float32, inputs: str = "") -> Tensors:
-    found = {"weight": torch.zeros(N, K).to(E4M3), scale: torch.ones(grid).to(dtype)}
-    return found | ({inputs: torch.ones(grid).to(dtype)} if inputs else {})
-
-
-def nvfp4(packed: str = "weight", second: str = "weight_scale_2", inputs: str = "input_scale") -> Tensors:
-    found = {packed: torch.zeros(N, K // 2, dtype=torch.uint8), "weight_scale": torch.ones(N, K // 16).to(E4M3)}
-    return found | {name: torch.ones(1) for name in (second, inputs) if name}
-
-
-def nf4() -> Tensors:
-    state = {
-        **{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [N, K]},
-        **{"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.04},
-    }
-    return {
-        "weight": torch.zeros(N * K // 2, 1, dtype=torch.uint8),
-        "weight.absmax": torch.zeros(N * K // 64, dtype=torch.uint8),
-        "weight.quant_map": torch.tensor(NF4),
-        "weight.nested_absmax": torch.ones(2),
-        "weight.nested_quant_map": torch.linspace(-1, 1, 256),
-        "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
-    }
-
-
-def mlx(bits: int = 4, *lead: int) -> Tensors:
-    codes = torch.arange(K * bits // 32, dtype=torch.int32).expand(*lead, N, -1).contiguous().view(torch.uint32)
-    scales = torch.ones(*lead, N, K // 64, dtype=torch.bfloat16)
-    return {"weight": codes, "scales": scales, "biases": 0.3 * scales}
-
-
-def of(**layers: Tensors) -> Tensors:
-    """``layers``: by their names, with two underscores for each dot."""
-    named = {name.replace("__", "."): tensors for name, tensors in layers.items()}
-    return {f"{name}.{end}": tensor for name, tensors in named.items() for end, tensor in tensors.items()}
-
-
-Q = "model__layers__0__self_attn__q_proj"
-FP8_BLOCKS = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
-BLOCKS = of(**{Q: fp8(1, 2, scale="weight_scale_inv")})
-V4 = {**FP8_BLOCKS, "scale_fmt": "ue8m0"}
-V4_ATTENTION = of(layers__0__attn__wq_a=fp8(1, 2, scale="scale", dtype=E8M0))
-V4_EXPERT = {
-    "layers.0.ffn.experts.0.w1.weight": torch.zeros(N, K // 2, dtype=torch.int8),
-    "layers.0.ffn.experts.0.w1.scale": torch.ones(N, K // 32).to(E8M0),
-}
-AUTO_ROUND = {"bits": 4, "data_type": "int", "group_size": 128, "sym": True, "iters": 0, "quant_method": "auto-round"}
-INT4 = {
-    **{"actorder": None, "block_structure": None, "dynamic": False, "group_size": 128, "num_bits": 4},
-    **{"observer": "minmax", "observer_kwargs": {}, "strategy": "group", "symmetric": True, "type": "int"},
-}
-FLOAT8 = {"num_bits": 8, "strategy": "tensor", "type": "float"}
-
-
-def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None, stored: str, **more: Any) -> dict[str, Any]:
-    group = {"input_activations": inputs, "output_activations": None, "targets": ["Linear"], "weights": weights}
-    said = {"config_groups": {"group_0": group}, "format": stored, "ignore": ["lm_head"], "kv_cache_scheme": None}
-    return {**said, "quant_method": "compressed-tensors", "quantization_status": "compressed", **more}
-
-
-OPT_KV = {"dynamic": False, "num_bits": 8, "type": "float"}
-OPT_4 = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
-OPT_8 = {"dynamic": False, "num_bits": 8, "type": "float"}
-
-
-def modelopt(version: str, **more: Any) -> dict[str, Any]:
-    group = {"input_activations": OPT_4, "weights": OPT_4, "targets": ["Linear"]}
-    said = {"config_groups": {"group_0": group}, "ignore": ["lm_head"], "quant_algo": "NVFP4"}
-    made = {"kv_cache_scheme": OPT_KV, "producer": {"name": "modelopt", "version": version}}
-    return {**said, **made, "quant_method": "modelopt", **more}
-
-
-def beside(version: str, **said: Any) -> dict[str, Any]:
-    return {"producer": {"name": "modelopt", "version": version}, "quantization": said}
-
-
-FILE = "hf_quant_config.json"
 READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
     "TheBloke/Llama-2-7B-Chat-GPTQ": (
         {
@@ -265,6 +184,25 @@ READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
         of(**{Q: {"weight": torch.zeros(N, K, dtype=torch.int8), "weight_scale": torch.ones(N, 1).bfloat16()}}),
         ["int8-dyn"],
     ),
+    "zai-org/GLM-4.5-FP8, meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8": (
+        compressed(
+            {**INT4, "num_bits": 8, "strategy": "channel", "group_size": None, "type": "float"},
+            {**INT4, "num_bits": 8, "strategy": "token", "group_size": None, "type": "float", "dynamic": True},
+            "float-quantized",
+            ignore=["lm_head", "re:.*router", "model.layers.1.mlp.gate", "re:.*vision_model.*"],
+        ),
+        of(model__layers__1__mlp__experts__0__gate_proj=fp8(N, 1, dtype=torch.bfloat16)),
+        ["fp8-row"],
+    ),
+    "W4AFP8 of llm-compressor": (
+        compressed(
+            {**INT4, "actorder": "weight"},
+            {**INT4, "num_bits": 8, "strategy": "token", "group_size": None, "type": "float", "dynamic": True},
+            "pack-quantized",
+        ),
+        of(**{Q: packed(128)}),
+        ["int4-fp8"],
+    ),
     "Qwen3-Next, NVFP4A16 of llm-compressor": (
         {
             "config_groups": {
@@ -339,6 +277,17 @@ READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
         of(model__layers__3__mlp__experts__0__up_proj=nvfp4()),
         ["nvfp4-static"],
     ),
+    "nvidia/DeepSeek-V4-Flash-NVFP4": (
+        {
+            **V4,
+            **{"quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4", "kv_cache_quant_algo": None},
+            "group_size": 16,
+            "quantized_layers": {"layers.0.ffn.experts": {"group_size": 16, "quant_algo": "NVFP4"}},
+            "producer": {"name": "modelopt", "version": "dsv4-nvfp4-experts"},
+        },
+        V4_ATTENTION | of(layers__0__ffn__experts__0__w1=nvfp4()),
+        ["fp8-block", "nvfp4-static"],
+    ),
     "nvidia/GLM-5.1-NVFP4": (modelopt("0.45.0.dev44+gc273ddb8a.d20260509"), of(**{Q: nvfp4()}), ["nvfp4-static"]),
     "nvidia/Qwen3.6-27B-NVFP4": (
         modelopt(
@@ -401,6 +350,25 @@ READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
         },
         ["mxfp4-wo"],
     ),
+    "meta-llama/Llama-3.1-405B-Instruct-FP8": (
+        {
+            **{"activation_scale_ub": 1200.0, "quant_method": "fbgemm_fp8"},
+            "modules_to_not_convert": ["model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj", "lm_head"],
+        },
+        of(model__layers__1__mlp__down_proj=fp8(N, 1)),
+        ["fp8-wo"],
+    ),
+    "amd/Llama-3.1-405B-Instruct-FP8-KV": (
+        quark(AMD8, AMD8, ("*k_proj", "*v_proj"), version="0.6.0"),
+        of(**{Q: fp8(inputs="input_scale"), Q.replace("q_proj", "k_proj"): fp8(inputs="input_scale")})
+        | {"model.layers.0.self_attn.k_proj.output_scale": torch.tensor(1.0)},
+        [STATIC],
+    ),
+    "Quark 0.9, MXFP4": (
+        quark(AMD4, {**AMD4, "is_dynamic": True}, version="0.9", kv_cache_post_rope=False, kv_cache_quant_config={}),
+        of(**{Q: {"weight": torch.zeros(N, K // 2).byte(), "weight_scale": torch.ones(N, K // 32).byte()}}),
+        ["mxfp4"],
+    ),
     "MLX, with gates of 8 bits": (
         {"quantization": {"bits": 4, "group_size": 64, "model.layers.0.mlp.gate": {"group_size": 64, "bits": 8}}},
         of(**{Q: mlx(), "model__layers__0__mlp__gate": mlx(8)}),
@@ -408,7 +376,7 @@ READ: dict[str, tuple[dict[str, Any], Tensors, list[str]]] = {
     ),
 }
 
-OTHERS = ("aqlm", "bitnet", "eetq", "exl2", "exl3", "fbgemm_fp8", "higgs", "humming", "quark", "spqr", "vptq")
+OTHERS = ("aqlm", "bitnet", "eetq", "exl2", "exl3", "higgs", "humming", "spqr", "vptq")
 REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     **{method: ({"quant_method": method}, {"w": torch.ones(1)}, f"is quantized by '{method}'") for method in OTHERS},
     "Qwen3-1.7B, NVFP4 of AutoRound": (
@@ -435,17 +403,6 @@ REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         ),
         of(**{Q: {"compressed": torch.zeros(N, K // 2).to(E4M3), "weight_scale": torch.ones(N, 1)}}),
         "'sparse-24-bitmask'",
-    ),
-    "nvidia/DeepSeek-V4-Flash-NVFP4": (
-        {
-            **V4,
-            **{"quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4", "kv_cache_quant_algo": None},
-            "group_size": 16,
-            "quantized_layers": {"layers.0.ffn.experts": {"group_size": 16, "quant_algo": "NVFP4"}},
-            "producer": {"name": "modelopt", "version": "dsv4-nvfp4-experts"},
-        },
-        V4_ATTENTION | of(layers__0__ffn__experts__0__w1=nvfp4()),
-        r"a format of ModelOpt \(NVFP4\)",
     ),
     "mlx-community/Qwen3-Coder-Next-4bit": (
         {"quantization": {"bits": 4, "group_size": 64, "model.layers.0.mlp.gate": {"group_size": 64, "bits": 8}}},

@@ -29,7 +29,9 @@ def add_parser(verbs: Any) -> None:
         "deepseek-fp8 --to float -o deepseek-bf16",
     )
     verb.add_argument(
-        "source", type=location, help="a bitport checkpoint, a quantized Hugging Face directory, or a GGUF file"
+        "source",
+        type=location,
+        help="a bitport checkpoint, a quantized Hugging Face directory, a GGUF file, or the directory of one",
     )
     verb.add_argument(
         "-o", "--output", type=location, required=True, help="the directory to write, or the file of --to gguf"

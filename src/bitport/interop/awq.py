@@ -8,6 +8,9 @@ g, by the ``version``::
 
 A word of gemm holds eight columns of N, the even ones first: 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits on. Words of
 gemv hold codes in their order; the last columns of its qzeros and scales fill up.
+
+AMD Quark writes the form gemm too, and says its pack_method: with "order" columns lie in their order, and without zero
+points codes are signed.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column that each place of a word of gemm holds."""
 PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
 """Its inverse: the place of each column."""
+PLACES = {"reorder": PLACE, "order": tuple(range(PER_WORD))}
+"""By the pack_method of Quark."""
 
 
 class Reader(codec.Reader):
@@ -44,6 +49,13 @@ class Reader(codec.Reader):
         self.version = setting(config, "version", str, setting(config, "format", str, "gemm")).lower()
         backend = setting(config, "backend", str, "")
         self.asymmetric = setting(config, "zero_point", bool, True)
+        packing = setting(config, "pack_method", str, "reorder")
+        if packing not in PLACES or (packing != "reorder" and self.version != "gemm"):
+            raise CheckpointError(
+                f"AWQ {self.version} with pack_method {packing!r}: of gemm {', '.join(PLACES)} are read"
+            )
+        self.place = PLACES[packing]
+        self.signed = config.get("pack_method") is not None and not self.asymmetric
         if bits != BITS:
             raise CheckpointError(f"AWQ with {bits} bits: {BITS} are read")
         if self.group < 1 and self.group != -1:
@@ -83,7 +95,9 @@ class Reader(codec.Reader):
     def _gemm(self, weight: Weight, tensors: dict[str, Tensor], n: int, k: int, groups: int) -> Quantized:
         qzeros = expect(tensors["qzeros"], weight.parts["qzeros"], (torch.int32,), (groups, n // PER_WORD))
         scales = expect(tensors["scales"], weight.parts["scales"], FLOATS, (groups, n))
-        codes, zero = (_reordered(to_codes(words, n, BITS), PLACE).t() for words in (tensors["qweight"], qzeros))
+        codes, zero = (_reordered(to_codes(words, n, BITS), self.place).t() for words in (tensors["qweight"], qzeros))
+        if self.signed:
+            codes, zero = codes ^ MIDPOINT, zero ^ MIDPOINT
         return Quantized(pack_bits(codes.contiguous(), BITS), scales.t().contiguous(), zero.contiguous())
 
     def _gemv(self, weight: Weight, tensors: dict[str, Tensor], n: int, k: int, groups: int) -> Quantized:

@@ -17,7 +17,7 @@ from bitport.interop import gguf
 from bitport.interop.codec import Described, Writer, kind_of
 from bitport.interop.directory import Directory
 from bitport.interop.formats import WRITERS
-from bitport.interop.sources import SUFFIX, Readable, description, source_of, upright
+from bitport.interop.sources import Readable, description, source_of, upright
 from bitport.report.progress import progress as with_progress
 from bitport.report.text import size, table
 from bitport.tensor import QTensor
@@ -61,7 +61,8 @@ def convert(
 ) -> Converted:
     """Write the quantized model in ``source``, a checkpoint of bitport, a Hugging Face directory in one of
     :data:`bitport.interop.READERS` or a GGUF file, to the directory ``target`` in the format ``to``: "bitport", or one
-    of :data:`bitport.interop.WRITERS`; or, with "gguf", to the file ``target``, whatever the ``shard_size``.
+    of :data:`bitport.interop.WRITERS`; or, with "gguf", to the file ``target``, whatever the ``shard_size``. A GGUF
+    model in several files is given by the first of them, or by their directory.
 
     Every code, scale and zero point stays the number it is (but for "float", a model that is not quantized);
     ArgumentError where the format cannot hold one, and then nothing is written. Configuration, tokenizer and other
@@ -71,8 +72,9 @@ def convert(
         raise ArgumentError(f"cannot write {to!r}; formats are {', '.join(FORMATS)}")
     path, there = Path(source), Path(target)
     if to == gguf.Writer.name:
-        _check_file(path, there, overwrite)
-        return _to_gguf(source_of(path), there, progress)
+        files = source_of(path)
+        _check_file(files, there, overwrite)
+        return _to_gguf(files, there, progress)
     _check_target(path, there, to, overwrite)
     files = source_of(path)
     if files.format == to == BITPORT:
@@ -171,11 +173,12 @@ def _check_all(writer: Writer | gguf.Writer, files: Readable) -> None:
         raise ArgumentError(f"{files.path} cannot be written as {writer.name}. {told}")
 
 
-def _check_file(source: Path, target: Path, overwrite: bool) -> None:
-    if target.suffix != SUFFIX or target.is_dir():
-        raise ArgumentError(f"GGUF is one file: give its name, such as {target.with_suffix(SUFFIX)}, and not {target}")
-    if target.resolve() == source.resolve():
-        raise ArgumentError(f"{target} is the source; choose another name")
+def _check_file(files: Readable, target: Path, overwrite: bool) -> None:
+    if target.suffix != gguf.SUFFIX or target.is_dir():
+        name = target.with_suffix(gguf.SUFFIX)
+        raise ArgumentError(f"GGUF is one file: give its name, such as {name}, and not {target}")
+    if isinstance(files, gguf.Gguf) and target.resolve() in (path.resolve() for path in files.paths):
+        raise ArgumentError(f"{target} is the source, or a part of it; choose another name")
     if target.exists() and not overwrite:
         raise ArgumentError(f"{target} is there already; --overwrite replaces it")
 

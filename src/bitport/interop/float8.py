@@ -15,8 +15,10 @@ not called weight has them as ``<name>_scale_inv``. Experts of DeepSeek-V4 are m
     weight              int8 [N, K/2]: two e2m1 codes in a byte, the even one low
     scale               e8m0 [N, K/32]
 
+Modules that quantized_layers names (moe_quant_algo) are as ModelOpt writes them.
+
 What a layer does to its input, activation_scheme dynamic: blocks of 128 columns have a scale each; where the weight has
-no blocks, a token has one.
+no blocks, a token has one. With null, which AMD Quark writes, nothing; where it is absent, it is dynamic.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from torch import Tensor
 
 from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
-from bitport.interop import codec
+from bitport.interop import codec, modelopt
 from bitport.interop.checks import expect
 from bitport.interop.codec import Described, Weight, setting
 from bitport.numerics import Format, Quantized
@@ -57,27 +59,38 @@ class Reader(codec.Reader):
         super().__init__(config, dtype)
         _one_of(config, "fmt", ("e4m3", "float8_e4m3fn"))
         _one_of(config, "expert_dtype", ("fp8", "fp4"))
-        other = str(config.get("moe_quant_algo") or config.get("quant_algo") or "fp8")
-        if not other.lower().startswith("fp8"):
-            raise CheckpointError(f"fp8 beside layers in a format of ModelOpt ({other}), which are not read together")
+        self.beside = _beside(config, dtype)
+        """Reads what is not float8."""
         powers = _one_of(config, "scale_fmt", ("float", "ue8m0")) == "ue8m0"
         self.static = _one_of(config, "activation_scheme", ("dynamic", "static")) == "static"
         self.block = _block_size(config)
         if self.static:
             self.act = "fp8-tensor"
+        elif config.get("activation_scheme", "dynamic") is None:
+            self.act = ""
         elif self.block is None:
             self.act = "fp8"
             self.notes.append("inputs are rounded with one scale a token; some programs take one for all tokens")
+        elif self.block[1] == 128:
+            self.act = "fp8-128"
         else:
-            self.act = "fp8-128" if self.block[1] == 128 else ""
-        if not self.act and self.block:
+            self.act = ""
             self.notes.append(
                 f"inputs are used as they are: no scheme rounds them in blocks of {self.block[1]} columns"
             )
-        elif powers and not self.static:
+        if powers and self.act and not self.static:
             self.notes.append("scales of inputs are any float32; scale_fmt ue8m0 rounds them up to powers of two")
 
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        theirs = {name: it for name, it in held.items() if self.beside and self.beside.has(name)}
+        held = {name: it for name, it in held.items() if name not in theirs}
+        found = self._weights(held)
+        if self.beside:
+            found += self.beside.weights(theirs)
+            self.notes += self.beside.notes
+        return found
+
+    def _weights(self, held: Mapping[str, Held]) -> list[Weight]:
         found = []
         for name, it in held.items():
             if it.dtype in OTHERS:
@@ -113,6 +126,8 @@ class Reader(codec.Reader):
         return {name: reason for name, it in held.items() if CACHE.fullmatch(name) and math.prod(it.shape) == 1}
 
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        if self.beside and self.beside.has(weight.name):
+            return self.beside.read(weight, tensors)
         fmt, parts, shape = (self._fp4 if tensors["weight"].dtype == torch.int8 else self._fp8)(weight, tensors)
         act_scale = None
         if self.static:
@@ -179,6 +194,16 @@ class Writer(codec.Writer):
 def _is_fp4(name: str, held: Mapping[str, Held]) -> bool:
     scale = held.get(name.removesuffix("weight") + BARE)
     return name.endswith(".weight") and held[name].dtype == torch.int8 and scale is not None and scale.dtype == E8M0
+
+
+def _beside(config: Mapping[str, Any], dtype: torch.dtype) -> modelopt.Reader | None:
+    other = str(config.get("moe_quant_algo") or config.get("quant_algo") or "fp8")
+    if other.lower().startswith("fp8"):
+        return None
+    if not setting(config, "quantized_layers", dict, {}):
+        raise CheckpointError(f"fp8 beside layers in a format of ModelOpt ({other}), and no quantized_layers name them")
+    said = {"quant_algo": modelopt.MIXED, "quantized_layers": config["quantized_layers"]}
+    return modelopt.Reader(said, dtype)
 
 
 def _one_of(config: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> str:

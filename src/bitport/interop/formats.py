@@ -9,6 +9,7 @@ from bitport.interop import (
     codec,
     compressed_tensors,
     dense,
+    fbgemm,
     float8,
     gptq,
     hqq,
@@ -16,6 +17,7 @@ from bitport.interop import (
     modelopt,
     mxfp4,
     quanto,
+    quark,
     torchao,
 )
 
@@ -28,12 +30,14 @@ READERS: dict[str, type[codec.Reader]] = {
     "torchao": torchao.Reader,
     "bitsandbytes": bitsandbytes.Reader,
     "fp8": float8.Reader,
+    "fbgemm_fp8": fbgemm.Reader,
     "modelopt": modelopt.Reader,
     "mxfp4": mxfp4.Reader,
     "mlx": mlx.Reader,
     "metal": mlx.Reader,
     "hqq": hqq.Reader,
     "quanto": quanto.Reader,
+    "quark": quark.Reader,
 }
 """By the quant_method of config.json."""
 

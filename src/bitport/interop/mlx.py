@@ -9,6 +9,9 @@
 
     weight uint32 [N, K * bits / 32]: codes along K, least significant bits first, over the borders of words
 
+The E experts of a layer are stacked, [E, N, ..], under <block>.switch_mlp.gate_proj, up_proj and down_proj;
+transformers has the first two below each other as <block>.experts.gate_up_proj, and <block>.experts.down_proj.
+
 Metal calls the biases qbiases. Modules may have settings of their own, under their path. How biases become zero points:
 :mod:`bitport.interop.shifts`.
 """
@@ -16,6 +19,7 @@ Metal calls the biases qbiases. Modules may have settings of their own, under th
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -46,6 +50,13 @@ SETTINGS = ("group_size", "bits", "mode")
 NO_NUMBERS = ("quant_method", "modules_to_not_convert")
 """Settings that change no number: a module is quantized if it has scales."""
 INPUTS = "quantize_input"
+
+
+SWITCH = ".switch_mlp."
+JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Parameter of transformers -> the stacked projections that it is made of."""
+STACKING = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe")
+"""Models whose tensors differ from those of transformers in nothing else."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,16 +112,12 @@ class Reader(codec.Reader):
         for name in held:
             module, _, last = name.rpartition(".")
             if last == "scales":
-                ends = ["weight", "scales", *([self.shift] if self._of(module).mode == AFFINE else [])]
-                parts = {end: f"{module}.{end}" for end in ends}
-                if lost := [part for part in parts.values() if part not in held]:
+                weight = self._stacked(module) if len(held[name].shape) == 3 else self._weight(module)
+                if lost := [part for part in weight.parts.values() if part not in held]:
                     raise CheckpointError(f"{name} is there without {lost[0]}; fetch the checkpoint again")
-                if len(held[name].shape) == 3:
-                    raise CheckpointError(
-                        f"{module}: MLX stacks the experts of a layer, under a name of its own; these are not read"
-                    )
-                found.append(Weight(f"{module}.weight", parts))
-                known.update(parts.values())
+                if not known.issuperset(weight.parts.values()):
+                    found.append(weight)
+                known.update(weight.parts.values())
         for name, it in held.items():
             if name not in known and (it.dtype == torch.uint32 or name.endswith(f".{self.shift}")):
                 raise CheckpointError(f"{name} belongs to no module with scales; fetch the checkpoint again")
@@ -119,12 +126,43 @@ class Reader(codec.Reader):
                     f"{name}: MLX keeps convolutions with their channels last, and the models that have them differ in "
                     f"other tensors too (norms, names); these are not read"
                 )
-        if any(self.shift in weight.parts for weight in found):
+        if any(role.endswith(self.shift) for weight in found for role in weight.parts):
             self.notes.append(ROUNDED)
         return found
 
+    def _weight(self, module: str) -> Weight:
+        ends = ["weight", "scales", *([self.shift] if self._of(module).mode == AFFINE else [])]
+        return Weight(f"{module}.weight", {end: f"{module}.{end}" for end in ends})
+
+    def _stacked(self, module: str) -> Weight:
+        """The parameter that the stacked experts ``module`` are in, with all its parts."""
+        block, switch, last = module.rpartition(SWITCH)
+        found = next(((name, parts) for name, parts in JOINED.items() if last in parts), None)
+        kind = self.model.get("model_type")
+        if not switch or found is None or kind not in STACKING:
+            raise CheckpointError(
+                f"{module}: MLX stacks the experts of a layer, under names of its own; read are those of "
+                f"{', '.join(STACKING)}, and this is a model of the kind {kind!r}"
+            )
+        name, projections = found
+        modules = {each: f"{block}{SWITCH}{each}" for each in projections}
+        if len({self._of(path) for path in modules.values()}) > 1:
+            raise CheckpointError(f"{' and '.join(modules.values())} are one parameter, and have different settings")
+        parts = {
+            f"{each}.{end}": part for each, path in modules.items() for end, part in self._weight(path).parts.items()
+        }
+        return Weight(f"{block}.experts.{name}", parts)
+
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
-        its = self._of(weight.name.removesuffix(".weight"))
+        first = next(iter(weight.parts.values()))
+        its = self._of(first.rpartition(".")[0])
+        if weight.name.endswith(".weight"):
+            return self._read(weight, tensors, its, ())
+        joined, experts = _below_each_other(weight, tensors)
+        return self._read(Weight(weight.name, dict.fromkeys(joined, first)), joined, its, (experts,))
+
+    def _read(self, weight: Weight, tensors: dict[str, Tensor], its: Settings, experts: tuple[int, ...]) -> Tensor:
+        """``experts``: how many lie below each other, if any."""
         words = expect(tensors["weight"], weight.parts["weight"], (torch.uint32,), (None, None)).view(torch.int32)
         n, k = words.shape[0], words.shape[1] * 32 // its.bits
         if k % its.group or words.shape[1] * 32 % its.bits:
@@ -134,26 +172,53 @@ class Reader(codec.Reader):
             )
         grid = (n, k // its.group)
         if its.mode != AFFINE:
-            return self._floats(weight, tensors, to_stream(words, k, its.bits), its, (n, k))
+            parts, scheme = self._floats(weight, tensors, to_stream(words, k, its.bits), its, (n, k))
+            return self._made(parts, scheme, (n, k), experts)
         scale = expect(tensors["scales"], weight.parts["scales"], FLOATS, grid)
         shift = expect(tensors[self.shift], weight.parts[self.shift], FLOATS, grid)
         parts, fmt = of_shifts(to_codes(words, k, its.bits), scale, shift, its.bits, its.group)
-        return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype)
+        return self._made(parts, Scheme(weight=fmt), (n, k), experts)
+
+    def _made(self, parts: Quantized, scheme: Scheme, shape: tuple[int, int], experts: tuple[int, ...]) -> Tensor:
+        if experts:
+            data, scale = (part.unflatten(0, (*experts, -1)) for part in parts[:2])
+            zero = None if parts.zero is None else parts.zero.unflatten(0, (*experts, -1))
+            second = None if parts.scale2 is None else parts.scale2.expand(*experts, 1, 1).contiguous()
+            parts = Quantized(data, scale, zero, second)
+        return from_parts(parts, scheme, shape=(*experts, shape[0] // math.prod(experts), shape[1]), dtype=self.dtype)
 
     def _floats(
-        self, weight: Weight, tensors: dict[str, Tensor], stream: Tensor, its: Settings, shape: tuple[int, int]
-    ) -> Tensor:
+        self,
+        weight: Weight,
+        tensors: dict[str, Tensor],
+        stream: Tensor,
+        its: Settings,
+        shape: tuple[int, int],
+    ) -> tuple[Quantized, Scheme]:
         scheme = preset(FIXED[its.mode][2])
         grid = scheme.weight.scale_shape(*shape)
         scale = expect(tensors["scales"], weight.parts["scales"], (torch.uint8,), grid).contiguous()
         second = torch.ones(1, 1) if scheme.weight.global_scale else None
-        parts = Quantized(
-            stream.view(scheme.weight.number.storage), scale.view(scheme.weight.scale_dtype(self.dtype)), None, second
-        )
-        return from_parts(parts, scheme, shape=shape, dtype=self.dtype)
+        data, scale = stream.view(scheme.weight.number.storage), scale.view(scheme.weight.scale_dtype(self.dtype))
+        return Quantized(data, scale, None, second), scheme
 
     def _of(self, module: str) -> Settings:
         return self.own.get(module, self.common)
+
+
+def _below_each_other(weight: Weight, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+    """(tensors of all experts as of one matrix, in each expert its projections below each other; how many experts)."""
+    for role, part in weight.parts.items():
+        expect(tensors[role], part, (tensors[role].dtype,), (None, None, None))
+    first, _, end = next(iter(weight.parts)).rpartition(".")
+    experts = len(tensors[f"{first}.{end}"])
+    every: dict[str, list[Tensor]] = {}
+    for role, part in weight.parts.items():
+        projection, _, end = role.rpartition(".")
+        like, rows = tensors[f"{first}.{end}"], tensors[f"{projection}.weight"].shape[1]
+        checked = expect(tensors[role], part, (like.dtype,), (experts, rows, like.shape[2]))
+        every.setdefault(end, []).append(checked)
+    return {end: torch.cat(each, 1).flatten(0, 1) for end, each in every.items()}, experts
 
 
 class Writer(codec.Writer):

@@ -11,6 +11,11 @@
 
     value = weight * weight_scale [* weight_scale_2, float32, with nvfp4]
 
+E stacked experts of llama4 and gpt-oss lie as [E, K, N], and have their other tensors under <parameter>_<role>::
+
+    FP8               e4m3 [E, K, N]           one number
+    NVFP4 .. as above uint8 [E, K/2, N]        e4m3 [E, K/16, N]     weight_scale_2: one number
+
 input_scale is the fixed scale of FP8 inputs, with nvfp4 the second level of theirs. Inputs are multiplied by
 pre_quant_scale [K], where it is there, before they are rounded.
 """
@@ -49,6 +54,8 @@ READ = ("quant_algo", "group_size", "quantized_layers", "has_zero_point")
 SAID_TWICE = ("quant_method", "producer", "config_groups", "ignore", "exclude_modules", "pre_quant_scale")
 """What quant_algo says too, or the names of the tensors."""
 CACHE, CACHE_SCALES = ("kv_cache_scheme", "kv_cache_quant_algo"), (".k_scale", ".v_scale")
+STACKED, LYING = ("gate_up_proj", "down_proj"), ("llama4", "llama4_text", "gpt_oss")
+"""Stacked experts, and the models in which they lie as [E, K, N]."""
 ROLES = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 UNUSED = "left out: input_scale of layers whose inputs are not rounded"
 
@@ -69,68 +76,102 @@ class Reader(codec.Reader):
         }
 
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
-        if stacked := [name for name in held if name.endswith("_weight_scale")]:
-            raise CheckpointError(
-                f"{stacked[0]}: experts that are stacked in one tensor are not read; quantize the original model"
-            )
         found = []
         for name in held:
             module, _, last = name.rpartition(".")
-            if last != "weight_scale":
-                continue
-            wanted = ["weight", *ROLES[: 2 if self._of(module).weight.global_scale else 1]]
-            if lost := [role for role in wanted if f"{module}.{role}" not in held]:
-                raise CheckpointError(f"{name} is there without {module}.{lost[0]}; fetch the checkpoint again")
-            wanted += [role for role in ROLES[2:] if f"{module}.{role}" in held]
-            found.append(Weight(f"{module}.weight", {role: f"{module}.{role}" for role in wanted}))
+            if last == ROLES[0]:
+                found.append(self._weight(f"{module}.weight", f"{module}.", self._of(module), ROLES[2:], held))
+            elif last.endswith(f"_{ROLES[0]}"):
+                found.append(self._stacked(name.removesuffix(f"_{ROLES[0]}"), held))
         known = {name for weight in found for name in weight.parts.values()}
         for name, it in held.items():
             packed = it.dtype in (E4M3, torch.uint8) or name.endswith(ROLES)
             if name not in known and (packed or ".svdquant_" in name):
                 raise CheckpointError(f"{name} belongs to no weight with a weight_scale; fetch the checkpoint again")
-        if any("input_scale" in weight.parts and not self._act_of(weight) for weight in found):
+        if any("input_scale" in weight.parts and not self._of_weight(weight).act for weight in found):
             self.notes.append(UNUSED)
         return found
+
+    def _weight(
+        self, parameter: str, prefix: str, scheme: Scheme, optional: tuple[str, ...], held: Mapping[str, Held]
+    ) -> Weight:
+        needed = ROLES[: 2 if scheme.weight.global_scale else 1]
+        parts = {"weight": parameter, **{role: prefix + role for role in needed}}
+        if lost := [part for part in parts.values() if part not in held]:
+            raise CheckpointError(f"{prefix}{ROLES[0]} is there without {lost[0]}; fetch the checkpoint again")
+        return Weight(parameter, parts | {role: prefix + role for role in optional if prefix + role in held})
+
+    def _stacked(self, parameter: str, held: Mapping[str, Held]) -> Weight:
+        module, _, last = parameter.rpartition(".")
+        models = [part for part in (self.model, self.model.get("text_config")) if isinstance(part, dict)]
+        scheme = self._of(module)
+        known = last in STACKED and any(model.get("model_type") in LYING for model in models)
+        if not known or not (scheme.weight.block == (0, 0) or scheme.weight.global_scale):
+            raise CheckpointError(
+                f"{parameter}: of experts that are stacked in one tensor {' and '.join(STACKED)} of {', '.join(LYING)} "
+                f"are read, in FP8 and NVFP4; quantize the original model"
+            )
+        return self._weight(parameter, f"{parameter}_", scheme, ROLES[2:3], held)
 
     def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
         reason = "scales of a cache of keys and values"
         return {name: reason for name, it in held.items() if name.endswith(CACHE_SCALES) and math.prod(it.shape) == 1}
 
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
-        scheme = self._of(weight.name.removesuffix(".weight"))
+        scheme, stacked = self._of_weight(weight), not weight.name.endswith(".weight")
         fmt = scheme.weight
-        data = expect(tensors["weight"], weight.parts["weight"], (fmt.number.storage,), (None, None))
-        shape = (data.shape[0], data.shape[1] * 8 // fmt.number.bits)
+        data = expect(tensors["weight"], weight.parts["weight"], (fmt.number.storage,), (None,) * (3 if stacked else 2))
         scale, name = tensors["weight_scale"], weight.parts["weight_scale"]
-        grid = fmt.scale_shape(*shape)
+        if stacked:
+            data = data.transpose(1, 2)
+            scale = scale.transpose(1, 2) if scale.dim() == 3 else scale
+        *experts, n, width = data.shape
+        k = width * 8 // fmt.number.bits
+        grid = (*experts, *fmt.scale_shape(n, k))
         if fmt.scale == "e8m0":
             scale = expect(scale, name, (torch.uint8,), grid).contiguous().view(torch.float8_e8m0fnu)
         elif fmt.scale == "e4m3":
             scale = expect(scale, name, (E4M3,), grid).contiguous()
         else:
-            scale = expect(_plain(scale, grid), name, FLOATS, grid).float().contiguous()
-        second = self._number(weight, tensors, "weight_scale_2") if fmt.global_scale else None
+            plain = self._number(weight, tensors, ROLES[0]).expand(grid) if stacked else _plain(scale, grid)
+            scale = expect(plain, name, FLOATS, grid).float().contiguous()
+        second = None
+        if fmt.global_scale:
+            second = self._number(weight, tensors, "weight_scale_2").expand(*experts, 1, 1).contiguous()
         before, fixed = tensors.get("pre_quant_scale"), None
         if before is not None:
-            expect(before, weight.parts["pre_quant_scale"], FLOATS, (shape[1],))
+            expect(before, weight.parts["pre_quant_scale"], FLOATS, (k,))
         if scheme.act in STATIC and "input_scale" in tensors:
             fixed = self._number(weight, tensors, "input_scale").reshape(())
             scheme = Scheme(weight=fmt, act=scheme.act, static=True)
-        parts = Quantized(data.contiguous(), scale, None, second)
-        return from_parts(parts, scheme, shape=shape, dtype=self.dtype, pre_scale=before, act_scale=fixed)
+        return from_parts(
+            Quantized(data.contiguous(), scale, None, second),
+            scheme,
+            shape=(*experts, k, n) if stacked else (n, k),
+            dtype=self.dtype,
+            transposed=stacked,
+            pre_scale=before,
+            act_scale=fixed,
+        )
 
     def _number(self, weight: Weight, tensors: dict[str, Tensor], role: str) -> Tensor:
         found = tensors[role]
         return expect(found, weight.parts[role], FLOATS, (1,) * found.dim()).float().reshape(1, 1)
 
-    def _act_of(self, weight: Weight) -> str:
-        return self._of(weight.name.removesuffix(".weight")).act
+    def _of_weight(self, weight: Weight) -> Scheme:
+        return self._of(weight.name.rpartition(".")[0])
+
+    def has(self, name: str) -> bool:
+        """Whether quantized_layers names the module of the tensor ``name``, or one around it."""
+        return self._named(name) in self.own
+
+    def _named(self, module: str) -> str:
+        while module and module not in self.own:
+            module = module.rpartition(".")[0]
+        return module
 
     def _of(self, module: str) -> Scheme:
-        named = module
-        while named and named not in self.own:
-            named = named.rpartition(".")[0]
-        scheme = self.own.get(named, self.common)
+        scheme = self.own.get(self._named(module), self.common)
         if scheme is None:
             raise CheckpointError(f"{module} has a weight_scale, and quantized_layers does not say of which numbers")
         return scheme
@@ -149,7 +190,7 @@ def _scheme(said: Mapping[str, Any], what: str) -> Scheme:
     return scheme
 
 
-def _plain(scale: Tensor, grid: tuple[int, int]) -> Tensor:
+def _plain(scale: Tensor, grid: tuple[int, ...]) -> Tensor:
     """[rows, 1, columns, 1] of blocks, [N] of rows and one number as the grid [rows, columns]."""
     blocks = scale.dim() == 4 and scale.shape[1] == scale.shape[3] == 1
     return scale.reshape(grid) if (blocks or scale.dim() < 2) and scale.numel() == math.prod(grid) else scale

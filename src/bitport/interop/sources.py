@@ -19,16 +19,17 @@ from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.source import Source, carried
 from bitport.errors import ArgumentError, BitportError, CheckpointError
+from bitport.interop import gguf
 from bitport.interop.codec import Described, Reader, Weight, kind_of
 from bitport.interop.formats import READERS
-from bitport.interop.gguf import Gguf
 from bitport.interop.skeleton import shapes_of
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
 CPU = torch.device("cpu")
-SUFFIX = ".gguf"
-"""Of files of llama.cpp, which are known by it."""
+MISTRAL = "params.json"
+"""What its programs have instead of a config.json. Names of tensors, and the order of rows of queries and keys, are
+others there."""
 
 
 class Readable(Protocol):
@@ -59,6 +60,11 @@ class Foreign:
     def __init__(self, path: Path) -> None:
         self.files = Source(path, quantized=True)
         said = self.files.quantization
+        if said is None and not self.files.config and (path / MISTRAL).is_file():
+            raise CheckpointError(
+                f"{path} is in Mistral's own form ({MISTRAL}), which is not read: take the files of the model that "
+                f"come with a config.json"
+            )
         if said is None:
             raise CheckpointError(
                 f"{path} does not say that it is quantized (quantization_config in config.json): quantize it with "
@@ -181,9 +187,10 @@ class Own:
 
 
 def source_of(path: Path) -> Readable:
-    if path.suffix == SUFFIX:
-        return Gguf(path)
-    return Own(path) if (path / MANIFEST).is_file() else Foreign(path)
+    if (path / MANIFEST).is_file():
+        return Own(path)
+    model = gguf.model_at(path)
+    return Foreign(path) if model is None else gguf.Gguf(model)
 
 
 def method_of(path: Path) -> str | None:

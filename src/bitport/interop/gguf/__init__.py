@@ -1,7 +1,8 @@
-"""GGUF files of llama.cpp: the container (header, output), its numbers (blocks, joins), and what makes a model of
-transformers of them (names, config, tokenizer, source), or them of it (settings, vocabulary, writer)."""
+"""GGUF files of llama.cpp: the container (header, parts, output), its numbers (blocks, joins), and what makes a model
+of transformers of them (names, config, tokenizer, source), or them of it (settings, vocabulary, writer)."""
 
+from bitport.interop.gguf.parts import SUFFIX, model_at
 from bitport.interop.gguf.source import Gguf
 from bitport.interop.gguf.writer import Writer
 
-__all__ = ["Gguf", "Writer"]
+__all__ = ["SUFFIX", "Gguf", "Writer", "model_at"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -73,7 +72,6 @@ TYPES = {
     41: "Q1_0",
 }
 """Of tensors, by their number in ggml."""
-PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,33 +113,6 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Of the model in ``path``, which may be the first of several files."""
-    first = _read(path)
-    count = first.settings.get("split.count", 1)
-    if type(count) is not int or count < 1:
-        raise CheckpointError(f"{path}: split.count is {short(count)}, and must be a whole number from 1 on")
-    if count == 1:
-        return first
-    named = PART.fullmatch(path.name)
-    if named is None or int(named[3]) != count:
-        raise CheckpointError(f"{path} is one of {count} files, which must be called NAME-00001-of-{count:05}.gguf")
-    if int(named[2]) != 1:
-        raise CheckpointError(f"{path} is no first file: give {named[1]}-00001-of-{named[3]}.gguf")
-    tensors = dict(first.tensors)
-    for number in range(2, count + 1):
-        part = path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf")
-        more = _read(part)
-        if more.settings.get("split.no") != number - 1 or more.settings.get("split.count") != count:
-            raise CheckpointError(f"{part} does not say that it is the file {number} of {count}; fetch it again")
-        if twice := tensors.keys() & more.tensors.keys():
-            raise CheckpointError(f"{part} has {min(twice)} again; fetch the files anew")
-        tensors.update(more.tensors)
-    if first.settings.get("split.tensors.count", len(tensors)) != len(tensors):
-        raise CheckpointError(f"{path} and the files after it hold {len(tensors)} tensors, not as many as it says")
-    return Header(first.settings, tensors)
-
-
-def _read(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             data, size = file.read(LONGEST), path.stat().st_size

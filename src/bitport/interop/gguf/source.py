@@ -15,8 +15,8 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, kind_of
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, decoded
 from bitport.interop.gguf.config import Settings
-from bitport.interop.gguf.header import read_header
 from bitport.interop.gguf.names import CONFIGURING, Piece, architecture, in_order, pieces
+from bitport.interop.gguf.parts import read_model
 from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
 from bitport.tensor import from_parts
 
@@ -36,7 +36,8 @@ class Gguf:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        header = read_header(path)
+        header = read_model(path)
+        self.paths = sorted({stored.file for stored in header.tensors.values()} | {path})
         try:
             its = architecture(header.settings.get("general.architecture"))
             vectors = {name: stored.read() for name, stored in header.tensors.items() if _configures(name, stored)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,9 @@ UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeErr
 SPLITS = ("llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken", "gpt-2")
 """Ways to split a text into words before bytes are merged (tokenizer.ggml.pre) that transformers knows, and GPT-2's,
 which it takes for all others."""
+WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken")
+"""Those of them with which a word that is a token needs no merges, in llama.cpp as in the model; transformers' reading
+of the file has it merged."""
 
 
 def tokenizer_files(path: Path, settings: Mapping[str, Any]) -> dict[Path, str]:
@@ -35,9 +39,15 @@ def tokenizer_files(path: Path, settings: Mapping[str, Any]) -> dict[Path, str]:
         with tempfile.TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
             files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
-            return {file.relative_to(folder): file.read_text(encoding="utf-8") for file in files}
+            made = {file.relative_to(folder): file.read_text(encoding="utf-8") for file in files}
     except UNREADABLE as error:
         raise CheckpointError(f"transformers cannot read the tokenizer in {path}: {error}") from error
+    if settings.get("tokenizer.ggml.pre") in WHOLE and settings["tokenizer.ggml.model"] == "gpt2":
+        name = Path("tokenizer.json")
+        said = json.loads(made[name])
+        said["model"]["ignore_merges"] = True
+        made[name] = json.dumps(said, ensure_ascii=False, indent=2)
+    return made
 
 
 def _check(path: Path, settings: Mapping[str, Any]) -> None:

@@ -1,0 +1,79 @@
+"""Float8 of FBGEMM (``quant_method: fbgemm_fp8``), as Meta published Llama 3.1 405B. Of a layer [N, K], and of E
+stacked experts of Llama 4, which lie as [E, K, N]::
+
+    weight        float8_e4m3fn [N, K]       weight_scale        float32 [N, 1]
+    gate_up_proj  float8_e4m3fn [E, K, N]    gate_up_proj_scale  float32 [E, 1, N]
+    down_proj     float8_e4m3fn [E, K, N]    down_proj_scale     float32 [E, N, 1]
+
+    value = weight * scale
+
+FBGEMM cuts off the numbers of an input at activation_scale_ub, and then rounds each token to float8. Without the cut a
+token with one large number would lose its small ones, and no scheme has it: inputs are used as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Held
+from bitport.errors import CheckpointError
+from bitport.interop import codec
+from bitport.interop.checks import expect
+from bitport.interop.codec import Weight, setting
+from bitport.numerics import Quantized
+from bitport.schemes import preset
+from bitport.tensor import from_parts
+
+E4M3 = torch.float8_e4m3fn
+BOUND, USUAL = "activation_scale_ub", 1200.0
+KNOWN = ("quant_method", "modules_to_not_convert", BOUND)
+INPUT_BOUND = ".input_scale_ub"
+"""One number for each layer, which programs take from the configuration."""
+EXPERTS = ("gate_up_proj", "down_proj")
+SCALES = tuple(f"{name}_scale" for name in ("weight", *EXPERTS))
+
+
+class Reader(codec.Reader):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__(config, dtype)
+        if unknown := [key for key, value in config.items() if key not in KNOWN and value]:
+            raise CheckpointError(f"quantization_config: {unknown[0]} is not understood; known are {', '.join(KNOWN)}")
+        bound = float(setting(config, BOUND, (int, float), USUAL))
+        if not 0 < bound < math.inf:
+            raise CheckpointError(f"quantization_config: {BOUND} must be a positive number, not {bound}")
+        self.notes.append(f"inputs are used as they are: no scheme cuts them off at {bound:g} before they are rounded")
+
+    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        found = []
+        for name, it in held.items():
+            if it.dtype == E4M3 and name.endswith((".weight", *EXPERTS)):
+                if f"{name}_scale" not in held:
+                    raise CheckpointError(f"{name} is there without {name}_scale; fetch the checkpoint again")
+                found.append(Weight(name, {"weight": name, "scale": f"{name}_scale"}))
+        known = {name for weight in found for name in weight.parts.values()}
+        for name, it in held.items():
+            if name not in known and (it.dtype.itemsize == 1 or name.endswith(SCALES)):
+                raise CheckpointError(f"{name}, {it.dtype}, belongs to no weight in {E4M3} that has a scale")
+        return found
+
+    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+        reason = f"the bound of inputs of each layer, which is {BOUND}"
+        return {name: reason for name, it in held.items() if name.endswith(INPUT_BOUND) and math.prod(it.shape) == 1}
+
+    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        experts = weight.name.endswith(EXPERTS)
+        data = expect(tensors["weight"], weight.parts["weight"], (E4M3,), (None,) * (3 if experts else 2))
+        shape = tuple(data.shape)
+        data = data.transpose(-2, -1).contiguous() if experts else data.contiguous()
+        *stack, n, _ = data.shape
+        column = (*stack, n, 1)
+        stored = (*stack, 1, n) if weight.name.endswith(EXPERTS[0]) else column
+        scale = expect(tensors["scale"], weight.parts["scale"], (torch.float32,), stored).reshape(column)
+        return from_parts(
+            Quantized(data, scale.contiguous()), preset("fp8-wo"), shape=shape, dtype=self.dtype, transposed=experts
+        )

@@ -1,0 +1,5 @@
+"""AMD Quark: what its configuration says of layers (settings), and their tensors (reader)."""
+
+from bitport.interop.quark.reader import Reader
+
+__all__ = ["Reader"]

@@ -1,0 +1,192 @@
+"""AMD Quark (``quant_method: quark``). Of a layer [N, K], by what the configuration says of it::
+
+                                weight                          weight_scale
+    fp8_e4m3                    float8_e4m3fn [N, K]            one number, [N], [N/rows, K/columns], [N, K/g]
+    fp4, fp6_e2m3               uint8 [N, K*b/8]: dense         [N, K/g]: uint8, e8m0; nvfp4: e4m3
+    int8, uint8                 int8, uint8 [N, K]              one number, [N]
+    int8, uint8   per_group     int8, uint8 [K, N]              [K/g, N]
+    int4, uint4                 int32 [N, K/8]                  [N]
+    int4, uint4   per_group     int32 [K, N/8]                  [K/g, N]
+
+    weight_zero_point           of integers: as weight_scale, kept as the weight is; of 4 bits int32 [N/8], [K/g, N/8]
+    weight_scale_2              of nvfp4: one number
+    input_scale, input_scale_2  where inputs have a fixed scale: one number; of nvfp4 the second
+
+    value = (code - zero) * weight_scale [* weight_scale_2]
+
+A word of int32 holds eight neighbours from its lowest bits on: in their order (pack_method order), or the even ones
+first, as AWQ has them (reorder). int4 and int8 are signed, and so are their zero points.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.source import Held
+from bitport.errors import CheckpointError
+from bitport.interop import codec
+from bitport.interop.awq import PER_WORD, PLACE
+from bitport.interop.checks import expect
+from bitport.interop.codec import Weight
+from bitport.interop.quark.settings import Layer, Settings
+from bitport.interop.words import to_codes, word_count
+from bitport.numerics import Format, Quantized
+from bitport.numerics.packing import pack_bits
+from bitport.tensor import from_parts
+from bitport.tensor.parts import FLOATS
+
+E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
+ROLES = (
+    *("weight_scale", "weight_scale_2", "weight_zero_point", "input_scale", "input_scale_2", "input_zero_point"),
+    *("bias_scale", "bias_zero_point", "output_scale", "output_zero_point", "input_rotation", "input_prescale"),
+)
+CACHE = re.compile(r"(.*\.)?([qkv]_scale|[qkv]_zero_point|(prob_)?output_scale|output_zero_point)")
+
+
+class Reader(codec.Reader):
+    def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__(config, dtype)
+        self.settings = Settings(config)
+        self.notes += self.settings.notes
+        if config.get("softmax_quant_spec"):
+            self.notes.append(
+                "softmax_quant_spec: what attention multiplies values with is rounded there, and not here"
+            )
+
+    def weights(self, held: Mapping[str, Held]) -> list[Weight]:
+        found = []
+        for name in held:
+            module, _, last = name.rpartition(".")
+            if last == "weight_scale":
+                found.append(self._weight(module, held))
+        known = {name for weight in found for name in weight.parts.values()} | self.dropped(held).keys()
+        for name, it in held.items():
+            whole = not it.dtype.is_floating_point or it.dtype.itemsize == 1
+            if name not in known and (name.endswith(ROLES) or (name.endswith(".weight") and whole)):
+                raise CheckpointError(f"{name} belongs to no weight with a weight_scale that has it")
+        return found
+
+    def _weight(self, module: str, held: Mapping[str, Held]) -> Weight:
+        layer = self.settings.of(module)
+        fmt, nvfp4 = layer.scheme.weight, layer.scheme.act == "nvfp4"
+        needs = {
+            "weight": True,
+            "weight_scale": True,
+            "weight_scale_2": fmt.global_scale,
+            "weight_zero_point": not (layer.symmetric and layer.signed),
+            "input_scale_2" if nvfp4 else "input_scale": layer.scheme.static,
+        }
+        if lost := [role for role, needed in needs.items() if needed and f"{module}.{role}" not in held]:
+            raise CheckpointError(
+                f"{module}.weight_scale is there without {module}.{lost[0]}; fetch the checkpoint again"
+            )
+        roles = [role for role, needed in needs.items() if needed]
+        zeros = {"weight_zero_point": fmt.number.kind == "int", "input_zero_point": layer.scheme.act.startswith("int")}
+        roles += [role for role, may in zeros.items() if may and role not in roles and f"{module}.{role}" in held]
+        return Weight(f"{module}.weight", {role: f"{module}.{role}" for role in roles})
+
+    def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
+        if not (self.settings.cached or self.config.get("softmax_quant_spec")):
+            return {}
+        reason = "scales of the cache of keys and values"
+        return {name: reason for name, it in held.items() if CACHE.fullmatch(name) and math.prod(it.shape) == 1}
+
+    def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+        layer = self.settings.of(weight.name.removesuffix(".weight"))
+        scheme = layer.scheme
+        integers = scheme.weight.number.kind == "int"
+        fmt, parts, shape = (self._integers if integers else self._floats)(layer, weight, tensors)
+        fixed = None
+        if scheme.static:
+            fixed = _number(weight, tensors, "input_scale_2" if scheme.act == "nvfp4" else "input_scale").reshape(())
+        if "input_zero_point" in tensors and bool((tensors["input_zero_point"] != 0).any()):
+            raise CheckpointError(f"{weight.parts['input_zero_point']} must be 0, since inputs are symmetric")
+        scheme = dataclasses.replace(scheme, weight=fmt)
+        return from_parts(parts, scheme, shape=shape, dtype=self.dtype, act_scale=fixed)
+
+    def _floats(
+        self, layer: Layer, weight: Weight, tensors: dict[str, Tensor]
+    ) -> tuple[Format, Quantized, tuple[int, int]]:
+        fmt = layer.scheme.weight
+        data = expect(tensors["weight"], weight.parts["weight"], (fmt.number.storage,), (None, None))
+        if data.shape[1] * 8 % fmt.number.bits:
+            raise CheckpointError(f"{weight.parts['weight']} must have rows of whole codes of {fmt.number.bits} bits")
+        shape = (data.shape[0], data.shape[1] * 8 // fmt.number.bits)
+        grid, name = fmt.scale_shape(*shape), weight.parts["weight_scale"]
+        scale = _shaped(tensors["weight_scale"], grid)
+        if fmt.scale == "e4m3":
+            scale = expect(scale, name, (E4M3,), grid)
+        else:
+            powers = (torch.uint8, E8M0) if fmt.scale == "e8m0" else (*FLOATS, E8M0)
+            scale = expect(scale, name, powers, grid)
+            scale = scale.contiguous().view(E8M0) if scale.dtype == torch.uint8 else scale
+            scale = scale.float() if fmt.scale == "float32" else scale
+        second = _number(weight, tensors, "weight_scale_2") if fmt.global_scale else None
+        return fmt, Quantized(data.contiguous(), scale.contiguous(), None, second), shape
+
+    def _integers(
+        self, layer: Layer, weight: Weight, tensors: dict[str, Tensor]
+    ) -> tuple[Format, Quantized, tuple[int, int]]:
+        fmt, upright = layer.scheme.weight, layer.upright
+        scale, name = tensors["weight_scale"], weight.parts["weight_scale"]
+        expect(scale, name, FLOATS, (None,) * scale.dim())
+        columns = None if upright or not scale.dim() else scale.shape[-1]
+        codes = _upright(self._codes(layer, tensors["weight"], weight.parts["weight"], (None, columns)), upright)
+        n, k = codes.shape
+        grid = fmt.scale_shape(n, k)
+        stored = grid if upright else grid[::-1]
+        scale = _upright(expect(_shaped(scale, stored), name, FLOATS, stored), upright)
+        zero = self._zero(layer, weight, tensors, grid)
+        plain = bool((zero == 1 << (fmt.number.bits - 1)).all())
+        if not plain or not layer.symmetric:
+            fmt = dataclasses.replace(fmt, zero="int")
+        scale = scale.float() if fmt.scale == "float32" else scale
+        stream = pack_bits(codes.contiguous(), fmt.number.bits)
+        return fmt, Quantized(stream, scale.contiguous(), zero if fmt.zero == "int" else None), (n, k)
+
+    def _zero(self, layer: Layer, weight: Weight, tensors: dict[str, Tensor], grid: tuple[int, int]) -> Tensor:
+        if (zero := tensors.get("weight_zero_point")) is None:
+            return torch.full(grid, 1 << (layer.scheme.weight.number.bits - 1), dtype=torch.uint8)
+        upright = layer.upright and layer.scheme.weight.number.bits == 8
+        zero = zero.unsqueeze(0) if layer.upright and not upright and zero.dim() == 1 else zero
+        stored = grid if upright else grid[::-1]
+        return _upright(self._codes(layer, zero, weight.parts["weight_zero_point"], stored), upright).contiguous()
+
+    def _codes(self, layer: Layer, tensor: Tensor, name: str, shape: tuple[int | None, int | None]) -> Tensor:
+        """From 0 on, uint8 of ``shape``: those of 4 bits lie along its columns, and fill up the last word."""
+        bits = layer.scheme.weight.number.bits
+        if bits == 8:
+            kind = torch.int8 if layer.signed else torch.uint8
+            codes = expect(_shaped(tensor, shape), name, (kind,), shape).contiguous().view(torch.uint8)
+        else:
+            columns = shape[1]
+            wanted = (shape[0], None if columns is None else word_count(columns, bits))
+            words = expect(tensor, name, (torch.int32,), wanted)
+            codes = to_codes(words, words.shape[1] * PER_WORD, bits)
+            if self.settings.reordered:
+                codes = codes.unflatten(-1, (-1, PER_WORD))[..., list(PLACE)].flatten(-2)
+            codes = codes[:, :columns]
+        return codes ^ (1 << (bits - 1)) if layer.signed else codes
+
+
+def _upright(tensor: Tensor, lies_so: bool) -> Tensor:
+    return tensor if lies_so else tensor.t()
+
+
+def _number(weight: Weight, tensors: dict[str, Tensor], role: str) -> Tensor:
+    found = tensors[role]
+    return expect(found, weight.parts[role], FLOATS, (1,) * found.dim()).float().reshape(1, 1)
+
+
+def _shaped(tensor: Tensor, grid: tuple[int | None, int | None]) -> Tensor:
+    """One number, or one for each row, as the matrix ``grid``."""
+    rows, columns = grid
+    flat = columns == 1 and tensor.dim() < 2 and tensor.numel() == rows
+    return tensor.reshape(-1, 1) if flat else tensor
