@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import bitport
 from bitport.errors import ArgumentError, DeviceError, RecipeError, SchemeError
+from bitport.nn import find_targets
 from bitport.numerics import sqnr
 from bitport.ops import OPS
 from bitport.schemes import PRESETS, preset
@@ -143,6 +145,15 @@ def test_report() -> None:
     assert second == dataclasses.replace(second, scheme=None, reason="rule '1' says skip", sqnr=None)
     assert report.bytes_before - report.bytes_after == first.bytes_before - first.bytes_after
     assert json.loads(report.to_json())["layers"][0]["name"] == "0.weight"
+
+
+def test_what_a_notebook_shows_is_a_table(tmp_path: Path) -> None:
+    """A cell that ended with quantize_ showed every field of every layer, one that ended with save every part."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)))
+    report = bitport.quantize_(model, "int8")
+    for shown in (report, bitport.explain(model), bitport.Recipe.of("int8").resolve(find_targets(model))):
+        assert repr(shown) == str(shown)
+    assert len(repr(bitport.save(model, tmp_path))) < 80
 
 
 def test_measuring_can_be_left_out() -> None:

@@ -17,6 +17,7 @@ from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.solving import Solving
 from bitport.errors import ArgumentError
 from bitport.nn.fsdp import refuse_fsdp
+from bitport.nn.offloaded import refuse_offloaded
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.ops.device import check_device
@@ -85,6 +86,7 @@ def quantize_(
 def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Turn every quantized parameter back into a float one, in place; tied ones stay tied, sharded ones sharded."""
     refuse_fsdp(model, "dequantize_")
+    refuse_offloaded(model)
     for name, module in model.named_modules():
         if isinstance(module, ParametrizationList) and any(
             isinstance(own(param), QTensor) for param in module.parameters()

@@ -51,6 +51,9 @@ def test_inspect_tells_of_damage(run: Run, llama: Path, tmp_path: Path) -> None:
     ran = run("inspect", cut)
     assert ran.code == 1
     assert "not a whole safetensors file" in ran.err
+    ran = run("inspect", cut.rename(tmp_path / "model.gguf"))
+    assert ran.code == 1
+    assert "bitport convert" in ran.err
 
 
 def test_inspect_verifies_the_data(run: Run, llama: Path, tmp_path: Path) -> None:

@@ -127,3 +127,19 @@ def test_routers_are_no_linear_layers() -> None:
         "gate": "linear",
         "proj": "linear",
     }
+
+
+def test_attention_with_keys_of_another_size_has_three_matrices() -> None:
+    found = find_targets(nn.MultiheadAttention(8, 2, kdim=4, vdim=6))
+    assert {target.name: target.kind for target in found} == {
+        "q_proj_weight": "attention",
+        "k_proj_weight": "attention",
+        "v_proj_weight": "attention",
+        "out_proj.weight": "linear",
+    }
+
+
+@pytest.mark.parametrize("given", [{}, nn.Linear, torch.ones(2, 2)], ids=["state_dict", "class", "tensor"])
+def test_what_is_no_module_is_refused(given: object) -> None:
+    with pytest.raises(ArgumentError, match=r"a model is a torch.nn.Module, not .* of a pipeline give its model"):
+        find_targets(given)  # type: ignore[arg-type]

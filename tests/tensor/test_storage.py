@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,13 @@ def test_the_old_format_of_torch_save_is_refused(make: Make) -> None:
         torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("reader", [torch.from_dlpack, numpy.from_dlpack])
+@pytest.mark.parametrize(
+    "reader",
+    [torch.from_dlpack, numpy.from_dlpack, numpy.asarray, Tensor.numpy, Tensor.tolist],
+    ids=lambda f: f.__name__,
+)
 def test_other_libraries_find_no_memory(make: Make, reader: Callable[[QTensor], object]) -> None:
-    """They read what lies at address 0, or somewhere."""
+    """They read what lies at address 0, or somewhere; numpy was told of subclasses alone."""
     with pytest.raises(ArgumentError, match="give them its dequantize"):
         reader(make())
 
@@ -323,6 +328,43 @@ def test_shared_memory(make: Make, start: str) -> None:
     process.join()
     assert theirs == pytest.approx(2 * before, rel=1e-5)
     assert float(layer(torch.ones(1, 96)).sum()) == theirs
+
+
+def _value_of(layer: nn.Module, done: Any) -> None:
+    done.put((layer.weight.dequantize().numpy(), layer.weight.bits_layout))  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize("layout", ["plain", "cpu_tiles"])
+@pytest.mark.parametrize("scheme", PRESETS)
+def test_another_process_reads_what_was_sent(make: Make, scheme: str, layout: str) -> None:
+    """Packed, no scheme of 8-bit floats did."""
+    q = make(scheme).to_layout(layout)
+    there = pickle.loads(ForkingPickler.dumps(q))
+    assert there.bits_layout == layout
+    assert torch.equal(there, q)
+    there.scale.view(torch.uint8).zero_()
+    assert not q.scale.view(torch.uint8).any()
+
+
+def test_a_process_is_started_with_a_packed_weight(make: Make) -> None:
+    """A worker of a DataLoader too: ``bad value(s) in fds_to_keep``, as the memory of its canonical form was gone."""
+    layer = nn.Linear(96, 64)
+    layer.weight = nn.Parameter(make().to_layout("cpu_tiles"), requires_grad=False)
+    wanted = layer.weight.dequantize().numpy()
+    context = mp.get_context("spawn")
+    done = context.Queue()
+    process = context.Process(target=_value_of, args=(layer, done))
+    process.start()
+    value, layout = done.get(timeout=120)
+    process.join()
+    assert layout == "cpu_tiles"
+    assert numpy.array_equal(value, wanted)
+
+
+def test_what_lies_in_shared_memory_is_written_in_the_canonical_form(make: Make) -> None:
+    shared = make().to_layout("cpu_tiles").share_memory_()
+    assert shared.__reduce_ex__(2)[1][2] == "plain"
+    assert torch.equal(saved_and_loaded(shared), shared)
 
 
 # -- hostile input ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +25,9 @@ def model_of() -> torch.nn.Module:
     return transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(vocab_size=96, **sizes))
 
 
-def adapted(model: torch.nn.Module) -> torch.nn.Module:
+def adapted(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
     torch.manual_seed(1)
-    return peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", r=4))
+    return peft.get_peft_model(model, peft.LoraConfig(r=4, **{"target_modules": "all-linear", **options}))
 
 
 def trained(model: torch.nn.Module) -> list[float]:
@@ -60,12 +62,44 @@ def test_adapters_over_quantized_weights(scheme: str, tmp_path: Path) -> None:
         assert torch.equal(loaded(input_ids=IDS).logits, model(input_ids=IDS).logits)
 
 
-def test_merging_into_quantized_weights_is_refused() -> None:
+def experts_of() -> torch.nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.MixtralConfig(vocab_size=96, num_key_value_heads=2, num_local_experts=4, **sizes)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+EXPERTS = {"target_modules": [], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [pytest.param(model_of, {"use_dora": True}, id="dora"), pytest.param(experts_of, EXPERTS, id="experts")],
+)
+def test_adapters_that_add_to_weights(make: Callable[[], torch.nn.Module], options: dict[str, Any]) -> None:
+    """They ended in an error: aten.add is not defined on a QTensor."""
+    losses = []
+    for as_floats in (False, True):
+        base = make()
+        bp.quantize_(base, "int4-g32")
+        model = adapted(bp.dequantize_(base) if as_floats else base, **options)
+        losses.append(trained(model))
+    assert losses[0][-1] < losses[0][0] - 0.05
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_adapters_are_merged_once_the_model_is_a_float_one() -> None:
     base = model_of()
     bp.quantize_(base, "int4-g32")
     model = adapted(base)
-    with pytest.raises(NotImplementedError, match=r"take the float tensor with \.dequantize\(\)"):
-        model.merge_and_unload()
+    trained(model)
+    with torch.no_grad():
+        wanted = model(input_ids=IDS).logits
+        with pytest.raises(NotImplementedError, match=r"bitport.dequantize_\(model\), as before adapters are merged"):
+            model.merge_and_unload()
+        assert torch.equal(model(input_ids=IDS).logits, wanted)
+        merged = bp.dequantize_(model).merge_and_unload()
+        torch.testing.assert_close(merged(input_ids=IDS).logits, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_adapters_over_weights_in_training_are_merged_and_converted() -> None:

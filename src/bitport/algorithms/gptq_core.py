@@ -46,7 +46,7 @@ def solve(
     codes = torch.empty(k, n, dtype=torch.uint8, device=w.device)
     for start in range(0, k, block):
         end = min(start + block, k)
-        errors = torch.empty(end - start, n, device=w.device)
+        errors = torch.empty(end - start, n, dtype=torch.float32, device=w.device)
         for at in range(start, end):
             codes[at], value = columns.rounded(left[at], at)
             error = errors[at - start] = (left[at] - value) / upper[at, at]

@@ -37,10 +37,10 @@ def choose(options: Sequence[Sequence[Option]], budget: int, states: int = STATE
     unit = max(unit, math.ceil(left / states))
     sizes = [[math.ceil(size / unit) for size in each] for each in extra]
     room = left // unit
-    best = torch.zeros(room + 1, dtype=torch.float64)  # the least error within so many units
+    best = torch.zeros(room + 1, dtype=torch.float64, device="cpu")  # the least error within so many units
     taken: list[torch.Tensor] = []
     for each, size in zip(options, sizes, strict=True):
-        tried = torch.full((len(each), room + 1), math.inf, dtype=torch.float64)
+        tried = torch.full((len(each), room + 1), math.inf, dtype=torch.float64, device="cpu")
         for row, option, units in zip(tried, each, size, strict=True):
             if units <= room:
                 row[units:] = best[: room + 1 - units] + option.error

@@ -116,8 +116,8 @@ def find_pairs(trial: Trial, fixed: Collection[str] = (), seed: int = 0) -> tupl
     doubts: dict[str, str] = {}
     taken: set[str] = set()
     for producer, count, matrices in _producers(trial, fixed):
-        exponents = torch.randint(1, LARGEST + 1, (*matrices, count), generator=generator).float()
-        signs = torch.randint(0, 2, exponents.shape, generator=generator) * 2 - 1
+        exponents = torch.randint(1, LARGEST + 1, (*matrices, count), generator=generator, device="cpu").float()
+        signs = torch.randint(0, 2, exponents.shape, generator=generator, device="cpu") * 2 - 1
         factors = torch.exp2(exponents * signs).to(next(trial.block.parameters()).device)
         consumers = _proven(trial, producer, factors)
         pair = Pair(producer, tuple(consumers), count, matrices)
@@ -213,7 +213,7 @@ def biases_of(block: nn.Module, name: str, axis: int) -> list[str]:
 
 
 def _repeated(count: int, inputs: int, width: int) -> Tensor:
-    return torch.arange(count).view(count // width, 1, width).expand(-1, inputs // count, -1).reshape(-1)
+    return torch.arange(count, device="cpu").view(count // width, 1, width).expand(-1, inputs // count, -1).reshape(-1)
 
 
 def _multiply(param: Tensor, part: Part, factors: Tensor) -> None:

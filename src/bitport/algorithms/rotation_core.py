@@ -31,7 +31,8 @@ class Rotation:
 
     @classmethod
     def random(cls, size: int, seed: int) -> Rotation:
-        return cls(torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(seed)).float() * 2 - 1)
+        generator = torch.Generator().manual_seed(seed)
+        return cls(torch.randint(0, 2, (size,), generator=generator, device="cpu").float() * 2 - 1)
 
     def apply(self, x: Tensor, axis: int = -1) -> Tensor:
         """float32, of x along ``axis``, whose size is a multiple of this one's."""
@@ -70,20 +71,20 @@ def is_known(order: int) -> bool:
 @functools.cache
 def hadamard(order: int) -> Tensor:
     """float32 [order, order] of 1 and -1."""
+    matrix = functools.partial(torch.tensor, dtype=torch.float32, device="cpu")
     if order == 1:
-        return torch.ones(1, 1)
+        return matrix([[1]])
     if is_known(order // 2):
-        return torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), hadamard(order // 2))
+        return torch.kron(matrix([[1, 1], [1, -1]]), hadamard(order // 2))
     q = _paley(order)
     residues = {at * at % q for at in range(1, q)}
-    character = torch.tensor([0.0] + [1.0 if at in residues else -1.0 for at in range(1, q)])
-    index = (torch.arange(q)[:, None] - torch.arange(q)[None, :]) % q
-    core = torch.zeros(q + 1, q + 1)
-    core[0, 1:], core[1:, 0], core[1:, 1:] = 1, 1 if q % 4 == 1 else -1, character[index]
+    character = matrix([0] + [1 if at in residues else -1 for at in range(1, q)])
+    at = torch.arange(q, device="cpu")
+    core, one = character.new_zeros(q + 1, q + 1), torch.eye(q + 1, dtype=torch.float32, device="cpu")
+    core[0, 1:], core[1:, 0], core[1:, 1:] = 1, 1 if q % 4 == 1 else -1, character[(at[:, None] - at[None, :]) % q]
     if q % 4 == 3:
-        return core + torch.eye(q + 1)
-    plus, minus = torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.tensor([[1.0, -1.0], [-1.0, -1.0]])
-    return torch.kron(core, plus) + torch.kron(torch.eye(q + 1), minus)
+        return core + one
+    return torch.kron(core, matrix([[1, 1], [1, -1]])) + torch.kron(one, matrix([[1, -1], [-1, -1]]))
 
 
 def _paley(order: int) -> int:

@@ -7,6 +7,7 @@ of the others. Candidates are x^alpha / w^beta for sizes x and w of a channel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -54,7 +55,7 @@ def power(x: Tensor, alpha: float | Tensor, w: Tensor, beta: float | Tensor) -> 
     lives = ~dead
     high = torch.where(lives, raw, -torch.inf).amax(-1, keepdim=True)
     low = torch.where(lives, raw, torch.inf).amin(-1, keepdim=True)
-    limit = torch.tensor(LIMIT).log2()
+    limit = math.log2(LIMIT)
     centred = (raw - (high + low) / 2).clamp(-limit, limit)
     return torch.where(dead, 0.0, centred).exp2()
 

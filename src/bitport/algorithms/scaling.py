@@ -71,7 +71,7 @@ class Scaling:
         if weight.target.kind != "linear" or weight.scheme.static or weight.pre_scale is not None:
             weight.notes.append(f"{self.name}: {why}")
             return
-        found = self.search([self.factor(block, name, torch.arange(k))], (k,))
+        found = self.search([self.factor(block, name, torch.arange(k, device="cpu"))], (k,))
         if found.gain < self.least_gain:
             weight.notes.append(f"{self.name}: {why}; at run time a scale would gain {found.gain:.1f} dB")
             return

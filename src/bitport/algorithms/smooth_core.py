@@ -41,13 +41,13 @@ def search(factors: Sequence[Factor], shape: tuple[int, ...], steps: int = 20) -
     device = factors[0].w.device
 
     def error(scale: Tensor) -> Tensor:
-        total = torch.zeros(shape[:-1], device=device)
+        total = torch.zeros(shape[:-1], dtype=torch.float32, device=device)
         for factor in thin:
             for index, x in factor.inputs:
                 total[index if scale.dim() > 1 else ()] += _error(factor, index, x.to(device), scale)
         return total
 
-    return best(_candidates(factors, shape, steps), error, torch.ones(shape, device=device))
+    return best(_candidates(factors, shape, steps), error, torch.ones(shape, dtype=torch.float32, device=device))
 
 
 def _error(factor: Factor, index: tuple[int, ...], x: Tensor, scale: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def _error(factor: Factor, index: tuple[int, ...], x: Tensor, scale: Tensor) -> 
 
 
 def _candidates(factors: Sequence[Factor], shape: tuple[int, ...], steps: int) -> Iterator[Tensor]:
-    x, w = (torch.zeros(shape, device=factors[0].w.device) for _ in range(2))
+    x, w = (torch.zeros(shape, dtype=torch.float32, device=factors[0].w.device) for _ in range(2))
     for factor in factors:
         channels, count = factor.channels, factor.w.shape[-1]
         for index, rows in factor.inputs:

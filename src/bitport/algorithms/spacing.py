@@ -49,12 +49,12 @@ def within(x: Tensor, q: Tensor, fmt: Format, params: Params) -> Tensor:
 
 
 def _values(number: NumberType, device: torch.device) -> Tensor:
-    return torch.tensor(_sorted_values(number), device=device)
+    return torch.tensor(_sorted_values(number), dtype=torch.float32, device=device)
 
 
 @functools.cache
 def _sorted_values(number: NumberType) -> tuple[float, ...]:
-    codes = torch.arange(number.qmax + 1, dtype=torch.uint8)
+    codes = torch.arange(number.qmax + 1, dtype=torch.uint8, device="cpu")
     values = decode_codebook(codes, number.table) if number.kind == "codebook" else decode(codes, number)
     return tuple(sorted(set(values[values.isfinite()].tolist())))
 

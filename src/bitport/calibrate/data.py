@@ -48,14 +48,14 @@ def token_batches(
             if len(found) >= enough:
                 break
             found += list(encode(document))
-        ids = torch.tensor(found, dtype=torch.int64)
+        ids = torch.tensor(found, dtype=torch.int64, device="cpu")
     if len(ids) < few:
         raise ArgumentError(f"{file} gives {len(ids)} tokens; calibration needs at least two")
     pieces = [piece[None] for piece in ids[:enough].split(window)]
     if draw is None:
         return pieces
     whole = [piece for piece in pieces if piece.shape[1] == window] or pieces
-    chosen = torch.randperm(len(whole), generator=draw)[: max(1, tokens // window)]
+    chosen = torch.randperm(len(whole), generator=draw, device="cpu")[: max(1, tokens // window)]
     return [whole[at] for at in chosen.tolist()]
 
 
@@ -71,7 +71,7 @@ def _documents(path: Path, draw: torch.Generator | None) -> Iterator[str]:
             yield from _documents_of(file)
         return
     every = [document for file in files for document in _documents_of(file)]
-    for at in torch.randperm(len(every), generator=draw).tolist():
+    for at in torch.randperm(len(every), generator=draw, device="cpu").tolist():
         yield every[at]
 
 

@@ -28,7 +28,7 @@ class Inputs:
     were. Sums, so that those of several runs can be added."""
 
     def __init__(self, batch: tuple[int, ...], k: int, device: torch.device | str | None = None) -> None:
-        self.gram = torch.zeros(*batch, k, k, device=device)
+        self.gram = torch.zeros(*batch, k, k, dtype=torch.float32, device=device)
         self.rows = torch.zeros(batch, dtype=torch.int64, device=device)
 
     def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from bitport.numerics import ACTIVATIONS, static_scale
 
 BINS = 2048
-PARTS = torch.arange(100, 19, -1, dtype=torch.float64) / 100
+PARTS = torch.arange(100, 19, -1, dtype=torch.float64, device="cpu") / 100
 """Of the largest magnitude: the ranges that are tried, the whole one first."""
 
 
@@ -22,7 +22,7 @@ class Magnitudes:
         self.peak: Tensor | None = None
         """The largest of all; None before anything came."""
         self.width = 0.0
-        self.counts = torch.zeros(BINS, dtype=torch.int64)
+        self.counts = torch.zeros(BINS, dtype=torch.int64, device="cpu")
 
     def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:
         if not x.numel():
@@ -59,7 +59,7 @@ class Magnitudes:
         number = ACTIVATIONS[act].number
         if number.kind != "int" or not self.width:
             return static_scale(self.peak, act)
-        value = (torch.arange(BINS, dtype=torch.float64) + 0.5) * self.width
+        value = (torch.arange(BINS, dtype=torch.float64, device="cpu") + 0.5) * self.width
         step = PARTS[:, None] * self.peak.double() / number.max
         rounded = (value / step).round().clamp(max=number.max) * step
         error = ((rounded - value).square() * self.counts).sum(1)

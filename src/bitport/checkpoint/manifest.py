@@ -81,6 +81,9 @@ class Manifest:
     bitport: str
     """The version of the library that wrote it."""
 
+    def __repr__(self) -> str:
+        return f"Manifest({len(self.tensors)} tensors, {self.nbytes} bytes in {len(self.shards)} files)"
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""

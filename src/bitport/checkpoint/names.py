@@ -16,7 +16,7 @@ EMBEDDINGS = r"(\w+_)?embed(ding)?s?(_(?!out\b|proj|hidden)\w+)?|wte|wpe|shared|
 
 KINDS: tuple[tuple[str, int, str], ...] = (
     (rf"(.*\.)?({EMBEDDINGS})\.weight", 2, "embedding"),
-    (r"(.*\.)?in_proj_weight", 2, "attention"),
+    (r"(.*\.)?(in|[qkv])_proj_weight", 2, "attention"),
     (r"(.*\.)?weight", 2, "linear"),
     (r"(?i).*(expert|moe).*|(.*\.)?(input|output)_linear\.weight", 3, "experts"),
     (r"(.*\.)?weight", 3, "conv"),

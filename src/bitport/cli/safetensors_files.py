@@ -27,6 +27,8 @@ def stored_tensors(path: Path) -> list[Stored]:
     """Of one file, or of all safetensors files of a directory."""
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
+    if path.suffix == ".gguf":
+        raise CheckpointError(f"{path} is no safetensors file; bitport convert {path} -o DIR makes a directory of it")
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files or any((path / name).is_file() for name in INDEXES):
         Source(path, quantized=True)  # says what is missing

@@ -12,8 +12,8 @@ from bitport.errors import ArgumentError
 
 def fsdp_modules(model: nn.Module) -> list[Any]:
     """Those that fully_shard was applied to."""
-    module = sys.modules.get("torch.distributed.fsdp")
-    return [] if module is None else [each for each in model.modules() if isinstance(each, module.FSDPModule)]
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    return [each for each in model.modules() if isinstance(each, kind)]
 
 
 def reshard_(model: nn.Module) -> None:

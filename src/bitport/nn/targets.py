@@ -8,15 +8,20 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bitport.errors import ArgumentError
+from bitport.nn.offloaded import refuse_offloaded
 from bitport.schemes import Target
 from bitport.schemes.recipe import is_router
 
 WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.Linear, "weight", "linear"),
     (nn.Embedding, "weight", "embedding"),
+    (nn.EmbeddingBag, "weight", "embedding"),
     (nn.Conv1d, "weight", "conv"),
     (nn.Conv2d, "weight", "conv"),
     (nn.MultiheadAttention, "in_proj_weight", "attention"),
+    (nn.MultiheadAttention, "q_proj_weight", "attention"),
+    (nn.MultiheadAttention, "k_proj_weight", "attention"),
+    (nn.MultiheadAttention, "v_proj_weight", "attention"),
 )
 """(module type, parameter, kind)."""
 
@@ -39,6 +44,9 @@ def find_targets(model: nn.Module) -> list[Target]:
     A matrix of a module that is not known here is listed as "other": it is quantized only by a rule that names that
     kind, but never passed over in silence.
     """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"a model is a torch.nn.Module, not {type(model).__name__}; of a pipeline give its model")
+    refuse_offloaded(model)
     targets = []
     for module_name, module in model.named_modules(remove_duplicate=False):
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):

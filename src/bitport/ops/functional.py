@@ -17,7 +17,9 @@ from torch.autograd import forward_ad
 from bitport.errors import ArgumentError
 from bitport.numerics import ACTIVATIONS, Format, Quantized, dequantize, fake_quantize, quantize
 from bitport.ops import select
+from bitport.ops.bags import embedding_bag
 from bitport.ops.convert import format_json, from_list
+from bitport.ops.flops import tell_counters
 from bitport.ops.linear import FLOATS, check_linear
 from bitport.ops.linear_then import follow
 from bitport.ops.outside import OUTSIDE
@@ -56,6 +58,8 @@ def run(op: str, x: Tensor, *args: Any) -> Any:
     """Call an op for a QTensor, with the kernel that is forced, if one is."""
     if torch.compiler.is_compiling():
         return getattr(torch.ops.bitport, op).default(x, *args)
+    if _dispatch_modes():
+        tell_counters()
     return select.call(op, x, *args, kernel=select.forced(op))
 
 
@@ -304,14 +308,16 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
     return matmul(input, vec)
 
 
-def _added_to(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _added_to(product: Callable[..., Tensor], function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def sum_of(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        if isinstance(input, QTensor) and not isinstance(mat1, QTensor) and not isinstance(mat2, QTensor):
+            return function(input.dequantize(), mat1, mat2, beta=beta, alpha=alpha)  # what PEFT adds to experts
         return added(product(mat1, mat2), autocasted(input), beta, alpha)
 
     return sum_of
 
 
-addmm, baddbmm = _added_to(mm), _added_to(bmm)
+addmm, baddbmm = _added_to(mm, torch.addmm), _added_to(bmm, torch.baddbmm)
 
 
 def added(y: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
@@ -374,6 +380,7 @@ FUNCTIONS.update(
         dequantize: dequantize_weight,
         F.linear: linear,
         F.embedding: embedding,
+        F.embedding_bag: embedding_bag,
         Tensor.__getitem__: getitem,
         F.conv1d: _convolution(F.conv1d),
         F.conv2d: _convolution(F.conv2d),

@@ -34,6 +34,10 @@ class Explanation:
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
+    def __repr__(self) -> str:
+        """What a notebook shows of a cell that ends with it."""
+        return str(self)
+
     def __str__(self) -> str:
         """One line per group of layers that are treated alike, then the refusals."""
         groups: dict[tuple[Any, ...], list[str]] = {}

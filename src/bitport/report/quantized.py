@@ -114,6 +114,10 @@ class Report:
 
         Path(path).write_text(page(self, title, command, perplexity), encoding="utf-8")
 
+    def __repr__(self) -> str:
+        """What a notebook shows of a cell that ends with it."""
+        return str(self)
+
     def __str__(self) -> str:
         rows = [
             (

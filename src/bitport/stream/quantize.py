@@ -159,7 +159,9 @@ class Stream:
             found = scales_of(static, self.processes.merged(seen))
             self.output.keep_scales({name: scale.item() for name, scale in found.items()})
         scales = self.output.act_scales or {}
-        self.prepared.act_scales |= {name: torch.full((1, 1), scale) for name, scale in scales.items()}
+        self.prepared.act_scales |= {
+            name: torch.full((1, 1), scale, dtype=torch.float32, device="cpu") for name, scale in scales.items()
+        }
 
     def _end(self) -> Report:
         report = self._report()

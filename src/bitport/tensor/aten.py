@@ -13,10 +13,9 @@ from bitport.errors import ArgumentError
 from bitport.numerics import Quantized, number_type
 from bitport.tensor.borders import check_pieces, is_conv
 from bitport.tensor.parts import matrix_of
-from bitport.tensor.qtensor import ATEN, QTensor
+from bitport.tensor.qtensor import ATEN, INSTEAD, QTensor, unsupported
 
 aten = torch.ops.aten
-INSTEAD = ": take the float tensor with .dequantize()"
 
 Adding = Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]
 
@@ -344,6 +343,14 @@ def _equal(func: Any, a: Tensor, b: Tensor) -> bool:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(*(part.reshape(-1).view(torch.uint8) for part in (a, b)))
+
+
+@implements(aten.add.Tensor)
+def _add(func: Any, a: Any, b: Any, **kwargs: Any) -> Tensor:
+    """With floats of its shape, a float tensor: what DoRA takes the norms of."""
+    if isinstance(a, QTensor) == isinstance(b, QTensor) or getattr(a, "shape", None) != getattr(b, "shape", None):
+        unsupported(func)
+    return func(*(each.dequantize() if isinstance(each, QTensor) else each for each in (a, b)), **kwargs)
 
 
 @implements(aten.empty_like.default)

@@ -67,10 +67,11 @@ def check_parts(parts: Quantized, fmt: Format, matrix: Matrix, batch: tuple[int,
             )
 
 
-def check_packed(parts: Quantized, matrix: Matrix, name: str, batch: tuple[int, ...]) -> None:
+def check_packed(parts: Quantized, fmt: Format, matrix: Matrix, name: str, batch: tuple[int, ...]) -> None:
     """ArgumentError unless the parts look as the layout ``name`` packs this matrix: before they are unpacked."""
     wanted = layout(name).expects(matrix)
-    specs = [(parts.data, (wanted.data_dtype,), wanted.data_shape), (parts.scale, FLOATS, wanted.scale_shape)]
+    scales = part_specs(fmt, matrix)["scale"].dtypes
+    specs = [(parts.data, (wanted.data_dtype,), wanted.data_shape), (parts.scale, scales, wanted.scale_shape)]
     if parts.zero is not None and wanted.zero_shape is not None:
         specs.append((parts.zero, (torch.uint8, *FLOATS), wanted.zero_shape))
     for part, dtypes, shape in specs:

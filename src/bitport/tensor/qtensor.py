@@ -19,6 +19,7 @@ import math
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 import torch
@@ -38,6 +39,11 @@ EXTRA = ("perm", "pre_scale", "act_scale")
 PARTS = ("qdata", "scale", "zero", "scale2", *EXTRA)
 KEPT = "_operand"
 """Where bitport.ops keeps the parts as ops take them."""
+
+INSTEAD = (
+    ": take the float tensor with .dequantize(), leave that weight as it is (a rule 'skip'), or make the model a float "
+    "one again, bitport.dequantize_(model), as before adapters are merged"
+)
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 """torch functions that take a QTensor and what computes them, e.g. F.linear, and our ``quantize`` and ``dequantize``,
@@ -222,7 +228,7 @@ class QTensor(Tensor):
             return handler(func, *args, **(kwargs or {}))
         if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
             return func.decompose(*args, **(kwargs or {}))  # inference_mode hands over composite ops whole
-        _unsupported(func)
+        unsupported(func)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():
@@ -238,16 +244,8 @@ class QTensor(Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled in the canonical layout, so that it can be read on any device; in shared memory as it lies."""
-        if self.repeated:
-            raise ArgumentError(f"{self!r} is an expanded view of a quantized tensor: save the tensor itself")
-        source = self if self.is_shared() else self.to_layout("plain")
-        names, _ = source.__tensor_flatten__()
-        with torch._C.DisableTorchFunctionSubclass():
-            described = (tuple(self.shape), self.dtype)
-        parameter = isinstance(self, torch.nn.Parameter)
-        tensors = {name: _as_bytes(getattr(source, name)) for name in names}
-        return rebuild, (tensors, self.scheme.to_json(), source.bits_layout, *described, self.transposed, parameter)
+        """Pickled in the canonical layout, so that it can be read on any device."""
+        return _reduced(self.to_layout("plain"), isinstance(self, torch.nn.Parameter))
 
     def share_memory_(self) -> QTensor:
         self.map_parts(Tensor.share_memory_)
@@ -266,6 +264,21 @@ class QTensor(Tensor):
         return size + sum(p.nbytes for name in ("scale2", *EXTRA) if (p := getattr(self, name)) is not None)
 
 
+def _reduced(q: QTensor, parameter: bool) -> tuple[Any, ...]:
+    if q.repeated:
+        raise ArgumentError(f"{q!r} is an expanded view of a quantized tensor: save the tensor itself")
+    names, (scheme, bits_layout, _, transposed, dtype) = q.__tensor_flatten__()
+    with torch._C.DisableTorchFunctionSubclass():
+        shape = tuple(q.shape)
+    tensors = {name: _as_bytes(getattr(q, name)) for name in names}
+    return rebuild, (tensors, scheme.to_json(), bits_layout, shape, dtype, transposed, parameter)
+
+
+def _reduced_as_it_lies(q: QTensor) -> tuple[Any, ...]:
+    """For another process of this machine, which opens the memory of the parts later: a copy would be gone by then."""
+    return _reduced(q, isinstance(q, torch.nn.Parameter))
+
+
 def _as_bytes(part: Tensor) -> Tensor:
     """pickle fails on 8-bit floats; :func:`rebuild` knows their dtypes from the scheme."""
     return part.view(torch.uint8) if part.is_floating_point() and part.dtype.itemsize == 1 else part
@@ -281,10 +294,9 @@ def _is_unread(part: Tensor) -> bool:
     return marked and any(frame.f_code.co_name == "_legacy_load" for frame, _ in traceback.walk_stack(None))
 
 
-def _unsupported(func: Any) -> NoReturn:
+def unsupported(func: Any) -> NoReturn:
     raise NotImplementedError(
-        f"{func} is not defined on a QTensor: it stands for a weight in linear, embedding, conv and matmul. "
-        f"For anything else take the float tensor with .dequantize(), or leave that weight as it is: a rule 'skip'"
+        f"{func} is not defined on a QTensor, which stands for a weight in linear, embedding, conv and matmul{INSTEAD}"
     )
 
 
@@ -308,12 +320,12 @@ def _storage(q: QTensor) -> NoReturn:
     )
 
 
-def _dlpack(q: QTensor, **kwargs: Any) -> NoReturn:
+def _outside(q: QTensor, *args: Any, **kwargs: Any) -> NoReturn:
     raise ArgumentError("a quantized tensor has no memory that other libraries can read: give them its dequantize()")
 
 
 def _apply(q: QTensor, callable: Callable[..., Any]) -> NoReturn:
-    _unsupported("Tensor.apply_")
+    unsupported("Tensor.apply_")
 
 
 def _requires_grad(q: QTensor, requires_grad: bool = True) -> QTensor:
@@ -336,7 +348,7 @@ SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 FUNCTIONS[SET_DATA] = _set_data
 FUNCTIONS[Tensor.storage] = _storage
 FUNCTIONS[Tensor.requires_grad_] = _requires_grad
-FUNCTIONS[Tensor.__dlpack__] = _dlpack
+FUNCTIONS.update(dict.fromkeys((Tensor.__dlpack__, Tensor.numpy, Tensor.__array__, Tensor.tolist), _outside))
 FUNCTIONS[Tensor.element_size] = _element_size
 FUNCTIONS[Tensor.apply_] = _apply  # torch's own looks for numbers where a QTensor has none
 
@@ -359,7 +371,7 @@ def from_parts(
     matrix = matrix_of(scheme.weight, n, k)
     batch = tuple(shape[:-2]) if batched else ()
     if bits_layout != "plain":
-        check_packed(parts, matrix, bits_layout, batch)
+        check_packed(parts, scheme.weight, matrix, bits_layout, batch)
     check_parts(layouts.repack(matrix, parts, bits_layout, "plain"), scheme.weight, matrix, batch)
     check_extra(k, parts.data.device, **extra)
     return QTensor(
@@ -439,7 +451,8 @@ def rebuild(
             "write the file without _use_new_zipfile_serialization=False, or with bitport.save(model, directory)"
         )
     described = Scheme.from_json(scheme)
-    data = _from_bytes(tensors["qdata"], described.weight.number.storage)
+    data = tensors["qdata"]  # of 8-bit floats in the canonical form alone
+    data = _from_bytes(data, described.weight.number.storage) if bits_layout == "plain" else data
     scale = _from_bytes(tensors["scale"], SCALE_DTYPES[described.weight.scale])
     parts = Quantized(data, scale, tensors.get("zero"), tensors.get("scale2"))
     extra = {name: tensors.get(name) for name in EXTRA}
@@ -458,3 +471,4 @@ def rebuild(
 
 
 torch.serialization.add_safe_globals([rebuild])
+ForkingPickler.register(QTensor, _reduced_as_it_lies)

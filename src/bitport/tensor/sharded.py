@@ -1,6 +1,7 @@
 """DTensors that hold a QTensor: what of it a process has, and back.
 
-DTensor is looked for among the modules that are loaded: nobody who has none pays for importing it.
+DTensor is looked for among the modules that are loaded: nobody who has none pays for importing it. While another thread
+imports it, there is none yet.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from bitport.tensor.qtensor import QTensor
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether ``tensor`` is a DTensor, be it replicated."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
 def own(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitport.ops.bags import embedding_bag
 from bitport.ops.functional import added
 from bitport.train.experts import grouped_mm
 from bitport.train.product import linear
@@ -63,7 +64,9 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     return refuse
 
 
-FUNCTIONS.update({F.linear: linear, F.grouped_mm: grouped_mm, torch._grouped_mm: grouped_mm})
+FUNCTIONS.update(
+    {F.linear: linear, F.embedding_bag: embedding_bag, F.grouped_mm: grouped_mm, torch._grouped_mm: grouped_mm}
+)
 FUNCTIONS.update(
     {function: _matmul(function) for function in (torch.mm, torch.bmm, Tensor.mm, Tensor.bmm)}
     | dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mv, Tensor.mv), matmul)
@@ -73,7 +76,7 @@ FUNCTIONS.update(
     {
         function: _refused(function)
         for function in (
-            *(torch.einsum, torch.addmv, Tensor.addmv, F.bilinear, F.embedding_bag),
+            *(torch.einsum, torch.addmv, Tensor.addmv, F.bilinear),
             *(Tensor.addmm_, Tensor.baddbmm_, torch._addmm_activation, torch.sparse.mm, torch.lstm),
             *(Tensor.apply_, Tensor.__dlpack__),  # torch's own look for numbers where a TrainedTensor has none
         )

@@ -64,7 +64,7 @@ def zeros(param: Tensor, fmt: Format | None, dtype: torch.dtype) -> Tensor:
     """The moment that ``param`` begins with: in ``fmt``, or floats of ``dtype``."""
     if fmt is None:
         return torch.zeros(param.shape, dtype=dtype, device=param.device)
-    return encoded(torch.zeros(param.shape, device=param.device), fmt, param.dtype)
+    return encoded(torch.zeros(param.shape, dtype=torch.float32, device=param.device), fmt, param.dtype)
 
 
 def encoded(value: Tensor, fmt: Format, dtype: torch.dtype) -> QTensor:

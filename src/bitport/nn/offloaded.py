@@ -1,0 +1,19 @@
+"""Models that accelerate offloads: it puts the numbers of a module in their place for each call, and takes them out."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from bitport.errors import ArgumentError
+
+
+def refuse_offloaded(model: nn.Module) -> None:
+    """ArgumentError where that is so: the next call would bring back the weights as they were, whatever they became."""
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        for name, param in model.named_parameters():
+            if param.is_meta:
+                raise ArgumentError(
+                    f"accelerate has offloaded {name}, and puts its numbers there only while the model runs: do this "
+                    f"before the model is offloaded, or bring them back by accelerate.hooks.remove_hook_from_submodules"
+                    f"(model); from_pretrained with quantization_config=BitportConfig(..) quantizes while it loads"
+                )

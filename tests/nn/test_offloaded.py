@@ -1,0 +1,65 @@
+"""What accelerate has offloaded cannot be changed: its hooks would bring back the weights as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bitport
+from bitport import train
+from bitport.errors import ArgumentError
+
+accelerate = pytest.importorskip("accelerate", reason="needs the extra: pip install 'bitport[diffusers]'")
+
+
+def model_of() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 32)).eval()
+
+
+FLOATS: dict[str, Callable[[nn.Module], Any]] = {
+    "quantize_": lambda model: bitport.quantize_(model, "int4"),
+    "gptq": lambda model: bitport.quantize_(model, "int4", algorithm="gptq", calibrate=[torch.ones(2, 96)]),
+    "prepare_": lambda model: train.prepare_(model, "int4"),
+    "mixed": lambda model: bitport.mixed(model, bits=4, calibrate=[torch.ones(2, 96)]),
+}
+QUANTIZED: dict[str, Callable[[nn.Module], Any]] = {
+    "dequantize_": bitport.dequantize_,
+    "learn_scales_": train.learn_scales_,
+    "explain": bitport.explain,
+}
+
+
+@pytest.mark.parametrize("verb", [*FLOATS, *QUANTIZED])
+def test_an_offloaded_model_is_refused(verb: str) -> None:
+    """quantize_ reported int4, and the model computed with its floats."""
+    model = model_of()
+    if verb in QUANTIZED:
+        bitport.quantize_(model, "int4")
+    accelerate.cpu_offload(model, execution_device="cpu")
+    with pytest.raises(ArgumentError, match=r"accelerate has offloaded 0.weight, .*remove_hook_from_submodules"):
+        {**FLOATS, **QUANTIZED}[verb](model)
+
+
+def test_a_model_that_was_offloaded_is_quantized() -> None:
+    model, wanted, x = model_of(), model_of(), torch.randn(3, 96)
+    bitport.quantize_(wanted, "int4")
+    accelerate.cpu_offload(model, execution_device="cpu")
+    accelerate.hooks.remove_hook_from_submodules(model)
+    bitport.quantize_(model, "int4")
+    assert torch.equal(model(x), wanted(x))
+    accelerate.cpu_offload(model, execution_device="cpu")
+    assert torch.equal(model(x), wanted(x))
+
+
+def test_a_model_with_hooks_whose_weights_are_there_is_quantized() -> None:
+    model, wanted, x = model_of(), model_of(), torch.randn(3, 96)
+    bitport.quantize_(wanted, "int4")
+    model = accelerate.dispatch_model(model, {"": "cpu"}, force_hooks=True)
+    assert hasattr(model, "_hf_hook")
+    bitport.quantize_(model, "int4")
+    assert torch.equal(model(x), wanted(x))

@@ -1,0 +1,60 @@
+"""Adapters add floats to a quantized weight: DoRA for its norms, PEFT to experts. The sum is a float tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.tensor import QTensor
+
+Make = Callable[..., QTensor]
+SUMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "right": lambda w, delta: w + delta,
+    "left": lambda w, delta: delta + w,
+    "alpha": lambda w, delta: torch.add(w, delta, alpha=0.5),
+    "transposed": lambda w, delta: w.t() + delta.t(),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("how", SUMS)
+def test_a_sum_with_floats_of_its_shape_is_that_of_the_value(make: Make, how: str, compiled: bool) -> None:
+    w, delta = make(dtype=torch.bfloat16), torch.randn(64, 96, requires_grad=True)
+    wanted = SUMS[how](w.dequantize().double(), delta.double())
+    torch.compiler.reset()
+    run = torch.compile(SUMS[how], backend="aot_eager", fullgraph=True) if compiled else SUMS[how]
+    y = run(w, delta)
+    assert type(y) is Tensor
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-6, atol=1e-6)
+    (gradient,) = torch.autograd.grad(y.sum(), delta)
+    assert torch.equal(gradient, torch.full_like(delta, 0.5 if how == "alpha" else 1.0))
+
+
+def test_products_are_added_to_a_stack_of_experts(make: Make) -> None:
+    """torch.baddbmm(W, A, B) asked for a quantized factor."""
+    w, a, b = make("int4-g32", 3, 64, 96), torch.randn(3, 64, 4), torch.randn(3, 4, 96)
+    y = torch.baddbmm(w, a, b, alpha=2, beta=0.5)
+    wanted = 0.5 * w.dequantize().double() + 2 * a.double() @ b.double()
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
+    matrix = torch.addmm(make(), a[0], b[0])
+    assert type(matrix) is Tensor
+
+
+@pytest.mark.parametrize(
+    "summed",
+    [
+        pytest.param(lambda w: w + 1, id="number"),
+        pytest.param(lambda w: w + torch.ones(96), id="row"),
+        pytest.param(lambda w: w + torch.ones(2, 64, 96), id="batch"),
+        pytest.param(lambda w: w + w, id="itself"),
+        pytest.param(lambda w: w.add_(torch.ones(64, 96)), id="in-place"),
+    ],
+)
+def test_other_sums_are_refused(make: Make, summed: Callable[[QTensor], Tensor]) -> None:
+    with pytest.raises(NotImplementedError, match=r"is not defined on a QTensor.*bitport.dequantize_\(model\)"):
+        summed(make())

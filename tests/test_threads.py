@@ -1,0 +1,64 @@
+"""bitport in several threads at once, from the first call on."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import importlib
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import BaseTorchDispatchMode
+
+import bitport
+
+from .test_traps import run_python
+
+FIRST_CALLS = """
+import threading, torch, bitport
+layers, x, errors = [torch.nn.Linear(96, 64) for _ in range(8)], torch.randn(3, 96), []
+def work(layer):
+    bitport.quantize_(layer, "int4-g32")
+    error = (layer(x) - torch.nn.functional.linear(x, layer.weight.dequantize(), layer.bias)).abs().max()
+    errors.append(float(error.detach()))
+threads = [threading.Thread(target=work, args=(layer,)) for layer in layers]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(errors) == 8 and max(errors) < 1e-5, errors
+"""
+
+
+def test_the_first_calls_of_a_process_are_those_of_several_threads() -> None:
+    """partially initialized module 'torch.distributed.tensor' has no attribute 'DTensor'."""
+    done = run_python(FIRST_CALLS)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+LOOKED_FOR = ("torch.distributed.tensor", "torch.distributed.fsdp", "torch.utils.flop_counter")
+
+
+@pytest.mark.parametrize("name", LOOKED_FOR)
+def test_a_module_that_another_thread_is_importing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there, and has nothing in it yet."""
+    for each in LOOKED_FOR:  # torch imports one from the other
+        importlib.import_module(each)
+    model, x = nn.Linear(96, 64), torch.randn(3, 96)
+    wanted = bitport.quantize_(copy.deepcopy(model), "int8-dyn").bytes_after
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    assert bitport.quantize_(model, "int8-dyn").bytes_after == wanted
+    with BaseTorchDispatchMode():
+        assert model(x).shape == (3, 64)
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn", "fp8-row", "nvfp4"])
+def test_one_model_serves_many(scheme: str) -> None:
+    model = nn.Sequential(nn.Linear(96, 128), nn.GELU(), nn.Linear(128, 64))
+    bitport.quantize_(model, scheme)
+    fresh, inputs = copy.deepcopy(model), [torch.randn(at % 9 + 1, 96) for at in range(64)]
+    wanted = [model(x) for x in inputs]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(fresh, inputs))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted, strict=True))
