@@ -1,7 +1,8 @@
-"""Triton's interpreter, with what it does to bfloat16 put right: it multiplies the bit patterns and cuts where it
-should round, and it has no products of float32 as two bfloat16. It also reads every scale of a scaled product as a
-power of two, and that of Triton 3.6 takes a float argument that float32 holds as a subnormal or not at all for float64.
-Kernels are tried as they are; only the interpreter is changed, in a process that is there for that."""
+"""Triton's interpreter, with what it does to bfloat16 put right: it computes with the bit patterns and cuts where it
+should round, and it has no products of float32 as two bfloat16. It also reads NaN of float8_e4m3 as 480, and every
+scale of a scaled product as a power of two. That of Triton 3.6 has no constants of bfloat16, and takes a float argument
+that float32 holds as a subnormal or not at all for float64. Kernels are tried as they are; only the interpreter is
+changed, in a process that is there for that."""
 
 from __future__ import annotations
 
@@ -19,11 +20,14 @@ def _rounded(value: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(value, np.float32)).bfloat16().view(torch.uint16).numpy()
 
 
+WIDENED = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn}
+
+
 def _widened(handle: TensorHandle) -> TensorHandle:
-    if handle.dtype.scalar != tl.bfloat16:
+    if handle.dtype.scalar not in WIDENED:
         return handle
     bits = torch.from_numpy(np.ascontiguousarray(handle.data))
-    return TensorHandle(bits.view(torch.bfloat16).float().numpy(), tl.float32)
+    return TensorHandle(bits.view(WIDENED[handle.dtype.scalar]).float().numpy(), tl.float32)
 
 
 def _parts(handle: TensorHandle) -> tuple[TensorHandle, TensorHandle]:
@@ -62,6 +66,30 @@ def _bfloat16() -> None:
             d = dot(self, one, other, d, how, *rest)
         return d
 
+    convert = InterpreterBuilder.create_fp_to_fp
+
+    def correct_convert(self: Any, source: TensorHandle, target: Any, rounding: Any) -> TensorHandle:
+        if source.dtype.scalar == tl.float8e4nv:
+            return correct_cast(self, _widened(source), target)
+        return convert(self, source, target, rounding)
+
+    InterpreterBuilder.create_fp_to_fp = correct_convert
+
+    def constant(self: Any, value: float) -> TensorHandle:
+        return TensorHandle(_rounded([value]), tl.bfloat16)
+
+    InterpreterBuilder.get_bf16 = constant
+
+    def correctly(plain: Any) -> Any:
+        def compute(self: Any, a: TensorHandle, b: TensorHandle) -> TensorHandle:
+            if a.dtype.scalar != tl.bfloat16:
+                return plain(self, a, b)
+            return TensorHandle(_rounded(plain(self, _widened(a), _widened(b)).data), tl.bfloat16)
+
+        return compute
+
+    for name in ("fadd", "fsub", "fmul"):
+        setattr(InterpreterBuilder, f"create_{name}", correctly(getattr(InterpreterBuilder, f"create_{name}")))
     for name in ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc"):
         setattr(InterpreterBuilder, f"create_{name}", correct_cast)
     InterpreterBuilder.cast_impl = correct_cast

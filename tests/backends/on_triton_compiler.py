@@ -4,7 +4,6 @@ Run by test_triton.py in a process of its own. TRITON_TARGETS names the targets;
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,37 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
-from triton.runtime.jit import JITFunction
 
-from bitport.backends.triton import attention, configs, gemv, kernels, product, rounding, rows, scaled
-from bitport.numerics import ACTIVATIONS, Format
+from bench.gpu import instructions
+from bench.gpu.absent import SHARED, TARGETS, compiling
+from bitport.backends.triton import configs, kernels, scaled
+from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Format
 from bitport.ops.attention import Call, sample
 from bitport.schemes import PRESETS, Scheme, preset
 from tests.backends.products import products
 
-TARGETS = {
-    "sm75": GPUTarget("cuda", 75, 32),
-    "sm80": GPUTarget("cuda", 80, 32),
-    "sm90": GPUTarget("cuda", 90, 32),
-    "sm100": GPUTarget("cuda", 100, 32),
-    "sm120": GPUTarget("cuda", 120, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-    "gfx950": GPUTarget("hip", "gfx950", 64),
-}
-SHARED = {
-    **{"sm75": 64 << 10, "sm80": 163 << 10, "sm90": 227 << 10, "sm100": 227 << 10, "sm120": 99 << 10},
-    **{"gfx942": 64 << 10, "gfx950": 160 << 10},
-}
-"""Bytes of fast memory that one program may have."""
 BINARY = {"cuda": "cubin", "hip": "hsaco"}
-KERNELS = (
-    *(gemv.gemv, product.tiles, product.combine, rows._rows, scaled.scaled),
-    *(rounding.by_row, rounding.by_block, rounding.largest, attention.attend, attention.join),
-)
-
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SOME = (
     *(("int4", BF16, 1), ("int4-g32-sym", FP16, 16), ("int3-channel", BF16, 64), ("mxfp4-wo", FP32, 64)),
@@ -62,50 +41,18 @@ ALL = tuple(
 )
 
 
-class Absent:
-    """A driver of a GPU that is not here: it can be compiled for, nothing more."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self.target = target
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-def table(name: str) -> configs.Config:
-    file = configs.FOLDER / f"{name}.json"
-    content = json.loads((file if file.exists() else configs.FOLDER / "default.json").read_text())
-    return configs.for_architecture(content, name)
-
-
 @pytest.fixture(params=os.environ["TRITON_TARGETS"].split(","))
-def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CompiledKernel]]:
+def made(request: pytest.FixtureRequest) -> Iterator[list[CompiledKernel]]:
     """What was compiled for the target instead of being launched."""
-    compiled: list[CompiledKernel] = []
-    run = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> CompiledKernel:
-        compiled.append(run(self, *args, grid=grid, warmup=True, **options))
-        return compiled[-1]
-
-    monkeypatch.setattr(JITFunction, "run", compile_only)
-    triton.runtime.driver.set_active(Absent(TARGETS[request.param]))
-    config = table(request.param)
-    monkeypatch.setattr(configs, "of", lambda device: config)
-    for kernel in KERNELS:
-        kernel.device_caches.clear()
-    yield compiled
+    with compiling(request.param) as compiled:
+        yield compiled
     target = TARGETS[request.param]
     assert compiled
     for kernel in compiled:
         assert kernel.asm[BINARY[target.backend]]
-        assert not kernel.metadata.global_scratch_size, f"{kernel.name}: memory that a graph's pool does not hold"
+        assert not getattr(kernel.metadata, "global_scratch_size", 0), (
+            f"{kernel.name}: memory that a graph's pool does not hold"
+        )
         assert kernel.metadata.shared <= SHARED[request.param], kernel.name
 
 
@@ -126,7 +73,7 @@ def test_products(scheme: str, dtype: torch.dtype, m: int, k: int, made: list[Co
 
 def test_numbers_of_rows_share_a_kernel(made: list[CompiledKernel]) -> None:
     """Compiling takes seconds: not again for a number that 16 divides, nor for a split of one step."""
-    for m in (2, 3, 16):
+    for m in (9, 11, 16):
         (sample,) = products("int4", BF16, "plain", n=128, k=1024, m=m)
         kernels.run_linear(kernels.linear.tiles)(*sample.args)
     assert [each.name for each in made] == ["tiles", "combine"] * 3
@@ -306,3 +253,31 @@ def test_codes_of_one_row_are_read_in_vectors(made: list[CompiledKernel], reques
         widths.append(set(re.findall(r"cp\.async\.c\S+ \[[^\]]+\], \[[^\]]+\], (0x\w+)", text)))
     assert widths[0] == {"0x10", "0x8"}
     assert "0x10" not in widths[1], "rows that start between words are read byte by byte"
+
+
+ROOM = (
+    *(("int4", BF16, 1), ("int4", FP16, 16), ("int4-g32", BF16, 16), ("int4-channel", BF16, 1)),
+    *(("int8", BF16, 1), ("fp8-wo", BF16, 16), ("int4-int8", BF16, 16)),
+)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "m"), [pytest.param(*each, id=f"{each[0]}-{str(each[1])[6:]}-{each[2]}") for each in ROOM]
+)
+def test_few_rows_wait_for_memory_alone(scheme: str, dtype: torch.dtype, m: int) -> None:
+    """On H100, where the goal is 85 % of the bandwidth: 3.35e12 B/s of int4 with a scale (2 B) and a zero (1 B) for 128
+    are 5.4e12 weights a second, 23.5 a clock and multiprocessor (132 at 1.755 GHz). A loop that keeps its pipes 70 %
+    busy may then take 3.8 instructions for a weight (128 a clock), 1.9 of them on integers (64); this asserts it pipe
+    by pipe, for what each scheme moves. Bytes on their way: those that arrive within the latency of memory. Codes come
+    16 bytes at a time, 8 where a unit has no more."""
+    if "sm90" not in os.environ["TRITON_TARGETS"].split(","):
+        pytest.skip("counted for sm90")
+    loop = instructions.of("sm90", scheme, dtype, m)
+    assert loop.has_room(), loop
+    assert not loop.spilled
+    chip = instructions.CHIPS["sm90"]
+    assert loop.ahead >= chip.bandwidth * instructions.LATENCY / chip.multiprocessors
+    copies = {name for name in loop.opcodes if name.startswith("LDGSTS") and name.endswith((".128", ".64"))}
+    assert copies >= (
+        {"LDGSTS.E.64"} if NUMBER_TYPES[preset(scheme).weight.dtype].bits == 8 else {"LDGSTS.E.BYPASS.128"}
+    )

@@ -181,6 +181,24 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dic
 STAGES = ["gemv", "tiles 16", "tiles any", "rows int4", "rows int8", "from theirs", "from many"]
 
 
+@pytest.mark.usefixtures("own_tables", "trials")
+def test_trials_compute_as_the_device_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is timed is what will run: by the same units, and with codes taken as many at a time."""
+    used: list[configs.Config] = []
+    run = linear.tiles
+
+    def noted(*args: Any) -> Tensor:
+        used.append(args[4])
+        return run(*args)
+
+    monkeypatch.setattr(linear, "tiles", noted)
+    list(measure.tune(DEVICE))
+    here = configs.of(DEVICE)
+    assert used
+    for config in used:
+        assert (config.halves, config.float8, config.int8) == (here.halves, here.float8, here.int8) == (True,) * 3
+
+
 @pytest.mark.usefixtures("own_tables")
 def test_tune_measures_and_keeps(trials: list[dict[str, Any]]) -> None:
     noted: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """Triton's kernels, each in a process that tells triton where it is: on_triton.py in its interpreter, the compilers for
 devices that are not here, and on the device that is. The others are likewise: on_triton_attention.py for attention,
-on_triton_inputs.py for what rounds inputs, on_triton_scaled.py for products of blocks with their scales,
-on_triton_tables.py for how they are chosen."""
+on_triton_inputs.py for what rounds inputs, on_triton_pairs.py for codes taken several at a time, on_triton_scaled.py
+for products of blocks with their scales, on_triton_tables.py for how they are chosen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ needs_triton = pytest.mark.skipif(
 
 
 FILES = (
-    *("on_triton.py", "on_triton_attention.py", "on_triton_inputs.py", "on_triton_scaled.py", "on_triton_tables.py"),
+    *("on_triton.py", "on_triton_attention.py", "on_triton_inputs.py", "on_triton_pairs.py", "on_triton_scaled.py"),
+    "on_triton_tables.py",
 )
 
 

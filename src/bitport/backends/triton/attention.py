@@ -117,8 +117,9 @@ def load_tokens(
         shift = 0.0
         if ZERO != "none":
             zero += sequence * zero_sequence + head * zero_head
-            shift = load_blocks(zero, block, unit, k, blocks, 1, BLOCK_K, SPAN)
-        factor = scale_value(load_blocks(scale, block, unit, k, blocks, 1, BLOCK_K, SPAN), SCALE)
+            shift = load_blocks(zero, block, 0, k, blocks, 1, WIDTH // UNIT, BLOCK_K, SPAN, False)
+        raw = load_blocks(scale, block, 0, k, blocks, 1, WIDTH // UNIT, BLOCK_K, SPAN, False)
+        factor = scale_value(raw, SCALE)
         steps = load_steps(data, token, unit, k, row, shift, NUMBER, WORDS, 0, False, ZERO, SPAN)
         value = tl.where(column < k, tl.reshape(steps * factor, (token.shape[0], WIDTH)), 0.0)
     return value

@@ -46,10 +46,13 @@ class Config:
         scaled: tuple[str, ...] = (),
         mixed: bool = False,
         int8: bool = True,
+        halves: bool = False,
     ) -> None:
         """``float8``: the device multiplies float8_e4m3 as such; ``scaled``: short blocks of these activation formats
-        with their scales; ``mixed``: with 4 bits on one side and 8 on the other; ``int8``: int8 as such."""
+        with their scales; ``mixed``: with 4 bits on one side and 8 on the other; ``int8``: int8 as such; ``halves``: it
+        computes with two numbers of 16 bits at a time."""
         self.content, self.float8, self.scaled, self.mixed, self.int8 = content, float8, scaled, mixed, int8
+        self.halves = halves
         self.source: str = content["source"]
         self.gemv: Blocks = content["gemv"]
         self._most_rows: dict[str, dict[str, int | None]] = content["most_rows"]
@@ -110,9 +113,14 @@ def multiplies_mixed(architecture: str) -> bool:
     return architecture == "gfx950" or (architecture.startswith("sm") and 100 <= int(architecture[2:]) < 120)
 
 
+def computes_halves(architecture: str) -> bool:
+    """bfloat16 too: NVIDIA's from sm80 on. AMD's widen it to float32."""
+    return architecture.startswith("sm") and int(architecture[2:]) >= 80
+
+
 def for_architecture(content: dict[str, Any], architecture: str) -> Config:
     found = multiplies_float8(architecture), multiplies_scaled(architecture), multiplies_mixed(architecture)
-    return Config(content, *found, int8=multiplies_int8(architecture))
+    return Config(content, *found, int8=multiplies_int8(architecture), halves=computes_halves(architecture))
 
 
 def path(architecture: str) -> Path:

@@ -291,27 +291,38 @@ def scale_value(raw: tl.tensor, SCALE: tl.constexpr) -> tl.tensor:
 def load_blocks(
     part: tl.tensor,
     row: tl.tensor,
-    unit: tl.tensor,
+    piece: tl.tensor,
     k: tl.tensor,
     row_step: tl.tensor,
     step: tl.tensor,
+    UNITS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPAN: tl.constexpr,
+    EVEN: tl.constexpr,
 ) -> tl.tensor:
-    """The entries of a scale or zero for the columns of ``unit``; ``row`` [ROWS] counts its rows, which are
-    ``row_step`` apart, its columns ``step``. SPAN is how far an entry surely reaches: row, tile (these columns), unit
-    or column. The result broadcasts to [ROWS, UNITS, 8]."""
+    """The entries of a scale or zero for the columns of a piece, where the row is cut into pieces of UNITS; ``row``
+    [ROWS] counts its rows, which are ``row_step`` apart, its columns ``step``. SPAN is how far an entry surely reaches:
+    row, tile (these columns), unit or column. Those that lie side by side are read as one vector, if EVEN. The result
+    broadcasts to [ROWS, UNITS, 8]."""
     at = part + row * row_step
+    last = (k - 1) // BLOCK_K
+    unit = piece * UNITS + tl.arange(0, UNITS)
     if SPAN == "row":
         entries = tl.load(at)[:, None, None]
     elif SPAN == "tile":
-        entries = tl.load(at + tl.min(unit, 0) * UNIT // BLOCK_K * step)[:, None, None]
+        entries = tl.load(at + tl.minimum(piece * (UNITS * UNIT) // BLOCK_K, last) * step)[:, None, None]
+    elif SPAN == "unit" and UNITS * UNIT % BLOCK_K == 0:
+        BLOCKS: tl.constexpr = UNITS * UNIT // BLOCK_K
+        block = piece * BLOCKS + tl.arange(0, BLOCKS)
+        block = block if EVEN else tl.minimum(block, last)
+        each = tl.load(at[:, None] + (block * step)[None, :])[:, :, None]
+        entries = tl.reshape(tl.broadcast_to(each, (row.shape[0], BLOCKS, UNITS // BLOCKS)), (row.shape[0], UNITS, 1))
     elif SPAN == "unit":
-        block = tl.minimum(unit * UNIT, k - 1) // BLOCK_K
+        block = tl.minimum(unit * UNIT // BLOCK_K, last)
         entries = tl.load(at[:, None] + (block * step)[None, :])[:, :, None]
     else:
         column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
-        block = tl.minimum(column, k - 1) // BLOCK_K
+        block = tl.minimum(column // BLOCK_K, last)
         entries = tl.load(at[:, None, None] + (block * step)[None])
     return entries
 
@@ -320,15 +331,17 @@ def load_blocks(
 def load_flat(
     part: tl.tensor,
     row: tl.tensor,
-    unit: tl.tensor,
+    piece: tl.tensor,
     k: tl.tensor,
     row_step: tl.tensor,
     step: tl.tensor,
+    UNITS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPAN: tl.constexpr,
+    EVEN: tl.constexpr,
 ) -> tl.tensor:
     """Those of whole units, to be broadcast to [ROWS, UNITS]."""
-    entries = load_blocks(part, row, unit, k, row_step, step, BLOCK_K, SPAN)
+    entries = load_blocks(part, row, piece, k, row_step, step, UNITS, BLOCK_K, SPAN, EVEN)
     return tl.reshape(entries, (entries.shape[0], entries.shape[1]))
 
 

@@ -4,8 +4,9 @@ A code is decoded and multiplied in the thread that read it; threads meet after 
 read: the sum runs over the eight places of a word one by one, so that a code costs what takes it out of the word and
 one multiplication and addition. x is read as it lies and split in places once, for all BN rows of the weight.
 
-Several rows at a time would share what was decoded. But compiled for sm90, with int4, two rows took 8 instructions for
-a code and four 12, and tiles of 16 rows take 6 for all (one row, here: 6): from two rows on matrix units are ahead.
+Several rows at a time would share what was decoded, but hold it in registers for each; tiles, on matrix units, decode
+once for 16 rows. Where codes become numbers of 16 bits several at a time (pairs.py) tiles take fewer instructions for
+one row too: ``python -m bench.gpu.instructions`` counts them, the tables of configs.py choose.
 """
 
 from __future__ import annotations
@@ -93,14 +94,15 @@ def gemv(
         shift = 0.0
         if bits_of(NUMBER) == 8:
             if ZERO != "none":
-                shift = load_blocks(zero, block, unit, k, zero_row, 1, BLOCK_K, SPAN)
+                shift = load_blocks(zero, block, step, k, zero_row, 1, UNITS, BLOCK_K, SPAN, EVEN)
             value = steps(load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN), shift, NUMBER, ZERO)
             if SPAN == "column":
-                value *= scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, BLOCK_K, SPAN), SCALE)
+                raw = load_blocks(scale, block, step, k, scale_row, scale_step, UNITS, BLOCK_K, SPAN, EVEN)
+                value *= scale_value(raw, SCALE)
             part = tl.sum(value * rows[None], 2)
         else:
             if ZERO != "none" and SPAN != "column":
-                shift = load_flat(zero, block, unit, k, zero_row, 1, BLOCK_K, SPAN)
+                shift = load_flat(zero, block, step, k, zero_row, 1, UNITS, BLOCK_K, SPAN, EVEN)
             word = load_word(data, row, unit, k, row_bytes, NUMBER, WORDS, EVEN)
             xs = places(rows, UNITS)
             part = tl.zeros((BN, UNITS), dtype=tl.float32)
@@ -113,7 +115,8 @@ def gemv(
                     value *= scale_value(raw, SCALE)
                 part = tl.fma(value, xs[place][None, :], part)
         if SPAN == "tile" or SPAN == "unit":
-            part *= scale_value(load_flat(scale, block, unit, k, scale_row, scale_step, BLOCK_K, SPAN), SCALE)
+            raw = load_flat(scale, block, step, k, scale_row, scale_step, UNITS, BLOCK_K, SPAN, EVEN)
+            part *= scale_value(raw, SCALE)
         total += part
     result = tl.sum(total, 1)
     if SPAN == "row":

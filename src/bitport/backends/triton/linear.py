@@ -16,6 +16,7 @@ from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+FLOAT8 = ("float8_e4m3", "float8_e5m2")
 LONGEST_INT = 1 << 16
 """Columns whose sum of products of two int8 surely fits int32."""
 SHORTEST = 32
@@ -55,7 +56,7 @@ def tiles(
     bk = _step(x, weight, blocks)
     place = {"row": "end", "tile": "tile"}.get(span(weight, bk), "fold")
     (count, splits), per_split = grid_of(m, weight, bk, blocks, ends)
-    held = operand(weight)
+    held, dot = operand(weight), _dot(x, weight, place, dtype, config.int8)
     out, target = outputs(splits, m, weight.n, dtype, x.rows.device, zeros=ends is not None)
     product.tiles[(count, splits)](
         *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, ends, target, m, x.rows.stride(0)),
@@ -65,7 +66,8 @@ def tiles(
         **reach(weight, bk),
         PLACE=place,
         ROUNDED=x.place,
-        DOT=_dot(x, weight, place, dtype, config.int8),
+        PAIRS=_pairs(weight, place, bk, dot, config),
+        DOT=dot,
         EVEN=weight.k % bk == 0,
         EXPERTS=triton.next_power_of_2(experts),
         BM=blocks["BM"],
@@ -112,6 +114,24 @@ def _dot(x: Rounded, weight: Weight, place: str, dtype: torch.dtype, int8: bool)
         return tl.float8e4nv
     exact = whole and number.kind != "codebook" and (place != "fold" or weight.scale.dtype.itemsize == 1)
     return tl.bfloat16 if exact or dtype == torch.bfloat16 else tl.float32
+
+
+def _pairs(weight: Weight, place: str, bk: int, dot: tl.dtype, config: Config) -> bool:
+    """Whether codes can become numbers of that type several at a time, without any other rounding: a scale that is
+    multiplied in then must be of that type, or exact in it."""
+    number, scale = NUMBER_TYPES[weight.dtype], weight.scale.dtype
+    if not config.halves or (weight.zero is not None and weight.zero.is_floating_point()):
+        return False
+    if dot == tl.int8:
+        return number.kind == "int" and number.bits == 4 and bk > SHORTEST  # in 32 Triton finds no layout on sm100
+    if dot not in (tl.bfloat16, tl.float16):
+        return False
+    if weight.dtype in FLOAT8:
+        return config.float8 or weight.dtype == "float8_e5m2"
+    within = place == "fold" and span(weight, bk) == "unit"
+    if weight.dtype == "float4_e2m1":
+        return within and (scale == torch.float8_e4m3fn or (scale == torch.float8_e8m0fnu and dot == tl.bfloat16))
+    return number.kind == "int" and 1 < number.bits <= 4 and (place != "fold" or (within and TYPES.get(scale) == dot))
 
 
 def grid_of(m: int, weight: Weight, bk: int, blocks: Blocks, ends: Tensor | None) -> tuple[tuple[int, int], int]:

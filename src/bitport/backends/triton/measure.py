@@ -56,6 +56,7 @@ Sizes: TypeAlias = dict[str, tuple[int, ...]]
 PROGRAMS = (128, 256, 512, 1024)
 GEMV: Sizes = {"BN": (4, 8, 16, 32), "BK": (256, 512, 1024), "num_warps": (2, 4), "num_stages": (2, 3, 4)}
 TILES: dict[int | None, Sizes] = {
+    8: {"BM": (8, 16), "BN": (64, 128), "BK": (128,), "num_warps": (4,), "num_stages": (3, 4)},
     16: {"BM": (16,), "BN": (32, 64, 128), "BK": (64, 128), "num_warps": (2, 4), "num_stages": (3, 4)},
     32: {"BM": (32,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4,), "num_stages": (3, 4)},
     64: {"BM": (64,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4, 8), "num_stages": (3, 4)},
@@ -111,7 +112,8 @@ def begun(device: torch.device) -> dict[str, Any]:
     stages += ["scaled"] if configs.of(device).scaled else []
     stages += [f"from {name}" for name in RIVALS if _rival(name, device)]
     tiles = [{**_nearest(content["tiles"], rows), "rows": rows} for rows in TILES]
-    return {**content, "source": source(device), "tiles": tiles, "unmeasured": stages}
+    most = {kernel: {"*": kinds["*"]} for kernel, kinds in content["most_rows"].items()}
+    return {**content, "source": source(device), "tiles": tiles, "most_rows": most, "unmeasured": stages}
 
 
 def _nearest(tiles: list[dict[str, Any]], rows: int | None) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def measure(stage: str, content: dict[str, Any], device: torch.device, note: Not
     def trial(blocks: dict[str, Any]) -> float:
         whole = {**begin, **blocks}
         single = whole if stage == "gemv" else [{**whole, "rows": None}]
-        config = Config({**content, what: single})
+        config = _config({**content, what: single}, device)
 
         def run(weight: Weight) -> Tensor:
             return _product(what, x, weight, scheme, config)
@@ -169,6 +171,10 @@ def measure(stage: str, content: dict[str, Any], device: torch.device, note: Not
     blocks, seconds = search({**sizes, "programs": PROGRAMS}, begin, trial)
     begin.update(blocks)
     return f"{stage}: {blocks}, {seconds * 1e6:.1f} us"
+
+
+def _config(content: dict[str, Any], device: torch.device) -> Config:
+    return configs.for_architecture(content, configs.architecture(device))
 
 
 def _product(what: str, x: Tensor, weight: Weight, scheme: str, config: Config) -> Tensor:
@@ -201,7 +207,7 @@ def search(
 
 def _crossovers(scheme: str, content: dict[str, Any], device: torch.device, note: Note) -> str:
     """The most rows for gemv, and for tiles, before a dense product is faster."""
-    weights, config = _weights(scheme, device), Config(content)
+    weights, config = _weights(scheme, device), _config(content, device)
     gemv = tiles = 0
     for rows in ROWS:
         x = _rows(rows, device)

@@ -10,6 +10,11 @@ and likewise ROUNDED where the scale of a rounded x goes: "row" after the sum, "
 ``end`` and ``tile`` both factors are small numbers that the product's type holds exactly. Products of float8 are summed
 in float32 step by step: matrix units keep fewer bits of a longer sum.
 
+The weight is the first operand, y is made as BN x BM: matrix units take at least 16 rows of the first and 8 columns of
+the second, and from sm90 on they read the first from registers, where it was decoded. With PAIRS codes become numbers
+several at a time (pairs.py). Codes and x are copied to shared memory STAGES ahead; where one entry of a scale serves a
+whole step it is too short for such copies, and is read a step ahead.
+
 Experts: the tiles of all of them are numbered through, each expert's last may be partly empty. A program finds its
 expert by counting, so the host need not know where experts end.
 """
@@ -20,6 +25,7 @@ import triton
 import triton.language as tl
 
 from bitport.backends.triton.decode import (
+    bits_of,
     load_blocks,
     load_codes,
     load_columns,
@@ -27,6 +33,7 @@ from bitport.backends.triton.decode import (
     scale_value,
     whole_steps,
 )
+from bitport.backends.triton.pairs import in_quads, load_pairs, load_quads, paired
 
 
 @triton.jit
@@ -49,6 +56,32 @@ def find_expert(
 @triton.jit
 def as_type(value: tl.tensor, DOT: tl.constexpr) -> tl.tensor:
     return value if value.dtype == DOT else value.to(DOT)
+
+
+@triton.jit
+def load_both(
+    scale: tl.tensor,
+    zero: tl.tensor,
+    block: tl.tensor,
+    piece: tl.tensor,
+    k: tl.tensor,
+    scale_row: tl.tensor,
+    scale_step: tl.tensor,
+    zero_row: tl.tensor,
+    UNITS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPAN: tl.constexpr,
+    EVEN: tl.constexpr,
+    ZERO: tl.constexpr,
+    PLACE: tl.constexpr,
+) -> tl.tuple:
+    """The zero and, unless it is for the end, the scale of a piece, as load_blocks gives them."""
+    shift, factor = 0.0, 1.0
+    if ZERO != "none":
+        shift = load_blocks(zero, block, piece, k, zero_row, 1, UNITS, BLOCK_K, SPAN, EVEN)
+    if PLACE != "end":
+        factor = load_blocks(scale, block, piece, k, scale_row, scale_step, UNITS, BLOCK_K, SPAN, EVEN)
+    return shift, factor
 
 
 @triton.jit(do_not_specialize=["m", "x_blocks", "experts", "per_split"])
@@ -86,6 +119,7 @@ def tiles(
     BLOCK_K: tl.constexpr,
     PLACE: tl.constexpr,
     ROUNDED: tl.constexpr,
+    PAIRS: tl.constexpr,
     DOT: tl.constexpr,
     EVEN: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -116,55 +150,85 @@ def tiles(
     x_at = x + tl.where(inside_m, row_m, start).to(tl.int64)[:, None] * x_row
     row = tl.minimum(row_n, n - 1).to(tl.int64)
     block = row // block_n
-    total = tl.zeros((BM, BN), dtype=tl.int32 if INTEGER and PLACE == "end" else tl.float32)
+    total = tl.zeros((BN, BM), dtype=tl.int32 if INTEGER and PLACE == "end" else tl.float32)
     last = tl.minimum((k + BK - 1) // BK, (split + 1) * per_split)
+    if SPAN == "row" or SPAN == "tile":
+        next_shift, next_factor = load_both(
+            *(scale, zero, block, split * per_split, k, scale_row, scale_step, zero_row),
+            *(UNITS, BLOCK_K, SPAN, EVEN, ZERO, PLACE),
+        )
     for step in range(split * per_split, last):
         column = step * BK + tl.arange(0, BK)
         unit = step * UNITS + tl.arange(0, UNITS)
         rows = as_type(load_columns(x_at + column[None, :], column[None, :], k, EVEN), DOT)
-        shift = 0.0
-        if ZERO != "none":
-            shift = load_blocks(zero, block, unit, k, zero_row, 1, BLOCK_K, SPAN)
+        if SPAN == "row" or SPAN == "tile":
+            shift, factor = next_shift, next_factor
+        if SPAN != "row":
+            next_shift, next_factor = load_both(
+                *(scale, zero, block, step + (SPAN == "tile"), k, scale_row, scale_step, zero_row),
+                *(UNITS, BLOCK_K, SPAN, EVEN, ZERO, PLACE),
+            )
+        if SPAN != "row" and SPAN != "tile":
+            shift, factor = next_shift, next_factor
         if PLACE != "end":
-            factor = scale_value(load_blocks(scale, block, unit, k, scale_row, scale_step, BLOCK_K, SPAN), SCALE)
-        if FLOAT8 or INTEGER:
+            factor = scale_value(factor, SCALE)
+        FOLDED: tl.constexpr = PLACE == "fold" and PAIRS and bits_of(NUMBER) != 8
+        if FOLDED:
+            factor = factor.to(DOT)
+        if PAIRS and INTEGER:
+            rows = in_quads(rows)
+            value = load_quads(data, row, unit, k, row_bytes, shift, NUMBER, WORDS, EVEN, ZERO)
+        elif PAIRS and bits_of(NUMBER) == 8:
+            codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN).to(tl.uint8)
+            if NUMBER == "float8_e4m3":
+                value = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
+            else:
+                value = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+        elif PAIRS:
+            rows = paired(rows)
+            value = load_pairs(
+                *(data, row, unit, k, n, row_bytes, shift, factor),
+                *(NUMBER, WORDS, EVEN, ZERO, FOLDED, DOT),
+            )
+        elif FLOAT8 or INTEGER:
             codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN)
             value = codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True) if FLOAT8 else codes
             if INTEGER:
                 value = whole_steps(codes, shift, NUMBER, ZERO)
         else:
             value = load_steps(data, row, unit, k, row_bytes, shift, NUMBER, WORDS, FLIP, EVEN, ZERO, SPAN)
-        if PLACE == "fold":
+        if PLACE == "fold" and not FOLDED:
             value *= factor
-        weight = tl.trans(tl.reshape(as_type(value, DOT), (BN, BK)))
+        weight = tl.reshape(as_type(value, DOT), (BN, BK))
+        rows = tl.trans(rows)
         if PLACE == "tile" or ROUNDED == "tile" or FLOAT8:
             if INTEGER:
-                part = tl.dot(rows, weight).to(tl.float32)
+                part = tl.dot(weight, rows).to(tl.float32)
             else:
-                part = tl.dot(rows, weight, input_precision="ieee")
+                part = tl.dot(weight, rows, input_precision="ieee")
             if PLACE == "tile":
-                part *= tl.reshape(factor, (1, BN))
+                part *= tl.reshape(factor, (BN, 1))
             if ROUNDED == "tile":
                 at = row_m.to(tl.int64) * x_blocks + step
-                part *= tl.load(x_scale + at, mask=inside_m, other=0.0)[:, None]
+                part *= tl.load(x_scale + at, mask=inside_m, other=0.0)[None, :]
             total += part
         elif INTEGER:
-            total = tl.dot(rows, weight, total, out_dtype=tl.int32)
+            total = tl.dot(weight, rows, total, out_dtype=tl.int32)
         else:
-            total = tl.dot(rows, weight, total, input_precision="ieee")
+            total = tl.dot(weight, rows, total, input_precision="ieee")
     result = total.to(tl.float32)
     if PLACE == "end":
-        result *= scale_value(tl.load(scale + block * scale_row), SCALE)[None, :]
+        result *= scale_value(tl.load(scale + block * scale_row), SCALE)[:, None]
     if ROUNDED == "row":
-        result *= tl.load(x_scale + row_m, mask=inside_m, other=0.0)[:, None]
+        result *= tl.load(x_scale + row_m, mask=inside_m, other=0.0)[None, :]
     if x_scale2 is not None:
         result *= tl.load(x_scale2)
     if scale2 is not None:
         result *= tl.load(scale2)
     if bias is not None:
-        result += tl.load(bias + row_n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
-    at = (split * m + row_m).to(tl.int64)[:, None] * n + row_n[None, :]
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+        result += tl.load(bias + row_n, mask=inside_n, other=0.0).to(tl.float32)[:, None]
+    at = (split * m + row_m).to(tl.int64)[None, :] * n + row_n[:, None]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside_m[None, :] & inside_n[:, None])
 
 
 @triton.jit(do_not_specialize=["splits"])

@@ -47,15 +47,16 @@ def _rows(
     """An id outside the table gives NaN, as nothing else does: the host is not asked, and no other memory is read."""
     expert = tl.program_id(2).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
+    piece = tl.program_id(1)
+    unit = piece * UNITS + tl.arange(0, UNITS)
     inside = at < count
     asked = tl.load(ids + at, mask=inside, other=0).to(tl.int64) if ids is not None else at
     row = tl.minimum(tl.maximum(asked, 0), n - 1)
     block = row // block_n
     shift = 0.0
     if ZERO != "none":
-        shift = load_blocks(zero + expert * scale_expert, block, unit, k, zero_row, 1, BLOCK_K, SPAN)
-    raw = load_blocks(scale + expert * scale_expert, block, unit, k, scale_row, scale_step, BLOCK_K, SPAN)
+        shift = load_blocks(zero + expert * scale_expert, block, piece, k, zero_row, 1, UNITS, BLOCK_K, SPAN, EVEN)
+    raw = load_blocks(scale + expert * scale_expert, block, piece, k, scale_row, scale_step, UNITS, BLOCK_K, SPAN, EVEN)
     factor = scale_value(raw, SCALE)
     if scale2 is not None:
         factor *= tl.load(scale2 + expert)

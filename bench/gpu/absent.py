@@ -1,0 +1,73 @@
+"""GPUs that are not here: kernels are compiled for them, and not launched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
+
+from bitport.backends.triton import configs
+
+TARGETS = {
+    "sm75": GPUTarget("cuda", 75, 32),
+    "sm80": GPUTarget("cuda", 80, 32),
+    "sm90": GPUTarget("cuda", 90, 32),
+    "sm100": GPUTarget("cuda", 100, 32),
+    "sm120": GPUTarget("cuda", 120, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+}
+SHARED = {
+    **{"sm75": 64 << 10, "sm80": 163 << 10, "sm90": 227 << 10, "sm100": 227 << 10, "sm120": 99 << 10},
+    **{"gfx942": 64 << 10, "gfx950": 160 << 10},
+}
+"""Bytes of fast memory that one program may have."""
+
+
+class Absent:
+    """A driver: it can be compiled for, nothing more."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def table(name: str) -> configs.Config:
+    file = configs.FOLDER / f"{name}.json"
+    content = json.loads((file if file.exists() else configs.FOLDER / "default.json").read_text())
+    return configs.for_architecture(content, name)
+
+
+@contextlib.contextmanager
+def compiling(target: str) -> Iterator[list[CompiledKernel]]:
+    """What would be launched is compiled for the target, by the table that is shipped for it, and put into the list.
+    For processes that do nothing else: triton is told of no other device afterwards."""
+    made: list[CompiledKernel] = []
+    seen: set[JITFunction] = set()
+    run, config = JITFunction.run, table(target)
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> CompiledKernel:
+        if self not in seen:
+            self.device_caches.clear()
+            seen.add(self)
+        made.append(run(self, *args, grid=grid, warmup=True, **options))
+        return made[-1]
+
+    triton.runtime.driver.set_active(Absent(TARGETS[target]))
+    with mock.patch.object(JITFunction, "run", compile_only), mock.patch.object(configs, "of", return_value=config):
+        yield made

@@ -1,0 +1,138 @@
+"""Codes that become numbers several at a time (pairs.py): the same numbers, and the same products, as one at a time.
+Run by test_triton.py, as on_triton.py."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitport.backends.triton import configs, linear, product
+from bitport.numerics import NUMBER_TYPES, to_storage
+from bitport.ops import Sample, Weight
+from bitport.schemes import preset
+from tests.backends.products import products, shortfall
+
+DEVICE = torch.device(os.environ["TRITON_DEVICE"])
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+DEFAULT = json.loads((configs.FOLDER / "default.json").read_text())
+SINGLE = configs.Config(DEFAULT)
+SEVERAL = configs.Config(DEFAULT, halves=True, float8=True)
+
+if DEVICE.type == "cpu":
+    from tests.backends import interpreter
+
+    interpreter.correct()
+elif not (configs.of(DEVICE).halves and configs.of(DEVICE).float8):
+    pytest.skip("this device has no packed arithmetic", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def paths(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Which products were asked to take codes several at a time."""
+    taken: list[bool] = []
+    launch: Callable[..., Any] = product.tiles.__class__.__getitem__
+
+    def noted(kernel: Any, grid: Any) -> Any:
+        run = launch(kernel, grid)
+
+        def call(*args: Any, **constants: Any) -> Any:
+            if "PAIRS" in constants:
+                taken.append(constants["PAIRS"])
+            return run(*args, **constants)
+
+        return call
+
+    monkeypatch.setattr(product.tiles.__class__, "__getitem__", noted)
+    return taken
+
+
+def tiles(sample: Sample, scheme: str, config: configs.Config) -> Tensor:
+    x, *rest = (arg.to(DEVICE) if isinstance(arg, Tensor) else arg for arg in sample.args)
+    held = linear.prepared(x, *((rest[10], rest[11]) if preset(scheme).act else ("", None)))
+    return linear.tiles(held, Weight(*rest[:10]), rest[-1], x.dtype, config).cpu()
+
+
+SHAPES = ((17, 65, 264), (1, 20, 100), (3, 33, 7), (5, 64, 1032))
+SCHEMES = (
+    *("int4", "int4-sym", "int4-g32", "int4-g32-sym", "int4-channel", "int3-g32", "int3-channel-sym", "int2-g64"),
+    *("fp8-wo", "fp8-e5m2-wo", "mxfp8-wo", "int4-int8", "int4-int8-g64-sym", "int4-int8-channel"),
+)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_products_are_those_of_one_at_a_time(scheme: str, dtype: torch.dtype, paths: list[bool]) -> None:
+    """Within the budget, and the same but for the order of float32 sums: the last place of a result, or of a sum that
+    has cancelled."""
+    for m, n, k in SHAPES:
+        (sample,) = products(scheme, dtype, "plain", n=n, k=k, m=m)
+        several, single = tiles(sample, scheme, SEVERAL), tiles(sample, scheme, SINGLE)
+        assert shortfall(sample, several) <= 0
+        most = float(single.abs().max())
+        torch.testing.assert_close(several, single, rtol=torch.finfo(dtype).eps, atol=k * 2.0**-24 * most)
+    assert paths == [True, False] * len(SHAPES)
+
+
+@pytest.mark.parametrize(("scheme", "dtype"), [("mxfp4-wo", BF16), ("nvfp4-wo", BF16), ("nvfp4-wo", FP16)])
+def test_blocks_of_float4(scheme: str, dtype: torch.dtype, paths: list[bool]) -> None:
+    """Every code, at every place of a unit; scales of one block that differ by a factor of 2^12. Not a bit different:
+    a row of y is a row of the weight."""
+    n, k = 64, 256
+    (sample,) = products(scheme, dtype, "plain", n=n, k=k, m=1, with_bias=False)
+    _, _, scale, *rest = sample.args
+    codes = (torch.arange(n)[:, None] + torch.arange(k)) % 16
+    powers = (torch.arange(scale.numel()).view(scale.shape) * 5 % 13 - 6.0).exp2()
+    args = [torch.eye(k, dtype=dtype), to_storage(codes.to(torch.uint8), NUMBER_TYPES["float4_e2m1"])]
+    changed = Sample(sample.name, (*args, powers.to(scale.dtype), *rest), sample.expected, sample.budget)
+    weight = Weight(*changed.args[1:11])
+    assert torch.equal(tiles(changed, scheme, SEVERAL), weight.dense(FP32).t().to(dtype))
+    assert paths == [True]
+
+
+@pytest.mark.parametrize("scheme", ["int4-g20", "int4-g32-fzero", "int8", "nf4", "int5"])
+def test_what_is_taken_one_at_a_time(scheme: str, paths: list[bool]) -> None:
+    """Groups that end within a unit, zeros that are no whole numbers, codes that 16 bits do not hold above a base."""
+    (sample,) = products(scheme, BF16, "plain", n=20, k=80, m=2)
+    assert shortfall(sample, tiles(sample, scheme, SEVERAL)) <= 0
+    assert paths == [False]
+
+
+def test_scales_of_another_type_are_not_rounded(paths: list[bool]) -> None:
+    """A scale within a step is multiplied in 16 bits only if it has that type already."""
+    (sample,) = products("int4-g32", BF16, "plain", n=20, k=256, m=2)
+    x, data, scale, *rest = sample.args
+    wide = Sample(sample.name, (x, data, scale.float() * 1.001, *rest), sample.expected, sample.budget)
+    assert torch.equal(tiles(wide, "int4-g32", SEVERAL), tiles(wide, "int4-g32", SINGLE))
+    assert paths == [False, False]
+
+
+WHOLE = [name for name, number in NUMBER_TYPES.items() if number.kind == "int" and 1 < number.bits <= 4]
+PLACES = (*range(32), 263)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("name", [*WHOLE, "float8_e4m3", "float8_e5m2"])
+def test_every_code_at_every_place(name: str, dtype: torch.dtype, paths: list[bool]) -> None:
+    """Each row has one code at one place, and x is ones. The specials too, and zero points at both ends."""
+    number, k = NUMBER_TYPES[name], 264
+    codes = torch.zeros(len(PLACES), number.qmax + 1, k, dtype=torch.uint8)
+    for at, place in enumerate(PLACES):
+        codes[at, :, place] = torch.arange(number.qmax + 1)
+    stored = to_storage(codes.flatten(0, 1), number)
+    n = stored.shape[0]
+    for zero in (None,) if number.kind == "float" else (None, 0, number.qmax):
+        shift = None if zero is None else torch.full((n, 1), zero, dtype=torch.uint8)
+        weight = Weight(stored, torch.ones(n, 1), shift, None, name, n, k, 1, k, "plain")
+        here = Weight(*(part.to(DEVICE) if isinstance(part, Tensor) else part for part in weight))
+        x = torch.ones(1, k, dtype=dtype)
+        got = linear.tiles(linear.prepared(x.to(DEVICE), "", None), here, None, dtype, SEVERAL).cpu()[0]
+        want = weight.dense(FP32).double().sum(1).to(dtype)
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.nan_to_num(), want.nan_to_num())
+    assert all(paths)
