@@ -34,10 +34,6 @@ class Explanation:
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
-    def __repr__(self) -> str:
-        """What a notebook shows of a cell that ends with it."""
-        return str(self)
-
     def __str__(self) -> str:
         """One line per group of layers that are treated alike, then the refusals."""
         groups: dict[tuple[Any, ...], list[str]] = {}
@@ -55,6 +51,8 @@ class Explanation:
                 notes.append(f"{label}: dequantized on every call; PyTorch computes the convolution")
             notes += [f"{label}: {kernel} refused: {reason}" for kernel, reason in refused]
         return "\n".join([table(header, body), *notes]) if body else "no quantized weight in this model"
+
+    __repr__ = __str__  # what a notebook shows of a cell that ends with it
 
 
 def explain_layer(name: str, kind: str, q: QTensor, rows: tuple[int, ...]) -> LayerExplanation:

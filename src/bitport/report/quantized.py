@@ -114,10 +114,6 @@ class Report:
 
         Path(path).write_text(page(self, title, command, perplexity), encoding="utf-8")
 
-    def __repr__(self) -> str:
-        """What a notebook shows of a cell that ends with it."""
-        return str(self)
-
     def __str__(self) -> str:
         rows = [
             (
@@ -143,6 +139,8 @@ class Report:
             f"{size(self.bytes_before)} -> {size(self.bytes_after)}"
         )
         return chosen + "\n" + total + self.run()
+
+    __repr__ = __str__  # what a notebook shows of a cell that ends with it
 
     def run(self) -> str:
         """Lines on the run, as far as it was streamed."""

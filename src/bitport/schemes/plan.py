@@ -42,13 +42,11 @@ class Plan:
     def skipped(self) -> tuple[Choice, ...]:
         return tuple(choice for choice in self.choices if choice.scheme is None)
 
-    def __repr__(self) -> str:
-        """What a notebook shows of a cell that ends with it."""
-        return str(self)
-
     def __str__(self) -> str:
         """One line per weight: ``name: scheme (reason)``."""
         return "\n".join(f"{c.name}: {c.scheme or 'left as it is'} ({c.reason})" for c in self.choices)
+
+    __repr__ = __str__  # what a notebook shows of a cell that ends with it
 
     def diff(self, other: Plan) -> list[str]:
         """One line per weight that the two plans treat differently: ``name: this -> other``."""
