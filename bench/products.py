@@ -31,7 +31,8 @@ BUDGET = 6.0
 """Seconds for one candidate at one point; a slow one gets fewer repetitions, but at least LEAST."""
 LEAST = 3
 SINGLE = 10.0
-"""A call that takes longer than this many seconds is timed once, by itself."""
+"""A call that takes longer than this many seconds is timed once, by itself; and a candidate that would take so long,
+going by fewer rows, is not asked: libraries without a kernel for the processor multiply numbers one by one."""
 
 QUIET = 0.1
 """Cores that other processes may use before a run warns: a product on all cores waits for the last of them."""
@@ -116,6 +117,7 @@ class Point:
 
     def __init__(self, field: Field, shape: Shape) -> None:
         self.field, self.shape = field, shape
+        self.last: dict[Candidate, tuple[int, float]] = {}
         self.ready: list[Candidate] = []
         self.refused: list[Row] = []
         for peer in field.workers:
@@ -146,11 +148,13 @@ class Point:
             left = [each for each in self.ready if each.peer == peer]
             if worker.lost and left:
                 self._prepare(peer, left)
+            left = [each for each in left if not self.too_slow(each, m)]
             while left := [each for each in left if each in self.ready and each not in facts]:
                 candidate = left.pop(0)
                 answer, reason = ask(worker, "judge", candidate.variant, m, TURN)
                 if not reason:
                     facts[candidate] = answer
+                    self.last[candidate] = m, answer["seconds"]
                     continue
                 self.refuse(candidate, m, reason)
                 if worker.lost:
@@ -159,6 +163,14 @@ class Point:
                     self._prepare(peer, again)
                     left = [*(each for each in again if facts.pop(each, None)), *left]
         return facts
+
+    def too_slow(self, candidate: Candidate, m: int) -> bool:
+        """Whether m rows would take longer than SINGLE, which is a result of its own. bf16 is always asked."""
+        rows, seconds = self.last.get(candidate, (m, 0.0))
+        if candidate == Candidate(*BASE) or seconds * m / rows <= SINGLE:
+            return False
+        self.refuse(candidate, m, f"too slow: going by fewer rows, a call would take more than {SINGLE:.0f} s")
+        return True
 
     def take_turns(self, m: int, facts: dict[Candidate, Row], flush: Flusher) -> dict[Candidate, dict[int, float]]:
         """For each candidate: repetition -> seconds per call."""

@@ -1,16 +1,17 @@
-"""A peer that shows what can go wrong: it is wrong, refuses, raises, or takes its process down."""
+"""A peer that shows what can go wrong: it is wrong, refuses, raises, takes long, or takes its process down."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 
 from torch import Tensor
 
 from bench.peers.base import Prepared
 
 PACKAGES = ("torch",)
-VARIANTS = {"good": "bf16", "refuses": "4-bit", "raises": "4-bit", "crashes": "4-bit", "wrong": "4-bit"}
+VARIANTS = {"good": "bf16"} | dict.fromkeys(("refuses", "raises", "crashes", "wrong", "slow"), "4-bit")
 
 
 def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared | str:
@@ -23,6 +24,8 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
         if variant == "crashes" and x.shape[0] > 1:
             print("about to crash", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
+        if variant == "slow":
+            time.sleep(0.3 * x.shape[0])
         return x @ weight.t() * (2 if variant == "wrong" else 1)
 
     return Prepared([run] * copies, weight.double, weight.nbytes)

@@ -28,6 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], list[Row]]
         folder = tmp_path_factory.mktemp("results")
         patch.setattr(measure, "RESULTS", folder)
         patch.setattr(products, "Flusher", lambda: lambda: None)
+        patch.setattr(products, "SINGLE", 1.0)
         patch.setitem(PEERS, "frail", "tests.bench.frail")
         patch.setitem(PEERS, "absent", "tests.bench.not_there")
         chosen = products.Chosen(
@@ -77,6 +78,12 @@ def test_a_crash_is_a_result_and_leaves_the_others(run: tuple[list[Row], list[Ro
 def test_reasons_are_told(run: tuple[list[Row], list[Row]]) -> None:
     assert pick(run[0], "refuses")[None]["reason"] == "it does not want to"
     assert pick(run[0], "raises")[1]["reason"] == "ValueError: no such product"
+
+
+def test_what_would_take_too_long_is_not_asked_for_more_rows(run: tuple[list[Row], list[Row]]) -> None:
+    slow = pick(run[0], "slow")
+    assert slow[1]["ms"] >= 300
+    assert slow[4]["reason"] == "too slow: going by fewer rows, a call would take more than 1 s"
 
 
 def test_reasons_name_no_place_of_the_machine() -> None:

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -438,6 +439,15 @@ def test_parts_given_by_hand_are_checked(make: Make) -> None:
         from_parts(q.parts, q.scheme, shape=(64, 128), dtype=torch.float32)
     with pytest.raises(ArgumentError, match="part 'zero' is missing"):
         from_parts(q.parts._replace(zero=None), q.scheme, shape=(64, 96), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("given", [16, 17])
+def test_zero_points_are_codes_or_one_more(make: Make, given: int) -> None:
+    """Kernels take them in few bits: 200 would be another number on another device."""
+    q = make().to_layout("plain")
+    parts = q.parts._replace(zero=torch.full_like(q.parts.zero, given))
+    with pytest.raises(ArgumentError, match=r"one of 0\.\.16, .* holds 17") if given > 16 else nullcontext():
+        from_parts(parts, q.scheme, shape=(64, 96), dtype=torch.float32)
 
 
 @pytest.mark.parametrize(

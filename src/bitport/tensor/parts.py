@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix, layout
@@ -80,6 +81,18 @@ def check_packed(parts: Quantized, fmt: Format, matrix: Matrix, name: str, batch
                 f"{matrix.dtype} {matrix.n}x{matrix.k} in layout {name} wants {' or '.join(map(str, dtypes))} "
                 f"{[*batch, *shape]}, not {part.dtype} {list(part.shape)}"
             )
+
+
+def check_zero(zero: Tensor | None, fmt: Format) -> None:
+    """ArgumentError unless whole zero points are codes, or one more (GPTQ stores 16 for 4 bits): a kernel may take them
+    in as few bits. Files are read on the CPU; other devices would have to be waited for."""
+    if fmt.zero != "int" or zero is None or zero.numel() == 0:
+        return
+    if zero.device.type != "cpu" or torch.compiler.is_compiling() or detect_fake_mode((zero,)) is not None:
+        return
+    most, given = 1 << fmt.number.bits, int(zero.max())
+    if given > most:
+        raise ArgumentError(f"{fmt.dtype}: a zero point is one of 0..{most}, but part 'zero' holds {given}")
 
 
 def check_extra(

@@ -33,7 +33,7 @@ from bitport.numerics.format import SCALE_DTYPES
 from bitport.schemes import KINDS, Scheme, preset
 from bitport.tensor.cache_key import source_key
 from bitport.tensor.exporting import recorded
-from bitport.tensor.parts import FLOATS, check_extra, check_packed, check_parts, matrix_of, rows_and_columns
+from bitport.tensor.parts import FLOATS, check_extra, check_packed, check_parts, check_zero, matrix_of, rows_and_columns
 
 EXTRA = ("perm", "pre_scale", "act_scale")
 PARTS = ("qdata", "scale", "zero", "scale2", *EXTRA)
@@ -372,7 +372,9 @@ def from_parts(
     batch = tuple(shape[:-2]) if batched else ()
     if bits_layout != "plain":
         check_packed(parts, scheme.weight, matrix, bits_layout, batch)
-    check_parts(layouts.repack(matrix, parts, bits_layout, "plain"), scheme.weight, matrix, batch)
+    canonical = layouts.repack(matrix, parts, bits_layout, "plain")
+    check_parts(canonical, scheme.weight, matrix, batch)
+    check_zero(canonical.zero, scheme.weight)
     check_extra(k, parts.data.device, **extra)
     return QTensor(
         parts,
