@@ -79,15 +79,18 @@ __attribute__((target("avx512f"))) static void read_avx512(const char* p, size_t
 
 constexpr int kRounds = 20000;
 
-// Eight or more independent sums hide the latency of the unit. The empty asm keeps the loop from being folded.
+// Eight or more independent sums hide the latency of the unit. The empty asm keeps what a step computes of `one` alone
+// from being computed once for all.
 #define SUMS 12
 #define UNIT(name, isa, type, zero, step)                             \
   __attribute__((target(isa))) static void name() {                  \
     type sum[SUMS], one = zero;                                       \
     for (auto& each : sum) each = zero;                               \
     for (int i = 0; i < kRounds; i++) {                               \
-      _Pragma("GCC unroll 12") for (int j = 0; j < SUMS; j++) sum[j] = step; \
-      asm volatile("" : "+x"(one));                                   \
+      _Pragma("GCC unroll 12") for (int j = 0; j < SUMS; j++) {       \
+        sum[j] = step;                                                \
+        asm volatile("" : "+x"(one));                                 \
+      }                                                               \
     }                                                                 \
     for (int j = 1; j < SUMS; j++) asm volatile("" ::"x"(sum[j]));    \
     asm volatile("" ::"x"(sum[0]));                                   \
