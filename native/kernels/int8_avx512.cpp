@@ -90,7 +90,6 @@ AVX512 void unpack_as(const BitportTiles& w, const Panel& panel) {
   uint8_t* to = static_cast<uint8_t*>(panel.data);
   for (int64_t step = panel.k / 32; step < ceil_div(panel.k + panel.count, 32); ++step) {
     const uint8_t* codes = tile_at(w, panel.tile, step);
-    prefetch_ahead(codes, 128 * Bits);
 #pragma GCC unroll 8
     for (int64_t line = 0; line < 8; ++line, to += 128) {
       _mm512_store_si512(to, read_quads<Bits>(codes, line));
@@ -103,9 +102,10 @@ void unpack(const BitportTiles& w, const Panel& panel) {
   BITPORT_WITH_BITS(w.bits, unpack_as<Bits>(w, panel))
 }
 
-// R rows times a panel. Every loop over rows is unrolled: g++ keeps in registers only what no variable indexes.
+// R rows times a panel. Every loop over rows is unrolled: g++ keeps in registers only what no variable indexes. `next`,
+// unless it is null, are the codes behind those of the panel: memory sends them meanwhile.
 template <int R>
-AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, float* sum) {
+AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, float* sum, const uint8_t* next) {
   const uint8_t* panel = static_cast<const uint8_t*>(stretch.data);
   const BitportTiles& w = *job.weight;
   const bool shifts = has_shift(w);
@@ -118,8 +118,10 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
     for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = start_of(center(w), sums[r * job.pieces]);
     for (int64_t k = piece.begin; k < piece.end;) {
       const int8_t* from = x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
+      const int64_t end = smaller((k / kInt8Step + 1) * kInt8Step, piece.end);
+      if (next) next = prefetch_next(next, (end - k) * 4 * w.bits);
 #pragma GCC unroll 4
-      for (const int64_t end = smaller((k / kInt8Step + 1) * kInt8Step, piece.end); k < end; k += 4, from += 4, panel += 128) {
+      for (; k < end; k += 4, from += 4, panel += 128) {
         const __m512i low = _mm512_load_si512(panel), high = _mm512_load_si512(panel + 64);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
@@ -140,14 +142,15 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
 }
 
 constexpr int64_t kAtOnce = 12;   // rows whose sums, 32 each, stay in registers, beside two of the weight and one of x
-constexpr void (*kMultiply[kAtOnce])(const Int8Job&, const Panel&, int64_t, float*) = {
+constexpr void (*kMultiply[kAtOnce])(const Int8Job&, const Panel&, int64_t, float*, const uint8_t*) = {
     multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,  multiply_rows<5>,  multiply_rows<6>,
     multiply_rows<7>, multiply_rows<8>, multiply_rows<9>, multiply_rows<10>, multiply_rows<11>, multiply_rows<12>};
 
 void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
+  const uint8_t* next = tile_at(*job.weight, panel.tile, (panel.k + panel.count) / 32);
   by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
-    kMultiply[count - 1](job, panel, row + r, sum + r * 32);
+    kMultiply[count - 1](job, panel, row + r, sum + r * 32, r ? nullptr : next);
   });
 }
 
