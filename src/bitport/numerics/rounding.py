@@ -28,7 +28,7 @@ def random_bits(like: Tensor, source: RandomSource) -> Tensor:
     """int32 of `like`'s shape with 30 uniformly random bits in each element."""
     if source is None:
         raise ValueError("stochastic rounding needs generator=: a torch.Generator, or an int32 tensor of random bits")
-    if isinstance(source, torch.Generator):
+    if not isinstance(source, Tensor):  # dynamo cannot ask whether a tensor is a Generator
         return torch.randint(0, 1 << RANDOM_BITS, like.shape, generator=source, dtype=torch.int32, device=like.device)
     if source.dtype != torch.int32 or source.shape != like.shape:
         raise ValueError(
