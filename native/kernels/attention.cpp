@@ -54,10 +54,10 @@ constexpr Attending scalar_attending{{}, plain_score, plain_largest, plain_weigh
 
 int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// The least finite masks stay finite: a row that has no others sees all of its tokens alike.
+// The least finite masks stay finite: a row that has no others sees all of its tokens alike. The product is not asked:
+// g++ 14 believes that it is infinite only where the mask is.
 float in_log2(float mask) {
-  const float scaled = mask * kLog2E;
-  return scaled == -INFINITY && mask != -INFINITY ? -FLT_MAX : scaled;
+  return mask <= -FLT_MAX / kLog2E && mask != -INFINITY ? -FLT_MAX : mask * kLog2E;
 }
 
 int64_t groups_of(const BitportTokens& t) { return t.block > 1 || t.group >= t.width ? 1 : ceil_div(t.width, t.group); }
