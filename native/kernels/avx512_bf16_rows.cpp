@@ -17,11 +17,11 @@ struct Few {
   int64_t stride, columns;   // from one step of 32 columns to the next, and how many columns
   const uint16_t* panel;
   float* sum;                // [rows][32]
-  const uint8_t* next;       // the codes behind those of the stretch, which memory sends meanwhile; or null
-  int64_t step_bytes;        // of codes
   const Affine* scales;      // of the group, of two times 16 rows of the weight
   const float* of_x;         // the sum of x over the group, or null, or its scale; that of the next row lies `groups` on
   int64_t groups;
+  const uint8_t* next = nullptr;   // the codes behind those of the stretch, which memory sends meanwhile; or null
+  int64_t step_bytes = 0;          // of codes
 };
 
 template <int R>
@@ -107,7 +107,7 @@ void multiply_panel(const Job& job, const Panel& panel, int64_t row, int64_t row
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
   by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
     const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, panel.k);
-    kAdd[count - 1]({x, job.block * 32, columns, values, sum + r * 32, r ? nullptr : next, step, nullptr, nullptr, 0});
+    kAdd[count - 1]({x, job.block * 32, columns, values, sum + r * 32, nullptr, nullptr, 0, r ? nullptr : next, step});
   });
 }
 
@@ -121,7 +121,7 @@ AVX512 void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int
     const Affine scales[2] = {{_mm512_load_ps(scale), {}}, {_mm512_load_ps(scale + 16), {}}};
     by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
       const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, k);
-      kAddBlock[count - 1]({x, job.block * 32, smaller(end - k, kScaled), values, sum + r * 32, nullptr, 0, scales,
+      kAddBlock[count - 1]({x, job.block * 32, smaller(end - k, kScaled), values, sum + r * 32, scales,
                             job.scales + (row + r) * blocks + k / kScaled, blocks});
     });
   }
@@ -139,7 +139,7 @@ AVX512 void fused(const Job& job, int64_t tile, void* panel, float* sum) {
     by_few(job.m, job.block, kAtOnce, [&](int64_t row, int64_t count) {
       const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, first);
       kAddGroup[count - 1]({x, job.block * 32, smaller(last, w.k) - first, static_cast<const uint16_t*>(panel),
-                            sum + row * 32, nullptr, 0, scales, w.zero ? job.sums + row * groups + g : nullptr, groups});
+                            sum + row * 32, scales, w.zero ? job.sums + row * groups + g : nullptr, groups});
     });
   }
 }

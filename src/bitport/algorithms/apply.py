@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from bitport.algorithms.algorithm import RTN, Algorithm
 from bitport.algorithms.gptq_core import objective
 from bitport.calibrate.inputs import Inputs
-from bitport.nn.quantize import error_of, has_data, quantize_target
+from bitport.nn.quantize import error_of, quantize_target
 from bitport.numerics import Format, Quantized, quantize
 from bitport.report import LayerReport
 from bitport.schemes import Choice, Scheme, Target
 from bitport.tensor import QTensor
+from bitport.tensor.parts import has_data
 from bitport.tensor.qtensor import rows_of
 from bitport.tensor.sharded import nbytes_of
 

@@ -17,11 +17,11 @@ from bitport.calibrate.batches import batches_of
 from bitport.calibrate.blocks import Measured, measured
 from bitport.calibrate.observe import input_scales, scales_without_data
 from bitport.errors import ArgumentError
-from bitport.nn.quantize import has_data
 from bitport.nn.targets import find_targets
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Choice, Target
 from bitport.schemes.plan import refuse_static
+from bitport.tensor.parts import has_data
 from bitport.tensor.sharded import laid_out, whole
 
 

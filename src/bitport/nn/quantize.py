@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
 
 from bitport.errors import ArgumentError
 from bitport.numerics import Format, Quantized, quantize, sqnr
 from bitport.schemes import Scheme, Target
 from bitport.tensor import QTensor, quantize_tensor
+from bitport.tensor.parts import has_data
 
 
 def check_finite(value: Tensor, target: Target) -> None:
@@ -44,8 +44,3 @@ def error_of(value: Tensor, q: QTensor) -> float | None:
     if not has_data(value, q.qdata):
         return None
     return float(sqnr(value.to(q.qdata.device), q.dequantize(torch.float32)))
-
-
-def has_data(*tensors: Tensor) -> bool:
-    """Neither on the meta device nor under FakeTensorMode."""
-    return all(tensor.device.type != "meta" for tensor in tensors) and detect_fake_mode(tensors) is None

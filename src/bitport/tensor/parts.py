@@ -83,12 +83,17 @@ def check_packed(parts: Quantized, fmt: Format, matrix: Matrix, name: str, batch
             )
 
 
+def has_data(*tensors: Tensor) -> bool:
+    """Neither on the meta device nor under FakeTensorMode."""
+    return all(tensor.device.type != "meta" for tensor in tensors) and detect_fake_mode(tensors) is None
+
+
 def check_zero(zero: Tensor | None, fmt: Format) -> None:
     """ArgumentError unless whole zero points are codes, or one more (GPTQ stores 16 for 4 bits): a kernel may take them
     in as few bits. Files are read on the CPU; other devices would have to be waited for."""
     if fmt.zero != "int" or zero is None or zero.numel() == 0:
         return
-    if zero.device.type != "cpu" or torch.compiler.is_compiling() or detect_fake_mode((zero,)) is not None:
+    if zero.device.type != "cpu" or torch.compiler.is_compiling() or not has_data(zero):
         return
     most, given = 1 << fmt.number.bits, int(zero.max())
     if given > most:

@@ -21,7 +21,7 @@ from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.observe import input_scales
 from bitport.errors import ArgumentError
 from bitport.nn.fsdp import refuse_fsdp
-from bitport.nn.quantize import check_finite, has_data
+from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.numerics import Format, Quantized
 from bitport.ops.device import check_device
@@ -30,7 +30,7 @@ from bitport.schemes import Choice, Plan, Recipe, Scheme, Target
 from bitport.schemes.plan import refuse_static
 from bitport.schemes.recipe import static_inputs
 from bitport.tensor import QTensor
-from bitport.tensor.parts import FLOATS
+from bitport.tensor.parts import FLOATS, has_data
 from bitport.tensor.sharded import is_sharded
 from bitport.train.fixed import Fixed, fixed_of, inside_cells
 from bitport.train.gradients import Gradients, gradients_of
