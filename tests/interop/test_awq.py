@@ -151,7 +151,7 @@ def test_gemv_is_written_as_gemm() -> None:
 
 def test_a_scale_that_is_no_float16_is_refused() -> None:
     q = bitport.quantize_tensor(torch.randn(8, 64) * 1e-7, "int4-g32-sym").to_layout("plain")
-    with pytest.raises(ArgumentError, match=r"is no torch\.float16"):
+    with pytest.raises(ArgumentError, match=r"is no float16; --scales float16"):
         written(q)
 
 

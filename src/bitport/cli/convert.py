@@ -12,6 +12,7 @@ from bitport.cli.common import add_verb, location, nbytes, show
 from bitport.cli.quantize import named, naming_notes
 from bitport.interop import READERS, convert
 from bitport.interop.convert import BITPORT, FORMATS
+from bitport.interop.scales import NARROW
 
 
 def add_parser(verbs: Any) -> None:
@@ -19,11 +20,12 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "convert",
         run,
-        "Bring a quantized model from one format to another. Every code, scale and zero point stays the number it is; "
-        "what a format cannot hold is an error. Read are bitport's checkpoints, GGUF files, and Hugging Face "
-        f"directories with the quant_method {', '.join(READERS)}; see docs/interop.md.",
+        "Bring a quantized model from one format to another. Every code, scale and zero point stays the number it is, "
+        "unless --scales rounds it; what a format cannot hold is an error. Read are bitport's checkpoints, GGUF files, "
+        f"and Hugging Face directories with the quant_method {', '.join(READERS)}; see docs/interop.md.",
         "llama-gptq -o llama-bitport",
         "llama-Q4_K_M.gguf -o llama-bitport",
+        "llama-Q4_K_M.gguf --scales float16 -o llama-smaller",
         "llama-int4 --to compressed-tensors -o llama-for-others",
         "llama-int4 --to gguf -o llama-int4.gguf",
         "deepseek-fp8 --to float -o deepseek-bf16",
@@ -43,13 +45,26 @@ def add_parser(verbs: Any) -> None:
         help="float: a model that is not quantized (default: bitport)",
     )
     verb.add_argument(
+        "--scales",
+        choices=NARROW,
+        help="round scales, and zero points that are floats, to this, where they are float32: smaller and faster, and "
+        "what some formats ask for (default: every number stays)",
+    )
+    verb.add_argument(
         "--shard-size", type=nbytes, default="4GB", help="of a file of weights, at most; GGUF is one (default: 4GB)"
     )
     verb.add_argument("--overwrite", action="store_true", help="replace the model that is there")
 
 
 def run(args: argparse.Namespace) -> int:
-    done = convert(args.source, args.output, to=args.to, shard_size=args.shard_size, overwrite=args.overwrite)
+    done = convert(
+        args.source,
+        args.output,
+        to=args.to,
+        scales=args.scales,
+        shard_size=args.shard_size,
+        overwrite=args.overwrite,
+    )
     if done.written == BITPORT:
         advice = "A model of your own with these names will: bitport.load"
         model, notes = named(args.output)

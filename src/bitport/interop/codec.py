@@ -184,11 +184,16 @@ def setting(config: Mapping[str, Any], key: str, kind: type | tuple[type, ...], 
     return value
 
 
-def exactly(value: Tensor, dtype: torch.dtype, what: str) -> Tensor:
-    """``value`` as ``dtype``; ArgumentError where that would change a number."""
+def exactly(value: Tensor, dtype: torch.dtype, what: str, rounded: bool = True) -> Tensor:
+    """``value`` as ``dtype``; ArgumentError where that would change a number. ``rounded``: it is one that a conversion
+    rounds if it is asked to (bitport.interop.scales)."""
     cast = value.to(dtype)
     same = (cast.to(value.dtype) == value) | (cast.isnan() & value.isnan())
     if not bool(same.all()):
         at = int((~same).flatten().nonzero()[0])
-        raise ArgumentError(f"{what}: {value.flatten()[at].item():g} ({value.dtype}) is no {dtype}")
+        name = str(dtype).removeprefix("torch.")
+        raise ArgumentError(
+            f"{what}: {value.flatten()[at].item():g} ({value.dtype}) is no {name}"
+            + (f"; --scales {name} rounds it" if rounded else "")
+        )
     return cast

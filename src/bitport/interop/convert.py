@@ -1,4 +1,5 @@
-"""convert(): the quantized weights of one format in another, number for number, one weight in memory at a time."""
+"""convert(): the quantized weights of one format in another, number for number unless scales are to be rounded, one
+weight in memory at a time."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from bitport.interop import gguf
 from bitport.interop.codec import Described, Writer, kind_of
 from bitport.interop.directory import Directory
 from bitport.interop.formats import WRITERS
+from bitport.interop.scales import Narrowed
 from bitport.interop.sources import Readable, description, source_of, upright
 from bitport.report.progress import progress as with_progress
 from bitport.report.text import size, table
@@ -55,6 +57,7 @@ def convert(
     target: str | Path,
     *,
     to: str = BITPORT,
+    scales: str | None = None,
     shard_size: int = SHARD_SIZE,
     progress: bool | None = None,
     overwrite: bool = False,
@@ -67,6 +70,10 @@ def convert(
     Every code, scale and zero point stays the number it is (but for "float", a model that is not quantized);
     ArgumentError where the format cannot hold one, and then nothing is written. Configuration, tokenizer and other
     files come along. ``overwrite``: replace the model that is in ``target``.
+
+    ``scales``: "float16" or "bfloat16", to round scales, and zero points that are floats, to that: smaller and faster
+    than float32, and what some formats ask for; the notes say what it changed. A checkpoint of bitport may then become
+    another one.
     """
     if to not in FORMATS:
         raise ArgumentError(f"cannot write {to!r}; formats are {', '.join(FORMATS)}")
@@ -74,13 +81,17 @@ def convert(
     if to == gguf.Writer.name:
         files = source_of(path)
         _check_file(files, there, overwrite)
-        return _to_gguf(files, there, progress)
+        return _to_gguf(_narrowed(files, scales), there, progress)
     _check_target(path, there, to, overwrite)
     files = source_of(path)
-    if files.format == to == BITPORT:
+    if files.format == to == BITPORT and scales is None:
         raise ArgumentError(f"{path} is a checkpoint of bitport already")
     write = _to_bitport if to == BITPORT else _to_others
-    return write(files, there, to, shard_size, progress)
+    return write(_narrowed(files, scales), there, to, shard_size, progress)
+
+
+def _narrowed(files: Readable, scales: str | None) -> Readable:
+    return files if scales is None else Narrowed(files, scales)
 
 
 def _to_bitport(files: Readable, directory: Path, to: str, shard_size: int, progress: bool | None) -> Converted:

@@ -38,7 +38,10 @@ class Readable(Protocol):
     nbytes: int
     tied: dict[str, str]
     """Alias -> name."""
-    notes: list[str]
+
+    @property
+    def notes(self) -> list[str]:
+        """Complete when items() are through."""
 
     def names(self) -> list[str]:
         """Of the tensors that items() gives."""

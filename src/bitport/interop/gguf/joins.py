@@ -28,7 +28,6 @@ from bitport.tensor import QTensor
 WHOLE = {"Q4_0": 4, "Q5_0": 5, "Q8_0": 8}
 SUM = {"Q4_1": 4, "Q5_1": 5}
 """Types that take any integers that fit -> bits of a code."""
-HALVES = "bitport quantize --dtype float16 makes scales that are"
 
 
 class Rows(NamedTuple):
@@ -99,9 +98,9 @@ def _bytes(half: Tensor) -> Tensor:
     return half.contiguous().unsqueeze(-1).view(torch.uint8)
 
 
-def _half(value: Tensor, what: str) -> Tensor:
+def _half(value: Tensor, what: str, rounded: bool = True) -> Tensor:
     """[R, B, 1] to uint8 [R, B, 2]."""
-    return _bytes(exactly(value.squeeze(-1), torch.float16, f"{what} ({HALVES})"))
+    return _bytes(exactly(value.squeeze(-1), torch.float16, what, rounded))
 
 
 def _planes(codes: Tensor, bits: int, run: int) -> Tensor:
@@ -152,7 +151,7 @@ def _five(codes: Tensor) -> tuple[Tensor, Tensor]:
 
 def _halves(rows: Rows) -> tuple[Tensor, Tensor]:
     scale, least = _with_offset(rows, 11)
-    return _half(scale, "a scale"), _half(-least, "a minimum")
+    return _half(scale, "a scale"), _half(-least, "a minimum", rounded=False)
 
 
 def _q4_1(rows: Rows) -> list[Tensor]:

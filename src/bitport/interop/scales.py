@@ -1,0 +1,112 @@
+"""Scales in fewer bits: the one change of numbers that a conversion can be asked for, and how large it was.
+
+A scale s becomes s (1 + e), so a value (code - zero) * s changes by the part e of itself. A zero point that is a float
+is rounded too, which moves all values of its group by the part e of zero * s. |e| is at most 2^-8 for bfloat16, 2^-11
+for float16, but for scales below 2^-14: each of these may be off by 2^-25.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.errors import ArgumentError
+from bitport.interop.codec import Described
+from bitport.interop.sources import Readable
+from bitport.numerics import Quantized, dequantize
+from bitport.schemes import Scheme
+from bitport.tensor import QTensor
+
+NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+FLOATS = ("input", "float32", *NARROW)
+"""Formats of scales that are floats: others are of 8 bits already."""
+CHUNK = 1 << 24
+"""Numbers that are compared at once."""
+
+
+class Narrowed:
+    """``files`` with their scales rounded to ``dtype``, one of :data:`NARROW`. Its notes say what that changed, once
+    items() are through."""
+
+    def __init__(self, files: Readable, dtype: str) -> None:
+        if dtype not in NARROW:
+            raise ArgumentError(f"scales are rounded to {' or '.join(NARROW)}, not to {dtype!r}")
+        self.files, self.dtype = files, dtype
+        self.format, self.path, self.nbytes, self.tied = files.format, files.path, files.nbytes, files.tied
+        self.levels: dict[str, float] = {}
+        """Of each weight that has changed: dB."""
+
+    def names(self) -> list[str]:
+        return self.files.names()
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.files.items():
+            yield name, self._narrow(name, tensor) if isinstance(tensor, QTensor) else tensor
+
+    def described(self) -> Iterator[Described]:
+        for q in self.files.described():
+            yield dataclasses.replace(q, scheme=self._scheme(q.scheme))
+
+    def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
+        return self.files.others(quantization)
+
+    @property
+    def notes(self) -> list[str]:
+        if not self.levels:
+            return [*self.files.notes, f"every scale is a {self.dtype} already, or has 8 bits: no number was changed"]
+        worst = min(self.levels, key=self.levels.__getitem__)
+        said = f"scales of {len(self.levels)} weights were rounded to {self.dtype}"
+        return [*self.files.notes, f"{said}: {self.levels[worst]:.1f} dB at the least, {worst}"]
+
+    def _scheme(self, scheme: Scheme) -> Scheme:
+        fmt = scheme.weight
+        if fmt.scale not in FLOATS or fmt.scale == "input":  # which may be any of them
+            return scheme
+        return dataclasses.replace(scheme, weight=dataclasses.replace(fmt, scale=self.dtype))
+
+    def _narrow(self, name: str, q: QTensor) -> QTensor:
+        if q.scheme.weight.scale not in FLOATS:
+            return q
+        scale, zero = self._rounded(f"{name}: a scale", q.scale), q.zero
+        if zero is not None and zero.is_floating_point():
+            zero = self._rounded(f"{name}: a zero point", zero)
+        made = q.replace(q.parts._replace(scale=scale, zero=zero), scheme=self._scheme(q.scheme))
+        if math.isfinite(level := _sqnr(q, made)):
+            self.levels[name] = level
+        return made
+
+    def _rounded(self, what: str, part: Tensor) -> Tensor:
+        rounded = part.to(NARROW[self.dtype])
+        if bool((rounded.isinf() & part.isfinite()).any()):
+            most = float(part.abs().masked_fill(~part.isfinite(), 0).max())
+            raise ArgumentError(f"{what} of {most:g} is too large for {self.dtype}: leave it as it is, or try bfloat16")
+        return rounded
+
+
+def _sqnr(before: QTensor, after: QTensor) -> float:
+    """dB, of all numbers of the weight; infinite where none has changed."""
+    signal = noise = 0.0
+    for one, other in zip(_rows(before), _rows(after), strict=True):
+        signal += float(one.square().sum())
+        noise += float((one - other).square().sum())
+    return 10 * math.log10(signal / noise) if noise else math.inf
+
+
+def _rows(q: QTensor) -> Iterator[Tensor]:
+    """float64, some rows of each matrix at a time, whole blocks."""
+    data, scale, zero, scale2 = q.plain()
+    matrix, fmt = q.matrix, q.scheme.weight
+    batch = math.prod(data.shape[: data.dim() - 2])
+    blocks = max(1, CHUNK // max(1, batch * matrix.k * matrix.block_n))
+    for first in range(0, -(-matrix.n // matrix.block_n), blocks):
+        scales, begin = slice(first, first + blocks), first * matrix.block_n
+        end = min(begin + blocks * matrix.block_n, matrix.n)
+        zeros = None if zero is None else zero[..., scales, :]
+        piece = Quantized(data[..., begin:end, :], scale[..., scales, :], zeros, scale2)
+        yield dequantize(piece, fmt, end - begin, matrix.k, torch.float32).double()
