@@ -1,8 +1,8 @@
 """Triton's interpreter, with what it does to bfloat16 put right: it computes with the bit patterns and cuts where it
 should round, and it has no products of float32 as two bfloat16. It also reads NaN of float8_e4m3 as 480, and every
-scale of a scaled product as a power of two. That of Triton 3.6 has no constants of bfloat16, and takes a float argument
-that float32 holds as a subnormal or not at all for float64. Kernels are tried as they are; only the interpreter is
-changed, in a process that is there for that."""
+scale of a scaled product as a power of two, and has none of CUDA's functions. That of Triton 3.6 has no constants of
+bfloat16, and takes a float argument that float32 holds as a subnormal or not at all for float64. Kernels are tried as
+they are; only the interpreter is changed, in a process that is there for that."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from triton._C.libtriton import ir
+from triton.language.extra import libdevice
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -44,6 +45,7 @@ SCALED = hasattr(interpreter, "_dot_scaled_scale_to_f32")
 
 def correct() -> None:
     _bfloat16()
+    _byte_perm()
     _floats()
     if SCALED:
         _scales()
@@ -96,6 +98,27 @@ def _bfloat16() -> None:
     InterpreterBuilder.create_dot = correct_dot
     options = interpreter.interpreter_builder.options
     object.__setattr__(options, "allowed_dot_input_precisions", (*options.allowed_dot_input_precisions, "bf16x3"))
+
+
+def _byte_perm() -> None:
+    """As CUDA defines it: of the eight bytes of a and b, the lowest of a first, the lower three bits of each of the
+    four lowest nibbles of the selector name one."""
+
+    def byte_perm(a: tl.tensor, b: tl.tensor, selector: Any) -> tl.tensor:
+        widest = max(
+            (each for each in (a, b, selector) if isinstance(each, tl.tensor)), key=lambda each: len(each.shape)
+        )
+        low, high, chosen = (
+            np.asarray(each.handle.data if isinstance(each, tl.tensor) else each).astype(np.int64)
+            for each in (a, b, selector)
+        )
+        pool, found = low & 0xFFFFFFFF | (high & 0xFFFFFFFF) << 32, 0
+        for at in range(4):
+            found = found | (pool >> 8 * (chosen >> 4 * at & 7) & 0xFF) << 8 * at
+        data = np.broadcast_to(found, np.shape(widest.handle.data)).astype(np.uint32).view(np.int32)
+        return tl.tensor(TensorHandle(data, tl.int32), widest.type)
+
+    libdevice.byte_perm = byte_perm
 
 
 def _scales() -> None:

@@ -90,7 +90,8 @@ def test_long_steps_take_no_more_memory(made: list[CompiledKernel], monkeypatch:
         (sample,) = products(scheme, FP32, "plain", n=256, k=1024, m=300)
         kernels.run_dyn(kernels.linear.tiles)(*sample.args)
     short, long = (each.metadata.shared for each in made if each.name == "tiles")
-    assert long <= 1.25 * short
+    if "sm75" not in os.environ["TRITON_TARGETS"].split(","):  # it copies nothing ahead
+        assert long <= 1.25 * short
 
 
 @pytest.mark.parametrize("scheme", ["int4", "nvfp4-wo"])
@@ -281,3 +282,20 @@ def test_few_rows_wait_for_memory_alone(scheme: str, dtype: torch.dtype, m: int)
     assert copies >= (
         {"LDGSTS.E.64"} if NUMBER_TYPES[preset(scheme).weight.dtype].bits == 8 else {"LDGSTS.E.BYPASS.128"}
     )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "m"),
+    [
+        *(("nf4", 1), ("nf4", 64), ("nvfp4-wo", 16), ("mxfp4-wo", 1)),
+        *(("int3", 16), ("int4-g32-fzero", 1), ("int7", 1)),
+    ],
+)
+def test_no_scheme_takes_so_many_instructions_that_bf16_is_faster(scheme: str, m: int) -> None:
+    """A product of bfloat16 waits for two bytes of each weight. Pipes that are 70 % busy must get through as many
+    weights meanwhile."""
+    if "sm90" not in os.environ["TRITON_TARGETS"].split(","):
+        pytest.skip("counted for sm90")
+    loop, chip = instructions.of("sm90", scheme, BF16, m), instructions.CHIPS["sm90"]
+    assert instructions.SHARE * loop.ceiling >= instructions.GOAL * chip.bandwidth / 2, loop
+    assert not loop.spilled

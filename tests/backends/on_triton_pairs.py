@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitport.backends.triton import configs, linear, product
-from bitport.numerics import NUMBER_TYPES, to_storage
+from bitport.backends.triton import configs, decode, linear, product, rows
+from bitport.numerics import NUMBER_TYPES, Format, to_storage
 from bitport.ops import Sample, Weight
-from bitport.schemes import preset
+from bitport.schemes import Scheme, preset
 from tests.backends.products import products, shortfall
 
 DEVICE = torch.device(os.environ["TRITON_DEVICE"])
@@ -52,9 +52,10 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return taken
 
 
-def tiles(sample: Sample, scheme: str, config: configs.Config) -> Tensor:
+def tiles(sample: Sample, scheme: str | Scheme, config: configs.Config) -> Tensor:
     x, *rest = (arg.to(DEVICE) if isinstance(arg, Tensor) else arg for arg in sample.args)
-    held = linear.prepared(x, *((rest[10], rest[11]) if preset(scheme).act else ("", None)))
+    act = (scheme if isinstance(scheme, Scheme) else preset(scheme)).act
+    held = linear.prepared(x, *((rest[10], rest[11]) if act else ("", None)))
     return linear.tiles(held, Weight(*rest[:10]), rest[-1], x.dtype, config).cpu()
 
 
@@ -79,6 +80,20 @@ def test_products_are_those_of_one_at_a_time(scheme: str, dtype: torch.dtype, pa
     assert paths == [True, False] * len(SHAPES)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("number", "block", "scale"),
+    [("float4_e2m1", 16, "input"), ("float4_e2m1", 128, "e4m3"), ("float4_e2m1", 0, "input"), ("int4", 16, "e4m3")],
+)
+def test_other_scales(number: str, block: int, scale: str, dtype: torch.dtype, paths: list[bool]) -> None:
+    """Within a step those that 16 bits hold; for a whole step, or a row, any."""
+    scheme = Scheme(weight=Format(dtype=number, block=(1, block), scale=scale))
+    for m, n, k in SHAPES:
+        (sample,) = products(scheme, dtype, "plain", n=n, k=k, m=m)
+        assert shortfall(sample, tiles(sample, scheme, SEVERAL)) <= 0
+    assert paths == [True] * len(SHAPES)
+
+
 @pytest.mark.parametrize(("scheme", "dtype"), [("mxfp4-wo", BF16), ("nvfp4-wo", BF16), ("nvfp4-wo", FP16)])
 def test_blocks_of_float4(scheme: str, dtype: torch.dtype, paths: list[bool]) -> None:
     """Every code, at every place of a unit; scales of one block that differ by a factor of 2^12. Not a bit different:
@@ -95,9 +110,56 @@ def test_blocks_of_float4(scheme: str, dtype: torch.dtype, paths: list[bool]) ->
     assert paths == [True]
 
 
-@pytest.mark.parametrize("scheme", ["int4-g20", "int4-g32-fzero", "int8", "nf4", "int5"])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("scheme", ["nf4", "nf4-g32", "nf4-g256", "nf4-channel"])
+def test_entries_of_a_table(scheme: str, dtype: torch.dtype, paths: list[bool]) -> None:
+    """They are rounded instead of their products with the scale."""
+    for m, n, k in SHAPES:
+        (sample,) = products(scheme, dtype, "plain", n=n, k=k, m=m)
+        assert shortfall(sample, tiles(sample, scheme, SEVERAL)) <= 0
+    assert paths == [True] * len(SHAPES)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+def test_every_entry_at_every_place(dtype: torch.dtype, paths: list[bool]) -> None:
+    """Not a bit different: a row of y is a row of the weight."""
+    n, k = 64, 256
+    (sample,) = products("nf4", dtype, "plain", n=n, k=k, m=1, with_bias=False)
+    _, _, scale, *rest = sample.args
+    codes = (torch.arange(n)[:, None] * 3 + torch.arange(k) * (torch.arange(k) // 16 % 2 * 4 + 1)) % 16
+    powers = (torch.arange(scale.numel()).view(scale.shape) * 5 % 7 - 3.0).exp2()
+    args = [torch.eye(k, dtype=dtype), to_storage(codes.to(torch.uint8), NUMBER_TYPES["nf4"])]
+    changed = Sample(sample.name, (*args, powers.to(scale.dtype), *rest), sample.expected, sample.budget)
+    want = torch.tensor(NUMBER_TYPES["nf4"].table).to(dtype)[codes] * powers.repeat_interleave(64, 1).to(dtype)
+    assert torch.equal(tiles(changed, "nf4", SEVERAL), want.t())
+    assert paths == [True]
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "nf4-channel"])
+def test_entries_in_float32(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every code at every place, not a bit different: they are put together from four bytes. The interpreter does that
+    only if it is told to."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(decode, "permutes", lambda: True)
+    n, k = 32, 192
+    fmt = preset(scheme).weight
+    codes = (torch.arange(n)[:, None] * 3 + torch.arange(k) * (torch.arange(k) // 16 % 2 * 4 + 1)) % 16
+    scale = torch.rand(fmt.scale_shape(n, k), generator=torch.Generator().manual_seed(0)) + 0.5
+    stored = to_storage(codes.to(torch.uint8), NUMBER_TYPES["nf4"])
+    weight = Weight(stored.to(DEVICE), scale.to(DEVICE), None, None, "nf4", n, k, *fmt.block_shape(n, k), "plain")
+    value = torch.tensor(NUMBER_TYPES["nf4"].table)[codes] * scale.repeat_interleave(weight.block_k, 1)
+    assert torch.equal(rows.dense(weight, FP32).cpu(), value)
+    for at in range(0, n, 5):
+        x = torch.zeros(1, k, device=DEVICE)
+        x[0, at] = 1.0
+        got = linear.gemv(linear.prepared(x, "", None), weight, None, FP32, SEVERAL)
+        assert torch.equal(got.cpu()[0], value[:, at])
+
+
+@pytest.mark.parametrize("scheme", ["int4-g20", "int4-g32-fzero", "int8", "nf4-g48", "int5"])
 def test_what_is_taken_one_at_a_time(scheme: str, paths: list[bool]) -> None:
-    """Groups that end within a unit, zeros that are no whole numbers, codes that 16 bits do not hold above a base."""
+    """Groups that end within a unit, or of a table within a step, zeros that are no whole numbers, codes that 16 bits
+    do not hold above a base."""
     (sample,) = products(scheme, BF16, "plain", n=20, k=80, m=2)
     assert shortfall(sample, tiles(sample, scheme, SEVERAL)) <= 0
     assert paths == [False]

@@ -245,7 +245,8 @@ def attention(call: Call, config: Config) -> Tensor:
     sequences, query_heads, rows, _ = q.shape
     heads = call.keys.data.shape[1]
     sharing, widest = query_heads // heads, max(width(call.keys.k), width(call.values.k))
-    tile = min(KEPT // widest, max(LEAST, triton.next_power_of_2(sharing * rows)))
+    kept = KEPT if config.bfloat16 else KEPT // 2
+    tile = min(kept // widest, max(LEAST, triton.next_power_of_2(sharing * rows)))
     tiles, step = triton.cdiv(sharing * rows, tile), HELD // widest
     wanted = config.gemv["programs"] // (sequences * heads * tiles)
     if mask is not None:

@@ -46,13 +46,14 @@ class Config:
         scaled: tuple[str, ...] = (),
         mixed: bool = False,
         int8: bool = True,
+        bfloat16: bool = True,
         halves: bool = False,
     ) -> None:
         """``float8``: the device multiplies float8_e4m3 as such; ``scaled``: short blocks of these activation formats
-        with their scales; ``mixed``: with 4 bits on one side and 8 on the other; ``int8``: int8 as such; ``halves``: it
-        computes with two numbers of 16 bits at a time."""
+        with their scales; ``mixed``: with 4 bits on one side and 8 on the other; ``int8``, ``bfloat16``: these as
+        such; ``halves``: it computes with two numbers of 16 bits at a time."""
         self.content, self.float8, self.scaled, self.mixed, self.int8 = content, float8, scaled, mixed, int8
-        self.halves = halves
+        self.bfloat16, self.halves = bfloat16, halves
         self.source: str = content["source"]
         self.gemv: Blocks = content["gemv"]
         self._most_rows: dict[str, dict[str, int | None]] = content["most_rows"]
@@ -101,6 +102,11 @@ def multiplies_int8(architecture: str) -> bool:
     return architecture != "sm75"
 
 
+def multiplies_bfloat16(architecture: str) -> bool:
+    """sm75 has no units for it: it is widened to float32, which takes twice the memory."""
+    return architecture != "sm75"
+
+
 def multiplies_scaled(architecture: str) -> tuple[str, ...]:
     """The activation formats whose blocks are multiplied with their scales: NVIDIA's from sm100 on, AMD's gfx950."""
     if architecture.startswith("sm") and int(architecture[2:]) >= 100:
@@ -120,7 +126,8 @@ def computes_halves(architecture: str) -> bool:
 
 def for_architecture(content: dict[str, Any], architecture: str) -> Config:
     found = multiplies_float8(architecture), multiplies_scaled(architecture), multiplies_mixed(architecture)
-    return Config(content, *found, int8=multiplies_int8(architecture), halves=computes_halves(architecture))
+    int8, bfloat16 = multiplies_int8(architecture), multiplies_bfloat16(architecture)
+    return Config(content, *found, int8=int8, bfloat16=bfloat16, halves=computes_halves(architecture))
 
 
 def path(architecture: str) -> Path:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from bitport.backends.triton.tables import look_up, permutes
 from bitport.numerics import NUMBER_TYPES
 
 UNIT = tl.constexpr(8)
@@ -183,6 +184,8 @@ def place_steps(
             value = tl.fma(value, 1.0 / POSITION, -TWO_23 / POSITION) - zero.to(tl.float32)
         else:
             value = tl.fma(value, 1.0 / POSITION, -TWO_23 / POSITION - midpoint_of(NUMBER))
+    elif kind_of(NUMBER) == "codebook" and permutes():
+        value = look_up(word, PLACE, NUMBER)
     else:
         value = steps(_field(word, PLACE, BITS), zero, NUMBER, ZERO)
     return value
@@ -275,13 +278,16 @@ def _entry_of(codes: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def scale_value(raw: tl.tensor, SCALE: tl.constexpr) -> tl.tensor:
-    """float32 of a scale as it is stored: SCALE is e8m0, e4m3 (both as bytes) or float."""
+    """float32 of a scale as it is stored: SCALE is e8m0, e4m3 (both as bytes), float8 (e4m3, which the device
+    converts) or float."""
     if SCALE == "e8m0":
         code = raw.to(tl.int32)
         bits = tl.where(code == 0, 0x400000, code << 23)
         value = tl.where(code == 255, float("nan"), bits.to(tl.float32, bitcast=True))
     elif SCALE == "e4m3":
         value = small_float(raw.to(tl.int32), "float8_e4m3")
+    elif SCALE == "float8":
+        value = raw.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
     else:
         value = raw.to(tl.float32)
     return value

@@ -31,7 +31,7 @@ def gemv(x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, co
     bk = min(blocks["BK"], max(64, triton.next_power_of_2(weight.k)))
     tiles_n = triton.cdiv(weight.n, blocks["BN"])
     splits, per_split = splits_of(tiles_n * m, triton.cdiv(weight.k, bk), m, weight, blocks)
-    held = operand(weight)
+    held = operand(weight, config.float8)
     out, target = outputs(splits, m, weight.n, dtype, x.rows.device)
     few.gemv[(tiles_n, splits, m)](
         *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, target, m, x.rows.stride(0), per_split),
@@ -53,10 +53,10 @@ def tiles(
     """Any number of rows; with ``ends`` those of experts, and zeros for the rows of none."""
     m, experts = x.rows.shape[0], 1 if ends is None else ends.shape[0]
     blocks = config.tiles(triton.cdiv(m, experts))
-    bk = _step(x, weight, blocks)
+    bk = _step(x, weight, blocks, config.halves)
     place = {"row": "end", "tile": "tile"}.get(span(weight, bk), "fold")
     (count, splits), per_split = grid_of(m, weight, bk, blocks, ends)
-    held, dot = operand(weight), _dot(x, weight, place, dtype, config.int8)
+    held, dot = operand(weight, config.float8), _dot(x, weight, place, dtype, config.int8)
     out, target = outputs(splits, m, weight.n, dtype, x.rows.device, zeros=ends is not None)
     product.tiles[(count, splits)](
         *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, ends, target, m, x.rows.stride(0)),
@@ -79,14 +79,16 @@ def tiles(
     return combined(target, bias, out, splits)
 
 
-def _step(x: Rounded, weight: Weight, blocks: Blocks) -> int:
+def _step(x: Rounded, weight: Weight, blocks: Blocks, halves: bool) -> int:
     """Columns of a step: the table's, which are for two bytes each, or fewer, so that a block of the scale is a whole
-    number of steps; what x has scales for, if they are its own."""
+    number of steps; what x has scales for, if they are its own. Entries of a table that are found as numbers of 16 bits
+    have been rounded then: their scale is for the sum."""
+    table = halves and NUMBER_TYPES[weight.dtype].kind == "codebook"
     if x.place == "tile":
         return X_BLOCK
     if x.rows.dtype == torch.float32:
         return max(SHORTEST, blocks["BK"] // 2)
-    if x.scale is None and x.scale2 is None:
+    if x.scale is None and x.scale2 is None and not table:
         return blocks["BK"]
     fitting = (step for step in (blocks["BK"], 128, 64, SHORTEST) if weight.block_k % step == 0)
     return blocks["BK"] if weight.block_k >= weight.k else next(fitting, blocks["BK"])
@@ -128,10 +130,11 @@ def _pairs(weight: Weight, place: str, bk: int, dot: tl.dtype, config: Config) -
         return False
     if weight.dtype in FLOAT8:
         return config.float8 or weight.dtype == "float8_e5m2"
-    within = place == "fold" and span(weight, bk) == "unit"
-    if weight.dtype == "float4_e2m1":
-        return within and (scale == torch.float8_e4m3fn or (scale == torch.float8_e8m0fnu and dot == tl.bfloat16))
-    return number.kind == "int" and 1 < number.bits <= 4 and (place != "fold" or (within and TYPES.get(scale) == dot))
+    if number.bits not in (2, 3, 4):
+        return False
+    held = TYPES.get(scale) == dot or scale == torch.float8_e4m3fn
+    held |= scale == torch.float8_e8m0fnu and dot == tl.bfloat16
+    return place != "fold" or (span(weight, bk) == "unit" and held and number.kind != "codebook")
 
 
 def grid_of(m: int, weight: Weight, bk: int, blocks: Blocks, ends: Tensor | None) -> tuple[tuple[int, int], int]:

@@ -36,13 +36,15 @@ def refuses(weight: Weight) -> str | None:
     return None if weight.n and weight.k else f"an empty matrix, {weight.n}x{weight.k}, needs no kernel"
 
 
-def operand(weight: Weight) -> Operand:
+def operand(weight: Weight, float8: bool = False) -> Operand:
+    """``float8``: the device converts float8_e4m3 as such."""
     number = NUMBER_TYPES[weight.dtype]
     data = _bytes(weight.data)
     scale, zero = _bytes(weight.scale), whole(weight.zero)
     row_bytes = (weight.k * number.bits + 7) // 8
     rows, columns = weight.matrix.grid
     transposed = weight.layout == "plain_int32"
+    scales = SCALES.get(weight.scale.dtype, "float")
     sizes = (
         *(row_bytes, weight.block_n),
         *((1, rows) if transposed else (columns, 1)),
@@ -52,7 +54,7 @@ def operand(weight: Weight) -> Operand:
         "NUMBER": weight.dtype,
         "WORDS": number.bits in (1, 2, 4) and weight.k % 8 == 0 and data.storage_offset() % number.bits == 0,
         "FLIP": 0x80 if weight.layout == "signed_int8" else 0,
-        "SCALE": SCALES.get(weight.scale.dtype, "float"),
+        "SCALE": "float8" if scales == "e4m3" and float8 else scales,
         "ZERO": "none" if zero is None else "float" if zero.is_floating_point() else "int",
     }
     return Operand((data, scale, zero, whole(weight.scale2)), sizes, fixed)

@@ -7,10 +7,9 @@ that lie 16 bits apart, and made floats by their bits: ::
     >> 4 p      .. .. .. c4+p | .. .. .. cp              place p of both halves
     & | magic  0x4300 + c4+p | 0x4300 + cp               bfloat16: 128 + code;  float16, 0x6400: 1024 + code
 
-A shift, a logical operation and one or two packed additions for two codes, all exact. float4_e2m1 has the bits of a
-larger float: moved to where those are, they have too small an exponent, which a multiplication lifts. Some are
-subnormal before, which these instructions do not flush. The columns of a unit come out as
-0 4 1 5 2 6 3 7; x is brought into that order (``paired``): a sum does not mind.
+A shift, a logical operation and one or two packed additions for two codes, all exact. The columns of a unit come out as
+0 4 1 5 2 6 3 7; x is brought into that order (``paired``): a sum does not mind. Codes that are no whole numbers are
+looked up instead (entries.py).
 
 The order of statements matters to ptxas: it packs the two halves only if the high one is computed first, and shuffles
 them before and after if a subtrahend other than a constant comes first.
@@ -21,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bitport.backends.triton.decode import UNIT, bits_of, kind_of, load_word, midpoint_of
+from bitport.backends.triton.decode import UNIT, bits_of, load_word, midpoint_of
 
 
 @triton.constexpr_function
@@ -34,18 +33,6 @@ def magic_of(dot: tl.dtype) -> int:
 def base_of(dot: tl.dtype) -> float:
     """That power."""
     return 128.0 if dot == tl.bfloat16 else 1024.0
-
-
-@triton.constexpr_function
-def up_of(dot: tl.dtype) -> int:
-    """How far a code of float4_e2m1 is moved to have its mantissa at the top of that of ``dot``."""
-    return 6 if dot == tl.bfloat16 else 9
-
-
-@triton.constexpr_function
-def lift_of(dot: tl.dtype) -> float:
-    """From there to the value: the difference of the biases of the exponents."""
-    return 2.0 ** (126 if dot == tl.bfloat16 else 14)
 
 
 @triton.jit
@@ -79,7 +66,6 @@ def load_pairs(
     take the mask's place in the instruction that does both, and the mask would be moved to a register each time."""
     BITS: tl.constexpr = bits_of(NUMBER)
     MASK: tl.constexpr = ((1 << BITS) - 1) * 0x10001
-    FLOAT: tl.constexpr = kind_of(NUMBER) == "float"
     MAGIC: tl.constexpr = magic_of(DOT) * 0x10001
     BASE: tl.constexpr = base_of(DOT)
     word = load_word(data, row, unit, k, row_bytes, NUMBER, WORDS, EVEN)
@@ -87,16 +73,10 @@ def load_pairs(
         word = (word & ((1 << 4 * BITS) - 1)) | ((word >> (4 * BITS)) << 16)
     place = tl.arange(0, 4) * BITS
     pair = word[:, :, None] >> place[None, None, :]
-    if FLOAT:
-        pair = ((pair << 12) & 0x80008000) | ((pair << up_of(DOT)) & (0x00070007 << up_of(DOT)))
-    else:
-        pair = (pair & MASK) | (MAGIC + (n >> 31)).to(tl.uint32)
+    pair = (pair & MASK) | (MAGIC + (n >> 31)).to(tl.uint32)
     high = (pair >> 16).to(tl.uint16).to(DOT, bitcast=True)
     low = pair.to(tl.uint16).to(DOT, bitcast=True)
-    if FLOAT:
-        high = high * lift_of(DOT)
-        low = low * lift_of(DOT)
-    elif ZERO == "int":
+    if ZERO == "int":
         shift = (zero.to(tl.uint16) | magic_of(DOT)).to(DOT, bitcast=True)
         if not FOLD:
             shift -= BASE

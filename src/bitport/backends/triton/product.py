@@ -12,8 +12,8 @@ in float32 step by step: matrix units keep fewer bits of a longer sum.
 
 The weight is the first operand, y is made as BN x BM: matrix units take at least 16 rows of the first and 8 columns of
 the second, and from sm90 on they read the first from registers, where it was decoded. With PAIRS codes become numbers
-several at a time (pairs.py). Codes and x are copied to shared memory STAGES ahead; where one entry of a scale serves a
-whole step it is too short for such copies, and is read a step ahead.
+several at a time (pairs.py, entries.py). Codes and x are copied to shared memory STAGES ahead; where one entry of a
+scale serves a whole step it is too short for such copies, and is read a step ahead.
 
 Experts: the tiles of all of them are numbered through, each expert's last may be partly empty. A program finds its
 expert by counting, so the host need not know where experts end.
@@ -26,6 +26,7 @@ import triton.language as tl
 
 from bitport.backends.triton.decode import (
     bits_of,
+    kind_of,
     load_blocks,
     load_codes,
     load_columns,
@@ -33,6 +34,7 @@ from bitport.backends.triton.decode import (
     scale_value,
     whole_steps,
 )
+from bitport.backends.triton.entries import apart, load_entries
 from bitport.backends.triton.pairs import in_quads, load_pairs, load_quads, paired
 
 
@@ -184,6 +186,9 @@ def tiles(
                 value = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
             else:
                 value = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+        elif PAIRS and kind_of(NUMBER) != "int":
+            rows = apart(rows)
+            value = load_entries(data, row, unit, k, row_bytes, factor, NUMBER, WORDS, EVEN, FOLDED, DOT)
         elif PAIRS:
             rows = paired(rows)
             value = load_pairs(
