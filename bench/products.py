@@ -8,6 +8,7 @@ do stands in the output with the reason. Weights come from memory in every call.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import sys
@@ -85,8 +86,9 @@ class Field:
     child: ClassVar[type[Child]] = Child
     peers: ClassVar[dict[str, str]] = PEERS
 
-    def __init__(self, chosen: Chosen) -> None:
-        self.chosen = chosen
+    def __init__(self, chosen: Chosen, reading: limits.Reading | None = None) -> None:
+        """``reading``: of the memory that the candidates read; None where it is no processor's."""
+        self.chosen, self.reading = chosen, reading
         self.workers: dict[str, Worker] = {}
         self.classes: dict[Candidate, str] = {}
         self.versions: dict[str, str] = {}
@@ -110,6 +112,8 @@ class Field:
     def close(self) -> None:
         for worker in self.workers.values():
             worker.close()
+        if self.reading:
+            self.reading.close()
 
 
 class Point:
@@ -118,6 +122,8 @@ class Point:
     def __init__(self, field: Field, shape: Shape) -> None:
         self.field, self.shape = field, shape
         self.last: dict[Candidate, tuple[int, float]] = {}
+        self.reads: list[float] = []
+        """Bytes per second that memory gave, once in each repetition of the last turns."""
         self.ready: list[Candidate] = []
         self.refused: list[Row] = []
         for peer in field.workers:
@@ -175,6 +181,7 @@ class Point:
     def take_turns(self, m: int, facts: dict[Candidate, Row], flush: Flusher) -> dict[Candidate, dict[int, float]]:
         """For each candidate: repetition -> seconds per call."""
         times: dict[Candidate, dict[int, float]] = {candidate: {} for candidate in facts}
+        self.reads = []
         for repetition in range(self.field.chosen.repetitions):
             for candidate, fact in facts.items():
                 if repetition >= wanted(fact["seconds"], self.field.chosen.repetitions) or candidate not in self.ready:
@@ -186,6 +193,9 @@ class Point:
                     times[candidate][repetition] = statistics.median(taken)
                 elif worker.lost:
                     self.ready.remove(candidate)
+            if self.field.reading:
+                flush()
+                self.reads.append(self.field.reading())
         for candidate, fact in facts.items():
             if fact["seconds"] > SINGLE:
                 times[candidate] = {0: fact["seconds"]}
@@ -206,8 +216,9 @@ def measure_shape(field: Field, shape: Shape, found: limits.Limits | str, flush:
             figures = figures_of(times[candidate], times.get(Candidate(*BASE), {}))
             nbytes = fact["nbytes"]
             if isinstance(found, limits.Limits):
-                floor = found.floor(m, shape.n, shape.k, nbytes, kind.endswith("int8"))
-                figures |= {"floor_ms": _ms(floor), "of_floor": round(floor * 1e3 / figures["ms"], 3)}
+                now = dataclasses.replace(found, read=statistics.median(point.reads or [found.read]))
+                floor = now.floor(m, shape.n, shape.k, nbytes, kind.endswith("int8"))
+                figures |= {"floor_ms": _ms(floor), "of_floor": round(floor * 1e3 / figures["ms"], 3), "read": now.read}
             exact = {key: fact[key] for key in ("sqnr_db", "end_db", "note")}
             rows.append(_row(shape, candidate, kind, rows=m, nbytes=nbytes, **figures, **exact))
     return rows + point.refused
@@ -248,7 +259,7 @@ def measure(chosen: Chosen, found: limits.Limits | str, run: Row | None = None) 
     others = busy()
     if others is not None and others > QUIET:
         print(f"careful: other processes use {others:.1f} cores, so these figures will be noise")
-    field = Field(chosen)
+    field = Field(chosen, limits.Reading(chosen.threads) if isinstance(found, limits.Limits) else None)
     try:
         for peer, reason in field.missing.items():
             print(f"without {peer}: {reason}")

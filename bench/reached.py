@@ -98,12 +98,13 @@ def over_bf16(schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -
 
 
 def of_bandwidth(name: str, schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -> Measure:
-    """The part of the bandwidth, "read", or "copy" on a GPU, at which a product moves what it must."""
+    """The part of the bandwidth, "read", or "copy" on a GPU, at which a product moves what it must. What memory gave
+    beside the row, where that is known, comes before what it gave before the run."""
 
     def rate(row: Row) -> float:
         return (row["nbytes"] + 2 * row["rows"] * (row["n"] + row["k"])) / row["ms"] * 1e3
 
-    return _of_limit(lambda found: found.get(name), rate, schemes, counts, bound)
+    return _of_limit(lambda row, found: row.get(name) or found.get(name), rate, schemes, counts, bound)
 
 
 def of_peak(schemes: tuple[str, ...], counts: tuple[int, int], bound: float, *, int8: bool = False) -> Measure:
@@ -112,7 +113,7 @@ def of_peak(schemes: tuple[str, ...], counts: tuple[int, int], bound: float, *, 
     def rate(row: Row) -> float:
         return 2 * row["rows"] * row["n"] * row["k"] / row["ms"] * 1e3
 
-    return _of_limit(lambda found: peak(found, int8) if found else None, rate, schemes, counts, bound)
+    return _of_limit(lambda _, found: peak(found, int8) if found else None, rate, schemes, counts, bound)
 
 
 def peak(found: Row, int8: bool) -> float:
@@ -121,14 +122,14 @@ def peak(found: Row, int8: bool) -> float:
 
 
 def _of_limit(
-    limit: Callable[[Row], float | None],
+    limit: Callable[[Row, Row], float | None],
     rate: Callable[[Row], float],
     schemes: tuple[str, ...],
     counts: tuple[int, int],
     bound: float,
 ) -> Measure:
     def measure(records: Records) -> Found | None:
-        rows = [(row, limit(records.limits(row))) for row in own(records.products(), schemes, counts)]
+        rows = [(row, limit(row, records.limits(row))) for row in own(records.products(), schemes, counts)]
         return least([(rate(row) / most, place(row)) for row, most in rows if most is not None], bound)
 
     return measure

@@ -59,6 +59,27 @@ def measure(
     return best(found)
 
 
+class Reading:
+    """Measures the read bandwidth whenever it is called: where others share the memory, it is not the same for long."""
+
+    def __init__(self, threads: int, seconds: float = 0.01, megabytes: int = 512) -> None:
+        program = _program()
+        if isinstance(program, str):
+            raise FileNotFoundError(program)
+        command = [program, str(threads), str(megabytes), str(seconds), "again"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+    def __call__(self) -> float:
+        """Bytes per second."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        return parse(self._process.stdout.readline()).read
+
+    def close(self) -> None:
+        self._process.communicate(timeout=10)
+
+
 def best(found: list[Limits]) -> Limits:
     """Each figure at its highest: a limit is what the machine can do when nothing disturbs it."""
     units = {name: max(each.units[name] for each in found) for name in found[0].units}

@@ -57,6 +57,13 @@ def test_a_part_of_a_limit(records: Make) -> None:
     assert reached.of_bandwidth("copy", ("int4",), (1, 1), 0.5)(made) is None
 
 
+def test_memory_beside_a_product_comes_before_that_before_the_run(records: Make) -> None:
+    made = records(products=[HEAD, {**product("int4", 1, 0.1, 1.0), "read": 5e9}])
+    found = reached.of_bandwidth("read", ("int4",), (1, 1), 0.9)(made)
+    assert found is not None
+    assert found.text.startswith("1.00 ")
+
+
 def test_peers_count_within_their_class(records: Make) -> None:
     mine = product("int4", 1, 1, 3.0)
     slow, fast = (product("q4", 1, ms, 3 / ms, "aten") for ms in (1.5, 0.5))

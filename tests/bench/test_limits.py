@@ -54,6 +54,13 @@ def test_this_machine_has_limits() -> None:
 
 
 @pytest.mark.skipif(not any(map(shutil.which, limits.COMPILERS)), reason="needs a C++ compiler")
+def test_memory_is_read_whenever_it_is_asked_for() -> None:
+    reading = limits.Reading(threads=1, megabytes=8)
+    assert all(1e8 < reading() < 1e12 for _ in range(3))
+    reading.close()
+
+
+@pytest.mark.skipif(not any(map(shutil.which, limits.COMPILERS)), reason="needs a C++ compiler")
 def test_no_operation_is_counted_that_the_compiler_left_out() -> None:
     """avx2 multiplies 32 bytes by two instructions for the ports that take one for 8 floats: twice the rate at most."""
     found = limits.measure(threads=1, seconds=0.05, megabytes=8, times=3)
