@@ -285,17 +285,18 @@ def test_few_rows_wait_for_memory_alone(scheme: str, dtype: torch.dtype, m: int)
 
 
 @pytest.mark.parametrize(
-    ("scheme", "m"),
+    ("target", "scheme", "m"),
     [
-        *(("nf4", 1), ("nf4", 64), ("nvfp4-wo", 16), ("mxfp4-wo", 1)),
-        *(("int3", 16), ("int4-g32-fzero", 1), ("int7", 1)),
+        *(("sm90", "nf4", 1), ("sm90", "nf4", 64), ("sm90", "nvfp4-wo", 16), ("sm90", "mxfp4-wo", 1)),
+        *(("sm90", "int3", 16), ("sm90", "int4-g32-fzero", 1), ("sm90", "int7", 1)),
+        *(("sm80", "nf4", 1), ("sm80", "fp8-wo", 1), ("sm80", "mxfp8-wo", 16), ("sm80", "fp8-e5m2-wo", 1)),
     ],
 )
-def test_no_scheme_takes_so_many_instructions_that_bf16_is_faster(scheme: str, m: int) -> None:
+def test_no_scheme_takes_so_many_instructions_that_bf16_is_faster(target: str, scheme: str, m: int) -> None:
     """A product of bfloat16 waits for two bytes of each weight. Pipes that are 70 % busy must get through as many
     weights meanwhile."""
-    if "sm90" not in os.environ["TRITON_TARGETS"].split(","):
-        pytest.skip("counted for sm90")
-    loop, chip = instructions.of("sm90", scheme, BF16, m), instructions.CHIPS["sm90"]
+    if target not in os.environ["TRITON_TARGETS"].split(","):
+        pytest.skip(f"counted for {target}")
+    loop, chip = instructions.of(target, scheme, BF16, m), instructions.CHIPS[target]
     assert instructions.SHARE * loop.ceiling >= instructions.GOAL * chip.bandwidth / 2, loop
     assert not loop.spilled

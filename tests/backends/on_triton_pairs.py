@@ -23,6 +23,8 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DEFAULT = json.loads((configs.FOLDER / "default.json").read_text())
 SINGLE = configs.Config(DEFAULT)
 SEVERAL = configs.Config(DEFAULT, halves=True, float8=True)
+OLDER = configs.Config(DEFAULT, halves=True)
+"""A device that does not convert float8_e4m3."""
 
 if DEVICE.type == "cpu":
     from tests.backends import interpreter
@@ -81,6 +83,18 @@ def test_products_are_those_of_one_at_a_time(scheme: str, dtype: torch.dtype, pa
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("scheme", ["fp8-wo", "fp8-wo-g48", "mxfp8-wo"])
+def test_float8_by_its_bits(scheme: str, dtype: torch.dtype, paths: list[bool]) -> None:
+    for m, n, k in SHAPES:
+        (sample,) = products(scheme, dtype, "plain", n=n, k=k, m=m)
+        by_bits, single = tiles(sample, scheme, OLDER), tiles(sample, scheme, SINGLE)
+        assert shortfall(sample, by_bits) <= 0
+        most = float(single.abs().max())
+        torch.testing.assert_close(by_bits, single, rtol=torch.finfo(dtype).eps, atol=k * 2.0**-24 * most)
+    assert paths == [True, False, True, False, False, False, True, False], "rows of 7 columns are in no words"
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize(
     ("number", "block", "scale"),
     [("float4_e2m1", 16, "input"), ("float4_e2m1", 128, "e4m3"), ("float4_e2m1", 0, "input"), ("int4", 16, "e4m3")],
@@ -135,6 +149,20 @@ def test_every_entry_at_every_place(dtype: torch.dtype, paths: list[bool]) -> No
     assert paths == [True]
 
 
+@pytest.mark.parametrize("k", [40, 160, 288])
+@pytest.mark.parametrize("name", ["int3", "int5", "int6", "int7", "float6_e2m3"])
+def test_codes_in_words_of_32_bits(name: str, k: int) -> None:
+    """Units begin anywhere in them; of 40 columns rows do."""
+    number, n = NUMBER_TYPES[name], 9
+    codes = torch.randint(0, number.qmax + 1, (n, k), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    weight = Weight(to_storage(codes, number), torch.ones(n, 1), None, None, name, n, k, 1, k, "plain")
+    here = Weight(*(part.to(DEVICE) if isinstance(part, Tensor) else part for part in weight))
+    assert torch.equal(rows.dense(here, FP32).cpu(), weight.dense(FP32))
+    x = torch.eye(k, device=DEVICE)[:: k // 8]
+    got = linear.gemv(linear.prepared(x, "", None), here, None, FP32, SEVERAL)
+    assert torch.equal(got.cpu(), weight.dense(FP32).t()[:: k // 8])
+
+
 @pytest.mark.parametrize("scheme", ["nf4", "nf4-channel"])
 def test_entries_in_float32(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every code at every place, not a bit different: they are put together from four bytes. The interpreter does that
@@ -179,10 +207,18 @@ PLACES = (*range(32), 263)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("name", [*WHOLE, "float8_e4m3", "float8_e5m2"])
-def test_every_code_at_every_place(name: str, dtype: torch.dtype, paths: list[bool]) -> None:
+@pytest.mark.parametrize(
+    ("name", "k", "config"),
+    [
+        *((name, 264, SEVERAL) for name in (*WHOLE, "float8_e4m3", "float8_e5m2")),
+        *(("int3", 288, SEVERAL), ("float8_e4m3", 264, OLDER)),
+    ],
+)
+def test_every_code_at_every_place(
+    name: str, k: int, config: configs.Config, dtype: torch.dtype, paths: list[bool]
+) -> None:
     """Each row has one code at one place, and x is ones. The specials too, and zero points at both ends."""
-    number, k = NUMBER_TYPES[name], 264
+    number = NUMBER_TYPES[name]
     codes = torch.zeros(len(PLACES), number.qmax + 1, k, dtype=torch.uint8)
     for at, place in enumerate(PLACES):
         codes[at, :, place] = torch.arange(number.qmax + 1)
@@ -193,7 +229,7 @@ def test_every_code_at_every_place(name: str, dtype: torch.dtype, paths: list[bo
         weight = Weight(stored, torch.ones(n, 1), shift, None, name, n, k, 1, k, "plain")
         here = Weight(*(part.to(DEVICE) if isinstance(part, Tensor) else part for part in weight))
         x = torch.ones(1, k, dtype=dtype)
-        got = linear.tiles(linear.prepared(x.to(DEVICE), "", None), here, None, dtype, SEVERAL).cpu()[0]
+        got = linear.tiles(linear.prepared(x.to(DEVICE), "", None), here, None, dtype, config).cpu()[0]
         want = weight.dense(FP32).double().sum(1).to(dtype)
         assert torch.equal(got.isnan(), want.isnan())
         assert torch.equal(got.nan_to_num(), want.nan_to_num())

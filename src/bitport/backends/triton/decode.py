@@ -100,9 +100,25 @@ def load_word(
     WORDS: tl.constexpr,
     EVEN: tl.constexpr,
 ) -> tl.tensor:
-    """The bits of whole units, first code lowest, uint32 or for more than four bits uint64 [ROWS, UNITS]."""
+    """The bits of whole units, first code lowest, uint32 or for more than four bits uint64 [ROWS, UNITS]. What stands
+    above them is of no meaning."""
     BITS: tl.constexpr = bits_of(NUMBER)
-    if WORDS:
+    if WORDS and BITS != 1 and BITS != 2 and BITS != 4:
+        first, past = unit * BITS // 4, (unit * BITS % 4 * 8)[None, :]
+        at = (row * (row_bytes // 4))[:, None] + first[None, :]
+        source, column = data.to(tl.pointer_type(tl.uint32), bitcast=True), (unit * UNIT)[None, :]
+        word = load_columns(source + at, column, k, EVEN).to(tl.uint64)
+        if BITS == 3:
+            word |= tl.load(source + at + 1, mask=(past > 8) & (column < k), other=0).to(tl.uint64) << 32
+        else:
+            word |= load_columns(source + at + 1, column, k, EVEN).to(tl.uint64) << 32
+        word >>= past.to(tl.uint64)
+        if BITS == 7:
+            rest = tl.load(source + at + 2, mask=(past > 8) & (column < k), other=0).to(tl.uint64)
+            word |= (rest << 8) << (56 - past).to(tl.uint64)
+        if BITS == 3:
+            word = word.to(tl.uint32)
+    elif WORDS:
         word_type: tl.constexpr = tl.uint32 if BITS == 4 else tl.uint16 if BITS == 2 else tl.uint8
         at = (row * (row_bytes // BITS))[:, None] + unit[None, :]
         source = data.to(tl.pointer_type(word_type), bitcast=True)

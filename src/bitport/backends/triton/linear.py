@@ -10,7 +10,7 @@ from torch import Tensor
 from bitport.backends.triton import gemv as few
 from bitport.backends.triton import product
 from bitport.backends.triton.configs import Blocks, Config
-from bitport.backends.triton.operand import operand, reach, span
+from bitport.backends.triton.operand import operand, reach, span, words
 from bitport.backends.triton.rounding import Rounded, plain_rows, rounded
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
@@ -67,6 +67,7 @@ def tiles(
         PLACE=place,
         ROUNDED=x.place,
         PAIRS=_pairs(weight, place, bk, dot, config),
+        CONVERTS=config.float8,
         DOT=dot,
         EVEN=weight.k % bk == 0,
         EXPERTS=triton.next_power_of_2(experts),
@@ -129,7 +130,8 @@ def _pairs(weight: Weight, place: str, bk: int, dot: tl.dtype, config: Config) -
     if dot not in (tl.bfloat16, tl.float16):
         return False
     if weight.dtype in FLOAT8:
-        return config.float8 or weight.dtype == "float8_e5m2"
+        by_bits = words(8, weight.k, weight.data) and span(weight, bk) != "column"
+        return config.float8 or weight.dtype == "float8_e5m2" or by_bits
     if number.bits not in (2, 3, 4):
         return False
     held = TYPES.get(scale) == dot or scale == torch.float8_e4m3fn

@@ -52,12 +52,19 @@ def operand(weight: Weight, float8: bool = False) -> Operand:
     )
     fixed = {
         "NUMBER": weight.dtype,
-        "WORDS": number.bits in (1, 2, 4) and weight.k % 8 == 0 and data.storage_offset() % number.bits == 0,
+        "WORDS": words(number.bits, weight.k, data),
         "FLIP": 0x80 if weight.layout == "signed_int8" else 0,
         "SCALE": "float8" if scales == "e4m3" and float8 else scales,
         "ZERO": "none" if zero is None else "float" if zero.is_floating_point() else "int",
     }
     return Operand((data, scale, zero, whole(weight.scale2)), sizes, fixed)
+
+
+def words(bits: int, k: int, data: Tensor) -> bool:
+    """Whether kernels may read codes by words: those of eight codes, or of 32 bits where there are none."""
+    if bits in (1, 2, 4):
+        return k % 8 == 0 and data.storage_offset() % bits == 0
+    return k * bits % 32 == 0 and data.storage_offset() % 4 == 0
 
 
 def whole(part: Tensor | None) -> Tensor | None:

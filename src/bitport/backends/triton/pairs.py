@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bitport.backends.triton.decode import UNIT, bits_of, load_word, midpoint_of
+from bitport.backends.triton.decode import UNIT, bits_of, load_columns, load_word, midpoint_of
 
 
 @triton.constexpr_function
@@ -35,12 +35,24 @@ def base_of(dot: tl.dtype) -> float:
     return 128.0 if dot == tl.bfloat16 else 1024.0
 
 
+@triton.constexpr_function
+def up_of(dot: tl.dtype) -> int:
+    """How far a magnitude of float8_e4m3 is moved to have its mantissa at the top of that of ``dot``."""
+    return 4 if dot == tl.bfloat16 else 7
+
+
+@triton.constexpr_function
+def lift_of(dot: tl.dtype) -> float:
+    """From there to the value: the difference of the biases of the exponents."""
+    return 2.0 ** (120 if dot == tl.bfloat16 else 8)
+
+
 @triton.jit
-def paired(rows: tl.tensor) -> tl.tensor:
-    """[ROWS, COLUMNS] with the columns of each unit in the order of ``load_pairs``."""
+def paired(rows: tl.tensor, OF: tl.constexpr) -> tl.tensor:
+    """[ROWS, COLUMNS] with the columns of each OF in the order of ``load_pairs``, or with 4 of ``load_float8``."""
     ROWS: tl.constexpr = rows.shape[0]
     COLUMNS: tl.constexpr = rows.shape[1]
-    units = tl.reshape(rows, (ROWS, COLUMNS // UNIT, 2, UNIT // 2))
+    units = tl.reshape(rows, (ROWS, COLUMNS // OF, 2, OF // 2))
     return tl.reshape(tl.permute(units, (0, 1, 3, 2)), (ROWS, COLUMNS))
 
 
@@ -91,6 +103,35 @@ def load_pairs(
         high = high * factor
         low = low * factor
     return tl.reshape(tl.join(low, high), (row.shape[0], unit.shape[0] * UNIT))
+
+
+@triton.jit
+def load_float8(
+    data: tl.tensor,
+    row: tl.tensor,
+    unit: tl.tensor,
+    k: tl.tensor,
+    row_bytes: tl.tensor,
+    EVEN: tl.constexpr,
+    DOT: tl.constexpr,
+) -> tl.tensor:
+    """[ROWS, UNITS, 8] in DOT: float8_e4m3, for a device that does not convert it. It has the bits of a larger float:
+    moved to where those are, they have too small an exponent, which a multiplication lifts. Some are subnormal before,
+    which these instructions do not flush. The largest magnitude means NaN: one more is the next power of two, by which
+    the exponent is filled up. Of four columns come the first, third, second, fourth."""
+    UP: tl.constexpr = up_of(DOT)
+    column = unit[:, None] * UNIT + tl.arange(0, 2)[None, :] * 4
+    at = (row * (row_bytes // 4))[:, None, None] + (column // 4)[None]
+    word = load_columns(data.to(tl.pointer_type(tl.uint32), bitcast=True) + at, column[None], k, EVEN)
+    pair = word[:, :, :, None] >> (tl.arange(0, 2) * 8)[None, None, None, :]
+    magnitude = (pair & 0x007F007F) << UP
+    beyond = (magnitude + (0x00010001 << UP)) & (0x00800080 << UP)
+    if tl.bfloat16 == DOT:
+        beyond *= 15
+    pair = ((pair & 0x00800080) << 8) | magnitude | beyond
+    high = (pair >> 16).to(tl.uint16).to(DOT, bitcast=True) * lift_of(DOT)
+    low = pair.to(tl.uint16).to(DOT, bitcast=True) * lift_of(DOT)
+    return tl.reshape(tl.join(low, high), (row.shape[0], unit.shape[0], UNIT))
 
 
 @triton.jit

@@ -12,8 +12,9 @@ in float32 step by step: matrix units keep fewer bits of a longer sum.
 
 The weight is the first operand, y is made as BN x BM: matrix units take at least 16 rows of the first and 8 columns of
 the second, and from sm90 on they read the first from registers, where it was decoded. With PAIRS codes become numbers
-several at a time (pairs.py, entries.py). Codes and x are copied to shared memory STAGES ahead; where one entry of a
-scale serves a whole step it is too short for such copies, and is read a step ahead.
+several at a time (pairs.py, entries.py), float8_e4m3 by the device if it CONVERTS it. Codes and x are copied to shared
+memory STAGES ahead; where one entry of a scale serves a whole step it is too short for such copies, and is read a step
+ahead.
 
 Experts: the tiles of all of them are numbered through, each expert's last may be partly empty. A program finds its
 expert by counting, so the host need not know where experts end.
@@ -35,7 +36,7 @@ from bitport.backends.triton.decode import (
     whole_steps,
 )
 from bitport.backends.triton.entries import apart, load_entries
-from bitport.backends.triton.pairs import in_quads, load_pairs, load_quads, paired
+from bitport.backends.triton.pairs import in_quads, load_float8, load_pairs, load_quads, paired
 
 
 @triton.jit
@@ -122,6 +123,7 @@ def tiles(
     PLACE: tl.constexpr,
     ROUNDED: tl.constexpr,
     PAIRS: tl.constexpr,
+    CONVERTS: tl.constexpr,
     DOT: tl.constexpr,
     EVEN: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -182,15 +184,18 @@ def tiles(
             value = load_quads(data, row, unit, k, row_bytes, shift, NUMBER, WORDS, EVEN, ZERO)
         elif PAIRS and bits_of(NUMBER) == 8:
             codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN).to(tl.uint8)
-            if NUMBER == "float8_e4m3":
+            if NUMBER == "float8_e4m3" and CONVERTS:
                 value = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
+            elif NUMBER == "float8_e4m3":
+                rows = paired(rows, 4)
+                value = load_float8(data, row, unit, k, row_bytes, EVEN, DOT)
             else:
                 value = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
         elif PAIRS and kind_of(NUMBER) != "int":
             rows = apart(rows)
             value = load_entries(data, row, unit, k, row_bytes, factor, NUMBER, WORDS, EVEN, FOLDED, DOT)
         elif PAIRS:
-            rows = paired(rows)
+            rows = paired(rows, 8)
             value = load_pairs(
                 *(data, row, unit, k, n, row_bytes, shift, factor),
                 *(NUMBER, WORDS, EVEN, ZERO, FOLDED, DOT),
