@@ -25,6 +25,7 @@ BINARY = {"cuda": "cubin", "hip": "hsaco"}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SOME = (
     *(("int4", BF16, 1), ("int4-g32-sym", FP16, 16), ("int3-channel", BF16, 64), ("mxfp4-wo", FP32, 64)),
+    *(("nf4-g32", BF16, 16), ("fp8-wo", BF16, 16)),
     *(
         ("int8-dyn", BF16, 64),
         ("int4-int8", BF16, 16),

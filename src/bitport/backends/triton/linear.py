@@ -132,7 +132,7 @@ def _pairs(weight: Weight, place: str, bk: int, dot: tl.dtype, config: Config) -
     if weight.dtype in FLOAT8:
         by_bits = words(8, weight.k, weight.data) and span(weight, bk) != "column"
         return config.float8 or weight.dtype == "float8_e5m2" or by_bits
-    if number.bits not in (2, 3, 4):
+    if number.bits not in (2, 3, 4) or (number.kind != "int" and bk == SHORTEST):  # as above
         return False
     held = TYPES.get(scale) == dot or scale == torch.float8_e4m3fn
     held |= scale == torch.float8_e8m0fnu and dot == tl.bfloat16
