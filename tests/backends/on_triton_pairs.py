@@ -68,29 +68,34 @@ SCHEMES = (
 )
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_products_are_those_of_one_at_a_time(scheme: str, dtype: torch.dtype, paths: list[bool]) -> None:
-    """Within the budget, and the same but for the order of float32 sums: the last place of a result, or of a sum that
-    has cancelled."""
+def assert_same_products(scheme: str, dtype: torch.dtype, config: configs.Config) -> None:
+    """Within the budget, and those of one code at a time but for the order of float32 sums: the last place of a result,
+    or of a sum that has cancelled."""
     for m, n, k in SHAPES:
         (sample,) = products(scheme, dtype, "plain", n=n, k=k, m=m)
-        several, single = tiles(sample, scheme, SEVERAL), tiles(sample, scheme, SINGLE)
+        several, single = tiles(sample, scheme, config), tiles(sample, scheme, SINGLE)
         assert shortfall(sample, several) <= 0
         most = float(single.abs().max())
         torch.testing.assert_close(several, single, rtol=torch.finfo(dtype).eps, atol=k * 2.0**-24 * most)
+
+
+def every_code(n: int, k: int) -> Tensor:
+    """[n, k] of sixteen codes, each at every place of a unit."""
+    column = torch.arange(k)
+    return (torch.arange(n)[:, None] * 3 + column * (column // 16 % 2 * 4 + 1)) % 16
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_products_are_those_of_one_at_a_time(scheme: str, dtype: torch.dtype, paths: list[bool]) -> None:
+    assert_same_products(scheme, dtype, SEVERAL)
     assert paths == [True, False] * len(SHAPES)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("scheme", ["fp8-wo", "fp8-wo-g48", "mxfp8-wo"])
 def test_float8_by_its_bits(scheme: str, dtype: torch.dtype, paths: list[bool]) -> None:
-    for m, n, k in SHAPES:
-        (sample,) = products(scheme, dtype, "plain", n=n, k=k, m=m)
-        by_bits, single = tiles(sample, scheme, OLDER), tiles(sample, scheme, SINGLE)
-        assert shortfall(sample, by_bits) <= 0
-        most = float(single.abs().max())
-        torch.testing.assert_close(by_bits, single, rtol=torch.finfo(dtype).eps, atol=k * 2.0**-24 * most)
+    assert_same_products(scheme, dtype, OLDER)
     assert paths == [True, False, True, False, False, False, True, False], "rows of 7 columns are in no words"
 
 
@@ -140,7 +145,7 @@ def test_every_entry_at_every_place(dtype: torch.dtype, paths: list[bool]) -> No
     n, k = 64, 256
     (sample,) = products("nf4", dtype, "plain", n=n, k=k, m=1, with_bias=False)
     _, _, scale, *rest = sample.args
-    codes = (torch.arange(n)[:, None] * 3 + torch.arange(k) * (torch.arange(k) // 16 % 2 * 4 + 1)) % 16
+    codes = every_code(n, k)
     powers = (torch.arange(scale.numel()).view(scale.shape) * 5 % 7 - 3.0).exp2()
     args = [torch.eye(k, dtype=dtype), to_storage(codes.to(torch.uint8), NUMBER_TYPES["nf4"])]
     changed = Sample(sample.name, (*args, powers.to(scale.dtype), *rest), sample.expected, sample.budget)
@@ -171,7 +176,7 @@ def test_entries_in_float32(scheme: str, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(decode, "permutes", lambda: True)
     n, k = 32, 192
     fmt = preset(scheme).weight
-    codes = (torch.arange(n)[:, None] * 3 + torch.arange(k) * (torch.arange(k) // 16 % 2 * 4 + 1)) % 16
+    codes = every_code(n, k)
     scale = torch.rand(fmt.scale_shape(n, k), generator=torch.Generator().manual_seed(0)) + 0.5
     stored = to_storage(codes.to(torch.uint8), NUMBER_TYPES["nf4"])
     weight = Weight(stored.to(DEVICE), scale.to(DEVICE), None, None, "nf4", n, k, *fmt.block_shape(n, k), "plain")

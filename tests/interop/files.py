@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bitport.checkpoint.source import Held
@@ -45,3 +46,16 @@ def edited(source: Path, target: Path, **changes: Any) -> Path:
     config = {**json.loads((source / "config.json").read_text()), **changes}
     (target / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     return target
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        its = other[name]
+        if isinstance(tensor, QTensor):
+            assert isinstance(its, QTensor)
+            assert its.scheme == tensor.scheme
+            assert torch.equal(its.dequantize(torch.float32), tensor.dequantize(torch.float32)), name
+        else:
+            assert its.dtype == tensor.dtype
+            assert torch.equal(its, tensor), name

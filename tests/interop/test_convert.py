@@ -19,7 +19,7 @@ from bitport.interop import convert, gptq
 from bitport.interop.sources import Foreign, Own
 from bitport.tensor import QTensor
 
-from .files import edited
+from .files import assert_same, edited
 from .published_files import nf4
 
 models = pytest.importorskip("tests.integrations.models", reason="needs the extra: pip install 'bitport[hf]'")
@@ -46,19 +46,6 @@ def theirs(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tensors(path: Path) -> dict[str, Tensor]:
     return dict(Own(path).items())
-
-
-def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        its = other[name]
-        if isinstance(tensor, QTensor):
-            assert isinstance(its, QTensor)
-            assert its.scheme == tensor.scheme
-            assert torch.equal(its.dequantize(torch.float32), tensor.dequantize(torch.float32)), name
-        else:
-            assert its.dtype == tensor.dtype
-            assert torch.equal(its, tensor), name
 
 
 def test_there_and_back(ours: Path, theirs: Path, tmp_path: Path) -> None:

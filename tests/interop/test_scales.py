@@ -21,6 +21,8 @@ from bitport.numerics import Format, dequantize
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, quantize_tensor
 
+from .files import assert_same
+
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 TINY = 2.0**-25
 """Half the distance of the least numbers of float16."""
@@ -195,15 +197,4 @@ def test_formats_that_want_other_scales_can_be_written(wide: Path, tmp_path: Pat
     assert any("rounded to float16" in note for note in done.notes)
     convert(wide, tmp_path / "small", scales="float16", progress=False)
     convert(tmp_path / "rounded", tmp_path / "back", progress=False)
-    wanted, back = (dict(Own(tmp_path / name).items()) for name in ("small", "back"))
-    for name, tensor in wanted.items():
-        assert (
-            torch.equal(tensor.float(), back[name].float())
-            if not isinstance(tensor, QTensor)
-            else same(tensor, back[name])
-        )
-
-
-def same(one: QTensor, other: Tensor) -> bool:
-    assert isinstance(other, QTensor)
-    return torch.equal(one.dequantize(torch.float32), other.dequantize(torch.float32))
+    assert_same(*(dict(Own(tmp_path / name).items()) for name in ("small", "back")))

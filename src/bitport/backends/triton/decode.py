@@ -103,7 +103,12 @@ def load_word(
     """The bits of whole units, first code lowest, uint32 or for more than four bits uint64 [ROWS, UNITS]. What stands
     above them is of no meaning."""
     BITS: tl.constexpr = bits_of(NUMBER)
-    if WORDS and BITS != 1 and BITS != 2 and BITS != 4:
+    if WORDS and UNIT % BITS == 0:
+        word_type: tl.constexpr = tl.uint32 if BITS == 4 else tl.uint16 if BITS == 2 else tl.uint8
+        at = (row * (row_bytes // BITS))[:, None] + unit[None, :]
+        source = data.to(tl.pointer_type(word_type), bitcast=True)
+        word = load_columns(source + at, (unit * UNIT)[None, :], k, EVEN).to(tl.uint32)
+    elif WORDS:
         first, past = unit * BITS // 4, (unit * BITS % 4 * 8)[None, :]
         at = (row * (row_bytes // 4))[:, None] + first[None, :]
         source, column = data.to(tl.pointer_type(tl.uint32), bitcast=True), (unit * UNIT)[None, :]
@@ -118,11 +123,6 @@ def load_word(
             word |= (rest << 8) << (56 - past).to(tl.uint64)
         if BITS == 3:
             word = word.to(tl.uint32)
-    elif WORDS:
-        word_type: tl.constexpr = tl.uint32 if BITS == 4 else tl.uint16 if BITS == 2 else tl.uint8
-        at = (row * (row_bytes // BITS))[:, None] + unit[None, :]
-        source = data.to(tl.pointer_type(word_type), bitcast=True)
-        word = load_columns(source + at, (unit * UNIT)[None, :], k, EVEN).to(tl.uint32)
     else:
         wide: tl.constexpr = tl.uint32 if BITS <= 4 else tl.uint64
         word = tl.zeros((row.shape[0], unit.shape[0]), dtype=wide)

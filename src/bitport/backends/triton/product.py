@@ -182,13 +182,13 @@ def tiles(
         if PAIRS and INTEGER:
             rows = in_quads(rows)
             value = load_quads(data, row, unit, k, row_bytes, shift, NUMBER, WORDS, EVEN, ZERO)
+        elif PAIRS and NUMBER == "float8_e4m3" and not CONVERTS:
+            rows = paired(rows, 4)
+            value = load_float8(data, row, unit, k, row_bytes, EVEN, DOT)
         elif PAIRS and bits_of(NUMBER) == 8:
             codes = load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN).to(tl.uint8)
-            if NUMBER == "float8_e4m3" and CONVERTS:
+            if NUMBER == "float8_e4m3":
                 value = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
-            elif NUMBER == "float8_e4m3":
-                rows = paired(rows, 4)
-                value = load_float8(data, row, unit, k, row_bytes, EVEN, DOT)
             else:
                 value = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
         elif PAIRS and kind_of(NUMBER) != "int":
