@@ -1,7 +1,8 @@
-// The product with 256-bit vectors, in float32: for x of every type on machines without AVX-512.
+// The product with 256-bit vectors, in float32: for x of every type on machines without AVX-512. A few rows go without a
+// panel: what codes mean stays in registers, and the scale of a group acts on its sums.
 #include "engine.h"
 #if BITPORT_X86
-#include "avx2.h"
+#include "avx2_values.h"
 
 namespace bitport {
 namespace {
@@ -12,83 +13,184 @@ AVX2 void widen(const void* from, int32_t type, int64_t count, float* to) {
   for (; i < count; ++i) to[i] = load_number(from, type, i);
 }
 
-// What codes mean: a permutation knows 8 entries, bit 3 of a code picks between two of them; longer tables are gathered.
-struct Meaning {
-  __m256 low, high;
-  const float* table;   // null for up to 16 entries
+// Scales and shifts of 16 rows, a half of a tile, in one group.
+struct Affine {
+  __m256 scale[2], shift[2];
+  AVX2_MEMBER Affine(const BitportTiles& w, int64_t tile, int64_t group, int64_t half) {
+    const int64_t at = (tile * groups_of(w) + group) * 32 + half * 16;
+    for (int i = 0; i < 2; ++i) {
+      scale[i] = load8(w.scale, w.scale_type, at + i * 8);
+      shift[i] = w.zero ? _mm256_sub_ps(load8(w.zero, w.zero_type, at + i * 8), _mm256_set1_ps(middle(w)))
+                        : _mm256_setzero_ps();
+    }
+  }
 };
 
-AVX2_INLINE Meaning meaning(const BitportTiles& w) {
-  alignas(32) float first[16];
-  for (int i = 0; i < 16; ++i) first[i] = w.table[i & ((1 << w.bits) - 1)];
-  return {_mm256_load_ps(first), _mm256_load_ps(first + 8), w.bits > 4 ? w.table : nullptr};
-}
+// 16 columns of 16 rows, two at a time: take(i, columns), i being the first of them.
+template <class Meaning, int32_t Bits>
+struct Unit {
+  const BitportTiles& w;
+  const Meaning meaning;
 
-AVX2_INLINE __m256 look_up(__m256i codes, const Meaning& m) {
-  if (m.table) return _mm256_i32gather_ps(m.table, codes, 4);
-  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(m.low, codes), _mm256_permutevar8x32_ps(m.high, codes),
-                          _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
-}
+  template <class Take>
+  AVX2_MEMBER void each_pair(int64_t tile, int64_t k, int64_t half, const Take& take) const {
+    const int32_t bits = Bits ? Bits : w.bits;
+    const uint8_t* const codes = tile_at(w, tile, k / 32);
+    const int64_t first = half * 8 + k % 32 / 4;
+    const char* const ahead = reinterpret_cast<const char*>(codes + first * 8 * bits + 4096);
+    for (int64_t at = 0; at < 32 * bits; at += 64) _mm_prefetch(ahead + at, _MM_HINT_T0);
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < 4; ++i) {
+      const Line line = read_line(codes, bits, first + i);
+      take(i * 4, meaning(line.pair[0]));
+      take(i * 4 + 2, meaning(line.pair[1]));
+    }
+  }
+};
 
 // panel [count][32]
-AVX2 void decode(const BitportTiles& w, const Panel& panel) {
-  const auto [tile, k, count, data] = panel;
-  const Meaning table = meaning(w);
-  const int64_t groups = groups_of(w);
-  const __m256i byte = _mm256_set1_epi32(255);
-  for (int64_t step = k / 32; step < (k + count) / 32; ++step) {
-    const uint8_t* codes = tile_at(w, tile, step);
-    for (int64_t column = 0; column < 32; column += 16)
-      for (int64_t part = 0; part < 4; ++part) {   // 8 rows
-        const int64_t at = (tile * groups + group_of(w, step * 32 + column)) * 32 + part * 8;
-        const __m256 scale = load8(w.scale, w.scale_type, at);
-        const __m256 shift = w.zero ? _mm256_sub_ps(load8(w.zero, w.zero_type, at), _mm256_set1_ps(middle(w)))
-                                    : _mm256_setzero_ps();
-        float* to = static_cast<float*>(data) + (step * 32 + column - k) * 32 + part * 8;
-        for (int64_t line = part / 2 * 8 + column / 4, end = line + 4; line < end; ++line, to += 128) {
-          alignas(32) uint8_t bytes[64];
-          read_codes(codes, w.bits, line, bytes);
-          for (int64_t pair = 0; pair < 2; ++pair) {   // of columns
-            const __m256i lanes = _mm256_cvtepu16_epi32(
-                _mm_load_si128(reinterpret_cast<const __m128i*>(bytes + pair * 32 + part % 2 * 16)));
-            const __m256 even = look_up(_mm256_and_si256(lanes, byte), table);
-            const __m256 odd = look_up(_mm256_srli_epi32(lanes, 8), table);
-            _mm256_store_ps(to + pair * 64, _mm256_mul_ps(_mm256_sub_ps(even, shift), scale));
-            _mm256_store_ps(to + pair * 64 + 32, _mm256_mul_ps(_mm256_sub_ps(odd, shift), scale));
-          }
+template <class Meaning, int32_t Bits>
+AVX2 void decode_as(const BitportTiles& w, const Panel& panel) {
+  const Unit<Meaning, Bits> unit{w, Meaning(w)};
+  for (int64_t k = panel.k; k < panel.k + panel.count; k += 16)
+    for (int64_t half = 0; half < 2; ++half) {
+      const Affine by(w, panel.tile, group_of(w, k), half);
+      float* const to = static_cast<float*>(panel.data) + (k - panel.k) * 32 + half * 16;
+      unit.each_pair(panel.tile, k, half, [&](int64_t i, const Columns& columns) AVX2 {
+        for (int64_t c = 0; c < 2; ++c) {
+          __m256 rows[2];
+          in_order(columns.of[c][0], columns.of[c][1], rows);
+          for (int j = 0; j < 2; ++j)
+            _mm256_store_ps(to + (i + c) * 32 + j * 8,
+                            _mm256_mul_ps(_mm256_sub_ps(rows[j], by.shift[j]), by.scale[j]));
+        }
+      });
+    }
+}
+
+// Sums of 16 rows of the weight, of even and odd columns apart if there is one row of x: an addition waits for the last.
+template <int R>
+struct Sums {
+  static constexpr int kApart = R == 1 ? 2 : 1;
+  __m256 of[R][kApart][2];
+};
+
+// R rows of x times a tile, whose codes are read in the order of memory: 32 columns of one half of the rows, then of the
+// other.
+template <int R, class Meaning, int32_t Bits>
+AVX2 void multiply_tile(const Job& job, int64_t tile, int64_t row, float* sum) {
+  constexpr int kApart = Sums<R>::kApart;
+  const BitportTiles& w = *job.weight;
+  const Unit<Meaning, Bits> unit{w, Meaning(w)};
+  const float* const rows = static_cast<const float*>(job.rows) + job.at(row, 0);
+  const int64_t columns = steps_of(w) * 32, groups = groups_of(w);
+  for (int64_t i = 0; i < R * 32; ++i) sum[i] = 0;
+  for (int64_t group = 0, k = 0; group < groups; ++group) {
+    Sums<R> sums[2];
+    for (Sums<R>& half : sums)
+      for (auto& of_row : half.of)
+        for (auto& each : of_row) each[0] = each[1] = _mm256_setzero_ps();
+    for (const int64_t group_end = group + 1 < groups ? (group + 1) * w.group : columns; k < group_end;) {
+      const int64_t end = smaller(group_end, (k / 32 + 1) * 32);
+      const float* const step = rows + k / 32 * job.block * 32;
+#pragma GCC unroll 1
+      for (int64_t half = 0; half < 2; ++half) {
+        Sums<R> here = sums[half];
+        for (int64_t at = k; at < end; at += 16)
+          unit.each_pair(tile, at, half, [&](int64_t i, const Columns& two) AVX2 {
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+              for (int c = 0; c < 2; ++c) {
+                const __m256 value = _mm256_broadcast_ss(step + r * 32 + at % 32 + i + c);
+                __m256* const to = here.of[r][c % kApart];
+                to[0] = _mm256_fmadd_ps(value, two.of[c][0], to[0]);
+                to[1] = _mm256_fmadd_ps(value, two.of[c][1], to[1]);
+              }
+          });
+        sums[half] = here;
+      }
+      k = end;
+    }
+    for (int64_t half = 0; half < 2; ++half) {
+      const Affine by(w, tile, group, half);
+      for (int r = 0; r < R; ++r) {
+        __m256 (*const all)[2] = sums[half].of[r], found[2];
+        for (int j = 0; j < 2 && kApart == 2; ++j) all[0][j] = _mm256_add_ps(all[0][j], all[kApart - 1][j]);
+        in_order(all[0][0], all[0][1], found);
+        const __m256 less = _mm256_set1_ps(w.zero ? job.sums[(row + r) * groups + group] : 0);
+        for (int j = 0; j < 2; ++j) {
+          float* const to = sum + r * 32 + half * 16 + j * 8;
+          const __m256 whole = _mm256_fnmadd_ps(less, by.shift[j], found[j]);
+          _mm256_store_ps(to, _mm256_fmadd_ps(whole, by.scale[j], _mm256_load_ps(to)));
         }
       }
+    }
   }
 }
 
 template <int R>
-AVX2_INLINE void multiply_rows(const float* x, int64_t stride, int64_t steps, const float* panel, float* sum) {
+AVX2 void multiply_rows(const float* x, int64_t stride, int64_t steps, const float* panel, float* sum) {
   __m256 a[R][4];
+#pragma GCC unroll 3
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) a[r][j] = _mm256_load_ps(sum + r * 32 + j * 8);
   for (int64_t step = 0; step < steps; ++step, x += stride)
     for (int64_t i = 0; i < 32; ++i, panel += 32)
+#pragma GCC unroll 3
       for (int r = 0; r < R; ++r) {
         const __m256 value = _mm256_broadcast_ss(x + r * 32 + i);
+#pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) a[r][j] = _mm256_fmadd_ps(value, _mm256_load_ps(panel + j * 8), a[r][j]);
       }
+#pragma GCC unroll 3
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) _mm256_store_ps(sum + r * 32 + j * 8, a[r][j]);
 }
 
 AVX2 void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
   const float* weights = static_cast<const float*>(panel.data);
-  const int64_t stride = job.block * 32;
-  for (int64_t r = 0; r < rows;) {
-    const int64_t line = (row + r) % job.block;
+  constexpr decltype(&multiply_rows<1>) by_rows[] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>};
+  by_few(rows, job.block, 3, [&](int64_t r, int64_t count) {
     const float* x = static_cast<const float*>(job.rows) + job.at(row + r, panel.k);
-    const bool three = rows - r >= 3 && job.block - line >= 3, two = rows - r >= 2 && job.block - line >= 2;
-    if (three) multiply_rows<3>(x, stride, panel.count / 32, weights, sum + r * 32);
-    else if (two) multiply_rows<2>(x, stride, panel.count / 32, weights, sum + r * 32);
-    else multiply_rows<1>(x, stride, panel.count / 32, weights, sum + r * 32);
-    r += three ? 3 : two ? 2 : 1;
-  }
+    by_rows[count - 1](x, job.block * 32, panel.count / 32, weights, sum + r * 32);
+  });
+}
+
+constexpr int64_t kRows = 4;   // of x that are multiplied at once without a panel
+
+// By what codes of a weight mean, and by rows of x.
+struct Ways {
+  void (*decode)(const BitportTiles& w, const Panel& panel);
+  void (*multiply[kRows])(const Job& job, int64_t tile, int64_t row, float* sum);
+};
+template <class Meaning, int32_t Bits>
+constexpr Ways ways = {decode_as<Meaning, Bits>,
+                       {multiply_tile<1, Meaning, Bits>, multiply_tile<2, Meaning, Bits>,
+                        multiply_tile<3, Meaning, Bits>, multiply_tile<4, Meaning, Bits>}};
+
+const Ways& ways_of(const BitportTiles& w) {
+  if (w.bits == 8) return w.integer ? ways<Whole, 8> : ways<Float8, 8>;
+  if (w.bits > 4) return w.integer ? ways<Whole, 0> : ways<Quarters, 6>;
+  if (w.bits < 4) return ways<Short, 0>;
+  uint32_t lower = 0;
+  for (int i = 0; i < 16; ++i) lower |= bits_of_float(w.table[i]) & 0xffff;
+  return lower ? ways<Few, 4> : ways<Short, 4>;
+}
+
+void decode(const BitportTiles& w, const Panel& panel) { ways_of(w).decode(w, panel); }
+
+// Measured: scales of short groups cost each few rows anew.
+bool fuses(const BitportTiles& w, int64_t m) { return m <= (w.group < 32 && w.group < w.k ? kRows : 2 * kRows); }
+
+void fused(const Job& job, int64_t tile, void*, float* sum) {
+  const Ways& ways = ways_of(*job.weight);
+  by_few(job.m, job.block, kRows, [&](int64_t row, int64_t count) {
+    ways.multiply[count - 1](job, tile, row, sum + row * 32);
+  });
 }
 
 AVX2 void store(const float* sum, int64_t count, const float* bias, void* y, int32_t type) {
@@ -108,7 +210,8 @@ AVX2 void store(const float* sum, int64_t count, const float* bias, void* y, int
 
 }  // namespace
 
-const Engine avx2_engine = {false, 256, kUsual, widen, decode, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, store, nullptr, nullptr, nullptr};
+const Engine avx2_engine = {false, 256, kUsual, widen, decode, nullptr, nullptr, multiply, nullptr, fuses, fused,
+                            store, nullptr, nullptr, nullptr};
 
 }  // namespace bitport
 #endif

@@ -11,21 +11,34 @@
 
 namespace bitport {
 
+// A half of the layout of e4m3 numbers, but for the bias of its exponent: 15 and not 7.
+AVX2_INLINE __m256 e4m3_of(__m128i bytes) {
+  const __m128i codes = _mm_cvtepu8_epi16(bytes), size = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
+  const __m128i sign = _mm_slli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x80)), 8);
+  const __m128i none = _mm_cmpeq_epi16(size, _mm_set1_epi16(0x7f));
+  const __m128i half = _mm_blendv_epi8(_mm_slli_epi16(size, 7), _mm_set1_epi16(0x7e00), none);
+  return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, sign)), _mm256_set1_ps(256.0f));
+}
+
+AVX2_INLINE __m256 e8m0_of(__m128i bytes) {
+  const __m256i codes = _mm256_cvtepu8_epi32(bytes);   // the exponents of floats, whose ends are special
+  const __m256i least = _mm256_cmpeq_epi32(codes, _mm256_setzero_si256());
+  const __m256i none = _mm256_cmpeq_epi32(codes, _mm256_set1_epi32(255));
+  const __m256i bits = _mm256_blendv_epi8(_mm256_slli_epi32(codes, 23), _mm256_set1_epi32(0x00400000), least);
+  return _mm256_castsi256_ps(_mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc00000), none));
+}
+
 AVX2_INLINE __m256 load8(const void* p, int32_t type, int64_t i) {
-  switch (type) {
-    case BITPORT_F32: return _mm256_loadu_ps(static_cast<const float*>(p) + i);
-    case BITPORT_BF16: {
-      const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint16_t*>(p) + i));
-      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-    }
-    case BITPORT_F16:
-      return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint16_t*>(p) + i)));
-    default: {
-      alignas(32) float numbers[8];
-      for (int j = 0; j < 8; ++j) numbers[j] = load_number(p, type, i + j);
-      return _mm256_load_ps(numbers);
-    }
+  if (type == BITPORT_F32) return _mm256_loadu_ps(static_cast<const float*>(p) + i);
+  if (type == BITPORT_BF16 || type == BITPORT_F16) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint16_t*>(p) + i));
+    return type == BITPORT_F16 ? _mm256_cvtph_ps(half)
+                               : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
   }
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(static_cast<const uint8_t*>(p) + i));
+  if (type == BITPORT_E8M0) return e8m0_of(bytes);
+  if (type == BITPORT_E4M3) return e4m3_of(bytes);
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
 }
 
 // Rounds to bfloat16, to nearest even; a NaN stays one.
@@ -38,11 +51,12 @@ AVX2_INLINE __m128i bf16_of(__m256 v) {
   return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
 }
 
-// The 64 codes of a line, a byte each, in the order of the layout.
-AVX2_INLINE void read_codes(const uint8_t* tile, int32_t bits, int64_t line, uint8_t* codes) {
+// The 64 codes of a line in the order of the layout, a byte each: two columns of 16 rows, then the two behind them.
+struct Line { __m256i pair[2]; };
+
+AVX2_INLINE Line read_line(const uint8_t* tile, int32_t bits, int64_t line) {
   int below = 0;
-  const __m256i zero = _mm256_setzero_si256();
-  __m256i low = zero, high = zero;
+  __m256i low = _mm256_setzero_si256(), high = low;
   if (bits & 8) {
     low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 64));
     high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 64 + 32));
@@ -76,8 +90,7 @@ AVX2_INLINE void read_codes(const uint8_t* tile, int32_t bits, int64_t line, uin
     low = _mm256_or_si256(low, _mm256_and_si256(_mm256_cmpeq_epi8(first, own), one));
     high = _mm256_or_si256(high, _mm256_and_si256(_mm256_cmpeq_epi8(second, own), one));
   }
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), low);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32), high);
+  return {{low, high}};
 }
 
 // The product of few rows with x in integers, as Int8Engine and Digits have it.

@@ -76,11 +76,11 @@ AVX2 void unpack(const BitportTiles& w, const Panel& panel) {
   for (int64_t step = panel.k / 32; step < ceil_div(panel.k + panel.count, 32); ++step)
     for (int64_t line = 0; line < 8; ++line, to += 128)
       for (int64_t half = 0; half < 2; ++half) {
-        alignas(32) uint8_t codes[64];
-        read_codes(tile_at(w, panel.tile, step), w.bits, half * 8 + line, codes);
+        const Line codes = read_line(tile_at(w, panel.tile, step), w.bits, half * 8 + line);
         for (int64_t part = 0; part < 4; ++part) {   // 8 rows of a pair of columns
+          const __m256i pair = codes.pair[part / 2];
           const __m256i words =
-              _mm256_cvtepu8_epi16(_mm_load_si128(reinterpret_cast<const __m128i*>(codes + part * 16)));
+              _mm256_cvtepu8_epi16(part % 2 ? _mm256_extracti128_si256(pair, 1) : _mm256_castsi256_si128(pair));
           _mm256_store_si256(reinterpret_cast<__m256i*>(to + part / 2 * 64 + half * 32 + part % 2 * 16),
                              _mm256_sub_epi16(words, minus));
         }
@@ -167,9 +167,6 @@ AVX2_INLINE void widen_to(__m256i* sum, __m256i words, int left) {
   sum[1] = _mm256_add_epi32(sum[1], _mm256_slli_epi32(high, left));
 }
 
-// A line, 4 neighbours in K of a half of 16 rows, is two vectors of pairs.
-struct Line { __m256i pair[2]; };
-
 // Codes of a half of a tile as they lie there. Bits: 4 or 8, whose lines are whole vectors; 1 and 5 stand for any other up
 // to 4 and to 7.
 template <int Bits>
@@ -184,14 +181,7 @@ struct FromTile {
     return at;
   }
   AVX2_MEMBER Line line(const Unit& unit, int64_t i) const {
-    const int64_t at = unit.line + i;
-    alignas(32) uint8_t codes[64];
-    const __m256i* from = reinterpret_cast<const __m256i*>(codes);
-    if constexpr (Bits == 4 || Bits == 8) from = reinterpret_cast<const __m256i*>(unit.tile + at * 8 * Bits);
-    else read_codes(unit.tile, weight.bits, at, codes);
-    if constexpr (Bits != 4) return {_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1)};
-    const __m256i both = _mm256_loadu_si256(from), digit = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(both, digit), _mm256_and_si256(_mm256_srli_epi16(both, 4), digit)};
+    return read_line(unit.tile, Bits == 4 || Bits == 8 ? Bits : weight.bits, unit.line + i);
   }
 };
 
@@ -227,26 +217,36 @@ AVX2_INLINE void multiply_unit(const int8_t* x, const FromTile<Bits>& source, in
   }
 }
 
+// Up to two rows go with both halves of a tile by turns, whose lines memory gives in this order; the others with one and then
+// the other, while its lines are near.
 template <int R, int Bits>
 AVX2 void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) {
+  constexpr int kHalves = R <= 2 ? 2 : 1;
   const BitportTiles& w = *job.weight;
   const int8_t* x = codes_at(job, row, 0);
   const int64_t scales = tile * groups_of(w) * 32;
   for (int64_t i = 0; i < R * 32; ++i) sum[i] = 0;
-  for (int64_t k = 0; k < w.k; k += kInt8Stretch)   // one half and then the other, while the lines of both are at hand
-    for (int64_t half = 0; half < 2; ++half) {
-      const FromTile<Bits> source{w, tile, half};
+  for (int64_t k = 0; k < w.k; k += kInt8Stretch)
+    for (int64_t half = 0; half < 2; half += kHalves)
       for (Pieces piece(w, job.stretch, k); piece.begin < smaller(k + kInt8Stretch, w.k); piece.next()) {
         const float* sums = job.sums + row * job.pieces + piece.index;
-        __m256i whole[R][2];
+        __m256i whole[kHalves][R][2];
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h)
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
-          whole[r][0] = whole[r][1] = _mm256_set1_epi32(-center(w) * int32_t(sums[r * job.pieces]));
+          for (int r = 0; r < R; ++r)
+            whole[h][r][0] = whole[h][r][1] = _mm256_set1_epi32(-center(w) * int32_t(sums[r * job.pieces]));
         for (int64_t at = piece.begin; at < piece.end; at += 16)
-          multiply_unit<R, Bits>(x + at / kInt8Step * job.block * kInt8Step + at % kInt8Step, source, at, whole);
-        add_piece<R>(w, scales + piece.group * 32 + half * 16, sums, job.pieces, whole, sum + half * 16);
+#pragma GCC unroll 2
+          for (int h = 0; h < kHalves; ++h) {
+            const FromTile<Bits> source{w, tile, half + h};
+            multiply_unit<R, Bits>(x + at / kInt8Step * job.block * kInt8Step + at % kInt8Step, source, at, whole[h]);
+          }
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h)
+          add_piece<R>(w, scales + piece.group * 32 + (half + h) * 16, sums, job.pieces, whole[h],
+                       sum + (half + h) * 16);
       }
-    }
 }
 
 template <int Bits>

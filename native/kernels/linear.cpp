@@ -133,12 +133,28 @@ struct Call : Product {
   }
 };
 
+// Whether sums of x times what codes mean, up to 2^16 each, stay in the range of float32 without their scale, however many
+// they are: whether all of x is below 2^80. Halves always are.
+bool sums_stay_in_range(const void* x, int32_t type, int64_t count) {
+  constexpr uint16_t kLimit = (127 + 80) << 7;   // as the upper half of a float
+  uint16_t most = 0;
+  const auto take = [&](uint32_t upper) {
+    const uint16_t size = upper & 0x7fff;
+    most = size > most ? size : most;
+  };
+  if (type == BITPORT_BF16)
+    for (int64_t i = 0; i < count; ++i) take(static_cast<const uint16_t*>(x)[i]);
+  if (type == BITPORT_F32)
+    for (int64_t i = 0; i < count; ++i) take(bits_of_float(static_cast<const float*>(x)[i]) >> 16);
+  return most < kLimit;
+}
+
 }  // namespace
 
 int32_t linear_of_floats(const Product& product, const Engine& engine, const float* row_scale, bool in_blocks) {
   const BitportTiles& w = product.weight;
   const int64_t m = product.m;
-  const bool fused = engine.fuses && engine.fuses(w, m);
+  const bool fused = engine.fuses && engine.fuses(w, m) && sums_stay_in_range(product.x, product.x_type, m * w.k);
   Call call(product, engine);
   if (!in_blocks) call.row_scale = row_scale;
   const bool tiles_of_rows = engine.bf16 && !fused;   // a tile register takes 16 rows, whatever m is
