@@ -5,7 +5,6 @@
 #include "avx2.h"
 #define INLINE AVX2_INLINE
 #define TARGET AVX2
-#define UNROLLED
 
 namespace bitport {
 namespace {
@@ -42,11 +41,7 @@ INLINE V numbers(const uint8_t* codes) {
   if constexpr (Of == kE4M3 || Of == kInt8) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
     if constexpr (Of == kInt8) return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
-    // A half with the same fields, but for the bias of the exponent: 15 and not 7. All bits set is no number.
-    const __m128i words = _mm_cvtepu8_epi16(bytes), low = _mm_and_si128(words, _mm_set1_epi16(0x7f));
-    const __m128i sign = _mm_slli_epi16(_mm_sub_epi16(words, low), 8), size = _mm_slli_epi16(low, 7);
-    const __m128i none = _mm_and_si128(_mm_cmpeq_epi16(low, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
-    return _mm256_cvtph_ps(_mm_or_si128(_mm_or_si128(sign, size), none)) * all(256.0f);
+    return e4m3_of(bytes);
   }
   constexpr int kBits = Of == kInt4 ? 4 : 2;
   uint32_t word = 0;   // of 8 codes

@@ -5,7 +5,6 @@
 #include "avx512.h"
 #define INLINE AVX512_INLINE
 #define TARGET AVX512
-#define UNROLLED
 
 namespace bitport {
 namespace {

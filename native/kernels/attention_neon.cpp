@@ -5,7 +5,6 @@
 #include "neon.h"
 #define INLINE NEON_INLINE
 #define TARGET
-#define UNROLLED _Pragma("GCC unroll 16")   // g++ else keeps pairs in memory
 
 namespace bitport {
 namespace {

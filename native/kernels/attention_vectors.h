@@ -1,5 +1,5 @@
-// attention.h in vectors. A file that includes this says before what V, a vector of kWidth floats, is, INLINE, TARGET, UNROLLED
-// (before loops over arrays that registers hold: what the compiler has to be told, if anything), and
+// attention.h in vectors. Loops over arrays that registers are to hold are unrolled by name: g++ else keeps them in memory. A
+// file that includes this says before what V, a vector of kWidth floats, is, INLINE, TARGET, and
 //   all(number)  load(floats)  store(floats, v)  madd(a, b, c)  larger(limit, x)  smaller(limit, x)   a NaN of x stays one
 //   whole(x)     two_to(x)                           x rounded to a whole number; 2^x of one from -127 (0) to 0
 //   sums(vectors)  the sums of kWidth vectors, in one        sum_of(v)  most_of(v)  over one vector
@@ -45,7 +45,7 @@ TARGET void score_of(const float* q, const float* keys, int64_t wide, float* sco
     for (int64_t i = 0; i < wide; i += kWidth) {
       V x[Rows];
       for (int64_t r = 0; r < Rows; ++r) x[r] = load(q + r * wide + i);
-      UNROLLED
+#pragma GCC unroll 16
       for (int64_t t = 0; t < kTokens; ++t) {
         const V y = load(keys + (token + t) * wide + i);
         for (int64_t r = 0; r < Rows; ++r) sum[r * kTokens + t] = madd(x[r], y, sum[r * kTokens + t]);
@@ -92,15 +92,20 @@ TARGET float weigh(float* scores, float most) {
 template <int64_t Rows, int64_t Columns>
 TARGET void mix_of(const float* weights, const float* keep, const float* values, int64_t tokens, int64_t wide, float* sums) {
   V sum[Rows][Columns];
+#pragma GCC unroll 16
   for (int64_t r = 0; r < Rows; ++r)
+#pragma GCC unroll 16
     for (int64_t c = 0; c < Columns; ++c) sum[r][c] = load(sums + r * wide + c * kWidth) * all(keep[r]);
   for (int64_t t = 0; t < tokens; ++t)
+#pragma GCC unroll 16
     for (int64_t r = 0; r < Rows; ++r) {
       const V by = all(weights[r * kPanel + t]);
+#pragma GCC unroll 16
       for (int64_t c = 0; c < Columns; ++c) sum[r][c] = madd(by, load(values + t * wide + c * kWidth), sum[r][c]);
     }
-  UNROLLED
+#pragma GCC unroll 16
   for (int64_t r = 0; r < Rows; ++r)
+#pragma GCC unroll 16
     for (int64_t c = 0; c < Columns; ++c) store(sums + r * wide + c * kWidth, sum[r][c]);
 }
 
