@@ -12,7 +12,7 @@ from bench import goals, growth, markdown
 from bench.peers import BASE
 from bench.plot import Line, chart
 from bench.reached import Records
-from bench.results import RESULTS, lines_of, newest, processor, processors, runs_of, timed
+from bench.results import RESULTS, lines_of, newest, processors, runs_of, timed
 from bench.suites import SCHEMES, SUITES, Shape
 
 Row = dict[str, Any]
@@ -96,7 +96,7 @@ def generation(lines: list[Row]) -> str:
         text += [
             f"## Generation: {head['model']}\n",
             f"A prompt of {head['prompt']} tokens, then {head['tokens']} tokens one by one; speedups over the first "
-            f"line. Run {head['run']}, commit {head['commit']}: {processor(head['machine'])}, "
+            f"line. Run {head['run']}, commit {head['commit']}: {head['machine']['cpu']}, "
             f"{head['machine']['threads']} threads.\n",
             markdown.table(
                 ("", "prompt ms", "speedup", "tokens/s", "speedup"),
@@ -184,7 +184,7 @@ def _machines(rows: list[Row], runs: dict[str, Row]) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
         missing = "".join(f"\n  - without {name}: {why.splitlines()[0]}" for name, why in head["missing"].items())
         text.append(
-            f"- Run {run}, commit {head['commit']}: {processor(machine)}, {machine['threads']} threads. {found}. "
+            f"- Run {run}, commit {head['commit']}: {machine['cpu']}, {machine['threads']} threads. {found}. "
             f"{versions}.{missing}"
         )
     return "\n".join(text) + "\n"

@@ -24,22 +24,16 @@ def runs_of(lines: Iterable[Row]) -> dict[str, Row]:
     return {line["run"]: line for line in lines if "machine" in line}
 
 
-def processor(machine: Row) -> str:
-    """Its name. Virtual machines give one name to processors that differ: what PyTorch can use of it stands beside the
-    name, where that is not AVX512."""
-    return machine["cpu"] if machine["capability"] == "AVX512" else f"{machine['cpu']}, {machine['capability']}"
-
-
 def processors(lines: Iterable[Row]) -> list[str]:
     """The names of those that were measured, in the order of the file."""
-    return list(dict.fromkeys(processor(line["machine"]) for line in lines if "machine" in line))
+    return list(dict.fromkeys(line["machine"]["cpu"] for line in lines if "machine" in line))
 
 
 def of_processor(lines: Iterable[Row], name: str) -> list[Row]:
     """What was measured on it. A line without a header says itself where it was."""
     lines = list(lines)
     runs = {line.get("run"): line for line in lines if "machine" in line}
-    return [line for line in lines if processor((line if "machine" in line else runs[line["run"]])["machine"]) == name]
+    return [line for line in lines if (line if "machine" in line else runs[line["run"]])["machine"]["cpu"] == name]
 
 
 def newest(lines: Iterable[Row], isa: str = "") -> list[Row]:

@@ -28,3 +28,12 @@ def test_records_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["value"] for row in rows] == [1, 2]
     assert rows[0]["machine"].keys() == {"cpu", "cores", "threads", "system", "capability", "python", "torch"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"), [("fma avx2", "Some CPU, AVX2"), ("avx2 avx512f", "Some CPU"), ("sse2", "Some CPU")]
+)
+def test_processors_of_one_name_are_told_apart(tmp_path: Path, flags: str, name: str) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    assert measure._cpu_model(info) == name
