@@ -90,7 +90,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> products.Chosen:
 @pytest.mark.parametrize("base", [Candidate("torch", "bf16"), check.COMPILED], ids=["eager", "frozen"])
 def test_a_small_run(chosen: products.Chosen, base: Candidate) -> None:
     if base == check.COMPILED and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        with pytest.raises(SystemExit, match="nothing to compare with: .*oneDNN has no bfloat16"):
+        with pytest.raises(SystemExit, match=r"nothing to compare with: .*oneDNN has no bfloat16"):
             check.measure(chosen, base)
         return
     rows = check.measure(chosen, base)
