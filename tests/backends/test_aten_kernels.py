@@ -68,12 +68,13 @@ def by_rows() -> bool:
 
 
 needs_unsigned = pytest.mark.skipif(not cpu_int_mm.takes_unsigned(), reason="this PyTorch multiplies no unsigned bytes")
+needs_vnni = pytest.mark.skipif(not cpu_int_mm.VNNI, reason="this processor has no VNNI")
 needs_rows = pytest.mark.skipif(not by_rows(), reason="this PyTorch multiplies no float8 by rows on the CPU")
 
 
 def needs(kernel: str, scheme: str = "") -> tuple[pytest.MarkDecorator, ...]:
     """What a test of it needs of the CPU's ops."""
-    return (needs_unsigned,) if kernel == "cpu-int_mm" else (needs_rows,) if scheme == "fp8-row" else ()
+    return (needs_unsigned, needs_vnni) if kernel == "cpu-int_mm" else (needs_rows,) if scheme == "fp8-row" else ()
 
 
 Kernel = tuple[Callable[..., Tensor], Callable[..., "str | None"]]
@@ -167,7 +168,7 @@ def repacked(sample: Sample, layout: str) -> Sample | None:
 
 
 @pytest.mark.parametrize("m", [1, 16, 17, 40])
-@pytest.mark.parametrize("name", [pytest.param("cpu-int_mm", marks=needs_unsigned), "cuda-int_mm", "xpu-int_mm"])
+@pytest.mark.parametrize("name", [pytest.param("cpu-int_mm", marks=needs("cpu-int_mm")), "cuda-int_mm", "xpu-int_mm"])
 def test_sums_are_exact(name: str, m: int) -> None:
     """With scales that are powers of two nothing is rounded at all: the largest sums that 1056 products can make."""
     (run, refuses), layout, _, _ = KERNELS[name]
