@@ -18,7 +18,8 @@ enum BitportIsa : int32_t {
   BITPORT_SCALAR = 0,
   BITPORT_AVX2 = 1, BITPORT_AVX512_VNNI = 2, BITPORT_AVX512_BF16 = 3, BITPORT_AMX = 4,   // x86
   BITPORT_NEON = 5, BITPORT_NEON_DOT = 6,   // 64-bit ARM: Armv8.0, and with dot products of bytes
-  BITPORT_ISAS = 7   // how many there are
+  BITPORT_NEON_MATRIX = 7,                  // and with products of matrices of bytes and of bfloat16
+  BITPORT_ISAS = 8   // how many there are
 };
 
 // How x is rounded before the product. To integers, for integer weights: per row to int8 or to uint8 with a

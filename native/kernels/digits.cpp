@@ -21,6 +21,7 @@ const Digits* digits_for(int32_t isa) {
   if (isa >= BITPORT_AVX512_VNNI) return &avx512_digits;
   if (isa == BITPORT_AVX2) return &avx2_digits;
 #elif BITPORT_ARM
+  if (isa == BITPORT_NEON_MATRIX) return &neon_matrix_digits;
   if (isa == BITPORT_NEON_DOT) return &neon_dot_digits;
   if (isa == BITPORT_NEON) return &neon_digits;
 #endif
@@ -66,7 +67,7 @@ int64_t most_rows(int32_t isa, const BitportTiles& w) {
     case BITPORT_AVX512_BF16: return !fast_bf16() ? 4 : wide ? 6 : 2;
 #endif
     case BITPORT_NEON: return 1;
-    case BITPORT_NEON_DOT: return kMostRows;
+    case BITPORT_NEON_DOT: case BITPORT_NEON_MATRIX: return kMostRows;
     default: return wide || short_groups ? 4 : 2;   // codes of few bits become bfloat16 by a permutation
   }
 }

@@ -28,7 +28,7 @@ struct Digits {
 #if BITPORT_X86
 extern const Digits avx2_digits, avx512_digits;
 #elif BITPORT_ARM
-extern const Digits neon_digits, neon_dot_digits;
+extern const Digits neon_digits, neon_dot_digits, neon_matrix_digits;
 #endif
 
 }  // namespace bitport

@@ -49,6 +49,7 @@ void join(float* sum, float unit) {
 constexpr int64_t kPanel = kInt8Stretch * 32;
 const Digits neon_digits = {neon_engine, neon_int8_fused, kPanel, kInt8Stretch, largest, split, join};
 const Digits neon_dot_digits = {neon_engine, neon_dot_int8_fused, kPanel, kInt8Stretch, largest, split, join};
+const Digits neon_matrix_digits = {neon_engine, neon_matrix_int8_fused, kPanel, kInt8Stretch, largest, split, join};
 
 }  // namespace bitport
 #endif

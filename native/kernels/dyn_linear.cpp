@@ -26,8 +26,12 @@ const Engine& engine_for_rounded(const Product& p, int32_t act) {
     return engine_for(BITPORT_AVX512_VNNI, p.x_type, p.m);
   }
 #endif
+  const Engine& usual = engine_for(p.isa, p.x_type, p.m);
+#if BITPORT_ARM
+  if (act == BITPORT_FP8_128 && &usual == &neon_matrix_engine) return neon_matrix_blocks_engine;
+#endif
   (void)act;
-  return engine_for(p.isa, p.x_type, p.m);
+  return usual;
 }
 
 int32_t linear_rounded(Product product, int32_t act, const float* act_scale) {

@@ -144,7 +144,7 @@ extern const Engine scalar_engine;
 #if BITPORT_X86
 extern const Engine avx2_engine, avx512_engine, avx512_bf16_engine, avx512_bf16_blocks_engine, amx_engine, amx_blocks_engine;
 #elif BITPORT_ARM
-extern const Engine neon_engine;
+extern const Engine neon_engine, neon_matrix_engine, neon_matrix_blocks_engine;
 #endif
 
 }  // namespace bitport

@@ -224,6 +224,7 @@ const Int8Engine& int8_engine_for(int32_t isa, const BitportTiles& weight) {
   if (isa >= BITPORT_AVX512_VNNI) return avx512_int8_engine;
   if (isa == BITPORT_AVX2) return avx2_int8_engine;
 #elif BITPORT_ARM
+  if (isa == BITPORT_NEON_MATRIX) return neon_matrix_int8_engine;
   if (isa == BITPORT_NEON_DOT) return neon_dot_int8_engine;
   if (isa == BITPORT_NEON) return neon_int8_engine;
 #endif

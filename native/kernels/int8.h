@@ -119,7 +119,7 @@ extern const Int8Engine scalar_int8_engine;
 #if BITPORT_X86
 extern const Int8Engine avx2_int8_engine, avx512_int8_engine, amx_int8_engine;
 #elif BITPORT_ARM
-extern const Int8Engine neon_int8_engine, neon_dot_int8_engine;
+extern const Int8Engine neon_int8_engine, neon_dot_int8_engine, neon_matrix_int8_engine;
 #endif
 
 }  // namespace bitport

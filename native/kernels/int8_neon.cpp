@@ -8,15 +8,18 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kRows = 2;
+constexpr int64_t kRows = 2, kLines = 1;
 
 struct Lanes { int8x16_t v[4]; };   // pairs of columns, as they lie
 
-NEON_INLINE Lanes lanes(const Line& line) {
+NEON_INLINE Lanes lanes(const Line (&line)[1]) {
   Lanes pairs;
-  for (int i = 0; i < 4; ++i) pairs.v[i] = vreinterpretq_s8_u8(line.v[i]);
+  for (int i = 0; i < 4; ++i) pairs.v[i] = vreinterpretq_s8_u8(line[0].v[i]);
   return pairs;
 }
+
+template <int R>
+using Sums = RowSums<R>;
 
 // Products of 8 pairs of columns, of rows 0 .. 3, 4 .. 7, ..
 template <int R>
@@ -24,7 +27,7 @@ struct Words { int16x8_t v[R][4]; };
 
 // The I-th pair of columns, 32 codes.
 template <int32_t Bits, int I, int R>
-NEON_INLINE void add_pair(const int8x16_t* codes, const int8x16_t (&x)[R], Words<R>& words, int32x4_t (&whole)[R][4]) {
+NEON_INLINE void add_pair(const int8x16_t* codes, const int8x16_t (&x)[R], Words<R>& words, Sums<R>& whole) {
   constexpr int kSummed = Bits == 4 ? 8 : 1;   // pairs, before their sums are widened
   for (int r = 0; r < R; ++r) {
     const int8x16_t two = vreinterpretq_s8_s16(vdupq_laneq_s16(vreinterpretq_s16_s8(x[r]), I));
@@ -34,20 +37,20 @@ NEON_INLINE void add_pair(const int8x16_t* codes, const int8x16_t (&x)[R], Words
                         : vmull_s8(vget_low_s8(codes[j / 2]), vget_low_s8(two));
       high = I % kSummed ? vmlal_high_s8(high, codes[j / 2], two) : vmull_high_s8(codes[j / 2], two);
       if (I % kSummed < kSummed - 1) continue;
-      whole[r][j] = vpadalq_s16(whole[r][j], low);
-      whole[r][j + 1] = vpadalq_s16(whole[r][j + 1], high);
+      whole.v[r][j] = vpadalq_s16(whole.v[r][j], low);
+      whole.v[r][j + 1] = vpadalq_s16(whole.v[r][j + 1], high);
     }
   }
 }
 
 template <int32_t Bits, int I, int R>
-NEON_INLINE void add_line(const Lanes& line, const int8x16_t (&x)[R], Words<R>& words, int32x4_t (&whole)[R][4]) {
+NEON_INLINE void add_line(const Lanes& line, const int8x16_t (&x)[R], Words<R>& words, Sums<R>& whole) {
   add_pair<Bits, 2 * I>(line.v, x, words, whole);
   add_pair<Bits, 2 * I + 1>(line.v + 2, x, words, whole);
 }
 
 template <int32_t Bits, class Unit, int R>
-NEON_INLINE void add_unit(const Unit& unit, const int8x16_t (&x)[R], int32x4_t (&whole)[R][4]) {
+NEON_INLINE void add_unit(const Unit& unit, const int8x16_t (&x)[R], Sums<R>& whole) {
   Words<R> words;
   add_line<Bits, 0>(unit(0), x, words, whole);
   add_line<Bits, 1>(unit(1), x, words, whole);
@@ -105,7 +108,7 @@ void neon_finish(float* sum, const float* ones, Rounding rounding, int64_t count
     if (ones) v = vfmsq_f32(v, vdupq_n_f32(rounding.zero), vld1q_f32(ones + j));
     vst1q_f32(sum + j, vmulq_n_f32(v, rounding.scale));
   }
-  neon_engine.store(sum, count, bias, y, type);
+  neon_store(sum, count, bias, y, type);
 }
 
 void neon_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum) { fused(job, tile, panel, sum); }

@@ -1,9 +1,11 @@
 // The product with int8 inputs, with 128-bit vectors. A file that includes this says before what TARGET is, and
-//   Lanes      a line as it is multiplied: bytes of 16 rows and 4 columns
 //   kRows      how many rows of x are multiplied at once
-//   lanes(line)
-//   add_unit<Bits>(unit, x, whole)   16 columns of 16 rows of the weight, Lanes unit(0) .. unit(3), times 16 columns of
-//              rows of x, to whole [rows][4]; Bits: 4 where codes have no more, or 8
+//   kLines     how many lines are multiplied at once
+//   Lanes      those lines as they are multiplied: bytes of 16 rows and 4 columns each
+//   lanes(lines)
+//   Sums<R>    of R rows of x and 16 rows of the weight, as RowSums
+//   add_unit<Bits>(unit, x, sums)   16 columns of 16 rows of the weight, Lanes unit(0), unit(1) .., times 16 columns of
+//              rows of x; Bits: 4 where codes have no more, or 8
 // Codes of 8 bits are multiplied less their center, others as they are: their sums begin at -center times the sum of x.
 
 namespace bitport {
@@ -19,27 +21,36 @@ NEON_INLINE Line bytes_of(const uint8_t* tile, int32_t bits, int64_t line) {
 }
 
 // Units of codes as they lie in a tile. Bits: 4 or 8; 1 and 5 stand for any other up to 4 and to 7.
+// kRun: columns of one half of the rows that are taken before those of the other; so lines are read in the order of memory.
 template <int32_t Bits>
 struct FromTile {
   static constexpr int32_t kBits = Bits > 4 ? 8 : 4;
+  static constexpr int64_t kRun = 32;
   const BitportTiles& w;
   int64_t tile;
-  NEON_MEMBER auto unit(int64_t k, int64_t half) const {
-    const uint8_t* const codes = tile_at(w, tile, k / 32);
-    const int64_t first = half * 8 + k % 32 / 4;
+  NEON_MEMBER auto unit(uint64_t k, int64_t half) const {
+    const uint8_t* const codes = tile_at(w, tile, int64_t(k / 32));
+    const int64_t first = half * 8 + int64_t(k % 32 / 4);
     const int32_t bits = Bits == 4 || Bits == 8 ? Bits : w.bits;
-    return [=](int64_t i) INLINED { return lanes(bytes_of<Bits>(codes, bits, first + i)); };
+    return [=](int64_t i) INLINED {
+      Line lines[kLines];
+      for (int64_t l = 0; l < kLines; ++l) lines[l] = bytes_of<Bits>(codes, bits, first + i * kLines + l);
+      return lanes(lines);
+    };
   }
 };
 
-// Units that were unpacked: [K / 16][2 halves][4 lines].
+constexpr int64_t kLanes = 4 / kLines;   // of a unit
+
+// Units that were unpacked: [K / 16][2 halves][kLanes].
 template <int32_t Bits>
 struct FromPanel {
   static constexpr int32_t kBits = Bits;
+  static constexpr int64_t kRun = kInt8Stretch;
   const Panel& panel;
-  NEON_MEMBER auto unit(int64_t k, int64_t half) const {
-    const Lanes* const at = static_cast<const Lanes*>(panel.data) + ((k - panel.k) / 16 * 2 + half) * 4;
-    return [=](int64_t i) INLINED { return at[i]; };
+  NEON_MEMBER auto unit(uint64_t k, int64_t half) const {
+    const Lanes* const at = static_cast<const Lanes*>(panel.data) + (int64_t((k - uint64_t(panel.k)) / 16) * 2 + half) * kLanes;
+    return [=](int64_t i) INLINED -> const Lanes& { return at[i]; };
   }
 };
 
@@ -49,8 +60,8 @@ void unpack_as(const BitportTiles& w, const Panel& panel) {
   const FromTile<Bits> source{w, panel.tile};
   for (int64_t k = panel.k; k < panel.k + panel.count; k += 16)
     for (int64_t half = 0; half < 2; ++half) {
-      const auto unit = source.unit(k, half);
-      for (int64_t i = 0; i < 4; ++i, ++to) *to = unit(i);
+      const auto unit = source.unit(uint64_t(k), half);
+      for (int64_t i = 0; i < kLanes; ++i, ++to) *to = unit(i);
     }
 }
 
@@ -63,7 +74,7 @@ void unpack(const BitportTiles& w, const Panel& panel) {
 // Sums of R rows of x and 16 rows of the weight become float32.
 template <int R>
 NEON_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sums, int64_t pieces,
-                           const int32x4_t (&whole)[R][4], float* sum) {
+                           const Sums<R>& whole, float* sum) {
   for (int j = 0; j < 4; ++j) {
     const float32x4_t own = load4(w.scale, w.scale_type, at + j * 4);
     const float32x4_t scale = w.scale2 ? vmulq_n_f32(own, *w.scale2) : own;
@@ -71,7 +82,7 @@ NEON_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sum
     const float32x4_t shift = vsubq_f32(zero, vdupq_n_f32(float(center(w))));
     for (int r = 0; r < R; ++r) {
       float* const to = sum + r * 32 + j * 4;
-      const float32x4_t values = vfmsq_f32(vcvtq_f32_s32(whole[r][j]), shift, vdupq_n_f32(x_sums[r * pieces]));
+      const float32x4_t values = vfmsq_f32(vcvtq_f32_s32(whole.of(r, j)), shift, vdupq_n_f32(x_sums[r * pieces]));
       vst1q_f32(to, vfmaq_f32(vld1q_f32(to), values, scale));
     }
   }
@@ -87,19 +98,26 @@ TARGET void multiply_rows(const Int8Job& job, const Source& source, const Column
   const int64_t step = job.block * kInt8Step, scales = tile * groups_of(w) * 32;
   const int8_t* const codes = codes_at(job, row, 0);
   const int32_t taken = w.bits == 8 ? 0 : center(w);   // from codes, by way of the sums of x
-  for (int64_t half = 0; half < 2; ++half)
-    for (Pieces piece(w, job.stretch, k); piece.begin < end; piece.next()) {
-      const float* const sums = job.sums + row * job.pieces + piece.index;
-      int32x4_t whole[R][4];
-      for (int r = 0; r < R; ++r)
-        for (int32x4_t& v : whole[r]) v = vdupq_n_s32(-taken * int32_t(sums[r * job.pieces]));
-      for (int64_t at = piece.begin; at < piece.end; at += 16) {
-        int8x16_t x[R];
-        for (int r = 0; r < R; ++r) x[r] = vld1q_s8(codes + at / kInt8Step * step + r * kInt8Step + at % kInt8Step);
-        add_unit<Source::kBits>(source.unit(at, half), x, whole);
+  for (Pieces piece(w, job.stretch, k); piece.begin < end; piece.next()) {
+    const float* const sums = job.sums + row * job.pieces + piece.index;
+    int32_t first[R];
+    for (int r = 0; r < R; ++r) first[r] = -taken * int32_t(sums[r * job.pieces]);
+    Sums<R> halves[2] = {Sums<R>(first), Sums<R>(first)};
+    for (int64_t at = piece.begin, run_end; at < piece.end; at = run_end) {
+      run_end = smaller(piece.end, (at / Source::kRun + 1) * Source::kRun);
+      for (int64_t half = 0; half < 2; ++half) {
+        Sums<R> whole = halves[half];
+        for (uint64_t i = uint64_t(at); i < uint64_t(run_end); i += 16) {
+          int8x16_t x[R];
+          for (int r = 0; r < R; ++r) x[r] = vld1q_s8(codes + int64_t(i / kInt8Step) * step + r * kInt8Step + i % kInt8Step);
+          add_unit<Source::kBits>(source.unit(i, half), x, whole);
+        }
+        halves[half] = whole;
       }
-      add_piece<R>(w, scales + piece.group * 32 + half * 16, sums, job.pieces, whole, sum + half * 16);
     }
+    for (int64_t half = 0; half < 2; ++half)
+      add_piece<R>(w, scales + piece.group * 32 + half * 16, sums, job.pieces, halves[half], sum + half * 16);
+  }
 }
 
 // Any number of rows.
@@ -128,8 +146,7 @@ template <int32_t Bits>
 void multiply_tile(const Int8Job& job, int64_t tile, float* sum) {
   const BitportTiles& w = *job.weight;
   std::memset(sum, 0, size_t(job.m) * 128);
-  for (int64_t k = 0; k < w.k; k += kInt8Stretch)   // both halves, while the lines are near
-    multiply_all(job, FromTile<Bits>{w, tile}, {tile, k, smaller(k + kInt8Stretch, w.k)}, 0, job.m, sum);
+  multiply_all(job, FromTile<Bits>{w, tile}, {tile, 0, w.k}, 0, job.m, sum);
 }
 
 void fused(const Int8Job& job, int64_t tile, void* memory, float* sum) {

@@ -7,28 +7,28 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kRows = 4;
+constexpr int64_t kRows = 4, kLines = 1;
 
 struct Lanes { int8x16_t v[4]; };   // 4 columns of rows 0 .. 3, 4 .. 7, ..
 
-NEON_INLINE Lanes lanes(const Line& line) {
+NEON_INLINE Lanes lanes(const Line (&line)[1]) {
+  const Line rows = by_rows(line[0]);
   Lanes four;
-  for (int i = 0; i < 2; ++i) {   // of pairs of columns
-    const uint16x8_t low = vreinterpretq_u16_u8(line.v[i]), high = vreinterpretq_u16_u8(line.v[2 + i]);
-    four.v[2 * i] = vreinterpretq_s8_u16(vzip1q_u16(low, high));
-    four.v[2 * i + 1] = vreinterpretq_s8_u16(vzip2q_u16(low, high));
-  }
+  for (int i = 0; i < 4; ++i) four.v[i] = vreinterpretq_s8_u8(rows.v[i]);
   return four;
 }
 
+template <int R>
+using Sums = RowSums<R>;
+
 template <int I, int R>
-TARGET NEON_INLINE void add_line(const Lanes& line, const int8x16_t (&x)[R], int32x4_t (&whole)[R][4]) {
+TARGET NEON_INLINE void add_line(const Lanes& line, const int8x16_t (&x)[R], Sums<R>& whole) {
   for (int j = 0; j < 4; ++j)
-    for (int r = 0; r < R; ++r) whole[r][j] = vdotq_laneq_s32(whole[r][j], line.v[j], x[r], I);
+    for (int r = 0; r < R; ++r) whole.v[r][j] = vdotq_laneq_s32(whole.v[r][j], line.v[j], x[r], I);
 }
 
 template <int32_t, class Unit, int R>
-TARGET NEON_INLINE void add_unit(const Unit& unit, const int8x16_t (&x)[R], int32x4_t (&whole)[R][4]) {
+TARGET NEON_INLINE void add_unit(const Unit& unit, const int8x16_t (&x)[R], Sums<R>& whole) {
   add_line<0>(unit(0), x, whole);
   add_line<1>(unit(1), x, whole);
   add_line<2>(unit(2), x, whole);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <cpuid.h>
 #elif BITPORT_ARM
+#include "neon.h"
 #include <sys/auxv.h>
 #endif
 
@@ -44,8 +45,9 @@ int32_t detect() {
 }
 #elif BITPORT_ARM
 int32_t detect() {
-  constexpr unsigned long kDotProducts = 1 << 20;   // HWCAP_ASIMDDP, which older headers do not know
-  return getauxval(AT_HWCAP) & kDotProducts ? BITPORT_NEON_DOT : BITPORT_NEON;
+  constexpr unsigned long kDotProducts = 1 << 20, kMatrices = 3 << 13;   // ASIMDDP; I8MM and BF16 of the second word
+  if (!(getauxval(AT_HWCAP) & kDotProducts)) return BITPORT_NEON;
+  return (getauxval(AT_HWCAP2) & kMatrices) == kMatrices ? BITPORT_NEON_MATRIX : BITPORT_NEON_DOT;
 }
 #else
 int32_t detect() { return BITPORT_SCALAR; }
@@ -67,7 +69,7 @@ int32_t bitport_best_isa(void) {
 int32_t bitport_has_isa(int32_t isa) { return isa == BITPORT_SCALAR || (isa >= kFirst && isa <= bitport_best_isa()); }
 
 const char* bitport_isa_name(int32_t isa) {
-  static const char* const names[] = {"scalar", "avx2", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon_dot"};
+  static const char* const names[] = {"scalar", "avx2", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon_dot", "neon_matrix"};
   return isa >= 0 && isa < BITPORT_ISAS ? names[isa] : "unknown";
 }
 
@@ -90,6 +92,7 @@ const Engine& engine_for(int32_t isa, int32_t x_type, int64_t m) {
   if (isa >= BITPORT_AVX512_VNNI) return avx512_engine;
   if (isa == BITPORT_AVX2) return avx2_engine;
 #elif BITPORT_ARM
+  if (isa >= BITPORT_NEON_MATRIX && x_type == BITPORT_BF16 && m > kNeonRows) return neon_matrix_engine;
   if (isa >= BITPORT_NEON) return neon_engine;
 #endif
   (void)isa, (void)x_type, (void)m;

@@ -93,12 +93,40 @@ NEON_INLINE Line read_line(const uint8_t* tile, int32_t bits, int64_t line) {
   return codes;
 }
 
-// Of the product with x in integers, as Int8Engine and Digits have it: the same with sdot and without but for `fused`.
+// Of the product with floats.
+constexpr int64_t kNeonRows = 4;   // of x that are multiplied at once: with 16 rows of the weight, 16 registers of sums
+void neon_widen(const void* from, int32_t type, int64_t count, float* to);
+void neon_store(const float* sum, int64_t count, const float* bias, void* y, int32_t type);
+
+// A line by quarters of its rows: the four columns of each, of rows 0 .. 3, 4 .. 7, ..
+NEON_INLINE Line by_rows(const Line& line) {
+  Line rows;
+  for (int i = 0; i < 2; ++i) {   // of pairs of columns
+    const uint16x8_t low = vreinterpretq_u16_u8(line.v[i]), high = vreinterpretq_u16_u8(line.v[2 + i]);
+    rows.v[2 * i] = vreinterpretq_u8_u16(vzip1q_u16(low, high));
+    rows.v[2 * i + 1] = vreinterpretq_u8_u16(vzip2q_u16(low, high));
+  }
+  return rows;
+}
+
+// Sums of products of bytes, of R rows of x and 16 rows of the weight.
+template <int R>
+struct RowSums {
+  int32x4_t v[R][4];
+  NEON_MEMBER explicit RowSums(const int32_t (&first)[R]) {
+    for (int r = 0; r < R; ++r)
+      for (int32x4_t& each : v[r]) each = vdupq_n_s32(first[r]);
+  }
+  NEON_MEMBER int32x4_t of(int row, int four) const { return v[row][four]; }
+};
+
+// Of the product with x in integers, as Int8Engine and Digits have it: what differs is `fused`.
 struct Int8Job;
 struct Rounding;
 constexpr int64_t kInt8Stretch = 256;   // columns: a panel of 8 KiB
 void neon_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum);
 void neon_dot_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum);
+void neon_matrix_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum);
 void neon_range(const void* x, int32_t type, int64_t count, float* low, float* high);
 int32_t neon_round(const void* x, int32_t type, int64_t count, Rounding rounding, int8_t* to, int64_t from,
                    int64_t next);

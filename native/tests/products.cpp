@@ -59,7 +59,8 @@ void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random&
                                         factor ? times.data() : nullptr, y.data(), int32_t(1 + random() % 3), isa);
     EXPECT(code == 0, "%s: %s", bitport_isa_name(isa), bitport_error(code));
     const bool as_floats = isa == BITPORT_AMX && act != BITPORT_INT8_TENSOR && (w.shape.group % 32 || w.shape.group == 32);
-    const bool in_bf16 = type == BITPORT_BF16 && (isa == BITPORT_AVX512_BF16 || isa == BITPORT_AMX) && (!int8 || as_floats);
+    const bool multiplies_bf16 = isa == BITPORT_AVX512_BF16 || isa == BITPORT_AMX || isa == BITPORT_NEON_MATRIX;
+    const bool in_bf16 = type == BITPORT_BF16 && multiplies_bf16 && (!int8 || as_floats);
     for (int64_t i = 0; i < m * n; ++i) {
       const double z = exact.value[size_t(i)], by = factor ? times[i] : 1;
       const double error = followed_error(then, z, exact.size[size_t(i)] * relative_error(k, in_bf16));

@@ -27,7 +27,7 @@ struct Refusal {
 };
 
 #if defined(__aarch64__)
-constexpr int32_t kElsewhere = BITPORT_AVX2, kHere[] = {BITPORT_SCALAR, BITPORT_NEON, BITPORT_NEON_DOT};
+constexpr int32_t kElsewhere = BITPORT_AVX2, kHere[] = {BITPORT_SCALAR, BITPORT_NEON, BITPORT_NEON_DOT, BITPORT_NEON_MATRIX};
 #else
 constexpr int32_t kElsewhere = BITPORT_NEON,
                   kHere[] = {BITPORT_SCALAR, BITPORT_AVX2, BITPORT_AVX512_VNNI, BITPORT_AVX512_BF16, BITPORT_AMX};

@@ -33,9 +33,9 @@ def test_no_fault_is_found() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not (MAKE and all(map(shutil.which, ARM))), reason=f"make and {' and '.join(ARM)} are needed")
 def test_no_fault_is_found_on_an_emulated_arm() -> None:
-    """On a processor with dot products of bytes, and on one without."""
+    """On a processor with products of matrices, and on one with nothing but NEON."""
     found = cases_of("test-arm", "SANITIZE_ARGS=20")
-    assert [best for _, best in found] == ["neon_dot", "neon"]
+    assert [best for _, best in found] == ["neon_matrix", "neon"]
     assert all(cases > 10_000 for cases, _ in found)
 
 

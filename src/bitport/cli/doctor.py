@@ -30,7 +30,7 @@ EXTRAS = (
 VARIABLES = {
     "BITPORT_KERNEL": "forces kernels by name, e.g. generic or linear=generic",
     "BITPORT_CPU_ISA": "forces a variant of the native CPU kernels: scalar, avx2, avx512_vnni, avx512_bf16 or amx, on "
-    "ARM neon or neon_dot",
+    "ARM neon, neon_dot or neon_matrix",
     "BITPORT_CACHE": "folder for what bitport tune measures (default: bitport in the user's cache folder)",
     "BITPORT_DISABLE": "leaves backends out, e.g. cpu,cuda",
 }

@@ -35,7 +35,7 @@ TYPES = {
     torch.float8_e4m3fn: 5,
 }
 X86 = {"avx2": 1, "avx512_vnni": 2, "avx512_bf16": 3, "amx": 4}
-ARM = {"neon": 5, "neon_dot": 6}
+ARM = {"neon": 5, "neon_dot": 6, "neon_matrix": 7}
 ISAS = {"scalar": 0, **(ARM if platform.machine() in ("aarch64", "arm64") else X86)}
 """Those of this architecture; each includes the ones before it."""
 BEST = -1
