@@ -38,7 +38,7 @@ def compiled(elsewhere: Callable[..., None], cache: Path, targets: str, **variab
 
 
 @needs_triton
-@pytest.mark.parametrize("target", ["sm80", "sm90", "sm100", "gfx942"])
+@pytest.mark.parametrize("target", ["sm90", "sm100", "gfx942", pytest.param("sm80", marks=pytest.mark.slow)])
 def test_compiled_for_devices_that_are_not_here(target: str, elsewhere: Callable[..., None], tmp_path: Path) -> None:
     compiled(elsewhere, tmp_path, target)
 

@@ -71,6 +71,7 @@ def test_awq_at_four_bits(yardstick: Yardstick) -> None:
     assert awq.mean() < 0.5 * rtn.mean()
 
 
+@pytest.mark.slow
 def test_gptq_and_signround_at_two_bits(yardstick: Yardstick) -> None:
     """What channels have in common counts for little there: else tokens that share little with the others are lost,
     whether the scales of channels were chosen or not."""

@@ -40,6 +40,7 @@ def test_the_compiler_is_told_of_no_other_instructions(level: str) -> None:
     assert cpu_vec_isa.valid_vec_isa_list() == before
 
 
+@pytest.mark.xdist_group("package")
 def test_a_library_says_so(packed: Path) -> None:
     """Of processors with VNNI, BF16 or AMX torch notes these too where it has compiled for them."""
     with zipfile.ZipFile(packed) as archive:

@@ -65,7 +65,7 @@ print(json.dumps([report.memory_estimate, report.memory_peak, stream.memory.base
     [
         ("int4", "rtn", 240),
         ("int4", "gptq", 6),
-        ("int4", "awq", 3),
+        pytest.param("int4", "awq", 3, marks=pytest.mark.slow),
         ("int4", "awq+gptq", 3),
         ("int4", "signround", 6),
         ("int8-static", "rtn", 6),

@@ -44,9 +44,9 @@ check_kills(folder, run, 4)
     ("scheme", "algorithm", "activations"),
     [
         ("int4-g32", "gptq", "disk"),
-        ("int4-g32", "awq+gptq", "memory"),
+        pytest.param("int4-g32", "awq+gptq", "memory", marks=pytest.mark.slow),
         ("int8-static", "rtn", "memory"),
-        ("int8-static", "gptq", "disk"),
+        pytest.param("int8-static", "gptq", "disk", marks=pytest.mark.slow),
     ],
 )
 def test_kill(tmp_path: Path, scheme: str, algorithm: str, activations: str) -> None:
