@@ -33,7 +33,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-oldest test-triton-oldest test-xla \
-	test-tpu test-peers test-vllm test-arm sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball \
+	test-tpu test-peers test-vllm test-arm test-arm-torch sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball \
 	ci lint format types bench bench-check bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla \
 	bench-tpu bench-voxtral voxtral-page bench-training bench-vllm xla-page accuracy algorithms reference support \
 	support-xla clean
@@ -119,7 +119,7 @@ SANITIZE_RUN := ASAN_OPTIONS=$(FILLED) UBSAN_OPTIONS=print_stacktrace=1
 sanitize: $(SANITIZED)/kernels_test sanitize-shim
 	$(SANITIZE_RUN) $< $(SANITIZE_ARGS)
 
-# The same for 64-bit ARM, with dot products of bytes and without them: compiled here and run in an emulator, which cannot
+# The same for 64-bit ARM, with products of matrices and with NEON alone: compiled here and run in an emulator, which cannot
 # look for leaks and says nothing of time. Debian and Ubuntu call what it needs g++-aarch64-linux-gnu and qemu-user.
 ARM_CXX ?= aarch64-linux-gnu-g++
 ARM_RUN ?= qemu-aarch64 -L /usr/aarch64-linux-gnu
@@ -131,6 +131,18 @@ test-arm:
 	for cpu in $(ARM_CPUS); do \
 	  ASAN_OPTIONS=detect_leaks=0:$(FILLED) $(ARM_RUN) -cpu $$cpu $(ARM_TESTS)/kernels_test $(or $(SANITIZE_ARGS),100) || exit 1; \
 	done
+
+# And from PyTorch for ARM, in the same emulator: ARM_ROOT holds its Python (CONTRIBUTING.md). Tests that start processes
+# are left out, which the emulator does not follow.
+ARM_ROOT ?= build/arm-root
+ARM_LIBRARY := build/arm/src/bitport/backends/cpu/libbitport_kernels.so
+ARM_FILES ?= tests/backends/test_native.py
+
+test-arm-torch:
+	$(MAKE) SANITIZED=build/arm SANITIZE_CXX='$(ARM_CXX) -std=c++17 -O3 -pthread' $(ARM_LIBRARY)
+	qemu-aarch64 -L $(ARM_ROOT) -E PYTHONPATH=build/arm/src:$(ARM_ROOT)/site -E OMP_NUM_THREADS=1 \
+	  -E PYTHONDONTWRITEBYTECODE=1 $(firstword $(wildcard $(ARM_ROOT)/usr/bin/python3.[0-9][0-9])) \
+	  -m pytest -p no:cacheprovider -p no:xdist -k "not without" $(PYTEST_ARGS) $(ARM_FILES)
 
 # The C functions over tensors, with a stand-in for torch.
 sanitize-shim: $(SANITIZED)/shim_test

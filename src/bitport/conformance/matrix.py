@@ -41,8 +41,9 @@ yet; without kernels of its own a device computes the same by the generic kernel
 *refused*: layouts of other devices, which a device of another library cannot read.
 
 The row cpu is of an x86 processor. The native kernels for 64-bit ARM have passed tests of their own in an emulator
-(`make test-arm`), and have run neither on hardware nor from PyTorch's dispatcher. Rows of torchax name what XLA
-compiled for: XLA:CPU is no TPU. Each of their samples was computed twice, eagerly (`jax`) and compiled (`jax.jit`).
+(`make test-arm`), and in PyTorch 2.13 for ARM there those of every scheme, shape and instruction set
+(`make test-arm-torch`); they have not run on hardware. Rows of torchax name what XLA compiled for: XLA:CPU is no TPU.
+Each of their samples was computed twice, eagerly (`jax`) and compiled (`jax.jit`).
 
 To add a device: `python -m bitport.conformance --device NAME --json docs/support.json`, then `make support`. That of
 torchax is called `jax`: `make support-xla`.
