@@ -33,10 +33,10 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native/*/*.cpp native/*/*.h))
 
 .PHONY: help browser demo demo-deploy demo-stream test test-slow test-gpu test-oldest test-triton-oldest test-xla \
-	test-tpu test-peers test-vllm test-arm test-arm-torch sanitize sanitize-shim sanitize-runner sanitize-step runner runner-tarball \
-	ci lint format types bench bench-check bench-peers bench-algorithms bench-page gpu gpu-bring gpu-page bench-xla \
-	bench-tpu bench-voxtral voxtral-page bench-training bench-vllm xla-page accuracy algorithms reference support \
-	support-xla clean
+	test-tpu test-peers test-vllm test-arm test-arm-torch compile-macos sanitize sanitize-shim sanitize-runner \
+	sanitize-step runner runner-tarball ci lint format types bench bench-check bench-peers bench-algorithms \
+	bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page bench-training bench-vllm \
+	xla-page accuracy algorithms reference support support-xla clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -143,6 +143,13 @@ test-arm-torch:
 	qemu-aarch64 -L $(ARM_ROOT) -E PYTHONPATH=build/arm/src:$(ARM_ROOT)/site -E OMP_NUM_THREADS=1 \
 	  -E PYTHONDONTWRITEBYTECODE=1 $(firstword $(wildcard $(ARM_ROOT)/usr/bin/python3.[0-9][0-9])) \
 	  -m pytest -p no:cacheprovider -p no:xdist -k "not without" $(PYTEST_ARGS) $(ARM_FILES)
+
+# The library for macOS on ARM, which nobody has run yet: that it compiles. zig comes by pip install ziglang.
+MACOS_CXX ?= zig c++ -target aarch64-macos
+
+compile-macos:
+	$(MAKE) SANITIZED=build/macos SANITIZE_CXX='$(MACOS_CXX) -std=c++17 -O2 -pthread' \
+	  build/macos/src/bitport/backends/cpu/libbitport_kernels.so
 
 # The C functions over tensors, with a stand-in for torch.
 sanitize-shim: $(SANITIZED)/shim_test

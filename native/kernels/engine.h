@@ -12,7 +12,7 @@
 
 #if defined(__x86_64__) && defined(__linux__)
 #define BITPORT_X86 1
-#elif defined(__aarch64__) && defined(__linux__) && !defined(__AARCH64EB__)
+#elif defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__)) && !defined(__AARCH64EB__)
 #define BITPORT_ARM 1
 #endif
 

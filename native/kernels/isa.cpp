@@ -8,7 +8,11 @@
 #include <cpuid.h>
 #elif BITPORT_ARM
 #include "neon.h"
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#else
 #include <sys/auxv.h>
+#endif
 #endif
 
 namespace {
@@ -42,6 +46,17 @@ int32_t detect() {
     return BITPORT_AVX2;
   if (!__builtin_cpu_supports("avx512bf16")) return BITPORT_AVX512_VNNI;
   return has_tiles() && tiles_permitted() ? BITPORT_AMX : BITPORT_AVX512_BF16;
+}
+#elif BITPORT_ARM && defined(__APPLE__)
+bool has(const char* feature) {
+  int32_t found = 0;
+  size_t size = sizeof found;
+  return sysctlbyname(feature, &found, &size, nullptr, 0) == 0 && found;
+}
+
+int32_t detect() {
+  if (!has("hw.optional.arm.FEAT_DotProd")) return BITPORT_NEON;
+  return has("hw.optional.arm.FEAT_I8MM") && has("hw.optional.arm.FEAT_BF16") ? BITPORT_NEON_MATRIX : BITPORT_NEON_DOT;
 }
 #elif BITPORT_ARM
 int32_t detect() {

@@ -36,7 +36,7 @@ ReadCodes codes_of_dense(int32_t bits);   // null for 4 and 8 bits: as they lie
 WriteStretch avx2_write(int32_t bits);
 // For nibbles, or bytes of integers. Columns and groups are multiples of 32, unless there is one group.
 WriteStretch avx512_write(int32_t isa, int32_t bits, int32_t type);
-#elif defined(__aarch64__) && defined(__linux__)
+#elif defined(__aarch64__)
 WriteStretch neon_write(int32_t bits);
 #endif
 
