@@ -150,14 +150,9 @@ AVX2 void multiply_rows(const float* x, int64_t stride, int64_t steps, const flo
     for (int j = 0; j < 4; ++j) _mm256_store_ps(sum + r * 32 + j * 8, a[r][j]);
 }
 
-AVX2 void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
-  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  const float* weights = static_cast<const float*>(panel.data);
-  constexpr decltype(&multiply_rows<1>) by_rows[] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>};
-  by_few(rows, job.block, 3, [&](int64_t r, int64_t count) {
-    const float* x = static_cast<const float*>(job.rows) + job.at(row + r, panel.k);
-    by_rows[count - 1](x, job.block * 32, panel.count / 32, weights, sum + r * 32);
-  });
+void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
+  static constexpr decltype(&multiply_rows<1>) by_rows[] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>};
+  multiply_few(job, panel, row, rows, sum, by_rows);
 }
 
 constexpr int64_t kRows = 4;   // of x that are multiplied at once without a panel

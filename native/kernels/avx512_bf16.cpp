@@ -113,7 +113,7 @@ void avx512_fused_bf16(const Job& job, int64_t tile, void*, float* sum) {
 
 AVX512 void avx512_decode_blocks(const BitportTiles& w, const Panel& panel) {
   float* scale = reinterpret_cast<float*>(static_cast<uint16_t*>(panel.data) + kBlocksPanel);
-  const bool apart = !w.zero && (w.group % kScaled == 0 || w.group >= w.k);
+  const bool apart = scales_act_on_blocks(w);
   (apart ? avx512_look_up_bf16 : avx512_decode_bf16)(w, panel);
   for (int64_t i = 0; i < panel.count; i += kScaled)
     for (int64_t half = 0; half < 2; ++half, scale += 16) {

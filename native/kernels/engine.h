@@ -26,6 +26,10 @@
 namespace bitport {
 
 constexpr int64_t kScaled = 128;   // columns of x under one scale that is no power of two
+// Whether, beside that of x, the scale of the weight can act on sums over as many columns: it is one for all of them.
+static inline bool scales_act_on_blocks(const BitportTiles& w) {
+  return !w.zero && (w.group % kScaled == 0 || w.group >= w.k);
+}
 constexpr int64_t kBehindPanel = 256;   // bytes that an engine may use
 
 // Rows of x in blocks: [m / block][K / 32][block][32], the last step filled up with zeros. The last block may hold fewer
@@ -59,6 +63,19 @@ void by_few(int64_t rows, int64_t block, int64_t most, const Work& work) {
     work(row, count);
     row += count;
   }
+}
+
+// What multiply() of an engine does with functions for 1, 2 .. rows of x, `stride` numbers apart from one step of 32 columns
+// to the next.
+template <class Number, size_t Most>
+void multiply_few(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
+                  void (*const (&by_rows)[Most])(const Number* x, int64_t stride, int64_t steps, const Number* panel, float* sum)) {
+  if (panel.k == 0)
+    for (int64_t i = 0; i < rows * 32; ++i) sum[i] = 0;
+  by_few(rows, job.block, int64_t(Most), [&](int64_t r, int64_t count) {
+    const Number* x = static_cast<const Number*>(job.rows) + job.at(row + r, panel.k);
+    by_rows[count - 1](x, job.block * 32, panel.count / 32, static_cast<const Number*>(panel.data), sum + r * 32);
+  });
 }
 
 // How much of a product of many rows is at hand at once (sweep.h), as it was measured for an engine.

@@ -22,15 +22,13 @@ NEON_INLINE Lanes lanes(const Line (&lines)[2]) {
   return eight;
 }
 
-// By pairs of rows of x and of the weight: [x0 w0, x0 w1, x1 w0, x1 w1]. The last of an odd number of rows stands twice.
 template <int R>
 struct Sums {
-  static constexpr int kPairs = (R + 1) / 2;
-  static constexpr int second(int pair) { return 2 * pair + 1 < R ? 2 * pair + 1 : 2 * pair; }
-  int32x4_t v[kPairs][8];
+  using P = Pairs<R>;
+  int32x4_t v[P::kCount][8];   // of two rows of x and two of the weight
   NEON_MEMBER explicit Sums(const int32_t (&first)[R]) {
-    for (int p = 0; p < kPairs; ++p)
-      for (int32x4_t& each : v[p]) each = vcombine_s32(vdup_n_s32(first[2 * p]), vdup_n_s32(first[second(p)]));
+    for (int p = 0; p < P::kCount; ++p)
+      for (int32x4_t& each : v[p]) each = vcombine_s32(vdup_n_s32(first[2 * p]), vdup_n_s32(first[P::second(p)]));
   }
   NEON_MEMBER int32x4_t of(int row, int four) const {
     const int64x2_t low = vreinterpretq_s64_s32(v[row / 2][2 * four]), high = vreinterpretq_s64_s32(v[row / 2][2 * four + 1]);
@@ -40,11 +38,11 @@ struct Sums {
 
 template <int32_t, class Unit, int R>
 TARGET NEON_INLINE void add_unit(const Unit& unit, const int8x16_t (&x)[R], Sums<R>& whole) {
-  using S = Sums<R>;
+  using P = Pairs<R>;
   for (int i = 0; i < 2; ++i) {
     const Lanes& eight = unit(i);
-    for (int p = 0; p < S::kPairs; ++p) {
-      const int64x2_t first = vreinterpretq_s64_s8(x[2 * p]), second = vreinterpretq_s64_s8(x[S::second(p)]);
+    for (int p = 0; p < P::kCount; ++p) {
+      const int64x2_t first = vreinterpretq_s64_s8(x[2 * p]), second = vreinterpretq_s64_s8(x[P::second(p)]);
       const int8x16_t pair = vreinterpretq_s8_s64(i ? vzip2q_s64(first, second) : vzip1q_s64(first, second));
       for (int j = 0; j < 8; ++j) whole.v[p][j] = vmmlaq_s32(whole.v[p][j], pair, eight.v[j]);
     }

@@ -7,8 +7,6 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kRows = kNeonRows;
-
 // panel [count][32]
 template <class Meaning, int32_t Bits>
 void decode_as(const BitportTiles& w, const Panel& panel) {
@@ -108,19 +106,15 @@ void multiply_rows(const float* x, int64_t stride, int64_t steps, const float* p
 }
 
 void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
-  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  constexpr decltype(&multiply_rows<1>) by_rows[kRows] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>,
-                                                          multiply_rows<4>};
-  by_few(rows, job.block, kRows, [&](int64_t r, int64_t count) {
-    const float* x = static_cast<const float*>(job.rows) + job.at(row + r, panel.k);
-    by_rows[count - 1](x, job.block * 32, panel.count / 32, static_cast<const float*>(panel.data), sum + r * 32);
-  });
+  static constexpr decltype(&multiply_rows<1>) by_rows[kNeonRows] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>,
+                                                                     multiply_rows<4>};
+  multiply_few(job, panel, row, rows, sum, by_rows);
 }
 
 // By rows of x.
 struct Ways {
   void (*decode)(const BitportTiles& w, const Panel& panel);
-  void (*multiply[kRows])(const Job& job, int64_t tile, int64_t row, float* sum);
+  void (*multiply[kNeonRows])(const Job& job, int64_t tile, int64_t row, float* sum);
 };
 template <class Meaning, int32_t Bits>
 struct OfCodes {
@@ -131,7 +125,7 @@ struct OfCodes {
 
 void decode(const BitportTiles& w, const Panel& panel) { ways_of<OfCodes>(w).decode(w, panel); }
 
-bool fuses(const BitportTiles&, int64_t m) { return m <= kRows; }
+bool fuses(const BitportTiles&, int64_t m) { return m <= kNeonRows; }
 
 void fused(const Job& job, int64_t tile, void*, float* sum) {
   ways_of<OfCodes>(*job.weight).multiply[job.m - 1](job, tile, 0, sum);

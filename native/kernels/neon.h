@@ -120,6 +120,14 @@ struct RowSums {
   NEON_MEMBER int32x4_t of(int row, int four) const { return v[row][four]; }
 };
 
+// Rows of x two by two, as products of matrices take them: sums are [x0 w0, x0 w1, x1 w0, x1 w1]. The last of an odd number
+// of rows stands twice.
+template <int R>
+struct Pairs {
+  static constexpr int kCount = (R + 1) / 2;
+  static constexpr int second(int pair) { return 2 * pair + 1 < R ? 2 * pair + 1 : 2 * pair; }
+};
+
 // Of the product with x in integers, as Int8Engine and Digits have it: what differs is `fused`.
 struct Int8Job;
 struct Rounding;

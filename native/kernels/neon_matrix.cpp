@@ -45,46 +45,37 @@ struct AsTheyAre { static constexpr Unpack ways = decode_as<Meaning, Bits, false
 void decode(const BitportTiles& w, const Panel& panel) { ways_of<Scaled>(w)(w, panel); }
 void look_up(const BitportTiles& w, const Panel& panel) { ways_of<AsTheyAre>(w)(w, panel); }
 
-// Sums of R rows of x, two by two, and 16 rows of the weight: [x0 w0, x0 w1, x1 w0, x1 w1]. The last of an odd number of
-// rows stands twice.
-template <int R>
-struct Sums {
-  static constexpr int kPairs = (R + 1) / 2;
-  static constexpr int second(int pair) { return 2 * pair + 1 < R ? 2 * pair + 1 : 2 * pair; }
-  float32x4_t of[kPairs][8];
-};
-
 // R rows of x, `stride` apart from one step of 32 columns to the next, times a panel.
 template <int R>
 TARGET void multiply_rows(const uint16_t* x, int64_t stride, int64_t steps, const uint16_t* panel, float* sum) {
-  using S = Sums<R>;
+  using P = Pairs<R>;
   for (int64_t half = 0; half < 2; ++half) {
     float* const to = sum + half * 16;
-    S sums;
-    for (int p = 0; p < S::kPairs; ++p)
+    float32x4_t sums[P::kCount][8];   // of two rows of x and two of the weight
+    for (int p = 0; p < P::kCount; ++p)
       for (int j = 0; j < 8; ++j)
-        sums.of[p][j] = vcombine_f32(vld1_f32(to + 2 * p * 32 + j * 2), vld1_f32(to + S::second(p) * 32 + j * 2));
+        sums[p][j] = vcombine_f32(vld1_f32(to + 2 * p * 32 + j * 2), vld1_f32(to + P::second(p) * 32 + j * 2));
     const uint16_t* weights = panel + half * 8 * kPair;
     for (int64_t step = 0; step < steps; ++step)
       for (int64_t i = 0; i < 32; i += 8, weights += 2 * kColumns) {
-        bfloat16x8_t pairs[2][S::kPairs];   // of rows, for four columns and the next four
-        for (int p = 0; p < S::kPairs; ++p) {
+        bfloat16x8_t pairs[2][P::kCount];   // of rows, for four columns and the next four
+        for (int p = 0; p < P::kCount; ++p) {
           const uint16_t* const at = x + step * stride + i;
           const uint64x2_t first = vreinterpretq_u64_u16(vld1q_u16(at + 2 * p * 32));
-          const uint64x2_t second = vreinterpretq_u64_u16(vld1q_u16(at + S::second(p) * 32));
+          const uint64x2_t second = vreinterpretq_u64_u16(vld1q_u16(at + P::second(p) * 32));
           pairs[0][p] = vreinterpretq_bf16_u64(vzip1q_u64(first, second));
           pairs[1][p] = vreinterpretq_bf16_u64(vzip2q_u64(first, second));
         }
         for (int c = 0; c < 2; ++c)
           for (int j = 0; j < 8; ++j) {
             const bfloat16x8_t weight = vreinterpretq_bf16_u16(vld1q_u16(weights + c * kColumns + j * kPair));
-            for (int p = 0; p < S::kPairs; ++p) sums.of[p][j] = vbfmmlaq_f32(sums.of[p][j], pairs[c][p], weight);
+            for (int p = 0; p < P::kCount; ++p) sums[p][j] = vbfmmlaq_f32(sums[p][j], pairs[c][p], weight);
           }
       }
-    for (int p = 0; p < S::kPairs; ++p)
+    for (int p = 0; p < P::kCount; ++p)
       for (int j = 0; j < 8; ++j) {
-        vst1_f32(to + S::second(p) * 32 + j * 2, vget_high_f32(sums.of[p][j]));
-        vst1_f32(to + 2 * p * 32 + j * 2, vget_low_f32(sums.of[p][j]));
+        vst1_f32(to + P::second(p) * 32 + j * 2, vget_high_f32(sums[p][j]));
+        vst1_f32(to + 2 * p * 32 + j * 2, vget_low_f32(sums[p][j]));
       }
   }
 }
@@ -93,11 +84,7 @@ constexpr decltype(&multiply_rows<1>) kByRows[kNeonRows] = {multiply_rows<1>, mu
                                                             multiply_rows<4>};
 
 void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
-  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  by_few(rows, job.block, kNeonRows, [&](int64_t r, int64_t count) {
-    const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, panel.k);
-    kByRows[count - 1](x, job.block * 32, panel.count / 32, static_cast<const uint16_t*>(panel.data), sum + r * 32);
-  });
+  multiply_few(job, panel, row, rows, sum, kByRows);
 }
 
 void finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum) {
@@ -121,7 +108,7 @@ static_assert(kDepth / kScaled * 32 * sizeof(float) <= kBehindPanel, "");
 
 void decode_blocks(const BitportTiles& w, const Panel& panel) {
   float* scale = scales_of(panel);
-  const bool apart = !w.zero && (w.group % kScaled == 0 || w.group >= w.k);
+  const bool apart = scales_act_on_blocks(w);
   (apart ? look_up : decode)(w, panel);
   for (int64_t k = panel.k; k < panel.k + panel.count; k += kScaled)
     for (int64_t half = 0; half < 2; ++half) {

@@ -49,6 +49,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[list[CompiledKernel]]:
     with compiling(request.param) as compiled:
         yield compiled
     target = TARGETS[request.param]
+    assert compiled
     for kernel in compiled:
         assert kernel.asm[BINARY[target.backend]]
         assert not getattr(kernel.metadata, "global_scratch_size", 0), (
@@ -164,6 +165,7 @@ def test_scales_go_to_the_unit(act: str, made: list[CompiledKernel], request: py
         refused = kernels.refuses_scaled(*sample.args)
         assert (refused is None) == (act in configs.multiplies_scaled(target))
         if refused is not None:
+            kernels.run_dyn(kernels.linear.tiles)(*sample.args)
             continue
         kernels.run_scaled(*sample.args)
         kernel = next(each for each in made[::-1] if each.name == "scaled")
@@ -189,6 +191,7 @@ def test_scales_of_unlike_sides_go_to_the_unit(
     refused = kernels.refuses_scaled(*sample.args)
     assert (refused is None) == bool(has(target))
     if refused is not None:
+        kernels.run_dyn(kernels.linear.tiles)(*sample.args)
         return
     kernels.run_scaled(*sample.args)
     form, instruction = UNIT_TAKES_SCALES[target]
@@ -204,6 +207,7 @@ def test_scales_of_experts_go_to_the_unit(
     refused = kernels.refuses_grouped_scaled(*args)
     assert (refused is None) == (scheme in configs.multiplies_scaled(target))
     if refused is not None:
+        kernels.grouped(*args)
         return
     kernels.run_grouped_scaled(*args)
     form, instruction = UNIT_TAKES_SCALES[target]
