@@ -7,10 +7,15 @@
 namespace bitport {
 namespace {
 
-AVX2 void widen(const void* from, int32_t type, int64_t count, float* to) {
+AVX2_INLINE void widen_as(const void* from, int32_t type, int64_t count, float* to) {
   int64_t i = 0;
   for (; i + 8 <= count; i += 8) _mm256_storeu_ps(to + i, load8(from, type, i));
   for (; i < count; ++i) to[i] = load_number(from, type, i);
+}
+
+AVX2 void widen(const void* from, int32_t type, int64_t count, float* to) {
+  if (type == BITPORT_BF16) widen_as(from, BITPORT_BF16, count, to);   // a loop that asks for no type
+  else widen_as(from, type, count, to);
 }
 
 // Scales and shifts of 16 rows, a half of a tile, in one group.

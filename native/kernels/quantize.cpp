@@ -39,8 +39,7 @@ struct Quantizing {
   }
 
   void choose(int64_t strip, const Range* ranges, Step* steps) const {
-    for (int64_t i = 0; i < columns(); ++i)
-      steps[i] = scales.choose(ranges[i], scale, zero, strip * columns() + i);
+    scales.choose(ranges, columns(), scale, zero, strip * columns(), steps);
   }
 
   void write(int64_t row, const Step* steps) const {
@@ -50,11 +49,15 @@ struct Quantizing {
     uint8_t* to = codes + row * ceil_div(k * bits, 8);
     for (int64_t from = 0; from < k; from += kPiece) {
       const int64_t end = smaller(from + kPiece, k), count = end - from;
-      const float* numbers = wide;
-      if (type == BITPORT_F32) numbers = reinterpret_cast<const float*>(row_at(row)) + from;
-      else engine.widen(row_at(row) + from * 2, type, count, wide);
+      const char* numbers = row_at(row) + from * (type == BITPORT_F32 ? 4 : 2);
       uint8_t* dense = to + from * bits / 8;
-      encode(format, numbers, from, end, steps, bits == 8 ? dense : apart);
+      uint8_t* bytes = bits == 8 ? dense : apart;
+      if (type == BITPORT_F16) {
+        engine.widen(numbers, type, count, wide);
+        encode(format, wide, BITPORT_F32, from, end, steps, bytes);
+      } else {
+        encode(format, numbers, type, from, end, steps, bytes);
+      }
       if (bits < 8) loops.pack(apart, count, format.bits, dense);
     }
   }

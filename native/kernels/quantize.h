@@ -15,9 +15,14 @@ struct Range {
   }
 };
 
-// How the numbers of a block become codes. constant: there is no scale. product: x / scale may be had from products with
-// the inverse, see quantize_loops.cpp.
-enum class Way : int32_t { constant, division, product };
+// How the numbers of a block become codes. constant: there is no scale. The rest have x / scale from products with the
+// inverse and two, one or no correction (quantize_loops.cpp). near: the quotient may be off by one unit in the last place,
+// but not where a code ends. exact: the scale is a power of two.
+enum class Way : int32_t { constant, division, product, near, exact };
+
+inline bool has_whole_offset(const BitportFormat& f) {   // of its codes
+  return f.kind == BITPORT_INTEGER && f.bits > 1 && (f.zero_type < 0 || f.zero_type == BITPORT_U8);
+}
 
 struct Step {
   float scale, inverse, offset;   // scale: of the block, times the global one
@@ -31,14 +36,16 @@ class Scales {
   float amax(const Range& range) const;   // NaN where the block holds a number that is not finite
   void measured(float amax);              // the largest of all finite blocks: the global scale follows from it
   float global() const { return global_; }
-  // The scale, and the zero if there is one, are written to element `at`.
-  Step choose(const Range& range, void* scale, void* zero, int64_t at) const;
+  // Scales, and zeros if there are any, are written to elements from `at` on.
+  void choose(const Range* ranges, int64_t count, void* scales, void* zeros, int64_t at, Step* steps) const;
 
  private:
+  static constexpr int64_t kAtOnce = 64;
+  void choose_some(const Range* ranges, int64_t count, void* scales, void* zeros, int64_t at, Step* steps) const;
   float number(uint32_t bits) const;
   float defined(float scale, float amax) const;
-  float kept(float scale, float amax, void* scales, int64_t at) const;
   uint8_t power_of_two(float amax) const;
+  Way by_products(float scale) const;
 
   const BitportFormat& f_;
   const int32_t type_;
@@ -51,9 +58,10 @@ struct Loops {
   // A row of k columns, its blocks of `block` columns added to ranges[0 ..].
   void (*measure16)(const void* x, int64_t k, int64_t block, Range* ranges);
   void (*measure32)(const void* x, int64_t k, int64_t block, Range* ranges);
-  // Columns [from, to) of a row to a byte each, x and codes at the first of them; steps of the whole row.
-  using Encode = void (*)(const BitportFormat& format, const float* x, int64_t from, int64_t to, const Step* steps,
-                          uint8_t* codes);
+  // Columns [from, to) of a row to a byte each, x (float32 or bfloat16) and codes at the first of them; steps of the whole
+  // row.
+  using Encode = void (*)(const BitportFormat& format, const void* x, int32_t type, int64_t from, int64_t to,
+                          const Step* steps, uint8_t* codes);
   Encode (*encode)(const BitportFormat& format);   // null for a type that is not known
   void (*pack)(const uint8_t* codes, int64_t count, int32_t bits, uint8_t* dense);
 };

@@ -67,9 +67,11 @@ __attribute__((target("avx2"))) void measure_words(const void* numbers, int64_t 
 }
 #endif
 
-// A number in steps of its block, of at most 2^21, to a whole number, ties to even: it ends up in the lowest bits of the
-// sum.
-BITPORT_INLINE int32_t whole(float q) { return int32_t(bits_of_float(q + 12582912.0f) - 0x4b400000u); }
+// A number in steps of its block, of at most 2^21, to a whole number, ties to even, and more: it ends up in the lowest bits
+// of the sum.
+BITPORT_INLINE int32_t whole(float q, int32_t more = 0) {
+  return int32_t(bits_of_float(q + 12582912.0f) + (uint32_t(more) - 0x4b400000u));
+}
 constexpr float kFar = 0x1p20f;   // larger quotients are brought to it: no code is as large
 
 // Codes of q, a number in steps of its block; x is what it was, whose sign it has. constant: where a block has no scale.
@@ -78,7 +80,7 @@ struct Integer {   // a whole offset is added after rounding, which keeps the su
   int32_t offset, most;
   Integer(const BitportFormat& f, const Step& step) : offset(int32_t(step.offset)), most((1 << f.bits) - 1) {}
   BITPORT_INLINE int32_t operator()(float q, float) const {
-    const int32_t code = whole(q) + offset;
+    const int32_t code = whole(q, offset);
     return code < 0 ? 0 : code > most ? most : code;
   }
   BITPORT_INLINE int32_t constant() const { return offset; }
@@ -95,31 +97,31 @@ struct Shifted {   // any other before
   BITPORT_INLINE int32_t constant() const { return int32_t(offset); }
 };
 
-// [sign | exponent | mantissa]. Subnormal codes count steps: added to a power of two whose last bit is one step, a number
-// is rounded to them.
+// [sign | exponent | mantissa]. A number is added to the power of two whose last bit is one step between the codes around it:
+// the sum counts these steps, rounded to even. Below the least normal number steps are as long as above it.
 template <int Exponent, int Mantissa>
 struct Float {
-  static constexpr int kBias = (1 << (Exponent - 1)) - 1, kCut = 23 - Mantissa, kSign = Exponent + Mantissa;
-  static constexpr uint32_t kNormal = uint32_t(128 - kBias) << 23, kSteps = uint32_t(128 - kBias + kCut) << 23;
+  static constexpr int kCut = 23 - Mantissa, kSign = Exponent + Mantissa;
+  static constexpr int32_t kNormal = (129 - (1 << (Exponent - 1))) << 23;   // the least normal number, its bits
   int32_t largest, nan_code;   // largest: its bits
   Float(const BitportFormat& f, const Step&) : largest(int32_t(bits_of_float(f.largest))), nan_code(f.nan_code) {}
   BITPORT_INLINE int32_t operator()(float q, float x) const {
     const int32_t whole_size = int32_t(bits_of_float(q) & 0x7fffffffu);
     const int32_t bits = whole_size < largest ? whole_size : largest;   // ordered like the numbers
-    const int32_t normal = ((bits + ((1 << (kCut - 1)) - 1) + (bits >> kCut & 1)) >> kCut) - ((127 - kBias) << Mantissa);
-    const int32_t subnormal = int32_t(bits_of_float(float_of_bits(uint32_t(bits)) + float_of_bits(kSteps)) - kSteps);
-    const int32_t below = -int32_t(bits < int32_t(kNormal));   // a mask: a choice would stay a branch
-    const int32_t code = (subnormal & below) | (normal & ~below);
-    return code | int32_t(bits_of_float(x) >> 31 << kSign);
+    const int32_t power = bits & 0x7f800000, from = power > kNormal ? power : kNormal, counter = from + (kCut << 23);
+    const int32_t steps = int32_t(bits_of_float(float_of_bits(uint32_t(bits)) + float_of_bits(uint32_t(counter)))) - counter;
+    return (steps + ((from - kNormal) >> kCut)) | int32_t(bits_of_float(x) >> 31 << kSign);
   }
   BITPORT_INLINE int32_t constant() const { return nan_code; }
 };
 
 template <int Bits>
 struct Codebook {
-  const float* thresholds;
+  float thresholds[(1 << Bits) - 1];
   int32_t nan_code;
-  Codebook(const BitportFormat& f, const Step&) : thresholds(f.thresholds), nan_code(f.nan_code) {}
+  Codebook(const BitportFormat& f, const Step&) : nan_code(f.nan_code) {
+    std::memcpy(thresholds, f.thresholds, sizeof thresholds);
+  }
   BITPORT_INLINE int32_t operator()(float q, float) const {
     int32_t code = 0;
     for (int i = 0; i < (1 << Bits) - 1; ++i) code += q > thresholds[i];
@@ -128,45 +130,57 @@ struct Codebook {
   BITPORT_INLINE int32_t constant() const { return nan_code; }
 };
 
-// x / scale, rounded once. With the inverse rounded to nearest, x * inverse is off by less than two units in the last
-// place; each of the steps that follow takes what is missing, exactly, and the last one rounds as a division does
-// (Markstein). It takes a quarter of the time.
+// x / scale. With the inverse rounded to nearest, x * inverse is off by less than two units in the last place; each of the
+// steps that follow takes what is missing, exactly, and the second one rounds as a division does (Markstein). It takes a
+// quarter of the time.
+template <int Steps>
 BITPORT_INLINE float quotient(float x, float scale, float inverse) {
   float q = x * inverse;
-  q = __builtin_fmaf(__builtin_fmaf(-q, scale, x), inverse, q);
-  return __builtin_fmaf(__builtin_fmaf(-q, scale, x), inverse, q);
+  for (int i = 0; i < Steps; ++i) q = __builtin_fmaf(__builtin_fmaf(-q, scale, x), inverse, q);
+  return q;
 }
 
-template <bool Fma, class Code>
-BITPORT_INLINE void encode_some(const Code& code, const Step& step, const float* x, int64_t count, uint8_t* y) {
+template <int Count, int Steps, class Code, class Number>
+BITPORT_INLINE void encode_piece(const Code& code, float scale, float inverse, const Number* x, uint8_t* y) {
+  int32_t codes[Count];   // bytes only in the end: else the compiler packs each term of a code to bytes by itself
+  for (int i = 0; i < Count; ++i) {
+    const float number = x[i];
+    codes[i] = code(quotient<Steps>(number, scale, inverse), number);
+  }
+  for (int i = 0; i < Count; ++i) y[i] = uint8_t(codes[i]);
+}
+
+template <int Steps, class Code, class Number>
+BITPORT_INLINE void encode_products(const Code& code, const Step& step, const Number* x, int64_t count, uint8_t* y) {
   const float scale = step.scale, inverse = step.inverse;
-  if (step.way == Way::constant) {
-    for (int64_t i = 0; i < count; ++i) y[i] = uint8_t(code.constant());
-  } else if (Fma && step.way == Way::product) {
-    for (int64_t i = 0; i < count; ++i) y[i] = uint8_t(code(quotient(x[i], scale, inverse), x[i]));
-  } else {
-    for (int64_t i = 0; i < count; ++i) {
-      const float q = x[i] / scale;
-      y[i] = uint8_t(code(q > kFar ? kFar : q < -kFar ? -kFar : q, x[i]));
-    }
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32) encode_piece<32, Steps>(code, scale, inverse, x + i, y + i);
+  for (; i + 16 <= count; i += 16) encode_piece<16, Steps>(code, scale, inverse, x + i, y + i);
+  for (; i < count; ++i) encode_piece<1, Steps>(code, scale, inverse, x + i, y + i);
+}
+
+template <class Code, class Number>
+BITPORT_INLINE void encode_quotients(const Code& code, const Step& step, const Number* x, int64_t count, uint8_t* y) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float number = x[i], q = number / step.scale;
+    y[i] = uint8_t(code(q > kFar ? kFar : q < -kFar ? -kFar : q, number));
   }
 }
 
-template <bool Fma, class Code>
-BITPORT_INLINE void encode(const BitportFormat& f, const float* x, int64_t from, int64_t to, const Step* steps,
+template <bool Fma, class Code, class Number>
+BITPORT_INLINE void encode(const BitportFormat& f, const Number* x, int64_t from, int64_t to, const Step* steps,
                            uint8_t* codes) {
   for (int64_t at = from, block = from / f.block_k; at < to; ++block) {
     const int64_t end = (block + 1) * f.block_k < to ? (block + 1) * f.block_k : to, count = end - at;
     const Code code(f, steps[block]);
-    const float* numbers = x + (at - from);
+    const Number* numbers = x + (at - from);
     uint8_t* y = codes + (at - from);
-    switch (count) {   // vectors without a rest
-      case 16: encode_some<Fma>(code, steps[block], numbers, 16, y); break;
-      case 32: encode_some<Fma>(code, steps[block], numbers, 32, y); break;
-      case 64: encode_some<Fma>(code, steps[block], numbers, 64, y); break;
-      case 128: encode_some<Fma>(code, steps[block], numbers, 128, y); break;
-      default: encode_some<Fma>(code, steps[block], numbers, count, y);
-    }
+    const Step& step = steps[block];
+    if (step.way == Way::constant) std::memset(y, code.constant(), size_t(count));
+    else if (!Fma || step.way == Way::division) encode_quotients(code, step, numbers, count, y);
+    else if (step.way == Way::product) encode_products<2>(code, step, numbers, count, y);
+    else if (step.way == Way::near) encode_products<1>(code, step, numbers, count, y);
+    else encode_products<0>(code, step, numbers, count, y);
     at = end;
   }
 }
@@ -215,10 +229,22 @@ BITPORT_INLINE void pack_dense(const uint8_t* codes, int64_t count, int32_t bits
   }
 }
 
+struct BFloat16 {
+  uint16_t bits;
+  BITPORT_INLINE operator float() const { return float_of_bf16(bits); }
+};
+
+template <bool Fma, class Code>
+BITPORT_INLINE void encode_any(const BitportFormat& f, const void* x, int32_t type, int64_t from, int64_t to,
+                               const Step* steps, uint8_t* codes) {
+  if (type == BITPORT_BF16) encode<Fma, Code>(f, static_cast<const BFloat16*>(x), from, to, steps, codes);
+  else encode<Fma, Code>(f, static_cast<const float*>(x), from, to, steps, codes);
+}
+
 #define BITPORT_ENCODE(name, attribute, fma, ...)                                                                     \
-  attribute void name(const BitportFormat& f, const float* x, int64_t from, int64_t to, const Step* steps,           \
-                      uint8_t* codes) {                                                                              \
-    encode<fma, __VA_ARGS__>(f, x, from, to, steps, codes);                                                          \
+  attribute void name(const BitportFormat& f, const void* x, int32_t type, int64_t from, int64_t to,                 \
+                      const Step* steps, uint8_t* codes) {                                                           \
+    encode_any<fma, __VA_ARGS__>(f, x, type, from, to, steps, codes);                                                \
   }
 #define BITPORT_LOOPS(variant, attribute, fma, words)                                                                        \
   namespace variant {                                                                                                 \
@@ -234,8 +260,7 @@ BITPORT_INLINE void pack_dense(const uint8_t* codes, int64_t count, int32_t bits
   BITPORT_ENCODE(codebook, attribute, fma, Codebook<4>)                                                              \
   Loops::Encode encode_of(const BitportFormat& f) {                                                                   \
     if (f.kind == BITPORT_CODEBOOK) return f.bits == 4 ? codebook : nullptr;                                         \
-    if (f.kind == BITPORT_INTEGER)                                                                                   \
-      return f.bits > 1 && (f.zero_type < 0 || f.zero_type == BITPORT_U8) ? integer : shifted;                       \
+    if (f.kind == BITPORT_INTEGER) return has_whole_offset(f) ? integer : shifted;                                    \
     switch (f.bits * 10 + f.mantissa) {                                                                               \
       case 83: return e4m3;                                                                                          \
       case 82: return e5m2;                                                                                          \

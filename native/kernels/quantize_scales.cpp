@@ -3,6 +3,7 @@
 #include <cmath>
 #include "number.h"
 #include "quantize.h"
+#include "tiles.h"
 
 namespace bitport {
 namespace {
@@ -25,6 +26,24 @@ uint8_t e4m3_of(float x) {
 }
 
 float steps_of(const BitportFormat& f) { return float((1 << f.bits) - 1); }
+
+// Stores scales or zeros; they become what their type keeps of them.
+void keep(float* numbers, int64_t count, void* to, int32_t type, int64_t at) {
+  if (type == BITPORT_F32) {
+    std::memcpy(static_cast<float*>(to) + at, numbers, size_t(count) * sizeof(float));
+  } else if (type == BITPORT_BF16) {
+    uint16_t* const kept = static_cast<uint16_t*>(to) + at;
+    for (int64_t i = 0; i < count; ++i) {
+      kept[i] = bf16_of_float(numbers[i]);
+      numbers[i] = float_of_bf16(kept[i]);
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      store_number(numbers[i], to, type, at + i);
+      numbers[i] = load_number(to, type, at + i);
+    }
+  }
+}
 
 }  // namespace
 
@@ -57,12 +76,6 @@ void Scales::measured(float amax) {
 
 float Scales::defined(float scale, float amax) const { return amax != amax ? kNoScale : amax == 0 ? of_zeros_ : scale; }
 
-// The scale as its type keeps it.
-float Scales::kept(float scale, float amax, void* scales, int64_t at) const {
-  store_number(defined(clamp(scale, smallest_, highest_), amax), scales, f_.scale_type, at);
-  return load_number(scales, f_.scale_type, at);
-}
-
 uint8_t Scales::power_of_two(float amax) const {
   if (amax != amax) return 255;
   const uint32_t bits = bits_of_float(amax);
@@ -78,29 +91,62 @@ uint8_t Scales::power_of_two(float amax) const {
   return uint8_t(code < 0 ? 0 : code > 254 - emax_ ? 254 - emax_ : code);
 }
 
-Step Scales::choose(const Range& range, void* scales, void* zeros, int64_t at) const {
-  const float amax = this->amax(range);
-  float scale, offset = f_.kind != BITPORT_INTEGER ? 0 : f_.bits > 1 ? float(1 << (f_.bits - 1)) : 0.5f;
-  if (f_.zero_type >= 0) {
-    const float steps = steps_of(f_), low = number(range.negative), high = number(range.positive);
-    const float below = low > end_ ? end_ : low, above = high > end_ ? end_ : high;
-    scale = kept((above / 2 + below / 2) / (steps / 2), amax, scales, at);
-    const float zero = below / scale, inside = zero > 0 ? (zero < steps ? zero : steps) : 0;   // NaN: 0
-    store_number(f_.zero_type == BITPORT_U8 ? std::nearbyintf(inside) : inside, zeros, f_.zero_type, at);
-    offset = load_number(zeros, f_.zero_type, at);
-  } else if (f_.scale_type == BITPORT_E8M0 || f_.scale_type == BITPORT_E4M3) {
-    const float raw = amax / f_.largest, shared = f_.global ? raw / global_ : raw;
-    static_cast<uint8_t*>(scales)[at] = f_.scale_type == BITPORT_E8M0
-                                            ? power_of_two(amax)
-                                            : e4m3_of(defined(clamp(shared, kE4m3Smallest, kE4m3Max), amax));
-    scale = load_number(scales, f_.scale_type, at);
+// Codes end at numbers of at most 10 bits, unless they come from a table or have an offset with a fraction. Where x has 11 bits
+// and the scale 12, x / scale is such a number or differs from it by 2^-22 of it at least: one correction finds the number
+// itself, and is off by less than 2^-23 elsewhere.
+Way Scales::by_products(float scale) const {
+  const uint32_t mantissa = bits_of_float(scale) & 0x7fffff;
+  if (mantissa == 0) return Way::exact;
+  const bool short_ends = f_.kind == BITPORT_FLOAT || has_whole_offset(f_);
+  return short_ends && type_ != BITPORT_F32 && (mantissa & 0xfff) == 0 ? Way::near : Way::product;
+}
+
+void Scales::choose(const Range* ranges, int64_t count, void* scales, void* zeros, int64_t at, Step* steps) const {
+  for (int64_t i = 0; i < count; i += kAtOnce)
+    choose_some(ranges + i, smaller(count - i, kAtOnce), scales, zeros, at + i, steps + i);
+}
+
+void Scales::choose_some(const Range* ranges, int64_t count, void* scales, void* zeros, int64_t at, Step* steps) const {
+  float amax[kAtOnce], scale[kAtOnce], offset[kAtOnce];
+  for (int64_t i = 0; i < count; ++i) amax[i] = this->amax(ranges[i]);
+  const float usual = f_.kind != BITPORT_INTEGER ? 0 : f_.bits > 1 ? float(1 << (f_.bits - 1)) : 0.5f;
+  for (int64_t i = 0; i < count; ++i) offset[i] = usual;
+  if (f_.scale_type == BITPORT_E8M0) {
+    uint8_t* const codes = static_cast<uint8_t*>(scales) + at;
+    for (int64_t i = 0; i < count; ++i) codes[i] = power_of_two(amax[i]);
+    for (int64_t i = 0; i < count; ++i) scale[i] = float_of_e8m0(codes[i]);
+  } else if (f_.scale_type == BITPORT_E4M3) {
+    uint8_t* const codes = static_cast<uint8_t*>(scales) + at;
+    for (int64_t i = 0; i < count; ++i) {
+      const float raw = amax[i] / f_.largest, shared = f_.global ? raw / global_ : raw;
+      codes[i] = e4m3_of(defined(clamp(shared, kE4m3Smallest, kE4m3Max), amax[i]));
+      scale[i] = float_of_e4m3(codes[i]) * global_;
+    }
+  } else if (f_.zero_type < 0) {
+    for (int64_t i = 0; i < count; ++i) scale[i] = defined(clamp(amax[i] / f_.largest, smallest_, highest_), amax[i]);
+    keep(scale, count, scales, f_.scale_type, at);
   } else {
-    scale = kept(amax / f_.largest, amax, scales, at);
+    const float steps = steps_of(f_);
+    float below[kAtOnce];
+    for (int64_t i = 0; i < count; ++i) {
+      const float low = number(ranges[i].negative), high = number(ranges[i].positive);
+      below[i] = low > end_ ? end_ : low;
+      const float above = high > end_ ? end_ : high;
+      scale[i] = defined(clamp((above / 2 + below[i] / 2) / (steps / 2), smallest_, highest_), amax[i]);
+    }
+    keep(scale, count, scales, f_.scale_type, at);
+    for (int64_t i = 0; i < count; ++i) {
+      const float zero = below[i] / scale[i], inside = zero > 0 ? (zero < steps ? zero : steps) : 0;   // NaN: 0
+      offset[i] = f_.zero_type == BITPORT_U8 ? std::nearbyintf(inside) : inside;
+    }
+    keep(offset, count, zeros, f_.zero_type, at);
   }
-  if (f_.global) scale *= global_;
-  // Products give the very quotient where nothing on the way leaves the exponents of float32.
-  const bool tame = scale > 0x1p-80f && scale < 0x1p80f && amax <= scale * 0x1p16f;
-  return {scale, tame ? 1 / scale : 0, offset, !(scale > 0) ? Way::constant : tame ? Way::product : Way::division};
+  for (int64_t i = 0; i < count; ++i) {
+    // Products give the very quotient where nothing on the way leaves the exponents of float32.
+    const bool tame = scale[i] > 0x1p-80f && scale[i] < 0x1p80f && amax[i] <= scale[i] * 0x1p16f;
+    const Way way = !(scale[i] > 0) ? Way::constant : tame ? by_products(scale[i]) : Way::division;
+    steps[i] = {scale[i], tame ? 1 / scale[i] : 0, offset[i], way};
+  }
 }
 
 }  // namespace bitport

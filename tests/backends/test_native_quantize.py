@@ -120,6 +120,21 @@ def test_quotients_are_rounded_once(library: Library, scale: float) -> None:
     assert not differing(x, Format(dtype="float8_e4m3", block=(1, 16)))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_ties_of_short_numbers(library: Library, dtype: torch.dtype) -> None:
+    """Numbers and scales of 16 bits take one correction fewer: on a tie, and next to one, on both sides."""
+    made = torch.Generator().manual_seed(11)
+    most = torch.rand(4000, 1, generator=made).to(dtype) + 1
+    for fmt, largest in ((Format(dtype="int8"), 127), (Format(dtype="float8_e4m3", block=(1, 64), scale="input"), 448)):
+        scale = (most.float() / largest).to(dtype).float()
+        ties = (torch.randint(-largest, largest, (4000, 64), generator=made) + 0.5) * scale
+        beside = torch.randint(-1, 2, ties.shape, generator=made, dtype=torch.int16)
+        x = (ties.to(dtype).view(torch.int16) + beside).view(dtype).clamp(-most, most)
+        x[:, :1] = most
+        assert not differing(x, fmt)
+        assert not differing(x, Format(dtype="int4", block=(1, 16), zero="int"))
+
+
 def test_experts_and_views() -> None:
     """Leading dimensions are matrices; a transposed weight, or a piece of one, lies apart in memory."""
     every = torch.randn(3, 48, 96)
