@@ -1,4 +1,4 @@
-// Dense codes to tiles and back (the layout is drawn in bitport_kernels.h): eight codes of a row at a time.
+// Dense codes to tiles and back (the layout is drawn in bitport_kernels.h): eight codes of a row at a time, or a word of them.
 #include <cstring>
 #include "bits.h"
 #include "share.h"
@@ -9,8 +9,6 @@ namespace bitport {
 namespace {
 
 constexpr int64_t kSteps = 8;   // whose rows are copied at once: rows far apart may share a line of the cache
-
-int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 struct Line { uint16_t pair[2][16]; };   // by place: two neighbours in K of each row, then the next two
 
@@ -50,7 +48,6 @@ template <int Bits>
 void write_line(const Line& line, int64_t number, uint8_t* tile) {
   uint8_t codes[64];
   std::memcpy(codes, &line, 64);
-  if constexpr (Bits & 8) write_digits<8>(codes, below(Bits, 8), tile + plane_of(Bits, 8, number));
   if constexpr (Bits & 4) write_digits<4>(codes, below(Bits, 4), tile + plane_of(Bits, 4, number));
   if constexpr (Bits & 2) write_digits<2>(codes, below(Bits, 2), tile + plane_of(Bits, 2, number));
   if constexpr (Bits & 1) write_digits<1>(codes, below(Bits, 1), tile + plane_of(Bits, 1, number));
@@ -59,7 +56,6 @@ void write_line(const Line& line, int64_t number, uint8_t* tile) {
 template <int Bits>
 Line read_line(const uint8_t* tile, int64_t number) {
   uint8_t codes[64] = {};
-  if constexpr (Bits & 8) read_digits<8>(tile + plane_of(Bits, 8, number), below(Bits, 8), codes);
   if constexpr (Bits & 4) read_digits<4>(tile + plane_of(Bits, 4, number), below(Bits, 4), codes);
   if constexpr (Bits & 2) read_digits<2>(tile + plane_of(Bits, 2, number), below(Bits, 2), codes);
   if constexpr (Bits & 1) read_digits<1>(tile + plane_of(Bits, 1, number), below(Bits, 1), codes);
@@ -76,15 +72,125 @@ struct Block {   // of kSteps steps
   static constexpr int64_t kBytes = kSteps * 4 * Bits, kRow = kBytes + 8;   // eights are read and written as 8 bytes
   uint8_t bytes[32 * kRow];
   uint8_t* at(int64_t row, int64_t step, int64_t eight) { return bytes + row * kRow + (step * 4 + eight) * Bits; }
-  uint64_t codes[4][32];   // of one step: eights of columns of a row
 };
 
+using Eights = uint64_t[4][32];   // of one step: eights of columns of a row
+
 // Clears the columns of a step that a row does not have.
-void cut_off(uint64_t (*codes)[32], int64_t columns) {
+void cut_off(Eights& codes, int64_t columns) {
   for (int64_t eight = 0; eight < 4 && columns < 32; ++eight) {
     const int64_t left = columns - eight * 8;
     for (int64_t row = 0; row < 32; ++row) codes[eight][row] &= left <= 0 ? 0 : low(int(left < 8 ? left : 8) * 8);
   }
+}
+
+// One step of the block to its tile, of which so many columns are left.
+template <int Bits>
+void pack_lines(Block<Bits>& block, int64_t step, int64_t columns, uint8_t* tile) {
+  Eights codes;
+  for (int64_t row = 0; row < 32; ++row)
+    for (int64_t eight = 0; eight < 4; ++eight) std::memcpy(&codes[eight][row], block.at(row, step, eight), 8);
+  for (auto& eight : codes)
+    for (uint64_t& v : eight) v = spread<Bits>(v);
+  cut_off(codes, columns);
+  for (int64_t half = 0; half < 2; ++half)
+    for (int64_t eight = 0; eight < 4; ++eight) {
+      Line lines[2];
+      for (int64_t row = 0; row < 16; ++row) {
+        const uint64_t v = codes[eight][half * 16 + row];
+        lines[0].pair[0][row] = uint16_t(v);
+        lines[0].pair[1][row] = uint16_t(v >> 16);
+        lines[1].pair[0][row] = uint16_t(v >> 32);
+        lines[1].pair[1][row] = uint16_t(v >> 48);
+      }
+      write_line<Bits>(lines[0], half * 8 + eight * 2, tile);
+      write_line<Bits>(lines[1], half * 8 + eight * 2 + 1, tile);
+    }
+}
+
+template <int Bits>
+void unpack_lines(Block<Bits>& block, int64_t step, int64_t columns, const uint8_t* tile) {
+  Eights codes;
+  for (int64_t half = 0; half < 2; ++half)
+    for (int64_t eight = 0; eight < 4; ++eight) {
+      const int64_t line = half * 8 + eight * 2;
+      const Line a = read_line<Bits>(tile, line), b = read_line<Bits>(tile, line + 1);
+      for (int64_t row = 0; row < 16; ++row)
+        codes[eight][half * 16 + row] = a.pair[0][row] | uint64_t(a.pair[1][row]) << 16 |
+                                        uint64_t(b.pair[0][row]) << 32 | uint64_t(b.pair[1][row]) << 48;
+    }
+  cut_off(codes, columns);
+  for (auto& eight : codes)
+    for (uint64_t& v : eight) v = gather<Bits>(v);
+  for (int64_t row = 0; row < 32; ++row)   // what an eight writes too much, the next one writes over
+    for (int64_t eight = 0; eight < 4; ++eight) std::memcpy(block.at(row, step, eight), &codes[eight][row], 8);
+}
+
+// Codes of 4 and 8 bits have one plane: 128 bytes of it are a word of each of 16 rows, transposed in pairs of columns. Row
+// 4g + r lies at [r][g], so that transpose() does the same to four words side by side.
+using Words = uint64_t[4][4];
+
+// Four rows of four pairs of columns to four pairs of columns of four rows, and back: first halves of words change places,
+// then quarters.
+void transpose(Words& words) {
+  constexpr uint64_t kFirst = 0xffffffffu, kOdd = 0xffff0000ffff0000u;
+  for (int64_t g = 0; g < 4; ++g) {
+    const uint64_t a = words[0][g], b = words[1][g], c = words[2][g], d = words[3][g];
+    const uint64_t ac = (a & kFirst) | c << 32, bd = (b & kFirst) | d << 32;
+    const uint64_t ca = a >> 32 | (c & ~kFirst), db = b >> 32 | (d & ~kFirst);
+    words[0][g] = (ac & ~kOdd) | (bd & ~kOdd) << 16;
+    words[1][g] = (ac & kOdd) >> 16 | (bd & kOdd);
+    words[2][g] = (ca & ~kOdd) | (db & ~kOdd) << 16;
+    words[3][g] = (ca & kOdd) >> 16 | (db & kOdd);
+  }
+}
+
+// Of four codes of 4 bits the second and the third change places: those of two neighbours in K are a byte apart then.
+uint64_t swap_middle(uint64_t v) {
+  const uint64_t differ = (v ^ v >> 4) & 0x00f000f000f000f0u;
+  return v ^ differ ^ differ << 4;
+}
+
+template <int Bits>
+constexpr bool kOnePlane = Bits == 4 || Bits == 8;
+
+template <int Bits>
+void pack_words(Block<Bits>& block, int64_t step, int64_t columns, uint8_t* tile) {
+  for (int64_t half = 0; half < 2; ++half)
+    for (int64_t word = 0; word < Bits / 2; ++word) {
+      const int64_t left = columns * Bits - word * 64;
+      const uint64_t there = low(int(left < 0 ? 0 : smaller(left, 64)));
+      Words words;
+      for (int64_t row = 0; row < 16; ++row) {
+        uint64_t v;
+        std::memcpy(&v, block.at(half * 16 + row, step, 0) + word * 8, 8);
+        words[row % 4][row / 4] = v & there;
+      }
+      if constexpr (Bits == 4)
+        for (auto& four : words)
+          for (uint64_t& v : four) v = swap_middle(v);
+      transpose(words);
+      std::memcpy(tile + (half * Bits / 2 + word) * 128, words, 128);
+    }
+}
+
+template <int Bits>
+void unpack_words(Block<Bits>& block, int64_t step, int64_t columns, const uint8_t* tile) {
+  for (int64_t half = 0; half < 2; ++half)
+    for (int64_t word = 0; word < Bits / 2; ++word) {
+      const int64_t left = columns * Bits - word * 64;
+      const uint64_t there = low(int(left < 0 ? 0 : smaller(left, 64)));
+      Words words;
+      std::memcpy(words, tile + (half * Bits / 2 + word) * 128, 128);
+      transpose(words);
+      if constexpr (Bits == 4)
+        for (auto& four : words)
+          for (uint64_t& v : four) v = swap_middle(v);
+      for (int64_t row = 0; row < 16; ++row) {
+        const uint64_t v = words[row % 4][row / 4] & there;
+        std::memcpy(block.at(half * 16 + row, step, 0) + word * 8, &v, 8);
+      }
+    }
 }
 
 template <int Bits>
@@ -96,26 +202,9 @@ void pack_strip(const Strip& strip) {
     for (int64_t row = 0; row < strip.rows; ++row)
       std::memcpy(block.bytes + row * block.kRow, strip.dense + row * strip.row_bytes + from, size_t(count));
     for (int64_t step = first; step < first + kSteps && step * 32 < strip.k; ++step) {
-      for (int64_t row = 0; row < 32; ++row)
-        for (int64_t eight = 0; eight < 4; ++eight)
-          std::memcpy(&block.codes[eight][row], block.at(row, step - first, eight), 8);
-      for (int64_t eight = 0; eight < 4; ++eight)
-        for (int64_t row = 0; row < 32; ++row) block.codes[eight][row] = spread<Bits>(block.codes[eight][row]);
-      cut_off(block.codes, strip.k - step * 32);
       uint8_t* tile = strip.tiles + step * 128 * Bits;
-      for (int64_t half = 0; half < 2; ++half)
-        for (int64_t eight = 0; eight < 4; ++eight) {
-          Line lines[2];
-          for (int64_t row = 0; row < 16; ++row) {
-            const uint64_t v = block.codes[eight][half * 16 + row];
-            lines[0].pair[0][row] = uint16_t(v);
-            lines[0].pair[1][row] = uint16_t(v >> 16);
-            lines[1].pair[0][row] = uint16_t(v >> 32);
-            lines[1].pair[1][row] = uint16_t(v >> 48);
-          }
-          write_line<Bits>(lines[0], half * 8 + eight * 2, tile);
-          write_line<Bits>(lines[1], half * 8 + eight * 2 + 1, tile);
-        }
+      if constexpr (kOnePlane<Bits>) pack_words(block, step - first, strip.k - step * 32, tile);
+      else pack_lines(block, step - first, strip.k - step * 32, tile);
     }
   }
 }
@@ -126,20 +215,8 @@ void unpack_strip(const Strip& strip) {
   for (int64_t first = 0; first < ceil_div(strip.k, 32); first += kSteps) {
     for (int64_t step = first; step < first + kSteps && step * 32 < strip.k; ++step) {
       const uint8_t* tile = strip.tiles + step * 128 * Bits;
-      for (int64_t half = 0; half < 2; ++half)
-        for (int64_t eight = 0; eight < 4; ++eight) {
-          const int64_t line = half * 8 + eight * 2;
-          const Line a = read_line<Bits>(tile, line), b = read_line<Bits>(tile, line + 1);
-          for (int64_t row = 0; row < 16; ++row)
-            block.codes[eight][half * 16 + row] = a.pair[0][row] | uint64_t(a.pair[1][row]) << 16 |
-                                                  uint64_t(b.pair[0][row]) << 32 | uint64_t(b.pair[1][row]) << 48;
-        }
-      cut_off(block.codes, strip.k - step * 32);
-      for (int64_t eight = 0; eight < 4; ++eight)
-        for (int64_t row = 0; row < 32; ++row) block.codes[eight][row] = gather<Bits>(block.codes[eight][row]);
-      for (int64_t row = 0; row < 32; ++row)   // what an eight writes too much, the next one writes over
-        for (int64_t eight = 0; eight < 4; ++eight)
-          std::memcpy(block.at(row, step - first, eight), &block.codes[eight][row], 8);
+      if constexpr (kOnePlane<Bits>) unpack_words(block, step - first, strip.k - step * 32, tile);
+      else unpack_lines(block, step - first, strip.k - step * 32, tile);
     }
     const int64_t to = first * 4 * Bits, count = smaller(strip.row_bytes - to, block.kBytes);
     for (int64_t row = 0; row < strip.rows; ++row)
