@@ -126,17 +126,17 @@ void Scales::choose_some(const Range* ranges, int64_t count, void* scales, void*
     for (int64_t i = 0; i < count; ++i) scale[i] = defined(clamp(amax[i] / f_.largest, smallest_, highest_), amax[i]);
     keep(scale, count, scales, f_.scale_type, at);
   } else {
-    const float steps = steps_of(f_);
+    const float most = steps_of(f_);
     float below[kAtOnce];
     for (int64_t i = 0; i < count; ++i) {
       const float low = number(ranges[i].negative), high = number(ranges[i].positive);
       below[i] = low > end_ ? end_ : low;
       const float above = high > end_ ? end_ : high;
-      scale[i] = defined(clamp((above / 2 + below[i] / 2) / (steps / 2), smallest_, highest_), amax[i]);
+      scale[i] = defined(clamp((above / 2 + below[i] / 2) / (most / 2), smallest_, highest_), amax[i]);
     }
     keep(scale, count, scales, f_.scale_type, at);
     for (int64_t i = 0; i < count; ++i) {
-      const float zero = below[i] / scale[i], inside = zero > 0 ? (zero < steps ? zero : steps) : 0;   // NaN: 0
+      const float zero = below[i] / scale[i], inside = zero > 0 ? (zero < most ? zero : most) : 0;   // NaN: 0
       offset[i] = f_.zero_type == BITPORT_U8 ? std::nearbyintf(inside) : inside;
     }
     keep(offset, count, zeros, f_.zero_type, at);

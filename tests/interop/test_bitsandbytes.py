@@ -14,7 +14,8 @@ from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import bitsandbytes
 from bitport.interop.codec import Described
 from bitport.interop.sources import description
-from bitport.numerics import NF4, Quantized
+from bitport.numerics import NF4, Quantized, sqnr
+from bitport.ops.samples import product_budget
 from bitport.tensor import QTensor
 
 from .files import read
@@ -23,21 +24,27 @@ NAME = "m.weight"
 STATE = f"{NAME}.quant_state.bitsandbytes__nf4"
 CONFIG = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 SHAPES = ((1, 64), (6, 128), (16, 320))
+TWELFTHS = (0, 0.0625, 8, 12, 4, 6, 2, 3)
+FP4 = [float(np.float32(sign * entry) / np.float32(12)) + 0.0 for sign in (1, -1) for entry in TWELFTHS]
+TABLES = {"nf4": list(NF4), "fp4": FP4}
+"""By their codes in a file."""
 
 
 def as_json(**said: object) -> Tensor:
     return torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
 
 
-def nf4(n: int, k: int, block: int = 64, nested: int | None = None) -> tuple[dict[str, Tensor], np.ndarray]:
+def nf4(
+    n: int, k: int, block: int = 64, nested: int | None = None, kind: str = "nf4"
+) -> tuple[dict[str, Tensor], np.ndarray]:
     """(tensors of the file, the weight in float64, rounded once to float32). ``nested``: the block of statistics."""
     rng = np.random.default_rng(n + k + block)
     codes = rng.integers(0, 16, n * k)
     data = np.zeros((n * k // 2, 1), dtype=np.uint8)
     for at, code in enumerate(codes):
         data[at // 2, 0] |= int(code) << (0 if at % 2 else 4)
-    tensors = {NAME: torch.from_numpy(data), f"{NAME}.quant_map": torch.tensor(NF4)}
-    said: dict[str, object] = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": [n, k]}
+    tensors = {NAME: torch.from_numpy(data), f"{NAME}.quant_map": torch.tensor(TABLES[kind])}
+    said: dict[str, object] = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": [n, k]}
     count = n * k // block
     absmax = rng.uniform(0.01, 3, count).astype(np.float32)
     if nested:
@@ -51,8 +58,8 @@ def nf4(n: int, k: int, block: int = 64, nested: int | None = None) -> tuple[dic
         tensors[f"{NAME}.nested_quant_map"] = torch.from_numpy(table)
         said |= {"nested_blocksize": nested, "nested_dtype": "float32", "nested_offset": offset}
     tensors[f"{NAME}.absmax"] = torch.from_numpy(statistics.astype(np.uint8) if nested else absmax)
-    tensors[STATE] = as_json(**said)
-    value = [NF4[code] * float(absmax[at // block]) for at, code in enumerate(codes)]
+    tensors[STATE.removesuffix("nf4") + kind] = as_json(**said)
+    value = [TABLES[kind][code] * float(absmax[at // block]) for at, code in enumerate(codes)]
     # The product of two float32 is exact in float64.
     return tensors, np.array(value).astype(np.float32).reshape(n, k)
 
@@ -68,6 +75,18 @@ def test_nf4_values_are_those_of_the_definition(n: int, k: int, block: int, nest
     assert (tuple(q.shape), q.dtype, q.scale.dtype) == ((n, k), torch.bfloat16, torch.float32)
     assert str(q.scheme) == ("nf4" if block == 64 else "nf4-g32")
     np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+
+
+@pytest.mark.parametrize("nested", [None, 4], ids=["one level", "nested in 4"])
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (6, 320)])
+def test_fp4_values_are_those_of_the_definition(n: int, k: int, nested: int | None) -> None:
+    tensors, value = nf4(n, k, 64, nested, "fp4")
+    (q,) = read(bitsandbytes.Reader({**CONFIG, "bnb_4bit_quant_type": "fp4"}, torch.bfloat16), tensors).values()
+    assert q.scheme.weight.dtype == "bnb_fp4"
+    np.testing.assert_array_equal(q.dequantize(torch.float32).numpy(), value)
+    x = torch.randn(3, k, dtype=torch.bfloat16)
+    exact = x.double() @ torch.from_numpy(value).double().T
+    assert sqnr(exact, torch.nn.functional.linear(x, q)) >= product_budget(torch.bfloat16, k, exact.numel())
 
 
 @pytest.mark.parametrize("storage", [torch.bfloat16, torch.float32, torch.int8], ids=str)
@@ -126,16 +145,20 @@ def as_they_were(again: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
         assert torch.equal(again[name], tensor), name
 
 
+@pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("block", [32, 64])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_nf4_that_is_written_is_what_was_read(n: int, k: int, block: int) -> None:
-    tensors, _ = nf4(n, k, block)
-    (q,) = read(bitsandbytes.Reader(CONFIG, torch.bfloat16), tensors).values()
+def test_4_bits_that_are_written_are_what_was_read(n: int, k: int, block: int, kind: str) -> None:
+    """Both zeros of fp4 among them."""
+    tensors, _ = nf4(n, k, block, kind=kind)
+    config = {**CONFIG, "bnb_4bit_quant_type": kind}
+    (q,) = read(bitsandbytes.Reader(config, torch.bfloat16), tensors).values()
     again, said, notes = written(q)
-    state, its = (json.loads(bytes(each.pop(STATE).tolist())) for each in (again, tensors))
+    name = STATE.removesuffix("nf4") + kind
+    state, its = (json.loads(bytes(each.pop(name).tolist())) for each in (again, tensors))
     as_they_were(again, tensors)
     assert (state, notes) == (its, [])
-    assert said == {**CONFIG, "bnb_4bit_compute_dtype": "bfloat16", "llm_int8_skip_modules": ["lm_head"]}
+    assert said == {**config, "bnb_4bit_compute_dtype": "bfloat16", "llm_int8_skip_modules": ["lm_head"]}
 
 
 @pytest.mark.parametrize("threshold", [0.0, 6.0])
@@ -195,7 +218,7 @@ def test_a_scale_that_is_too_large_is_refused() -> None:
 def test_schemes_that_it_cannot_hold_are_refused(scheme: str) -> None:
     parts = frozenset({"qdata", "scale"})
     q = Described(NAME, bitport.preset(scheme), (64, 128), "linear", False, parts)
-    assert "bitsandbytes holds nf4 in blocks of a row, and int8" in str(bitsandbytes.Writer().refuses(q))
+    assert "bitsandbytes holds nf4 and bnb_fp4 in blocks of a row, int8" in str(bitsandbytes.Writer().refuses(q))
 
 
 def test_other_refusals() -> None:
@@ -347,9 +370,9 @@ def test_weights_that_are_in_both_formats() -> None:
         read(bitsandbytes.Reader(CONFIG, torch.bfloat16), tensors)
 
 
-def test_fp4_is_refused_by_its_name() -> None:
-    tensors = {f"{NAME}.quant_state.bitsandbytes__fp4": as_json(quant_type="fp4")}
-    with pytest.raises(CheckpointError, match="fp4 of bitsandbytes, a table other than that of e2m1"):
+def test_another_type_is_refused_by_its_name() -> None:
+    tensors = {f"{NAME}.quant_state.bitsandbytes__af4": as_json(quant_type="af4")}
+    with pytest.raises(CheckpointError, match="af4 of bitsandbytes is not read; nf4 and fp4 are"):
         read(bitsandbytes.Reader(CONFIG, torch.bfloat16), tensors)
 
 

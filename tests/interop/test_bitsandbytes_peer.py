@@ -11,6 +11,7 @@ from torch import Tensor
 import bitport
 from bitport.interop.bitsandbytes import Reader, Writer
 from bitport.interop.sources import description
+from bitport.numerics import Format
 
 from .files import read
 
@@ -28,12 +29,13 @@ def weight(n: int, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("block", [32, 64, 128])
 @pytest.mark.parametrize("nested", [False, True], ids=["one level", "nested"])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize(("n", "k"), [(1, 128), (16, 128), (48, 640), (256, 512)])
-def test_nf4_reads_as_the_library_unpacks_it(
-    n: int, k: int, nested: bool, block: int, dtype: torch.dtype, storage: torch.dtype
+def test_4_bits_read_as_the_library_unpacks_them(
+    n: int, k: int, kind: str, nested: bool, block: int, dtype: torch.dtype, storage: torch.dtype
 ) -> None:
     data, state = bnb.functional.quantize_4bit(
-        weight(n, k, dtype), blocksize=block, compress_statistics=nested, quant_type="nf4", quant_storage=storage
+        weight(n, k, dtype), blocksize=block, compress_statistics=nested, quant_type=kind, quant_storage=storage
     )
     tensors = {"m.weight": data}
     tensors |= {f"m.weight.{name}": part for name, part in state.as_dict(packed=True).items()}
@@ -68,15 +70,19 @@ def test_the_tensors_of_a_layer_of_8_bits() -> None:
     assert bool(((ours - theirs).abs() <= 5 * 2**-24 * theirs.abs()).all())
 
 
+@pytest.mark.parametrize(("kind", "number"), [("nf4", "nf4"), ("fp4", "bnb_fp4")])
 @pytest.mark.parametrize("block", [32, 64, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_nf4_that_is_written_is_unpacked_by_the_library(dtype: torch.dtype, block: int) -> None:
-    q = bitport.quantize_tensor(weight(48, 512, dtype), f"nf4-g{block}").to_layout("plain")
+def test_4_bits_that_are_written_are_unpacked_by_the_library(
+    dtype: torch.dtype, block: int, kind: str, number: str
+) -> None:
+    scheme = bitport.Scheme(weight=Format(dtype=number, block=(1, block), scale="input"))
+    q = bitport.quantize_tensor(weight(48, 512, dtype), scheme).to_layout("plain")
     writer = Writer()
     assert writer.refuses(description("m.weight", q)) is None
     tensors = writer.write("m.weight", q)
     stats = {name.removeprefix("m.weight."): part for name, part in tensors.items() if name != "m.weight"}
-    layer = bnb.nn.Linear4bit(512, 48, bias=False, quant_type="nf4")
+    layer = bnb.nn.Linear4bit(512, 48, bias=False, quant_type=kind)
     made = bnb.nn.Params4bit.from_prequantized(tensors["m.weight"], stats, device="cpu", module=layer)
     assert torch.equal(bnb.functional.dequantize_4bit(made.data, made.quant_state), q.dequantize())
 

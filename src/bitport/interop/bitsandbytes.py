@@ -1,4 +1,4 @@
-"""bitsandbytes (``quant_method: bitsandbytes``), which has two formats. nf4, of a matrix [N, K] in blocks of b::
+"""bitsandbytes (``quant_method: bitsandbytes``), which has three formats. nf4, of a matrix [N, K] in blocks of b::
 
     weight                                 [N*K/2 bytes]      row after row, two codes in a byte, the even one high
     weight.absmax                          float32 [N*K/b]    one scale per block
@@ -6,6 +6,8 @@
     weight.quant_state.bitsandbytes__nf4   uint8              JSON: shape, b ..
 
     value = table[code] * absmax
+
+fp4 likewise, with bits of a code that say [sign | entry], and entries in the order 0 1 6 7 4 5 2 3 of their sizes.
 
 With nested statistics ("double quantization") absmax is uint8, and of blocks of c of them::
 
@@ -37,16 +39,18 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
 from bitport.interop.codec import Described, Weight, grouped, setting
-from bitport.numerics import NF4, Format, Quantized
+from bitport.numerics import NUMBER_TYPES, Format, Quantized
 from bitport.schemes import Scheme, preset
 from bitport.schemes.presets import CHANNEL
 from bitport.tensor import QTensor, from_parts
 from bitport.tensor.parts import FLOATS
 
 STATE = ".quant_state.bitsandbytes__"
+DTYPES = {"nf4": "nf4", "fp4": "bnb_fp4"}
+"""What numbers of 4 bits are called there, and here."""
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 STORAGE = (torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""What the bytes of nf4 codes may be called (bnb_4bit_quant_storage)."""
+"""What the bytes of such codes may be called (bnb_4bit_quant_storage)."""
 STATISTICS, NESTED = ("absmax", "quant_map"), ("nested_absmax", "nested_quant_map")
 FORMAT = "weight_format"
 LONGEST = 1 << 16
@@ -66,38 +70,39 @@ class Reader(codec.Reader):
 
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
         int8 = grouped(held, "SCB", {"weight": "weight", FORMAT: FORMAT}, frozenset({FORMAT}))
-        found = _of_nf4(held) + int8
+        found = _of_4_bits(held) + int8
         known = {name for weight in found for name in weight.parts.values()}
         ends = tuple(f".{part}" for part in (*STATISTICS, *NESTED, FORMAT))
         for name, it in held.items():
             packed = name.endswith(".weight") and it.dtype in (torch.int8, torch.uint8)
             if name not in known and (packed or name.endswith(ends)):
                 raise CheckpointError(
-                    f"{name} is there without a quant_state (nf4) or SCB (int8) of its weight; fetch the checkpoint "
+                    f"{name} is there without a quant_state (4 bits) or SCB (int8) of its weight; fetch the checkpoint "
                     f"again"
                 )
         if sum(len(weight.parts) for weight in found) != len(known):
-            raise CheckpointError("a weight has both a quant_state (nf4) and SCB (int8); fetch the checkpoint again")
+            raise CheckpointError("a weight has both a quant_state (4 bits) and SCB (int8); fetch the checkpoint again")
         if int8:
             self.notes += [*([ROUNDED_INPUTS] if self.outliers else []), ROUNDED_ROWS]
         return found
 
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
-        return self._int8(weight, tensors) if "SCB" in weight.parts else self._nf4(weight, tensors)
+        return self._int8(weight, tensors) if "SCB" in weight.parts else self._4_bits(weight, tensors)
 
-    def _nf4(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
+    def _4_bits(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
         state = State.of(tensors["state"], weight.parts["state"])
         n, k = state.shape
         codes, name = tensors["weight"], weight.parts["weight"]
         if codes.dtype not in STORAGE or 2 * codes.nbytes != n * k:
             raise CheckpointError(f"{name}: {codes.nbytes} bytes of {codes.dtype} are no {n}x{k} codes of 4 bits")
-        table = expect(tensors["quant_map"], weight.parts["quant_map"], (torch.float32,), (len(NF4),))
-        if not torch.equal(table, torch.tensor(NF4)):
-            raise CheckpointError(f"{weight.parts['quant_map']} is not the table of nf4, which alone is read")
+        table = expect(tensors["quant_map"], weight.parts["quant_map"], (torch.float32,), (16,))
+        if not torch.equal(table, _table(state.kind)):
+            raise CheckpointError(f"{weight.parts['quant_map']} is not the table of {state.kind}, which alone is read")
         pairs = codes.contiguous().flatten().view(torch.uint8).reshape(n, k // 2)
+        pairs = _ranks_of_fp4(pairs) if state.kind == "fp4" else pairs
         stream = (pairs & 15) << 4 | pairs >> 4
         scale = _absmax(weight, tensors, n * k // state.block, state).reshape(n, k // state.block)
-        scheme = Scheme(weight=Format(dtype="nf4", block=(1, state.block), scale="input"))
+        scheme = Scheme(weight=Format(dtype=DTYPES[state.kind], block=(1, state.block), scale="input"))
         return from_parts(Quantized(stream, scale), scheme, shape=(n, k), dtype=self.dtype)
 
     def _int8(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
@@ -114,7 +119,7 @@ class Reader(codec.Reader):
 
 
 class Writer(codec.Writer):
-    """nf4 on one level, or LLM.int8(): one of them for all weights. ``int8-dyn`` is LLM.int8() without outliers."""
+    """nf4 or fp4 on one level, or LLM.int8(): one for all weights. ``int8-dyn`` is LLM.int8() without outliers."""
 
     name = "bitsandbytes"
 
@@ -127,7 +132,7 @@ class Writer(codec.Writer):
         if wrong := codec.no_linear(q, "bitsandbytes quantizes"):
             return wrong
         if (said := _settings(q.scheme)) is None:
-            return "bitsandbytes holds nf4 in blocks of a row, and int8 with one scale a row (int8, int8-dyn)"
+            return "bitsandbytes holds nf4 and bnb_fp4 in blocks of a row, int8 with one scale a row (int8, int8-dyn)"
         self.said = self.said or said
         if said != self.said:
             return f"a model of bitsandbytes is all of one kind, {_kind(self.said)} or {_kind(said)}"
@@ -135,7 +140,8 @@ class Writer(codec.Writer):
             return extra
         block = q.scheme.weight.block_shape(*q.shape)[1]
         if "load_in_4bit" in said and (block not in BLOCKS or q.shape[1] % block):
-            return f"blocks of nf4 are whole ones of {', '.join(map(str, BLOCKS))} columns, not {block} of {q.shape[1]}"
+            whole = f"whole ones of {', '.join(map(str, BLOCKS))} columns"
+            return f"blocks of {_kind(said)} are {whole}, not {block} of {q.shape[1]}"
         return None
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
@@ -147,12 +153,15 @@ class Writer(codec.Writer):
             scb = self._statistics(q.scale.flatten().float(), name)
             weight = (q.qdata ^ 0x80).view(torch.int8)
             return {name: weight, f"{module}.SCB": scb, f"{module}.{FORMAT}": torch.tensor(0, dtype=torch.uint8)}
-        said = {"quant_type": "nf4", "blocksize": q.matrix.block_k, "dtype": self.dtype, "shape": list(q.shape)}
+        assert self.said is not None
+        kind = _kind(self.said)
+        said = {"quant_type": kind, "blocksize": q.matrix.block_k, "dtype": self.dtype, "shape": list(q.shape)}
+        stream = _fp4_of_ranks(q.qdata) if kind == "fp4" else q.qdata
         return {
-            name: (q.qdata << 4 | q.qdata >> 4).reshape(-1, 1),
+            name: (stream << 4 | stream >> 4).reshape(-1, 1),
             f"{name}.absmax": q.scale.flatten().float(),
-            f"{name}.quant_map": torch.tensor(NF4),
-            f"{name}{STATE}nf4": torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8),
+            f"{name}.quant_map": _table(kind),
+            f"{name}{STATE}{kind}": torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8),
         }
 
     def _statistics(self, scale: Tensor, name: str) -> Tensor:
@@ -178,6 +187,7 @@ class Writer(codec.Writer):
 class State:
     """What the JSON of a quant_state says. ``nested``: (block, offset) of absmax, where that is quantized."""
 
+    kind: str
     shape: tuple[int, int]
     block: int
     nested: tuple[int, float] | None
@@ -191,10 +201,10 @@ class State:
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{name} is not JSON: {error}") from error
         said = said if isinstance(said, dict) else {}
-        shape, block = said.get("shape"), said.get("blocksize")
-        if said.get("quant_type") != "nf4" or type(block) is not int or block not in BLOCKS:
+        shape, block, kind = said.get("shape"), said.get("blocksize"), name.rpartition(STATE)[2]
+        if said.get("quant_type") != kind or type(block) is not int or block not in BLOCKS:
             raise CheckpointError(
-                f"{name}: {_told(said, 'quant_type', 'blocksize')}; nf4 is read, in blocks of "
+                f"{name}: {_told(said, 'quant_type', 'blocksize')}; {kind} is read, in blocks of "
                 f"{', '.join(map(str, BLOCKS))}"
             )
         if not isinstance(shape, list) or len(shape) != 2 or not all(type(size) is int and size > 0 for size in shape):
@@ -204,7 +214,7 @@ class State:
                 f"{name}: blocks of {block} cross the rows of {shape[0]}x{shape[1]}, for which bitport has no scheme; "
                 f"quantize the original model"
             )
-        return cls((shape[0], shape[1]), block, _nested(said, name))
+        return cls(kind, (shape[0], shape[1]), block, _nested(said, name))
 
 
 def _settings(scheme: Scheme) -> dict[str, Any] | None:
@@ -212,15 +222,40 @@ def _settings(scheme: Scheme) -> dict[str, Any] | None:
     fmt = scheme.weight
     if fmt.scale in ("e8m0", "e4m3") or fmt.zero != "none":
         return None
-    if fmt.dtype == "nf4" and fmt.block[0] == 1 and not scheme.act:
-        return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    for kind, dtype in DTYPES.items():
+        if fmt.dtype == dtype and fmt.block[0] == 1 and not scheme.act:
+            return {"load_in_4bit": True, "bnb_4bit_quant_type": kind}
     if fmt.dtype == "int8" and fmt.block == CHANNEL and scheme.act in ("", "int8"):
         return {"load_in_8bit": True, "llm_int8_threshold": 0.0 if scheme.act else THRESHOLD}
     return None
 
 
 def _kind(said: Mapping[str, Any]) -> str:
-    return "nf4" if "load_in_4bit" in said else f"int8 with a threshold of {said['llm_int8_threshold']:g}"
+    return said.get("bnb_4bit_quant_type") or f"int8 with a threshold of {said['llm_int8_threshold']:g}"
+
+
+def _table(kind: str) -> Tensor:
+    """In the order of its codes there."""
+    table = torch.tensor(NUMBER_TYPES[DTYPES[kind]].table)
+    return table[_ranks_of_fp4(torch.arange(16, dtype=torch.uint8)).int() & 15] if kind == "fp4" else table
+
+
+def _ranks_of_fp4(pairs: Tensor) -> Tensor:
+    """Two codes of fp4 a byte to their places in the sorted table: a positive entry lies as far behind the middle as a
+    negative one before it, by its rank, which is the entry with 4 more or less where it has a 2."""
+    ranks = pairs ^ (pairs & 0x22) << 1
+    return ranks ^ 0x88 ^ _sevens(pairs & 0x88)
+
+
+def _fp4_of_ranks(pairs: Tensor) -> Tensor:
+    codes = pairs ^ 0x88
+    codes = codes ^ _sevens(codes & 0x88)
+    return codes ^ (codes & 0x22) << 1
+
+
+def _sevens(signs: Tensor) -> Tensor:
+    """The three bits below each sign that is set."""
+    return signs >> 1 | signs >> 2 | signs >> 3
 
 
 def _nested(said: dict[str, Any], name: str) -> tuple[int, float] | None:
@@ -251,16 +286,14 @@ def _absmax(weight: Weight, tensors: dict[str, Tensor], count: int, state: State
     return inner + torch.tensor(offset, dtype=torch.float32)
 
 
-def _of_nf4(held: Mapping[str, Held]) -> list[Weight]:
+def _of_4_bits(held: Mapping[str, Held]) -> list[Weight]:
     found = []
     for name in held:
         parameter, mark, kind = name.rpartition(STATE)
         if not mark:
             continue
-        if kind != "nf4":
-            raise CheckpointError(
-                f"{name}: {kind} of bitsandbytes, a table other than that of e2m1, is not read; nf4 is"
-            )
+        if kind not in DTYPES:
+            raise CheckpointError(f"{name}: {kind} of bitsandbytes is not read; {' and '.join(DTYPES)} are")
         nested = any(f"{parameter}.{role}" in held for role in NESTED)
         roles = STATISTICS + NESTED if nested else STATISTICS
         parts = {"weight": parameter, "state": name, **{role: f"{parameter}.{role}" for role in roles}}

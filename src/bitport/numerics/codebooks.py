@@ -4,6 +4,9 @@ nf4 (QLoRA) puts its 16 entries at quantiles of the standard normal distribution
 likely for normal weights. Eight positive and seven negative quantiles are taken separately, both ending at the
 quantile of p = 0.9677083 (so that the tail mass left out is the same on both sides), an exact 0 is added, and all
 are divided by the largest: -1, 0 and 1 are entries.
+
+bnb_fp4 is what bitsandbytes calls fp4: 0, 1/16, 2, 3, 4, 6, 8 and 12 twelfths with both signs, in float32. They are the
+numbers of e2m1, but for the 1/16, which is a 1 there. Zero has two codes: none of a file is lost.
 """
 
 import itertools
@@ -32,6 +35,9 @@ NF4: tuple[float, ...] = (
     1.0,
 )
 
+_TWELFTHS = (0.0, 0.0052083334885537624, 0.1666666716337204, 0.25, 0.3333333432674408, 0.5, 0.6666666865348816, 1.0)
+BNB_FP4: tuple[float, ...] = (*(0.0 - entry for entry in reversed(_TWELFTHS)), *_TWELFTHS)
+
 
 def _float32_at_most(value: float) -> float:
     mantissa, exponent = math.frexp(value)
@@ -40,11 +46,16 @@ def _float32_at_most(value: float) -> float:
 
 def midpoints(table: Sequence[float]) -> tuple[float, ...]:
     """Decision thresholds: the largest float32 not above the exact midpoint of each two neighbours, so that comparing
-    a float32 with them decides as the exact midpoint would."""
-    return tuple(_float32_at_most((low + high) / 2) for low, high in itertools.pairwise(table))
+    a float32 with them decides as the exact midpoint would. Of two equal ones the first is taken: what is above it is
+    above both from the next threshold on."""
+    found = [_float32_at_most((low + high) / 2) for low, high in itertools.pairwise(table)]
+    for at in reversed(range(len(found) - 1)):
+        if table[at] == table[at + 1]:
+            found[at] = found[at + 1]
+    return tuple(found)
 
 
-_MIDPOINTS = {NF4: midpoints(NF4)}
+_MIDPOINTS = {table: midpoints(table) for table in (NF4, BNB_FP4)}
 LONG = 16
 """Entries from which on a table is searched instead of counted."""
 

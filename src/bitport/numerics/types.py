@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from bitport.numerics.codebooks import NF4
+from bitport.numerics.codebooks import BNB_FP4, NF4
 from bitport.numerics.dynamic import DYNAMIC4, DYNAMIC8, UDYNAMIC8, ULINEAR4
 
 Kind = Literal["int", "float", "codebook"]
@@ -128,6 +128,7 @@ NUMBER_TYPES: dict[str, NumberType] = {
         _float(2, 1, 1),
         _float(8, 0, 127, "nan", torch.float8_e8m0fnu),
         NumberType("nf4", 4, "codebook", table=NF4),
+        NumberType("bnb_fp4", 4, "codebook", table=BNB_FP4),
     )
 }
 
