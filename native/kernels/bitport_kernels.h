@@ -142,6 +142,7 @@ struct BitportFormat {
   int32_t rule;               // how a scale of E8M0 is rounded (BitportRule)
   int32_t zero_type;          // of integers: U8, or scale_type; -1 for none
   int32_t global;             // 1: a scale of the whole matrix above those of E4M3
+  int32_t has_zero;           // 1: a code, with its zero point, may mean 0; else a block of zeros has the scale 0
 };
 
 // x [n, k] of x_type (F32, BF16, F16), rows contiguous, rounded to nearest -> codes dense along k, lowest bits first,

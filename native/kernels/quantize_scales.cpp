@@ -48,7 +48,7 @@ void keep(float* numbers, int64_t count, void* to, int32_t type, int64_t at) {
 }  // namespace
 
 Scales::Scales(const BitportFormat& f, int32_t x_type) : f_(f), type_(x_type), emax_(std::ilogb(f.largest)) {
-  of_zeros_ = f.kind == BITPORT_INTEGER && f.bits == 1 && f.zero_type < 0 ? 0.0f : 1.0f;
+  of_zeros_ = f.has_zero ? 1.0f : 0.0f;
   above_ = uint32_t((double(f.largest) / std::ldexp(1.0, emax_) - 1) * 0x1p23);
   const Limits& limits = kLimits[f.scale_type <= BITPORT_F16 ? f.scale_type : BITPORT_F32];
   const double input = kLimits[x_type].largest, steps = steps_of(f);

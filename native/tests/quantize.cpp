@@ -38,6 +38,7 @@ BitportFormat some_format(Random& random) {
     f.largest = 1;
     f.thresholds = kThresholds;
   }
+  f.has_zero = f.zero_type >= 0 || random() % 4 != 0;
   if (f.zero_type < 0 && random() % 2) {
     f.scale_type = random() % 2 ? BITPORT_E8M0 : BITPORT_E4M3;
     f.rule = int32_t(below(random, 4));

@@ -82,7 +82,7 @@ def formats_of(number: NumberType) -> Iterator[Format]:
         for zero in ("none", "int", "float") if number.kind == "int" and scale != "e4m3" else ("none",):
             yield Format(dtype=number.name, block=(1, 32), zero=zero, scale=scale)
     for rule in ("floor", "ceil", "rceil", "even"):
-        if number.name != "int1" and (rule, number.kind) != ("even", "codebook"):
+        if number.has_zero and (rule, number.kind) != ("even", "codebook"):
             yield Format(dtype=number.name, block=(1, 32), scale="e8m0", scale_rule=rule)
 
 

@@ -1,5 +1,5 @@
 """GGUF files of small random models as llama.cpp's converter writes them, by the library ``gguf``: its names, its
-settings, its rounding. K-quants, which it does not round to, are random blocks; the model takes their value."""
+settings, its rounding. K-quants and IQ, which it does not round to, are random blocks; the model takes their value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES: dict[str, Any] = {
 }
 NAMES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 """model_type of transformers -> architecture of llama.cpp, where they differ."""
-HALF_LAST = ("Q6_K", "Q3_K")
+HALF_LAST = ("Q6_K", "Q3_K", "TQ1_0", "TQ2_0")
 """Types whose d ends the block; in Q2_K it is followed by m, in others both come first."""
 
 
@@ -44,6 +44,10 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
     two = 4 if kind in ("Q2_K", "Q4_K", "Q5_K") else 2
     at = nbytes - two if kind in (*HALF_LAST, "Q2_K") else 0
     halves = rng.uniform(1e-4, 2e-4, (rows, columns // elements, two // 2)).astype(np.float16)
+    if kind == "IQ1_M":  # its d lies in the highest four bits of four numbers
+        fours = halves.view(np.uint16) >> np.arange(0, 16, 4, dtype=np.uint16) & 15
+        raw[..., 49::2] = raw[..., 49::2] & 15 | fours << 4
+        return raw.reshape(rows, -1)
     raw[..., at : at + two] = halves.view(np.uint8)
     return raw.reshape(rows, -1)
 
@@ -51,7 +55,7 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
 def to_bytes(value: Tensor, kind: str) -> tuple[np.ndarray, Tensor]:
     """What a file has, and its value."""
     number = gguf.GGMLQuantizationType[kind]
-    if kind.endswith("_K"):
+    if kind.endswith("_K") or kind.startswith("IQ"):
         raw = random_blocks(kind, value.numel() // value.shape[-1], value.shape[-1], value.shape[0])
         raw = raw.reshape(*value.shape[:-1], -1)
     else:

@@ -20,7 +20,10 @@ from .gguf_files import gguf
 N, BLOCKS_OF_ROW = 48, 3
 SUMS = tuple(name for name, block in BLOCKS.items() if block.scheme.weight.zero == "float")
 EXACT = tuple(name for name in BLOCKS if name not in SUMS)
-HALVES = {"Q2_K": (80, 84), "Q3_K": (108, 110), "Q6_K": (208, 210), "Q8_0": (0, 2), "Q4_0": (0, 2), "Q5_0": (0, 2)}
+HALVES = {
+    **dict.fromkeys([name for name in BLOCKS if name.endswith("_0") or name.startswith("IQ")], (0, 2)),
+    **{"Q2_K": (80, 84), "Q3_K": (108, 110), "Q6_K": (208, 210), "TQ1_0": (52, 54), "TQ2_0": (64, 66)},
+}
 """Where d and m lie; in the types that are not here, in the first four bytes."""
 CODES = {"Q4_1": (4, 20), "Q5_1": (4, 24), "Q2_K": (16, 80), "Q4_K": (16, 144), "Q5_K": (16, 176)}
 """Where the codes lie; without them a block is its constant."""
@@ -35,7 +38,12 @@ def number(name: str) -> int:
 def random_rows(name: str, halves: tuple[float, ...] = SPECIAL) -> np.ndarray:
     rng = np.random.default_rng(len(name))
     raw = rng.integers(0, 255, (N, BLOCKS_OF_ROW, BLOCKS[name].nbytes), dtype=np.uint8)
-    if name != "MXFP4":
+    if name == "TQ2_0":
+        raw &= ~(raw >> 1 & 0b01010101)  # no code is 3
+    if name == "IQ1_M":  # d lies in the highest four bits of four numbers
+        bits = rng.choice(halves, raw.shape[:-1]).astype(np.float16).view(np.uint16)[..., None]
+        raw[..., 49::2] = raw[..., 49::2] & 15 | (bits >> np.arange(0, 16, 4, dtype=np.uint16) & 15) << 4
+    elif name != "MXFP4":
         start, end = HALVES.get(name, (0, 4))
         drawn = rng.choice(halves, (N, BLOCKS_OF_ROW, (end - start) // 2)).astype(np.float16)
         raw[..., start:end] = drawn.view(np.uint8)
@@ -92,9 +100,9 @@ def test_a_constant_block_is_exact(name: str) -> None:
     assert torch.equal(ours(name, raw), theirs(name, raw))
 
 
-@pytest.mark.parametrize("name", [name for name in BLOCKS if not name.endswith("_K")])
+@pytest.mark.parametrize("name", [name for name in BLOCKS if not name.endswith("_K") and not name.startswith("IQ")])
 def test_what_the_library_rounds(name: str) -> None:
-    value = np.random.default_rng(0).normal(0, 0.02, (N, 128)).astype(np.float32)
+    value = np.random.default_rng(0).normal(0, 0.02, (N, 256)).astype(np.float32)
     value[3] = 0
     value[4, :32] = 0.25
     raw = gguf.quants.quantize(value, number(name))
@@ -106,7 +114,8 @@ def test_what_the_library_rounds(name: str) -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_in_pieces_and_stacked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = torch.from_numpy(gguf_files.random_blocks(name, 12, 512) if name != "MXFP4" else random_rows(name)[:12])
+    any_bits = name not in ("MXFP4", "TQ2_0")
+    raw = torch.from_numpy(gguf_files.random_blocks(name, 12, 512) if any_bits else random_rows(name)[:12])
     whole = decoded(BLOCKS[name], raw)
     monkeypatch.setattr(gguf_blocks, "CHUNK", 5 * 512)
     stacked = decoded(BLOCKS[name], raw.reshape(3, 4, -1))
@@ -123,3 +132,10 @@ def test_an_exponent_that_is_no_number() -> None:
     raw[0, 0] = 255
     with pytest.raises(CheckpointError, match="255"):
         decoded(BLOCKS["MXFP4"], torch.from_numpy(raw))
+
+
+def test_a_code_that_is_no_number() -> None:
+    raw = np.zeros((1, 66), dtype=np.uint8)
+    raw[0, 5] = 0b11000000
+    with pytest.raises(CheckpointError, match="TQ2_0 is 3"):
+        decoded(BLOCKS["TQ2_0"], torch.from_numpy(raw))

@@ -16,7 +16,7 @@ from bitport.interop.gguf import Gguf
 from bitport.interop.gguf import header as gguf_header
 from bitport.interop.gguf.header import read_header
 
-F32, Q4_0, IQ4_XS = 0, 2, 23
+F32, Q4_0, Q8_K = 0, 2, 15
 WHOLE, TEXT, ARRAY = 4, 8, 9
 
 
@@ -87,7 +87,7 @@ HUGE = 1 << 60
         ([], [entry("w", (17,))], "ends before w"),
         ([], [entry("w", (HUGE, HUGE, HUGE))], "ends before w"),
         ([], [entry("w", (1,), F32, (1 << 64) - 1)], "ends before w"),
-        ([], [entry("w", (2, 256), IQ4_XS)], r"w is of the type IQ4_XS; F32, F16, BF16, Q4_0.*Q4_K_M"),
+        ([], [entry("w", (2, 256), Q8_K)], r"w is of the type Q8_K; F32, F16, BF16, Q4_0.*Q4_K_M"),
         ([], [entry("w", (2,), 77)], "number 77"),
     ],
 )

@@ -71,6 +71,9 @@ def blocks_of_llama_cpp(name: str) -> np.ndarray:
     if name == "Q2_K":
         raw[:, :16] |= 0x11
         raw[:, 5] = 0xFF  # s = t = 15
+    if name == "IQ4_XS":
+        raw[:, 2] &= 0xFC  # s = -32
+        raw[:, 4] &= 0xF0
     if name in ("Q4_K", "Q5_K"):
         raw[:, 4:16] |= 0x11
         raw[:, 6] |= 63  # s[2], t[2]
@@ -78,7 +81,7 @@ def blocks_of_llama_cpp(name: str) -> np.ndarray:
     return raw.reshape(N, -1)
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
 def test_k_quants_go_back_to_the_same_bytes(name: str) -> None:
     raw = blocks_of_llama_cpp(name)
     kind, again = joined(read(name, raw))
@@ -86,7 +89,7 @@ def test_k_quants_go_back_to_the_same_bytes(name: str) -> None:
     assert np.array_equal(again.numpy(), raw)
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q8_0", "Q4_1", "Q5_1", "MXFP4"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q8_0", "Q4_1", "Q5_1", "IQ4_NL", "TQ2_0", "MXFP4"])
 def test_others_too(name: str) -> None:
     halves = (2.0**-24, -(2.0**-24), 3 * 2.0**-17, -1.5, 0.0123, 65504.0)
     raw = random_rows(name, halves)
@@ -95,7 +98,7 @@ def test_others_too(name: str) -> None:
     assert np.array_equal(again.numpy(), raw)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", joins.JOINS)
 def test_any_block_goes_back_to_the_same_numbers(name: str) -> None:
     """Where factors are smaller, or d is 0, several blocks mean the same."""
     for raw in (random_rows(name), random_rows(name, (0.0, 2.0**-24, 0.0123))):

@@ -142,7 +142,13 @@ def test_llama_cpp_says_the_same_tokens(scheme: str, llama_cpp: Any, tmp_path: P
     assert torch.equal(theirs.argmax(-1)[sure], best.indices[:, 0][sure])
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+        *("IQ4_NL", "IQ4_XS", "TQ2_0"),
+    ],
+)
 def test_files_of_llama_cpp_come_back_byte_for_byte(kind: str, llama_cpp: Any, tmp_path: Path) -> None:
     """What it quantizes bitport reads, and writes again."""
     recipe = {"model.layers.6.self_attn.v_proj": "mxfp4-wo", "*": "skip"}

@@ -7,6 +7,10 @@ are divided by the largest: -1, 0 and 1 are entries.
 
 bnb_fp4 is what bitsandbytes calls fp4: 0, 1/16, 2, 3, 4, 6, 8 and 12 twelfths with both signs, in float32. They are the
 numbers of e2m1, but for the 1/16, which is a 1 there. Zero has two codes: none of a file is lost.
+
+The numbers that ggml's types IQ1 to IQ4 are made of are small integers, none of them 0. ggml_iq4 lies closer about zero
+than at the ends, a little off to one side; ggml_iq3 and ggml_iq3s have odd multiples, but for the ends of ggml_iq3;
+ggml_iq2 is for two types: 8, 25 and 43 of IQ2, and the eighths 1, 7 and 9 of IQ1; 16 and 34, in the gaps, no file has.
 """
 
 import itertools
@@ -36,7 +40,18 @@ NF4: tuple[float, ...] = (
 )
 
 _TWELFTHS = (0.0, 0.0052083334885537624, 0.1666666716337204, 0.25, 0.3333333432674408, 0.5, 0.6666666865348816, 1.0)
-BNB_FP4: tuple[float, ...] = (*(0.0 - entry for entry in reversed(_TWELFTHS)), *_TWELFTHS)
+
+
+def _both_signs(table: Sequence[float]) -> tuple[float, ...]:
+    return (*(0.0 - entry for entry in reversed(table)), *table)
+
+
+BNB_FP4 = _both_signs(_TWELFTHS)
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+GGML_IQ4: tuple[float, ...] = tuple(map(float, _IQ4))
+GGML_IQ3 = _both_signs((4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0))
+GGML_IQ3S = _both_signs((1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0))
+GGML_IQ2 = _both_signs((1.0, 7.0, 8.0, 9.0, 16.0, 25.0, 34.0, 43.0))
 
 
 def _float32_at_most(value: float) -> float:
@@ -55,7 +70,7 @@ def midpoints(table: Sequence[float]) -> tuple[float, ...]:
     return tuple(found)
 
 
-_MIDPOINTS = {table: midpoints(table) for table in (NF4, BNB_FP4)}
+_MIDPOINTS = {table: midpoints(table) for table in (NF4, BNB_FP4, GGML_IQ4, GGML_IQ3, GGML_IQ3S, GGML_IQ2)}
 LONG = 16
 """Entries from which on a table is searched instead of counted."""
 

@@ -70,8 +70,10 @@ class Format:
             raise ValueError(f"Format.scale_rule={self.scale_rule!r} is for scale='e8m0', not scale={self.scale!r}")
         if self.scale_rule == "even" and number.kind == "codebook":
             raise ValueError(f"Format.scale_rule='even' needs a mantissa, {self.dtype} is a table; use another rule")
-        if self.scale == "e8m0" and self.dtype == "int1":
-            raise ValueError("Format.scale='e8m0' with dtype='int1': a block of zeros needs the scale 0, e8m0 has none")
+        if self.scale == "e8m0" and not number.has_zero:
+            raise ValueError(
+                f"Format.scale='e8m0' with dtype={self.dtype!r}: a block of zeros needs the scale 0, e8m0 has none"
+            )
         if self.global_scale and self.scale != "e4m3":
             raise ValueError(f"Format.global_scale=True is for scale='e4m3', not scale={self.scale!r}")
 

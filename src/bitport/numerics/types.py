@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from bitport.numerics.codebooks import BNB_FP4, NF4
+from bitport.numerics.codebooks import BNB_FP4, GGML_IQ2, GGML_IQ3, GGML_IQ3S, GGML_IQ4, NF4
 from bitport.numerics.dynamic import DYNAMIC4, DYNAMIC8, UDYNAMIC8, ULINEAR4
 
 Kind = Literal["int", "float", "codebook"]
@@ -129,6 +129,10 @@ NUMBER_TYPES: dict[str, NumberType] = {
         _float(8, 0, 127, "nan", torch.float8_e8m0fnu),
         NumberType("nf4", 4, "codebook", table=NF4),
         NumberType("bnb_fp4", 4, "codebook", table=BNB_FP4),
+        NumberType("ggml_iq4", 4, "codebook", table=GGML_IQ4),
+        NumberType("ggml_iq3", 4, "codebook", table=GGML_IQ3),
+        NumberType("ggml_iq3s", 4, "codebook", table=GGML_IQ3S),
+        NumberType("ggml_iq2", 4, "codebook", table=GGML_IQ2),
     )
 }
 

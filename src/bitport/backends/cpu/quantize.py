@@ -32,6 +32,7 @@ class FormatOfWeight(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in ("kind", "bits", "mantissa", "nan_code", "scale_type", "rule", "zero_type", "global_")
         ),
+        ("has_zero", ctypes.c_int32),
     )
 
 
@@ -56,6 +57,7 @@ def _described(fmt: Format, n: int, k: int, dtype: torch.dtype) -> FormatOfWeigh
         RULES[fmt.scale_rule],
         -1 if zero is None else TYPES[zero],
         fmt.global_scale,
+        number.has_zero or zero is not None,
     )
 
 

@@ -142,7 +142,7 @@ def choose_qparams(x: Array, fmt: Format, scale2: Array | None = None) -> tuple[
 
 
 def _defined(scale: Array, amax: Array, fmt: Format) -> Array:
-    scale = jnp.where(amax == 0, 0.0 if fmt.dtype == "int1" and fmt.zero == "none" else 1.0, scale)
+    scale = jnp.where(amax == 0, 1.0 if fmt.number.has_zero or fmt.zero != "none" else 0.0, scale)
     return jnp.where(jnp.isfinite(amax), scale, jnp.nan)
 
 

@@ -6,7 +6,8 @@ A weight gets the smallest type that holds each of its numbers. Of integers, val
     Q4_1, Q5_1          codes of 4, 5 bits, and -zero * scale in float16
 
 with the scale in float16. So a zero point takes a bit of the first ones, where its product is no float16: 4 bits with
-zero points are mostly Q5_0. A scale of more than 32 elements is repeated. Q2_K to Q6_K take what was read from them.
+zero points are mostly Q5_0. A scale of more than 32 elements is repeated. Q2_K to Q6_K, IQ4 and TQ2_0 take what was
+read from them, TQ2_0 what was read from TQ1_0 too; IQ1 to IQ3 are not written.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def kinds(scheme: Scheme, k: int, whole: bool = False) -> list[str]:
     signed = min(8, fmt.number.bits + (fmt.zero != "none"))
     found = []
     for name, block in sorted(BLOCKS.items(), key=lambda item: item[1].nbytes / item[1].elements):
+        if name not in JOINS:
+            continue
         its = block.scheme.weight
         if name in WHOLE or name in SUM:
             fits = signed <= WHOLE[name] if name in WHOLE else fmt.zero != "none" and fmt.number.bits <= SUM[name]
@@ -202,6 +205,22 @@ def _q5_k(rows: Rows) -> list[Tensor]:
     return [*_sixes(rows), _planes(rows.codes >> 4, 1, 32), _planes(rows.codes & 15, 4, 32)]
 
 
+def _iq4_nl(rows: Rows) -> list[Tensor]:
+    return [_half(rows.scale, "a scale"), _planes(rows.codes, 4, 16)]
+
+
+def _iq4_xs(rows: Rows) -> list[Tensor]:
+    d, s = factors(rows.scale, -32, 31)
+    whole = (s + 32).to(torch.uint8)
+    return [_bytes(d), pack_bits(whole >> 4, 2), pack_bits(whole & 15, 4), _planes(rows.codes, 4, 16)]
+
+
+def _tq2_0(rows: Rows) -> list[Tensor]:
+    if bool((rows.codes == 0).any()):
+        raise ArgumentError("it holds -1, 0 and 1, and here is -2")
+    return [_planes(rows.codes - 1, 2, 32), _half(rows.scale, "a scale")]
+
+
 def _mxfp4(rows: Rows) -> list[Tensor]:
     e = rows.scale.view(torch.uint8)
     if bool((e == 255).any()):
@@ -220,5 +239,8 @@ JOINS: dict[str, Callable[[Rows], list[Tensor]]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "TQ2_0": _tq2_0,
     "MXFP4": _mxfp4,
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 from bitport.checkpoint.manifest import shortened
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, kind_of
+from bitport.interop.gguf import grids
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, decoded
 from bitport.interop.gguf.config import Settings
 from bitport.interop.gguf.names import CONFIGURING, Piece, architecture, in_order, pieces
@@ -54,6 +55,8 @@ class Gguf:
                 f"{path} holds no quantized weight, only {', '.join(types)}: quantize the original model with bitport "
                 f"quantize"
             )
+        if gridded := [kind for kind in types if kind in grids.TYPES]:
+            grids.library(f"{path} ({', '.join(gridded)})")
         vocabulary = shapes[EMBEDDING][0]
         for key in ("bos_token_id", "pad_token_id"):
             if (self.config[key] or 0) >= vocabulary:

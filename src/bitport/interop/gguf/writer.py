@@ -74,7 +74,7 @@ class Writer:
             return None
         if fmt.number.kind == "int" and fmt.number.bits > 1:
             return f"GGUF has scales of whole blocks of 32 columns, not of {fmt.block[1] or q.shape[-1]}"
-        return f"GGUF has no type for {q.scheme}; integers and mxfp4-wo are written"
+        return f"GGUF has no type for {q.scheme}; integers, mxfp4-wo and IQ4 are written"
 
     @contextlib.contextmanager
     def output(self, path: Path) -> Iterator[Output]:

@@ -1,0 +1,140 @@
+"""The types IQ1 to IQ3 of ggml. Runs of eight or four elements are one entry of a grid, a list of the points that a run
+may be; what it is multiplied by belongs to 32 elements (IQ2_XS, IQ2_S, IQ1_M: to 16)::
+
+            elements  bytes                                                        value
+    IQ2_XXS   256     d 2 | (i 4, word 4) 8                                        d * (2 s + 1) / 8 * +-grid[i]
+    IQ2_XS    256     d 2 | i and signs, 2 each, 64 | s 8                          d * (2 s + 1) / 8 * +-grid[i]
+    IQ2_S     256     d 2 | low i 32 | signs 32 | high i 8 | s 8                   d * (2 s + 1) / 8 * +-grid[i]
+    IQ3_XXS   256     d 2 | i 64 | word 4 each, 32                                 d * (2 s + 1) / 4 * +-grid[i]
+    IQ3_S     256     d 2 | low i 64 | high i 8 | signs 32 | s 4                   d * (2 s + 1) * +-grid[i]
+    IQ1_S     256     d 2 | low i 32 | (high i 3 bits 4, s 3 bits, minus) 2 each   d * (2 s + 1) * (grid[i] +- 1/8)
+    IQ1_M     256     low i 32 | (high i 3 bits, minus) 4 bits each | d and s 8    d * (2 s + 1) * (grid[i] +- 1/8)
+
+A ``word`` has four times seven signs, then s in its highest four bits. Of seven signs the eighth follows: there are an
+even number of minuses. The scale has at most 16 significant bits, so that nothing is rounded.
+
+Here each element has a code of its own, of 4 bits. The grids, some thousands of numbers, are those of the library
+``gguf``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from bitport.errors import BitportError
+from bitport.interop.gguf.splits import Split, single
+from bitport.numerics import encode_codebook, number_type, unpack_bits
+
+TYPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+INSTALL = "pip install 'bitport[gguf]'"
+SIGN = 15
+"""What makes the code of a number that of its negative: a table goes from the least to the largest."""
+
+
+def library(what: str) -> ModuleType:
+    try:
+        return importlib.import_module("gguf.quants")
+    except ModuleNotFoundError as error:
+        raise BitportError(
+            f"{what} is read by grids of the library gguf, and it is not installed: {INSTALL}"
+        ) from error
+
+
+@functools.cache
+def _values(name: str) -> Tensor:
+    kind = getattr(library(name), name)
+    kind.init_grid()
+    return torch.from_numpy(kind.grid).reshape(kind.grid_shape)
+
+
+@functools.cache
+def _codes(name: str, dtype: str) -> Tensor:
+    """uint8 [points, elements]"""
+    return encode_codebook(_values(name), number_type(dtype).table)
+
+
+@functools.cache
+def _codes_of_one() -> Tensor:
+    """uint8 [2, points, elements]: of eight times a grid plus 1, and minus 1."""
+    return torch.stack([encode_codebook(8 * _values("IQ1_S") + one, number_type("ggml_iq2").table) for one in (1, -1)])
+
+
+def _numbers(field: Tensor, size: int) -> Tensor:
+    """uint8 [.., bytes] as numbers of ``size`` bytes, int64."""
+    places = torch.arange(0, 8 * size, 8)
+    return (field.unflatten(-1, (-1, size)).long() << places).sum(-1)
+
+
+def _bits(field: Tensor) -> Tensor:
+    return unpack_bits(field, 1, field.shape[-1] * 8)
+
+
+def _odd(d: Tensor, s: Tensor, divisor: int) -> Tensor:
+    return single(d) * (2 * s + 1).float() / divisor
+
+
+def _signed(codes: Tensor, minus: Tensor) -> Tensor:
+    """``codes`` [.., points, elements], ``minus`` [.., bits] in their order."""
+    return codes.flatten(-2) ^ minus * SIGN
+
+
+def _eight(seven: Tensor) -> Tensor:
+    """[..] numbers of 7 bits as bits, uint8 [.., 8], the last of which makes their number even."""
+    bits = seven.unsqueeze(-1) >> torch.arange(7) & 1
+    return torch.cat([bits, bits.sum(-1, keepdim=True) & 1], -1).to(torch.uint8)
+
+
+def _words(field: Tensor) -> tuple[Tensor, Tensor]:
+    """Signs as bits [.., 256], and s [.., 8]."""
+    words = _numbers(field, 4)
+    signs = _eight(words.unsqueeze(-1) >> torch.arange(0, 28, 7) & 127)
+    return signs.flatten(-3), words >> 28
+
+
+def iq2_xxs(d: Tensor, both: Tensor) -> Split:
+    at, words = both.unflatten(-1, (8, 2, 4)).unbind(-2)
+    minus, s = _words(words.flatten(-2))
+    return Split(_signed(_codes("IQ2_XXS", "ggml_iq2")[at.flatten(-2).int()], minus), _odd(d, s, 8))
+
+
+def iq2_xs(d: Tensor, both: Tensor, s: Tensor) -> Split:
+    numbers = _numbers(both, 2)
+    codes = _signed(_codes("IQ2_XS", "ggml_iq2")[numbers & 511], _eight(numbers >> 9).flatten(-2))
+    return Split(codes, _odd(d, unpack_bits(s, 4, 16), 8))
+
+
+def iq2_s(d: Tensor, low: Tensor, signs: Tensor, high: Tensor, s: Tensor) -> Split:
+    at = low.int() | unpack_bits(high, 2, 32).int() << 8
+    return Split(_signed(_codes("IQ2_S", "ggml_iq2")[at], _bits(signs)), _odd(d, unpack_bits(s, 4, 16), 8))
+
+
+def iq3_xxs(d: Tensor, at: Tensor, words: Tensor) -> Split:
+    minus, s = _words(words)
+    return Split(_signed(_codes("IQ3_XXS", "ggml_iq3")[at.int()], minus), _odd(d, s, 4))
+
+
+def iq3_s(d: Tensor, low: Tensor, high: Tensor, signs: Tensor, s: Tensor) -> Split:
+    at = low.int() | _bits(high).int() << 8
+    return Split(_signed(_codes("IQ3_S", "ggml_iq3s")[at], _bits(signs)), _odd(d, unpack_bits(s, 4, 8), 1))
+
+
+def iq1_s(d: Tensor, low: Tensor, rest: Tensor) -> Split:
+    numbers = _numbers(rest, 2).unsqueeze(-1)
+    at = low.long() | (numbers >> torch.arange(0, 12, 3) & 7).flatten(-2) << 8
+    codes = _codes_of_one()[(numbers >> 15).expand(*numbers.shape[:-1], 4).flatten(-2), at]
+    return Split(codes.flatten(-2), _odd(d, (numbers >> 12 & 7).squeeze(-1), 8))
+
+
+def iq1_m(low: Tensor, rest: Tensor, scales: Tensor) -> Split:
+    """d lies in the highest four bits of four numbers, the lowest first."""
+    fours, numbers = unpack_bits(rest, 4, 32).long(), _numbers(scales, 2)
+    codes = _codes_of_one()[fours >> 3, low.long() | (fours & 7) << 8]
+    d = (numbers >> 12 << torch.arange(0, 16, 4)).sum(-1, keepdim=True).to(torch.int32)
+    halves = torch.stack([d & 255, d >> 8], -1).to(torch.uint8).flatten(-2)
+    s = (numbers.unsqueeze(-1) >> torch.arange(0, 12, 3) & 7).flatten(-2)
+    return Split(codes.flatten(-2), _odd(halves, s, 8))
