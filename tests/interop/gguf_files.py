@@ -30,10 +30,28 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 258,
     "eos_token_id": 259,
 }
-NAMES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+NAMES = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"} | {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "ministral3": "mistral3",
+}
 """model_type of transformers -> architecture of llama.cpp, where they differ."""
 HALF_LAST = ("Q6_K", "Q3_K", "TQ1_0", "TQ2_0")
 """Types whose d ends the block; in Q2_K it is followed by m, in others both come first."""
+
+
+LLAMAS = ("llama", "smollm3", "granite", "mistral3")
+"""Architectures whose rows of q and k lie in another order."""
+NUMBERS = {
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
+}
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -77,7 +95,9 @@ def model_of(config: Any) -> Any:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        for value in model.parameters():
+        for name, value in model.named_parameters():
+            if name.endswith("_bias"):
+                value.copy_(torch.randn_like(value) * 0.1)
             if value.dim() == 1:
                 value.copy_(torch.randn_like(value) * 0.1 + (0 if "gemma" in config.model_type else 1))
     return model
@@ -91,10 +111,12 @@ def write(
     vectors: dict[str, Tensor] | None = None,
     changes: dict[str, Any] | None = None,
     parts: int = 0,
+    squeezed: bool = True,
 ) -> Any:
     """``model`` as a GGUF file, its weights replaced by what the file holds. ``kinds``: expression on the name in the
     file -> type; the first that fits decides, F32 else. ``vectors``: further tensors. ``changes``: to the settings,
-    (value, type) or None for one to leave out. ``parts``: tensors of one file, where several are written."""
+    (value, type) or None for one to leave out. ``parts``: tensors of one file, where several are written. ``squeezed``:
+    whether a matrix of one row is a vector, as it was in files until 2025."""
     config = model.config
     name = NAMES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, name, split_max_tensors=parts)
@@ -109,24 +131,19 @@ def write(
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stem, _, kind = key.rpartition(".")
-        if "experts" in key:
-            halves = value.chunk(2, 1) if key.endswith("gate_up_proj") else (value,)
-            block = re.search(r"\d+", key)[0]  # type: ignore[index]
-            leaves = ("ffn_gate_exps", "ffn_up_exps") if len(halves) == 2 else ("ffn_down_exps",)
-            made = [
-                _added(writer, f"blk.{block}.{leaf}.weight", half, kinds)
-                for leaf, half in zip(leaves, halves, strict=True)
-            ]
-            value.copy_(torch.cat(made, 1))
+        if ".experts." in key:
+            made = [_added(writer, target, each, kinds) for target, each in experts(key, value, name).items()]
+            value.copy_(stacked(key, made, name))
             continue
-        target = f"{tensor_names.get_name(stem)}.{kind}"
+        target = f"{tensor_names.get_name(key)}.weight" if kind == "sinks" else f"{tensor_names.get_name(stem)}.{kind}"
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(stem.split(".")[-1])
-        if name == "llama" and heads:
+        if name in LLAMAS and heads:
             value.copy_(restored(_added(writer, target, permuted(value, heads), kinds), heads))
         elif "gemma" in name and key.endswith("norm.weight"):
             value.copy_(_added(writer, target, value + 1, kinds) - 1)
         else:
-            value.copy_(_added(writer, target, value, kinds))
+            one_row = squeezed and stem.endswith("shared_expert_gate")
+            value.copy_(_added(writer, target, value.squeeze(0) if one_row else value, kinds))
     for key, vector in (vectors or {}).items():
         writer.add_tensor(key, vector.float().numpy())
     writer.write_header_to_file()
@@ -136,10 +153,31 @@ def write(
     return model
 
 
+def experts(key: str, value: Tensor, architecture: str) -> dict[str, Tensor]:
+    """The parameter ``key`` as llama.cpp's converter takes it apart. In that of gpt-oss columns of both projections
+    stand in turn."""
+    block = re.search(r"\d+", key)[0]  # type: ignore[index]
+    kind = "bias" if key.endswith("_bias") else "weight"
+    in_turn = architecture == "gpt-oss"
+    rows = value.transpose(1, 2) if in_turn and kind == "weight" else value
+    gate, up = (rows[:, ::2], rows[:, 1::2]) if in_turn else rows.chunk(2, 1)
+    leaves = {"down": rows} if "down_proj" in key else {"gate": gate, "up": up}
+    return {f"blk.{block}.ffn_{leaf}_exps.{kind}": each for leaf, each in leaves.items()}
+
+
+def stacked(key: str, made: list[Tensor], architecture: str) -> Tensor:
+    """The inverse."""
+    if architecture != "gpt-oss":
+        return torch.cat(made, 1)
+    rows = torch.stack(made, 2).flatten(1, 2)
+    return rows if key.endswith("_bias") else rows.transpose(1, 2)
+
+
 def _added(writer: Any, name: str, value: Tensor, kinds: dict[str, str]) -> Tensor:
     kind = next((kind for pattern, kind in kinds.items() if re.fullmatch(pattern, name)), "F32")
-    raw, value = to_bytes(value, kind if value.dim() > 1 else "F32")
-    writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind if value.dim() > 1 else "F32"])
+    kind = kind if value.dim() > 1 and not name.endswith("bias") else "F32"
+    raw, value = to_bytes(value, kind)
+    writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
     return value
 
 
@@ -156,23 +194,39 @@ def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:
         "feed_forward_length": (config.intermediate_size, whole),
         "attention.head_count": (config.num_attention_heads, whole),
         "attention.head_count_kv": (config.num_key_value_heads, whole),
-        "attention.layer_norm_rms_epsilon": (config.rms_norm_eps, real),
         "rope.freq_base": (rope["rope_theta"], real),
         "attention.key_length": (head, whole),
         "attention.value_length": (head, whole),
         "rope.dimension_count": (int(head * rope.get("partial_rotary_factor", 1)), whole),
     }
-    if name == "llama":
+    for key, setting in NUMBERS.items():
+        if hasattr(config, key):
+            found[setting] = (getattr(config, key), real)
+    if name in (*LLAMAS, "cohere2"):
         found["vocab_size"] = (config.vocab_size, whole)
-    if "gemma" in name and name != "gemma":
+    if ("gemma" in name and name != "gemma") or name in ("gpt-oss", "cohere2"):
         found["attention.sliding_window"] = (config.sliding_window, whole)
     if name == "gemma2":
         found["attn_logit_softcapping"] = (config.attn_logit_softcapping, real)
         found["final_logit_softcapping"] = (config.final_logit_softcapping, real)
-    if name == "qwen3moe":
+    if hasattr(config, "num_experts_per_tok"):
         found["expert_count"] = (config.num_experts, whole)
         found["expert_used_count"] = (config.num_experts_per_tok, whole)
-        found["expert_feed_forward_length"] = (config.moe_intermediate_size, whole)
+    if "moe" in name or name == "gpt-oss":
+        size = getattr(config, "moe_intermediate_size", config.intermediate_size)
+        found["expert_feed_forward_length"] = (size, whole)
+    if name == "qwen2moe":
+        found["expert_shared_feed_forward_length"] = (config.shared_expert_intermediate_size, whole)
+    if rope["rope_type"] == "yarn":
+        found["rope.scaling.type"] = ("yarn", text)
+        found["rope.scaling.factor"] = (rope["factor"], real)
+        for key, setting in (
+            ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
+            ("llama_4_scaling_beta", "attention.temperature_scale"),
+        ):
+            if key in rope:
+                found[setting] = (rope[key], real)
+        found["rope.scaling.original_context_length"] = (rope["original_max_position_embeddings"], whole)
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokens = [*letters, "ab", "abc", *(f"<|{at}|>" for at in range(258, config.vocab_size))]
     vocabulary: dict[str, tuple[Any, Any]] = {

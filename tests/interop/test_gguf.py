@@ -49,11 +49,52 @@ NEAR_AND_FAR = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
 GEMMA: dict[str, Any] = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8}
+GPT_OSS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "head_dim": 32,
+    "sliding_window": 8,
+} | {
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 15e4, "factor": 4.0, "truncate": False}
+    | {"original_max_position_embeddings": 32}
+}
+MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+SHARED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64} | {
+    "shared_expert_intermediate_size": 96,
+    "sliding_window": None,
+}
+GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.03125} | {
+    "logits_scaling": 8.0
+}
+MINISTRAL: dict[str, Any] = {"head_dim": 32} | {
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
+    | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+}
+GLM4 = {"head_dim": 32, "pad_token_id": None}
+COHERE2 = {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.25, "layer_norm_eps": 1e-5}
+MORE = {
+    "smollm3": ("SmolLM3Config", {"num_hidden_layers": 5}),
+    "granite": ("GraniteConfig", GRANITE),
+    "olmo2": ("Olmo2Config", {}),
+    "mistral3": ("Ministral3Config", MINISTRAL),
+    "glm4": ("Glm4Config", GLM4),
+    "seed_oss": ("SeedOssConfig", {"head_dim": 32}),
+    "ernie4_5": ("Ernie4_5Config", {"head_dim": 32}),
+    "starcoder2": ("Starcoder2Config", {"norm_epsilon": 1e-5}),
+    "cohere2": ("Cohere2Config", COHERE2),
+}
+"""Architecture -> a model of it."""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 
 
+EPSILONS = ("norm_epsilon", "layer_norm_eps")
+"""What models without rms_norm_eps have."""
+
+
 def small(kind: str, **changes: Any) -> Any:
-    return getattr(transformers, kind)(**{**SIZES, **changes})
+    sizes = {key: value for key, value in SIZES.items() if key != "rms_norm_eps" or not {*EPSILONS} & {*changes}}
+    return getattr(transformers, kind)(**{**sizes, **changes})
 
 
 def logits(model: Any) -> Tensor:
@@ -92,14 +133,18 @@ def assert_same_answers(model: Any, directory: Path) -> None:
         pytest.param(lambda: small("Qwen2Config"), id="qwen2"),
         pytest.param(lambda: small("Qwen3Config", head_dim=32, tie_word_embeddings=True), id="qwen3"),
         pytest.param(lambda: small("Qwen3MoeConfig", head_dim=64, **EXPERTS), id="qwen3moe"),
+        pytest.param(lambda: small("GptOssConfig", **GPT_OSS), id="gpt-oss"),
+        pytest.param(lambda: small("MixtralConfig", **MIXTRAL), id="mixtral"),
+        pytest.param(lambda: small("Qwen2MoeConfig", **SHARED), id="qwen2moe"),
         pytest.param(lambda: small("Phi3Config"), id="phi3"),
         pytest.param(lambda: small("GemmaConfig", head_dim=32), id="gemma"),
         pytest.param(lambda: small("Gemma2Config", **GEMMA), id="gemma2"),
+        *(pytest.param(lambda it=it: small(it[0], **it[1]), id=name) for name, it in MORE.items()),
     ],
 )
 def test_the_model_answers_as_its_blocks_say(config: Any, tmp_path: Path) -> None:
     model = write(tmp_path / "m.gguf", model_of(config()), KINDS)
-    if hasattr(model.config, "attention_bias") and model.config.attention_bias:
+    if model.config.model_type == "llama" and model.config.attention_bias:
         assert any(name.endswith("o_proj.bias") for name in model.state_dict())
     done = convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     assert (done.read, done.written) == ("gguf", "bitport")
@@ -303,14 +348,14 @@ def test_others_take_what_they_can_hold(tmp_path: Path) -> None:
 
 
 ANOTHER = {"llama.rope.scaling.type": ("yarn", types.STRING)}
-UNKNOWN = {"llama.expert_count": (8, types.UINT32), "llama.new": (1.0, types.FLOAT32)}
+UNKNOWN = {"llama.expert_group_count": (8, types.UINT32), "llama.new": (1.0, types.FLOAT32)}
 MERGED = {"tokenizer.ggml.merges": (["a b", "a c"], types.ARRAY)}
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (UNKNOWN, "llama.expert_count = 8, llama.new = 1.0"),
+        (UNKNOWN, "llama.expert_group_count = 8, llama.new = 1.0"),
         (ANOTHER, "'yarn', without all"),
         ({"llama.rope.scaling.type": ("odd", types.STRING)}, "none, linear, yarn are read"),
         ({"llama.rope.dimension_count": (8, types.UINT32)}, "rope.dimension_count is 8; 64"),

@@ -11,6 +11,7 @@ import torch
 from bitport.interop import convert
 
 from .gguf_files import SIZES, model_of, transformers, write
+from .test_gguf import small
 
 pytestmark = pytest.mark.peers
 pytest.importorskip("accelerate", reason="transformers reads GGUF with it: pip install accelerate")
@@ -40,6 +41,8 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
         ("Qwen2Config", {}, True),
         ("Qwen3Config", {"head_dim": 128}, True),
         ("Qwen3MoeConfig", {"head_dim": 64, **EXPERTS}, False),
+        ("Qwen2MoeConfig", {**EXPERTS, "norm_topk_prob": False, "shared_expert_intermediate_size": 256}, False),
+        ("Starcoder2Config", {"norm_epsilon": 1e-5}, False),
         ("Phi3Config", {}, False),
         ("Gemma2Config", GEMMA, False),
         ("Gemma3TextConfig", {**GEMMA, "num_hidden_layers": 7}, False),
@@ -47,7 +50,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 )
 def test_the_same_model(kind: str, changes: dict[str, Any], whole: bool, tmp_path: Path) -> None:
     """``whole``: its config too. It lacks what llama.cpp takes for granted elsewhere: query_pre_attn_scalar .."""
-    write(tmp_path / "m.gguf", model_of(getattr(transformers, kind)(**{**SIZES, **changes})), KINDS)
+    write(tmp_path / "m.gguf", model_of(small(kind, **changes)), KINDS)
     convert(tmp_path / "m.gguf", tmp_path / "out", progress=False)
     ours = huggingface.load_model(tmp_path / "out")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(

@@ -25,8 +25,20 @@ from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from .files import edited
-from .gguf_files import NAMES, gguf, model_of, permuted, settings
-from .test_gguf import EXPERTS, GEMMA, LLAMA3, NEAR_AND_FAR, llama3_factors, logits, small
+from .gguf_files import LLAMAS, NAMES, experts, gguf, model_of, permuted, settings
+from .test_gguf import (
+    EXPERTS,
+    GEMMA,
+    GPT_OSS,
+    LLAMA3,
+    MIXTRAL,
+    MORE,
+    NEAR_AND_FAR,
+    SHARED,
+    llama3_factors,
+    logits,
+    small,
+)
 
 huggingface = pytest.importorskip("bitport.integrations.huggingface")
 models = pytest.importorskip("tests.integrations.models")
@@ -80,6 +92,9 @@ def written(config: Any, path: Path, recipe: Any = None, zero: tuple[str, ...] =
         pytest.param(lambda: small("Qwen2Config", rope_parameters=YARN), id="qwen2-yarn"),
         pytest.param(lambda: small("Qwen3Config", head_dim=32, tie_word_embeddings=True), id="qwen3"),
         pytest.param(lambda: small("Qwen3MoeConfig", head_dim=64, **EXPERTS), id="qwen3moe"),
+        pytest.param(lambda: small("GptOssConfig", **GPT_OSS), id="gpt-oss"),
+        pytest.param(lambda: small("MixtralConfig", **MIXTRAL), id="mixtral"),
+        pytest.param(lambda: small("Qwen2MoeConfig", **SHARED), id="qwen2moe"),
         pytest.param(lambda: small("Phi3Config", sliding_window=20), id="phi3"),
         pytest.param(
             lambda: small("Phi3Config", rope_parameters=LONG, original_max_position_embeddings=64), id="phi3-long"
@@ -89,6 +104,7 @@ def written(config: Any, path: Path, recipe: Any = None, zero: tuple[str, ...] =
         pytest.param(
             lambda: small("Gemma3TextConfig", num_hidden_layers=7, rope_parameters=NEAR_AND_FAR, **GEMMA), id="gemma3"
         ),
+        *(pytest.param(lambda it=it: small(it[0], **it[1]), id=name) for name, it in MORE.items()),
     ],
 )
 def test_the_file_holds_the_model(config: Any, tmp_path: Path) -> None:
@@ -108,23 +124,29 @@ def test_the_file_holds_the_model(config: Any, tmp_path: Path) -> None:
 def assert_holds(path: Path, tensors: dict[str, Tensor], config: Any) -> None:
     """Every number, by the library's own names and arithmetic."""
     found = {each.name: each for each in gguf.GGUFReader(path).tensors}
-    architecture = NAMES.get(config.model_type, config.model_type).replace("mistral", "llama")
+    architecture = NAMES.get(config.model_type, config.model_type)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     stacked: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():
         value = tensor.dequantize(torch.float32) if isinstance(tensor, QTensor) else tensor.float()
         stem, _, kind = name.rpartition(".")
+        if ".experts.down_proj" in name or ".experts.gate_up_proj" in name:
+            for target, each in experts(name, value, architecture).items():
+                assert torch.equal(value_of(found.pop(target)), each), target
+            continue
         if ".experts." in name:
             block, leaf = stem.split(".")[2], stem.split(".")[-1].removesuffix("_proj")
+            leaf = {"w1": "gate", "w2": "down", "w3": "up"}.get(leaf, leaf)
             stacked.setdefault(f"blk.{block}.ffn_{leaf}_exps.weight", []).append(value)
             continue
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(stem.split(".")[-1])
-        if heads and architecture == "llama":
+        if heads and architecture in LLAMAS:
             value = permuted(value, heads)
         if "gemma" in architecture and name.endswith("norm.weight"):
             value = value + 1
-        assert torch.equal(value_of(found.pop(f"{names.get_name(stem)}.{kind}")), value), name
+        target = f"{names.get_name(name)}.weight" if kind == "sinks" else f"{names.get_name(stem)}.{kind}"
+        assert torch.equal(value_of(found.pop(target)), value.squeeze(0)), name
     for name, each in stacked.items():
         assert torch.equal(value_of(found.pop(name)), torch.stack(each)), name
     assert {name for name in found if not name.startswith("rope_f")} == set()
@@ -137,7 +159,7 @@ def value_of(tensor: Any) -> Tensor:
 
 def assert_says(path: Path, model: Any) -> None:
     """Every setting that llama.cpp's converter has, and the same."""
-    name = NAMES.get(model.config.model_type, model.config.model_type).replace("mistral", "llama")
+    name = NAMES.get(model.config.model_type, model.config.model_type)
     fields = gguf.GGUFReader(path).fields
     found = {key: field.contents() for key, field in fields.items()}
     for key, (value, kind) in settings(model, name).items():
@@ -167,6 +189,27 @@ def test_from_a_file_to_a_file(tmp_path: Path) -> None:
     for name, stored in one.items():
         assert (stored.type, stored.shape) == (other[name].type, other[name].shape)
         assert torch.equal(stored.read(), other[name].read())
+
+
+def test_experts_of_mxfp4(tmp_path: Path) -> None:
+    """From the files that gpt-oss is published in, and back to the same bytes."""
+    recipe = {"*experts.*_proj": "mxfp4-wo", "*": "skip"}
+    written(small("GptOssConfig", **GPT_OSS), tmp_path, recipe)
+    convert(tmp_path / "q", tmp_path / "a", to="mxfp4", progress=False)
+    done = convert(tmp_path / "a", tmp_path / "m.gguf", to="gguf", progress=False)
+    assert any("limits of yarn" in note for note in done.notes)
+    types = {name: each.type for name, each in read_header(tmp_path / "m.gguf").tensors.items() if "_exps" in name}
+    assert {kind for name, kind in types.items() if name.endswith("weight")} == {"MXFP4"}
+    assert {kind for name, kind in types.items() if name.endswith("bias")} == {"F32"}
+    convert(tmp_path / "m.gguf", tmp_path / "b", to="mxfp4", progress=False)
+    one, other = (everything(tmp_path / name) for name in "ab")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(value.view(torch.uint8), other[name].view(torch.uint8)) for name, value in one.items())
+
+
+def everything(path: Path) -> dict[str, Tensor]:
+    source = Source(path, quantized=True)
+    return dict(source.read(source.stored))
 
 
 def test_an_expert_that_a_smaller_type_would_hold(tmp_path: Path) -> None:
@@ -295,7 +338,7 @@ def test_tensors_that_have_no_place(name: str, tensor: Tensor, reason: str, llam
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "gpt2"}, "'gpt2' is not written as GGUF; llama, qwen2.*mistral"),
+        ({"model_type": "gpt2"}, "'gpt2' is not written as GGUF; llama, mixtral.*mistral"),
         ({"hidden_act": "relu"}, "hidden_act = 'relu'"),
         ({"new": 1}, "new = 1"),
         ({"rms_norm_eps": 1e-300}, "layer_norm_rms_epsilon"),

@@ -15,10 +15,10 @@ from bitport.checkpoint import quantize_files
 from bitport.interop import convert
 from bitport.interop.gguf.header import read_header
 from bitport.interop.gguf.output import Output
-from bitport.interop.gguf.vocabulary import LLAMA3, TEKKEN, vocabulary
+from bitport.interop.gguf.vocabulary import GPT4O, LLAMA3, TEKKEN, vocabulary
 
 from .gguf_files import SIZES, transformers
-from .test_gguf import EXPERTS, GEMMA, NEAR_AND_FAR, small
+from .test_gguf import EXPERTS, GEMMA, GPT_OSS, MIXTRAL, MORE, NEAR_AND_FAR, SHARED, small
 from .test_gguf import LLAMA3 as LLAMA3_ROPE
 from .test_gguf_vocabulary import SIZE, TEXTS, files_of, of_bytes, of_pieces
 from .test_gguf_writer import YARN, written
@@ -33,6 +33,10 @@ LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor":
     "original_max_position_embeddings": 512,
 }
 LONGER = {"original_max_position_embeddings": 512, "max_position_embeddings": 1024}
+WHOLE_LIMITS = {"rope_type": "yarn", "rope_theta": 5.0, "factor": 4.0, "truncate": False} | {
+    "original_max_position_embeddings": 200
+}
+"""Yarn begins before the first and ends after the last of the waves, so that there is nothing to round."""
 TIED = {"tie_word_embeddings": True}
 
 
@@ -50,6 +54,8 @@ def logits(model: Any, ids: list[int]) -> Tensor:
         ("Qwen2Config", {}, True),
         ("Qwen3Config", {"head_dim": 128}, True),
         ("Qwen3MoeConfig", {"head_dim": 64, **EXPERTS}, False),
+        ("Qwen2MoeConfig", SHARED, False),
+        ("Starcoder2Config", {"norm_epsilon": 1e-5}, False),
         ("Phi3Config", {}, False),
         ("Gemma2Config", {**GEMMA, "head_dim": 64, "query_pre_attn_scalar": 64}, False),
     ],
@@ -97,6 +103,10 @@ def answers(llama_cpp: Any, path: Path, ids: list[int]) -> Tensor:
         pytest.param("Qwen2Config", {}, 1e-5, id="qwen2"),
         pytest.param("Qwen3Config", {**TIED, "head_dim": 32}, 1e-5, id="qwen3"),
         pytest.param("Qwen3MoeConfig", {"head_dim": 64, **EXPERTS}, 1e-5, id="qwen3moe"),
+        pytest.param("GptOssConfig", {**GPT_OSS, "rope_parameters": WHOLE_LIMITS}, 2e-5, id="gpt-oss"),
+        pytest.param("GraniteConfig", {"attention_bias": True, "mlp_bias": True}, 1e-5, id="granite-biases"),
+        pytest.param("MixtralConfig", MIXTRAL, 1e-5, id="mixtral"),
+        pytest.param("Qwen2MoeConfig", SHARED, 1e-5, id="qwen2moe"),
         pytest.param("Phi3Config", {}, 1e-5, id="phi3"),
         pytest.param("Phi3Config", {"rope_parameters": LONG, **LONGER}, 1e-5, id="phi3-long"),
         pytest.param("GemmaConfig", {**TIED, "head_dim": 32}, 2**-10, id="gemma"),
@@ -107,20 +117,42 @@ def answers(llama_cpp: Any, path: Path, ids: list[int]) -> Tensor:
             2**-10,
             id="gemma3",
         ),
+        *(
+            pytest.param(kind, changes, 2**-10 if name == "starcoder2" else 1e-5, id=name)
+            for name, (kind, changes) in MORE.items()
+        ),
     ],
 )
 def test_llama_cpp_answers_as_the_model(
     kind: str, changes: dict[str, Any], budget: float, llama_cpp: Any, tmp_path: Path
 ) -> None:
     """In float32, but for a weight of zeros: llama.cpp rounds the inputs of quantized ones. Of float32 five digits are
-    left; its gelu is a table of float16, from float16: 2^-11 for each."""
-    zero = "model.layers.1.self_attn.o_proj"
-    model = written(small(kind, **changes), tmp_path, zero=(f"{zero}.weight",))
-    recipe = {zero: "mxfp4-wo", "*": "skip"}
-    quantize_files(tmp_path / "hf", tmp_path / "zero", recipe, dtype=torch.float32, progress=False)
-    convert(tmp_path / "zero", tmp_path / "m.gguf", to="gguf", progress=False)
+    left in few layers; its gelu is a table of float16, from float16: 2^-11 for each."""
+    model = in_float32(small(kind, **changes), tmp_path)
     wanted, found = logits(model, IDS), answers(llama_cpp, tmp_path / "m.gguf", IDS)
     assert float((found - wanted).abs().max()) <= budget * float(wanted.abs().max())
+
+
+def in_float32(config: Any, path: Path) -> Any:
+    """The model that m.gguf in ``path`` holds."""
+    zero = "model.layers.1.self_attn.o_proj"
+    model = written(config, path, zero=(f"{zero}.weight",))
+    recipe = {zero: "mxfp4-wo", "*": "skip"}
+    quantize_files(path / "hf", path / "zero", recipe, dtype=torch.float32, progress=False)
+    convert(path / "zero", path / "m.gguf", to="gguf", progress=False)
+    return model
+
+
+def test_llama_cpp_rounds_the_limits_of_yarn(llama_cpp: Any, tmp_path: Path) -> None:
+    """What the note says, and nothing else."""
+    model = in_float32(small("GptOssConfig", **GPT_OSS), tmp_path)
+    rope = {**GPT_OSS["rope_parameters"], "truncate": True}
+    rounded = type(model)(small("GptOssConfig", **{**GPT_OSS, "rope_parameters": rope})).eval()
+    rounded.load_state_dict(model.state_dict())
+    found = answers(llama_cpp, tmp_path / "m.gguf", IDS)
+    wanted, others = logits(rounded, IDS), logits(model, IDS)
+    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+    assert float((found - others).abs().max()) > 1e-2 * float(others.abs().max())
 
 
 @pytest.mark.parametrize("scheme", ["int4-g32-sym", "int4", "int8", "mxfp4-wo"])
@@ -174,6 +206,8 @@ def test_files_of_llama_cpp_come_back_byte_for_byte(kind: str, llama_cpp: Any, t
         pytest.param(lambda: of_bytes(LLAMA3, ignore_merges=True), id="llama-bpe"),
         pytest.param(lambda: of_bytes(LLAMA3.replace("{1,3}", "")), id="qwen2"),
         pytest.param(lambda: of_bytes(TEKKEN, ignore_merges=True), id="tekken"),
+        pytest.param(lambda: of_bytes(LLAMA3), id="smaug-bpe"),
+        pytest.param(lambda: of_bytes(GPT4O), id="gpt-4o"),
         pytest.param(of_pieces, id="pieces"),
         pytest.param(lambda: of_pieces("none"), id="pieces-without-a-space"),
     ],

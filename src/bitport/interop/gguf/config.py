@@ -6,12 +6,10 @@ Every setting of the architecture must be understood: one that is passed over wo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from reprlib import repr as short
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bitport.checkpoint.manifest import shortened
@@ -29,23 +27,29 @@ KEYS = {
     "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
     "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
 }
 """Of config.json -> the setting that says the same."""
+EPSILONS = ("rms_norm_eps", "norm_epsilon", "layer_norm_eps")
+"""Those of KEYS of which an architecture has one."""
+YARN = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_ext_factor": 1.0}
+"""What llama.cpp computes with, whatever a file says."""
 TOKENS = ("bos", "eos", "padding", "eot", "eom")
 """Tokens whose number is a setting, tokenizer.ggml.<token>_token_id; a text ends with eos, eot and eom."""
-PERMUTED = "Meta AI original pth"
-"""What old files say of the rows of attn_q and attn_k, which lie so in new ones too."""
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of all Llama from 3.1 on; files hold the factors that came out, not these."""
-LARGEST = {"gemma2": 46, "gemma3": 62}
-"""Layers of the 27B models, whose attention is scaled by hidden size / heads where that of others is by the size of a
-head; llama.cpp tells them by this number too."""
 
 
 class Settings:
@@ -90,7 +94,11 @@ class Settings:
 
 
 def config_of(
-    classname: str, model_type: str, special: Callable[[Settings, dict[str, Any]], None], settings: Settings
+    classname: str,
+    model_type: str,
+    epsilon: str,
+    special: Callable[[Settings, dict[str, Any]], None],
+    settings: Settings,
 ) -> dict[str, Any]:
     hidden = settings.whole(KEYS["hidden_size"])
     heads = settings.whole(KEYS["num_attention_heads"], most=hidden)
@@ -107,7 +115,7 @@ def config_of(
         "num_key_value_heads": settings.whole(KEYS["num_key_value_heads"], heads),
         "head_dim": head,
         "max_position_embeddings": settings.whole(KEYS["max_position_embeddings"]),
-        "rms_norm_eps": settings.real(KEYS["rms_norm_eps"]),
+        epsilon: settings.real(KEYS[epsilon]),
         "rope_parameters": _rope(settings),
     }
     special(settings, config)
@@ -129,7 +137,12 @@ def _rope(settings: Settings) -> dict[str, Any]:
         if factor is None or (original is None and kind == "yarn"):
             raise CheckpointError(f"{settings.architecture}.rope.scaling.type is {kind!r}, without all it needs")
         rope |= {"rope_type": kind, "factor": factor}
-        return rope | ({"original_max_position_embeddings": original} if kind == "yarn" else {})
+        if kind == "yarn":
+            rope["original_max_position_embeddings"] = original
+            for key, usual in YARN.items():
+                if (value := settings.real(f"rope.scaling.{key}", usual)) != usual:
+                    raise CheckpointError(f"{settings.architecture}.rope.scaling.{key} is {value}; {usual} is read")
+        return rope
     if kind != "none" and not (kind == "longrope" and factor is None):
         raise CheckpointError(
             f"{settings.architecture}.rope.scaling.type is {short(kind)}; none, linear, yarn are read"
@@ -147,96 +160,3 @@ def _tokens(said: Mapping[str, Any]) -> dict[str, Any]:
     ends = [*dict.fromkeys(ids[end] for end in ("eos", "eot", "eom") if ids[end] is not None)]
     eos = ends if len(ends) > 1 else ends[0] if ends else None
     return {"bos_token_id": ids["bos"], "eos_token_id": eos, "pad_token_id": ids["padding"]}
-
-
-def nothing_more(settings: Settings, config: dict[str, Any]) -> None:
-    pass
-
-
-def llama(settings: Settings, config: dict[str, Any]) -> None:
-    layout = settings.get("tensor_data_layout", (str,), PERMUTED)
-    if layout != PERMUTED:
-        raise CheckpointError(f"llama.tensor_data_layout is {short(layout)}; {PERMUTED!r} is read")
-    rope = config["rope_parameters"]
-    if (factors := settings.vector("rope_freqs.weight")) is not None:
-        if rope["rope_type"] != "default":
-            raise CheckpointError(f"the file has rope_freqs.weight and llama.rope.scaling.type, {rope['rope_type']!r}")
-        rope |= _llama3(factors, rope["rope_theta"], config["head_dim"])
-
-
-def _llama3(factors: Tensor, theta: float, head: int) -> dict[str, Any]:
-    """The setting of transformers from which ``factors`` come, [head / 2]."""
-    if len(factors) != head // 2:
-        raise CheckpointError(f"rope_freqs.weight has {len(factors)} numbers, not one for two of the {head} of a head")
-    factor = float(factors.max())
-    if not torch.allclose(llama3_factors(factor, theta, head), factors.double(), rtol=1e-4, atol=0):
-        raise CheckpointError(f"rope_freqs.weight is not what Llama 3.1 and its successors have, with {LLAMA3}")
-    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
-
-
-def llama3_factors(factor: float, theta: float, head: int) -> Tensor:
-    """By what each frequency is divided, float64 [head / 2]: 1 for short waves, ``factor`` for long ones, between them
-    it is reached smoothly."""
-    wave = 2 * math.pi * theta ** (torch.arange(0, head, 2, dtype=torch.float64) / head)
-    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
-    smooth = ((LLAMA3["original_max_position_embeddings"] / wave - low) / (high - low)).clamp(0, 1)
-    return 1 / ((1 - smooth) / factor + smooth)
-
-
-def phi3(settings: Settings, config: dict[str, Any]) -> None:
-    rope, head = config["rope_parameters"], config["head_dim"]
-    rope["partial_rotary_factor"] = settings.whole("rope.dimension_count", head) / head
-    config["sliding_window"] = settings.get(KEYS["sliding_window"], (int,), 0) or None
-    original = settings.whole("rope.scaling.original_context_length", config["max_position_embeddings"])
-    config["original_max_position_embeddings"] = original
-    attention = settings.real("rope.scaling.attn_factor", None)
-    far, near = (settings.vector(f"rope_factors_{kind}.weight") for kind in ("long", "short"))
-    if far is None or near is None:
-        if rope["rope_type"] != "default" or far is not near or attention is not None:
-            raise CheckpointError("phi3 has rope_factors_long and rope_factors_short, or neither and no scaling")
-        return
-    rope |= {"rope_type": "longrope", "long_factor": far.tolist(), "short_factor": near.tolist()}
-    rope |= {"original_max_position_embeddings": original}
-    rope |= {} if attention is None else {"attention_factor": attention}
-
-
-def qwen3moe(settings: Settings, config: dict[str, Any]) -> None:
-    """llama.cpp divides the weights of the chosen experts by their sum, whatever a file says."""
-    config |= {
-        **{key: settings.whole(KEYS[key]) for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
-        "norm_topk_prob": True,
-    }
-
-
-def gemma2(settings: Settings, config: dict[str, Any]) -> None:
-    _gemma(settings, config, every=2)
-    config["attn_logit_softcapping"] = settings.real(KEYS["attn_logit_softcapping"], 50.0)
-    config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], 30.0)
-
-
-def gemma3(settings: Settings, config: dict[str, Any]) -> None:
-    _gemma(settings, config, every=6)
-    near = {"rope_type": "default", "rope_theta": settings.real("rope.freq_base_swa", 10000.0)}
-    config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
-    config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], None)
-
-
-def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
-    """``every``: how many layers make one that sees everything, where the file does not say."""
-    layers = config["num_hidden_layers"]
-    largest = layers == LARGEST[str(settings.architecture)]
-    usual = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
-    config["query_pre_attn_scalar"] = round(settings.real("attention.scale", usual**-0.5) ** -2)
-    config["sliding_window"] = settings.whole(KEYS["sliding_window"])
-    pattern = settings.get("attention.sliding_window_pattern", (int, list), every)
-    if isinstance(pattern, int):
-        config["layer_types"] = layer_types(layers, max(pattern, 1))
-        return
-    if len(pattern) != layers:
-        raise CheckpointError(f"{settings.architecture}.attention.sliding_window_pattern is not of {layers} layers")
-    config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in pattern]
-
-
-def layer_types(layers: int, every: int) -> list[str]:
-    """``every``: how many layers make one that sees everything."""
-    return ["sliding_attention" if (at + 1) % every else "full_attention" for at in range(layers)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from bitport.checkpoint.manifest import shortened
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, kind_of
 from bitport.interop.gguf import grids
+from bitport.interop.gguf.architectures import architecture
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, decoded
 from bitport.interop.gguf.config import Settings
-from bitport.interop.gguf.names import CONFIGURING, Piece, architecture, in_order, pieces
+from bitport.interop.gguf.names import CONFIGURING, Piece, in_order, pieces, together
 from bitport.interop.gguf.parts import read_model
 from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
 from bitport.tensor import from_parts
@@ -40,7 +41,7 @@ class Gguf:
         header = read_model(path)
         self.paths = sorted({stored.file for stored in header.tensors.values()} | {path})
         try:
-            its = architecture(header.settings.get("general.architecture"))
+            its = architecture(header.settings)
             vectors = {name: stored.read() for name, stored in header.tensors.items() if _configures(name, stored)}
             self.config = its.config(Settings(header.settings, vectors))
             self.pieces = pieces(its, header.tensors, self.config)
@@ -68,8 +69,7 @@ class Gguf:
             "vocab_size": vocabulary,
             "tie_word_embeddings": bool(self.tied),
             "dtype": str(self.dtype).removeprefix("torch."),
-            **({"attention_bias": True} if "model.layers.0.self_attn.q_proj.bias" in shapes else {}),
-            **({"mlp_bias": True} if "model.layers.0.mlp.up_proj.bias" in shapes else {}),
+            **its.has_biases(biased_modules(shapes)),
         }
         self.notes = [*self._notes(), *tokenizer_notes(header.settings)]
         self.files = tokenizer_files(path, header.settings) if "tokenizer.ggml.model" in header.settings else {}
@@ -86,7 +86,7 @@ class Gguf:
             if block := BLOCKS.get(piece.stored[0].type):
                 shape, name = _shape(piece), piece.name
                 parts = frozenset({"qdata", "scale"} | ({"zero"} if block.scheme.weight.zero != "none" else set()))
-                yield Described(name, block.scheme, shape, kind_of(name, shape), False, parts)
+                yield Described(name, block.scheme, shape, kind_of(name, shape), piece.transposed, parts)
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         said = {**self.config, **quantization}
@@ -99,7 +99,8 @@ class Gguf:
             return _floats(piece).to(self.dtype)
         try:
             parts = decoded(block, _rows(piece))
-            return from_parts(parts, block.scheme, shape=_shape(piece), dtype=self.dtype)
+            turned = piece.transposed
+            return from_parts(parts, block.scheme, shape=_shape(piece), dtype=self.dtype, transposed=turned)
         except (ArgumentError, CheckpointError) as error:
             raise CheckpointError(f"{self.path}: {piece.stored[0].name}: {error}") from error
 
@@ -122,6 +123,12 @@ class Gguf:
             yield f"weights of norms, less 1, are rounded to float32, by at most 2^-24: {shortened(rounded, 3)}"
 
 
+def biased_modules(names: Iterable[str]) -> set[str]:
+    """Of the first block. ``names``: of tensors of the model."""
+    first = "model.layers.0."
+    return {name[len(first) : -len(".bias")] for name in names if name.startswith(first) and name.endswith(".bias")}
+
+
 def _configures(name: str, stored: Any) -> bool:
     if name not in CONFIGURING:
         return False
@@ -134,27 +141,38 @@ def _shape(piece: Piece) -> tuple[int, ...]:
     """CheckpointError where what lies below each other does not fit, or a type has no place there."""
     first, *others = piece.stored
     kinds = {stored.type for stored in piece.stored}
-    sizes = {(len(stored.shape), *stored.shape[::2]) for stored in piece.stored}
-    if len(kinds) > 1 or len(sizes) > 1 or (others and len(first.shape) != 3):
+    shapes = [stored.shape for stored in piece.stored]
+    sizes = {(len(shape), *(shape if piece.in_turn else shape[::2])) for shape in shapes}
+    if len(kinds) > 1 or len(sizes) > 1:
         told = ", ".join(f"{stored.name} {stored.type} {list(stored.shape)}" for stored in piece.stored)
         raise CheckpointError(f"{piece.name} is made of tensors of one type and size, not of {told}")
-    if first.type in BLOCKS and len(first.shape) not in (2, 3):
+    dimensions = 2 if piece.name.endswith("bias") else 3
+    if (others or piece.in_turn) and len(first.shape) != dimensions:
+        raise CheckpointError(f"{first.name} is {list(first.shape)}, and must have {dimensions} dimensions")
+    if first.type in BLOCKS and (len(first.shape) not in (2, 3) or piece.name.endswith("bias")):
         raise CheckpointError(f"{first.name} is {first.type} {list(first.shape)}: of matrices these types are read")
     if piece.less_one and first.type != "F32":
         raise CheckpointError(f"{first.name} is {first.type}; a norm must be F32")
     if piece.heads and first.shape[0] % (2 * piece.heads):
         raise CheckpointError(f"{first.name} has {first.shape[0]} rows, no pairs of {piece.heads} heads")
-    return first.shape if not others else (first.shape[0], sum(each.shape[1] for each in piece.stored), first.shape[2])
+    if piece.one_row and (first.type in BLOCKS or first.shape[:-1] not in ((), (1,))):
+        raise CheckpointError(f"{first.name} is {first.type} {list(first.shape)}, and must be floats of one row")
+    rows = sum(each.shape[1] for each in piece.stored) if others else 0
+    shape = (first.shape[0], rows, *first.shape[2:]) if others else first.shape
+    shape = (1, shape[-1]) if piece.one_row else shape
+    return (shape[0], shape[2], shape[1]) if piece.transposed else shape
 
 
 def _rows(piece: Piece) -> Tensor:
     tensors = [stored.read() for stored in piece.stored]
-    rows = tensors[0] if len(tensors) == 1 else torch.cat(tensors, 1)
+    rows = tensors[0] if len(tensors) == 1 else together(tensors, piece.in_turn)
     return in_order(rows, piece.heads) if piece.heads else rows
 
 
 def _floats(piece: Piece) -> Tensor:
     rows = _rows(piece)
+    rows = rows.mT.contiguous() if piece.transposed else rows
+    rows = rows.reshape(1, -1) if piece.one_row else rows
     return rows - 1 if piece.less_one else rows
 
 

@@ -17,7 +17,10 @@ UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeErr
 """What transformers raises for settings that it does not expect."""
 
 
-SPLITS = ("llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken", "gpt-2")
+SPLITS = (
+    *("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "qwen2", "deepseek-r1-qwen", "tekken"),
+    *("gpt-4o", "llama4", "gpt-2"),
+)
 """Ways to split a text into words before bytes are merged (tokenizer.ggml.pre) that transformers knows, and GPT-2's,
 which it takes for all others."""
 WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken")

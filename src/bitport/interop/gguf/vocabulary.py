@@ -27,16 +27,19 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LOWER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TEKKEN = LOWER + "|" + UPPER + r"|\p{N}" + REST
+GPT4O = LOWER + END + "|" + UPPER + END + r"|\p{N}{1,3}" + REST
 EXPRESSIONS = {
     (GPT2, False): "gpt-2",
     (LLAMA3, True): "llama-bpe",
+    (LLAMA3, False): "smaug-bpe",
     (LLAMA3.replace("{1,3}", ""), False): "qwen2",
     (TEKKEN, True): "tekken",
+    (GPT4O, False): "gpt-4o",
 }
 """Expression, and whether a word that is a token needs no merges (ignore_merges) -> name."""
 SPACE = "\u2581"

@@ -15,17 +15,15 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, no_place
 from bitport.interop.gguf.blocks import FLOATS
 from bitport.interop.gguf.joins import joined, kinds
-from bitport.interop.gguf.names import Place, interleaved, places
+from bitport.interop.gguf.names import Place, apart, experts_of, interleaved, places
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.settings import ENDS, settings_of
-from bitport.interop.gguf.source import EMBEDDING, HEAD
+from bitport.interop.gguf.source import EMBEDDING, HEAD, biased_modules
 from bitport.interop.gguf.vocabulary import vocabulary
 from bitport.tensor import QTensor
 
 FLOAT_NAMES = {dtype: name for name, dtype in FLOATS.items()}
-ROUTER = "mlp.gate.weight"
-"""Which llama.cpp has in float32, as vectors."""
-TIED = ("gemma", "gemma2", "gemma3_text")
+TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "starcoder2", "cohere2")
 """Models whose head is the embedding where config.json does not speak of it."""
 
 
@@ -40,23 +38,22 @@ class Writer:
         if not isinstance(said, str):
             raise ArgumentError("there is no config.json, from which the settings of a GGUF file are made")
         config: dict[str, Any] = json.loads(said)
-        biased = {
-            key: f"model.layers.0.{module}.bias" in names
-            for key, module in (("attention_bias", "self_attn.q_proj"), ("mlp_bias", "mlp.up_proj"))
-        }
-        its, self.settings, self.vectors, read = settings_of(config, biased)
+        its, self.settings, self.vectors, read = settings_of(config, biased_modules(names))
         self.vocabulary: int = config["vocab_size"]
         ids = (self.settings.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos"))
         words, self.notes = vocabulary(files, self.vocabulary, *ids)
         self.settings |= words
         self.places = places(its, names, read)
-        self.experts: int = read.get("num_experts", 0)
+        self.experts = experts_of(read)
         ties = HEAD in tied or config.get("tie_word_embeddings", config.get("model_type") in TIED)
         if HEAD not in names and not ties:
             raise ArgumentError(f"the model has no {HEAD}, and config.json does not tie it to the embedding")
         near = read.get("sliding_window")
-        if read["model_type"] == "phi3" and near and near < read["max_position_embeddings"]:
-            self.notes.append(f"llama.cpp has no window of {near} tokens for phi3: there a token sees all before it")
+        kind = read["model_type"]
+        if kind in ("phi3", "starcoder2") and near and near < read["max_position_embeddings"]:
+            self.notes.append(f"llama.cpp has no window of {near} tokens for {kind}: there a token sees all before it")
+        if read["rope_parameters"].get("truncate") is False:
+            self.notes.append("llama.cpp rounds the limits of yarn to whole numbers, the model does not (truncate)")
         ends = config.get("eos_token_id")
         if isinstance(ends, list) and len(ends) > len(ENDS):
             self.notes.append(f"texts end with {ends}, and a GGUF file says the first {len(ENDS)}")
@@ -64,16 +61,19 @@ class Writer:
     def refuses(self, q: Described) -> str | None:
         """Why a weight of this description cannot be written, or None."""
         fmt = q.scheme.weight
-        if q.transposed or len(q.shape) not in (2, 3):
-            return "GGUF holds matrices"
+        place = self.places.get(q.name)
+        vector = place is not None and (place.dimensions == 1 or place.names[0].endswith("bias"))
+        if len(q.shape) not in (2, 3) or vector or q.transposed != (place is not None and place.transposed):
+            return "GGUF holds matrices, [.., N, K]"
+        k = q.shape[-2] if q.transposed else q.shape[-1]
         if q.scheme.act:
             return "GGUF has inputs as they are: take a scheme for weights alone, such as int4-g32-sym"
         if extra := no_place(q, "GGUF"):
             return extra
-        if kinds(q.scheme, q.shape[-1]):
+        if kinds(q.scheme, k):
             return None
         if fmt.number.kind == "int" and fmt.number.bits > 1:
-            return f"GGUF has scales of whole blocks of 32 columns, not of {fmt.block[1] or q.shape[-1]}"
+            return f"GGUF has scales of whole blocks of 32 columns, not of {fmt.block[1] or k}"
         return f"GGUF has no type for {q.scheme}; integers, mxfp4-wo and IQ4 are written"
 
     @contextlib.contextmanager
@@ -86,7 +86,10 @@ class Writer:
             yield out
 
     def write(self, out: Output, name: str, tensor: Tensor) -> None:
-        place, shape = self.places[name], tuple(tensor.shape)
+        place = self.places[name]
+        tensor = tensor.mT if place.transposed and tensor.dim() == 3 else tensor
+        tensor = tensor.squeeze(0) if place.one_row and tensor.dim() == 2 else tensor
+        shape = tuple(tensor.shape)
         if len(shape) != place.dimensions - (place.part is not None) or 0 in shape:
             raise CheckpointError(f"{name} is {list(shape)}, which has no place in {place.names[0]}")
         if name in (EMBEDDING, HEAD) and shape[0] != self.vocabulary:
@@ -101,12 +104,12 @@ class Writer:
         count = len(place.names)
         if count > 1 and shape[1] % count:
             raise CheckpointError(f"{name} has {shape[1]} rows, which {count} tensors cannot share")
-        shape = (shape[0], shape[1] // count, shape[2]) if count > 1 else shape
-        for each, part in zip(place.names, rows.chunk(count, 1) if count > 1 else (rows,), strict=True):
+        shape = (shape[0], shape[1] // count, *shape[2:]) if count > 1 else shape
+        for each, part in zip(place.names, apart(rows, count, place.in_turn) if count > 1 else (rows,), strict=True):
             out.add(each, kind, shape, part)
 
     def _rows(self, name: str, tensor: Tensor, place: Place) -> tuple[str, Tensor]:
-        """The type, and the bytes of each row: of one element, where the tensor has one dimension."""
+        """The type, and the bytes of each row: of one element, where the tensor is a vector or several."""
         if isinstance(tensor, QTensor):
             try:
                 return joined(tensor, whole=place.part is not None)
@@ -114,9 +117,10 @@ class Writer:
                 raise ArgumentError(f"{name} ({tensor.scheme}) cannot be written as GGUF. {error}") from error
         if tensor.dtype not in FLOAT_NAMES:
             raise ArgumentError(f"{name} is {tensor.dtype}, which GGUF files of models do not have")
-        if place.dimensions == 1 or name.endswith(ROUTER):
+        if place.single:
             tensor = self._more(tensor.float()) if place.less_one else tensor.float()
-        rows = tensor.contiguous() if tensor.dim() > 1 else tensor.unsqueeze(-1).contiguous()
+        vectors = tensor.dim() == 1 or place.names[0].endswith("bias")
+        rows = tensor.unsqueeze(-1).contiguous() if vectors else tensor.contiguous()
         return FLOAT_NAMES[tensor.dtype], rows.view(torch.uint8)
 
     def _more(self, norm: Tensor) -> Tensor:

@@ -1,0 +1,265 @@
+"""The models that GGUF files are read and written of: what transformers calls their modules, by llama.cpp's names.
+
+The files hold what llama.cpp computes with, which differs from the model of transformers in the following ways. Rows of
+attn_q and attn_k, in ``llama`` and those made from it: there a head turns neighbouring rows by one angle, here a row of
+its first half and one of its second. Of a head of 8 rows:
+
+    file            0 4 1 5 2 6 3 7
+    transformers    0 1 2 3 4 5 6 7
+
+Norms of ``gemma``, which multiply by the weight in the file, by 1 + the weight here. And experts of ``gpt-oss``: gate
+and up projection, two stacks [experts, N, K] in the file, are one [experts, K, 2 N] here, their columns in turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from reprlib import repr as short
+from typing import Any
+
+from bitport.errors import CheckpointError
+from bitport.interop.gguf import special as specials
+from bitport.interop.gguf.config import Settings, config_of
+
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+BEFORE_MLP = {"ffn_norm": "post_attention_layernorm"}
+FOUR_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
+ROUTED = {"ffn_gate_inp": "mlp.gate"}
+SHARED = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+EXPERTS = {
+    "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
+    "mlp.experts.down_proj": ("ffn_down_exps",),
+}
+"""Parameter -> the tensors whose rows it has, one below the other."""
+BIASES = {"attention_bias": "self_attn.q_proj", "mlp_bias": "mlp.up_proj"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    classname: str
+    model_type: str
+    names: Mapping[str, str]
+    """Of modules in a block."""
+    special: Callable[[Settings, dict[str, Any]], None] = specials.nothing_more
+    """Adds to the config.json what only this one has."""
+    interleaved: bool = False
+    norms_less_one: bool = False
+    stacked: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    in_turn: bool = False
+    """Whether experts lie as those of gpt-oss do; they have biases then."""
+    epsilon: str = "rms_norm_eps"
+    gelu: bool = False
+    tied: bool = False
+    """Whether the head is the embedding, always."""
+    more: tuple[str, ...] = ()
+    """Those of KEYS that not all architectures have."""
+    biases: Mapping[str, str] = dataclasses.field(default_factory=lambda: BIASES)
+    """Key of config.json -> the module whose bias it speaks of; where there is none, no module has one."""
+    biased: tuple[str, ...] = ()
+    """Tensors whose bias llama.cpp asks for."""
+    file: str = ""
+    """What a file calls it, where another architecture has that name here."""
+    older: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Parts of names in the files of transformers -> what it calls them today."""
+
+    def config(self, settings: Settings) -> dict[str, Any]:
+        return config_of(self.classname, self.model_type, self.epsilon, self.special, settings)
+
+    def has_biases(self, modules: Collection[str]) -> dict[str, bool]:
+        """What config.json says of them. ``modules``: those of the first block that have one."""
+        return {key: module in modules for key, module in self.biases.items()}
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(
+        "LlamaForCausalLM", "llama", {**ATTENTION, **BEFORE_MLP, **MLP}, specials.llama, interleaved=True
+    ),
+    "mixtral": Architecture(
+        "MixtralForCausalLM",
+        "mixtral",
+        {**ATTENTION, **BEFORE_MLP, **ROUTED},
+        specials.mixtral,
+        interleaved=True,
+        stacked=EXPERTS,
+        more=("num_local_experts", "num_experts_per_tok"),
+        biases={},
+        file="llama",
+        older={"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."},
+    ),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", {**ATTENTION, **BEFORE_MLP, **MLP}),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", {**ATTENTION, **HEAD_NORMS, **BEFORE_MLP, **MLP}),
+    "qwen2moe": Architecture(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        {**ATTENTION, **BEFORE_MLP, **ROUTED, **SHARED},
+        specials.qwen2moe,
+        stacked=EXPERTS,
+        more=("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"),
+        biases={"qkv_bias": "self_attn.q_proj"},
+    ),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        {**ATTENTION, **HEAD_NORMS, **BEFORE_MLP, **ROUTED},
+        specials.qwen3moe,
+        stacked=EXPERTS,
+        more=("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    ),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        {
+            **ATTENTION,
+            "attn_sinks": "self_attn.sinks",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+        },
+        specials.gpt_oss,
+        stacked=EXPERTS,
+        in_turn=True,
+        more=("num_local_experts", "num_experts_per_tok", "sliding_window"),
+        biased=("attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+    ),
+    "phi3": Architecture(
+        "Phi3ForCausalLM",
+        "phi3",
+        {"attn_norm": "input_layernorm", "attn_output": "self_attn.o_proj", **BEFORE_MLP, **FUSED},
+        specials.phi3,
+        more=("sliding_window",),
+    ),
+    "gemma": Architecture(
+        "GemmaForCausalLM", "gemma", {**ATTENTION, **BEFORE_MLP, **MLP}, norms_less_one=True, gelu=True
+    ),
+    "gemma2": Architecture(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        {**ATTENTION, **FOUR_NORMS, **MLP},
+        specials.gemma2,
+        norms_less_one=True,
+        gelu=True,
+        more=("sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
+    ),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        {**ATTENTION, **HEAD_NORMS, **FOUR_NORMS, **MLP},
+        specials.gemma3,
+        norms_less_one=True,
+        gelu=True,
+        more=("sliding_window", "final_logit_softcapping"),
+    ),
+    "smollm3": Architecture(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        {**ATTENTION, **BEFORE_MLP, **MLP},
+        specials.smollm3,
+        interleaved=True,
+        biases={},
+    ),
+    "granite": Architecture(
+        "GraniteForCausalLM",
+        "granite",
+        {**ATTENTION, **BEFORE_MLP, **MLP},
+        specials.granite,
+        interleaved=True,
+        more=specials.SCALES,
+    ),
+    "olmo2": Architecture(
+        "Olmo2ForCausalLM",
+        "olmo2",
+        {
+            **{leaf: path for leaf, path in ATTENTION.items() if leaf != "attn_norm"},
+            **HEAD_NORMS,
+            "post_attention_norm": "post_attention_layernorm",
+            **MLP,
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        biases={},
+    ),
+    "mistral3": Architecture(
+        "Ministral3ForCausalLM",
+        "ministral3",
+        {**ATTENTION, **BEFORE_MLP, **MLP},
+        specials.mistral3,
+        interleaved=True,
+        biases={},
+    ),
+    "glm4": Architecture(
+        "Glm4ForCausalLM",
+        "glm4",
+        {
+            **ATTENTION,
+            "post_attention_norm": "post_self_attn_layernorm",
+            **BEFORE_MLP,
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        specials.turned,
+        biases={"attention_bias": "self_attn.q_proj"},
+    ),
+    "seed_oss": Architecture(
+        "SeedOssForCausalLM",
+        "seed_oss",
+        {**ATTENTION, "post_attention_norm": "post_attention_layernorm", **MLP},
+        biases={"attention_bias": "self_attn.q_proj"},
+    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5", {**ATTENTION, **BEFORE_MLP, **MLP}, biases={}),
+    "starcoder2": Architecture(
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        {**ATTENTION, **BEFORE_MLP, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        specials.starcoder2,
+        epsilon="norm_epsilon",
+        gelu=True,
+        more=("sliding_window",),
+        biases={"use_bias": "self_attn.q_proj"},
+        biased=("output_norm", "attn_norm", "attn_output", "ffn_norm", "ffn_up", "ffn_down"),
+    ),
+    "cohere2": Architecture(
+        "Cohere2ForCausalLM",
+        "cohere2",
+        {**ATTENTION, **MLP},
+        specials.cohere2,
+        epsilon="layer_norm_eps",
+        tied=True,
+        more=("logit_scale", "sliding_window"),
+        biases={},
+    ),
+}
+
+
+def architecture(said: Mapping[str, Any]) -> Architecture:
+    """Of a file with these settings."""
+    name = said.get("general.architecture")
+    known = [name for name, its in ARCHITECTURES.items() if not its.file]
+    if name not in known:
+        raise CheckpointError(
+            f"the architecture {short(name)} is not read; {', '.join(known)} are (llama is Mistral's and Mixtral's "
+            f"too). Quantize the original model with bitport quantize"
+        )
+    if name == "llama" and said.get("llama.expert_count"):
+        name = "mixtral"
+    if name == "mistral3" and "mistral3.attention.temperature_scale" not in said:
+        name = "llama"  # what Mistral Small 3 computes
+    return ARCHITECTURES[str(name)]

@@ -1,0 +1,138 @@
+"""A config.json in the words that :mod:`bitport.interop.gguf.config` makes of settings: older files, and transformers
+of other times, have others for the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from reprlib import repr as short
+from typing import Any
+
+import torch
+
+from bitport.errors import ArgumentError
+from bitport.interop.gguf.architectures import ARCHITECTURES
+from bitport.interop.gguf.header import shortest
+from bitport.interop.gguf.special import SCALES, layer_types, with_rope
+
+MOST = 1 << 24
+OWN_HEADS = ("qwen3", "gpt-oss", "gemma", "gemma2", "gemma3", "mistral3", "glm4", "seed_oss", "ernie4_5")
+"""Architectures whose heads are not the hidden size cut into pieces: config.json must say head_dim."""
+FEWER = ("mixtral", "qwen2moe", "gpt-oss", "smollm3", "mistral3", "glm4", "seed_oss", "ernie4_5", "starcoder2")
+"""Architectures that have fewer heads of keys and values, if config.json does not say how many."""
+WINDOWS = {"gpt-oss": 2, "gemma2": 2, "gemma3": 6, "cohere2": 4}
+"""How many layers make one that sees everything, where config.json does not say it."""
+THETA = {"gpt-oss": 150000.0, "mixtral": 1e6, "gemma3": 1e6, "smollm3": 2e6, "ernie4_5": 5e5}
+"""Where config.json does not say it, and it is not 10000."""
+TURNED = {"phi3": 1.0, "glm4": 0.5}
+"""Architectures that turn a part of a head -> which, where config.json does not say it."""
+USUAL: dict[str, dict[str, Any]] = {
+    "yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True},
+    "default": {"partial_rotary_factor": 1.0},
+}
+"""Of rotary embeddings, by their type: what says nothing new."""
+
+
+def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` in the words that are read from a file, of which older ones and transformers' own have others."""
+    wanted = dict(config)
+    for key, other in (("num_experts", "num_local_experts"), ("num_local_experts", "num_experts")):
+        if key in ARCHITECTURES[name].more and other in wanted:
+            wanted[key] = wanted.pop(other)
+    if name == "gpt-oss" and wanted.get("experts_per_token") == wanted.get("num_experts_per_tok"):
+        wanted.pop("experts_per_token", None)
+    if name == "granite":
+        for key in SCALES:
+            _default(wanted, key, 1.0)
+    for key in ("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings", "vocab_size"):
+        _check(wanted, key)
+    if wanted.get("head_dim") is None and name not in OWN_HEADS:
+        wanted["head_dim"] = wanted["hidden_size"] // wanted["num_attention_heads"]
+    _check(wanted, "head_dim")
+    if name not in FEWER:
+        _default(wanted, "num_key_value_heads", wanted["num_attention_heads"])
+    _check(wanted, "num_key_value_heads")
+    wanted["rope_parameters"] = _ropes(name, wanted)
+    if name == "phi3" and wanted.get("original_max_position_embeddings") is None:
+        wanted["original_max_position_embeddings"] = wanted["max_position_embeddings"]
+    if name in WINDOWS and wanted.get("layer_types") is None:
+        _default(wanted, "sliding_window_pattern", WINDOWS[name])
+        _check(wanted, "sliding_window_pattern")
+        wanted["layer_types"] = layer_types(wanted["num_hidden_layers"], wanted["sliding_window_pattern"])
+    if name == "smollm3" and wanted.get("no_rope_layers") is None:
+        _default(wanted, "no_rope_layer_interval", 4)
+        _check(wanted, "no_rope_layer_interval")
+        wanted["no_rope_layers"] = with_rope(wanted["num_hidden_layers"], wanted["no_rope_layer_interval"])
+    near = wanted.get("sliding_window")
+    if "sliding_window" not in ARCHITECTURES[name].more and (
+        wanted.get("use_sliding_window") is False or (type(near) is int and near >= wanted["max_position_embeddings"])
+    ):
+        wanted.pop("sliding_window", None)
+    return wanted
+
+
+def _default(wanted: dict[str, Any], key: str, value: Any) -> None:
+    wanted[key] = value if wanted.get(key) is None else wanted[key]
+
+
+def _check(wanted: Mapping[str, Any], key: str) -> None:
+    if type(wanted.get(key)) is not int or not 0 < wanted[key] <= MOST:
+        raise ArgumentError(f"config.json has {key} {short(wanted.get(key))}; it must be a number from 1 to {MOST}")
+
+
+def _ropes(name: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Rotary embeddings as config.json has them today."""
+    said: Any = wanted.get("rope_parameters")
+    scaling, theta = wanted.pop("rope_scaling", None), wanted.pop("rope_theta", None)
+    local, partial = wanted.pop("rope_local_base_freq", None), wanted.pop("partial_rotary_factor", None)
+    if said is None:
+        usual = THETA.get(name, 10000.0)
+        said = {"rope_theta": usual if theta is None else theta, **(scaling if isinstance(scaling, dict) else {})}
+        if name == "gemma3":
+            said = {"full_attention": said, "sliding_attention": {"rope_theta": 10000.0 if local is None else local}}
+    if not isinstance(said, dict):
+        raise ArgumentError(f"config.json has rope_parameters {short(said)}")
+    if name == "gemma3":
+        if not all(isinstance(said.get(kind), dict) for kind in ("full_attention", "sliding_attention")):
+            raise ArgumentError("config.json has no rope_parameters of full_attention and sliding_attention")
+        return {kind: _one_rope(name, said[kind], wanted, None) for kind in ("full_attention", "sliding_attention")}
+    return _one_rope(name, said, wanted, partial)
+
+
+def _one_rope(name: str, said: Mapping[str, Any], wanted: Mapping[str, Any], partial: Any) -> dict[str, Any]:
+    kind = said.get("rope_type", said.get("type", "default"))
+    kind = "longrope" if kind == "su" else kind
+    rope = {key: value for key, value in said.items() if key != "type" and value is not None}
+    rope = {"rope_theta": None, **rope, "rope_type": kind}
+    usual = USUAL.get(kind if isinstance(kind, str) else "", {})
+    if name in TURNED:
+        rope["partial_rotary_factor"] = rope.get("partial_rotary_factor", TURNED[name] if partial is None else partial)
+        usual = {key: value for key, value in usual.items() if key != "partial_rotary_factor"}
+    if name == "mistral3" and rope.get("max_position_embeddings") == wanted["max_position_embeddings"]:
+        del rope["max_position_embeddings"]
+    if kind == "longrope":
+        rope = _longrope(rope, wanted)
+    if kind == "default" and type(rope["rope_theta"]) is float:
+        rope["rope_theta"] = shortest(real(rope["rope_theta"]))  # models take powers of it in float32
+    return {key: value for key, value in rope.items() if key not in usual or usual[key] != value}
+
+
+def _longrope(rope: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """With the factor of attention that transformers computes where config.json does not say it: llama.cpp does not."""
+    most = wanted["max_position_embeddings"]
+    original = rope.get("original_max_position_embeddings", wanted.get("original_max_position_embeddings", most))
+    if type(original) is not int or original < 2:
+        raise ArgumentError(f"config.json has original_max_position_embeddings {short(original)}, of longrope")
+    longer = real(rope.pop("factor", most / original))
+    attention = rope.get("attention_factor", math.sqrt(1 + math.log(max(longer, 1)) / math.log(original)))
+    for key in ("short_factor", "long_factor"):
+        if not isinstance(rope.get(key), list) or not all(type(each) in (int, float) for each in rope[key]):
+            raise ArgumentError(f"config.json has no list of numbers {key}, which longrope needs")
+        rope[key] = torch.tensor(rope[key], dtype=torch.float32).tolist()
+    return rope | {"original_max_position_embeddings": original, "attention_factor": shortest(real(attention))}
+
+
+def real(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ArgumentError(f"config.json has {short(value)} where a number must stand")
+    return float(value)

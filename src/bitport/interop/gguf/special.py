@@ -1,0 +1,190 @@
+"""What single architectures add to the config.json that :mod:`bitport.interop.gguf.config` makes of settings."""
+
+from __future__ import annotations
+
+import math
+from reprlib import repr as short
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.errors import CheckpointError
+from bitport.interop.gguf.config import KEYS, Settings
+
+PERMUTED = "Meta AI original pth"
+"""What old files say of the rows of attn_q and attn_k, which lie so in new ones too."""
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Of all Llama from 3.1 on; files hold the factors that came out, not these."""
+SCALES = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+"""Of granite."""
+LARGEST = {"gemma2": 46, "gemma3": 62}
+"""Layers of the 27B models, whose attention is scaled by hidden size / heads where that of others is by the size of a
+head; llama.cpp tells them by this number too."""
+
+
+def nothing_more(settings: Settings, config: dict[str, Any]) -> None:
+    pass
+
+
+def llama(settings: Settings, config: dict[str, Any]) -> None:
+    layout = settings.get("tensor_data_layout", (str,), PERMUTED)
+    if layout != PERMUTED:
+        raise CheckpointError(f"llama.tensor_data_layout is {short(layout)}; {PERMUTED!r} is read")
+    rope = config["rope_parameters"]
+    if (factors := settings.vector("rope_freqs.weight")) is not None:
+        if rope["rope_type"] != "default":
+            raise CheckpointError(f"the file has rope_freqs.weight and llama.rope.scaling.type, {rope['rope_type']!r}")
+        rope |= _llama3(factors, rope["rope_theta"], config["head_dim"])
+
+
+def _llama3(factors: Tensor, theta: float, head: int) -> dict[str, Any]:
+    """The setting of transformers from which ``factors`` come, [head / 2]."""
+    if len(factors) != head // 2:
+        raise CheckpointError(f"rope_freqs.weight has {len(factors)} numbers, not one for two of the {head} of a head")
+    factor = float(factors.max())
+    if not torch.allclose(llama3_factors(factor, theta, head), factors.double(), rtol=1e-4, atol=0):
+        raise CheckpointError(f"rope_freqs.weight is not what Llama 3.1 and its successors have, with {LLAMA3}")
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+
+
+def llama3_factors(factor: float, theta: float, head: int) -> Tensor:
+    """By what each frequency is divided, float64 [head / 2]: 1 for short waves, ``factor`` for long ones, between them
+    it is reached smoothly."""
+    wave = 2 * math.pi * theta ** (torch.arange(0, head, 2, dtype=torch.float64) / head)
+    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
+    smooth = ((LLAMA3["original_max_position_embeddings"] / wave - low) / (high - low)).clamp(0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
+def smollm3(settings: Settings, config: dict[str, Any]) -> None:
+    config["no_rope_layers"] = with_rope(config["num_hidden_layers"], 4)
+
+
+def with_rope(layers: int, every: int) -> list[int]:
+    """For each layer 1, and 0 for one of ``every``, which turns no head."""
+    return [int((at + 1) % every != 0) for at in range(layers)]
+
+
+def granite(settings: Settings, config: dict[str, Any]) -> None:
+    """rope.scaling.finetuned says there whether heads are turned at all."""
+    if not settings.get("rope.scaling.finetuned", (bool,), True):
+        raise CheckpointError("granite.rope.scaling.finetuned is False, which is a model without rotary embeddings")
+    usual = (1.0, 1.0, config["head_dim"] ** -0.5, ...)
+    config |= {key: settings.real(KEYS[key], default) for key, default in zip(SCALES, usual, strict=True)}
+
+
+def mistral3(settings: Settings, config: dict[str, Any]) -> None:
+    rope = config["rope_parameters"]
+    if rope["rope_type"] != "yarn":
+        raise CheckpointError(f"mistral3 has attention.temperature_scale with yarn alone, not {rope['rope_type']!r}")
+    rope["llama_4_scaling_beta"] = settings.real("attention.temperature_scale")
+    if (both := settings.real("rope.scaling.yarn_log_multiplier", None)) is not None:
+        rope |= {"mscale": 1.0, "mscale_all_dim": both}
+
+
+def turned(settings: Settings, config: dict[str, Any]) -> None:
+    head = config["head_dim"]
+    config["rope_parameters"]["partial_rotary_factor"] = settings.whole("rope.dimension_count", head) / head
+
+
+def starcoder2(settings: Settings, config: dict[str, Any]) -> None:
+    config["sliding_window"] = settings.get(KEYS["sliding_window"], (int,), 0) or None
+
+
+def cohere2(settings: Settings, config: dict[str, Any]) -> None:
+    config["logit_scale"] = settings.real(KEYS["logit_scale"])
+    config["sliding_window"] = settings.whole(KEYS["sliding_window"])
+    config["layer_types"] = _windows(settings, config["num_hidden_layers"], every=4)
+
+
+def phi3(settings: Settings, config: dict[str, Any]) -> None:
+    rope = config["rope_parameters"]
+    turned(settings, config)
+    config["sliding_window"] = settings.get(KEYS["sliding_window"], (int,), 0) or None
+    original = settings.whole("rope.scaling.original_context_length", config["max_position_embeddings"])
+    config["original_max_position_embeddings"] = original
+    attention = settings.real("rope.scaling.attn_factor", None)
+    far, near = (settings.vector(f"rope_factors_{kind}.weight") for kind in ("long", "short"))
+    if far is None or near is None:
+        if rope["rope_type"] != "default" or far is not near or attention is not None:
+            raise CheckpointError("phi3 has rope_factors_long and rope_factors_short, or neither and no scaling")
+        return
+    rope |= {"rope_type": "longrope", "long_factor": far.tolist(), "short_factor": near.tolist()}
+    rope |= {"original_max_position_embeddings": original}
+    rope |= {} if attention is None else {"attention_factor": attention}
+
+
+def mixtral(settings: Settings, config: dict[str, Any]) -> None:
+    llama(settings, config)
+    config |= {key: settings.whole(KEYS[key]) for key in ("num_local_experts", "num_experts_per_tok")}
+
+
+def qwen2moe(settings: Settings, config: dict[str, Any]) -> None:
+    """llama.cpp leaves the weights of the chosen experts as they are; old files do not say how large these are."""
+    config |= {key: settings.whole(KEYS[key]) for key in ("num_experts", "num_experts_per_tok")}
+    whole = config["intermediate_size"]
+    for key, usual in (
+        ("moe_intermediate_size", whole // config["num_experts_per_tok"]),
+        ("shared_expert_intermediate_size", whole),
+    ):
+        config[key] = settings.whole(KEYS[key], usual)
+    config["norm_topk_prob"] = False
+
+
+def qwen3moe(settings: Settings, config: dict[str, Any]) -> None:
+    """llama.cpp divides the weights of the chosen experts by their sum, whatever a file says."""
+    config |= {
+        **{key: settings.whole(KEYS[key]) for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
+        "norm_topk_prob": True,
+    }
+
+
+def gpt_oss(settings: Settings, config: dict[str, Any]) -> None:
+    """The limits of yarn are no whole numbers in the model, whatever a file says: llama.cpp rounds them."""
+    config |= {key: settings.whole(KEYS[key]) for key in ("num_local_experts", "num_experts_per_tok")}
+    config["sliding_window"] = settings.whole(KEYS["sliding_window"])
+    config["layer_types"] = _windows(settings, config["num_hidden_layers"], every=2)
+    same = config["intermediate_size"]
+    if settings.whole("expert_feed_forward_length", same) != same:
+        raise CheckpointError(f"gpt-oss.expert_feed_forward_length is not feed_forward_length, {same}")
+    if config["rope_parameters"]["rope_type"] == "yarn":
+        config["rope_parameters"]["truncate"] = False
+
+
+def gemma2(settings: Settings, config: dict[str, Any]) -> None:
+    _gemma(settings, config, every=2)
+    config["attn_logit_softcapping"] = settings.real(KEYS["attn_logit_softcapping"], 50.0)
+    config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], 30.0)
+
+
+def gemma3(settings: Settings, config: dict[str, Any]) -> None:
+    _gemma(settings, config, every=6)
+    near = {"rope_type": "default", "rope_theta": settings.real("rope.freq_base_swa", 10000.0)}
+    config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
+    config["final_logit_softcapping"] = settings.real(KEYS["final_logit_softcapping"], None)
+
+
+def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
+    """``every``: how many layers make one that sees everything, where the file does not say."""
+    layers = config["num_hidden_layers"]
+    largest = layers == LARGEST[str(settings.architecture)]
+    usual = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
+    config["query_pre_attn_scalar"] = round(settings.real("attention.scale", usual**-0.5) ** -2)
+    config["sliding_window"] = settings.whole(KEYS["sliding_window"])
+    config["layer_types"] = _windows(settings, layers, every)
+
+
+def _windows(settings: Settings, layers: int, every: int) -> list[str]:
+    """See _gemma."""
+    pattern = settings.get("attention.sliding_window_pattern", (int, list), every)
+    if isinstance(pattern, int):
+        return layer_types(layers, pattern or layers + 1)
+    if len(pattern) != layers:
+        raise CheckpointError(f"{settings.architecture}.attention.sliding_window_pattern is not of {layers} layers")
+    return ["sliding_attention" if each else "full_attention" for each in pattern]
+
+
+def layer_types(layers: int, every: int) -> list[str]:
+    """``every``: how many layers make one that sees everything."""
+    return ["sliding_attention" if (at + 1) % every else "full_attention" for at in range(layers)]
