@@ -54,6 +54,15 @@ def test_what_transformers_takes_for_granted(model: str, changes: dict[str, Any]
     assert settings_of({**PUBLISHED[model], **changes}, biased) == settings_of(PUBLISHED[model], biased)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.0])
+def test_scales_of_yarn(scale: float) -> None:
+    config = PUBLISHED["Ministral 3 8B"]
+    rope = {**config["rope_parameters"], "mscale_all_dim": scale}
+    said = settings_of({**config, "rope_parameters": rope}, NONE)
+    assert said.settings["mistral3.rope.scaling.yarn_log_multiplier"] == scale
+    assert said.config["rope_parameters"]["mscale_all_dim"] == scale
+
+
 def test_granite_without_its_scales() -> None:
     """Which are 1 then, that of attention too."""
     said = settings_of({key: value for key, value in PUBLISHED["Granite 3.3 2B"].items() if key not in SCALES}, NONE)

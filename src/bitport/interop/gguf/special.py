@@ -79,8 +79,9 @@ def mistral3(settings: Settings, config: dict[str, Any]) -> None:
     if rope["rope_type"] != "yarn":
         raise CheckpointError(f"mistral3 has attention.temperature_scale with yarn alone, not {rope['rope_type']!r}")
     rope["llama_4_scaling_beta"] = settings.real("attention.temperature_scale")
-    if (both := settings.real("rope.scaling.yarn_log_multiplier", None)) is not None:
-        rope |= {"mscale": 1.0, "mscale_all_dim": both}
+    key = "rope.scaling.yarn_log_multiplier"
+    if (both := settings.get(key, (float,), None)) is not None:
+        rope |= {"mscale": 1.0, "mscale_all_dim": settings.real(key) if both else 0.0}
 
 
 def turned(settings: Settings, config: dict[str, Any]) -> None:
