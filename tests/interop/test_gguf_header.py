@@ -79,7 +79,7 @@ HUGE = 1 << 60
         ([setting("general.alignment", WHOLE, struct.pack("<I", 0))], [], "alignment is 0"),
         ([setting("general.alignment", TEXT, text("x"))], [], "alignment is 'x'"),
         ([], [entry("w", ())], "0 dimensions"),
-        ([], [entry("w", (1, 1, 1, 1, 1))], "5 dimensions"),
+        ([], [entry("w", (1, 1, 1, 1, 1, 1))], "6 dimensions"),
         ([], [entry("w", (2, 48), Q4_0)], "no whole blocks of Q4_0"),
         ([], [entry("w", (0, 32))], "empty"),
         ([], [entry("w", (2,)), entry("w", (2,), F32, 32)], "there twice"),

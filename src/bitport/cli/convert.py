@@ -26,6 +26,7 @@ def add_parser(verbs: Any) -> None:
         "llama-gptq -o llama-bitport",
         "llama-Q4_K_M.gguf -o llama-bitport",
         "llama-Q4_K_M.gguf --scales float16 -o llama-smaller",
+        "flux1-dev-Q4_K_S.gguf --config FLUX/transformer -o flux-transformer",
         "llama-int4 --to compressed-tensors -o llama-for-others",
         "llama-int4 --to gguf -o llama-int4.gguf",
         "deepseek-fp8 --to float -o deepseek-bf16",
@@ -33,7 +34,8 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "source",
         type=location,
-        help="a bitport checkpoint, a quantized Hugging Face directory, a GGUF file, or the directory of one",
+        help="a bitport checkpoint, a quantized Hugging Face directory, a GGUF file, the directory of one, or a "
+        "diffusion model in float8 (.safetensors)",
     )
     verb.add_argument(
         "-o", "--output", type=location, required=True, help="the directory to write, or the file of --to gguf"
@@ -43,6 +45,13 @@ def add_parser(verbs: Any) -> None:
         choices=FORMATS,
         default=BITPORT,
         help="float: a model that is not quantized (default: bitport)",
+    )
+    verb.add_argument(
+        "--config",
+        type=location,
+        metavar="PATH",
+        help="of a diffusion model in GGUF, or in float8 as ComfyUI has it: its config.json as diffusers has it, or "
+        "the directory that holds it",
     )
     verb.add_argument(
         "--scales",
@@ -61,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         args.source,
         args.output,
         to=args.to,
+        config=args.config,
         scales=args.scales,
         shard_size=args.shard_size,
         overwrite=args.overwrite,

@@ -6,7 +6,6 @@ for. It names the manifest alone, in which bitport finds the rest.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +15,8 @@ from torch import nn
 
 from bitport.checkpoint.manifest import DIFFUSERS_INDEX, SAID
 from bitport.checkpoint.source import POINTER
-from bitport.errors import BitportError
+from bitport.interop.component import class_of
 from bitport.schemes import Recipe, Rule, Target
-
-INSTALL = "pip install 'bitport[diffusers]'"
 
 
 def is_component(model: Any) -> bool:
@@ -29,14 +26,7 @@ def is_component(model: Any) -> bool:
 
 def component(root: Path, name: str) -> nn.Module:
     """The model ``name`` that config.json in ``root`` describes, built as the context says."""
-    try:
-        diffusers = importlib.import_module("diffusers")
-    except ModuleNotFoundError as error:
-        raise BitportError(f"{root} is a {name} of diffusers, which is not installed: {INSTALL}") from error
-    found: Any = getattr(diffusers, name, None)
-    is_model = isinstance(found, type) and issubclass(found, diffusers.ModelMixin)
-    if not is_model:
-        raise BitportError(f"{root} is a {name}, which diffusers {diffusers.__version__} does not have: upgrade it")
+    found = class_of(root, name)
     config = {key: value for key, value in found.load_config(root).items() if key != "quantization_config"}
     return found.from_config(config)
 

@@ -23,3 +23,8 @@ def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequ
             f"fetch the checkpoint again"
         )
     return tensor
+
+
+def fits(value: Tensor, dtype: torch.dtype) -> bool:
+    """Whether ``dtype`` holds every number exactly."""
+    return bool(((value.to(dtype).to(value.dtype) == value) | value.isnan()).all())

@@ -57,6 +57,7 @@ def convert(
     target: str | Path,
     *,
     to: str = BITPORT,
+    config: str | Path | None = None,
     scales: str | None = None,
     shard_size: int = SHARD_SIZE,
     progress: bool | None = None,
@@ -71,19 +72,22 @@ def convert(
     ArgumentError where the format cannot hold one, and then nothing is written. Configuration, tokenizer and other
     files come along. ``overwrite``: replace the model that is in ``target``.
 
+    ``config``: of a diffusion model in GGUF, or in float8 as ComfyUI has it (one .safetensors file), which has none:
+    its config.json as diffusers has it, or the directory that holds it. diffusers must be installed then.
+
     ``scales``: "float16" or "bfloat16", to round scales, and zero points that are floats, to that: smaller and faster
     than float32, and what some formats ask for; the notes say what it changed. A checkpoint of bitport may then become
     another one.
     """
     if to not in FORMATS:
         raise ArgumentError(f"cannot write {to!r}; formats are {', '.join(FORMATS)}")
-    path, there = Path(source), Path(target)
+    path, there, described = Path(source), Path(target), None if config is None else Path(config)
     if to == gguf.Writer.name:
-        files = source_of(path)
+        files = source_of(path, described)
         _check_file(files, there, overwrite)
         return _to_gguf(_narrowed(files, scales), there, progress)
     _check_target(path, there, to, overwrite)
-    files = source_of(path)
+    files = source_of(path, described)
     if files.format == to == BITPORT and scales is None:
         raise ArgumentError(f"{path} is a checkpoint of bitport already")
     write = _to_bitport if to == BITPORT else _to_others

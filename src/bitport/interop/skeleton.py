@@ -54,10 +54,7 @@ def shapes_of(config: Mapping[str, Any], tensors: int) -> dict[str, tuple[int, .
             f"the files do not hold the shapes of their weights; transformers knows them by config.json, and it "
             f"is not installed: {INSTALL}"
         ) from error
-    parts = (config, *(part for part in config.values() if isinstance(part, dict)))
-    counts = [value for part in parts for key, value in part.items() if "layer" in key and type(value) is int]
-    if max(counts, default=0) > tensors:
-        raise CheckpointError(f"config.json describes {max(counts)} layers, and its files have {tensors} tensors")
+    check_layers(config, tensors)
     kept = {key: value for key, value in config.items() if key not in LEFT_OUT}
     bad_config = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     try:
@@ -72,3 +69,10 @@ def shapes_of(config: Mapping[str, Any], tensors: int) -> dict[str, tuple[int, .
             f"the files do not hold the shapes of these weights, and transformers makes no causal language model of "
             f"config.json, from which they would follow: {' '.join(str(error).split())}"
         ) from error
+
+
+def check_layers(config: Mapping[str, Any], tensors: int) -> None:
+    parts = (config, *(part for part in config.values() if isinstance(part, dict)))
+    counts = [value for part in parts for key, value in part.items() if "layer" in key and type(value) is int]
+    if max(counts, default=0) > tensors:
+        raise CheckpointError(f"config.json describes {max(counts)} layers, and its files have {tensors} tensors")

@@ -19,9 +19,10 @@ from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.source import Source, carried
 from bitport.errors import ArgumentError, BitportError, CheckpointError
-from bitport.interop import gguf
+from bitport.interop import gguf, scaled_float8
 from bitport.interop.codec import Described, Reader, Weight, kind_of
 from bitport.interop.formats import READERS
+from bitport.interop.scaled_float8 import ScaledFloat8
 from bitport.interop.skeleton import shapes_of
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
@@ -69,9 +70,10 @@ class Foreign:
                 f"come with a config.json"
             )
         if said is None:
+            float8 = any(held.dtype in scaled_float8.FLOAT8 for held in self.files.tensors.values())
             raise CheckpointError(
                 f"{path} does not say that it is quantized (quantization_config in config.json): quantize it with "
-                f"bitport quantize"
+                f"bitport quantize{'; if it is a diffusion model in float8, give its --config' if float8 else ''}"
             )
         self.path, self.format = path, str(said.get("quant_method"))
         if self.format not in READERS:
@@ -189,10 +191,21 @@ class Own:
         return carried(self.path, quantization)
 
 
-def source_of(path: Path) -> Readable:
-    if (path / MANIFEST).is_file():
+def source_of(path: Path, config: Path | None = None) -> Readable:
+    """``config``: as for :func:`bitport.interop.convert`."""
+    ours = (path / MANIFEST).is_file()
+    model = None if ours else gguf.model_at(path)
+    if config is not None:
+        if model is not None:
+            return gguf.Diffusion(model, config)
+        if path.suffix == scaled_float8.SUFFIX:
+            return ScaledFloat8(path, config)
+        raise ArgumentError(
+            f"--config is for diffusion models in GGUF, or in float8 in one {scaled_float8.SUFFIX} file, which have "
+            f"none; {path} is no such: leave it out"
+        )
+    if ours:
         return Own(path)
-    model = gguf.model_at(path)
     return Foreign(path) if model is None else gguf.Gguf(model)
 
 

@@ -256,7 +256,8 @@ def architecture(said: Mapping[str, Any]) -> Architecture:
     if name not in known:
         raise CheckpointError(
             f"the architecture {short(name)} is not read; {', '.join(known)} are (llama is Mistral's and Mixtral's "
-            f"too). Quantize the original model with bitport quantize"
+            f"too). A diffusion model needs the config.json that diffusers has of it (--config); of others quantize "
+            f"the original with bitport quantize"
         )
     if name == "llama" and said.get("llama.expert_count"):
         name = "mixtral"

@@ -30,7 +30,8 @@ LONGEST = 1 << 26
 """Bytes before the data, at most: a vocabulary of 262144 tokens with its merges takes a fifth."""
 VERSIONS = (2, 3)
 ALIGNMENT = 32
-DIMENSIONS = 4
+DIMENSIONS = 5
+"""ggml has up to 4; convolutions of video models are written with 5."""
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a setting -> how struct calls it."""
 WHOLE, SIGNED, REAL, TRUTH, TEXT, ARRAY = 4, 5, 6, 7, 8, 9
@@ -191,7 +192,7 @@ def shortest(number: float) -> float:
 def _entry(cursor: Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = cursor.text(), cursor.numbers("I")[0]
     if not 1 <= dimensions <= DIMENSIONS:
-        raise CheckpointError(f"{name} has {dimensions} dimensions; ggml has 1 to {DIMENSIONS}")
+        raise CheckpointError(f"{name} has {dimensions} dimensions; 1 to {DIMENSIONS} are read")
     shape = cursor.numbers("Q", dimensions)[::-1]
     return name, shape, cursor.numbers("I")[0], cursor.numbers("Q")[0]
 

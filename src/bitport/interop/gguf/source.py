@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from bitport.checkpoint.manifest import shortened
 from bitport.errors import ArgumentError, CheckpointError
+from bitport.interop.checks import fits
 from bitport.interop.codec import Described, kind_of
 from bitport.interop.gguf import grids
 from bitport.interop.gguf.architectures import architecture
-from bitport.interop.gguf.blocks import BLOCKS, FLOATS, decoded
+from bitport.interop.gguf.blocks import BLOCKS, FLOATS, Block, decoded
 from bitport.interop.gguf.config import Settings
+from bitport.interop.gguf.header import Stored
 from bitport.interop.gguf.names import CONFIGURING, Piece, in_order, pieces, together
 from bitport.interop.gguf.parts import read_model
 from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
@@ -50,14 +52,7 @@ class Gguf:
             raise CheckpointError(f"{path}: {error}") from error
         if EMBEDDING not in shapes:
             raise CheckpointError(f"{path} has no token_embd.weight; it holds no whole model")
-        types = sorted({stored.type for stored in header.tensors.values()})
-        if not any(kind in BLOCKS for kind in types):
-            raise CheckpointError(
-                f"{path} holds no quantized weight, only {', '.join(types)}: quantize the original model with bitport "
-                f"quantize"
-            )
-        if gridded := [kind for kind in types if kind in grids.TYPES]:
-            grids.library(f"{path} ({', '.join(gridded)})")
+        check_types(path, header.tensors)
         vocabulary = shapes[EMBEDDING][0]
         for key in ("bos_token_id", "pad_token_id"):
             if (self.config[key] or 0) >= vocabulary:
@@ -85,8 +80,7 @@ class Gguf:
         for piece in self.pieces:
             if block := BLOCKS.get(piece.stored[0].type):
                 shape, name = _shape(piece), piece.name
-                parts = frozenset({"qdata", "scale"} | ({"zero"} if block.scheme.weight.zero != "none" else set()))
-                yield Described(name, block.scheme, shape, kind_of(name, shape), piece.transposed, parts)
+                yield Described(name, block.scheme, shape, kind_of(name, shape), piece.transposed, parts_of(block))
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         said = {**self.config, **quantization}
@@ -110,17 +104,38 @@ class Gguf:
         return next((half for half in halves if all(_fits(piece, half) for piece in floats)), torch.float32)
 
     def _notes(self) -> Iterator[str]:
-        types = dict.fromkeys(stored.type for piece in self.pieces for stored in piece.stored)
-        if cast := [kind for kind in types if FLOATS.get(kind, self.dtype) != self.dtype]:
-            yield f"float tensors ({', '.join(cast)}) are kept as {self.dtype}, which holds each number exactly"
-        sums = [kind for kind in types if kind in BLOCKS and BLOCKS[kind].scheme.weight.zero == "float"]
-        if sums:
-            yield (
-                f"{', '.join(sums)}: the minimum of a block is kept as a zero point, rounded to float32, so weights "
-                f"differ from those of llama.cpp by at most 2^-24 of that minimum and 3 * 2^-24 of themselves"
-            )
+        yield from type_notes((stored.type for piece in self.pieces for stored in piece.stored), self.dtype)
         if rounded := [piece.name for piece in self.pieces if piece.less_one and _inexact(piece)]:
             yield f"weights of norms, less 1, are rounded to float32, by at most 2^-24: {shortened(rounded, 3)}"
+
+
+def type_notes(stored: Iterable[str], dtype: torch.dtype) -> Iterator[str]:
+    """``stored``: types of tensors; ``dtype``: of the model."""
+    types = dict.fromkeys(stored)
+    if cast := [kind for kind in types if FLOATS.get(kind, dtype) != dtype]:
+        yield f"float tensors ({', '.join(cast)}) are kept as {dtype}, which holds each number exactly"
+    if sums := [kind for kind in types if kind in BLOCKS and BLOCKS[kind].scheme.weight.zero == "float"]:
+        yield (
+            f"{', '.join(sums)}: the minimum of a block is kept as a zero point, rounded to float32, so weights "
+            f"differ from those of llama.cpp by at most 2^-24 of that minimum and 3 * 2^-24 of themselves"
+        )
+
+
+def check_types(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """That there is something to convert, and what reading it takes."""
+    types = sorted({stored.type for stored in tensors.values()})
+    if not any(kind in BLOCKS for kind in types):
+        raise CheckpointError(
+            f"{path} holds no quantized weight, only {', '.join(types)}: quantize the original model with "
+            f"bitport quantize"
+        )
+    if gridded := [kind for kind in types if kind in grids.TYPES]:
+        grids.library(f"{path} ({', '.join(gridded)})")
+
+
+def parts_of(block: Block) -> frozenset[str]:
+    """What a weight of such blocks has in bitport's form."""
+    return frozenset({"qdata", "scale"} | ({"zero"} if block.scheme.weight.zero != "none" else set()))
 
 
 def biased_modules(names: Iterable[str]) -> set[str]:
@@ -179,8 +194,7 @@ def _floats(piece: Piece) -> Tensor:
 def _fits(piece: Piece, dtype: torch.dtype) -> bool:
     if FLOATS[piece.stored[0].type] == dtype:
         return True
-    value = _floats(piece)
-    return bool(((value.to(dtype).to(value.dtype) == value) | value.isnan()).all())
+    return fits(_floats(piece), dtype)
 
 
 def _inexact(piece: Piece) -> bool:

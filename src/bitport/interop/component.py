@@ -1,0 +1,183 @@
+"""A model of diffusers as its config.json describes it, without numbers, and how diffusers makes it of a file whose
+tensors have the names that its authors gave them ("single files", which ComfyUI has)."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitport.checkpoint.manifest import DIFFUSERS_INDEX, SAID, shortened
+from bitport.checkpoint.source import COMPONENT, FETCH, PIPELINE, POINTER, QUANTIZATION, json_object
+from bitport.errors import BitportError, CheckpointError
+from bitport.interop.skeleton import FACTOR, SPARE, UNREADABLE, Bounded, check_layers
+from bitport.interop.tracing import Made, traced
+from bitport.nn.targets import WEIGHTS
+
+INSTALL = "pip install 'bitport[diffusers]'"
+PREFIX = "model.diffusion_model."
+"""What names begin with in files that hold more of a pipeline, and in some that do not: where any does, all other
+tensors belong to other models."""
+
+
+class Component:
+    """``path``: a config.json, or the directory that holds it. ``tensors``: how many the file of the model has."""
+
+    def __init__(self, path: Path, tensors: int) -> None:
+        file = _config_file(path)
+        self.said = {key: value for key, value in json_object(file).items() if key not in QUANTIZATION}
+        self.name = self.said.get(COMPONENT)
+        if not isinstance(self.name, str):
+            raise CheckpointError(
+                f"{file} does not name a class of diffusers ({COMPONENT}): give the config.json of the model in the "
+                f"form of diffusers, as it lies in the folder transformer or unet of its pipeline"
+            )
+        found = class_of(file, self.name)
+        self.mapping = _mapping(found, file)
+        check_layers(self.said, tensors)
+        try:
+            with torch.device("meta"), Bounded(FACTOR * tensors + SPARE):
+                self.model = found.from_config(self.said)
+        except CheckpointError:
+            raise
+        except UNREADABLE as error:
+            raise CheckpointError(f"{file} describes no {self.name} that diffusers can make: {_told(error)}") from error
+        self.shapes = {name: tuple(value.shape) for name, value in self.model.state_dict().items()}
+        self.quantizable = {
+            f"{name}.{parameter}"
+            for name, module in self.model.named_modules(remove_duplicate=False)
+            for kind, parameter, _ in WEIGHTS
+            if isinstance(module, kind)
+        }
+
+    def made_of(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Made]:
+        """The tensors of the model, in its order. ``shapes``: of those in the file."""
+        marked = [name for name in shapes if name.startswith(PREFIX)]
+        keys = {name.removeprefix(PREFIX): name for name in marked or shapes}
+        try:
+            made = self._mapped(keys, shapes)
+        except CheckpointError:
+            made = {}
+        made = made or self._mapped({PREFIX + key: name for key, name in keys.items()}, shapes)
+        ignored = self.model._keys_to_ignore_on_load_unexpected or ()
+        unused = {name for name in made.keys() - self.shapes.keys() if any(re.search(each, name) for each in ignored)}
+        self._check({name: each for name, each in made.items() if name not in unused})
+        return {name: made[name] for name in self.shapes}
+
+    def files(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
+        """See :class:`bitport.interop.sources.Readable`, others()."""
+        yield Path("config.json"), json.dumps({**self.said, **quantization}, indent=2) + "\n"
+        if quantization == {"quantization_config": SAID}:
+            yield Path(DIFFUSERS_INDEX), POINTER
+
+    def _mapped(self, keys: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Made]:
+        """``keys``: what diffusers is told as the name of a tensor -> its name."""
+        if keys.keys() == self.shapes.keys():
+            function: Callable[..., Any] = dict
+        else:
+            function = functools.partial(_called, self.mapping, dict(self.model.config))
+        told = {key: shapes[name] for key, name in keys.items()}
+        try:
+            made = traced(function, told)
+        except UNREADABLE as error:
+            raise CheckpointError(
+                f"its tensors are not those of a {self.name} as diffusers knows them ({_told(error)}): is the "
+                f"configuration that of another model?"
+            ) from error
+        traceable = all(each.runs is not None for each in made.values())
+        used = {run.name for each in made.values() for run in each.runs or ()}
+        left = {key: shape for key, shape in told.items() if key not in used}
+        if traceable and (twice := sorted(_alone(function, left).keys() & made.keys())):
+            lost = shortened([keys[key] for key in left], 3)
+            raise CheckpointError(
+                f"of its tensors {lost} and another become {twice[0]} in diffusers: take another file"
+            )
+        return {name: _renamed(each, keys) for name, each in made.items()}
+
+    def _check(self, found: Mapping[str, Made]) -> None:
+        other = [
+            f"{name} (file {[*each.shape]}, model {[*self.shapes[name]]})"
+            for name, each in found.items()
+            if name in self.shapes and _inner(each.shape) != _inner(self.shapes[name])
+        ]
+        wrong = {
+            "missing in it": sorted(self.shapes.keys() - found.keys()),
+            "unknown to the model": sorted(found.keys() - self.shapes.keys()),
+            "of another shape": sorted(other),
+        }
+        if said := [f"{len(names)} {what}: {shortened(names, 3)}" for what, names in wrong.items() if names]:
+            raise CheckpointError(f"it does not fit the {self.name} of the configuration. {'; '.join(said)}")
+        if computed := [name for name, each in found.items() if each.runs is None]:
+            raise CheckpointError(
+                f"diffusers computes {shortened(computed, 3)} from its numbers, or takes columns of them; rows can be "
+                f"brought alone. Quantize the model in the form of diffusers: bitport quantize"
+            )
+
+
+def class_of(root: Path, name: str) -> Any:
+    """The class ``name`` of models of diffusers, which config.json in ``root`` names."""
+    try:
+        diffusers = importlib.import_module("diffusers")
+    except ModuleNotFoundError as error:
+        raise BitportError(f"{root} is a {name} of diffusers, which is not installed: {INSTALL}") from error
+    found: Any = getattr(diffusers, name, None)
+    if not (isinstance(found, type) and issubclass(found, diffusers.ModelMixin)):
+        raise CheckpointError(f"{root} is a {name}, which diffusers {diffusers.__version__} does not have: upgrade it")
+    return found
+
+
+def _config_file(path: Path) -> Path:
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; {FETCH}")
+    if not path.is_dir():
+        return path
+    if (path / PIPELINE).is_file():
+        parts = sorted(str(each.parent) for each in path.glob("*/config.json"))
+        raise CheckpointError(f"{path} is a pipeline of diffusers; give one of its models: {shortened(parts)}")
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path} has no config.json; {FETCH}")
+    return path / "config.json"
+
+
+def _mapping(found: Any, file: Path) -> Callable[..., Any]:
+    table = importlib.import_module("diffusers.loaders.single_file_model").SINGLE_FILE_LOADABLE_CLASSES
+    name = next((each.__name__ for each in found.__mro__ if each.__name__ in table), None)
+    if name is None:
+        raise CheckpointError(
+            f"{file} is a {found.__name__}, which diffusers reads from no single file; it does {', '.join(table)}"
+        )
+    function: Callable[..., Any] = table[name]["checkpoint_mapping_fn"]
+    return function
+
+
+def _called(mapping: Callable[..., Any], config: dict[str, Any], tensors: dict[str, Any]) -> Any:
+    return mapping(config=config, checkpoint=tensors)
+
+
+def _renamed(made: Made, names: Mapping[str, str]) -> Made:
+    runs = None if made.runs is None else tuple(run._replace(name=names[run.name]) for run in made.runs)
+    return made._replace(runs=runs)
+
+
+def _alone(function: Callable[..., Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Made]:
+    """What is made of tensors that others have taken the place of. Functions that ask for all tensors of a model take
+    each by its name, and then there are none."""
+    try:
+        return traced(function, shapes) if shapes else {}
+    except UNREADABLE:
+        return {}
+
+
+def _inner(shape: tuple[int, ...]) -> list[int]:
+    """Without dimensions of 1, some of which ggml leaves out."""
+    return [size for size in shape if size != 1]
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,177 @@
+"""GGUF files of diffusion models as a model of diffusers.
+
+They have the tensors of the model's first publication under their names there, and no configuration. A tensor whose
+rows are no whole blocks may lie in rows of another length; its shape is then a setting,
+``comfy.gguf.orig_shape.<name>``. So what a tensor is made of is counted in numbers, row after row, and not in rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.manifest import shortened
+from bitport.errors import ArgumentError, CheckpointError
+from bitport.interop.checks import fits
+from bitport.interop.codec import Described, kind_of
+from bitport.interop.component import Component
+from bitport.interop.gguf.architectures import ARCHITECTURES
+from bitport.interop.gguf.blocks import BLOCKS, FLOATS, Block, decoded
+from bitport.interop.gguf.header import Header, Stored
+from bitport.interop.gguf.parts import read_model
+from bitport.interop.gguf.source import check_types, parts_of, type_notes
+from bitport.interop.tracing import Made, Run
+from bitport.tensor import from_parts
+
+SHAPE = "comfy.gguf.orig_shape."
+MOST_DIMENSIONS = 8
+
+
+class Cut(NamedTuple):
+    """Numbers of a stored tensor. ``stored``: its blocks that hold them, one a row, or numbers; ``skip``: of those in
+    the first block."""
+
+    stored: Stored
+    skip: int
+    size: int
+
+
+class Piece(NamedTuple):
+    """One tensor of the model. ``cuts``: one after the other. ``block``: None for floats; ``whole``: each row is whole
+    blocks, and the module takes it as it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    cuts: tuple[Cut, ...]
+    block: Block | None
+    whole: bool
+
+
+class Diffusion:
+    """``path``: the file of a model, or the first of several; ``config``: a config.json of diffusers, or the directory
+    that holds it. The dtype of the model is chosen as by :class:`bitport.interop.gguf.source.Gguf`; numbers of weights
+    that cannot stay quantized ask for float32."""
+
+    format = "gguf"
+
+    def __init__(self, path: Path, config: Path) -> None:
+        self.path = path
+        header = read_model(path)
+        name = header.settings.get("general.architecture")
+        if isinstance(name, str) and name in ARCHITECTURES:
+            raise ArgumentError(
+                f"{path} is a language model ({name}), which says its own configuration: give no config"
+            )
+        check_types(path, header.tensors)
+        self.component = Component(config, len(header.tensors))
+        try:
+            made = self.component.made_of(_shapes(header))
+            self.pieces = [_piece(name, each, header.tensors, self.component) for name, each in made.items()]
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        self.tied: dict[str, str] = {}
+        self.nbytes = sum(stored.nbytes for stored in header.tensors.values())
+        self.dtype = self._dtype()
+        used = {run.name for each in made.values() for run in each.runs or ()}
+        self.notes = list(self._notes([name for name in header.tensors if name not in used]))
+
+    def names(self) -> list[str]:
+        return [piece.name for piece in self.pieces]
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        for piece in self.pieces:
+            yield piece.name, self._read(piece)
+
+    def described(self) -> Iterator[Described]:
+        for name, shape, _, block, whole in self.pieces:
+            if block and whole:
+                yield Described(name, block.scheme, shape, kind_of(name, shape), False, parts_of(block))
+
+    def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
+        return self.component.files(quantization)
+
+    def _read(self, piece: Piece) -> Tensor:
+        _, shape, cuts, block, whole = piece
+        try:
+            if block is None or not whole:
+                return torch.cat([_floats(cut, block).to(self.dtype) for cut in cuts]).reshape(shape)
+            raw = torch.cat([cut.stored.read() for cut in cuts]).reshape(shape[0], -1)
+            return from_parts(decoded(block, raw), block.scheme, shape=shape, dtype=self.dtype)
+        except (ArgumentError, CheckpointError) as error:
+            raise CheckpointError(f"{self.path}: {cuts[0].stored.name}: {error}") from error
+
+    def _dtype(self) -> torch.dtype:
+        if any(piece.block and not piece.whole for piece in self.pieces):
+            return torch.float32
+        cuts = [cut for piece in self.pieces if piece.block is None for cut in piece.cuts]
+        halves = (torch.bfloat16, torch.float16)
+        return next((half for half in halves if all(_fits(cut, half) for cut in cuts)), torch.float32)
+
+    def _notes(self, left: list[str]) -> Iterator[str]:
+        yield from type_notes((cut.stored.type for piece in self.pieces for cut in piece.cuts), self.dtype)
+        if floats := [piece.name for piece in self.pieces if piece.block and not piece.whole]:
+            yield (
+                f"not quantized any more, but floats, as bitport holds blocks within rows of linear, convolution and "
+                f"embedding layers: {shortened(floats, 3)}"
+            )
+        if left:
+            yield f"left out: {shortened(left, 3)}, which the model of diffusers does not have"
+
+
+def _shapes(header: Header) -> dict[str, tuple[int, ...]]:
+    """Of the tensors, as they were before they were written."""
+    found = {}
+    for name, stored in header.tensors.items():
+        said = header.settings.get(SHAPE + name, list(stored.shape))
+        whole = isinstance(said, list) and all(type(size) is int and size > 0 for size in said)
+        if not whole or len(said) > MOST_DIMENSIONS or math.prod(said) != math.prod(stored.shape):
+            raise CheckpointError(
+                f"{SHAPE}{name} is {short(said)}, and must be the sizes of {math.prod(stored.shape)} numbers"
+            )
+        found[name] = tuple(said)
+    return found
+
+
+def _piece(name: str, made: Made, tensors: Mapping[str, Stored], component: Component) -> Piece:
+    assert made.runs is not None
+    types = {tensors[run.name].type for run in made.runs}
+    block = BLOCKS.get(next(iter(types)))
+    if len(types) > 1 and not types.issubset(FLOATS):
+        told = ", ".join(f"{run.name} {tensors[run.name].type}" for run in made.runs)
+        raise CheckpointError(f"{name} is made of tensors of one type, not of {told}")
+    shape = component.shapes[name]
+    cuts = tuple(_cut(tensors[run.name], run, block.elements if block else 1) for run in made.runs)
+    whole = block is not None and name in component.quantizable and math.prod(shape[1:]) % block.elements == 0
+    if whole:
+        row = math.prod(shape[1:])
+        whole = all(run.first % row == run.end % row == 0 for run in made.runs)
+    return Piece(name, shape, cuts, block, whole)
+
+
+def _cut(stored: Stored, run: Run, elements: int) -> Cut:
+    """``elements``: of a block."""
+    first, end = run.first // elements, -(-run.end // elements)
+    nbytes = stored.nbytes * elements // math.prod(stored.shape)
+    shape = (end - first, elements) if elements > 1 else (end - first,)
+    part = dataclasses.replace(stored, shape=shape, start=stored.start + first * nbytes, nbytes=(end - first) * nbytes)
+    return Cut(part, run.first - first * elements, run.end - run.first)
+
+
+def _floats(cut: Cut, block: Block | None) -> Tensor:
+    value = cut.stored.read()
+    if block is not None:
+        value = from_parts(
+            decoded(block, value), block.scheme, shape=cut.stored.shape, dtype=torch.float32
+        ).dequantize()
+    return value.flatten()[cut.skip : cut.skip + cut.size]
+
+
+def _fits(cut: Cut, dtype: torch.dtype) -> bool:
+    return FLOATS[cut.stored.type] == dtype or fits(cut.stored.read(), dtype)

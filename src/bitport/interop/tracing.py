@@ -1,0 +1,98 @@
+"""Of which numbers of the tensors in a file the tensors of a model consist, where a function of another library makes
+the one of the other.
+
+The function is run once, on tensors without numbers. All of them lie in one space of addresses, a meta tensor that no
+memory could hold; whatever the function renames, cuts and reshapes tells by its address and strides what it is. What it
+puts below each other gets an address of its own::
+
+    qkv                            [6, 4] at 0
+    q, k, v = qkv.chunk(3)         k is [2, 4] at 8: the numbers 8 to 16 of qkv
+    torch.cat([k, q])              [4, 4] at 24: the numbers 8 to 16 of qkv, then 0 to 8
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+SIZE = 1 << 60
+"""Numbers in the space."""
+JOINS = (torch.cat, torch.concat, torch.concatenate)
+
+
+class Run(NamedTuple):
+    """Numbers of the tensor ``name``, counted row after row."""
+
+    name: str
+    first: int
+    end: int
+
+
+class Made(NamedTuple):
+    """``runs``: one after the other; None where it is not numbers of the file in runs (sums, columns, transposed)."""
+
+    shape: tuple[int, ...]
+    runs: tuple[Run, ...] | None
+
+
+def traced(
+    function: Callable[[dict[str, Tensor]], Mapping[str, Any]], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Made]:
+    """What ``function`` makes of tensors of these ``shapes``, by the names that it gives them."""
+    space = Space()
+    given = {name: space.place(shape, (Run(name, 0, math.prod(shape)),)) for name, shape in shapes.items()}
+    with space:
+        made = function(given)
+    if space.base._version:  # numbers were changed in their place
+        return {name: Made(tuple(value.shape), None) for name, value in made.items() if isinstance(value, Tensor)}
+    return {
+        name: Made(tuple(value.shape), space.runs(value)) for name, value in made.items() if isinstance(value, Tensor)
+    }
+
+
+class Space(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = torch.empty(SIZE, dtype=torch.bfloat16, device="meta")
+        self.end = 0
+        self.starts: list[int] = []
+        self.held: list[tuple[Run, ...]] = []
+        """What lies at each start."""
+
+    def place(self, shape: tuple[int, ...], runs: tuple[Run, ...]) -> Tensor:
+        start, self.end = self.end, self.end + math.prod(shape)
+        self.starts.append(start)
+        self.held.append(runs)
+        return self.base[start : self.end].view(shape)
+
+    def runs(self, tensor: Tensor) -> tuple[Run, ...] | None:
+        """See :class:`Made`."""
+        inside = tensor.untyped_storage().nbytes() == self.base.untyped_storage().nbytes()
+        if not inside or tensor.dtype != self.base.dtype or not tensor.is_contiguous():
+            return None
+        at = int(tensor.storage_offset())
+        place = bisect.bisect_right(self.starts, at) - 1
+        skip, left = at - self.starts[place], tensor.numel()
+        found = []
+        for name, first, end in self.held[place]:
+            run = Run(name, min(first + skip, end), min(first + skip + left, end))
+            skip, left = max(0, skip - (end - first)), left - (run.end - run.first)
+            found += [run] if run.end > run.first else []
+        return None if left else tuple(found)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return self._joined(made, *args, **(kwargs or {})) if func in JOINS else made
+
+    def _joined(self, made: Tensor, tensors: Any, dim: int = 0) -> Tensor:
+        runs = [self.runs(tensor) for tensor in tensors]
+        known = [each for each in runs if each is not None]
+        below = dim in (0, -made.dim()) and len(known) == len(runs)
+        return self.place(tuple(made.shape), tuple(itertools.chain(*known))) if below else made
