@@ -173,6 +173,19 @@ def test_what_is_no_layer_becomes_floats(tmp_path: Path) -> None:
     assert_same_numbers(tmp_path / "wan-out", mapped(original.model(), values), rounded=tables)
 
 
+def test_types_that_are_read_by_grids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which come from the library gguf: without it, an error says so before anything is written."""
+    kinds = {r".*attn.*weight": "IQ4_XS", r".*ffn.*weight": "IQ3_S", r"head\.head\.weight": "IQ2_XXS"}
+    path, config, _, wanted = made("wan", tmp_path, kinds)
+    convert(path, tmp_path / "out", config=config, progress=False)
+    tensors = assert_same_numbers(tmp_path / "out", wanted)
+    assert isinstance(tensors["proj_out.weight"], QTensor)
+    monkeypatch.setitem(sys.modules, "gguf.quants", None)
+    with pytest.raises(BitportError, match=r"IQ2_XXS, IQ3_S.*pip install 'bitport\[gguf\]'"):
+        convert(path, tmp_path / "again", config=config, progress=False)
+    assert not (tmp_path / "again").exists()
+
+
 @pytest.mark.parametrize(
     ("kinds", "dtype"),
     [
