@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bitport.checkpoint.source import Held
 from bitport.interop.codec import Reader
+from bitport.interop.sources import Readable, description
 from bitport.tensor import QTensor
 
 
@@ -27,6 +28,14 @@ def read(reader: Reader, tensors: dict[str, Tensor]) -> dict[str, QTensor]:
         assert isinstance(q, QTensor)
         found[weight.name] = q
     return found
+
+
+def assert_described(files: Readable) -> None:
+    """What it says of its weights is what comes of them."""
+    tensors = dict(files.items())
+    assert list(tensors) == files.names()
+    quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, QTensor)}
+    assert {q.name: q for q in files.described()} == {name: description(name, q) for name, q in quantized.items()}
 
 
 def words(codes: np.ndarray, bits: int) -> np.ndarray:

@@ -19,9 +19,10 @@ from bitport.interop import convert
 from bitport.interop.gguf import Gguf
 from bitport.interop.gguf import tokenizer as gguf_tokenizer
 from bitport.interop.gguf.header import read_header
-from bitport.interop.sources import Own, description
+from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
+from .files import assert_described
 from .gguf_files import SIZES, gguf, model_of, transformers, write
 
 huggingface = pytest.importorskip("bitport.integrations.huggingface")
@@ -220,10 +221,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_is_described_is_what_comes(llama: Path) -> None:
     files = Gguf(llama)
-    tensors = dict(files.items())
-    assert list(tensors) == files.names()
-    quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, QTensor)}
-    assert {q.name: q for q in files.described()} == {name: description(name, q) for name, q in quantized.items()}
+    assert_described(files)
     assert sum(stored.nbytes for piece in files.pieces for stored in piece.stored) == files.nbytes
 
 

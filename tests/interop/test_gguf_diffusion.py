@@ -18,7 +18,7 @@ from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.integrations.huggingface import load_model
 from bitport.interop import convert
 from bitport.interop.gguf import Diffusion
-from bitport.interop.sources import Own, description
+from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from .diffusion_files import (
@@ -33,7 +33,7 @@ from .diffusion_files import (
     with_config,
     write,
 )
-from .files import assert_same
+from .files import assert_described, assert_same
 from .gguf_files import gguf
 
 import bitport.integrations.diffusers  # noqa: F401  # isort: skip
@@ -226,11 +226,7 @@ def test_what_is_written(tmp_path: Path) -> None:
 
 def test_what_is_described_is_what_comes(tmp_path: Path) -> None:
     path, config, _, _ = made("wan", tmp_path)
-    files = Diffusion(path, config)
-    tensors = dict(files.items())
-    assert list(tensors) == files.names()
-    quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, QTensor)}
-    assert {q.name: q for q in files.described()} == {name: description(name, q) for name, q in quantized.items()}
+    assert_described(Diffusion(path, config))
 
 
 def test_to_others(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from bitport.cli.main import main
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import convert
 from bitport.interop.scaled_float8 import ScaledFloat8
-from bitport.interop.sources import Own, description
+from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
 from .diffusion_files import ORIGINALS, answer, described, mapped, random, shapes_of
+from .files import assert_described
 
 import bitport.integrations.diffusers  # noqa: F401  # isort: skip
 
@@ -67,11 +68,7 @@ def test_numbers_and_answers(name: str, prefix: str, tmp_path: Path) -> None:
 
 def test_what_is_described_is_what_comes(tmp_path: Path) -> None:
     path, config, _, _ = made("sd3", tmp_path)
-    files = ScaledFloat8(path, config)
-    tensors = dict(files.items())
-    assert list(tensors) == files.names()
-    quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, QTensor)}
-    assert {q.name: q for q in files.described()} == {name: description(name, q) for name, q in quantized.items()}
+    assert_described(ScaledFloat8(path, config))
     assert convert(path, tmp_path / "float", to="float", config=config, progress=False).written == "float"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +23,12 @@ def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequ
             f"fetch the checkpoint again"
         )
     return tensor
+
+
+def dtype_of_all(holds: Callable[[torch.dtype], bool]) -> torch.dtype:
+    """Of a model whose files do not say it: the first of bfloat16, float16 and float32 that ``holds`` every float.
+    float32 is not asked for."""
+    return next((half for half in (torch.bfloat16, torch.float16) if holds(half)), torch.float32)
 
 
 def fits(value: Tensor, dtype: torch.dtype) -> bool:

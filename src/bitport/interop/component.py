@@ -7,7 +7,7 @@ import functools
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,13 @@ def class_of(root: Path, name: str) -> Any:
     if not (isinstance(found, type) and issubclass(found, diffusers.ModelMixin)):
         raise CheckpointError(f"{root} is a {name}, which diffusers {diffusers.__version__} does not have: upgrade it")
     return found
+
+
+def unused_notes(names: Iterable[str], made: Mapping[str, Made]) -> Iterator[str]:
+    """``names``: of the tensors in a file; ``made``: what becomes of them."""
+    used = {run.name for each in made.values() for run in each.runs or ()}
+    if left := [name for name in names if name not in used]:
+        yield f"left out: {shortened(left, 3)}, which the model of diffusers does not have"
 
 
 def _config_file(path: Path) -> Path:

@@ -23,10 +23,10 @@ from torch import Tensor
 from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.safetensors_reader import SafetensorsReader, Span
 from bitport.errors import ArgumentError, CheckpointError
-from bitport.interop.checks import expect, fits
+from bitport.interop.checks import dtype_of_all, expect, fits
 from bitport.interop.codec import Described, kind_of
-from bitport.interop.component import PREFIX, Component
-from bitport.interop.tracing import Made, Run
+from bitport.interop.component import PREFIX, Component, unused_notes
+from bitport.interop.tracing import Made, Run, in_rows
 from bitport.numerics import Format, Quantized
 from bitport.schemes import Scheme
 from bitport.schemes.presets import TENSOR
@@ -70,17 +70,14 @@ class ScaledFloat8:
                 self.pieces = [_piece(name, each, held, self.component) for name, each in made.items()]
             except CheckpointError as error:
                 raise CheckpointError(f"{path}: {error}") from error
-            self.dtype = next(
-                dtype for dtype in FLOATS if all(self._fits(piece, dtype, reader) for piece in self.pieces)
-            )
-        used = {run.name for piece in self.pieces for run in piece.runs}
-        self.notes = list(self._notes(held, [name for name in _shapes(held) if name not in used]))
+            self.dtype = dtype_of_all(lambda dtype: all(self._fits(piece, dtype, reader) for piece in self.pieces))
+        self.notes = [*self._notes(held), *unused_notes(_shapes(held), made)]
 
     def names(self) -> list[str]:
         return [piece.name for piece in self.pieces]
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        with SafetensorsReader(self.path) as reader:
+        with SafetensorsReader(self.path, mapped=True) as reader:  # several pieces are rows of one tensor
             for piece in self.pieces:
                 yield piece.name, self._read(piece, reader)
 
@@ -114,12 +111,12 @@ class ScaledFloat8:
         return self.scales.get(name, torch.ones(()))
 
     def _fits(self, piece: Piece, dtype: torch.dtype, reader: SafetensorsReader) -> bool:
-        if piece.scheme is not None or dtype == torch.float32:
+        if piece.scheme is not None:
             return True
         same = {reader.tensors[run.name].dtype for run in piece.runs} == {dtype}
         return same or all(fits(value, dtype) for value in self._floats(piece, reader))
 
-    def _notes(self, held: Mapping[str, Span], left: list[str]) -> Iterator[str]:
+    def _notes(self, held: Mapping[str, Span]) -> Iterator[str]:
         if any(name.endswith(f".{INPUT}") for name in held):
             yield f"left out: {INPUT}, by which some programs round inputs; here they are used as they are"
         floats = [
@@ -129,8 +126,6 @@ class ScaledFloat8:
         ]
         if floats:
             yield f"not float8 any more, but {self.dtype}, as they are no weights of layers: {shortened(floats, 3)}"
-        if left:
-            yield f"left out: {shortened(left, 3)}, which the model of diffusers does not have"
 
 
 def _shapes(held: Mapping[str, Span]) -> dict[str, tuple[int, ...]]:
@@ -169,7 +164,6 @@ def _piece(name: str, made: Made, held: Mapping[str, Span], component: Component
             raise CheckpointError(f"{run.name} is {held[run.name].dtype}; {told} are read in such files")
     shape, sources = component.shapes[name], {run.name for run in made.runs}
     dtype, row = held[made.runs[0].name].dtype, math.prod(shape[1:])
-    rows = len(sources) == 1 and all(run.first % row == run.end % row == 0 for run in made.runs)
-    whole = rows and dtype in FLOAT8 and name in component.quantizable
+    whole = len(sources) == 1 and dtype in FLOAT8 and name in component.quantizable and in_rows(made.runs, row)
     scheme = Scheme(weight=Format(dtype=FLOAT8[dtype], block=TENSOR)) if whole else None
     return Piece(name, shape, made.runs, scheme)

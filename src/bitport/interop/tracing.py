@@ -57,6 +57,11 @@ def traced(
     }
 
 
+def in_rows(runs: tuple[Run, ...], row: int) -> bool:
+    """Whether each is whole rows of ``row`` numbers."""
+    return all(run.first % row == run.end % row == 0 for run in runs)
+
+
 class Space(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from bitport.checkpoint.manifest import shortened
 from bitport.errors import ArgumentError, CheckpointError
-from bitport.interop.checks import fits
+from bitport.interop.checks import dtype_of_all, fits
 from bitport.interop.codec import Described, kind_of
-from bitport.interop.component import Component
+from bitport.interop.component import Component, unused_notes
 from bitport.interop.gguf.architectures import ARCHITECTURES
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, Block, decoded
 from bitport.interop.gguf.header import Header, Stored
 from bitport.interop.gguf.parts import read_model
 from bitport.interop.gguf.source import check_types, parts_of, type_notes
-from bitport.interop.tracing import Made, Run
+from bitport.interop.tracing import Made, Run, in_rows
 from bitport.tensor import from_parts
 
 SHAPE = "comfy.gguf.orig_shape."
@@ -79,8 +79,7 @@ class Diffusion:
         self.tied: dict[str, str] = {}
         self.nbytes = sum(stored.nbytes for stored in header.tensors.values())
         self.dtype = self._dtype()
-        used = {run.name for each in made.values() for run in each.runs or ()}
-        self.notes = list(self._notes([name for name in header.tensors if name not in used]))
+        self.notes = [*self._notes(), *unused_notes(header.tensors, made)]
 
     def names(self) -> list[str]:
         return [piece.name for piece in self.pieces]
@@ -111,18 +110,15 @@ class Diffusion:
         if any(piece.block and not piece.whole for piece in self.pieces):
             return torch.float32
         cuts = [cut for piece in self.pieces if piece.block is None for cut in piece.cuts]
-        halves = (torch.bfloat16, torch.float16)
-        return next((half for half in halves if all(_fits(cut, half) for cut in cuts)), torch.float32)
+        return dtype_of_all(lambda dtype: all(_fits(cut, dtype) for cut in cuts))
 
-    def _notes(self, left: list[str]) -> Iterator[str]:
+    def _notes(self) -> Iterator[str]:
         yield from type_notes((cut.stored.type for piece in self.pieces for cut in piece.cuts), self.dtype)
         if floats := [piece.name for piece in self.pieces if piece.block and not piece.whole]:
             yield (
                 f"not quantized any more, but floats, as bitport holds blocks within rows of linear, convolution and "
                 f"embedding layers: {shortened(floats, 3)}"
             )
-        if left:
-            yield f"left out: {shortened(left, 3)}, which the model of diffusers does not have"
 
 
 def _shapes(header: Header) -> dict[str, tuple[int, ...]]:
@@ -148,10 +144,9 @@ def _piece(name: str, made: Made, tensors: Mapping[str, Stored], component: Comp
         raise CheckpointError(f"{name} is made of tensors of one type, not of {told}")
     shape = component.shapes[name]
     cuts = tuple(_cut(tensors[run.name], run, block.elements if block else 1) for run in made.runs)
-    whole = block is not None and name in component.quantizable and math.prod(shape[1:]) % block.elements == 0
-    if whole:
-        row = math.prod(shape[1:])
-        whole = all(run.first % row == run.end % row == 0 for run in made.runs)
+    row = math.prod(shape[1:])
+    blocks = block is not None and row % block.elements == 0
+    whole = blocks and name in component.quantizable and in_rows(made.runs, row)
     return Piece(name, shape, cuts, block, whole)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bitport.checkpoint.manifest import shortened
 from bitport.errors import ArgumentError, CheckpointError
-from bitport.interop.checks import fits
+from bitport.interop.checks import dtype_of_all, fits
 from bitport.interop.codec import Described, kind_of
 from bitport.interop.gguf import grids
 from bitport.interop.gguf.architectures import architecture
@@ -100,8 +100,7 @@ class Gguf:
 
     def _dtype(self) -> torch.dtype:
         floats = [piece for piece in self.pieces if piece.stored[0].type in FLOATS]
-        halves = (torch.bfloat16, torch.float16)
-        return next((half for half in halves if all(_fits(piece, half) for piece in floats)), torch.float32)
+        return dtype_of_all(lambda dtype: all(_fits(piece, dtype) for piece in floats))
 
     def _notes(self) -> Iterator[str]:
         yield from type_notes((stored.type for piece in self.pieces for stored in piece.stored), self.dtype)
