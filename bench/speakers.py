@@ -15,6 +15,7 @@ import torch
 
 import bitport
 from bench.models import model_of, settings_of
+from bitport.integrations.cache_name import with_cache
 
 
 class Speakers:
@@ -79,7 +80,8 @@ class Transformer:
         return self._step(step, ids).argmax(-1, keepdim=True)
 
     def _step(self, step: Any, ids: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = step(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
+        given = {"input_ids": ids, "use_cache": True, "logits_to_keep": 1, **with_cache(self._model, self._cache)}
+        logits: torch.Tensor = step(**given).logits
         return logits[:, -1]
 
 

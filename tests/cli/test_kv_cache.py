@@ -10,6 +10,7 @@ import torch
 from bitport.cli import main as cli
 from bitport.evaluate import perplexity
 from bitport.integrations import kv_cache
+from bitport.integrations.cache_name import with_cache
 from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
 
 from .conftest import Run
@@ -23,7 +24,7 @@ def test_generate(run: Run, llama: Path) -> None:
     model, tokenizer = load_model(llama), load_tokenizer(llama)
     inputs = tokenizer("The quick", return_tensors="pt")
     cache = kv_cache.KVCache.of(model, "int4-g32+first2")
-    options = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "past_key_values": cache}
+    options = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, **with_cache(model, cache)}
     ids = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **options)
     assert data["text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 import bitport as bp
 from bitport.cache import CacheFormat, cache_format
 from bitport.errors import ArgumentError
+from bitport.integrations.cache_name import with_cache
 from bitport.numerics import quantize_dequantize, sqnr
 
 from . import sizes
@@ -94,7 +95,8 @@ PADDED[0, :5] = 0
 def logits(model: Any, cache: Any, *steps: int, mask: Tensor = PADDED) -> Tensor:
     found, at = [], 0
     for step in steps or (22,):
-        found.append(model(IDS[:, at : at + step], attention_mask=mask[:, : at + step], past_key_values=cache).logits)
+        seen = {"attention_mask": mask[:, : at + step], **with_cache(model, cache)}
+        found.append(model(IDS[:, at : at + step], **seen).logits)
         at += step
     return torch.cat(found, 1)[mask.bool()]
 
@@ -107,7 +109,7 @@ def generated(model: Any, cache: Any = None, **options: Any) -> Tensor:
         max_new_tokens=12,
         pad_token_id=0,
         **{"do_sample": False, **options},
-        **({} if cache is None else {"past_key_values": cache}),
+        **({} if cache is None else with_cache(model, cache)),
     )
     return made
 
@@ -181,9 +183,9 @@ def test_tokens_that_were_guessed_wrongly_are_taken_back() -> None:
     options = {"pad_token_id": 0, "do_sample": False, "max_new_tokens": 24}
     ids = IDS[1:].repeat(1, 2)
     with torch.no_grad():
-        wanted = model.generate(ids, past_key_values=rounded_cache(model, "int8"), **options)
+        wanted = model.generate(ids, **with_cache(model, rounded_cache(model, "int8")), **options)
         cache = KVCache.of(model, "int8")
-        got = model.generate(ids, past_key_values=cache, prompt_lookup_num_tokens=4, **options)
+        got = model.generate(ids, **with_cache(model, cache), prompt_lookup_num_tokens=4, **options)
     assert torch.equal(wanted, got)
     assert cache.get_seq_length() < got.shape[1] + 4
 

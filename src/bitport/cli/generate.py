@@ -45,9 +45,10 @@ def run(args: argparse.Namespace) -> int:
     check_ids(model, [inputs.input_ids])
     cache = {}
     if args.kv_cache:
+        from bitport.integrations.cache_name import with_cache
         from bitport.integrations.kv_cache import KVCache
 
-        cache["past_key_values"] = KVCache.of(model, args.kv_cache)
+        cache = with_cache(model, KVCache.of(model, args.kv_cache))
     draw = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
     start = time.perf_counter()
     with torch.random.fork_rng():

@@ -27,6 +27,7 @@ from bitport.checkpoint.manifest import SAID, shortened
 from bitport.checkpoint.source import FETCH, Source, class_name
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, BitportError
+from bitport.integrations.cache_name import cache_of, with_cache
 from bitport.integrations.components import component, is_component, write_config
 from bitport.integrations.names import arrangement
 from bitport.interop import READERS
@@ -222,8 +223,8 @@ def _written(model: Any, ids: Tensor, length: int) -> Tensor:
     with torch.no_grad():
         while ids.shape[1] < length:
             new = ids if cache is None else ids[:, -1:]
-            out = model(input_ids=new, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = model(input_ids=new, use_cache=True, **with_cache(model, cache))
+            cache = cache_of(out)
             ids = torch.cat([ids, out.logits[:, -1].float().softmax(-1).multinomial(1)], 1)
     return ids
 

@@ -1,6 +1,6 @@
 """A quantized cache of keys and values for models of transformers::
 
-    model.generate(**inputs, past_key_values=KVCache.of(model, "int8"))
+    model.generate(**inputs, cache=KVCache.of(model, "int8"))  # past_key_values before transformers 5.24
 
 It is independent of how the weights are kept. Layers whose memory grows with the text are quantized; those whose memory
 is bounded (a sliding window, the state of linear attention) stay as transformers has them. A token is read as it is
@@ -27,6 +27,7 @@ from transformers.masking_utils import sdpa_mask
 
 from bitport.cache import CacheFormat, KeyValueStore, cache_format
 from bitport.errors import ArgumentError
+from bitport.integrations.cache_name import with_cache
 
 __all__ = ["KVCache"]
 
@@ -201,7 +202,7 @@ def logits_of(model: Any, format: str | CacheFormat, *, step: int | None = None)
     def logits(ids: Tensor) -> Tensor:
         cache = KVCache.of(model, format)
         parts = ids.to(model.device).split(step or max(ids.shape[1], 1), 1)
-        found = [model(input_ids=part, past_key_values=cache, use_cache=True).logits for part in parts]
+        found = [model(input_ids=part, use_cache=True, **with_cache(model, cache)).logits for part in parts]
         return torch.cat(found, 1).to(ids.device)
 
     return logits

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bitport.errors import ArgumentError, ExportError
 from bitport.export import Method
+from bitport.integrations.cache_name import cache_of, with_cache
 
 LONGEST = 2048
 """Positions of the cache where nothing else is asked for, and the model knows that many."""
@@ -49,7 +50,7 @@ class WithCache(nn.Module):
             input_ids=ids,
             attention_mask=seen[None, None],
             position_ids=positions[None],
-            past_key_values=Cache(layers=layers),
+            **with_cache(self.model, Cache(layers=layers)),
             use_cache=True,
             logits_to_keep=1,
         )
@@ -89,7 +90,7 @@ def states_of(model: Any, ids: Tensor) -> tuple[list[Tensor], Tensor]:
     """Keys and values of each layer after ``ids``, and the logits behind the last one."""
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=True)
-    return [part for layer in whole.past_key_values.layers for part in (layer.keys, layer.values)], whole.logits[:, -1]
+    return [part for layer in cache_of(whole).layers for part in (layer.keys, layer.values)], whole.logits[:, -1]
 
 
 def check_logits(logits: Tensor, wanted: Tensor) -> None:

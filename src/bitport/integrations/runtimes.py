@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bitport.export import Method
+from bitport.integrations.cache_name import with_cache
 from bitport.integrations.program import SAMPLE, Given, WithCache, check_logits, fits, states_of
 
 
@@ -38,7 +39,7 @@ class WithPast(nn.Module):
             input_ids=ids,
             attention_mask=(torch.arange(seen + count, device=ids.device) <= positions[:, None])[None, None],
             position_ids=positions[None],
-            past_key_values=Cache(layers=layers),
+            **with_cache(self.model, Cache(layers=layers)),
             use_cache=True,
             logits_to_keep=1,
         )

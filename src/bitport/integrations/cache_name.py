@@ -1,0 +1,25 @@
+"""What models of transformers call the cache of keys and values that they take and give back: ``cache`` since 5.24, and
+``past_key_values`` before; classes of others have the one or the other."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from typing import Any
+
+NAMES = ("cache", "past_key_values")
+
+
+def with_cache(model: Any, cache: Any) -> dict[str, Any]:
+    """The argument by which ``model``, or its generate(), takes ``cache``."""
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    taken: Collection[str] = inspect.signature(model.forward).parameters
+    if not {*NAMES} & {*taken}:  # a wrapper that hands all on: results have the same name
+        taken = CausalLMOutputWithPast.__dataclass_fields__
+    return {next(name for name in NAMES if name in taken): cache}
+
+
+def cache_of(result: Any) -> Any:
+    """The cache in what a model gave."""
+    return next(result[name] for name in NAMES if name in result)
