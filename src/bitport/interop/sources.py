@@ -19,10 +19,9 @@ from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.source import Source, carried
 from bitport.errors import ArgumentError, BitportError, CheckpointError
-from bitport.interop import gguf, scaled_float8
+from bitport.interop import comfy, gguf
 from bitport.interop.codec import Described, Reader, Weight, kind_of
 from bitport.interop.formats import READERS
-from bitport.interop.scaled_float8 import ScaledFloat8
 from bitport.interop.skeleton import shapes_of
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
@@ -70,10 +69,10 @@ class Foreign:
                 f"come with a config.json"
             )
         if said is None:
-            float8 = any(held.dtype in scaled_float8.FLOAT8 for held in self.files.tensors.values())
+            theirs = any(comfy.is_theirs(name, held.dtype) for name, held in self.files.tensors.items())
             raise CheckpointError(
                 f"{path} does not say that it is quantized (quantization_config in config.json): quantize it with "
-                f"bitport quantize{'; if it is a diffusion model in float8, give its --config' if float8 else ''}"
+                f"bitport quantize{'; if it is a diffusion model of ComfyUI, give its --config' if theirs else ''}"
             )
         self.path, self.format = path, str(said.get("quant_method"))
         if self.format not in READERS:
@@ -198,10 +197,10 @@ def source_of(path: Path, config: Path | None = None) -> Readable:
     if config is not None:
         if model is not None:
             return gguf.Diffusion(model, config)
-        if path.suffix == scaled_float8.SUFFIX:
-            return ScaledFloat8(path, config)
+        if path.suffix == comfy.SUFFIX:
+            return comfy.Comfy(path, config)
         raise ArgumentError(
-            f"--config is for diffusion models in GGUF, or in float8 in one {scaled_float8.SUFFIX} file, which have "
+            f"--config is for diffusion models in GGUF, or as ComfyUI has them in one {comfy.SUFFIX} file, which have "
             f"none; {path} is no such: leave it out"
         )
     if ours:

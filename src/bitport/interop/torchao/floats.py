@@ -7,7 +7,8 @@ import dataclasses
 import torch
 
 from bitport.interop.checks import expect
-from bitport.interop.torchao.blocks import Found, Tensors, blocks_of, one_per_block, unswizzled
+from bitport.interop.swizzle import unswizzled
+from bitport.interop.torchao.blocks import Found, Tensors, blocks_of, one_per_block
 from bitport.interop.torchao.header import Entry
 from bitport.numerics import Format, Quantized
 from bitport.schemes import PRESETS

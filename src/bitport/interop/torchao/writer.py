@@ -11,7 +11,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.interop import codec
 from bitport.interop.codec import NO_CONV1D, Described
-from bitport.interop.torchao.blocks import swizzled
+from bitport.interop.swizzle import swizzled
 from bitport.interop.torchao.forms import form_of, typed
 from bitport.interop.torchao.header import part_of
 from bitport.interop.torchao.inputs import SYMMETRIC

@@ -1,4 +1,4 @@
-"""Diffusion models in float8 as ComfyUI has them: the numbers are weight * scale_weight, by the names of diffusers."""
+"""Quantized diffusion models as ComfyUI has them: the numbers that its formats say, by the names of diffusers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from bitport.cli.main import main
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import convert
-from bitport.interop.scaled_float8 import ScaledFloat8
+from bitport.interop.comfy import Comfy
 from bitport.interop.sources import Own
 from bitport.tensor import QTensor
 
@@ -68,7 +68,7 @@ def test_numbers_and_answers(name: str, prefix: str, tmp_path: Path) -> None:
 
 def test_what_is_described_is_what_comes(tmp_path: Path) -> None:
     path, config, _, _ = made("sd3", tmp_path)
-    assert_described(ScaledFloat8(path, config))
+    assert_described(Comfy(path, config))
     assert convert(path, tmp_path / "float", to="float", config=config, progress=False).written == "float"
 
 
@@ -105,8 +105,7 @@ def test_what_has_no_scale_and_what_is_no_layer(tmp_path: Path) -> None:
             r"scale_weight is 2, and .*proj.weight is torch.bfloat16",
         ),
         ({"spare.scale_weight": torch.ones(())}, r"spare.scale_weight is there without spare.weight"),
-        ({"context_embedder.weight_scale": torch.ones(())}, r"weight_scale is of a later form of ComfyUI"),
-        ({"t_embedder.mlp.0.bias": torch.ones(256, dtype=torch.int8)}, r"mlp.0.bias is torch.int8; torch.bfloat16, "),
+        ({"t_embedder.mlp.0.bias": torch.ones(256, dtype=torch.int8)}, r"mlp.0.bias is torch.int8, in no format"),
         ({"context_embedder.weight": None}, r"context_embedder.scale_weight is there without context_embedder.weight"),
         ({"x_embedder.proj.weight": None}, r"not those of a SD3Transformer2DModel as diffusers knows them \(KeyError"),
     ],
@@ -120,10 +119,10 @@ def test_files_that_are_none(changes: dict[str, Any], reason: str, tmp_path: Pat
 
 def test_what_is_no_such_file(tmp_path: Path) -> None:
     path, config, _, _ = made("sd3", tmp_path)
-    with pytest.raises(CheckpointError, match="if it is a diffusion model in float8, give its --config"):
+    with pytest.raises(CheckpointError, match="if it is a diffusion model of ComfyUI, give its --config"):
         convert(path, tmp_path / "out", progress=False)
     save_file({"a": torch.ones(2)}, tmp_path / "float.safetensors")
-    with pytest.raises(CheckpointError, match="holds no weight in float8: quantize it with"):
+    with pytest.raises(CheckpointError, match="holds no quantized weight: quantize it with"):
         convert(tmp_path / "float.safetensors", tmp_path / "out", config=config, progress=False)
-    with pytest.raises(ArgumentError, match=r"or in float8 in one \.safetensors file"):
+    with pytest.raises(ArgumentError, match=r"or as ComfyUI has them in one \.safetensors file"):
         convert(tmp_path / "config", tmp_path / "out", config=config, progress=False)

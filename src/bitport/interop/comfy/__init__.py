@@ -1,0 +1,6 @@
+"""Quantized diffusion models as ComfyUI has them, one file of safetensors without a configuration."""
+
+from bitport.interop.comfy.source import SUFFIX, Comfy
+from bitport.interop.comfy.stored import is_theirs
+
+__all__ = ["SUFFIX", "Comfy", "is_theirs"]

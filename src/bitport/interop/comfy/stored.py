@@ -1,0 +1,202 @@
+"""How ComfyUI keeps weights. In older files, which the tensor scaled_fp8 marks, all in the same way::
+
+    <layer>.weight         float8_e4m3fn or float8_e5m2 [N, K]
+    <layer>.scale_weight   one number; 1 where it is absent
+    <layer>.scale_input    one number, by which some programs round inputs
+
+In later ones ``<layer>.comfy_quant``, JSON in uint8, says ``{"format": ..}``, or _quantization_metadata in the header
+says it of all, ``{"layers": {<layer>: {"format": ..}}}``::
+
+    format                       weight                         weight_scale             weight_scale_2
+    float8_e4m3fn, float8_e5m2   the same [N, K]                one number
+    int8_tensorwise              int8 [N, K]                    one number or [N, 1]
+    mxfp8                        float8_e4m3fn [N, K]           e8m0 [N, K/32], tiles
+    nvfp4                        uint8 [N, K/2]: e2m1,          e4m3 [N, K/16], tiles    one number
+                                 the even one high
+
+    value = weight * weight_scale [* weight_scale_2]
+
+Tiles are those of :mod:`bitport.interop.swizzle`. Inputs are multiplied by ``<layer>.pre_quant_scale`` [K], where it is
+there; ComfyUI rounds them by ``input_scale``, or by their largest, unless full_precision_matrix_mult is set.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.checkpoint.safetensors_reader import SafetensorsReader, Span
+from bitport.errors import CheckpointError
+from bitport.interop.checks import expect
+from bitport.interop.component import PREFIX
+from bitport.interop.swizzle import unswizzled
+from bitport.numerics import Format, Quantized
+from bitport.schemes import Scheme, preset
+from bitport.schemes.presets import CHANNEL, TENSOR
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
+BLOCKS = {"mxfp8": preset("mxfp8-wo"), "nvfp4": preset("nvfp4-wo")}
+NUMBERS = {
+    "float8_e4m3fn": "float8_e4m3",
+    "float8_e5m2": "float8_e5m2",
+    "int8_tensorwise": "int8",
+    **{name: scheme.weight.dtype for name, scheme in BLOCKS.items()},
+}
+"""Format -> number type of its weights."""
+SAID = ("format", "full_precision_matrix_mult", "group_size")
+MARK = ("scaled_fp8", f"{PREFIX}scaled_fp8")
+OLD_SCALE, SCALE, SECOND, BEFORE = "scale_weight", "weight_scale", "weight_scale_2", "pre_quant_scale"
+INPUTS = ("scale_input", "input_scale")
+DESCRIPTION, METADATA = "comfy_quant", "_quantization_metadata"
+ROLES = (OLD_SCALE, SCALE, SECOND, BEFORE, *INPUTS, DESCRIPTION)
+LONGEST = 1 << 16
+"""Bytes of a description."""
+Tensors = Callable[[str], Tensor]
+"""By name."""
+
+
+class Stored(NamedTuple):
+    """A quantized tensor. ``shape``: of its numbers, [N, ..]; ``scale``, ``second``, ``before``: its others' names."""
+
+    name: str
+    shape: tuple[int, ...]
+    scheme: Scheme
+    scale: str | None = None
+    second: str | None = None
+    before: str | None = None
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        return (self.shape or (1,))[0], math.prod(self.shape[1:])
+
+    def read(self, tensor: Tensors) -> Quantized:
+        fmt, (n, k) = self.scheme.weight, self.matrix
+        data = tensor(self.name).reshape(n, -1)
+        if fmt.number.bits == 4:
+            data = data << 4 | data >> 4
+        elif data.dtype == torch.int8:
+            data = data.view(torch.uint8) ^ 0x80
+        second = None if self.second is None else _number(self.second, tensor).reshape(1, 1)
+        return Quantized(data, self._scale(tensor, fmt.scale_shape(n, k)), None, second)
+
+    def factors(self, tensor: Tensors) -> Tensor | None:
+        """By which inputs are multiplied."""
+        return None if self.before is None else expect(tensor(self.before), self.before, FLOATS, self.matrix[1:])
+
+    def _scale(self, tensor: Tensors, grid: tuple[int, int]) -> Tensor:
+        if self.scale is None:
+            return torch.ones(grid)
+        if grid == (1, 1):
+            return _number(self.scale, tensor).reshape(grid)
+        scale, wanted = tensor(self.scale), self.scheme.weight.scale_dtype(torch.float32)
+        if wanted.itemsize > 1:
+            return expect(scale, self.scale, FLOATS, grid).float()
+        if scale.dtype not in (torch.uint8, wanted):
+            raise CheckpointError(f"{self.scale} must be {wanted}, or uint8 that stands for it, not {scale.dtype}")
+        return unswizzled(scale, self.scale, grid).view(wanted)
+
+
+def stored_in(reader: SafetensorsReader) -> dict[str, Stored]:
+    """By their names. Of a file that holds more than one model, what belongs to the diffusion model."""
+    held = reader.tensors
+    prefix = PREFIX if any(name.startswith(PREFIX) for name in held) else ""
+    ours = {name: span for name, span in held.items() if name.startswith(prefix)}
+    said = {layer: each for layer, each in _said(reader, ours) if layer.startswith(prefix)}
+    found = {f"{layer}.weight": _described(layer, each, held) for layer, each in said.items()}
+    for name, span in ours.items():
+        layer, _, last = name.rpartition(".")
+        weight = f"{layer}.weight"
+        if last in ROLES and weight not in held:
+            raise CheckpointError(f"{name} is there without {weight}; fetch the file again")
+        if last in (SCALE, SECOND) and layer not in said:
+            raise CheckpointError(f"{name}: neither {layer}.{DESCRIPTION} nor {METADATA} says in which format")
+        factor = float(_number(name, reader.read)) if last == OLD_SCALE else 1.0
+        if factor != 1 and held[weight].dtype not in FLOAT8:
+            raise CheckpointError(f"{name} is {factor:g}, and {weight} is {held[weight].dtype}, not float8")
+        if span.dtype in FLOAT8 and name not in found and last not in ROLES and name not in MARK:
+            old = f"{layer}.{OLD_SCALE}"
+            scale = old if last == "weight" and old in held else None
+            found[name] = Stored(name, span.shape, _scheme(FLOAT8[span.dtype], TENSOR), scale)
+
+    def described(name: str) -> Tensor:
+        return torch.empty(held[name].shape, dtype=held[name].dtype, device="meta")
+
+    for one in found.values():  # what does not fit is told before a number is read
+        one.read(described)
+        one.factors(described)
+    return found
+
+
+def is_role(name: str) -> bool:
+    """Whether it is no tensor of the model, but says something of one."""
+    return name in MARK or name.rpartition(".")[2] in ROLES
+
+
+def is_theirs(name: str, dtype: torch.dtype) -> bool:
+    """Whether a tensor looks like one of such a file."""
+    return dtype in FLOAT8 or name.endswith(f".{DESCRIPTION}")
+
+
+def _said(reader: SafetensorsReader, names: Collection[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Layer, what is said of it: last what stands beside its weight."""
+    if METADATA in reader.metadata:
+        layers = _object(reader.metadata[METADATA], METADATA).get("layers")
+        if not isinstance(layers, dict) or not all(isinstance(each, dict) for each in layers.values()):
+            raise CheckpointError(f'{METADATA} must be {{"layers": {{name: {{"format": ..}}}}}}; fetch the file again')
+        yield from layers.items()
+    for name in names:
+        layer, _, last = name.rpartition(".")
+        if last == DESCRIPTION:
+            span = reader.tensors[name]
+            if span.dtype != torch.uint8 or span.end - span.start > LONGEST:
+                raise CheckpointError(f"{name} must be uint8, up to {LONGEST} bytes, not {span.dtype} {[*span.shape]}")
+            yield layer, _object(bytes(reader.read(name).flatten().tolist()), name)
+
+
+def _object(text: str | bytes, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name} is not JSON ({error}); fetch the file again") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{name} is JSON, but no object; fetch the file again")
+    return found
+
+
+def _described(layer: str, said: Mapping[str, Any], held: Mapping[str, Span]) -> Stored:
+    name, form = f"{layer}.weight", said.get("format")
+    if not isinstance(form, str) or form not in NUMBERS:
+        raise CheckpointError(f"{layer} has the format {form!r}; {', '.join(NUMBERS)} are read: take another file")
+    if unknown := [key for key, value in said.items() if key not in SAID and value]:
+        known = ", ".join(SAID)
+        raise CheckpointError(f"{layer}: {unknown[0]} is not understood; known are {known}: take another file")
+    parts = {role: f"{layer}.{role}" for role in ((SCALE, SECOND) if form == "nvfp4" else (SCALE,))}
+    if lost := [part for part in (name, *parts.values()) if part not in held]:
+        raise CheckpointError(f"{layer} has the format {form}, and {lost[0]} is missing; fetch the file again")
+    span, before = held[name], f"{layer}.{BEFORE}"
+    rows = math.prod(held[parts[SCALE]].shape) > 1
+    scheme = BLOCKS.get(form) or _scheme(NUMBERS[form], CHANNEL if form == "int8_tensorwise" and rows else TENSOR)
+    number = scheme.weight.number
+    dtype = torch.int8 if form == "int8_tensorwise" else number.storage
+    if span.dtype != dtype or len(span.shape) != 2 or not math.prod(span.shape):
+        raise CheckpointError(f"{name} must be {dtype} [N, K] for {form}, not {span.dtype} {[*span.shape]}")
+    if (group := said.get("group_size")) not in (None, 0, scheme.weight.block[1]):
+        raise CheckpointError(f"{layer}: {form} with group_size {group!r}; it always has {scheme.weight.block[1]}")
+    shape = (span.shape[0], span.shape[1] * 8 // number.bits)
+    return Stored(name, shape, scheme, parts[SCALE], parts.get(SECOND), before if before in held else None)
+
+
+def _scheme(number: str, block: tuple[int, int]) -> Scheme:
+    return Scheme(weight=Format(dtype=number, block=block))
+
+
+def _number(name: str, tensor: Tensors) -> Tensor:
+    """float32, one number."""
+    found = tensor(name)
+    return expect(found, name, FLOATS, (1,) * min(found.dim(), 1)).float().reshape(())
