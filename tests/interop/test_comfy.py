@@ -82,6 +82,7 @@ def test_what_has_no_scale_and_what_is_no_layer(tmp_path: Path) -> None:
     changes["final_layer.linear.scale_weight"] = None
     changes["context_embedder.scale_input"] = torch.ones(())
     changes["text_encoders.position_ids"] = torch.arange(3)
+    changes["text_encoders.none"] = torch.empty(0, 4, dtype=torch.float8_e4m3fn)
     path, config, _, wanted = made("sd3", Path(tmp_path), **changes)
     done = convert(path, tmp_path / "out", config=config, progress=False)
     tensors = dict(Own(tmp_path / "out").items())
@@ -92,7 +93,7 @@ def test_what_has_no_scale_and_what_is_no_layer(tmp_path: Path) -> None:
     assert torch.equal(last.dequantize(torch.float32), plain.float())
     assert any("pos_embed.pos_embed, pos_embed.proj.bias" in note for note in done.notes)
     assert any("scale_input" in note for note in done.notes)
-    assert any("left out: text_encoders.position_ids" in note for note in done.notes)
+    assert any("left out: text_encoders.position_ids, text_encoders.none" in note for note in done.notes)
 
 
 @pytest.mark.parametrize(

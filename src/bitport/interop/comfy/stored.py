@@ -77,7 +77,7 @@ class Stored(NamedTuple):
 
     def read(self, tensor: Tensors) -> Quantized:
         fmt, (n, k) = self.scheme.weight, self.matrix
-        data = tensor(self.name).reshape(n, -1)
+        data = tensor(self.name).reshape(n, k * fmt.number.bits // 8)
         if fmt.number.bits == 4:
             data = data << 4 | data >> 4
         elif data.dtype == torch.int8:
