@@ -25,6 +25,8 @@ ARCHIVE = Path(__file__).with_name("libbitport_deploy.a")
 EXPORTS = Path(__file__).with_name("exports.map")
 """For the linker: all that a host of a library looks for. What is hidden is bound when it is linked, not by name when
 it is loaded, and left out where nothing calls it."""
+TORCH = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
+LINKER = ("-Wl,--gc-sections", "-Wl,--strip-all", f"-Wl,--version-script={EXPORTS}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,7 @@ def options(folder: Path, level: str) -> dict[str, Any]:
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.custom_ops_to_c_shims": declarations(),
         "aot_inductor.custom_op_libs": [_linked()],
+        "aot_inductor.link_libtorch": False,  # its libtorch.so brings the libraries of every device
         "aot_inductor.enable_line_tables": False,
         "aot_inductor.compile_wrapper_opt_level": "Os",  # what calls kernels, layer by layer: size is load time
         "cpp.dynamic_threads": True,
@@ -118,10 +121,11 @@ def options(folder: Path, level: str) -> dict[str, Any]:
 
 
 def _linked() -> str:
-    """ARCHIVE, and the linker's options, for which torch has no place: what stands here goes behind ``-l``. That takes
-    names to look for in its own folders, not paths; from any of them the way up leads to the root."""
-    archive = f":{'../' * 32}{ARCHIVE.resolve().relative_to('/')}"
-    return shlex.join((archive, "-Wl,--gc-sections", "-Wl,--strip-all", f"-Wl,--version-script={EXPORTS}"))
+    """ARCHIVE, what it runs on of torch, and the linker's options, for which torch has no place: what stands here goes
+    behind ``-l``. That takes names to look for in its own folders, not paths; from any of them the way up leads to the
+    root."""
+    archive, runs_on = (f":{'../' * 32}{file.resolve().relative_to('/')}" for file in (ARCHIVE, TORCH))
+    return shlex.join((archive, f"-l{runs_on}", *LINKER))
 
 
 def check_compiler() -> None:
