@@ -3,6 +3,7 @@ settings, its rounding. K-quants and IQ, which it does not round to, are random 
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,9 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
     elements, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (rows, columns // elements, nbytes), dtype=np.uint8)
+    if kind == "NVFP4":
+        raw[..., :4] = rng.integers(0x08, 0x18, raw[..., :4].shape)  # 2^-6 to 2^-4
+        return raw.reshape(rows, -1)
     two = 4 if kind in ("Q2_K", "Q4_K", "Q5_K") else 2
     at = nbytes - two if kind in (*HALF_LAST, "Q2_K") else 0
     halves = rng.uniform(1e-4, 2e-4, (rows, columns // elements, two // 2)).astype(np.float16)
@@ -73,7 +77,7 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
 def to_bytes(value: Tensor, kind: str) -> tuple[np.ndarray, Tensor]:
     """What a file has, and its value."""
     number = gguf.GGMLQuantizationType[kind]
-    if kind.endswith("_K") or kind.startswith("IQ"):
+    if kind.endswith("_K") or kind.startswith("IQ") or kind == "NVFP4":
         raw = random_blocks(kind, value.numel() // value.shape[-1], value.shape[-1], value.shape[0])
         raw = raw.reshape(*value.shape[:-1], -1)
     else:
@@ -112,17 +116,20 @@ def write(
     changes: dict[str, Any] | None = None,
     parts: int = 0,
     squeezed: bool = True,
+    scaled: bool = True,
 ) -> Any:
     """``model`` as a GGUF file, its weights replaced by what the file holds. ``kinds``: expression on the name in the
     file -> type; the first that fits decides, F32 else. ``vectors``: further tensors. ``changes``: to the settings,
     (value, type) or None for one to leave out. ``parts``: tensors of one file, where several are written. ``squeezed``:
-    whether a matrix of one row is a vector, as it was in files until 2025."""
+    whether a matrix of one row is a vector, as it was in files until 2025. ``scaled``: whether there are scales of
+    NVFP4."""
     config = model.config
     name = NAMES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, name, split_max_tensors=parts)
     for key, setting in {**settings(model, name), **(changes or {})}.items():
         if setting is not None:
             writer.add_key_value(key, *setting)
+    add = functools.partial(_added, writer, kinds, scaled)
     tensor_names = gguf.get_tensor_name_map(
         next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == name), config.num_hidden_layers
     )
@@ -132,18 +139,18 @@ def write(
             continue
         stem, _, kind = key.rpartition(".")
         if ".experts." in key:
-            made = [_added(writer, target, each, kinds) for target, each in experts(key, value, name).items()]
+            made = [add(target, each) for target, each in experts(key, value, name).items()]
             value.copy_(stacked(key, made, name))
             continue
         target = f"{tensor_names.get_name(key)}.weight" if kind == "sinks" else f"{tensor_names.get_name(stem)}.{kind}"
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(stem.split(".")[-1])
         if name in LLAMAS and heads:
-            value.copy_(restored(_added(writer, target, permuted(value, heads), kinds), heads))
+            value.copy_(restored(add(target, permuted(value, heads)), heads))
         elif "gemma" in name and key.endswith("norm.weight"):
-            value.copy_(_added(writer, target, value + 1, kinds) - 1)
+            value.copy_(add(target, value + 1) - 1)
         else:
             one_row = squeezed and stem.endswith("shared_expert_gate")
-            value.copy_(_added(writer, target, value.squeeze(0) if one_row else value, kinds))
+            value.copy_(add(target, value.squeeze(0) if one_row else value))
     for key, vector in (vectors or {}).items():
         writer.add_tensor(key, vector.float().numpy())
     writer.write_header_to_file()
@@ -173,12 +180,17 @@ def stacked(key: str, made: list[Tensor], architecture: str) -> Tensor:
     return rows if key.endswith("_bias") else rows.transpose(1, 2)
 
 
-def _added(writer: Any, name: str, value: Tensor, kinds: dict[str, str]) -> Tensor:
+def _added(writer: Any, kinds: dict[str, str], scaled: bool, name: str, value: Tensor) -> Tensor:
     kind = next((kind for pattern, kind in kinds.items() if re.fullmatch(pattern, name)), "F32")
     kind = kind if value.dim() > 1 and not name.endswith("bias") else "F32"
     raw, value = to_bytes(value, kind)
     writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
-    return value
+    if kind != "NVFP4" or not scaled:
+        return value
+    scale = torch.linspace(0.3, 0.7, value.shape[:-2].numel())
+    for beside in ("scale", "input_scale"):
+        writer.add_tensor(name.replace("weight", beside), scale.numpy())
+    return value * scale.reshape(*value.shape[:-2], 1, 1)
 
 
 def settings(model: Any, name: str) -> dict[str, tuple[Any, Any]]:

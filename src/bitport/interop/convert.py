@@ -149,7 +149,7 @@ def _to_gguf(files: Readable, target: Path, progress: bool | None) -> Converted:
         raise ArgumentError(f"{files.path} cannot be written as {gguf.Writer.name}: {error}") from error
     _check_all(writer, files)
     weights: dict[str, str] = {}
-    with writer.output(target) as out:
+    with writer.output(target, files.described()) as out:
         for name, tensor in with_progress(files.items(), len(names), "converting", progress):
             if isinstance(tensor, QTensor):
                 _check(writer, description(name, tensor))

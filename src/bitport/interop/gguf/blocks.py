@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 def decoded(block: Block, raw: Tensor) -> Quantized:
-    """``raw``: uint8 [.., N, bytes of a row], whole blocks."""
+    """``raw``: uint8 [.., N, bytes of a row], whole blocks. Where the scheme has a global scale it is 1."""
     at_once = max(1, CHUNK // (raw.shape[-1] // block.nbytes * block.elements))
     pieces = [_decoded(block, rows) for rows in raw.flatten(0, -2).split(at_once)]
     data, scale, zero, _ = (
@@ -45,7 +45,8 @@ def decoded(block: Block, raw: Tensor) -> Quantized:
     )
     assert data is not None
     assert scale is not None
-    return Quantized(data, scale, zero)
+    scale2 = torch.ones(*raw.shape[:-2], 1, 1) if block.scheme.weight.global_scale else None
+    return Quantized(data, scale, zero, scale2)
 
 
 def _decoded(block: Block, rows: Tensor) -> Quantized:
@@ -92,4 +93,5 @@ BLOCKS: dict[str, Block] = {
     "TQ1_0": Block(256, (32, 16, 4, 2), preset("int2-g256-sym"), splits.tq1_0),
     "TQ2_0": Block(256, (64, 2), preset("int2-g256-sym"), splits.tq2_0),
     "MXFP4": Block(32, (1, 16), preset("mxfp4-wo"), splits.mxfp4),
+    "NVFP4": Block(64, (4, 32), preset("nvfp4-wo"), splits.nvfp4),
 }

@@ -91,7 +91,7 @@ class Diffusion:
     def described(self) -> Iterator[Described]:
         for name, shape, _, block, whole in self.pieces:
             if block and whole:
-                yield Described(name, block.scheme, shape, kind_of(name, shape), False, parts_of(block))
+                yield Described(name, block.scheme, shape, kind_of(name, shape), False, parts_of(block.scheme))
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         return self.component.files(quantization)

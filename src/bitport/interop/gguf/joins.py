@@ -7,7 +7,8 @@ A weight gets the smallest type that holds each of its numbers. Of integers, val
 
 with the scale in float16. So a zero point takes a bit of the first ones, where its product is no float16: 4 bits with
 zero points are mostly Q5_0. A scale of more than 32 elements is repeated. Q2_K to Q6_K, IQ4 and TQ2_0 take what was
-read from them, TQ2_0 what was read from TQ1_0 too; IQ1 to IQ3 are not written.
+read from them, TQ2_0 what was read from TQ1_0 too; IQ1 to IQ3 are not written. The global scale of NVFP4 is a tensor
+of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SUM = {"Q4_1": 4, "Q5_1": 5}
 
 
 class Rows(NamedTuple):
-    """``codes`` uint8 [R, B, elements]; ``scale``, ``zero`` float32 [R, B, groups], or a scale of e8m0 and no zero."""
+    """``codes`` uint8 [R, B, elements]; ``scale``, ``zero`` float32 [R, B, groups], or a scale in 8 bits and no zero."""
 
     codes: Tensor
     scale: Tensor
@@ -55,6 +56,7 @@ def kinds(scheme: Scheme, k: int, whole: bool = False) -> list[str]:
             fits = fits and integers and (fmt.block[1] or k) % its.block[1] == 0 and (name in WHOLE or not whole)
         else:
             fits = (its.dtype, its.block, its.zero, its.scale) == (fmt.dtype, fmt.block, fmt.zero, fmt.scale)
+            fits = fits and its.global_scale == fmt.global_scale
         if fits and k % block.elements == 0:
             found.append(name)
     return found
@@ -228,6 +230,13 @@ def _mxfp4(rows: Rows) -> list[Tensor]:
     return [e, _planes(rows.codes, 4, 16)]
 
 
+def _nvfp4(rows: Rows) -> list[Tensor]:
+    s = rows.scale.view(torch.uint8)
+    if bool((s > 126).any()):
+        raise ArgumentError("a scale is negative or no number")
+    return [s, _planes(rows.codes, 4, 8)]
+
+
 JOINS: dict[str, Callable[[Rows], list[Tensor]]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -243,4 +252,5 @@ JOINS: dict[str, Callable[[Rows], list[Tensor]]] = {
     "IQ4_XS": _iq4_xs,
     "TQ2_0": _tq2_0,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }

@@ -22,6 +22,9 @@ SINGLE = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 """Matrices that llama.cpp has in float32, as vectors."""
 ONE_ROW = ("ffn_gate_inp_shexp",)
 """Matrices of one row, vectors in a file."""
+SCALE, OF_INPUTS = "scale", "input_scale"
+"""Tensors beside a weight of NVFP4, one number or one of each expert: what the weight, and what inputs in float4 are
+multiplied by."""
 ONE_EXPERT = re.compile(r"mlp\.experts\.(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.weight")
 """A parameter where experts are not stacked: part of ffn_<..>_exps."""
 ONE_BLOCK = re.compile(r"model\.layers\.(0|[1-9]\d{0,5})\.(.*)", re.DOTALL)
@@ -41,6 +44,8 @@ class Piece(NamedTuple):
     """Whether it is [.., K, N], of rows [.., N, K]."""
     one_row: bool = False
     """Whether it is [1, K]."""
+    scales: tuple[Stored, ...] = ()
+    """Of each of ``stored``, where these have a scale of their own."""
 
 
 class Place(NamedTuple):
@@ -65,6 +70,9 @@ def pieces(its: Architecture, tensors: Mapping[str, Stored], config: Mapping[str
         if name in CONFIGURING:
             continue
         module, _, kind = name.rpartition(".")
+        if kind in (SCALE, OF_INPUTS):
+            _check_scaled(name, tensors.get(f"{module}.weight"))
+            continue
         block, leaf = re.fullmatch(r"(?s)(?:blk\.(0|[1-9]\d{0,5})\.)?(.*)", module).groups()  # type: ignore[union-attr]
         parameter, leaves = next(((p, leaves) for p, leaves in its.stacked.items() if leaf in leaves), ("", (leaf,)))
         path = parameter or (its.names if block else OUTSIDE).get(leaf)
@@ -82,11 +90,33 @@ def pieces(its: Architecture, tensors: Mapping[str, Stored], config: Mapping[str
                 raise CheckpointError(f"{name} is there without {lost[0]}; fetch the file again")
             whole += "_bias" if kind == "bias" else ""
             turned = its.in_turn and kind == "weight"
-            found[whole] = Piece(whole, tuple(tensors[part] for part in parts), in_turn=its.in_turn, transposed=turned)
+            rows = tuple(tensors[part] for part in parts)
+            scales = _scales(parts, tensors)
+            found[whole] = Piece(whole, rows, in_turn=its.in_turn, transposed=turned, scales=scales)
             continue
         whole = whole if path in BARE else f"{whole}.{kind}"
-        found[whole] = Piece(whole, (stored,), *_changed(its, leaf, kind, config), one_row=leaf in ONE_ROW)
+        changed, scales = _changed(its, leaf, kind, config), _scales([name], tensors)
+        found[whole] = Piece(whole, (stored,), *changed, one_row=leaf in ONE_ROW, scales=scales)
     return list(found.values())
+
+
+def scale_of(weight: str) -> str:
+    """The name of the scale of a weight."""
+    return weight.removesuffix("weight") + SCALE
+
+
+def _check_scaled(name: str, weight: Stored | None) -> None:
+    if weight is None or weight.type != "NVFP4":
+        told = "which is not there" if weight is None else f"a weight of {weight.type}"
+        owner = f"{name.rpartition('.')[0]}.weight"
+        raise CheckpointError(f"{name} belongs to {owner}, {told}: NVFP4 alone has such scales")
+
+
+def _scales(weights: list[str], tensors: Mapping[str, Stored]) -> tuple[Stored, ...]:
+    found = [tensors[scale_of(weight)] for weight in weights if scale_of(weight) in tensors]
+    if found and len(found) < len(weights):
+        raise CheckpointError(f"{found[0].name} is there, and not that of each of {', '.join(weights)}")
+    return tuple(found)
 
 
 def _changed(its: Architecture, leaf: str, kind: str, config: Mapping[str, Any]) -> tuple[int, bool]:

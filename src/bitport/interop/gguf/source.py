@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,11 @@ from bitport.interop.gguf.architectures import architecture
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS, Block, decoded
 from bitport.interop.gguf.config import Settings
 from bitport.interop.gguf.header import Stored
-from bitport.interop.gguf.names import CONFIGURING, Piece, in_order, pieces, together
+from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, in_order, pieces, together
 from bitport.interop.gguf.parts import read_model
 from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
+from bitport.numerics import Quantized
+from bitport.schemes import Scheme
 from bitport.tensor import from_parts
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -48,6 +52,7 @@ class Gguf:
             self.config = its.config(Settings(header.settings, vectors))
             self.pieces = pieces(its, header.tensors, self.config)
             shapes = {piece.name: _shape(piece) for piece in self.pieces}
+            apart = [piece.name for piece in self.pieces if not _one_scale(piece)]
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
         if EMBEDDING not in shapes:
@@ -66,7 +71,8 @@ class Gguf:
             "dtype": str(self.dtype).removeprefix("torch."),
             **its.has_biases(biased_modules(shapes)),
         }
-        self.notes = [*self._notes(), *tokenizer_notes(header.settings)]
+        scales = scale_notes(header.tensors, apart)
+        self.notes = [*scales, *self._notes(), *tokenizer_notes(header.settings)]
         self.files = tokenizer_files(path, header.settings) if "tokenizer.ggml.model" in header.settings else {}
 
     def names(self) -> list[str]:
@@ -79,8 +85,8 @@ class Gguf:
     def described(self) -> Iterator[Described]:
         for piece in self.pieces:
             if block := BLOCKS.get(piece.stored[0].type):
-                shape, name = _shape(piece), piece.name
-                yield Described(name, block.scheme, shape, kind_of(name, shape), piece.transposed, parts_of(block))
+                shape, name, scheme = _shape(piece), piece.name, _scheme(piece, block)
+                yield Described(name, scheme, shape, kind_of(name, shape), piece.transposed, parts_of(scheme))
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
         said = {**self.config, **quantization}
@@ -92,9 +98,10 @@ class Gguf:
         if block is None:
             return _floats(piece).to(self.dtype)
         try:
-            parts = decoded(block, _rows(piece))
-            turned = piece.transposed
-            return from_parts(parts, block.scheme, shape=_shape(piece), dtype=self.dtype, transposed=turned)
+            parts, scheme = decoded(block, _rows(piece)), _scheme(piece, block)
+            if piece.scales:
+                parts = _scaled(parts, piece, scheme.weight.global_scale)
+            return from_parts(parts, scheme, shape=_shape(piece), dtype=self.dtype, transposed=piece.transposed)
         except (ArgumentError, CheckpointError) as error:
             raise CheckpointError(f"{self.path}: {piece.stored[0].name}: {error}") from error
 
@@ -106,6 +113,17 @@ class Gguf:
         yield from type_notes((stored.type for piece in self.pieces for stored in piece.stored), self.dtype)
         if rounded := [piece.name for piece in self.pieces if piece.less_one and _inexact(piece)]:
             yield f"weights of norms, less 1, are rounded to float32, by at most 2^-24: {shortened(rounded, 3)}"
+
+
+def scale_notes(tensors: Iterable[str], apart: list[str]) -> Iterator[str]:
+    """``tensors``: of the file; ``apart``: tensors of the model, see _one_scale."""
+    if fixed := [name for name in tensors if name.endswith(f".{OF_INPUTS}")]:
+        yield f"inputs are taken as they are; their scales in float4 are left out: {shortened(fixed, 3)}"
+    if apart:
+        yield (
+            f"made of two tensors with scales of their own, and so with a scale in float32 for 16 weights, 6 bits for "
+            f"each: {shortened(apart, 3)}"
+        )
 
 
 def type_notes(stored: Iterable[str], dtype: torch.dtype) -> Iterator[str]:
@@ -132,9 +150,11 @@ def check_types(path: Path, tensors: Mapping[str, Stored]) -> None:
         grids.library(f"{path} ({', '.join(gridded)})")
 
 
-def parts_of(block: Block) -> frozenset[str]:
-    """What a weight of such blocks has in bitport's form."""
-    return frozenset({"qdata", "scale"} | ({"zero"} if block.scheme.weight.zero != "none" else set()))
+def parts_of(scheme: Scheme) -> frozenset[str]:
+    """What a weight has."""
+    fmt = scheme.weight
+    more = {"zero": fmt.zero != "none", "scale2": fmt.global_scale}
+    return frozenset({"qdata", "scale", *(part for part, there in more.items() if there)})
 
 
 def biased_modules(names: Iterable[str]) -> set[str]:
@@ -171,6 +191,10 @@ def _shape(piece: Piece) -> tuple[int, ...]:
         raise CheckpointError(f"{first.name} has {first.shape[0]} rows, no pairs of {piece.heads} heads")
     if piece.one_row and (first.type in BLOCKS or first.shape[:-1] not in ((), (1,))):
         raise CheckpointError(f"{first.name} is {first.type} {list(first.shape)}, and must be floats of one row")
+    matrices = math.prod(first.shape[:-2])
+    if strange := [each for each in piece.scales if each.type != "F32" or math.prod(each.shape) != matrices]:
+        told = f"{strange[0].type} {list(strange[0].shape)}"
+        raise CheckpointError(f"{strange[0].name} is {told}, and must be F32 [{matrices}], one number for a matrix")
     rows = sum(each.shape[1] for each in piece.stored) if others else 0
     shape = (first.shape[0], rows, *first.shape[2:]) if others else first.shape
     shape = (1, shape[-1]) if piece.one_row else shape
@@ -181,6 +205,39 @@ def _rows(piece: Piece) -> Tensor:
     tensors = [stored.read() for stored in piece.stored]
     rows = tensors[0] if len(tensors) == 1 else together(tensors, piece.in_turn)
     return in_order(rows, piece.heads) if piece.heads else rows
+
+
+def _scales(piece: Piece) -> list[Tensor]:
+    """Of the matrices of each of ``piece.stored``, [.., 1, 1]."""
+    found = [stored.read().reshape(*piece.stored[0].shape[:-2], 1, 1) for stored in piece.scales]
+    for stored, scale in zip(piece.scales, found, strict=True):
+        if not bool(scale.isfinite().all()):
+            raise CheckpointError(f"{stored.name} must be finite; fetch the file again")
+    return found
+
+
+def _one_scale(piece: Piece) -> bool:
+    """Whether a matrix of the whole has one scale, as it has in bitport."""
+    scales = _scales(piece)
+    return all(torch.equal(scale, scales[0]) for scale in scales)
+
+
+def _scheme(piece: Piece, block: Block) -> Scheme:
+    if _one_scale(piece):
+        return block.scheme
+    return dataclasses.replace(
+        block.scheme, weight=dataclasses.replace(block.scheme.weight, scale="float32", global_scale=False)
+    )
+
+
+def _scaled(parts: Quantized, piece: Piece, one: bool) -> Quantized:
+    """``one``: see _one_scale. Else the scale of a row is a part of those of its blocks, of which bitport takes the
+    same product."""
+    scales = _scales(piece)
+    if one:
+        return parts._replace(scale2=scales[0])
+    rows = [scale.expand(*stored.shape[:-1], 1) for scale, stored in zip(scales, piece.stored, strict=True)]
+    return parts._replace(scale=parts.scale.float() * together(rows, piece.in_turn), scale2=None)
 
 
 def _floats(piece: Piece) -> Tensor:

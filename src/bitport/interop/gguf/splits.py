@@ -12,12 +12,14 @@
     Q4_K      256     d 2 | m 2 | s, t 12 | low 128                            d * s * q - m * t
     Q5_K      256     d 2 | m 2 | s, t 12 | high 32 | low 128                  d * s * q - m * t
     MXFP4      32     e 1 | low 16                                             e2m1(q) * 2^(e - 127)
+    NVFP4      64     s 4 | low 8, four times                                  e2m1(q) * e4m3(s)
     IQ4_NL     32     d 2 | low 16                                             d * table[q]
     IQ4_XS    256     d 2 | high s 2 | low s 4 | low 128                       d * (s - 32) * table[q]
     TQ2_0     256     low 64 | d 2                                             d * (q - 1)
     TQ1_0     256     threes 52 | d 2                                          d * (q - 1)
 
-d and m are float16; s and t belong to 16 elements of a block (Q4_K, Q5_K, IQ4_XS: 32). ``low`` and ``high`` are the
+d and m are float16; s and t belong to 16 elements of a block (Q4_K, Q5_K, IQ4_XS: 32). A tensor of NVFP4 is multiplied
+by a scale of its own, one of each expert, which is another tensor (names). ``low`` and ``high`` are the
 bits of q, where ``high`` is there the upper ones; how they lie says :func:`planes`. Those of IQ1 to IQ3 are in
 :mod:`bitport.interop.gguf.grids`.
 """
@@ -154,3 +156,10 @@ def mxfp4(e: Tensor, low: Tensor) -> Split:
     if bool((e == 255).any()):
         raise CheckpointError("a block of MXFP4 has the exponent 255, which is no number; fetch the file again")
     return Split(planes(low, 4, 16), e.contiguous().view(torch.float8_e8m0fnu))
+
+
+def nvfp4(s: Tensor, low: Tensor) -> Split:
+    """llama.cpp halves the scale and has the codes doubled, and takes the scale 127, NaN elsewhere, as 0."""
+    if bool((s > 127).any()):
+        raise CheckpointError("a scale of NVFP4 is negative, and has no sign; fetch the file again")
+    return Split(planes(low, 4, 8), s.masked_fill(s == 127, 0).view(torch.float8_e4m3fn))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, no_place
 from bitport.interop.gguf.blocks import FLOATS
 from bitport.interop.gguf.joins import joined, kinds
-from bitport.interop.gguf.names import Place, apart, experts_of, interleaved, places
+from bitport.interop.gguf.names import Place, apart, experts_of, interleaved, places, scale_of
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.settings import ENDS, settings_of
 from bitport.interop.gguf.source import EMBEDDING, HEAD, biased_modules
@@ -70,16 +71,21 @@ class Writer:
             return "GGUF has inputs as they are: take a scheme for weights alone, such as int4-g32-sym"
         if extra := no_place(q, "GGUF"):
             return extra
+        if fmt.global_scale and q.name == EMBEDDING:
+            return "llama.cpp knows no scale of an embedding: mxfp4-wo does without"
         if kinds(q.scheme, k):
             return None
         if fmt.number.kind == "int" and fmt.number.bits > 1:
             return f"GGUF has scales of whole blocks of 32 columns, not of {fmt.block[1] or k}"
-        return f"GGUF has no type for {q.scheme}; integers, mxfp4-wo and IQ4 are written"
+        return f"GGUF has no type for {q.scheme}; integers, mxfp4-wo, nvfp4-wo and IQ4 are written"
 
     @contextlib.contextmanager
-    def output(self, path: Path) -> Iterator[Output]:
+    def output(self, path: Path, weights: Iterable[Described]) -> Iterator[Output]:
+        """``weights``: all that are quantized."""
         dimensions = dict.fromkeys(self.vectors, 1)
         dimensions |= {name: place.dimensions for place in self.places.values() for name in place.names}
+        scaled = [self.places[q.name] for q in weights if q.scheme.weight.global_scale]
+        dimensions |= {scale_of(name): 1 for place in scaled for name in place.names}
         with Output(path, self.settings, dimensions) as out:
             for name, vector in self.vectors.items():
                 out.add(name, "F32", tuple(vector.shape), vector.contiguous().view(torch.uint8))
@@ -98,6 +104,11 @@ class Writer:
             raise CheckpointError(f"{name} has {shape[0]} rows, no pairs of {place.heads} heads")
         kind, rows = self._rows(name, tensor, place)
         rows = interleaved(rows, place.heads) if place.heads else rows
+        if isinstance(tensor, QTensor) and tensor.scale2 is not None:
+            numbers, matrices = tensor.scale2.reshape(-1, 1).contiguous(), math.prod(shape[:-2])
+            for each in place.names:
+                among = matrices if place.part is None else self.experts
+                out.add(scale_of(each), "F32", (among,), numbers.view(torch.uint8), place.part or 0)
         if place.part is not None:
             out.add(place.names[0], kind, (self.experts, *shape), rows, place.part)
             return
