@@ -33,7 +33,7 @@ SUM = {"Q4_1": 4, "Q5_1": 5}
 
 
 class Rows(NamedTuple):
-    """``codes`` uint8 [R, B, elements]; ``scale``, ``zero`` float32 [R, B, groups], or a scale in 8 bits and no zero."""
+    """``codes`` uint8 [R, B, elements]; ``scale``, ``zero`` float32 [R, B, groups], or a scale of 8 bits, no zero."""
 
     codes: Tensor
     scale: Tensor

@@ -25,6 +25,8 @@ ONE_ROW = ("ffn_gate_inp_shexp",)
 SCALE, OF_INPUTS = "scale", "input_scale"
 """Tensors beside a weight of NVFP4, one number or one of each expert: what the weight, and what inputs in float4 are
 multiplied by."""
+TOGETHER = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
+"""A stack that llama.cpp's converter makes of two where it is told to, one below the other."""
 ONE_EXPERT = re.compile(r"mlp\.experts\.(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.weight")
 """A parameter where experts are not stacked: part of ffn_<..>_exps."""
 ONE_BLOCK = re.compile(r"model\.layers\.(0|[1-9]\d{0,5})\.(.*)", re.DOTALL)
@@ -74,7 +76,7 @@ def pieces(its: Architecture, tensors: Mapping[str, Stored], config: Mapping[str
             _check_scaled(name, tensors.get(f"{module}.weight"))
             continue
         block, leaf = re.fullmatch(r"(?s)(?:blk\.(0|[1-9]\d{0,5})\.)?(.*)", module).groups()  # type: ignore[union-attr]
-        parameter, leaves = next(((p, leaves) for p, leaves in its.stacked.items() if leaf in leaves), ("", (leaf,)))
+        parameter, leaves = _stack(its, leaf)
         path = parameter or (its.names if block else OUTSIDE).get(leaf)
         inside = not block or int(block) < config["num_hidden_layers"]
         biased = bool(its.biases) and path not in BARE and (its.in_turn or not parameter)
@@ -91,6 +93,9 @@ def pieces(its: Architecture, tensors: Mapping[str, Stored], config: Mapping[str
             whole += "_bias" if kind == "bias" else ""
             turned = its.in_turn and kind == "weight"
             rows = tuple(tensors[part] for part in parts)
+            if whole in found and found[whole].stored != rows:
+                others = ", ".join(each.name for each in found[whole].stored)
+                raise CheckpointError(f"{name} and {others} are the same weights twice; fetch the file again")
             scales = _scales(parts, tensors)
             found[whole] = Piece(whole, rows, in_turn=its.in_turn, transposed=turned, scales=scales)
             continue
@@ -98,6 +103,17 @@ def pieces(its: Architecture, tensors: Mapping[str, Stored], config: Mapping[str
         changed, scales = _changed(its, leaf, kind, config), _scales([name], tensors)
         found[whole] = Piece(whole, (stored,), *changed, one_row=leaf in ONE_ROW, scales=scales)
     return list(found.values())
+
+
+def _stack(its: Architecture, leaf: str) -> tuple[str, tuple[str, ...]]:
+    """The parameter that has the rows of ``leaf``, if it is a stack, and all tensors that have rows of it."""
+    whole = TOGETHER.get(leaf)
+    for parameter, leaves in its.stacked.items():
+        if leaves == whole and not its.in_turn:
+            return parameter, (leaf,)
+        if leaf in leaves:
+            return parameter, leaves
+    return "", (leaf,)
 
 
 def scale_of(weight: str) -> str:
