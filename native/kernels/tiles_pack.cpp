@@ -193,6 +193,13 @@ void unpack_words(Block<Bits>& block, int64_t step, int64_t columns, const uint8
     }
 }
 
+// A part of a row, nearly always a whole one, which needs no loop.
+template <int64_t Whole>
+void copy(uint8_t* to, const uint8_t* from, int64_t count) {
+  if (count == Whole) std::memcpy(to, from, Whole);
+  else std::memcpy(to, from, size_t(count));
+}
+
 template <int Bits>
 void pack_strip(const Strip& strip) {
   Block<Bits> block;
@@ -200,7 +207,7 @@ void pack_strip(const Strip& strip) {
   for (int64_t first = 0; first < ceil_div(strip.k, 32); first += kSteps) {
     const int64_t from = first * 4 * Bits, count = smaller(strip.row_bytes - from, block.kBytes);
     for (int64_t row = 0; row < strip.rows; ++row)
-      std::memcpy(block.bytes + row * block.kRow, strip.dense + row * strip.row_bytes + from, size_t(count));
+      copy<Block<Bits>::kBytes>(block.bytes + row * block.kRow, strip.dense + row * strip.row_bytes + from, count);
     for (int64_t step = first; step < first + kSteps && step * 32 < strip.k; ++step) {
       uint8_t* tile = strip.tiles + step * 128 * Bits;
       if constexpr (kOnePlane<Bits>) pack_words(block, step - first, strip.k - step * 32, tile);
@@ -220,7 +227,7 @@ void unpack_strip(const Strip& strip) {
     }
     const int64_t to = first * 4 * Bits, count = smaller(strip.row_bytes - to, block.kBytes);
     for (int64_t row = 0; row < strip.rows; ++row)
-      std::memcpy(strip.dense + row * strip.row_bytes + to, block.bytes + row * block.kRow, size_t(count));
+      copy<Block<Bits>::kBytes>(strip.dense + row * strip.row_bytes + to, block.bytes + row * block.kRow, count);
   }
 }
 
