@@ -156,7 +156,7 @@ def test_llama_cpp_rounds_the_limits_of_yarn(llama_cpp: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "scheme", ["int4-g32-sym", "int4", "int8", "mxfp4-wo", {"*embed_tokens": "mxfp4-wo", "*": "nvfp4-wo"}], ids=str
+    "scheme", ["int4-g32-sym", "int4", "int8", "mxfp4-wo", {"*embed_tokens": "mxfp4-wo", "lm_head": "mxfp4-wo", "*": "nvfp4-wo"}], ids=str
 )
 def test_llama_cpp_says_the_same_tokens(scheme: Any, llama_cpp: Any, tmp_path: Path) -> None:
     """Its inputs are int8 in blocks, which moves a logit of 20 by some tenths; where the best token leads by more than
