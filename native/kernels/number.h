@@ -11,9 +11,8 @@ static inline uint32_t bits_of_float(float f) { uint32_t bits; std::memcpy(&bits
 static inline float float_of_bf16(uint16_t h) { return float_of_bits(uint32_t(h) << 16); }
 
 static inline uint16_t bf16_of_float(float f) {
-  const uint32_t bits = bits_of_float(f);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t(bits >> 16 | 0x40);   // a NaN stays one
-  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  const uint32_t bits = bits_of_float(f), nearest = bits + 0x7fff + (bits >> 16 & 1);
+  return uint16_t(((bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000 : nearest) >> 16);   // a NaN stays one
 }
 
 // Subnormal numbers of short types count steps, and are never taken for floats: a thread may have been told to flush
@@ -43,8 +42,8 @@ static inline float float_of_e8m0(uint8_t bits) {
 // Sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity, NaN where all bits but the sign are set.
 static inline float float_of_e4m3(uint8_t bits) {
   const uint32_t sign = uint32_t(bits & 0x80) << 24, rest = bits & 0x7f;
-  if (rest == 0x7f) return float_of_bits(sign | 0x7fc00000u);
-  return float_of_bits(sign | (rest < 8 ? bits_of_float(float(rest) * 0x1p-9f) : (rest << 20) + (120u << 23)));
+  const uint32_t steps = bits_of_float(float(int32_t(rest)) * 0x1p-9f), normal = (rest << 20) + (120u << 23);
+  return float_of_bits(sign | (rest == 0x7f ? 0x7fc00000u : rest < 8 ? steps : normal));
 }
 
 static inline float load_number(const void* p, int32_t type, int64_t i) {

@@ -34,8 +34,9 @@ struct Quantizing {
   int64_t strips() const { return ceil_div(n, format.block_n); }
   const char* row_at(int64_t row) const { return x + row * k * (type == BITPORT_F32 ? 4 : 2); }
 
-  void measure(int64_t row, Range* ranges) const {
-    (type == BITPORT_F32 ? loops.measure32 : loops.measure16)(row_at(row), k, format.block_k, ranges);
+  void measure(int64_t row, Range* ranges) const { measure(row, format.block_k, ranges); }
+  void measure(int64_t row, int64_t block, Range* ranges) const {
+    (type == BITPORT_F32 ? loops.measure32 : loops.measure16)(row_at(row), k, block, ranges);
   }
 
   void choose(int64_t strip, const Range* ranges, Step* steps) const {
@@ -96,19 +97,26 @@ struct Quantizing {
     return true;
   }
 
-  // The largest magnitude of all finite blocks.
+  // The largest magnitude of all finite blocks: of rows where all are finite they need not be told apart.
   bool measure_all(int32_t threads, float* amax) const {
     std::atomic<uint32_t> most{0};
     std::atomic<bool> failed{false};
     share(strips(), threads, [&](int64_t at) {
-      Range* ranges = reinterpret_cast<Range*>(block_buffer.need(size_t(columns()) * sizeof(Range)));
-      if (!ranges) { failed = true; return; }
-      for (int64_t i = 0; i < columns(); ++i) ranges[i] = Range();
-      for (int64_t row = at * format.block_n; row < smaller((at + 1) * format.block_n, n); ++row) measure(row, ranges);
+      const int64_t first = at * format.block_n, end = smaller(first + format.block_n, n);
+      Range whole;
+      for (int64_t row = first; row < end; ++row) measure(row, k, &whole);
       uint32_t found = 0;
-      for (int64_t i = 0; i < columns(); ++i) {
-        const float size = scales.amax(ranges[i]);
-        if (size == size && bits_of_float(size) > found) found = bits_of_float(size);
+      if (const float size = scales.amax(whole); size == size) {
+        found = bits_of_float(size);
+      } else {
+        Range* ranges = reinterpret_cast<Range*>(block_buffer.need(size_t(columns()) * sizeof(Range)));
+        if (!ranges) { failed = true; return; }
+        for (int64_t i = 0; i < columns(); ++i) ranges[i] = Range();
+        for (int64_t row = first; row < end; ++row) measure(row, ranges);
+        for (int64_t i = 0; i < columns(); ++i) {
+          const float each = scales.amax(ranges[i]);
+          if (each == each && bits_of_float(each) > found) found = bits_of_float(each);
+        }
       }
       for (uint32_t seen = most; found > seen && !most.compare_exchange_weak(seen, found);) {}
     });

@@ -43,15 +43,13 @@ class Scales {
   static constexpr int64_t kAtOnce = 64;
   void choose_some(const Range* ranges, int64_t count, void* scales, void* zeros, int64_t at, Step* steps) const;
   float number(uint32_t bits) const;
-  float defined(float scale, float amax) const;
-  uint8_t power_of_two(float amax) const;
-  Way by_products(float scale) const;
+  int32_t power_of_two(float amax) const;
 
   const BitportFormat& f_;
   const int32_t type_;
   float global_ = 1, of_zeros_, smallest_, highest_, end_ = 0;
   int32_t emax_;
-  uint32_t above_;   // a fraction of amax, in units of 2^-23: "rceil" takes the next power of two for larger ones
+  uint32_t up_;      // added to the fraction of amax, in units of 2^-23: where it carries, the next power of two is taken
 };
 
 struct Loops {

@@ -151,7 +151,8 @@ def test_what_works_on_such_a_model(tmp_path: Path) -> None:
 @pytest.mark.peers
 def test_adapters(tmp_path: Path) -> None:
     """Those that a model has are what its save_pretrained writes, as of any model of transformers."""
-    peft = pytest.importorskip("peft")
+    wanted = importlib.import_module("transformers.integrations.peft").MIN_PEFT_VERSION
+    peft = pytest.importorskip("peft", minversion=wanted)
     out = quantized(tmp_path)
     model = CAUSAL.from_pretrained(out)
     torch.manual_seed(0)
