@@ -115,17 +115,22 @@ struct Float {
   BITPORT_INLINE int32_t constant() const { return nan_code; }
 };
 
-template <int Bits>
-struct Codebook {
-  float thresholds[(1 << Bits) - 1];
+struct Codebook {   // of 4 bits: how many thresholds lie below, found by halves
+  float thresholds[15];
   int32_t nan_code;
   Codebook(const BitportFormat& f, const Step&) : nan_code(f.nan_code) {
     std::memcpy(thresholds, f.thresholds, sizeof thresholds);
   }
   BITPORT_INLINE int32_t operator()(float q, float) const {
-    int32_t code = 0;
-    for (int i = 0; i < (1 << Bits) - 1; ++i) code += q > thresholds[i];
-    return code;
+    const float* const t = thresholds;
+    const bool a = q > t[7];
+    const float t1 = a ? t[9] : t[1], t3 = a ? t[11] : t[3], t5 = a ? t[13] : t[5];
+    const float t0 = a ? t[8] : t[0], t2 = a ? t[10] : t[2], t4 = a ? t[12] : t[4], t6 = a ? t[14] : t[6];
+    const bool b = q > t3;
+    const float u1 = b ? t5 : t1, u0 = b ? t4 : t0, u2 = b ? t6 : t2;
+    const bool c = q > u1;
+    const bool d = q > (c ? u2 : u0);
+    return (a ? 8 : 0) + (b ? 4 : 0) + (c ? 2 : 0) + (d ? 1 : 0);
   }
   BITPORT_INLINE int32_t constant() const { return nan_code; }
 };
@@ -257,7 +262,7 @@ BITPORT_INLINE void encode_any(const BitportFormat& f, const void* x, int32_t ty
   BITPORT_ENCODE(e2m3, attribute, fma, Float<2, 3>)                                                                  \
   BITPORT_ENCODE(e3m2, attribute, fma, Float<3, 2>)                                                                  \
   BITPORT_ENCODE(e2m1, attribute, fma, Float<2, 1>)                                                                  \
-  BITPORT_ENCODE(codebook, attribute, fma, Codebook<4>)                                                              \
+  BITPORT_ENCODE(codebook, attribute, fma, Codebook)                                                                 \
   Loops::Encode encode_of(const BitportFormat& f) {                                                                   \
     if (f.kind == BITPORT_CODEBOOK) return f.bits == 4 ? codebook : nullptr;                                         \
     if (f.kind == BITPORT_INTEGER) return has_whole_offset(f) ? integer : shifted;                                    \
