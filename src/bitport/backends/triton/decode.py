@@ -194,8 +194,8 @@ def place_steps(
         POSITION: tl.constexpr = 2.0 ** (AT - FROM)
         bits = (word >> FROM).to(tl.uint32) & (((1 << BITS) - 1) << (AT - FROM))
         value = (bits.to(tl.int32) | (SHIFT + (k >> 31))).to(tl.float32, bitcast=True)
-        if ZERO == "int":
-            value = tl.fma(value, 1.0 / POSITION, -TWO_23 / POSITION - zero.to(tl.float32))
+        if ZERO == "int":  # a tensor comes first: constant - tensor is none in the interpreter of Triton 3.7
+            value = tl.fma(value, 1.0 / POSITION, -zero.to(tl.float32) - TWO_23 / POSITION)
         elif ZERO == "float":
             value = tl.fma(value, 1.0 / POSITION, -TWO_23 / POSITION) - zero.to(tl.float32)
         else:
