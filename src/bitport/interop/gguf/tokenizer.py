@@ -38,7 +38,9 @@ def tokenizer_files(path: Path, settings: Mapping[str, Any]) -> dict[Path, str]:
         ) from error
     _check(path, settings)
     try:
-        tokenizer = transformers.PreTrainedTokenizerFast(gguf_file=path.name, name_or_path=str(path.parent))
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            gguf_file=path.name, name_or_path=str(path.parent), **_around_a_text(settings)
+        )
         with tempfile.TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
             files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
@@ -51,6 +53,12 @@ def tokenizer_files(path: Path, settings: Mapping[str, Any]) -> dict[Path, str]:
         said["model"]["ignore_merges"] = True
         made[name] = json.dumps(said, ensure_ascii=False, indent=2)
     return made
+
+
+def _around_a_text(settings: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether a text gets a first and a last token, which transformers 5.20 does not read from a file."""
+    said = {key: settings.get(f"tokenizer.ggml.{key}") for key in ("add_bos_token", "add_eos_token")}
+    return {key: value for key, value in said.items() if type(value) is bool}
 
 
 def _check(path: Path, settings: Mapping[str, Any]) -> None:
