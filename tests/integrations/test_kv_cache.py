@@ -136,9 +136,11 @@ OWN_ATTENTION = {
 def test_a_model_that_cannot_have_another_attention_keeps_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ARCHITECTURES, name, OWN_ATTENTION[name])
     model = model_of(name)
+    own = model.config._attn_implementation  # transformers 5.20 has "sdpa" for gemma2, later ones "eager"
     wanted = logits(model, rounded_cache(model, "int8"), 15, 7)
     got = logits(model, KVCache.of(model, "int8"), 15, 7)
-    assert model.config._attn_implementation == "eager"
+    assert own in ("eager", "sdpa")
+    assert model.config._attn_implementation == own
     assert float(sqnr(wanted, got)) > 90
 
 
