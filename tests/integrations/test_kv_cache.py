@@ -139,7 +139,7 @@ def test_a_model_that_cannot_have_another_attention_keeps_its_own(name: str, mon
     own = model.config._attn_implementation  # transformers 5.20 has "sdpa" for gemma2, later ones "eager"
     wanted = logits(model, rounded_cache(model, "int8"), 15, 7)
     got = logits(model, KVCache.of(model, "int8"), 15, 7)
-    assert own in ("eager", "sdpa")
+    assert own == "eager" or (name, own) == ("gemma2-soft-cap", "sdpa")
     assert model.config._attn_implementation == own
     assert float(sqnr(wanted, got)) > 90
 
