@@ -106,17 +106,17 @@ struct Quantizing {
       Range whole;
       for (int64_t row = first; row < end; ++row) measure(row, k, &whole);
       uint32_t found = 0;
-      if (const float size = scales.amax(whole); size == size) {
-        found = bits_of_float(size);
-      } else {
+      const auto finite = [&](const Range& range) {
+        const float size = scales.amax(range);
+        if (size == size && bits_of_float(size) > found) found = bits_of_float(size);
+        return size == size;
+      };
+      if (!finite(whole)) {
         Range* ranges = reinterpret_cast<Range*>(block_buffer.need(size_t(columns()) * sizeof(Range)));
         if (!ranges) { failed = true; return; }
         for (int64_t i = 0; i < columns(); ++i) ranges[i] = Range();
         for (int64_t row = first; row < end; ++row) measure(row, ranges);
-        for (int64_t i = 0; i < columns(); ++i) {
-          const float each = scales.amax(ranges[i]);
-          if (each == each && bits_of_float(each) > found) found = bits_of_float(each);
-        }
+        for (int64_t i = 0; i < columns(); ++i) finite(ranges[i]);
       }
       for (uint32_t seen = most; found > seen && !most.compare_exchange_weak(seen, found);) {}
     });

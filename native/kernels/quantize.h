@@ -42,7 +42,6 @@ class Scales {
  private:
   static constexpr int64_t kAtOnce = 64;
   void choose_some(const Range* ranges, int64_t count, void* scales, void* zeros, int64_t at, Step* steps) const;
-  float number(uint32_t bits) const;
   int32_t power_of_two(float amax) const;
 
   const BitportFormat& f_;

@@ -8,8 +8,8 @@
 namespace bitport {
 namespace {
 
-constexpr float kNoScale = __builtin_nanf(""), kLargest = 0x1.fffffep127f;
 constexpr double kFloat32Max = 0x1.fffffep127;
+constexpr float kNoScale = __builtin_nanf(""), kLargest = float(kFloat32Max);
 constexpr float kE4m3Max = 448, kE4m3Smallest = 0x1p-9f;
 
 struct Limits { double largest, smallest, eps; };   // smallest: above 0
@@ -71,13 +71,10 @@ Scales::Scales(const BitportFormat& f, int32_t x_type) : f_(f), type_(x_type), e
   end_ = float(input * (steps / (steps + 2)));
 }
 
-float Scales::number(uint32_t bits) const {
-  return type_ == BITPORT_F32 ? float_of_bits(bits)
-                              : type_ == BITPORT_BF16 ? float_of_bf16(uint16_t(bits)) : float_of_f16(uint16_t(bits));
-}
-
 float Scales::amax(const Range& range) const {
-  const float most = number(most_of(range));
+  const uint32_t bits = most_of(range);
+  float most;
+  floats_of(&bits, 1, type_, &most);
   return most <= kLargest ? most : kNoScale;
 }
 

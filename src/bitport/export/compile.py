@@ -26,6 +26,7 @@ EXPORTS = Path(__file__).with_name("exports.map")
 """For the linker: all that a host of a library looks for. What is hidden is bound when it is linked, not by name when
 it is loaded, and left out where nothing calls it."""
 TORCH = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
+"""All of torch that generated code calls."""
 LINKER = ("-Wl,--gc-sections", "-Wl,--strip-all", f"-Wl,--version-script={EXPORTS}")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.numerics import Quantized
+from bitport.numerics.codec import block_scale
 from bitport.tensor.join import as_bytes, join
 from bitport.tensor.parts import matrix_of
 from bitport.tensor.qtensor import EXTRA, QTensor
@@ -58,7 +59,7 @@ def _without_global(q: QTensor) -> QTensor:
     """A global scale as a part of every scale: their product in float32, which is what either is multiplied by."""
     if q.scale2 is None:
         return q
-    parts = q.parts._replace(scale=q.scale.to(torch.float32) * q.scale2, scale2=None)
+    parts = q.parts._replace(scale=block_scale(q.scale, q.scale2), scale2=None)
     return _in_format(q, parts, scale="float32", global_scale=False)
 
 

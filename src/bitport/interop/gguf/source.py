@@ -25,6 +25,7 @@ from bitport.interop.gguf.names import CONFIGURING, OF_INPUTS, Piece, in_order, 
 from bitport.interop.gguf.parts import read_model
 from bitport.interop.gguf.tokenizer import tokenizer_files, tokenizer_notes
 from bitport.numerics import Quantized
+from bitport.numerics.codec import block_scale
 from bitport.schemes import Scheme
 from bitport.tensor import from_parts
 
@@ -52,7 +53,7 @@ class Gguf:
             self.config = its.config(Settings(header.settings, vectors))
             self.pieces = pieces(its, header.tensors, self.config)
             shapes = {piece.name: _shape(piece) for piece in self.pieces}
-            apart = [piece.name for piece in self.pieces if not _one_scale(piece)]
+            self.scales = {piece.name: _scales(piece) for piece in self.pieces}
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
         if EMBEDDING not in shapes:
@@ -71,8 +72,8 @@ class Gguf:
             "dtype": str(self.dtype).removeprefix("torch."),
             **its.has_biases(biased_modules(shapes)),
         }
-        scales = scale_notes(header.tensors, apart)
-        self.notes = [*scales, *self._notes(), *tokenizer_notes(header.settings)]
+        apart = [name for name, scales in self.scales.items() if not _alike(scales)]
+        self.notes = [*scale_notes(header.tensors, apart), *self._notes(), *tokenizer_notes(header.settings)]
         self.files = tokenizer_files(path, header.settings) if "tokenizer.ggml.model" in header.settings else {}
 
     def names(self) -> list[str]:
@@ -85,7 +86,7 @@ class Gguf:
     def described(self) -> Iterator[Described]:
         for piece in self.pieces:
             if block := BLOCKS.get(piece.stored[0].type):
-                shape, name, scheme = _shape(piece), piece.name, _scheme(piece, block)
+                shape, name, scheme = _shape(piece), piece.name, self._scheme(piece, block)
                 yield Described(name, scheme, shape, kind_of(name, shape), piece.transposed, parts_of(scheme))
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
@@ -98,12 +99,26 @@ class Gguf:
         if block is None:
             return _floats(piece).to(self.dtype)
         try:
-            parts, scheme = decoded(block, _rows(piece)), _scheme(piece, block)
-            if piece.scales:
-                parts = _scaled(parts, piece, scheme.weight.global_scale)
+            parts, scheme = self._scaled(decoded(block, _rows(piece)), piece), self._scheme(piece, block)
             return from_parts(parts, scheme, shape=_shape(piece), dtype=self.dtype, transposed=piece.transposed)
         except (ArgumentError, CheckpointError) as error:
             raise CheckpointError(f"{self.path}: {piece.stored[0].name}: {error}") from error
+
+    def _scheme(self, piece: Piece, block: Block) -> Scheme:
+        if _alike(self.scales[piece.name]):
+            return block.scheme
+        fmt = dataclasses.replace(block.scheme.weight, scale="float32", global_scale=False)
+        return dataclasses.replace(block.scheme, weight=fmt)
+
+    def _scaled(self, parts: Quantized, piece: Piece) -> Quantized:
+        """Where a matrix of the whole has several scales, that of a row becomes a part of those of its blocks."""
+        scales = self.scales[piece.name]
+        if not scales:
+            return parts
+        if _alike(scales):
+            return parts._replace(scale2=scales[0])
+        rows = [scale.expand(*stored.shape[:-1], 1) for scale, stored in zip(scales, piece.stored, strict=True)]
+        return parts._replace(scale=block_scale(parts.scale, together(rows, piece.in_turn)), scale2=None)
 
     def _dtype(self) -> torch.dtype:
         floats = [piece for piece in self.pieces if piece.stored[0].type in FLOATS]
@@ -116,7 +131,7 @@ class Gguf:
 
 
 def scale_notes(tensors: Iterable[str], apart: list[str]) -> Iterator[str]:
-    """``tensors``: of the file; ``apart``: tensors of the model, see _one_scale."""
+    """``tensors``: of the file; ``apart``: tensors of the model, made of some whose scales differ."""
     if fixed := [name for name in tensors if name.endswith(f".{OF_INPUTS}")]:
         yield f"inputs are taken as they are; their scales in float4 are left out: {shortened(fixed, 3)}"
     if apart:
@@ -216,28 +231,9 @@ def _scales(piece: Piece) -> list[Tensor]:
     return found
 
 
-def _one_scale(piece: Piece) -> bool:
+def _alike(scales: list[Tensor]) -> bool:
     """Whether a matrix of the whole has one scale, as it has in bitport."""
-    scales = _scales(piece)
     return all(torch.equal(scale, scales[0]) for scale in scales)
-
-
-def _scheme(piece: Piece, block: Block) -> Scheme:
-    if _one_scale(piece):
-        return block.scheme
-    return dataclasses.replace(
-        block.scheme, weight=dataclasses.replace(block.scheme.weight, scale="float32", global_scale=False)
-    )
-
-
-def _scaled(parts: Quantized, piece: Piece, one: bool) -> Quantized:
-    """``one``: see _one_scale. Else the scale of a row is a part of those of its blocks, of which bitport takes the
-    same product."""
-    scales = _scales(piece)
-    if one:
-        return parts._replace(scale2=scales[0])
-    rows = [scale.expand(*stored.shape[:-1], 1) for scale, stored in zip(scales, piece.stored, strict=True)]
-    return parts._replace(scale=parts.scale.float() * together(rows, piece.in_turn), scale2=None)
 
 
 def _floats(piece: Piece) -> Tensor:
