@@ -10,57 +10,22 @@ namespace {
 AMX void begin() { configure(16, 16, 64); }
 AMX void end() { release(); }
 
-// 32 rows of sums (or 16) over a stretch of K; x and panel advance by what one step of 32 columns takes. The panel is to
-// stay in L1, x streams through it.
-template <bool Two, class Beside>
-AMX_INLINE void multiply_block(const uint16_t* x, int64_t stride, const uint16_t* panel, int64_t steps, Beside& beside) {
-  asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-  for (int64_t step = 0; step < steps; ++step, x += stride, panel += 1024) {
-    const auto work = beside.begin();
-    _tile_loadd(6, panel, 64);
-    _tile_stream_loadd(4, x, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    beside.part(work, 0);
-    _tile_loadd(7, panel + 512, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    beside.part(work, 1);
-    if (Two) {
-      _tile_stream_loadd(5, x + 512, 64);
-      _tile_dpbf16ps(2, 5, 6);
-    }
-    beside.part(work, 2);
-    if (Two) _tile_dpbf16ps(3, 5, 7);
-    beside.part(work, 3);
-    beside.end();
-  }
-}
-
-template <bool Two, class Beside>
-AMX_INLINE void multiply_whole(const Job& job, const Panel& panel, int64_t row, float* sum, Beside& beside) {
-  const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k);
-  if (panel.k == 0) zero_sums<Two>();
-  else load_sums<Two>(sum);
-  multiply_block<Two>(x, 1024, static_cast<const uint16_t*>(panel.data), panel.count / 32, beside);
-  store_sums<Two>(sum);
-}
-
 template <class Beside>
-AMX_INLINE void multiply_rows(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, Beside& beside) {
-  for (int64_t r = 0; r < rows; r += 32, sum += 1024)
-    if (rows - r > 16) multiply_whole<true>(job, panel, row + r, sum, beside);
-    else multiply_whole<false>(job, panel, row + r, sum, beside);
+AMX_INLINE void multiply_panel(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, Beside& beside) {
+  const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k);
+  multiply_rows<Floats>(x, 2048, steps_of(*job.weight) * 2048, rows, panel.data, panel.count / 32, panel.k == 0, sum, beside);
 }
 
 AMX void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
   Nothing nothing;
-  multiply_rows(job, panel, row, rows, sum, nothing);
+  multiply_panel(job, panel, row, rows, sum, nothing);
 }
 
 template <class Format, bool Scaled>
 AMX void multiply_as(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
   using All = Quarters<Format, Scaled>;
   Ahead<All> ahead(All(*job.weight, next), (rows + 31) / 32 * (panel.count / 32));
-  multiply_rows(job, panel, row, rows, sum, ahead);
+  multiply_panel(job, panel, row, rows, sum, ahead);
 }
 
 void multiply_ahead(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next,
@@ -87,7 +52,7 @@ AMX_INLINE void add_scaled(const Affine& a, bool shifts, const float* part, floa
 AMX void fused(const Job& job, int64_t tile, void* panel, float* sum) {
   const BitportTiles& w = *job.weight;
   if (job.m == 1 || !has_long_groups(w, 2 * kDepth)) return avx512_fused_bf16(job, tile, panel, sum);
-  const int64_t groups = groups_of(w), columns = steps_of(w) * 32, m = job.m, stride = job.block * 32;
+  const int64_t groups = groups_of(w), columns = steps_of(w) * 32, m = job.m;
   if (job.block < 32) configure(job.block > 16 ? 16 : m, job.block > 16 ? m - 16 : 16, 64);
   alignas(64) float part[32 * 32];
   for (int64_t i = 0; i < m * 32; i += 16) _mm512_store_ps(sum + i, _mm512_setzero_ps());
@@ -100,15 +65,7 @@ AMX void fused(const Job& job, int64_t tile, void* panel, float* sum) {
       const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, first);
       const uint16_t* values = static_cast<const uint16_t*>(panel);
       Nothing nothing;
-      if (rows > 16) {
-        zero_sums<true>();
-        multiply_block<true>(x, stride, values, (last - first) / 32, nothing);
-        store_sums<true>(part);
-      } else {
-        zero_sums<false>();
-        multiply_block<false>(x, stride, values, (last - first) / 32, nothing);
-        store_sums<false>(part);
-      }
+      multiply_rows<Floats>(x, job.block * 64, 0, rows, values, (last - first) / 32, true, part, nothing);
       for (int64_t r = 0; r < rows; ++r)
         for (int h = 0; h < 2; ++h)
           add_scaled(a[h], w.zero, part + r * 32 + h * 16, w.zero ? job.sums[(row + r) * groups + g] : 0.0f,

@@ -1,5 +1,6 @@
 // What the products with AMX share: how the tile registers are laid out, and work of the vectors beside theirs.
 #pragma once
+#include <type_traits>
 #include "avx512.h"
 
 #define AMX __attribute__((target(AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16,amx-int8")))
@@ -63,6 +64,106 @@ struct Nothing {
   AMX_MEMBER void part(int, int64_t) const {}
   AMX_MEMBER void end() const {}
 };
+
+// Sums of 32 rows that stay in the tile registers from one step to the next.
+struct Stay {
+  AMX_MEMBER void first() const {}
+  AMX_MEMBER void second() const {}
+  AMX_MEMBER void third() const {}
+  AMX_MEMBER void fourth() const {}
+};
+
+// Sums that leave the tile registers for `out`, if it is not null, while others come from `in`, or begin at zero. Each goes
+// right before the first product of the one that takes its place: a store waits for all products of its register, and
+// after a store of all four the registers would stand still until the last product is done.
+struct Turn {
+  float* out;   // float32 or int32 [32][32]
+  const float* in;
+
+  AMX_MEMBER void first() const {
+    if (out) _tile_stored(0, out, 128);
+    if (in) _tile_loadd(0, in, 128); else _tile_zero(0);
+  }
+  AMX_MEMBER void second() const {
+    if (out) _tile_stored(1, out + 16, 128);
+    if (in) _tile_loadd(1, in + 16, 128); else _tile_zero(1);
+  }
+  AMX_MEMBER void third() const {
+    if (out) _tile_stored(2, out + 512, 128);
+    if (in) _tile_loadd(2, in + 512, 128); else _tile_zero(2);
+  }
+  AMX_MEMBER void fourth() const {
+    if (out) _tile_stored(3, out + 528, 128);
+    if (in) _tile_loadd(3, in + 528, 128); else _tile_zero(3);
+    asm volatile("" ::: "memory");   // g++ 12 does not see that stores of tiles write it
+  }
+};
+
+struct Floats {};   // x and weight in bfloat16, sums in float32
+struct Bytes {};    // signed bytes, sums in int32
+
+#define BITPORT_TILES(to, x, panel)                                          \
+  if constexpr (std::is_same_v<Number, Floats>) _tile_dpbf16ps(to, x, panel); \
+  else _tile_dpbssd(to, x, panel)
+
+// One step of K, of 32 rows (or 16): 64 bytes of each row of x, of which the second 16 lie 1024 bytes on, times those of 32
+// rows of the weight, of which the second 16 lie `half` bytes on. The panel is to stay in L1, x streams through it.
+template <class Number, bool Two, class Sums, class Beside>
+AMX_INLINE void multiply_step(const void* x, const void* panel, int64_t half, const Sums& sums, Beside& beside) {
+  const char* const rows = static_cast<const char*>(x);
+  const char* const weights = static_cast<const char*>(panel);
+  const auto work = beside.begin();
+  sums.first();
+  _tile_loadd(6, weights, 64);
+  _tile_stream_loadd(4, rows, 64);
+  BITPORT_TILES(0, 4, 6);
+  beside.part(work, 0);
+  sums.second();
+  _tile_loadd(7, weights + half, 64);
+  BITPORT_TILES(1, 4, 7);
+  beside.part(work, 1);
+  if (Two) {
+    sums.third();
+    _tile_stream_loadd(5, rows + 1024, 64);
+    BITPORT_TILES(2, 5, 6);
+  }
+  beside.part(work, 2);
+  if (Two) {
+    sums.fourth();
+    BITPORT_TILES(3, 5, 7);
+  }
+  beside.part(work, 3);
+  beside.end();
+}
+
+// A panel times all rows of x, by blocks of 32, of which the last may hold up to 16: added to sum [rows][32], or written to it
+// where the panel is the first. In x the next step lies `next` bytes on, the next block `block` bytes.
+template <class Number, class Beside>
+AMX_INLINE void multiply_rows(const void* x, int64_t next, int64_t block, int64_t rows, const void* panel, int64_t steps,
+                              bool first, float* sum, Beside& beside) {
+  const char* at = static_cast<const char*>(x);
+  float* open = nullptr;   // whose sums the tile registers hold
+  for (; rows > 0; rows -= 32, at += block, sum += 1024) {
+    const char* from = at;
+    const char* weights = static_cast<const char*>(panel);
+    asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
+    if (rows > 16) {
+      multiply_step<Number, true>(from, weights, 1024, Turn{open, first ? nullptr : sum}, beside);
+      for (int64_t step = 1; step < steps; ++step)
+        multiply_step<Number, true>(from += next, weights += 2048, 1024, Stay{}, beside);
+      open = sum;
+    } else {
+      if (open) store_sums<true>(open);
+      open = nullptr;
+      if (first) zero_sums<false>();
+      else load_sums<false>(sum);
+      for (int64_t step = 0; step < steps; ++step, from += next, weights += 2048)
+        multiply_step<Number, false>(from, weights, 1024, Stay{}, beside);
+      store_sums<false>(sum);
+    }
+  }
+  if (open) store_sums<true>(open);
+}
 
 // Decodes a panel by quarters of a tile, so much of it a step that it is ready when `steps` steps are over.
 template <class Quarters>

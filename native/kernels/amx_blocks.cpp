@@ -13,21 +13,12 @@ AMX_INLINE void multiply_block(const uint16_t* x, int64_t rows, int64_t count, c
                                const float* row_scale, int64_t scales, float* sum) {
   const float* scale = reinterpret_cast<const float*>(panel + kBlocksPanel);
   alignas(64) float part[32 * 32];
+  Nothing nothing;
   for (int64_t k = 0; k < count; ++row_scale, scale += 32) {
     zero_sums<Two>();
     asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-    for (const int64_t end = k + kScaled < count ? k + kScaled : count; k < end; k += 32, x += 1024, panel += 1024) {
-      _tile_loadd(6, panel, 64);
-      _tile_stream_loadd(4, x, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, panel + 512, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      if (Two) {
-        _tile_stream_loadd(5, x + 512, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-    }
+    for (const int64_t end = k + kScaled < count ? k + kScaled : count; k < end; k += 32, x += 1024, panel += 1024)
+      multiply_step<Floats, Two>(x, panel, 1024, Stay{}, nothing);
     store_sums<Two>(part);
     const __m512 s0 = _mm512_load_ps(scale), s1 = _mm512_load_ps(scale + 16);
     for (int64_t r = 0; r < rows; ++r) {

@@ -100,11 +100,11 @@ int32_t linear_digits(const Product& p, bool* taken) {
   if (bias) isa.floats.widen(p.bias, p.y_type, w.n, bias);
   for (int64_t row = 0; row < p.m; ++row)
     for (Pieces piece(w, isa.stretch, 0); piece.begin < w.k; piece.next()) {
-      float* high = sums + row * 2 * pieces + piece.index;
+      float* high = sums + piece.index * digits + row * 2;
       isa.split(x + row * w.k, piece.begin, piece.end, unit[row], codes + row * 2 * kInt8Step, digits * kInt8Step, high,
-                high + pieces);
+                high + 1);
     }
-  const Int8Job job{&w, codes, sums, digits, digits, isa.stretch, pieces};
+  const Int8Job job{&w, codes, sums, digits, digits, isa.stretch};
   const Activate activate = activate_for(p.isa);
   const int64_t tiles = tiles_of(w), piece = ceil_div(tiles, int64_t(p.threads) * 4);
   std::atomic<bool> failed{false};

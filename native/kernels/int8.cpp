@@ -55,8 +55,7 @@ struct Int8Call : Product {
       return at;
     };
     int8_t* codes = reinterpret_cast<int8_t*>(take(size_t(ceil_div(m - apart, block) * block) * row_bytes() + kTileBytes));
-    // as many sums as 32 rows have may be read past the first of the last block
-    sums = reinterpret_cast<float*>(take(size_t((m + 31) * pieces) * 4));
+    sums = reinterpret_cast<float*>(take(size_t(m * pieces + 31) * 4));   // of 32 rows in the last block, wherever it ends
     roundings = reinterpret_cast<Rounding*>(take(size_t(m) * sizeof(Rounding)));
     float* bias_at = reinterpret_cast<float*>(take(bias ? size_t(weight.n) * 4 : 0));
     int8_t* one_codes = reinterpret_cast<int8_t*>(take(zeros ? row_bytes() : 0));
@@ -68,11 +67,11 @@ struct Int8Call : Product {
     bias_values = bias ? bias_at : nullptr;
     if (bias)
       for (int64_t j = 0; j < weight.n; ++j) bias_at[j] = load_number(bias, x_type, j);
-    job = {&weight, codes, sums, m, block, stretch, pieces, apart};
+    job = {&weight, codes, sums, m, block, stretch, apart};
     if (zeros) {
       std::memset(one_codes, 1, size_t(weight.k));
       std::memset(one_codes + weight.k, 0, row_bytes() - size_t(weight.k));
-      ones = {&weight, one_codes, one_sums, 1, 1, engine.stretch, one_pieces};
+      ones = {&weight, one_codes, one_sums, 1, 1, engine.stretch};
       for (Pieces piece(weight, engine.stretch, 0); piece.begin < weight.k; piece.next())
         one_sums[piece.index] = float(piece.end - piece.begin);
     }
@@ -117,7 +116,7 @@ struct Int8Call : Product {
     const int64_t next = job.block * kInt8Step;
     for (Pieces piece(weight, job.stretch, 0); piece.begin < k_end; piece.next()) {
       const int64_t k = piece.begin;
-      sums[row * job.pieces + piece.index] =
+      sums[piece.index * m + row] =
           float(engine.round(from + size_t(k) * width(x_type), x_type, piece.end - k, roundings[row],
                              to + k / kInt8Step * next, k % kInt8Step, next));
     }

@@ -20,8 +20,8 @@ struct Rounding { float scale, zero; };
 struct Int8Job {
   const BitportTiles* weight;
   int8_t* rows;
-  const float* sums;       // [m][pieces], of the codes; exact
-  int64_t m, block, stretch, pieces;
+  const float* sums;       // [pieces][m], of the codes; exact
+  int64_t m, block, stretch;
   int64_t first = 0;       // the row that `rows` begins with, a multiple of the block
 };
 
@@ -77,6 +77,9 @@ static inline const int8_t* codes_at(const Int8Job& job, int64_t row, int64_t k)
   const int64_t step = (row - job.first) / job.block * int8_steps(*job.weight) + k / kInt8Step;
   return job.rows + (step * job.block + row % job.block) * kInt8Step + k % kInt8Step;
 }
+
+// Sums of the codes over one piece: of a row, and behind it of the next ones.
+static inline const float* sums_at(const Int8Job& job, int64_t row, int64_t piece) { return job.sums + piece * job.m + row; }
 
 struct Int8Engine {
   int64_t stretch;    // columns whose unpacked codes lie in L1 at once

@@ -61,91 +61,126 @@ AVX512 void unpack_as(const BitportTiles& w, const Panel& panel) {
 
 void unpack(const BitportTiles& w, const Panel& panel) { BITPORT_WITH_BITS(w.bits, unpack_as<Bits>(w, panel)) }
 
-template <bool Two, class Beside>
-AMX_INLINE void multiply_step(const int8_t* x, const uint8_t* panel, int64_t step, Beside& beside) {
-  const auto work = beside.begin();
-  _tile_loadd(6, panel, 64);
-  _tile_stream_loadd(4, x, 64);
-  _tile_dpbssd(0, 4, 6);
-  beside.part(work, 0);
-  _tile_loadd(7, panel + step * 16, 64);
-  _tile_dpbssd(1, 4, 7);
-  beside.part(work, 1);
-  if (Two) {
-    _tile_stream_loadd(5, x + 1024, 64);
-    _tile_dpbssd(2, 5, 6);
-  }
-  beside.part(work, 2);
-  if (Two) _tile_dpbssd(3, 5, 7);
-  beside.part(work, 3);
-  beside.end();
-}
+// A piece whose sums are in the tile registers: where they go, sums of x, and where the scales stand; no rows, no piece.
+struct Open {
+  int64_t rows;
+  float* sum;
+  const float* sums;
+  int64_t scales;
+};
 
-// 32 rows (or 16) with sums that stay int32.
-template <bool Two, class Beside>
-AMX_INLINE void multiply_whole(const Int8Job& job, const Panel& stretch, int64_t row, float* sum, Beside& beside) {
-  const int8_t* x = codes_at(job, row, stretch.k);
-  const uint8_t* panel = static_cast<const uint8_t*>(stretch.data);
-  asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-  if (stretch.k == 0) zero_sums<Two>();
-  else load_sums<Two>(sum);
-  for (int64_t k = 0; k < stretch.count; k += 64, x += job.block * kInt8Step, panel += 2048)
-    multiply_step<Two>(x, panel, 64, beside);
-  store_sums<Two>(sum);
-}
+// Pieces on their way: while one is multiplied, the sums of the one before leave the tile registers, and those of the one
+// before that are scaled: sum += (part - shift * sum of x) * scale.
+template <bool Shifts, class Work>
+struct Stages {
+  Work& work;
+  const BitportTiles& weight;
+  int32_t *next, *last;   // [32][32]: where sums go that leave, and where those are that are scaled
+  Open open = {}, earlier = {};
+  const int32_t* from = nullptr;
+  PieceScale scale[2];
 
-// The same over several pieces, whose sums become float32 one by one. All 32 (or 16) rows are worked off, whether x has
-// them or not.
-template <bool Two, bool Shifts, class Beside>
-AMX_INLINE void multiply_pieces(const Int8Job& job, const Panel& stretch, int64_t row, float* sum, Beside& beside) {
-  const BitportTiles& w = *job.weight;
-  const int64_t step = step_of(w), last = stretch.k + stretch.count;
-  const int8_t* x = codes_at(job, row, 0);
-  const uint8_t* panel = static_cast<const uint8_t*>(stretch.data);
-  const int64_t scales = stretch.tile * groups_of(w) * 32;
-  alignas(64) int32_t whole[32 * 32];
-  if (stretch.k == 0) std::memset(sum, 0, Two ? 4096 : 2048);
-  for (Pieces piece(w, job.stretch, stretch.k); piece.begin < last; piece.next()) {
-    const float* sums = job.sums + row * job.pieces + piece.index;
-    const int64_t at = scales + piece.group * 32;
-    const PieceScale scale[2] = {piece_scale(w, at), piece_scale(w, at + 16)};
-    zero_sums<Two>();
-    asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-    for (int64_t k = piece.begin; k < piece.end; k += step, panel += step * 32)
-      multiply_step<Two>(x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step, panel, step, beside);
-    store_sums<Two>(whole);
+  AMX_MEMBER auto begin() { return work.begin(); }
+  AMX_MEMBER void add_some() {
+    if (!earlier.rows) return;
 #pragma GCC unroll 4
-    for (int r = 0; r < (Two ? 32 : 16); ++r)
+    for (int r = 0; r < 4; ++r)
+#pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
-        __m512 part = _mm512_cvtepi32_ps(_mm512_load_si512(whole + r * 32 + half * 16));
-        if (Shifts) part = _mm512_fnmadd_ps(scale[half].shift, _mm512_set1_ps(sums[r * job.pieces]), part);
-        float* to = sum + r * 32 + half * 16;
-        _mm512_store_ps(to, _mm512_fmadd_ps(part, scale[half].scale, _mm512_load_ps(to)));
+        __m512 value = _mm512_cvtepi32_ps(_mm512_load_si512(from + r * 32 + half * 16));
+        if (Shifts) value = _mm512_fnmadd_ps(scale[half].shift, _mm512_set1_ps(earlier.sums[r]), value);
+        float* to = earlier.sum + r * 32 + half * 16;
+        _mm512_store_ps(to, _mm512_fmadd_ps(value, scale[half].scale, _mm512_load_ps(to)));
       }
+    from += 4 * 32;
+    earlier.sum += 4 * 32;
+    earlier.sums += 4;
+    earlier.rows -= 4;
   }
+  AMX_MEMBER void add_all() { while (earlier.rows) add_some(); }
+
+  template <class Quarter>
+  AMX_MEMBER void part(const Quarter& quarter, int64_t i) {
+    work.part(quarter, i);
+    add_some();
+  }
+  AMX_MEMBER void end() { work.end(); }
+
+  AMX_MEMBER float* leaving() { return open.rows ? reinterpret_cast<float*>(next) : nullptr; }
+  // What was open has left the registers, `now` is in them.
+  AMX_MEMBER void pass(const Open& now) {
+    add_all();
+    earlier = open;
+    from = next;
+    if (open.rows)
+      for (int half = 0; half < 2; ++half) scale[half] = piece_scale(weight, open.scales + half * 16);
+    open = now;
+    next = last;
+    last = const_cast<int32_t*>(from);
+  }
+  AMX_MEMBER void close() {
+    if (!open.rows) return;
+    store_sums<true>(next);
+    pass({0, nullptr, nullptr, 0});
+  }
+};
+
+// All 32 (or 16) rows of a block times a panel, whether x has them or not.
+template <bool Two, bool Shifts, class Work>
+AMX_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int64_t row, float* sum, Stages<Shifts, Work>& stages) {
+  const BitportTiles& w = *job.weight;
+  const int64_t step = step_of(w), last = panel.k + panel.count, scales = panel.tile * groups_of(w) * 32;
+  const int8_t* x = codes_at(job, row, 0);
+  const uint8_t* weights = static_cast<const uint8_t*>(panel.data);
+  if (panel.k == 0) std::memset(sum, 0, Two ? 4096 : 2048);
+  for (Pieces piece(w, job.stretch, panel.k); piece.begin < last; piece.next()) {
+    const Open now = {Two ? 32 : 16, sum, sums_at(job, row, piece.index), scales + piece.group * 32};
+    asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
+    if (!Two) zero_sums<false>();
+    for (int64_t k = piece.begin; k < piece.end; k += step, weights += step * 32) {
+      const int8_t* from = x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
+      if (Two && k == piece.begin) multiply_step<Bytes, Two>(from, weights, step * 16, Turn{stages.leaving(), nullptr}, stages);
+      else multiply_step<Bytes, Two>(from, weights, step * 16, Stay{}, stages);
+    }
+    if (Two) {
+      stages.pass(now);
+    } else {
+      store_sums<false>(stages.next);
+      stages.open = now;
+      stages.pass({0, nullptr, nullptr, 0});
+    }
+  }
+}
+
+template <bool Shifts, class Work>
+AMX_INLINE void multiply_pieces(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, Work& work) {
+  alignas(64) int32_t parts[2][32 * 32];
+  Stages<Shifts, Work> stages{work, *job.weight, parts[0], parts[1]};
+  for (; rows > 16; row += 32, rows -= 32, sum += 1024) multiply_block<true>(job, panel, row, sum, stages);
+  stages.close();
+  if (rows > 0) multiply_block<false>(job, panel, row, sum, stages);
+  stages.add_all();
 }
 
 bool stays_int(const BitportTiles& w) { return w.group >= w.k && w.k <= kInt32Columns; }
 
-template <bool Two, class Beside>
-AMX_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int64_t row, float* sum, Beside& beside) {
+template <class Work>
+AMX_INLINE void multiply_panel(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, Work& work) {
   const BitportTiles& w = *job.weight;
-  if (stays_int(w)) multiply_whole<Two>(job, panel, row, sum, beside);
-  else if (has_shift(w)) multiply_pieces<Two, true>(job, panel, row, sum, beside);
-  else multiply_pieces<Two, false>(job, panel, row, sum, beside);
-}
-
-template <class Beside>
-AMX_INLINE void multiply_rows(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
-                                   Beside& beside) {
-  for (int64_t r = 0; r < rows; r += 32, sum += 1024)
-    if (rows - r > 16) multiply_block<true>(job, panel, row + r, sum, beside);
-    else multiply_block<false>(job, panel, row + r, sum, beside);
+  if (stays_int(w)) {
+    const int64_t next = job.block * kInt8Step;
+    multiply_rows<Bytes>(codes_at(job, row, panel.k), next, int8_steps(w) * next, rows, panel.data, ceil_div(panel.count, kInt8Step),
+                         panel.k == 0, sum, work);
+  } else if (has_shift(w)) {
+    multiply_pieces<true>(job, panel, row, rows, sum, work);
+  } else {
+    multiply_pieces<false>(job, panel, row, rows, sum, work);
+  }
 }
 
 AMX void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
   Nothing nothing;
-  multiply_rows(job, panel, row, rows, sum, nothing);
+  multiply_panel(job, panel, row, rows, sum, nothing);
 }
 
 template <int Bits>
@@ -153,7 +188,7 @@ AMX void multiply_as(const Int8Job& job, const Panel& panel, int64_t row, int64_
                           const Panel& next) {
   const BitportTiles& w = *job.weight;
   Ahead<Quarters<Bits>> ahead(Quarters<Bits>(w, next), ceil_div(rows, 32) * ceil_div(panel.count, step_of(w)));
-  multiply_rows(job, panel, row, rows, sum, ahead);
+  multiply_panel(job, panel, row, rows, sum, ahead);
 }
 
 void multiply_ahead(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {

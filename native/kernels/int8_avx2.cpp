@@ -89,7 +89,7 @@ AVX2 void unpack(const BitportTiles& w, const Panel& panel) {
 
 // Sums of R rows of x and 16 rows of the weight become float32.
 template <int R>
-AVX2_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sums, int64_t pieces, const __m256i (*whole)[2],
+AVX2_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sums, const __m256i (*whole)[2],
                            float* sum) {
 #pragma GCC unroll 2
   for (int part = 0; part < 2; ++part) {
@@ -100,7 +100,7 @@ AVX2_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sum
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       float* to = sum + r * 32 + part * 8;
-      const __m256 values = _mm256_fnmadd_ps(shift, _mm256_set1_ps(x_sums[r * pieces]), _mm256_cvtepi32_ps(whole[r][part]));
+      const __m256 values = _mm256_fnmadd_ps(shift, _mm256_set1_ps(x_sums[r]), _mm256_cvtepi32_ps(whole[r][part]));
       _mm256_store_ps(to, _mm256_fmadd_ps(values, scale, _mm256_load_ps(to)));
     }
   }
@@ -138,8 +138,7 @@ AVX2 void multiply_rows(const Int8Job& job, const Panel& panel, int64_t row, flo
           whole[r][1] = _mm256_add_epi32(whole[r][1], _mm256_madd_epi16(high, two));
         }
       }
-      add_piece<R>(w, scales + piece.group * 32 + half * 16, job.sums + row * job.pieces + piece.index, job.pieces, whole,
-                   sum + half * 16);
+      add_piece<R>(w, scales + piece.group * 32 + half * 16, sums_at(job, row, piece.index), whole, sum + half * 16);
     }
 }
 
@@ -229,13 +228,13 @@ AVX2 void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) 
   for (int64_t k = 0; k < w.k; k += kInt8Stretch)
     for (int64_t half = 0; half < 2; half += kHalves)
       for (Pieces piece(w, job.stretch, k); piece.begin < smaller(k + kInt8Stretch, w.k); piece.next()) {
-        const float* sums = job.sums + row * job.pieces + piece.index;
+        const float* sums = sums_at(job, row, piece.index);
         __m256i whole[kHalves][R][2];
 #pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h)
 #pragma GCC unroll 4
           for (int r = 0; r < R; ++r)
-            whole[h][r][0] = whole[h][r][1] = _mm256_set1_epi32(-center(w) * int32_t(sums[r * job.pieces]));
+            whole[h][r][0] = whole[h][r][1] = _mm256_set1_epi32(-center(w) * int32_t(sums[r]));
         for (int64_t at = piece.begin; at < piece.end; at += 16)
 #pragma GCC unroll 2
           for (int h = 0; h < kHalves; ++h) {
@@ -244,8 +243,7 @@ AVX2 void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) 
           }
 #pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h)
-          add_piece<R>(w, scales + piece.group * 32 + (half + h) * 16, sums, job.pieces, whole[h],
-                       sum + (half + h) * 16);
+          add_piece<R>(w, scales + piece.group * 32 + (half + h) * 16, sums, whole[h], sum + (half + h) * 16);
       }
 }
 

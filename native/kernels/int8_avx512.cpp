@@ -30,19 +30,18 @@ AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float
   const bool shifts = has_shift(w);
   const int64_t rows = job.m - row < R ? job.m - row : R, bytes = 128 * Bits;
   const int8_t* x[R];
-  const float* sums[R];
   for (int r = 0; r < R; ++r) {
     const int64_t at = row + (r < rows ? r : rows - 1);
     x[r] = codes_at(job, at, 0);
-    sums[r] = job.sums + at * job.pieces;
   }
   for (int64_t i = 0; i < rows * 32; i += 16) _mm512_store_ps(sum + i, _mm512_setzero_ps());
   const int64_t scales = tile * groups_of(w) * 32;
   for (Pieces piece(w, job.stretch, 0); piece.begin < w.k; piece.next()) {
+    const float* sums = sums_at(job, row, piece.index);
     __m512i part[2][R][C];
     for (int h = 0; h < 2; ++h)
       for (int r = 0; r < R; ++r) {
-        part[h][r][0] = start_of(center(w), sums[r][piece.index]);
+        part[h][r][0] = start_of(center(w), sums[r < rows ? r : rows - 1]);
         for (int c = 1; c < C; ++c) part[h][r][c] = _mm512_setzero_si512();
       }
     for (int64_t k = piece.begin; k < piece.end; k += 16) {
@@ -67,7 +66,7 @@ AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float
         if (r >= rows) break;
         __m512i whole = part[h][r][0];
         for (int c = 1; c < C; ++c) whole = _mm512_add_epi32(whole, part[h][r][c]);
-        add_piece(s, shifts, sums[r][piece.index], whole, sum + r * 32 + h * 16);
+        add_piece(s, shifts, sums[r], whole, sum + r * 32 + h * 16);
       }
     }
   }
@@ -112,10 +111,10 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
   const int8_t* x = codes_at(job, row, 0);
   const int64_t scales = stretch.tile * groups_of(w) * 32, last = stretch.k + stretch.count;
   for (Pieces piece(w, job.stretch, stretch.k); piece.begin < last; piece.next()) {
-    const float* sums = job.sums + row * job.pieces + piece.index;
+    const float* sums = sums_at(job, row, piece.index);
     __m512i part[R][2];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = start_of(center(w), sums[r * job.pieces]);
+    for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = start_of(center(w), sums[r]);
     for (int64_t k = piece.begin; k < piece.end;) {
       const int8_t* from = x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
       const int64_t end = smaller((k / kInt8Step + 1) * kInt8Step, piece.end);
@@ -135,8 +134,8 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
     const PieceScale s0 = piece_scale(w, at), s1 = piece_scale(w, at + 16);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      add_piece(s0, shifts, sums[r * job.pieces], part[r][0], sum + r * 32);
-      add_piece(s1, shifts, sums[r * job.pieces], part[r][1], sum + r * 32 + 16);
+      add_piece(s0, shifts, sums[r], part[r][0], sum + r * 32);
+      add_piece(s1, shifts, sums[r], part[r][1], sum + r * 32 + 16);
     }
   }
 }

@@ -73,8 +73,7 @@ void unpack(const BitportTiles& w, const Panel& panel) {
 
 // Sums of R rows of x and 16 rows of the weight become float32.
 template <int R>
-NEON_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sums, int64_t pieces,
-                           const Sums<R>& whole, float* sum) {
+NEON_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sums, const Sums<R>& whole, float* sum) {
   for (int j = 0; j < 4; ++j) {
     const float32x4_t own = load4(w.scale, w.scale_type, at + j * 4);
     const float32x4_t scale = w.scale2 ? vmulq_n_f32(own, *w.scale2) : own;
@@ -82,7 +81,7 @@ NEON_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sum
     const float32x4_t shift = vsubq_f32(zero, vdupq_n_f32(float(center(w))));
     for (int r = 0; r < R; ++r) {
       float* const to = sum + r * 32 + j * 4;
-      const float32x4_t values = vfmsq_f32(vcvtq_f32_s32(whole.of(r, j)), shift, vdupq_n_f32(x_sums[r * pieces]));
+      const float32x4_t values = vfmsq_f32(vcvtq_f32_s32(whole.of(r, j)), shift, vdupq_n_f32(x_sums[r]));
       vst1q_f32(to, vfmaq_f32(vld1q_f32(to), values, scale));
     }
   }
@@ -99,9 +98,9 @@ TARGET void multiply_rows(const Int8Job& job, const Source& source, const Column
   const int8_t* const codes = codes_at(job, row, 0);
   const int32_t taken = w.bits == 8 ? 0 : center(w);   // from codes, by way of the sums of x
   for (Pieces piece(w, job.stretch, k); piece.begin < end; piece.next()) {
-    const float* const sums = job.sums + row * job.pieces + piece.index;
+    const float* const sums = sums_at(job, row, piece.index);
     int32_t first[R];
-    for (int r = 0; r < R; ++r) first[r] = -taken * int32_t(sums[r * job.pieces]);
+    for (int r = 0; r < R; ++r) first[r] = -taken * int32_t(sums[r]);
     Sums<R> halves[2] = {Sums<R>(first), Sums<R>(first)};
     for (int64_t at = piece.begin, run_end; at < piece.end; at = run_end) {
       run_end = smaller(piece.end, (at / Source::kRun + 1) * Source::kRun);
@@ -116,7 +115,7 @@ TARGET void multiply_rows(const Int8Job& job, const Source& source, const Column
       }
     }
     for (int64_t half = 0; half < 2; ++half)
-      add_piece<R>(w, scales + piece.group * 32 + half * 16, sums, job.pieces, halves[half], sum + half * 16);
+      add_piece<R>(w, scales + piece.group * 32 + half * 16, sums, halves[half], sum + half * 16);
   }
 }
 

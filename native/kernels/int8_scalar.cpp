@@ -51,7 +51,7 @@ void fused(const Int8Job& job, int64_t tile, void*, float* sum) {
         float part = float(whole);
         if (has_shift(w)) {
           const float zero = w.zero ? load_number(w.zero, w.zero_type, group) : middle(w);
-          part -= (zero - float(center(w))) * job.sums[r * job.pieces + piece.index];
+          part -= (zero - float(center(w))) * *sums_at(job, r, piece.index);
         }
         sum[row] += part * (load_number(w.scale, w.scale_type, group) * (w.scale2 ? *w.scale2 : 1.0f));
       }
