@@ -1,6 +1,7 @@
 // What the products with AMX share: how the tile registers are laid out, and work of the vectors beside theirs.
 #pragma once
 #include <type_traits>
+#include <utility>
 #include "avx512.h"
 
 #define AMX __attribute__((target(AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16,amx-int8")))
@@ -164,6 +165,74 @@ AMX_INLINE void multiply_rows(const void* x, int64_t next, int64_t block, int64_
   }
   if (open) store_sums<true>(open);
 }
+
+// Pieces of K on their way, whose sums are scaled by themselves: while one is multiplied, the sums of the one before leave the
+// tile registers, and those of the one before that are scaled beside and added to what they belong to. Of a Piece,
+//   rows             are 16 or 32, or 0: there is none; kAtOnce of them are scaled beside one product
+//   scales()         are loaded once for all rows
+//   add(scales, parts, row)   adds the parts [32] of a row
+template <class Piece, class Work>
+struct Stages {
+  using Scales = decltype(Piece().scales());
+  Work& work;
+  float *leaving, *left;   // [32][32]: where sums go that leave, and where those are that are scaled
+  Piece open = {}, earlier = {};
+  Scales scales = {};
+  int64_t row = 0;   // of the earlier one, that comes next
+
+  AMX_MEMBER Stages(Work& beside, float (*memory)[32 * 32]) : work(beside), leaving(memory[0]), left(memory[1]) {}
+
+  AMX_MEMBER auto begin() { return work.begin(); }
+  template <class Quarter>
+  AMX_MEMBER void part(const Quarter& quarter, int64_t i) {
+    work.part(quarter, i);
+    add_some();
+  }
+  AMX_MEMBER void end() { work.end(); }
+
+  AMX_MEMBER void add_some() {
+    if (row == earlier.rows) return;
+#pragma GCC unroll 4
+    for (int64_t r = row; r < row + Piece::kAtOnce; ++r) earlier.add(scales, left + r * 32, r);
+    row += Piece::kAtOnce;
+  }
+  AMX_MEMBER void add_all() { while (row < earlier.rows) add_some(); }
+
+  AMX_MEMBER Turn turn() const { return {open.rows ? leaving : nullptr, nullptr}; }
+  // What was open has left the registers, `now` is in them.
+  AMX_MEMBER void pass(const Piece& now) {
+    add_all();
+    earlier = open;
+    if (open.rows) scales = open.scales();
+    row = 0;
+    open = now;
+    std::swap(leaving, left);
+  }
+  AMX_MEMBER void close() {
+    if (!open.rows) return;
+    store_sums<true>(leaving);
+    pass({});
+  }
+
+  // All 32 (or 16) rows of a block times the steps of a piece: x_at(step) gives the rows.
+  template <class Number, bool Two, class Rows>
+  AMX_MEMBER void multiply(const Piece& now, const Rows& x_at, const void* panel, int64_t step_bytes, int64_t steps) {
+    const char* weights = static_cast<const char*>(panel);
+    asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
+    if (!Two) {
+      close();
+      zero_sums<false>();
+    }
+    for (int64_t step = 0; step < steps; ++step, weights += step_bytes)
+      if (Two && step == 0) multiply_step<Number, Two>(x_at(step), weights, step_bytes / 2, turn(), *this);
+      else multiply_step<Number, Two>(x_at(step), weights, step_bytes / 2, Stay{}, *this);
+    if (!Two) {
+      store_sums<false>(leaving);
+      open = now;
+    }
+    pass(Two ? now : Piece{});
+  }
+};
 
 // Decodes a panel by quarters of a tile, so much of it a step that it is ready when `steps` steps are over.
 template <class Quarters>

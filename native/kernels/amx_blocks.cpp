@@ -7,41 +7,68 @@
 namespace bitport {
 namespace {
 
-// 32 rows (or 16) over a stretch of K. All of them are multiplied, whether x has them or not; `rows` are added.
-template <bool Two>
-AMX_INLINE void multiply_block(const uint16_t* x, int64_t rows, int64_t count, const uint16_t* panel,
-                               const float* row_scale, int64_t scales, float* sum) {
-  const float* scale = reinterpret_cast<const float*>(panel + kBlocksPanel);
-  alignas(64) float part[32 * 32];
-  Nothing nothing;
-  for (int64_t k = 0; k < count; ++row_scale, scale += 32) {
-    zero_sums<Two>();
-    asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-    for (const int64_t end = k + kScaled < count ? k + kScaled : count; k < end; k += 32, x += 1024, panel += 1024)
-      multiply_step<Floats, Two>(x, panel, 1024, Stay{}, nothing);
-    store_sums<Two>(part);
-    const __m512 s0 = _mm512_load_ps(scale), s1 = _mm512_load_ps(scale + 16);
-    for (int64_t r = 0; r < rows; ++r) {
-      const __m512 times = _mm512_set1_ps(row_scale[r * scales]);
-      float* to = sum + r * 32;
-      const __m512 p0 = _mm512_mul_ps(_mm512_load_ps(part + r * 32), s0);
-      const __m512 p1 = _mm512_mul_ps(_mm512_load_ps(part + r * 32 + 16), s1);
-      _mm512_store_ps(to, _mm512_fmadd_ps(p0, times, _mm512_load_ps(to)));
-      _mm512_store_ps(to + 16, _mm512_fmadd_ps(p1, times, _mm512_load_ps(to + 16)));
+// sum += part * scale of 128 columns of the weight * scale of 128 columns of a row
+struct Piece {
+  static constexpr int64_t kAtOnce = 2;
+  int64_t rows;
+  float* sum;
+  const float *of_weight, *of_x;
+
+  struct Scales { __m512 of[2]; };
+  AMX_MEMBER Scales scales() const { return {{_mm512_load_ps(of_weight), _mm512_load_ps(of_weight + 16)}}; }
+  AMX_MEMBER void add(const Scales& scales, const float* parts, int64_t row) const {
+    const __m512 times = _mm512_set1_ps(of_x[row]);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      float* to = sum + row * 32 + half * 16;
+      const __m512 part = _mm512_mul_ps(_mm512_load_ps(parts + half * 16), scales.of[half]);
+      _mm512_store_ps(to, _mm512_fmadd_ps(part, times, _mm512_load_ps(to)));
     }
   }
+};
+
+// All 32 (or 16) rows of a block times a panel, whether x has them or not.
+template <bool Two, class Work>
+AMX_INLINE void multiply_block(const Job& job, const Panel& panel, int64_t row, float* sum, Stages<Piece, Work>& stages) {
+  const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k);
+  const uint16_t* weights = static_cast<const uint16_t*>(panel.data);
+  const float* of_weight = reinterpret_cast<const float*>(weights + kBlocksPanel);
+  const float* of_x = job.scales + panel.k / kScaled * job.m + row;
+  for (int64_t k = 0; k < panel.count; k += kScaled, of_x += job.m, of_weight += 32)
+    stages.template multiply<Floats, Two>(
+        {Two ? 32 : 16, sum, of_weight, of_x}, [&](int64_t step) AMX { return x + (k / 32 + step) * 1024; },
+        weights + k * 32, 2048, smaller(panel.count - k, kScaled) / 32);
+}
+
+template <class Work>
+AMX_INLINE void multiply_panel(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, Work& work) {
+  alignas(64) float memory[2][32 * 32];
+  Stages<Piece, Work> stages(work, memory);
+  if (panel.k == 0) std::memset(sum, 0, size_t(ceil_div(rows, 16)) * 2048);
+  for (; rows > 16; row += 32, rows -= 32, sum += 1024) multiply_block<true>(job, panel, row, sum, stages);
+  if (rows > 0) multiply_block<false>(job, panel, row, sum, stages);
+  stages.close();
+  stages.add_all();
 }
 
 AMX void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
-  const int64_t scales = ceil_div(job.weight->k, kScaled);
-  const uint16_t* weights = static_cast<const uint16_t*>(panel.data);
-  if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  for (int64_t r = 0; r < rows; r += 32) {
-    const int64_t part = rows - r < 32 ? rows - r : 32;
-    const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, panel.k);
-    const float* scale = job.scales + (row + r) * scales + panel.k / kScaled;
-    if (part > 16) multiply_block<true>(x, part, panel.count, weights, scale, scales, sum + r * 32);
-    else multiply_block<false>(x, part, panel.count, weights, scale, scales, sum + r * 32);
+  Nothing nothing;
+  multiply_panel(job, panel, row, rows, sum, nothing);
+}
+
+template <class Format, bool Scaled>
+AMX void multiply_as(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
+  using All = Quarters<Format, Scaled>;
+  Ahead<All> ahead(All(*job.weight, next), (rows + 31) / 32 * (panel.count / 32));
+  avx512_scales_of_blocks(*job.weight, next);
+  multiply_panel(job, panel, row, rows, sum, ahead);
+}
+
+void multiply_ahead(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next, bool) {
+  if (scales_act_on_blocks(*job.weight)) {
+    BITPORT_WITH_CODES(*job.weight, (multiply_as<Format, false>(job, panel, row, rows, sum, next)))
+  } else {
+    BITPORT_WITH_CODES(*job.weight, (multiply_as<Format, true>(job, panel, row, rows, sum, next)))
   }
 }
 
@@ -51,7 +78,8 @@ void end() { amx_engine.end(); }
 }  // namespace
 
 const Engine amx_blocks_engine = {
-    true, kBlocksDepth, kUsual, avx512_widen, avx512_decode_blocks, nullptr, nullptr, multiply, nullptr, nullptr, nullptr, avx512_store, avx512_stream, begin, end};
+    true, kBlocksDepth, kUsualOfBytes, avx512_widen, avx512_decode_blocks, nullptr, nullptr, multiply, multiply_ahead, nullptr, nullptr,
+    avx512_store, avx512_stream, begin, end};
 
 }  // namespace bitport
 #endif

@@ -132,18 +132,19 @@ struct Codes {
   static constexpr bool kSigned = !Integer && Bits > 6;   // float8: a sign, 7 bits of magnitude
   static constexpr int kVectors = kSigned || Bits == 6 ? 2 : Bits < 6 ? 1 : 0;
   __m512 table;
-  __m512i shift, offset, most;   // of float8: how far its fields move, what its exponent lacks, the last finite code
+  __m512i shift, kept, offset, most;   // of float8: how far its fields move, their bits there, what the exponent lacks, the last finite code
   __m512i words[kVectors ? kVectors : 1];
 
   AVX512_MEMBER explicit Codes(const BitportTiles& w) {
     constexpr int64_t kCount = int64_t(1) << Bits;
     table = entries(w.table, kCount, 0);
     for (int v = 0; v < kVectors; ++v) words[v] = words_of(w.table, kCount, kSigned ? v * 96 : v * 32);
-    shift = offset = most = _mm512_setzero_si512();
+    shift = kept = offset = most = _mm512_setzero_si512();
     if constexpr (kSigned) {   // one is 0x3c in e5m2 and 0x38 in e4m3
       const int move = w.table[0x3c] == 1.0f ? 5 : 4;
       shift = _mm512_set1_epi16(short(move));
-      most = _mm512_set1_epi16(short((move == 5 ? 0x7b : 0x7e) - 8));
+      kept = _mm512_set1_epi16(short(0x8000 | 0x7f << move));
+      most = _mm512_set1_epi8(char(move == 5 ? 0x7b : 0x7e));
       offset = _mm512_set1_epi16(short((bits_of_float(w.table[0x40]) >> 16) - (0x40u << move)));
     }
     if (!kVectors) words[0] = _mm512_setzero_si512();
@@ -153,22 +154,6 @@ struct Codes {
     const __m512i codes = _mm512_cvtepu8_epi16(bytes);
     if constexpr (Bits < 6) return _mm512_permutexvar_epi16(codes, words[0]);
     if constexpr (Bits == 6) return _mm512_permutex2var_epi16(words[0], codes, words[1]);
-    if constexpr (kSigned) {
-      // The fields of a normal number move up, and its exponent gets the other bias. Subnormal ones and the ends of the
-      // table are rare; they are looked up.
-      const __m512i size = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
-      __m512i bits = _mm512_add_epi16(_mm512_sllv_epi16(size, shift), offset);
-      const __mmask32 rare = _mm512_cmpgt_epu16_mask(_mm512_sub_epi16(size, _mm512_set1_epi16(8)),
-                                                     most);
-      if (__builtin_expect(rare != 0, 0)) {
-        const __m512i small = _mm512_permutexvar_epi16(codes, words[0]), large = _mm512_permutexvar_epi16(codes, words[1]);
-        bits = _mm512_mask_mov_epi16(
-            bits, rare, _mm512_mask_mov_epi16(small, _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x40)), large));
-      }
-      constexpr int kFirstOrBothOthers = 0xf8;
-      return _mm512_ternarylogic_epi32(bits, _mm512_slli_epi16(codes, 8), _mm512_set1_epi16(short(0x8000)),
-                                       kFirstOrBothOthers);
-    }
     return codes;
   }
 
@@ -178,6 +163,17 @@ struct Codes {
           _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 32)));
       return {{_mm512_permutexvar_epi16(bytes, words[0]),
                _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 4), words[0])}};
+    } else if constexpr (kSigned) {
+      const uint8_t* at = tile + line * 64;
+      const __m512i size = _mm512_and_si512(_mm512_loadu_si512(at), _mm512_set1_epi8(0x7f));
+      // from 8 on, as numbers without a sign; smaller ones, that may be subnormal, are above all others then
+      const __mmask64 rare = _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(size, _mm512_set1_epi8(8)), _mm512_sub_epi8(most, _mm512_set1_epi8(8)));
+      Pairs p = {{moved(at), moved(at + 32)}};
+      if (__builtin_expect(rare != 0, 0)) {
+        p.c[0] = looked_up(p.c[0], __mmask32(rare), at);
+        p.c[1] = looked_up(p.c[1], __mmask32(rare >> 32), at + 32);
+      }
+      return p;
     } else if constexpr (Integer && Bits > 6) {
       const Values v = values(tile, line);   // whole numbers of 8 bits: the upper half of a float holds them
       return {{join(v.c[0], v.c[1]), join(v.c[2], v.c[3])}};
@@ -224,6 +220,21 @@ struct Codes {
   }
 
  private:
+  // 32 codes of float8: the fields of a normal number move up, and its exponent gets the other bias
+  AVX512_MEMBER __m512i moved(const uint8_t* codes) const {
+    const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+    return _mm512_add_epi16(_mm512_and_si512(_mm512_sllv_epi16(words, shift), kept), offset);
+  }
+  // the same, of which these are taken from the table, but for their sign
+  AVX512_MEMBER __m512i looked_up(__m512i moved, __mmask32 which, const uint8_t* codes) const {
+    const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+    const __m512i small = _mm512_permutexvar_epi16(at, words[0]), large = _mm512_permutexvar_epi16(at, words[1]);
+    const __m512i size = _mm512_mask_mov_epi16(small, _mm512_test_epi16_mask(at, _mm512_set1_epi16(0x40)), large);
+    constexpr int kFirstOrBothOthers = 0xf8;
+    return _mm512_mask_mov_epi16(moved, which,
+                                 _mm512_ternarylogic_epi32(size, _mm512_slli_epi16(at, 8), _mm512_set1_epi16(short(0x8000)),
+                                                           kFirstOrBothOthers));
+  }
   // of the code in the lowest byte of a lane
   AVX512_MEMBER __m512 meaning(__m512i lanes) const {
     if constexpr (Bits <= 4) return _mm512_permutexvar_ps(lanes, table);

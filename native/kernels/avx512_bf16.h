@@ -114,8 +114,9 @@ AVX512_BF16_INLINE __m512bh pair_of(const uint16_t* x) {   // two neighbours in 
 constexpr int64_t kBlocksDepth = 256, kBlocksPanel = kBlocksDepth * 32;   // columns, and numbers, of a panel
 static_assert(kBlocksDepth / kScaled * 32 * sizeof(float) <= kBehindPanel, "the scales of a panel lie behind it");
 
-// Values, and behind them what the sums over each 128 columns are to be multiplied by.
+// Values, and behind them what the sums over each 128 columns are to be multiplied by; these alone.
 void avx512_decode_blocks(const BitportTiles& weight, const Panel& panel);
+void avx512_scales_of_blocks(const BitportTiles& weight, const Panel& panel);
 
 void avx512_decode_bf16(const BitportTiles& weight, const Panel& panel);
 void avx512_look_up_bf16(const BitportTiles& weight, const Panel& panel);   // the same, unscaled

@@ -112,7 +112,6 @@ void multiply_panel(const Job& job, const Panel& panel, int64_t row, int64_t row
 }
 
 AVX512 void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
-  const int64_t blocks = ceil_div(job.weight->k, kScaled);
   const uint16_t* values = static_cast<const uint16_t*>(panel.data);
   const float* scale = reinterpret_cast<const float*>(values + kBlocksPanel);
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
@@ -122,7 +121,7 @@ AVX512 void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int
     by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
       const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, k);
       kAddBlock[count - 1]({x, job.block * 32, smaller(end - k, kScaled), values, sum + r * 32, scales,
-                            job.scales + (row + r) * blocks + k / kScaled, blocks});
+                            job.scales + k / kScaled * job.m + row + r, 1});
     });
   }
 }

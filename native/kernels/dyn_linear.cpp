@@ -39,7 +39,8 @@ int32_t linear_rounded(Product product, int32_t act, const float* act_scale) {
   const Engine& engine = engine_for_rounded(product, act);
   const bool in_blocks = act == BITPORT_FP8_128 && engine.bf16;
   const size_t row_bytes = aligned(size_t(product.m) * w.k * (engine.bf16 ? 2 : 4));
-  char* memory = rounded_buffer.need(row_bytes + size_t(product.m * (in_blocks ? ceil_div(w.k, kScaled) : 1)) * 4);
+  const int64_t scales_of_row = in_blocks ? ceil_div(w.k, kScaled) : 1;   // those of 32 rows in the last block may be read
+  char* memory = rounded_buffer.need(row_bytes + size_t(product.m * scales_of_row + 31) * 4);
   if (!memory) return kNoMemory;
   float* scales = reinterpret_cast<float*>(memory + row_bytes);
   const bool enough = rounds_to_floats(act) ? round_rows(product, act, act_scale, engine.bf16, memory, scales)

@@ -39,7 +39,7 @@ struct Job {
   void* rows;          // float32 or bfloat16, as the engine asks
   const float* sums;   // [m][groups]: sums of x over each group, where the weight has a zero and scales act on sums
   int64_t m, block;
-  const float* scales = nullptr;   // [m][k / kScaled, rounded up]: of x, for engines whose multiply() takes them
+  const float* scales = nullptr;   // [k / kScaled, rounded up][m]: of x, for engines whose multiply() takes them
   int64_t first = 0;               // the row that `rows` begins with, a multiple of the block
 
   // Where the number of a row and column lies; the column is a multiple of 32.

@@ -61,104 +61,58 @@ AVX512 void unpack_as(const BitportTiles& w, const Panel& panel) {
 
 void unpack(const BitportTiles& w, const Panel& panel) { BITPORT_WITH_BITS(w.bits, unpack_as<Bits>(w, panel)) }
 
-// A piece whose sums are in the tile registers: where they go, sums of x, and where the scales stand; no rows, no piece.
-struct Open {
+// sum += (part - shift * sum of x) * scale
+template <bool Shifts>
+struct Piece {
+  static constexpr int64_t kAtOnce = 4;
   int64_t rows;
   float* sum;
-  const float* sums;
-  int64_t scales;
-};
+  const float* of_x;
+  const BitportTiles* weight;
+  int64_t at;   // where the scales stand
 
-// Pieces on their way: while one is multiplied, the sums of the one before leave the tile registers, and those of the one
-// before that are scaled: sum += (part - shift * sum of x) * scale.
-template <bool Shifts, class Work>
-struct Stages {
-  Work& work;
-  const BitportTiles& weight;
-  int32_t *next, *last;   // [32][32]: where sums go that leave, and where those are that are scaled
-  Open open = {}, earlier = {};
-  const int32_t* from = nullptr;
-  PieceScale scale[2];
-
-  AMX_MEMBER auto begin() { return work.begin(); }
-  AMX_MEMBER void add_some() {
-    if (!earlier.rows) return;
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r)
+  struct Scales { PieceScale of[2]; };
+  AMX_MEMBER Scales scales() const { return {{piece_scale(*weight, at), piece_scale(*weight, at + 16)}}; }
+  AMX_MEMBER void add(const Scales& scales, const float* parts, int64_t row) const {
 #pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        __m512 value = _mm512_cvtepi32_ps(_mm512_load_si512(from + r * 32 + half * 16));
-        if (Shifts) value = _mm512_fnmadd_ps(scale[half].shift, _mm512_set1_ps(earlier.sums[r]), value);
-        float* to = earlier.sum + r * 32 + half * 16;
-        _mm512_store_ps(to, _mm512_fmadd_ps(value, scale[half].scale, _mm512_load_ps(to)));
-      }
-    from += 4 * 32;
-    earlier.sum += 4 * 32;
-    earlier.sums += 4;
-    earlier.rows -= 4;
-  }
-  AMX_MEMBER void add_all() { while (earlier.rows) add_some(); }
-
-  template <class Quarter>
-  AMX_MEMBER void part(const Quarter& quarter, int64_t i) {
-    work.part(quarter, i);
-    add_some();
-  }
-  AMX_MEMBER void end() { work.end(); }
-
-  AMX_MEMBER float* leaving() { return open.rows ? reinterpret_cast<float*>(next) : nullptr; }
-  // What was open has left the registers, `now` is in them.
-  AMX_MEMBER void pass(const Open& now) {
-    add_all();
-    earlier = open;
-    from = next;
-    if (open.rows)
-      for (int half = 0; half < 2; ++half) scale[half] = piece_scale(weight, open.scales + half * 16);
-    open = now;
-    next = last;
-    last = const_cast<int32_t*>(from);
-  }
-  AMX_MEMBER void close() {
-    if (!open.rows) return;
-    store_sums<true>(next);
-    pass({0, nullptr, nullptr, 0});
+    for (int half = 0; half < 2; ++half) {
+      const PieceScale& s = scales.of[half];
+      __m512 part = _mm512_cvtepi32_ps(_mm512_load_si512(parts + half * 16));
+      if (Shifts) part = _mm512_fnmadd_ps(s.shift, _mm512_set1_ps(of_x[row]), part);
+      float* to = sum + row * 32 + half * 16;
+      _mm512_store_ps(to, _mm512_fmadd_ps(part, s.scale, _mm512_load_ps(to)));
+    }
   }
 };
 
 // All 32 (or 16) rows of a block times a panel, whether x has them or not.
 template <bool Two, bool Shifts, class Work>
-AMX_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int64_t row, float* sum, Stages<Shifts, Work>& stages) {
+AMX_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int64_t row, float* sum,
+                               Stages<Piece<Shifts>, Work>& stages) {
   const BitportTiles& w = *job.weight;
   const int64_t step = step_of(w), last = panel.k + panel.count, scales = panel.tile * groups_of(w) * 32;
   const int8_t* x = codes_at(job, row, 0);
   const uint8_t* weights = static_cast<const uint8_t*>(panel.data);
   if (panel.k == 0) std::memset(sum, 0, Two ? 4096 : 2048);
   for (Pieces piece(w, job.stretch, panel.k); piece.begin < last; piece.next()) {
-    const Open now = {Two ? 32 : 16, sum, sums_at(job, row, piece.index), scales + piece.group * 32};
-    asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-    if (!Two) zero_sums<false>();
-    for (int64_t k = piece.begin; k < piece.end; k += step, weights += step * 32) {
-      const int8_t* from = x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
-      if (Two && k == piece.begin) multiply_step<Bytes, Two>(from, weights, step * 16, Turn{stages.leaving(), nullptr}, stages);
-      else multiply_step<Bytes, Two>(from, weights, step * 16, Stay{}, stages);
-    }
-    if (Two) {
-      stages.pass(now);
-    } else {
-      store_sums<false>(stages.next);
-      stages.open = now;
-      stages.pass({0, nullptr, nullptr, 0});
-    }
+    const int64_t steps = ceil_div(piece.end - piece.begin, step);
+    const auto x_at = [&](int64_t i) AMX {
+      const int64_t k = piece.begin + i * step;
+      return x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
+    };
+    stages.template multiply<Bytes, Two>(
+        {Two ? 32 : 16, sum, sums_at(job, row, piece.index), &w, scales + piece.group * 32}, x_at, weights, step * 32, steps);
+    weights += steps * step * 32;
   }
 }
 
 template <bool Shifts, class Work>
 AMX_INLINE void multiply_pieces(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, Work& work) {
-  alignas(64) int32_t parts[2][32 * 32];
-  Stages<Shifts, Work> stages{work, *job.weight, parts[0], parts[1]};
+  alignas(64) float memory[2][32 * 32];
+  Stages<Piece<Shifts>, Work> stages(work, memory);
   for (; rows > 16; row += 32, rows -= 32, sum += 1024) multiply_block<true>(job, panel, row, sum, stages);
-  stages.close();
   if (rows > 0) multiply_block<false>(job, panel, row, sum, stages);
+  stages.close();
   stages.add_all();
 }
 

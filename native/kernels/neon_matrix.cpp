@@ -118,7 +118,6 @@ void decode_blocks(const BitportTiles& w, const Panel& panel) {
 }
 
 void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum) {
-  const int64_t blocks = ceil_div(job.weight->k, kScaled);
   const uint16_t* values = static_cast<const uint16_t*>(panel.data);
   const float* scale = scales_of(panel);
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
@@ -128,7 +127,7 @@ void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int64_t ro
       const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, k);
       kByRows[count - 1](x, job.block * 32, smaller(end - k, kScaled) / 32, values, part);
       for (int64_t i = 0; i < count; ++i) {
-        const float own = job.scales[(row + r + i) * blocks + k / kScaled];
+        const float own = job.scales[k / kScaled * job.m + row + r + i];
         for (int64_t j = 0; j < 32; ++j) sum[(r + i) * 32 + j] += part[i * 32 + j] * (scale[j] * own);
       }
     });

@@ -127,7 +127,7 @@ struct Rounding {
     }
   }
 
-  // In place. scales: what the row, or with `apart` each block, is to be multiplied by.
+  // In place. scales: what the row, or with `apart` each block, is to be multiplied by; these lie m apart.
   void round(float* x, bool apart, float* scales) const {
     const int64_t k = product.weight.k, step = block();
     float of_row = act == BITPORT_NVFP4 ? global : 1.0f;
@@ -143,7 +143,7 @@ struct Rounding {
         case BITPORT_FP8_128:
           scale = scale_in(product.x_type, amax);
           loops.e4m3(x + i, count, scale, apart ? 1.0f : scale, x + i);
-          if (apart) scales[i / step] = scale;
+          if (apart) scales[i / step * product.m] = scale;
           break;
         case BITPORT_MXFP8:
           scale = power_of_two(amax, false, 0, 0x600000u, 8);   // 448 = 1.75 * 2^8
@@ -172,7 +172,6 @@ bool round_rows(const Product& product, int32_t act, const float* act_scale, boo
   const Engine& engine = engine_for(product.isa, BITPORT_F32, m);
   Rounding rounding{product, loops, act, 1.0f};
   const bool apart = bf16 && act == BITPORT_FP8_128;
-  const int64_t per_row = apart ? (k + kScaled - 1) / kScaled : 1;
 
   std::atomic<bool> failed{false};
   constexpr int64_t kPiece = 1024;
@@ -215,7 +214,7 @@ bool round_rows(const Product& product, int32_t act, const float* act_scale, boo
     float* wide = reinterpret_cast<float*>(row_buffer.need(size_t(k) * 4));
     if (!wide) { failed = true; return; }
     widen(row, 0, k, wide);
-    rounding.round(wide, apart, row_scale + row * per_row);
+    rounding.round(wide, apart, row_scale + row);
     loops.halve(wide, k, to);
   });
   return !failed;
