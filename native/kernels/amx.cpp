@@ -42,36 +42,72 @@ bool fuses(const BitportTiles& w, int64_t m) {
 }
 
 // sum += (part - shift * sum of x) * scale
-AMX_INLINE void add_scaled(const Affine& a, bool shifts, const float* part, float of_x, float* sum) {
-  __m512 s = _mm512_load_ps(part);
-  if (shifts) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(of_x), s);
-  _mm512_store_ps(sum, _mm512_fmadd_ps(s, a.scale, _mm512_load_ps(sum)));
-}
+template <bool Shifts>
+struct Piece {
+  static constexpr int64_t kAtOnce = 2;
+  int64_t rows;
+  float* sum;
+  const float* of_x;
+  int64_t next;   // from that of one row to that of the next
+  const BitportTiles* weight;
+  int64_t at;     // where the scales stand
 
-// A few blocks of rows: values of the table in bfloat16 and exact scales, applied to the float32 sums of a group.
-AMX void fused(const Job& job, int64_t tile, void* panel, float* sum) {
-  const BitportTiles& w = *job.weight;
-  if (job.m == 1 || !has_long_groups(w, 2 * kDepth)) return avx512_fused_bf16(job, tile, panel, sum);
-  const int64_t groups = groups_of(w), columns = steps_of(w) * 32, m = job.m;
-  if (job.block < 32) configure(job.block > 16 ? 16 : m, job.block > 16 ? m - 16 : 16, 64);
-  alignas(64) float part[32 * 32];
-  for (int64_t i = 0; i < m * 32; i += 16) _mm512_store_ps(sum + i, _mm512_setzero_ps());
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t first = g * w.group, last = g + 1 < groups ? first + w.group : columns;
-    avx512_look_up_bf16(w, {tile, first, last - first, panel});
-    const Affine a[2] = {affine(w, (tile * groups + g) * 32), affine(w, (tile * groups + g) * 32 + 16)};
-    for (int64_t row = 0; row < m; row += 32) {
-      const int64_t rows = m - row < 32 ? m - row : 32;
-      const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, first);
-      const uint16_t* values = static_cast<const uint16_t*>(panel);
-      Nothing nothing;
-      multiply_rows<Floats>(x, job.block * 64, 0, rows, values, (last - first) / 32, true, part, nothing);
-      for (int64_t r = 0; r < rows; ++r)
-        for (int h = 0; h < 2; ++h)
-          add_scaled(a[h], w.zero, part + r * 32 + h * 16, w.zero ? job.sums[(row + r) * groups + g] : 0.0f,
-                     sum + (row + r) * 32 + h * 16);
+  struct Scales { Affine of[2]; };
+  AMX_MEMBER Scales scales() const { return {{affine(*weight, at), affine(*weight, at + 16)}}; }
+  AMX_MEMBER void add(const Scales& scales, const float* parts, int64_t row) const {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const Affine& s = scales.of[half];
+      __m512 part = _mm512_load_ps(parts + half * 16);
+      if (Shifts) part = _mm512_fnmadd_ps(s.shift, _mm512_set1_ps(of_x[row * next]), part);
+      float* to = sum + row * 32 + half * 16;
+      _mm512_store_ps(to, _mm512_fmadd_ps(part, s.scale, _mm512_load_ps(to)));
     }
   }
+};
+
+// Groups as pieces: values of the table in bfloat16, looked up while those of the group before are multiplied, and exact
+// scales on float32 sums.
+template <class Format, bool Shifts>
+AMX void fused_as(const Job& job, int64_t tile, void* panels, float* sum) {
+  using All = Quarters<Format, false>;
+  const BitportTiles& w = *job.weight;
+  const int64_t groups = groups_of(w), columns = steps_of(w) * 32, blocks = ceil_div(job.m, 32);
+  const auto group_at = [&](int64_t g) {
+    const int64_t first = g < groups ? g * w.group : columns, last = g + 1 < groups ? first + w.group : columns;
+    return Panel{tile, first, last - first, static_cast<char*>(panels) + (g & 1) * 2 * kDepth * 64};
+  };
+  alignas(64) float memory[2][32 * 32] = {};   // rows that the tile registers lack are never written
+  std::memset(sum, 0, size_t(blocks) * 4096);
+  avx512_look_up_bf16(w, group_at(0));
+  Ahead<All> none(All(w, group_at(groups)), 1);
+  Stages<Piece<Shifts>, Ahead<All>> stages(none, memory);
+  for (int64_t g = 0; g < groups; ++g) {
+    const Panel panel = group_at(g);
+    Ahead<All> ahead(All(w, group_at(g + 1)), blocks * (panel.count / 32));
+    stages.work = &ahead;
+    for (int64_t row = 0; row < job.m; row += 32) {
+      const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k);
+      const float* of_x = Shifts ? job.sums + row * groups + g : nullptr;
+      const auto x_at = [&](int64_t step) AMX { return x + step * job.block * 32; };
+      const int64_t at = (tile * groups + g) * 32;
+      if (job.m - row > 16)
+        stages.template multiply<Floats, true>({32, sum + row * 32, of_x, groups, &w, at}, x_at, panel.data, 2048, panel.count / 32);
+      else
+        stages.template multiply<Floats, false>({16, sum + row * 32, of_x, groups, &w, at}, x_at, panel.data, 2048, panel.count / 32);
+    }
+  }
+  stages.close();
+  stages.add_all();
+}
+
+// A few blocks of rows.
+AMX void fused(const Job& job, int64_t tile, void* panels, float* sum) {
+  const BitportTiles& w = *job.weight;
+  if (job.m == 1 || !has_long_groups(w, 2 * kDepth)) return avx512_fused_bf16(job, tile, panels, sum);
+  if (job.block < 32) configure(job.block > 16 ? 16 : job.m, job.block > 16 ? job.m - 16 : 16, 64);
+  if (w.zero) { BITPORT_WITH_CODES(w, (fused_as<Format, true>(job, tile, panels, sum))) }
+  else { BITPORT_WITH_CODES(w, (fused_as<Format, false>(job, tile, panels, sum))) }
 }
 
 }  // namespace

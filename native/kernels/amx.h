@@ -96,7 +96,6 @@ struct Turn {
   AMX_MEMBER void fourth() const {
     if (out) _tile_stored(3, out + 528, 128);
     if (in) _tile_loadd(3, in + 528, 128); else _tile_zero(3);
-    asm volatile("" ::: "memory");   // g++ 12 does not see that stores of tiles write it
   }
 };
 
@@ -174,21 +173,21 @@ AMX_INLINE void multiply_rows(const void* x, int64_t next, int64_t block, int64_
 template <class Piece, class Work>
 struct Stages {
   using Scales = decltype(Piece().scales());
-  Work& work;
+  Work* work;
   float *leaving, *left;   // [32][32]: where sums go that leave, and where those are that are scaled
   Piece open = {}, earlier = {};
   Scales scales = {};
   int64_t row = 0;   // of the earlier one, that comes next
 
-  AMX_MEMBER Stages(Work& beside, float (*memory)[32 * 32]) : work(beside), leaving(memory[0]), left(memory[1]) {}
+  AMX_MEMBER Stages(Work& beside, float (*memory)[32 * 32]) : work(&beside), leaving(memory[0]), left(memory[1]) {}
 
-  AMX_MEMBER auto begin() { return work.begin(); }
+  AMX_MEMBER auto begin() { return work->begin(); }
   template <class Quarter>
   AMX_MEMBER void part(const Quarter& quarter, int64_t i) {
-    work.part(quarter, i);
+    work->part(quarter, i);
     add_some();
   }
-  AMX_MEMBER void end() { work.end(); }
+  AMX_MEMBER void end() { work->end(); }
 
   AMX_MEMBER void add_some() {
     if (row == earlier.rows) return;
@@ -202,6 +201,7 @@ struct Stages {
   // What was open has left the registers, `now` is in them.
   AMX_MEMBER void pass(const Piece& now) {
     add_all();
+    asm volatile("" ::: "memory");   // g++ 12 does not see that stores of tiles write it
     earlier = open;
     if (open.rows) scales = open.scales();
     row = 0;
@@ -210,7 +210,8 @@ struct Stages {
   }
   AMX_MEMBER void close() {
     if (!open.rows) return;
-    store_sums<true>(leaving);
+    if (open.rows > 16) store_sums<true>(leaving);
+    else store_sums<false>(leaving);
     pass({});
   }
 
@@ -218,19 +219,12 @@ struct Stages {
   template <class Number, bool Two, class Rows>
   AMX_MEMBER void multiply(const Piece& now, const Rows& x_at, const void* panel, int64_t step_bytes, int64_t steps) {
     const char* weights = static_cast<const char*>(panel);
+    if (open.rows != now.rows) close();
     asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
-    if (!Two) {
-      close();
-      zero_sums<false>();
-    }
     for (int64_t step = 0; step < steps; ++step, weights += step_bytes)
-      if (Two && step == 0) multiply_step<Number, Two>(x_at(step), weights, step_bytes / 2, turn(), *this);
+      if (step == 0) multiply_step<Number, Two>(x_at(step), weights, step_bytes / 2, turn(), *this);
       else multiply_step<Number, Two>(x_at(step), weights, step_bytes / 2, Stay{}, *this);
-    if (!Two) {
-      store_sums<false>(leaving);
-      open = now;
-    }
-    pass(Two ? now : Piece{});
+    pass(now);
   }
 };
 

@@ -102,7 +102,8 @@ struct Engine {
   void (*multiply_ahead)(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next,
                          bool late);
   bool (*fuses)(const BitportTiles& weight, int64_t m);   // whether to go the fused way; null: never
-  void (*fused)(const Job& job, int64_t tile, void* panel, float* sum);   // overwrites sum; memory of two panels
+  // Overwrites sum, of whole blocks of 32 rows; has the memory of four panels.
+  void (*fused)(const Job& job, int64_t tile, void* panels, float* sum);
   void (*store)(const float* sum, int64_t count, const float* bias, void* y, int32_t type);   // part of a row
   // 32 numbers of two bytes, a whole line, past the caches; seen by others after end(). null: never
   void (*stream)(const float* sum, const float* bias, void* y, int32_t type);

@@ -89,9 +89,10 @@ struct Call : Product {
   }
 
   void run_fused(int64_t first, int64_t last) {
-    char* memory = own_buffer.need(2 * panel_bytes() + size_t(m) * 128);
+    const size_t panels = 4 * panel_bytes();
+    char* memory = own_buffer.need(panels + size_t(ceil_div(m, 32)) * 4096);
     if (!memory) { failed = true; return; }
-    float* sum = reinterpret_cast<float*>(memory + 2 * panel_bytes());
+    float* sum = reinterpret_cast<float*>(memory + panels);
     start();
     for (int64_t tile = first; tile < last; ++tile) {
       engine.fused(job, tile, memory, sum);
@@ -161,7 +162,8 @@ int32_t linear_of_floats(const Product& product, const Engine& engine, const flo
   const int64_t block = m < 32 && !tiles_of_rows ? m : 32;
   const int64_t apart = fused ? 0 : call.plan().rows_apart();   // rows that a thread lays out where it needs them
   const size_t row_bytes = aligned(size_t(ceil_div(m - apart, block)) * block * call.row_bytes());
-  const size_t sum_bytes = w.zero && (fused || call.late()) ? aligned(size_t(m) * groups_of(w) * 4) : 0;
+  // of 32 rows in the last block, whether there are as many
+  const size_t sum_bytes = w.zero && (fused || call.late()) ? aligned(size_t(ceil_div(m, 32)) * 32 * groups_of(w) * 4) : 0;
   char* memory = call_buffer.need(row_bytes + sum_bytes + (product.bias ? size_t(w.n) * 4 : 0));
   if (!memory) return kNoMemory;
   if (sum_bytes) call.sums_of_x = reinterpret_cast<float*>(memory + row_bytes);
