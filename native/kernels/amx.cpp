@@ -35,10 +35,9 @@ void multiply_ahead(const Job& job, const Panel& panel, int64_t row, int64_t row
 }
 
 constexpr int64_t kDepth = 256;
-constexpr int64_t kFusedRows = 48;
 
 bool fuses(const BitportTiles& w, int64_t m) {
-  return m == 1 || (has_long_groups(w, 2 * kDepth) ? m <= kFusedRows : w.group < 64 && m <= 2);
+  return m == 1 || (has_long_groups(w, 2 * kDepth) ? m <= (w.zero ? 32 : 48) : w.group < 64 && m <= 2);
 }
 
 // sum += (part - shift * sum of x) * scale
