@@ -21,17 +21,19 @@ AMX void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows,
   multiply_panel(job, panel, row, rows, sum, nothing);
 }
 
-template <class Format, bool Scaled>
+template <class Format, class By>
 AMX void multiply_as(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
-  using All = Quarters<Format, Scaled>;
+  using All = Quarters<Format, By>;
   Ahead<All> ahead(All(*job.weight, next), (rows + 31) / 32 * (panel.count / 32));
   multiply_panel(job, panel, row, rows, sum, ahead);
 }
 
 void multiply_ahead(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next,
                     bool late) {
-  if (late) { BITPORT_WITH_CODES(*job.weight, (multiply_as<Format, false>(job, panel, row, rows, sum, next))) }
-  else { BITPORT_WITH_CODES(*job.weight, (multiply_as<Format, true>(job, panel, row, rows, sum, next))) }
+  const BitportTiles& w = *job.weight;
+  if (late) { BITPORT_WITH_CODES(w, (multiply_as<Format, Unscaled>(job, panel, row, rows, sum, next))) }
+  else if (avx512_raises(w, next)) { BITPORT_WITH_FLOATS(w, (multiply_as<Format, Raised>(job, panel, row, rows, sum, next))) }
+  else { BITPORT_WITH_CODES(w, (multiply_as<Format, Twice>(job, panel, row, rows, sum, next))) }
 }
 
 constexpr int64_t kDepth = 256;
@@ -69,7 +71,7 @@ struct Piece {
 // scales on float32 sums.
 template <class Format, bool Shifts>
 AMX void fused_as(const Job& job, int64_t tile, void* panels, float* sum) {
-  using All = Quarters<Format, false>;
+  using All = Quarters<Format, Unscaled>;
   const BitportTiles& w = *job.weight;
   const int64_t groups = groups_of(w), columns = steps_of(w) * 32, blocks = ceil_div(job.m, 32);
   const auto group_at = [&](int64_t g) {

@@ -56,9 +56,9 @@ AMX void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows,
   multiply_panel(job, panel, row, rows, sum, nothing);
 }
 
-template <class Format, bool Scaled>
+template <class Format, class By>
 AMX void multiply_as(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
-  using All = Quarters<Format, Scaled>;
+  using All = Quarters<Format, By>;
   Ahead<All> ahead(All(*job.weight, next), (rows + 31) / 32 * (panel.count / 32));
   avx512_scales_of_blocks(*job.weight, next);
   multiply_panel(job, panel, row, rows, sum, ahead);
@@ -66,9 +66,9 @@ AMX void multiply_as(const Job& job, const Panel& panel, int64_t row, int64_t ro
 
 void multiply_ahead(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next, bool) {
   if (scales_act_on_blocks(*job.weight)) {
-    BITPORT_WITH_CODES(*job.weight, (multiply_as<Format, false>(job, panel, row, rows, sum, next)))
+    BITPORT_WITH_CODES(*job.weight, (multiply_as<Format, Unscaled>(job, panel, row, rows, sum, next)))
   } else {
-    BITPORT_WITH_CODES(*job.weight, (multiply_as<Format, true>(job, panel, row, rows, sum, next)))
+    BITPORT_WITH_CODES(*job.weight, (multiply_as<Format, Twice>(job, panel, row, rows, sum, next)))
   }
 }
 

@@ -7,14 +7,14 @@ namespace bitport {
 namespace {
 
 // The 16 rows of a half after those of the other: scales are made ready once for all columns that they hold for.
-template <class Format>
+template <class Format, class By>
 AVX512_BF16 void decode_as(const BitportTiles& w, const Panel& panel) {
   const Format format(w);
   const int64_t groups = groups_of(w), end = panel.k + panel.count;
   for (int64_t half = 0; half < 2; ++half)
     for (int64_t k = panel.k; k < end;) {
       const int64_t group = group_of(w, k), group_end = group + 1 < groups ? smaller((group + 1) * w.group, end) : end;
-      const Twice by(affine(w, (panel.tile * groups + group) * 32 + half * 16));
+      const By by(w, (panel.tile * groups + group) * 32 + half * 16);
       for (; k < group_end; k += 16) {
         const uint8_t* codes = tile_at(w, panel.tile, k / 32);
         const int64_t odd = k >> 4 & 1, step = (k - panel.k) / 32, first = half * 8 + odd * 4;
@@ -35,7 +35,7 @@ AVX512_BF16 void look_up_as(const BitportTiles& w, const Panel& panel) {
     const uint8_t* codes = tile_at(w, panel.tile, step);
     prefetch_ahead(codes, 128 * w.bits);
 #pragma GCC unroll 16
-    for (int64_t line = 0; line < 16; ++line, to += 64) write_line(format, codes, line, to);
+    for (int64_t line = 0; line < 16; ++line, to += 64) write_line(format, codes, line, Unscaled(), to);
   }
 }
 
@@ -100,7 +100,27 @@ void fused_as(const Job& job, int64_t tile, float* sum) {
 }  // namespace
 
 void avx512_decode_bf16(const BitportTiles& w, const Panel& panel) {
-  BITPORT_WITH_CODES(w, decode_as<Format>(w, panel))
+  if (avx512_raises(w, panel)) { BITPORT_WITH_FLOATS(w, (decode_as<Format, Raised>(w, panel))) }
+  else { BITPORT_WITH_CODES(w, (decode_as<Format, Twice>(w, panel))) }
+}
+
+AVX512 bool avx512_raises(const BitportTiles& w, const Panel& panel) {
+  if (w.integer || w.zero || w.scale_type != BITPORT_E8M0) return false;
+  const __m512 least = _mm512_set1_ps(0x1p-16f), most = _mm512_set1_ps(0x1p16f);   // float8 lies between them
+  for (int64_t i = 0; w.bits < 8 && i < int64_t(1) << w.bits; i += 16) {
+    const __m512 size = _mm512_abs_ps(_mm512_loadu_ps(w.table + i));
+    const __mmask16 zeros = _mm512_cmp_ps_mask(size, _mm512_setzero_ps(), _CMP_EQ_OQ);
+    if ((zeros | (_mm512_cmp_ps_mask(size, least, _CMP_GE_OQ) & _mm512_cmp_ps_mask(size, most, _CMP_LE_OQ))) != 0xffff) return false;
+  }
+  constexpr uint8_t kLowest = 127 - 100, kSpan = 200;   // of the scales
+  const int64_t groups = groups_of(w), first = group_of(w, panel.k), last = group_of(w, panel.k + panel.count - 1);
+  const uint8_t* scale = static_cast<const uint8_t*>(w.scale) + (panel.tile * groups + first) * 32;
+  __mmask32 within = ~__mmask32(0);
+  for (int64_t group = first; group <= last; ++group, scale += 32)
+    within &= _mm256_cmple_epu8_mask(
+        _mm256_sub_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scale)), _mm256_set1_epi8(char(kLowest))),
+        _mm256_set1_epi8(char(kSpan)));
+  return within == ~__mmask32(0);
 }
 
 void avx512_look_up_bf16(const BitportTiles& w, const Panel& panel) {

@@ -1,5 +1,6 @@
 // The parts of the product in bfloat16 that need no tile registers.
 #pragma once
+#include <type_traits>
 #include "avx512.h"
 #include "engine.h"
 
@@ -9,12 +10,19 @@ namespace bitport {
 // while reading the codes is what takes the time.
 constexpr int64_t kVectorRows = 4;
 
-// What turns the values of a line into weights, in the order of the line: of 8 rows, two columns each.
+// What turns the values of a line into weights, of 16 rows whose scales stand at a place: nothing, where scales act on sums.
+struct Unscaled {
+  AVX512_BF16_MEMBER Unscaled() {}
+  AVX512_BF16_MEMBER Unscaled(const BitportTiles&, int64_t) {}
+};
+
+// In the order of the line: of 8 rows, two columns each.
 struct Twice {
   __m512 scale[2], offset[2];
 
   AVX512_BF16_MEMBER Twice() {}
-  AVX512_BF16_MEMBER explicit Twice(const Affine& a) {
+  AVX512_BF16_MEMBER Twice(const BitportTiles& w, int64_t at) {
+    const Affine a = affine(w, at);
     const __m512 minus = _mm512_fnmadd_ps(a.shift, a.scale, _mm512_setzero_ps());
     const __m512i twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
     const __m512i later = _mm512_add_epi32(twice, _mm512_set1_epi32(8));
@@ -22,6 +30,18 @@ struct Twice {
     scale[1] = _mm512_permutexvar_ps(later, a.scale);
     offset[0] = _mm512_permutexvar_ps(twice, minus);
     offset[1] = _mm512_permutexvar_ps(later, minus);
+  }
+};
+
+// A power of two, where avx512_raises() says so: what the exponent of a bfloat16 number rises by, in its place.
+struct Raised {
+  __m512i by;   // of 16 rows, two columns each
+
+  AVX512_BF16_MEMBER Raised() {}
+  AVX512_BF16_MEMBER Raised(const BitportTiles& w, int64_t at) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint8_t*>(w.scale) + at));
+    const __m512i powers = _mm512_sub_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(127));
+    by = _mm512_or_si512(_mm512_slli_epi32(powers, 23), _mm512_and_si512(_mm512_slli_epi32(powers, 7), _mm512_set1_epi32(0xff80)));
   }
 };
 
@@ -35,20 +55,31 @@ AVX512_BF16_INLINE void write_line(const Format& format, const uint8_t* codes, i
   _mm512_store_si512(to + 32, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(v.c[3], v.c[2])));
 }
 template <class Format>
-AVX512_BF16_INLINE void write_line(const Format& format, const uint8_t* codes, int64_t line, uint16_t* to) {
+AVX512_BF16_INLINE void write_line(const Format& format, const uint8_t* codes, int64_t line, const Raised& raised, uint16_t* to) {
+  const Pairs p = format.pairs(codes, line);
+  for (int c = 0; c < 2; ++c) {   // zeros stay as they are, and numbers that are not finite
+    const __m512i size = _mm512_and_si512(p.c[c], _mm512_set1_epi16(0x7fff));
+    const __mmask32 rises =
+        Format::kSigned ? _mm512_cmplt_epu16_mask(_mm512_sub_epi16(size, _mm512_set1_epi16(1)), _mm512_set1_epi16(0x7f7f))
+                        : _mm512_test_epi16_mask(size, size);
+    _mm512_store_si512(to + c * 32, _mm512_mask_add_epi16(p.c[c], rises, p.c[c], raised.by));
+  }
+}
+template <class Format>
+AVX512_BF16_INLINE void write_line(const Format& format, const uint8_t* codes, int64_t line, const Unscaled&, uint16_t* to) {
   const Pairs p = format.pairs(codes, line);
   _mm512_store_si512(to, p.c[0]);
   _mm512_store_si512(to + 32, p.c[1]);
 }
 
 // A panel decoded by quarters of a tile, between other work: 16 rows by 16 columns, 4 lines of 64 codes.
-template <class Format, bool Scaled>
+template <class Format, class By>
 struct Quarters {
   struct Quarter {
     const uint8_t* codes;
     int64_t line;
     uint16_t* to;
-    Twice by;
+    By by;
   };
 
   const BitportTiles& w;
@@ -72,20 +103,18 @@ struct Quarters {
                  to + (column >> 1) * 1024 + half * 512 + (column & 1) * 256, {}};
     prefetch_ahead<_MM_HINT_T1>(q.codes + (at & 3) * 32 * w.bits, 32 * w.bits);
     ++at;
-    if (!Scaled) return q;
+    if (std::is_same_v<By, Unscaled>) return q;
     if (columns_left == 0) {
       scales += 32;
       columns_left = --groups_left ? w.group : INT64_MAX;
     }
     columns_left -= half * 16;
-    q.by = Twice(affine(w, scales + half * 16));
+    q.by = By(w, scales + half * 16);
     return q;
   }
 
   AVX512_BF16_MEMBER void decode(const Quarter& q, int64_t line) const {
-    uint16_t* to = q.to + line * 64;
-    if (Scaled) write_line(format, q.codes, q.line + line, q.by, to);
-    else write_line(format, q.codes, q.line + line, to);
+    write_line(format, q.codes, q.line + line, q.by, q.to + line * 64);
   }
 
   AVX512_BF16_MEMBER void decode() {
@@ -94,6 +123,9 @@ struct Quarters {
     for (int64_t line = 0; line < 4; ++line) decode(q, line);
   }
 };
+
+// Whether the scales of a panel are powers of two by which no exponent of its numbers leaves the range of bfloat16.
+bool avx512_raises(const BitportTiles& weight, const Panel& panel);
 
 // Groups whose sums are worth scales of their own: what is done for each of them takes long beside the products of a small
 // one, and two panels hold no larger one than `most`.

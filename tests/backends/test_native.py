@@ -17,10 +17,12 @@ from bitport.backends.cpu import native
 from bitport.backends.cpu.dispatcher import TORCH
 from bitport.backends.cpu.native import ISAS, Library
 from bitport.errors import KernelError
-from bitport.numerics import sqnr
+from bitport.numerics import NUMBER_TYPES, pack_bits, quantize, sqnr
 from bitport.ops import OPS, Impl, decide, use_kernel
+from bitport.ops.reference import value_of
 from bitport.ops.select import IMPLS
-from bitport.tensor import QTensor
+from bitport.schemes import preset
+from bitport.tensor import QTensor, from_parts
 from tests.backends.products import products, shortfall
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -134,6 +136,28 @@ def test_a_row_that_is_not_finite_spoils_no_other(isa: str, scheme: str, m: int)
     y = F.linear(x, packed)
     assert not y[0].isfinite().any()
     assert all(sqnr(x[row].double() @ exact.T, y[row]) > 50 for row in range(1, m))
+
+
+@pytest.mark.parametrize("exponents", [(27, 228), (0, 238)], ids=["usual", "ends"])
+@pytest.mark.parametrize("scheme", ["mxfp8-wo", "mxfp6-wo", "mxfp4-wo"])
+def test_every_code_by_every_power_of_two(isa: str, scheme: str, exponents: tuple[int, int]) -> None:
+    """Rows of the identity give the weight itself: exact in bfloat16, but where that holds no normal number."""
+    chosen, k = preset(scheme), 256
+    parts = quantize(torch.zeros(k, k), chosen.weight)
+    bits = NUMBER_TYPES[chosen.weight.dtype].bits
+    codes = torch.arange(1 << bits).repeat(k >> bits).expand(k, k).contiguous()
+    if bits == 8:
+        codes[codes & 127 == 127] = 126  # a NaN would be in every sum
+    powers = torch.arange(k).clamp(*exponents)[:, None].expand(parts.scale.shape).contiguous()
+    stored = pack_bits(codes.to(torch.uint8), bits) if bits < 8 else codes.to(torch.uint8)
+    made = parts._replace(data=stored.view(parts.data.dtype), scale=powers.to(torch.uint8).view(parts.scale.dtype))
+    weight = from_parts(made, chosen, shape=(k, k), dtype=BF16).to_layout("cpu_tiles")
+    exact = value_of(made, chosen.weight.dtype, k, k, *chosen.weight.block_shape(k, k)).T
+    got = F.linear(torch.eye(k, dtype=BF16), weight).double()
+    normal = (exact.abs() >= 2.0**-126) | (exact == 0)
+    assert normal.double().mean() > 0.4
+    assert torch.equal(got[normal], exact[normal])
+    assert bool((got[~normal].abs() <= 2.0**-126).all())
 
 
 @pytest.mark.parametrize("scale", [0.0, 2.0**-118, 2.0**-100, 2.0**100], ids=["zeros", "tiny", "small", "huge"])
