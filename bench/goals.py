@@ -48,6 +48,7 @@ PROFILE = "python -m bench.profile"
 
 INT4, INT8_INPUT = ("int4",), ("int4-int8", "int8-dyn")
 WEIGHT_ONLY = ("int8", "fp8-wo", "mxfp8-wo", "mxfp4-wo")
+FLOAT_INPUT = ("fp8-row", "fp8-block", "mxfp8", "mxfp4")
 FEW, SOME, MANY = (1, 1), (64, 4096), (375, 4096)
 """Rows, from and to."""
 
@@ -104,6 +105,8 @@ GOALS = (
     ),
     Goal("int8, fp8, mx weights, 1 to 16 rows", ">= 1.0x bf16", reached.over_bf16(WEIGHT_ONLY, (1, 16), 1.0)),
     Goal("the same, more rows", ">= 0.9x bf16", reached.over_bf16(WEIGHT_ONLY, (17, 4096), 0.9)),
+    Goal("fp8 and mx inputs too, 1 to 16 rows", ">= 1.0x bf16", reached.over_bf16(FLOAT_INPUT, (1, 16), 1.0)),
+    Goal("the same, more rows", ">= 0.9x bf16", reached.over_bf16(FLOAT_INPUT, (17, 4096), 0.9)),
     Goal("eager overhead of a quantized linear", "<= 2x that of nn.Linear", reached.overhead),
     Goal(
         "quantizing, nearest",

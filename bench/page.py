@@ -23,6 +23,8 @@ GROUPS = {
     "4-bit weight, int8 input": ("4-bit x int8",),
     "8-bit": ("8-bit",),
     "8-bit weight, int8 input": ("8-bit x int8",),
+    "8-bit weight, float8 input": ("8-bit x fp8", "8-bit x mxfp8"),
+    "4-bit weight, float4 input": ("4-bit x mxfp4",),
     "2, 3, 5 and 6 bits": ("2-bit", "3-bit", "5-bit", "6-bit"),
 }
 """What is shown in one chart and one table -> the classes in it."""

@@ -31,7 +31,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 375, 512, 1024, 1500, 2048, 4096)
 
 SCHEMES = (
     *("int4", "int4-g32", "nf4", "mxfp4-wo", "nvfp4-wo", "int8", "fp8-wo", "mxfp8-wo"),
-    *("int2", "int3", "int5", "int6", "int8-dyn", "int4-int8"),
+    *("int2", "int3", "int5", "int6", "int8-dyn", "int4-int8", "fp8-row", "fp8-block", "mxfp8", "mxfp4"),
 )
 
 QUICK_SHAPES = (Shape(3072, 8192), Shape(1280, 5120), Shape(4096, 4096), Shape(2056, 1027))
