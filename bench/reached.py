@@ -92,9 +92,15 @@ def most(values: list[tuple[float, str]], bound: float, unit: str = "") -> Found
 def over_bf16(schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -> Measure:
     def measure(records: Records) -> Found | None:
         rows = own(records.products(), schemes, counts)
-        return least([(row["speedup"], place(row)) for row in rows if row["speedup"]], bound, "x")
+        return least([(row["speedup"], place(row) + _noise(row)) for row in rows if row["speedup"]], bound, "x")
 
     return measure
+
+
+def _noise(row: Row) -> str:
+    """Said where it is so large that the ratio by itself would mislead."""
+    noise = row.get("noise") or 0.0
+    return f", its noise {100 * noise:.0f} %" if noise > 0.1 else ""
 
 
 def of_bandwidth(name: str, schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -> Measure:

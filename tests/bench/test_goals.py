@@ -45,6 +45,12 @@ def test_the_worst_point_decides(records: Make, bound: float, met: bool) -> None
     assert found == Found("2.00x (int4 1000x1000 at 1500); median 2.50x", met)
 
 
+def test_a_ratio_that_is_mostly_noise_says_so(records: Make) -> None:
+    lines = [HEAD, product("int4", 4, 1, 3.0), product("int4", 16, 1, 0.8) | {"noise": 0.4}]
+    found = reached.over_bf16(("int4",), (1, 16), 1.0)(records(products=lines))
+    assert found == Found("0.80x (int4 1000x1000 at 16, its noise 40 %); median 1.90x", False)
+
+
 def test_a_part_of_a_limit(records: Make) -> None:
     """0.5 MB in 0.1 ms is 5 GB/s; 2 * 500 * 10**6 operations in 2 ms are 0.5 * 10**12 per second."""
     made = records(products=[HEAD, product("int4", 1, 0.1, 1.0), product("int4", 500, 2.0, 1.0)])
