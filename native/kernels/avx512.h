@@ -132,7 +132,9 @@ struct Codes {
   static constexpr bool kSigned = !Integer && Bits > 6;   // float8: a sign, 7 bits of magnitude
   static constexpr int kVectors = kSigned || Bits == 6 ? 2 : Bits < 6 ? 1 : 0;
   __m512 table;
-  __m512i shift, kept, offset, most;   // of float8: how far its fields move, their bits there, what the exponent lacks, the last finite code
+  // Of float8: how far its fields move, their bits there, what the exponent lacks, the last finite code less kRare.
+  __m512i shift, kept, offset, most;
+  static constexpr char kRare = 8;   // codes below it may be subnormal numbers
   __m512i words[kVectors ? kVectors : 1];
 
   AVX512_MEMBER explicit Codes(const BitportTiles& w) {
@@ -144,7 +146,7 @@ struct Codes {
       const int move = w.table[0x3c] == 1.0f ? 5 : 4;
       shift = _mm512_set1_epi16(short(move));
       kept = _mm512_set1_epi16(short(0x8000 | 0x7f << move));
-      most = _mm512_set1_epi8(char(move == 5 ? 0x7b : 0x7e));
+      most = _mm512_set1_epi8(char((move == 5 ? 0x7b : 0x7e) - kRare));
       offset = _mm512_set1_epi16(short((bits_of_float(w.table[0x40]) >> 16) - (0x40u << move)));
     }
     if (!kVectors) words[0] = _mm512_setzero_si512();
@@ -166,8 +168,8 @@ struct Codes {
     } else if constexpr (kSigned) {
       const uint8_t* at = tile + line * 64;
       const __m512i size = _mm512_and_si512(_mm512_loadu_si512(at), _mm512_set1_epi8(0x7f));
-      // from 8 on, as numbers without a sign; smaller ones, that may be subnormal, are above all others then
-      const __mmask64 rare = _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(size, _mm512_set1_epi8(8)), _mm512_sub_epi8(most, _mm512_set1_epi8(8)));
+      // less kRare, without a sign: those below it are above all others then
+      const __mmask64 rare = _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(size, _mm512_set1_epi8(kRare)), most);
       Pairs p = {{moved(at), moved(at + 32)}};
       if (__builtin_expect(rare != 0, 0)) {
         p.c[0] = looked_up(p.c[0], __mmask32(rare), at);

@@ -110,7 +110,8 @@ AVX512 bool avx512_raises(const BitportTiles& w, const Panel& panel) {
   for (int64_t i = 0; w.bits < 8 && i < int64_t(1) << w.bits; i += 16) {
     const __m512 size = _mm512_abs_ps(_mm512_loadu_ps(w.table + i));
     const __mmask16 zeros = _mm512_cmp_ps_mask(size, _mm512_setzero_ps(), _CMP_EQ_OQ);
-    if ((zeros | (_mm512_cmp_ps_mask(size, least, _CMP_GE_OQ) & _mm512_cmp_ps_mask(size, most, _CMP_LE_OQ))) != 0xffff) return false;
+    const __mmask16 usual = _mm512_cmp_ps_mask(size, least, _CMP_GE_OQ) & _mm512_cmp_ps_mask(size, most, _CMP_LE_OQ);
+    if ((zeros | usual) != 0xffff) return false;
   }
   constexpr uint8_t kLowest = 127 - 100, kSpan = 200;   // of the scales
   const int64_t groups = groups_of(w), first = group_of(w, panel.k), last = group_of(w, panel.k + panel.count - 1);

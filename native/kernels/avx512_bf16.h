@@ -41,7 +41,8 @@ struct Raised {
   AVX512_BF16_MEMBER Raised(const BitportTiles& w, int64_t at) {
     const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint8_t*>(w.scale) + at));
     const __m512i powers = _mm512_sub_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(127));
-    by = _mm512_or_si512(_mm512_slli_epi32(powers, 23), _mm512_and_si512(_mm512_slli_epi32(powers, 7), _mm512_set1_epi32(0xff80)));
+    const __m512i lower = _mm512_and_si512(_mm512_slli_epi32(powers, 7), _mm512_set1_epi32(0xff80));
+    by = _mm512_or_si512(_mm512_slli_epi32(powers, 23), lower);
   }
 };
 

@@ -160,6 +160,19 @@ def test_every_code_by_every_power_of_two(isa: str, scheme: str, exponents: tupl
     assert bool((got[~normal].abs() <= 2.0**-126).all())
 
 
+def test_a_weight_that_is_no_number_spoils_its_own_output_alone(isa: str) -> None:
+    chosen, n, k = preset("mxfp8-wo"), 64, 256
+    parts = quantize(torch.randn(n, k, generator=torch.Generator().manual_seed(11)), chosen.weight)
+    codes = parts.data.view(torch.uint8).clone()
+    codes[3, 5], codes[40, 200] = 127, 255  # both NaN
+    made = parts._replace(data=codes.view(parts.data.dtype))
+    weight = from_parts(made, chosen, shape=(n, k), dtype=BF16).to_layout("cpu_tiles")
+    for m in (1, 8, 64, 256):
+        nan = F.linear(torch.ones(m, k, dtype=BF16), weight).isnan()
+        assert nan[:, [3, 40]].all()
+        assert int(nan.sum()) == 2 * m
+
+
 @pytest.mark.parametrize("scale", [0.0, 2.0**-118, 2.0**-100, 2.0**100], ids=["zeros", "tiny", "small", "huge"])
 def test_rows_at_the_ends_of_the_range(isa: str, scale: float) -> None:
     packed, exact = weight_of("int4-sym")
