@@ -104,8 +104,8 @@ test-peers: $(RUNTIMES_VENV)/.runtimes $(FORMATS_VENV)/.formats
 test-vllm: $(VLLM_VENV)/.vllm
 	$(VLLM_VENV)/bin/python -m pytest -m peers $(PYTEST_ARGS) tests/integrations/vllm
 
-# SANITIZE_ARGS: how many random weights, and a seed. What is allocated is filled with 255, a NaN as a float and no zero
-# as anything else, for memory that is read before it is written.
+# SANITIZE_ARGS: how many random weights, and a seed. What is allocated is filled with 127, as a float so large a number
+# that sums with it overflow, and no zero as anything else, for memory that is read before it is written.
 SANITIZERS ?= address,undefined
 SANITIZE_ARGS ?=
 SANITIZED := build/sanitize-$(subst $(comma),-,$(SANITIZERS))
@@ -113,7 +113,7 @@ SANITIZE_OPTIONS = -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$(SANITI
 SANITIZE_CXX = $(or $(shell command -v g++ || command -v clang++),$(error no C++ compiler: install g++ or clang++)) \
 	$(SANITIZE_OPTIONS)
 
-FILLED := max_malloc_fill_size=268435456:malloc_fill_byte=255
+FILLED := max_malloc_fill_size=268435456:malloc_fill_byte=127
 SANITIZE_RUN := ASAN_OPTIONS=$(FILLED) UBSAN_OPTIONS=print_stacktrace=1
 
 sanitize: $(SANITIZED)/kernels_test sanitize-shim

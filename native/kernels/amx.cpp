@@ -91,11 +91,9 @@ AMX void fused_as(const Job& job, int64_t tile, void* panels, float* sum) {
       const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k);
       const float* of_x = Shifts ? job.sums + row * groups + g : nullptr;
       const auto x_at = [&](int64_t step) AMX { return x + step * job.block * 32; };
-      const int64_t at = (tile * groups + g) * 32;
-      if (job.m - row > 16)
-        stages.template multiply<Floats, true>({32, sum + row * 32, of_x, groups, &w, at}, x_at, panel.data, 2048, panel.count / 32);
-      else
-        stages.template multiply<Floats, false>({16, sum + row * 32, of_x, groups, &w, at}, x_at, panel.data, 2048, panel.count / 32);
+      const Piece<Shifts> piece = {smaller(job.m - row, 32), sum + row * 32, of_x, groups, &w, (tile * groups + g) * 32};
+      if (piece.rows > 16) stages.template multiply<Floats, true>(piece, x_at, panel.data, 2048, panel.count / 32);
+      else stages.template multiply<Floats, false>(piece, x_at, panel.data, 2048, panel.count / 32);
     }
   }
   stages.close();

@@ -167,7 +167,9 @@ AMX_INLINE void multiply_rows(const void* x, int64_t next, int64_t block, int64_
 
 // Pieces of K on their way, whose sums are scaled by themselves: while one is multiplied, the sums of the one before leave the
 // tile registers, and those of the one before that are scaled beside and added to what they belong to. Of a Piece,
-//   rows             are 16 or 32, or 0: there is none; kAtOnce of them are scaled beside one product
+//   rows             are those that x has, 1 to 32, or 0: there is no piece; kAtOnce of them are scaled beside one product.
+//                    What stands behind them is no number of x: where it is a subnormal one, the processor takes some
+//                    hundred cycles to scale it
 //   scales()         are loaded once for all rows
 //   add(scales, parts, row)   adds the parts [32] of a row
 template <class Piece, class Work>
@@ -190,10 +192,13 @@ struct Stages {
   AMX_MEMBER void end() { work->end(); }
 
   AMX_MEMBER void add_some() {
-    if (row == earlier.rows) return;
+    if (row + Piece::kAtOnce <= earlier.rows) {
 #pragma GCC unroll 4
-    for (int64_t r = row; r < row + Piece::kAtOnce; ++r) earlier.add(scales, left + r * 32, r);
-    row += Piece::kAtOnce;
+      for (int64_t r = row; r < row + Piece::kAtOnce; ++r) earlier.add(scales, left + r * 32, r);
+      row += Piece::kAtOnce;
+    } else {
+      for (; row < earlier.rows; ++row) earlier.add(scales, left + row * 32, row);
+    }
   }
   AMX_MEMBER void add_all() { while (row < earlier.rows) add_some(); }
 
@@ -215,11 +220,11 @@ struct Stages {
     pass({});
   }
 
-  // All 32 (or 16) rows of a block times the steps of a piece: x_at(step) gives the rows.
+  // Rows of a block, up to 32 (or 16), times the steps of a piece: x_at(step) gives them.
   template <class Number, bool Two, class Rows>
   AMX_MEMBER void multiply(const Piece& now, const Rows& x_at, const void* panel, int64_t step_bytes, int64_t steps) {
     const char* weights = static_cast<const char*>(panel);
-    if (open.rows != now.rows) close();
+    if (open.rows > 16 != Two) close();
     asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
     for (int64_t step = 0; step < steps; ++step, weights += step_bytes)
       if (step == 0) multiply_step<Number, Two>(x_at(step), weights, step_bytes / 2, turn(), *this);

@@ -27,16 +27,17 @@ struct Piece {
   }
 };
 
-// All 32 (or 16) rows of a block times a panel, whether x has them or not.
+// Rows of a block, up to 32 (or 16), times a panel.
 template <bool Two, class Work>
-AMX_INLINE void multiply_block(const Job& job, const Panel& panel, int64_t row, float* sum, Stages<Piece, Work>& stages) {
+AMX_INLINE void multiply_block(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
+                               Stages<Piece, Work>& stages) {
   const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row, panel.k);
   const uint16_t* weights = static_cast<const uint16_t*>(panel.data);
   const float* of_weight = reinterpret_cast<const float*>(weights + kBlocksPanel);
   const float* of_x = job.scales + panel.k / kScaled * job.m + row;
   for (int64_t k = 0; k < panel.count; k += kScaled, of_x += job.m, of_weight += 32)
     stages.template multiply<Floats, Two>(
-        {Two ? 32 : 16, sum, of_weight, of_x}, [&](int64_t step) AMX { return x + (k / 32 + step) * 1024; },
+        {rows, sum, of_weight, of_x}, [&](int64_t step) AMX { return x + (k / 32 + step) * 1024; },
         weights + k * 32, 2048, smaller(panel.count - k, kScaled) / 32);
 }
 
@@ -45,8 +46,8 @@ AMX_INLINE void multiply_panel(const Job& job, const Panel& panel, int64_t row, 
   alignas(64) float memory[2][32 * 32];
   Stages<Piece, Work> stages(work, memory);
   if (panel.k == 0) std::memset(sum, 0, size_t(ceil_div(rows, 16)) * 2048);
-  for (; rows > 16; row += 32, rows -= 32, sum += 1024) multiply_block<true>(job, panel, row, sum, stages);
-  if (rows > 0) multiply_block<false>(job, panel, row, sum, stages);
+  for (; rows > 16; row += 32, rows -= 32, sum += 1024) multiply_block<true>(job, panel, row, smaller(rows, 32), sum, stages);
+  if (rows > 0) multiply_block<false>(job, panel, row, rows, sum, stages);
   stages.close();
   stages.add_all();
 }

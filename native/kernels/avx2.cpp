@@ -42,7 +42,7 @@ struct Unit {
     const int32_t bits = Bits ? Bits : w.bits;
     const uint8_t* const codes = tile_at(w, tile, k / 32);
     const int64_t first = half * 8 + k % 32 / 4;
-    const char* const ahead = reinterpret_cast<const char*>(codes + first * 8 * bits + 4096);
+    const char* const ahead = reinterpret_cast<const char*>(codes + first * 8 * bits + kAhead);
     for (int64_t at = 0; at < 32 * bits; at += 64) _mm_prefetch(ahead + at, _MM_HINT_T0);
 #pragma GCC unroll 4
     for (int64_t i = 0; i < 4; ++i) {

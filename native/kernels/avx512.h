@@ -262,7 +262,7 @@ struct Codes {
 // Codes that are used at once go to L1; where other work lies between, they would drive that out of it.
 template <int Cache = _MM_HINT_T0>
 AVX512_INLINE void prefetch_ahead(const uint8_t* codes, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(codes + 4096 + i, 0, Cache);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(codes + kAhead + i, 0, Cache);
 }
 
 // Brings codes that are unpacked later into L2, and returns where those behind them begin.

@@ -85,9 +85,9 @@ struct Piece {
   }
 };
 
-// All 32 (or 16) rows of a block times a panel, whether x has them or not.
+// Rows of a block, up to 32 (or 16), times a panel.
 template <bool Two, bool Shifts, class Work>
-AMX_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int64_t row, float* sum,
+AMX_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
                                Stages<Piece<Shifts>, Work>& stages) {
   const BitportTiles& w = *job.weight;
   const int64_t step = step_of(w), last = panel.k + panel.count, scales = panel.tile * groups_of(w) * 32;
@@ -101,7 +101,7 @@ AMX_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int64_t r
       return x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
     };
     stages.template multiply<Bytes, Two>(
-        {Two ? 32 : 16, sum, sums_at(job, row, piece.index), &w, scales + piece.group * 32}, x_at, weights, step * 32, steps);
+        {rows, sum, sums_at(job, row, piece.index), &w, scales + piece.group * 32}, x_at, weights, step * 32, steps);
     weights += steps * step * 32;
   }
 }
@@ -110,8 +110,8 @@ template <bool Shifts, class Work>
 AMX_INLINE void multiply_pieces(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, Work& work) {
   alignas(64) float memory[2][32 * 32];
   Stages<Piece<Shifts>, Work> stages(work, memory);
-  for (; rows > 16; row += 32, rows -= 32, sum += 1024) multiply_block<true>(job, panel, row, sum, stages);
-  if (rows > 0) multiply_block<false>(job, panel, row, sum, stages);
+  for (; rows > 16; row += 32, rows -= 32, sum += 1024) multiply_block<true>(job, panel, row, smaller(rows, 32), sum, stages);
+  if (rows > 0) multiply_block<false>(job, panel, row, rows, sum, stages);
   stages.close();
   stages.add_all();
 }

@@ -1,4 +1,5 @@
 // Products, rows, whole weights and packing of random weights against float64, in exact memory.
+#include <cfenv>
 #include <thread>
 #include "../kernels/rows.h"
 #include "judge.h"
@@ -55,9 +56,15 @@ void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random&
   const bool int8 = act >= BITPORT_INT8_ROW && act <= BITPORT_INT8_TENSOR;
   for (int32_t isa : isas()) {
     Numbers y(type, m * n, some_place(random));
+    const int32_t threads = int32_t(1 + random() % 3);
+    std::feclearexcept(FE_ALL_EXCEPT);
     const int32_t code = bitport_dyn_linear(&w.view, x.data(), type, m, act, given, bias ? bias->data() : nullptr, then,
-                                        factor ? times.data() : nullptr, y.data(), int32_t(1 + random() % 3), isa);
+                                        factor ? times.data() : nullptr, y.data(), threads, isa);
+    const int raised = std::fetestexcept(FE_OVERFLOW | FE_INVALID);
     EXPECT(code == 0, "%s: %s", bitport_isa_name(isa), bitport_error(code));
+    EXPECT(!raised || then || type == BITPORT_F16,   // which overflow where they should
+           "%s: arithmetic on what is no number of the product (n %lld, k %lld, m %lld, act %d, type %d)",
+           bitport_isa_name(isa), (long long)n, (long long)k, (long long)m, act, type);
     const bool as_floats = isa == BITPORT_AMX && act != BITPORT_INT8_TENSOR && (w.shape.group % 32 || w.shape.group == 32);
     const bool multiplies_bf16 = isa == BITPORT_AVX512_BF16 || isa == BITPORT_AMX || isa == BITPORT_NEON_MATRIX;
     const bool in_bf16 = type == BITPORT_BF16 && multiplies_bf16 && (!int8 || as_floats);

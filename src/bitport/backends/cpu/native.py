@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitport.backends.cpu import large_pages
 from bitport.errors import KernelError
 from bitport.layouts import Matrix
 from bitport.layouts.cpu_tiles import pack_tiles, unpack_tiles
@@ -173,7 +174,7 @@ class Library:
         if not _is_real(data):
             return pack_tiles(matrix, data)
         dense, bits = data.contiguous(), NUMBER_TYPES[matrix.dtype].bits
-        tiles = data.new_empty(*data.shape[:-2], -(-matrix.n // 32), -(-matrix.k // 32), 128 * bits, dtype=torch.uint8)
+        tiles = large_pages.empty([*data.shape[:-2], -(-matrix.n // 32), -(-matrix.k // 32), 128 * bits])
         self._each(self._pack, matrix, dense, tiles, dense.shape[:-2])
         return tiles
 
