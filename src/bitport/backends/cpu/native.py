@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.backends.cpu import large_pages
 from bitport.errors import KernelError
-from bitport.layouts import Matrix
+from bitport.layouts import Matrix, large_pages
 from bitport.layouts.cpu_tiles import pack_tiles, unpack_tiles
 from bitport.numerics import NUMBER_TYPES
 from bitport.numerics.packing import packed_size

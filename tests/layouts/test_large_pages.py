@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import bitport
-from bitport.backends.cpu import large_pages
-from bitport.backends.cpu.large_pages import PAGE
+from bitport.layouts import large_pages
+from bitport.layouts.large_pages import PAGE
 
 linux = pytest.mark.skipif(large_pages.ADVICE is None, reason="the system has no large pages to ask for")
 
