@@ -56,15 +56,9 @@ void try_products(const Weight& w, int64_t m, int32_t type, int32_t act, Random&
   const bool int8 = act >= BITPORT_INT8_ROW && act <= BITPORT_INT8_TENSOR;
   for (int32_t isa : isas()) {
     Numbers y(type, m * n, some_place(random));
-    const int32_t threads = int32_t(1 + random() % 3);
-    std::feclearexcept(FE_ALL_EXCEPT);
     const int32_t code = bitport_dyn_linear(&w.view, x.data(), type, m, act, given, bias ? bias->data() : nullptr, then,
-                                        factor ? times.data() : nullptr, y.data(), threads, isa);
-    const int raised = std::fetestexcept(FE_OVERFLOW | FE_INVALID);
+                                        factor ? times.data() : nullptr, y.data(), int32_t(1 + random() % 3), isa);
     EXPECT(code == 0, "%s: %s", bitport_isa_name(isa), bitport_error(code));
-    EXPECT(!raised || then || type == BITPORT_F16,   // which overflow where they should
-           "%s: arithmetic on what is no number of the product (n %lld, k %lld, m %lld, act %d, type %d)",
-           bitport_isa_name(isa), (long long)n, (long long)k, (long long)m, act, type);
     const bool as_floats = isa == BITPORT_AMX && act != BITPORT_INT8_TENSOR && (w.shape.group % 32 || w.shape.group == 32);
     const bool multiplies_bf16 = isa == BITPORT_AVX512_BF16 || isa == BITPORT_AMX || isa == BITPORT_NEON_MATRIX;
     const bool in_bf16 = type == BITPORT_BF16 && multiplies_bf16 && (!int8 || as_floats);
@@ -176,6 +170,30 @@ void try_scales_that_are_none() {
                      (long long)i, y[i], scale_type, (long long)m, act, type);
             ++cases;
           }
+  }
+}
+
+// Where x has fewer rows than a block, nothing is computed for the others: what memory holds there, large numbers after the
+// sanitizer, would overflow, and subnormal ones take hundreds of cycles each.
+void try_rows_that_are_not_there() {
+  Random random(6);
+  for (int64_t group : {64, 128, 256}) {
+    const Weight w({40, 256, group, 4, 1, BITPORT_F32, BITPORT_U8}, random);
+    for (int64_t m : {3, 5, 9, 17, 19})
+      for (int32_t act : {BITPORT_AS_IS, BITPORT_INT8_ROW, BITPORT_FP8_128})
+        for (int32_t isa : isas())
+          std::thread([&] {   // without memory of earlier calls
+            Numbers x(BITPORT_BF16, m * 256, Place::heap), y(BITPORT_BF16, m * 40, Place::heap);
+            for (int64_t i = 0; i < x.count; ++i) x.set_random(i, random, -2, 2);
+            std::feclearexcept(FE_ALL_EXCEPT);
+            const int32_t code = bitport_dyn_linear(&w.view, x.data(), BITPORT_BF16, m, act, nullptr, nullptr, 0, nullptr,
+                                                    y.data(), 1, isa);
+            const int raised = std::fetestexcept(FE_OVERFLOW | FE_INVALID);
+            EXPECT(code == 0, "%s: %s", bitport_isa_name(isa), bitport_error(code));
+            EXPECT(!raised, "%s: something overflows (group %lld, m %lld, act %d)", bitport_isa_name(isa),
+                   (long long)group, (long long)m, act);
+            ++cases;
+          }).join();
   }
 }
 
