@@ -32,6 +32,12 @@ def test_what_fills_no_page_is_memory_of_pytorch(shape):
     assert memory.dtype == torch.uint8
 
 
+@pytest.mark.parametrize("count", [100, 3 * PAGE])
+def test_it_lies_on_the_cpu_whatever_the_default_device_is(count):
+    with torch.device("meta"):
+        assert large_pages.empty([count]).device.type == "cpu"
+
+
 @linux
 def test_whole_pages_are_asked_for_and_no_part_of_one(monkeypatch):
     asked = []

@@ -25,7 +25,7 @@ def empty(shape: Sequence[int]) -> Tensor:
     one, in small ones."""
     count = math.prod(shape)
     if ADVICE is None or count < PAGE:
-        return torch.empty(*shape, dtype=torch.uint8)
+        return torch.empty(*shape, dtype=torch.uint8, device="cpu")
     # What nobody touches takes no memory.
     memory = mmap.mmap(-1, count + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % PAGE
