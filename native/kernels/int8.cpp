@@ -55,7 +55,7 @@ struct Int8Call : Product {
       return at;
     };
     int8_t* codes = reinterpret_cast<int8_t*>(take(size_t(ceil_div(m - apart, block) * block) * row_bytes() + kTileBytes));
-    sums = reinterpret_cast<float*>(take(size_t(m * pieces + 31) * 4));   // of 32 rows in the last block, wherever it ends
+    sums = reinterpret_cast<float*>(take(size_t(m * pieces) * 4));
     roundings = reinterpret_cast<Rounding*>(take(size_t(m) * sizeof(Rounding)));
     float* bias_at = reinterpret_cast<float*>(take(bias ? size_t(weight.n) * 4 : 0));
     int8_t* one_codes = reinterpret_cast<int8_t*>(take(zeros ? row_bytes() : 0));

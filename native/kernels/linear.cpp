@@ -162,8 +162,7 @@ int32_t linear_of_floats(const Product& product, const Engine& engine, const flo
   const int64_t block = m < 32 && !tiles_of_rows ? m : 32;
   const int64_t apart = fused ? 0 : call.plan().rows_apart();   // rows that a thread lays out where it needs them
   const size_t row_bytes = aligned(size_t(ceil_div(m - apart, block)) * block * call.row_bytes());
-  // of 32 rows in the last block, whether there are as many
-  const size_t sum_bytes = w.zero && (fused || call.late()) ? aligned(size_t(ceil_div(m, 32)) * 32 * groups_of(w) * 4) : 0;
+  const size_t sum_bytes = w.zero && (fused || call.late()) ? aligned(size_t(m * groups_of(w)) * 4) : 0;
   char* memory = call_buffer.need(row_bytes + sum_bytes + (product.bias ? size_t(w.n) * 4 : 0));
   if (!memory) return kNoMemory;
   if (sum_bytes) call.sums_of_x = reinterpret_cast<float*>(memory + row_bytes);

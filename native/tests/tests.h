@@ -3,8 +3,8 @@
 #include <cstdint>
 
 void try_refusals();                              // refusals.cpp
-void try_scales_that_are_none();
-void try_rows_that_are_not_there();                // products.cpp                  // products.cpp
+void try_scales_that_are_none();                  // products.cpp
+void try_rows_that_are_not_there();               // products.cpp
 void try_weight(int64_t number, uint64_t seed);   // products.cpp: one random weight, all that can be done with it
 void try_rows_alike();                            // rows.cpp
 void try_threads(uint64_t seed);                  // threads.cpp

@@ -1,4 +1,4 @@
-"""Memory of packed weights in large pages: where it lies, that it is memory like any other, and what it costs."""
+"""Memory of packed weights in large pages: where it lies, and that it is memory like any other."""
 
 from __future__ import annotations
 
