@@ -23,7 +23,7 @@ AMX void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows,
 
 template <class Format, class By>
 AMX void multiply_as(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
-  using All = Quarters<Format, By>;
+  using All = Quarters<Format, By, beside_products(Format::kBits)>;
   Ahead<All> ahead(All(*job.weight, next), (rows + 31) / 32 * (panel.count / 32));
   multiply_panel(job, panel, row, rows, sum, ahead);
 }
@@ -71,7 +71,7 @@ struct Piece {
 // scales on float32 sums.
 template <class Format, bool Shifts>
 AMX void fused_as(const Job& job, int64_t tile, void* panels, float* sum) {
-  using All = Quarters<Format, Unscaled>;
+  using All = Quarters<Format, Unscaled, Fetch::at_once>;
   const BitportTiles& w = *job.weight;
   const int64_t groups = groups_of(w), columns = steps_of(w) * 32, blocks = ceil_div(job.m, 32);
   const auto group_at = [&](int64_t g) {

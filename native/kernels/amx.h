@@ -233,6 +233,9 @@ struct Stages {
   }
 };
 
+// How codes come that are unpacked beside products: those of few bits come in time either way, and windows cost some.
+constexpr Fetch beside_products(int64_t bits) { return bits > 4 ? Fetch::windows : Fetch::stream; }
+
 // Decodes a panel by quarters of a tile, so much of it a step that it is ready when `steps` steps are over.
 template <class Quarters>
 struct Ahead {

@@ -59,7 +59,7 @@ AMX void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows,
 
 template <class Format, class By>
 AMX void multiply_as(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
-  using All = Quarters<Format, By>;
+  using All = Quarters<Format, By, beside_products(Format::kBits)>;
   Ahead<All> ahead(All(*job.weight, next), (rows + 31) / 32 * (panel.count / 32));
   avx512_scales_of_blocks(*job.weight, next);
   multiply_panel(job, panel, row, rows, sum, ahead);

@@ -42,8 +42,7 @@ struct Unit {
     const int32_t bits = Bits ? Bits : w.bits;
     const uint8_t* const codes = tile_at(w, tile, k / 32);
     const int64_t first = half * 8 + k % 32 / 4;
-    const char* const ahead = reinterpret_cast<const char*>(codes + first * 8 * bits + kAhead);
-    for (int64_t at = 0; at < 32 * bits; at += 64) _mm_prefetch(ahead + at, _MM_HINT_T0);
+    fetch<Fetch::at_once>(codes + first * 8 * bits, 32 * bits);
 #pragma GCC unroll 4
     for (int64_t i = 0; i < 4; ++i) {
       const Line line = read_line(codes, bits, first + i);

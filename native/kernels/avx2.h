@@ -2,6 +2,7 @@
 // bitport_kernels.h).
 #pragma once
 #include <immintrin.h>
+#include "fetch.h"
 #include "number.h"
 #include "tiles.h"
 

@@ -10,10 +10,10 @@ template <class Format>
 AVX512 void decode_as(const BitportTiles& w, const Panel& panel) {
   const auto [tile, k, count, data] = panel;
   const Format format(w);
-  const int64_t groups = groups_of(w), bytes = 128 * w.bits;
+  const int64_t groups = groups_of(w), bytes = 128 * Format::kBits;
   for (int64_t step = k / 32; step < (k + count) / 32; ++step) {
     const uint8_t* codes = tile_at(w, tile, step);
-    prefetch_ahead(codes, bytes);
+    fetch<Fetch::at_once>(codes, bytes);
     for (int64_t quarter = 0; quarter < 4; ++quarter) {   // 16 rows by 16 columns
       const int64_t half = quarter / 2, column = quarter % 2 * 16;
       const Affine a = affine(w, (tile * groups + group_of(w, step * 32 + column)) * 32 + half * 16);

@@ -1,6 +1,7 @@
 // What the files for 512-bit vectors share: numbers, and the codes of a line (the layout is drawn in bitport_kernels.h).
 #pragma once
 #include <immintrin.h>
+#include "fetch.h"
 #include "number.h"
 #include "tiles.h"
 
@@ -129,6 +130,7 @@ AVX512_INLINE __m512i words_of(const float* table, int64_t count, int64_t at) {
 
 template <int Bits, bool Integer>
 struct Codes {
+  static constexpr int kBits = Bits;
   static constexpr bool kSigned = !Integer && Bits > 6;   // float8: a sign, 7 bits of magnitude
   static constexpr int kVectors = kSigned || Bits == 6 ? 2 : Bits < 6 ? 1 : 0;
   __m512 table;
@@ -258,12 +260,6 @@ struct Codes {
                                      _mm512_srli_epi32(_mm512_castps_si512(even), 16), kSelect);
   }
 };
-
-// Codes that are used at once go to L1; where other work lies between, they would drive that out of it.
-template <int Cache = _MM_HINT_T0>
-AVX512_INLINE void prefetch_ahead(const uint8_t* codes, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(codes + kAhead + i, 0, Cache);
-}
 
 // Brings codes that are unpacked later into L2, and returns where those behind them begin.
 AVX512_INLINE const uint8_t* prefetch_next(const uint8_t* codes, int64_t bytes) {

@@ -19,7 +19,7 @@ AVX512_BF16 void decode_as(const BitportTiles& w, const Panel& panel) {
         const uint8_t* codes = tile_at(w, panel.tile, k / 32);
         const int64_t odd = k >> 4 & 1, step = (k - panel.k) / 32, first = half * 8 + odd * 4;
         uint16_t* to = static_cast<uint16_t*>(panel.data) + step * 1024 + half * 512 + odd * 256;
-        prefetch_ahead<_MM_HINT_T1>(codes + (half * 2 + odd) * 32 * w.bits, 32 * w.bits);
+        fetch<Fetch::stream>(codes + (half * 2 + odd) * 32 * Format::kBits, 32 * Format::kBits);
 #pragma GCC unroll 4
         for (int64_t line = 0; line < 4; ++line) write_line(format, codes, first + line, by, to + line * 64);
       }
@@ -33,7 +33,7 @@ AVX512_BF16 void look_up_as(const BitportTiles& w, const Panel& panel) {
   uint16_t* to = static_cast<uint16_t*>(panel.data);
   for (int64_t step = panel.k / 32; step < (panel.k + panel.count) / 32; ++step) {
     const uint8_t* codes = tile_at(w, panel.tile, step);
-    prefetch_ahead(codes, 128 * w.bits);
+    fetch<Fetch::at_once>(codes, 128 * Format::kBits);
 #pragma GCC unroll 16
     for (int64_t line = 0; line < 16; ++line, to += 64) write_line(format, codes, line, Unscaled(), to);
   }
@@ -46,7 +46,7 @@ AVX512_BF16 void fused_rows(const Job& job, int64_t tile, float* sum) {
   constexpr int C = R <= 2 ? 4 : 2;
   const BitportTiles& w = *job.weight;
   const Format format(w);
-  const int64_t groups = groups_of(w), units = steps_of(w) * 2, bytes = 128 * w.bits;   // a unit is 16 columns
+  const int64_t groups = groups_of(w), units = steps_of(w) * 2, bytes = 128 * Format::kBits;   // a unit is 16 columns
   const uint16_t* rows = static_cast<const uint16_t*>(job.rows);
   __m512 total[R][2];
   for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm512_setzero_ps();
@@ -59,7 +59,7 @@ AVX512_BF16 void fused_rows(const Job& job, int64_t tile, float* sum) {
       const uint8_t* codes = tile_at(w, tile, unit / 2);
       const int64_t odd = unit & 1;
       const uint16_t* x = rows + unit / 2 * job.block * 32 + odd * 16;
-      prefetch_ahead(codes + odd * bytes / 2, bytes / 2);
+      fetch<Fetch::at_once>(codes + odd * bytes / 2, bytes / 2);
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h)
 #pragma GCC unroll 4

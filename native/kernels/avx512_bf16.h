@@ -74,7 +74,7 @@ AVX512_BF16_INLINE void write_line(const Format& format, const uint8_t* codes, i
 }
 
 // A panel decoded by quarters of a tile, between other work: 16 rows by 16 columns, 4 lines of 64 codes.
-template <class Format, class By>
+template <class Format, class By, Fetch How>
 struct Quarters {
   struct Quarter {
     const uint8_t* codes;
@@ -102,7 +102,7 @@ struct Quarters {
     const int64_t half = at & 1, column = at >> 1;   // column: in units of 16
     Quarter q = {codes + (column >> 1) * 128 * w.bits, half * 8 + (column & 1) * 4,
                  to + (column >> 1) * 1024 + half * 512 + (column & 1) * 256, {}};
-    prefetch_ahead<_MM_HINT_T1>(q.codes + (at & 3) * 32 * w.bits, 32 * w.bits);
+    fetch<How>(q.codes + (at & 3) * 32 * Format::kBits, 32 * Format::kBits);
     ++at;
     if (std::is_same_v<By, Unscaled>) return q;
     if (columns_left == 0) {

@@ -15,7 +15,7 @@ AMX void end() { release(); }
 
 // The codes of a panel less the center, by quarters of a tile: 16 rows by 16 columns, 4 lines of 64 codes.
 //   panel [K / step][2 halves of 16 rows][step / 4][16 rows][4]
-template <int Bits>
+template <int Bits, Fetch How>
 struct Quarters {
   struct Quarter {
     const uint8_t* codes;
@@ -37,7 +37,7 @@ struct Quarters {
     const int64_t tile = at >> 2, half = at >> 1 & 1, first = (at & 1) * 4;   // first: of 8 lines
     const int64_t wide = step == 64, place = (tile >> wide) * 2 + half, later = wide ? (tile & 1) * 512 : 0;
     const Quarter q = {codes + tile * 128 * Bits, half * 8 + first, to + place * step * 16 + later + first * 64};
-    prefetch_ahead<_MM_HINT_T1>(q.codes + (at & 3) * 32 * Bits, 32 * Bits);
+    fetch<How>(q.codes + (at & 3) * 32 * Bits, 32 * Bits);
     ++at;
     return q;
   }
@@ -55,7 +55,7 @@ struct Quarters {
 
 template <int Bits>
 AVX512 void unpack_as(const BitportTiles& w, const Panel& panel) {
-  Quarters<Bits> quarters(w, panel);
+  Quarters<Bits, Fetch::at_once> quarters(w, panel);
   while (quarters.at < quarters.end) quarters.decode();
 }
 
@@ -137,16 +137,20 @@ AMX void multiply(const Int8Job& job, const Panel& panel, int64_t row, int64_t r
   multiply_panel(job, panel, row, rows, sum, nothing);
 }
 
-template <int Bits>
-AMX void multiply_as(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
-                          const Panel& next) {
+template <int Bits, Fetch How>
+AMX void multiply_by(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
   const BitportTiles& w = *job.weight;
-  Ahead<Quarters<Bits>> ahead(Quarters<Bits>(w, next), ceil_div(rows, 32) * ceil_div(panel.count, step_of(w)));
+  using All = Quarters<Bits, How>;
+  Ahead<All> ahead(All(w, next), ceil_div(rows, 32) * ceil_div(panel.count, step_of(w)));
   multiply_panel(job, panel, row, rows, sum, ahead);
 }
 
 void multiply_ahead(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
-  BITPORT_WITH_BITS(job.weight->bits, multiply_as<Bits>(job, panel, row, rows, sum, next))
+  if (rows > 32) {
+    BITPORT_WITH_BITS(job.weight->bits, (multiply_by<Bits, beside_products(Bits)>(job, panel, row, rows, sum, next)))
+  } else {   // codes come in bursts, which windows would make longer
+    BITPORT_WITH_BITS(job.weight->bits, (multiply_by<Bits, Fetch::stream>(job, panel, row, rows, sum, next)))
+  }
 }
 
 AVX512 void settle(const Int8Job& job, int64_t tile, int64_t row, int64_t rows, float* sum) {

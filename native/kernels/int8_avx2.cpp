@@ -175,8 +175,7 @@ struct FromTile {
   struct Unit { const uint8_t* tile; int64_t line; };   // 16 columns, 4 lines
   AVX2_MEMBER Unit unit(int64_t k) const {
     const Unit at = {tile_at(weight, tile, k / 32), half * 8 + (k / 16 & 1) * 4};
-    const char* codes = reinterpret_cast<const char*>(at.tile + at.line * 8 * weight.bits);
-    for (int64_t i = 0; i < 32 * weight.bits; i += 64) _mm_prefetch(codes + kAhead + i, _MM_HINT_T0);
+    fetch<Fetch::at_once>(at.tile + at.line * 8 * weight.bits, 32 * weight.bits);
     return at;
   }
   AVX2_MEMBER Line line(const Unit& unit, int64_t i) const {

@@ -47,7 +47,7 @@ AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float
     for (int64_t k = piece.begin; k < piece.end; k += 16) {
       const uint8_t* codes = tile_at(w, tile, k / 32);
       const int64_t odd = k / 16 & 1, at = k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
-      prefetch_ahead(codes + odd * bytes / 2, bytes / 2);
+      fetch<Fetch::at_once>(codes + odd * bytes / 2, bytes / 2);
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h)
 #pragma GCC unroll 4

@@ -27,10 +27,6 @@ static inline const uint8_t* tile_at(const BitportTiles& w, int64_t tile, int64_
   return w.codes + (tile * steps_of(w) + step) * 128 * w.bits;
 }
 
-// How many bytes before their use codes are fetched. Not as many as a page has: those in use and those that come would
-// share the same few lines of L1.
-constexpr int64_t kAhead = 2560;
-
 // The zero of an integer without one: table[0] = -middle.
 static inline float middle(const BitportTiles& w) { return -w.table[0]; }
 
