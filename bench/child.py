@@ -29,8 +29,8 @@ SLOW = 0.1
 """Seconds of a call that needs no other call before it."""
 
 AWAKE = 0.01
-"""Seconds of the calls before those that a turn counts. Threads that have just been woken share a core
-until the system next looks, which it does every 4 ms or so: a call that ends within that would be as slow as its luck."""
+"""Seconds of the calls before those that a turn counts. Threads that have just been woken may share a core until the
+system looks again, some 4 ms later: a call that ends within that would be as fast as its luck."""
 
 
 def copies_of(shape: Shape) -> int:
@@ -103,8 +103,8 @@ class Child:
         return {**found, "seconds": seconds, "calls": calls}
 
     def time(self, variant: str, m: int, calls: int) -> list[float]:
-        """Seconds of each of ``calls`` calls, each with its own copy of the weight, after some with another copy that are
-        not counted: they wake the threads, which does not matter where a call is slow."""
+        """Seconds of each of ``calls`` calls, each with its own copy of the weight, after some with another copy that do
+        not count: they wake the threads, which does not matter where a call is slow."""
         x, (first, *others), found = self._input(variant, m), self._prepared[variant].calls, []
         with torch.inference_mode():
             begin = time.perf_counter()
