@@ -103,8 +103,8 @@ class Child:
         return {**found, "seconds": seconds, "calls": calls}
 
     def time(self, variant: str, m: int, calls: int) -> list[float]:
-        """Seconds of each of ``calls`` calls, each with its own copy of the weight, after some with another copy that do
-        not count: they wake the threads, which does not matter where a call is slow."""
+        """Seconds of each of ``calls`` calls, each with its own copy of the weight. Calls with another copy come before
+        them and do not count: they wake the threads, which does not matter where a call is slow."""
         x, (first, *others), found = self._input(variant, m), self._prepared[variant].calls, []
         with torch.inference_mode():
             begin = time.perf_counter()
