@@ -261,12 +261,6 @@ struct Codes {
   }
 };
 
-// Brings codes that are unpacked later into L2, and returns where those behind them begin.
-AVX512_INLINE const uint8_t* prefetch_next(const uint8_t* codes, int64_t bytes) {
-  for (const uint8_t* end = codes + bytes; codes < end; codes += 64) __builtin_prefetch(codes, 0, _MM_HINT_T1);
-  return codes;
-}
-
 void avx512_widen(const void* from, int32_t type, int64_t count, float* to);
 void avx512_store(const float* sum, int64_t count, const float* bias, void* y, int32_t type);
 void avx512_stream(const float* sum, const float* bias, void* y, int32_t type);

@@ -41,7 +41,7 @@ AVX512_BF16_INLINE void multiply(const Few& few, __m512 (&sum)[R][2]) {
   const uint16_t *x = few.x, *panel = few.panel;
   const uint8_t* next = few.next;
   for (int64_t step = 0; step < few.columns / 32; ++step, x += few.stride, panel += 1024) {
-    if (next) next = prefetch_next(next, few.step_bytes);
+    if (next) next = fetch_next(next, few.step_bytes);
 #pragma GCC unroll 4
     for (int pair = 0; pair < 16; ++pair) multiply_pair<R>(x + pair * 2, panel + pair * 32, sum);
   }

@@ -9,6 +9,9 @@
 
 namespace bitport {
 
+constexpr int64_t kLine = 64, kPiece = 4 * kLine;
+constexpr int kToL1 = 3, kToL2 = 2;   // as the compiler calls them
+
 enum class Fetch {
   at_once,   // by windows to L2, and shortly before they are used to L1: for loops that wait for codes
   windows,   // to L2 alone: beside products, whose operands are to stay in L1
@@ -17,7 +20,7 @@ enum class Fetch {
 
 // The line of the next window that is fetched while the one at `codes` is used.
 static inline const char* of_next_window(const uint8_t* codes) {
-  constexpr uintptr_t kPages = 4, kPage = 4096, kPiece = 256, kWindow = kPages * kPage;
+  constexpr uintptr_t kPages = 4, kPage = 4096, kWindow = kPages * kPage;
   const uintptr_t at = reinterpret_cast<uintptr_t>(codes), into = at % kWindow, piece = into / kPiece;
   return reinterpret_cast<const char*>(at - into + kWindow + piece % kPages * kPage + piece / kPages * kPiece + into % kPiece);
 }
@@ -27,16 +30,21 @@ static inline const char* of_next_window(const uint8_t* codes) {
 // prefetches alone for one that does nothing, and leaves its calls out.
 template <Fetch How>
 __attribute__((always_inline)) static inline void fetch(const uint8_t* codes, int64_t bytes) {
-  constexpr int64_t kLine = 64, kSoon = 1024, kLater = 2560;   // not a whole page ahead, whose lines fall where these lie
-  constexpr int kToL1 = 3, kToL2 = 2;
+  constexpr int64_t kSoon = 1024, kLater = 2560;   // not a whole page ahead, whose lines fall where these lie
   if (How == Fetch::at_once)
     for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(codes + kSoon + i, 0, kToL1);
-  const int64_t together = How == Fetch::windows && bytes % 256 == 0 ? 256 : bytes == 128 ? 128 : kLine;
+  const int64_t together = How == Fetch::windows && bytes % kPiece == 0 ? kPiece : bytes == 2 * kLine ? bytes : kLine;
   for (int64_t i = 0; i < bytes; i += together) {
     const char* const lines =
         How == Fetch::stream ? reinterpret_cast<const char*>(codes) + kLater + i : of_next_window(codes + i);
     for (int64_t j = 0; j < together; j += kLine) __builtin_prefetch(lines + j, 0, kToL2);
   }
+}
+
+// Codes that are unpacked later to L2; returns where those behind them begin.
+__attribute__((always_inline)) static inline const uint8_t* fetch_next(const uint8_t* codes, int64_t bytes) {
+  for (const uint8_t* end = codes + bytes; codes < end; codes += kLine) __builtin_prefetch(codes, 0, kToL2);
+  return codes;
 }
 
 }  // namespace bitport

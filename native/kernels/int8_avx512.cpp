@@ -118,7 +118,7 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
     for (int64_t k = piece.begin; k < piece.end;) {
       const int8_t* from = x + k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
       const int64_t end = smaller((k / kInt8Step + 1) * kInt8Step, piece.end);
-      if (next) next = prefetch_next(next, (end - k) * 4 * w.bits);
+      if (next) next = fetch_next(next, (end - k) * 4 * w.bits);
 #pragma GCC unroll 4
       for (; k < end; k += 4, from += 4, panel += 128) {
         const __m512i low = _mm512_load_si512(panel), high = _mm512_load_si512(panel + 64);
