@@ -32,7 +32,7 @@ struct Affine {
 };
 
 // 16 columns of 16 rows, two at a time: take(i, columns), i being the first of them.
-template <class Meaning, int32_t Bits>
+template <class Meaning, int32_t Bits, Fetch How>
 struct Unit {
   const BitportTiles& w;
   const Meaning meaning;
@@ -42,7 +42,7 @@ struct Unit {
     const int32_t bits = Bits ? Bits : w.bits;
     const uint8_t* const codes = tile_at(w, tile, k / 32);
     const int64_t first = half * 8 + k % 32 / 4;
-    fetch<Fetch::at_once>(codes + first * 8 * bits, 32 * bits);
+    fetch<How>(codes + first * 8 * bits, 32 * bits);
 #pragma GCC unroll 4
     for (int64_t i = 0; i < 4; ++i) {
       const Line line = read_line(codes, bits, first + i);
@@ -53,9 +53,9 @@ struct Unit {
 };
 
 // panel [count][32]
-template <class Meaning, int32_t Bits>
+template <class Meaning, int32_t Bits, Fetch How>
 AVX2 void decode_as(const BitportTiles& w, const Panel& panel) {
-  const Unit<Meaning, Bits> unit{w, Meaning(w)};
+  const Unit<Meaning, Bits, How> unit{w, Meaning(w)};
   for (int64_t k = panel.k; k < panel.k + panel.count; k += 16)
     for (int64_t half = 0; half < 2; ++half) {
       const Affine by(w, panel.tile, group_of(w, k), half);
@@ -81,11 +81,11 @@ struct Sums {
 
 // R rows of x times a tile, whose codes are read in the order of memory: 32 columns of one half of the rows, then of the
 // other.
-template <int R, class Meaning, int32_t Bits>
+template <int R, class Meaning, int32_t Bits, Fetch How>
 AVX2 void multiply_tile(const Job& job, int64_t tile, int64_t row, float* sum) {
   constexpr int kApart = Sums<R>::kApart;
   const BitportTiles& w = *job.weight;
-  const Unit<Meaning, Bits> unit{w, Meaning(w)};
+  const Unit<Meaning, Bits, How> unit{w, Meaning(w)};
   const float* const rows = static_cast<const float*>(job.rows) + job.at(row, 0);
   const int64_t columns = steps_of(w) * 32, groups = groups_of(w);
   for (int64_t i = 0; i < R * 32; ++i) sum[i] = 0;
@@ -166,29 +166,34 @@ struct Ways {
   void (*decode)(const BitportTiles& w, const Panel& panel);
   void (*multiply[kRows])(const Job& job, int64_t tile, int64_t row, float* sum);
 };
-template <class Meaning, int32_t Bits>
-constexpr Ways ways = {decode_as<Meaning, Bits>,
-                       {multiply_tile<1, Meaning, Bits>, multiply_tile<2, Meaning, Bits>,
-                        multiply_tile<3, Meaning, Bits>, multiply_tile<4, Meaning, Bits>}};
+template <Fetch How, class Meaning, int32_t Bits>
+constexpr Ways ways = {decode_as<Meaning, Bits, How>,
+                       {multiply_tile<1, Meaning, Bits, How>, multiply_tile<2, Meaning, Bits, How>,
+                        multiply_tile<3, Meaning, Bits, How>, multiply_tile<4, Meaning, Bits, How>}};
 
+template <Fetch How>
 const Ways& ways_of(const BitportTiles& w) {
-  if (w.bits == 8) return w.integer ? ways<Whole, 8> : ways<Float8, 8>;
-  if (w.bits > 4) return w.integer ? ways<Whole, 0> : ways<Quarters, 6>;
-  if (w.bits < 4) return ways<Short, 0>;
+  if (w.bits == 8) return w.integer ? ways<How, Whole, 8> : ways<How, Float8, 8>;
+  if (w.bits > 4) return w.integer ? ways<How, Whole, 0> : ways<How, Quarters, 6>;
+  if (w.bits < 4) return ways<How, Short, 0>;
   uint32_t lower = 0;
   for (int i = 0; i < 16; ++i) lower |= bits_of_float(w.table[i]) & 0xffff;
-  return lower ? ways<Few, 4> : ways<Short, 4>;
+  return lower ? ways<How, Few, 4> : ways<How, Short, 4>;
 }
 
-void decode(const BitportTiles& w, const Panel& panel) { ways_of(w).decode(w, panel); }
+void decode(const BitportTiles& w, const Panel& panel) {
+  with_fetch([&](auto how) { ways_of<how>(w).decode(w, panel); });
+}
 
 // Measured: scales of short groups cost each few rows anew.
 bool fuses(const BitportTiles& w, int64_t m) { return m <= (w.group < 32 && w.group < w.k ? kRows : 2 * kRows); }
 
 void fused(const Job& job, int64_t tile, void*, float* sum) {
-  const Ways& ways = ways_of(*job.weight);
-  by_few(job.m, job.block, kRows, [&](int64_t row, int64_t count) {
-    ways.multiply[count - 1](job, tile, row, sum + row * 32);
+  with_fetch([&](auto how) {
+    const Ways& ways = ways_of<how>(*job.weight);
+    by_few(job.m, job.block, kRows, [&](int64_t row, int64_t count) {
+      ways.multiply[count - 1](job, tile, row, sum + row * 32);
+    });
   });
 }
 

@@ -6,14 +6,14 @@
 namespace bitport {
 namespace {
 
-template <class Format>
+template <class Format, Fetch How>
 AVX512 void decode_as(const BitportTiles& w, const Panel& panel) {
   const auto [tile, k, count, data] = panel;
   const Format format(w);
   const int64_t groups = groups_of(w), bytes = 128 * Format::kBits;
   for (int64_t step = k / 32; step < (k + count) / 32; ++step) {
     const uint8_t* codes = tile_at(w, tile, step);
-    fetch<Fetch::at_once>(codes, bytes);
+    fetch<How>(codes, bytes);
     for (int64_t quarter = 0; quarter < 4; ++quarter) {   // 16 rows by 16 columns
       const int64_t half = quarter / 2, column = quarter % 2 * 16;
       const Affine a = affine(w, (tile * groups + group_of(w, step * 32 + column)) * 32 + half * 16);
@@ -27,8 +27,8 @@ AVX512 void decode_as(const BitportTiles& w, const Panel& panel) {
 }
 
 // panel [count][32]
-AVX512 void decode(const BitportTiles& w, const Panel& panel) {
-  BITPORT_WITH_CODES(w, decode_as<Format>(w, panel))
+void decode(const BitportTiles& w, const Panel& panel) {
+  with_fetch([&](auto how) { BITPORT_WITH_CODES(w, (decode_as<Format, how>(w, panel))) });
 }
 
 template <int R>

@@ -27,13 +27,13 @@ AVX512_BF16 void decode_as(const BitportTiles& w, const Panel& panel) {
 }
 
 // By whole tiles, for a few rows that wait for it.
-template <class Format>
+template <class Format, Fetch How>
 AVX512_BF16 void look_up_as(const BitportTiles& w, const Panel& panel) {
   const Format format(w);
   uint16_t* to = static_cast<uint16_t*>(panel.data);
   for (int64_t step = panel.k / 32; step < (panel.k + panel.count) / 32; ++step) {
     const uint8_t* codes = tile_at(w, panel.tile, step);
-    fetch<Fetch::at_once>(codes, 128 * Format::kBits);
+    fetch<How>(codes, 128 * Format::kBits);
 #pragma GCC unroll 16
     for (int64_t line = 0; line < 16; ++line, to += 64) write_line(format, codes, line, Unscaled(), to);
   }
@@ -41,7 +41,7 @@ AVX512_BF16 void look_up_as(const BitportTiles& w, const Panel& panel) {
 
 // R rows of x against a tile as it is read: no panel, unscaled sums of a group in registers. Few rows get several
 // sums each (C), for one alone would wait for its own latency.
-template <class Format, int R>
+template <class Format, int R, Fetch How>
 AVX512_BF16 void fused_rows(const Job& job, int64_t tile, float* sum) {
   constexpr int C = R <= 2 ? 4 : 2;
   const BitportTiles& w = *job.weight;
@@ -59,7 +59,7 @@ AVX512_BF16 void fused_rows(const Job& job, int64_t tile, float* sum) {
       const uint8_t* codes = tile_at(w, tile, unit / 2);
       const int64_t odd = unit & 1;
       const uint16_t* x = rows + unit / 2 * job.block * 32 + odd * 16;
-      fetch<Fetch::at_once>(codes + odd * bytes / 2, bytes / 2);
+      fetch<How>(codes + odd * bytes / 2, bytes / 2);
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h)
 #pragma GCC unroll 4
@@ -87,13 +87,13 @@ AVX512_BF16 void fused_rows(const Job& job, int64_t tile, float* sum) {
     for (int h = 0; h < 2; ++h) _mm512_store_ps(sum + r * 32 + h * 16, total[r][h]);
 }
 
-template <class Format>
+template <class Format, Fetch How>
 void fused_as(const Job& job, int64_t tile, float* sum) {
   switch (job.m) {
-    case 1: return fused_rows<Format, 1>(job, tile, sum);
-    case 2: return fused_rows<Format, 2>(job, tile, sum);
-    case 3: return fused_rows<Format, 3>(job, tile, sum);
-    default: return fused_rows<Format, 4>(job, tile, sum);
+    case 1: return fused_rows<Format, 1, How>(job, tile, sum);
+    case 2: return fused_rows<Format, 2, How>(job, tile, sum);
+    case 3: return fused_rows<Format, 3, How>(job, tile, sum);
+    default: return fused_rows<Format, 4, How>(job, tile, sum);
   }
 }
 
@@ -125,11 +125,11 @@ AVX512 bool avx512_raises(const BitportTiles& w, const Panel& panel) {
 }
 
 void avx512_look_up_bf16(const BitportTiles& w, const Panel& panel) {
-  BITPORT_WITH_CODES(w, look_up_as<Format>(w, panel))
+  with_fetch([&](auto how) { BITPORT_WITH_CODES(w, (look_up_as<Format, how>(w, panel))) });
 }
 
 void avx512_fused_bf16(const Job& job, int64_t tile, void*, float* sum) {
-  BITPORT_WITH_CODES(*job.weight, fused_as<Format>(job, tile, sum))
+  with_fetch([&](auto how) { BITPORT_WITH_CODES(*job.weight, (fused_as<Format, how>(job, tile, sum))) });
 }
 
 void avx512_decode_blocks(const BitportTiles& w, const Panel& panel) {

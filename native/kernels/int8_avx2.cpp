@@ -168,14 +168,14 @@ AVX2_INLINE void widen_to(__m256i* sum, __m256i words, int left) {
 
 // Codes of a half of a tile as they lie there. Bits: 4 or 8, whose lines are whole vectors; 1 and 5 stand for any other up
 // to 4 and to 7.
-template <int Bits>
+template <int Bits, Fetch How>
 struct FromTile {
   const BitportTiles& weight;
   int64_t tile, half;
   struct Unit { const uint8_t* tile; int64_t line; };   // 16 columns, 4 lines
   AVX2_MEMBER Unit unit(int64_t k) const {
     const Unit at = {tile_at(weight, tile, k / 32), half * 8 + (k / 16 & 1) * 4};
-    fetch<Fetch::at_once>(at.tile + at.line * 8 * weight.bits, 32 * weight.bits);
+    fetch<How>(at.tile + at.line * 8 * weight.bits, 32 * weight.bits);
     return at;
   }
   AVX2_MEMBER Line line(const Unit& unit, int64_t i) const {
@@ -184,8 +184,8 @@ struct FromTile {
 };
 
 // R rows of x times 16 columns and 16 rows of the weight.
-template <int R, int Bits>
-AVX2_INLINE void multiply_unit(const int8_t* x, const FromTile<Bits>& source, int64_t k, __m256i (*whole)[2]) {
+template <int R, int Bits, Fetch How>
+AVX2_INLINE void multiply_unit(const int8_t* x, const FromTile<Bits, How>& source, int64_t k, __m256i (*whole)[2]) {
   constexpr bool Two = Bits > 4;
   const auto unit = source.unit(k);
   const __m256i digit = _mm256_set1_epi8(15);
@@ -217,7 +217,7 @@ AVX2_INLINE void multiply_unit(const int8_t* x, const FromTile<Bits>& source, in
 
 // Up to two rows go with both halves of a tile by turns, whose lines memory gives in this order; the others with one and then
 // the other, while its lines are near.
-template <int R, int Bits>
+template <int R, int Bits, Fetch How>
 AVX2 void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) {
   constexpr int kHalves = R <= 2 ? 2 : 1;
   const BitportTiles& w = *job.weight;
@@ -237,8 +237,8 @@ AVX2 void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) 
         for (int64_t at = piece.begin; at < piece.end; at += 16)
 #pragma GCC unroll 2
           for (int h = 0; h < kHalves; ++h) {
-            const FromTile<Bits> source{w, tile, half + h};
-            multiply_unit<R, Bits>(x + at / kInt8Step * job.block * kInt8Step + at % kInt8Step, source, at, whole[h]);
+            const FromTile<Bits, How> source{w, tile, half + h};
+            multiply_unit<R, Bits, How>(x + at / kInt8Step * job.block * kInt8Step + at % kInt8Step, source, at, whole[h]);
           }
 #pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h)
@@ -246,13 +246,13 @@ AVX2 void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) 
       }
 }
 
-template <int Bits>
+template <int Bits, Fetch How>
 void fused_as(const Int8Job& job, int64_t tile, float* sum) {
   for (int64_t r = 0; r < job.m;) {
     const int64_t left = job.m - r;
-    if (left >= 4) { fused_rows<4, Bits>(job, tile, r, sum + r * 32); r += 4; }
-    else if (left >= 2) { fused_rows<2, Bits>(job, tile, r, sum + r * 32); r += 2; }
-    else { fused_rows<1, Bits>(job, tile, r, sum + r * 32); r += 1; }
+    if (left >= 4) { fused_rows<4, Bits, How>(job, tile, r, sum + r * 32); r += 4; }
+    else if (left >= 2) { fused_rows<2, Bits, How>(job, tile, r, sum + r * 32); r += 2; }
+    else { fused_rows<1, Bits, How>(job, tile, r, sum + r * 32); r += 1; }
   }
 }
 
@@ -274,11 +274,12 @@ AVX2 void finish(float* sum, const float* ones, Rounding rounding, int64_t count
 void avx2_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum) {
   const BitportTiles& w = *job.weight;
   if (job.m <= (w.bits > 4 ? 4 : 8)) {   // measured: no panel is worth it
-    if (w.bits == 8) fused_as<8>(job, tile, sum);
-    else if (w.bits > 4) fused_as<5>(job, tile, sum);
-    else if (w.bits == 4) fused_as<4>(job, tile, sum);
-    else fused_as<1>(job, tile, sum);
-    return;
+    return with_fetch([&](auto how) {
+      if (w.bits == 8) fused_as<8, how>(job, tile, sum);
+      else if (w.bits > 4) fused_as<5, how>(job, tile, sum);
+      else if (w.bits == 4) fused_as<4, how>(job, tile, sum);
+      else fused_as<1, how>(job, tile, sum);
+    });
   }
   for (int64_t k = 0; k < w.k; k += kInt8Stretch) {
     const Panel stretch{tile, k, smaller(w.k - k, kInt8Stretch), panel};

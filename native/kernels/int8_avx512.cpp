@@ -23,7 +23,7 @@ AVX512_INLINE void add_piece(const PieceScale& s, bool shifts, float x_sum, __m5
 
 // R rows of x against a tile as it is read. Few rows get several sums each (C), for one alone would wait for its own
 // latency. Rows past the last repeat it and are not stored.
-template <int Bits, int R>
+template <int Bits, int R, Fetch How>
 AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) {
   constexpr int C = R <= 4 ? 4 / R : 1;
   const BitportTiles& w = *job.weight;
@@ -47,7 +47,7 @@ AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float
     for (int64_t k = piece.begin; k < piece.end; k += 16) {
       const uint8_t* codes = tile_at(w, tile, k / 32);
       const int64_t odd = k / 16 & 1, at = k / kInt8Step * job.block * kInt8Step + k % kInt8Step;
-      fetch<Fetch::at_once>(codes + odd * bytes / 2, bytes / 2);
+      fetch<How>(codes + odd * bytes / 2, bytes / 2);
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h)
 #pragma GCC unroll 4
@@ -72,14 +72,14 @@ AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float
   }
 }
 
-template <int Bits>
+template <int Bits, Fetch How>
 void fused_as(const Int8Job& job, int64_t tile, float* sum) {
   for (int64_t row = 0; row < job.m; row += 8, sum += 8 * 32) {
     const int64_t left = job.m - row;
-    if (left > 4) fused_rows<Bits, 8>(job, tile, row, sum);
-    else if (left > 2) fused_rows<Bits, 4>(job, tile, row, sum);
-    else if (left > 1) fused_rows<Bits, 2>(job, tile, row, sum);
-    else fused_rows<Bits, 1>(job, tile, row, sum);
+    if (left > 4) fused_rows<Bits, 8, How>(job, tile, row, sum);
+    else if (left > 2) fused_rows<Bits, 4, How>(job, tile, row, sum);
+    else if (left > 1) fused_rows<Bits, 2, How>(job, tile, row, sum);
+    else fused_rows<Bits, 1, How>(job, tile, row, sum);
   }
 }
 
@@ -158,7 +158,7 @@ bool fuses(const BitportTiles&, int64_t m) { return m <= 8; }
 }  // namespace
 
 void avx512_int8_fused(const Int8Job& job, int64_t tile, void*, float* sum) {
-  BITPORT_WITH_BITS(job.weight->bits, fused_as<Bits>(job, tile, sum))
+  with_fetch([&](auto how) { BITPORT_WITH_BITS(job.weight->bits, (fused_as<Bits, how>(job, tile, sum))) });
 }
 
 const Int8Engine avx512_int8_engine = {512, 1, kUsualOfBytes, avx512_int8_range, avx512_int8_round, fuses, avx512_int8_fused, unpack,
