@@ -319,10 +319,12 @@ def test_an_error_before_the_first_weight_changes_nothing(failure: str) -> None:
     assert model.embed.weight is model.head.weight
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("at", [0, 123, -1])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_bad_weights_are_named(bad: float) -> None:
-    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
-    model[1].weight.data[3, 3] = bad
+def test_bad_weights_are_named(bad: float, at: int, dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(33, 9)).to(dtype)
+    model[1].weight.data.view(-1)[at] = bad
     with pytest.raises(ArgumentError, match=r"1\.weight holds NaN or infinity"):
         bitport.quantize_(model, "int8")
 

@@ -3,7 +3,8 @@ runs. A NaN is a NaN: which sign it has the generic kernel leaves to PyTorch's c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 import bitport as bp
 from bitport.backends import cpu
 from bitport.backends.cpu.native import Library
+from bitport.layouts import large_pages
 from bitport.numerics import NUMBER_TYPES, Format, NumberType, Quantized
 from bitport.ops import decide, select, use_kernel
 from bitport.ops.convert import format_json, from_list
@@ -141,6 +143,26 @@ def test_experts_and_views() -> None:
     for name in ("int4-g32", "nvfp4"):
         for x in (every, every.transpose(-1, -2), every[:, ::2, 3:67], every[1].t()):
             assert not differing(x, preset(name).weight)
+
+
+@pytest.mark.parametrize("name", ["int4", "fp8-wo"])
+def test_many_codes_lie_in_large_pages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def empty(shape: Sequence[int], own: Callable[[Sequence[int]], Tensor] = large_pages.empty) -> Tensor:
+        asked.append(math.prod(shape))
+        return own(shape)
+
+    monkeypatch.setattr(large_pages, "empty", empty)
+    x, fmt = torch.randn(2, 2048, 1024), preset(name).weight
+    expected, size = parts_of(x, fmt, "native"), x.numel() * fmt.number.bits // 8
+    assert not asked
+    for kept, count in ((size, 0), (size - 1, 1)):
+        monkeypatch.setattr(large_pages, "KEPT", kept)
+        with torch.device("meta"):
+            made = parts_of(x, fmt, "native")
+        assert asked == [size] * count
+        assert same(made.data.view(torch.uint8), expected.data.view(torch.uint8))
 
 
 def test_models_are_quantized_by_it() -> None:

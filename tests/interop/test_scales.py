@@ -14,10 +14,11 @@ from torch import Tensor
 from bitport.checkpoint import quantize_files, read_manifest
 from bitport.cli.main import main
 from bitport.errors import ArgumentError
-from bitport.interop import convert, scales
+from bitport.interop import convert
 from bitport.interop.scales import NARROW, Narrowed
 from bitport.interop.sources import Own, description
 from bitport.numerics import Format, dequantize
+from bitport.ops import by_rows
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, quantize_tensor
 
@@ -113,7 +114,7 @@ def test_it_is_told_of_the_weight_that_changed_most() -> None:
 def test_rows_are_compared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = []
     for chunk in (1 << 24, 1000):
-        monkeypatch.setattr(scales, "CHUNK", chunk)
+        monkeypatch.setattr(by_rows, "numbers_at_once", lambda device, chunk=chunk: chunk)
         files = Narrowed(Weights(a=weight("int4-g32-fzero", (3, 40, 96)), b=weight(BLOCKS, (70, 96))), "bfloat16")
         list(files.items())
         levels.append([files.levels["a"], files.levels["b"]])

@@ -19,15 +19,14 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.interop.codec import Described
 from bitport.interop.sources import Readable
-from bitport.numerics import Quantized, dequantize
+from bitport.numerics import sqnr_of_pieces
+from bitport.ops.by_rows import dequantized_rows
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
 NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 FLOATS = ("input", "float32", *NARROW)
 """Formats of scales that are floats: others are of 8 bits already."""
-CHUNK = 1 << 24
-"""Numbers that are compared at once."""
 
 
 class Narrowed:
@@ -91,22 +90,5 @@ class Narrowed:
 
 def _sqnr(before: QTensor, after: QTensor) -> float:
     """dB, of all numbers of the weight; infinite where none has changed."""
-    signal = noise = 0.0
-    for one, other in zip(_rows(before), _rows(after), strict=True):
-        signal += float(one.square().sum())
-        noise += float((one - other).square().sum())
-    return 10 * math.log10(signal / noise) if noise else math.inf
-
-
-def _rows(q: QTensor) -> Iterator[Tensor]:
-    """float64, some rows of each matrix at a time, whole blocks."""
-    data, scale, zero, scale2 = q.plain()
-    matrix, fmt = q.matrix, q.scheme.weight
-    batch = math.prod(data.shape[: data.dim() - 2])
-    blocks = max(1, CHUNK // max(1, batch * matrix.k * matrix.block_n))
-    for first in range(0, -(-matrix.n // matrix.block_n), blocks):
-        scales, begin = slice(first, first + blocks), first * matrix.block_n
-        end = min(begin + blocks * matrix.block_n, matrix.n)
-        zeros = None if zero is None else zero[..., scales, :]
-        piece = Quantized(data[..., begin:end, :], scale[..., scales, :], zeros, scale2)
-        yield dequantize(piece, fmt, end - begin, matrix.k, torch.float32).double()
+    pairs = zip(dequantized_rows(before), dequantized_rows(after), strict=True)
+    return float(sqnr_of_pieces((one, other) for (_, one), (_, other) in pairs))

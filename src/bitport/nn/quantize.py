@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.numerics import Format, Quantized, quantize, sqnr
+from bitport.numerics import Format, Quantized, quantize, sqnr_of_pieces
+from bitport.ops.by_rows import dequantized_rows
 from bitport.schemes import Scheme, Target
 from bitport.tensor import QTensor, quantize_tensor
 from bitport.tensor.parts import has_data
 
 
 def check_finite(value: Tensor, target: Target) -> None:
-    if has_data(value) and not bool(torch.isfinite(value).all()):
+    if has_data(value) and value.numel() and not bool(torch.stack(torch.aminmax(value)).isfinite().all()):
         raise ArgumentError(f"{target.name} holds NaN or infinity; a scale cannot be chosen from it")
 
 
@@ -43,4 +44,6 @@ def error_of(value: Tensor, q: QTensor) -> float | None:
     """Signal to quantization noise of a weight in dB; None where there is no data."""
     if not has_data(value, q.qdata):
         return None
-    return float(sqnr(value.to(q.qdata.device), q.dequantize(torch.float32)))
+    rows = value.transpose(-1, -2) if q.transposed else value
+    rows = rows.reshape(*(value.shape[:-2] if q.batched else ()), q.matrix.n, q.matrix.k)
+    return float(sqnr_of_pieces((rows[at].to(floats.device), floats) for at, floats in dequantized_rows(q)))

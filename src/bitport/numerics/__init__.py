@@ -19,7 +19,7 @@ from bitport.numerics.codec import (
     quantize_codes,
     quantize_dequantize,
 )
-from bitport.numerics.error import cosine, max_error, relative_error, sqnr
+from bitport.numerics.error import cosine, max_error, numbers_at_once, relative_error, sqnr, sqnr_of_pieces
 from bitport.numerics.floats import decode, encode
 from bitport.numerics.format import Format
 from bitport.numerics.packing import from_storage, pack_bits, packed_size, to_storage, unpack_bits
@@ -56,6 +56,7 @@ __all__ = [
     "from_storage",
     "max_error",
     "number_type",
+    "numbers_at_once",
     "pack_bits",
     "packed_size",
     "power_of_two_scale",
@@ -67,6 +68,7 @@ __all__ = [
     "round_to_int",
     "spread",
     "sqnr",
+    "sqnr_of_pieces",
     "static_scale",
     "to_blocks",
     "to_storage",

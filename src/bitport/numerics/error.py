@@ -3,10 +3,18 @@
 Computed in float64 on the tensor's device, or on the CPU where the device is not known to have float64.
 """
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor
 
 _HAVE_FLOAT64 = ("cpu", "cuda", "meta")
+
+
+def numbers_at_once(device: torch.device) -> int:
+    """What a comparison takes of two large tensors: on a CPU what its caches hold in float64, on others enough to keep
+    them busy. As float64 a whole weight would take several times its memory, and most of the time to bring it there."""
+    return 1 << 18 if device.type == "cpu" else 1 << 24
 
 
 def _float64(x: Tensor) -> Tensor:
@@ -14,16 +22,51 @@ def _float64(x: Tensor) -> Tensor:
     return (x if x.device.type in _HAVE_FLOAT64 else x.cpu()).to(torch.float64)
 
 
+def _pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    most, size = numbers_at_once(one.device), one.numel()
+    if size <= most:
+        yield one, other
+    elif rows := most * len(one) // size:
+        yield from zip(one.split(rows), other.split(rows), strict=True)
+    else:  # a row is too large by itself
+        for pair in zip(one, other, strict=True):
+            yield from _pieces(*pair)
+
+
+def _squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """|ref|^2 and |ref - value|^2 of all pieces together, [2]."""
+    memory, found = torch.empty(2, 0, dtype=torch.float64), []
+    for pair in pairs:
+        for one, other in _pieces(*torch.broadcast_tensors(*pair)):
+            if memory.shape[1] < one.numel():  # kept: in new memory each page is to be had from the system
+                where = one.device if one.device.type in _HAVE_FLOAT64 else torch.device("cpu")
+                memory = torch.empty(2, one.numel(), dtype=torch.float64, device=where)
+            exact, error = memory[:, : one.numel()]
+            exact.view(one.shape).copy_(one.detach())
+            error.view(one.shape).copy_(other.detach())
+            error -= exact
+            found.append(torch.stack([torch.dot(exact, exact), torch.dot(error, error)]))
+    return torch.stack(found).sum(0) if found else torch.zeros(2, dtype=torch.float64)
+
+
 def sqnr(reference: Tensor, value: Tensor) -> Tensor:
     """Signal to quantization noise in dB: 20 log10(|ref| / |ref - value|); infinite where they are equal."""
-    return -20 * torch.log10(relative_error(reference, value))
+    return sqnr_of_pieces([(reference, value)])
+
+
+def sqnr_of_pieces(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """The same of all pieces together, of the reference and of the value."""
+    return -20 * torch.log10(_relative_error(pairs))
 
 
 def relative_error(reference: Tensor, value: Tensor) -> Tensor:
     """|ref - value| / |ref| in the 2-norm; 0 where they are equal, also both zero."""
-    exact = _float64(reference)
-    noise = torch.linalg.vector_norm(exact - _float64(value))
-    return torch.where(noise == 0, 0.0, noise / torch.linalg.vector_norm(exact))
+    return _relative_error([(reference, value)])
+
+
+def _relative_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    signal, noise = _squares(pairs)
+    return torch.where(noise == 0, 0.0, (noise / signal).sqrt())
 
 
 def max_error(reference: Tensor, value: Tensor) -> Tensor:

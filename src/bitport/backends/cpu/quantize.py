@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bitport.backends.cpu.native import TYPES, Library
+from bitport.layouts import large_pages
 from bitport.numerics import NUMBER_TYPES, Format, Quantized
 from bitport.numerics.codebooks import midpoints, zero_code
 from bitport.numerics.packing import packed_size
@@ -61,6 +62,13 @@ def _described(fmt: Format, n: int, k: int, dtype: torch.dtype) -> FormatOfWeigh
     )
 
 
+def _bytes(shape: tuple[int, ...]) -> Tensor:
+    """To get many of them from the system in small pages takes as long as to compute them."""
+    if math.prod(shape) > large_pages.KEPT:
+        return large_pages.empty(shape)
+    return torch.empty(shape, dtype=torch.uint8, device="cpu")
+
+
 def refuses(value: Tensor, fmt: str) -> str | None:
     if (dtype := parse_format(fmt).dtype) not in NUMBER_TYPES:
         return f"{dtype} is for states of optimizers, no weight is rounded to it"
@@ -79,7 +87,7 @@ def register(library: Library) -> None:
         grid, zero = (*batch, *fmt.scale_shape(n, k)), fmt.zero_dtype(dtype)
         x = value.contiguous().resolve_neg()
         parts = Quantized(
-            x.new_empty(*batch, n, packed_size(k, fmt.number.bits), dtype=fmt.number.storage),
+            _bytes((*batch, n, packed_size(k, fmt.number.bits))).view(fmt.number.storage),
             x.new_empty(grid, dtype=fmt.scale_dtype(dtype)),
             None if zero is None else x.new_empty(grid, dtype=zero),
             x.new_empty(*batch, 1, 1, dtype=torch.float32) if fmt.global_scale else None,
