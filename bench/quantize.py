@@ -1,5 +1,6 @@
 """How fast a weight is quantized by rounding to nearest, packing included: bytes of bf16 weight per second, as a part
-of the read bandwidth measured in the same run. Beside torchao's own, where it is installed."""
+of the read bandwidth measured in the same run. By itself (``quantize_tensor``), and in a layer as users do it, by
+``quantize_``: there bitport also looks for NaN and measures the error. Beside torchao's own, where it is installed."""
 
 from __future__ import annotations
 
@@ -24,13 +25,24 @@ from bitport.evaluate.timing import spread
 from bitport.report.text import table
 
 SHAPES = (Shape(4096, 4096), Shape(4096, 14336))
+TENSOR, LAYER, TORCHAO = "bitport", "bitport quantize_", "torchao"
 SCHEMES = ("int4", "int8", "fp8-wo", "mxfp4-wo")
 
 Row = dict[str, Any]
 
 
-def bitport_of(weight: Tensor) -> dict[str, Callable[[], Any]]:
+def layer_of(weight: Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
+def tensor_of(weight: Tensor) -> dict[str, Callable[[], Any]]:
     return {name: functools.partial(bitport.quantize_tensor, weight, name) for name in SCHEMES}
+
+
+def bitport_of(weight: Tensor) -> dict[str, Callable[[], Any]]:
+    return {name: lambda name=name: bitport.quantize_(layer_of(weight), name, progress=False) for name in SCHEMES}
 
 
 def torchao_of(weight: Tensor) -> dict[str, Callable[[], Any]]:
@@ -43,20 +55,16 @@ def torchao_of(weight: Tensor) -> dict[str, Callable[[], Any]]:
         "fp8-wo": ao.Float8WeightOnlyConfig(),
     }
 
-    def run(config: Any) -> None:
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        layer.weight = nn.Parameter(weight, requires_grad=False)
-        ao.quantize_(layer, config)
-
-    return {name: functools.partial(run, config) for name, config in configs.items()}
+    return {name: lambda config=config: ao.quantize_(layer_of(weight), config) for name, config in configs.items()}
 
 
 def measure(shape: Shape, found: limits.Limits | str, repetitions: int) -> list[Row]:
     """Candidates take turns; each is called once a turn."""
     weight, _ = operands(shape, 1)
-    candidates = {("bitport", name): run for name, run in bitport_of(weight).items()}
+    libraries = {TENSOR: tensor_of, LAYER: bitport_of}
     if importlib.util.find_spec("torchao"):
-        candidates |= {("torchao", name): run for name, run in torchao_of(weight).items()}
+        libraries[TORCHAO] = torchao_of
+    candidates = {(library, name): run for library, by in libraries.items() for name, run in by(weight).items()}
     times: dict[tuple[str, str], list[float]] = {key: [] for key in candidates}
     for at in range(repetitions + 1):
         for key, run in candidates.items():

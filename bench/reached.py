@@ -217,9 +217,9 @@ def quantizing(records: Records) -> Found | None:
 def quantizing_over_torchao(records: Records) -> Found | None:
     rows = {(row["library"], row["scheme"], row["k"], row["n"]): row["ms"] for row in records.last("quantize")}
     values = [
-        (theirs / rows["bitport", scheme, k, n], f"{scheme} {k}x{n}")
+        (theirs / rows["bitport quantize_", scheme, k, n], f"{scheme} {k}x{n}")
         for (library, scheme, k, n), theirs in rows.items()
-        if library == "torchao" and ("bitport", scheme, k, n) in rows
+        if library == "torchao" and ("bitport quantize_", scheme, k, n) in rows
     ]
     return least(values, 1.0, "x")
 

@@ -145,7 +145,8 @@ def test_growth_is_judged_with_its_error(records: Make, error: float, met: bool)
 
 def test_quantizing_beside_torchao(records: Make) -> None:
     row = {"run": "r1", "scheme": "int4", "k": 8, "n": 8, "of_read": 0.4}
-    made = records(quantize=[HEAD, {**row, "library": "bitport", "ms": 2.0}, {**row, "library": "torchao", "ms": 3.0}])
+    times = {"bitport": 1.0, "bitport quantize_": 2.0, "torchao": 3.0}
+    made = records(quantize=[HEAD, *({**row, "library": library, "ms": ms} for library, ms in times.items())])
     assert reached.quantizing(made) == Found("0.40 (int4 8x8); median 0.40", False)
     assert reached.quantizing_over_torchao(made) == Found("1.50x (int4 8x8); median 1.50x", True)
 
