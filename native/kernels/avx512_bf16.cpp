@@ -79,6 +79,7 @@ AVX512_BF16 void fused_rows(const Job& job, int64_t tile, float* sum) {
         __m512 s = part[h][r][0];
         for (int c = 1; c < C; ++c) s = _mm512_add_ps(s, part[h][r][c]);
         if (w.zero) s = _mm512_fnmadd_ps(a.shift, _mm512_set1_ps(job.sums[r * groups + g]), s);
+        if (job.scales) s = _mm512_mul_ps(s, _mm512_set1_ps(job.scales[g * R + r]));
         total[r][h] = _mm512_fmadd_ps(s, a.scale, total[r][h]);
       }
     }

@@ -153,7 +153,8 @@ void avx512_scales_of_blocks(const BitportTiles& weight, const Panel& panel);
 
 void avx512_decode_bf16(const BitportTiles& weight, const Panel& panel);
 void avx512_look_up_bf16(const BitportTiles& weight, const Panel& panel);   // the same, unscaled
-void avx512_fused_bf16(const Job& job, int64_t tile, void* panel, float* sum);   // up to kVectorRows rows
+// Up to kVectorRows rows. Where x has scales, a group of the weight is as long as what they hold for.
+void avx512_fused_bf16(const Job& job, int64_t tile, void* panel, float* sum);
 void avx512_finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum);   // one scale per row of the weight
 
 }  // namespace bitport

@@ -115,13 +115,14 @@ AVX512 void multiply_blocks(const Job& job, const Panel& panel, int64_t row, int
   const uint16_t* values = static_cast<const uint16_t*>(panel.data);
   const float* scale = reinterpret_cast<const float*>(values + kBlocksPanel);
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
-  const int64_t end = smaller(job.weight->k, panel.k + panel.count);
+  const int64_t end = smaller(job.weight->k, panel.k + panel.count), step = 128 * job.weight->bits;
   for (int64_t k = panel.k; k < end; k += kScaled, values += kScaled * 32, scale += 32) {
     const Affine scales[2] = {{_mm512_load_ps(scale), {}}, {_mm512_load_ps(scale + 16), {}}};
+    const uint8_t* next = tile_at(*job.weight, panel.tile, (k + panel.count) / 32);
     by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
       const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, k);
       kAddBlock[count - 1]({x, job.block * 32, smaller(end - k, kScaled), values, sum + r * 32, scales,
-                            job.scales + k / kScaled * job.m + row + r, 1});
+                            job.scales + k / kScaled * job.m + row + r, 1, r ? nullptr : next, step});
     });
   }
 }
@@ -145,6 +146,10 @@ AVX512 void fused(const Job& job, int64_t tile, void* panel, float* sum) {
 
 bool fuses(const BitportTiles& w, int64_t m) { return m <= kVectorRows || (m <= kFusedRows && has_long_groups(w, 2 * kDepth)); }
 
+bool fuses_blocks(const BitportTiles& w, int64_t m) {
+  return m <= kVectorRows && !w.zero && groups_of(w) == ceil_div(w.k, kScaled);
+}
+
 void end() { _mm_sfence(); }   // what was streamed
 
 }  // namespace
@@ -155,7 +160,7 @@ const Engine avx512_bf16_engine = {
 
 const Engine avx512_bf16_blocks_engine = {
     true, kBlocksDepth, {384, size_t(1) << 19, 8, 8}, avx512_widen, avx512_decode_blocks, nullptr, nullptr,
-    multiply_blocks, nullptr, nullptr, nullptr, avx512_store, avx512_stream, nullptr, end};
+    multiply_blocks, nullptr, fuses_blocks, avx512_fused_bf16, avx512_store, avx512_stream, nullptr, end};
 
 }  // namespace bitport
 #endif

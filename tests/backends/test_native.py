@@ -190,7 +190,7 @@ def test_rounded_inputs(isa: str, scheme: str, dtype: torch.dtype) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("m", [1, 2, 4, 5, 16, 17, 33, 65, 520])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 16, 17, 33, 65, 520])
 @pytest.mark.parametrize("scheme", ["fp8-block", "fp8-block-g64", "fp8-block-channel"])
 def test_inputs_with_a_scale_per_128_columns(isa: str, scheme: str, m: int, dtype: torch.dtype) -> None:
     """Float32 scales: a code times one of them fits no bfloat16, so that the sums are what they act on."""
