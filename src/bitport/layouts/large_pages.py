@@ -17,8 +17,8 @@ from torch import Tensor
 
 PAGE = 2 << 20
 KEPT = 32 << 20
-"""Bytes of a tensor up to which the C library keeps its memory for the next one, where glibc has its usual setting. What
-is larger comes from the system each time: a page at a time, and zeroed."""
+"""Bytes of a tensor up to which glibc, as it is set usually, keeps its memory for the next one. What is larger comes
+from the system each time: a page at a time, and zeroed."""
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 """None where the system has no such advice."""
 

@@ -21,7 +21,7 @@ def dequantized_rows(q: QTensor) -> Iterator[tuple[Place, Tensor]]:
     another. They are looked up, by the kernel that embedding has on the device."""
     batch = q.qdata.shape[: q.dim() - 2] if q.batched else ()
     for at in itertools.product(*map(range, batch)):
-        for rows, value in _of_matrix(q[at] if at else q):
+        for rows, value in _of_matrix(q[at]):  # type: ignore[arg-type]  # q[()] is q
             yield (*at, rows), value
 
 

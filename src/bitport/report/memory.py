@@ -13,8 +13,9 @@ from bitport.errors import ArgumentError
 from bitport.report.text import size
 
 WORK = 32
-"""Bytes per element of a weight while its codes are chosen: up to eight float32 copies of it (the columns not yet rounded,
-scales and zero points spread over elements, the best of a search and the one that is tried, dequantized values)."""
+"""Bytes per element of a weight while its codes are chosen: up to eight float32 copies of it (the columns not yet
+rounded, scales and zero points spread over elements, the best of a search and the one that is tried, dequantized
+values)."""
 RUNTIME = 128 << 20
 """What PyTorch's libraries come to need when they first run: code, packed matrices, buffers of threads."""
 
