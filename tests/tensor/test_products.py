@@ -6,6 +6,7 @@ independent reference.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -15,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, KernelError
 from bitport.numerics import ACTIVATIONS, sqnr
-from bitport.ops import OPS
+from bitport.ops import OPS, use_kernel
 from bitport.ops.convert import from_list
 from bitport.ops.functional import linear_then, operand
 from bitport.ops.reference import value_of
@@ -207,6 +208,30 @@ def test_convolutions(make: Make) -> None:
     assert torch.equal(F.conv2d(input=torch.randn(1, 8, 5, 5).zero_(), weight=q, groups=2), torch.zeros(1, 8, 3, 3))
     one, y = make("int4-g32", 8, 4, 3, kind="conv"), torch.randn(2, 4, 9)
     assert torch.equal(F.conv1d(y, one, dilation=2), F.conv1d(y, one.dequantize(), dilation=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8", "nf4", "nvfp4-wo"])
+def test_products_of_pytorch_have_the_weight_from_the_kernel_of_the_device(
+    make: Make, scheme: str, dtype: torch.dtype
+) -> None:
+    """In torch's ops it would take several times as long as the product. A global scale is multiplied in another order,
+    so that a number may be the next one of its type; y is rounded too."""
+    conv = make(scheme, 8, 16, 3, 3, kind="conv", dtype=dtype)
+    experts, transposed = make(scheme, 2, 64, 96, dtype=dtype), make(scheme, 2, 96, 64, transposed=True, dtype=dtype)
+    x, image = torch.randn(2, 5, 64, dtype=dtype), torch.randn(2, 16, 9, 9, dtype=dtype)
+    products: dict[QTensor, Callable[[Tensor], Tensor]] = {
+        conv: lambda weight: F.conv2d(image, weight, padding=1),
+        experts: lambda weight: torch.bmm(x, weight),
+        transposed: lambda weight: torch.bmm(torch.cat([x, x], -1)[..., :96], weight),
+    }
+    for q, product in products.items():
+        expected, found = product(q.dequantize(dtype)), product(q)
+        if q.scale2 is None:
+            assert torch.equal(found, expected), q.shape
+        assert float(sqnr(expected, found)) > -20 * math.log10(2 * torch.finfo(dtype).eps), q.shape
+        with use_kernel("dequantize=none of that name"), pytest.raises(KernelError, match="dequantize"):
+            product(q)
 
 
 # -- what stands between the input and the codes ---------------------------------------------------------------------

@@ -245,6 +245,14 @@ def in_value_order(rows: Tensor, q: QTensor) -> Tensor:
     return rows if q.pre_scale is None else rows * q.pre_scale.to(rows.dtype)
 
 
+def dense(q: QTensor, dtype: torch.dtype) -> Tensor:
+    """The weight for a product of PyTorch's, by the kernel of its device; while a program is compiled in torch's ops,
+    which a compiler joins with what is around them."""
+    if torch.compiler.is_compiling():
+        return q.dequantize(dtype)
+    return q.shaped(in_value_order(run("dequantize", *operand(q), dtype), q))
+
+
 def _dtype(q: QTensor) -> torch.dtype:
     with torch._C.DisableTorchFunctionSubclass():
         return q.dtype
@@ -254,7 +262,7 @@ def _convolution(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A convolution with a quantized weight: dequantized to the input's dtype, then torch's own."""
 
     def conv(input: Tensor, weight: QTensor, *args: Any, **kwargs: Any) -> Tensor:
-        return fn(input, weight.dequantize(input.dtype), *args, **kwargs)
+        return fn(input, dense(weight, input.dtype), *args, **kwargs)
 
     return conv
 
@@ -267,14 +275,14 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     if isinstance(x, QTensor) or not isinstance(q, QTensor):
         raise ArgumentError("a product takes one quantized factor; dequantize() the other")
     if not q.transposed:
-        return x @ q.dequantize(x.dtype)
+        return x @ dense(q, x.dtype)
     if q.repeated:
         y, batch = product(x, q), torch.broadcast_shapes(x.shape[:-2], q.shape[:-2])
         return y.expand(*batch, *y.shape[-2:]).contiguous()
     if not q.batched:
         return product(x, q)
     if not q.scheme.act:
-        return x @ q.dequantize(x.dtype)
+        return x @ dense(q, x.dtype)
     if (torch.is_grad_enabled() and x.requires_grad) or _differentiates(x):
         raise ArgumentError(
             f"a batched product with {q.scheme}, which rounds its input, has no derivative; F.grouped_mm has that of "
@@ -336,8 +344,7 @@ def grouped_mm(
     if offs is None or bias is not None or not isinstance(q, QTensor) or isinstance(x, QTensor):
         raise ArgumentError("a quantized grouped product takes (x, experts, offs=...), experts quantized and no bias")
     if not q.transposed:
-        dense = q.dequantize(x.dtype)
-        return F.grouped_mm(x, dense, offs=offs, out_dtype=out_dtype)
+        return F.grouped_mm(x, dense(q, x.dtype), offs=offs, out_dtype=out_dtype)
     y = grouped(prepare(x, q), offs, operand(q), q.scheme.act, _act_scale(q))
     return y if out_dtype is None else y.to(out_dtype)
 

@@ -130,7 +130,7 @@ class QTensor(Tensor):
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The float tensor this one stands for, of its shape, in ``dtype`` (default: its own)."""
         with torch._C.DisableTorchFunctionSubclass():
-            shape, own = tuple(self.shape), self.dtype
+            own = self.dtype
         matrix, dtype = self.matrix, dtype or own
         if not dtype.is_floating_point:
             raise ArgumentError(f"a quantized tensor stands for a float tensor, not for {dtype}")
@@ -140,6 +140,12 @@ class QTensor(Tensor):
             value = torch.empty_like(value).index_copy(-1, self.perm.to(torch.int64), value)
         if self.pre_scale is not None:
             value = value * self.pre_scale.to(value.dtype)
+        return self.shaped(value)
+
+    def shaped(self, value: Tensor) -> Tensor:
+        """The matrix [..., N, K] in the shape of this tensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            shape = tuple(self.shape)
         value = value.transpose(-1, -2) if self.transposed else value
         return value.expand(shape) if self.transposed or self.repeated else value.reshape(shape)
 
