@@ -282,7 +282,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     if not q.batched:
         return product(x, q)
     if not q.scheme.act:
-        return x @ dense(q, x.dtype)
+        return _few_for_each(x, q) if _has_few_for_each(x, q) else x @ dense(q, x.dtype)
     if (torch.is_grad_enabled() and x.requires_grad) or _differentiates(x):
         raise ArgumentError(
             f"a batched product with {q.scheme}, which rounds its input, has no derivative; F.grouped_mm has that of "
@@ -294,6 +294,26 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     # autocast would round both factors once more
     with torch.autocast(x.device.type, enabled=False) if _autocasts(x) else contextlib.nullcontext():
         return (rounded @ codes.dequantize(torch.float32)).to(x.dtype)
+
+
+FEW_ROWS = 64
+"""For each expert. A product of so few takes about as long as to read the weight, and packed that is less."""
+
+
+def _has_few_for_each(x: Tensor, q: QTensor) -> bool:
+    """Whether a batched product is to be one of packed weights: in eager mode, without a gradient."""
+    if torch.compiler.is_compiling() or _functorch() is not None or _autocasts(x) or x.dtype not in FLOATS:
+        return False
+    alike = x.dim() == q.dim() == 3 and x.shape[0] == q.shape[0] and 0 < x.shape[1] <= FEW_ROWS
+    return alike and not (torch.is_grad_enabled() and x.requires_grad) and not has_tangent(x)
+
+
+def _few_for_each(x: Tensor, q: QTensor) -> Tensor:
+    """x [E, M, K] as rows of experts, M for each."""
+    experts, count, _ = x.shape
+    ends = torch.arange(1, experts + 1, dtype=torch.int32, device=x.device) * count
+    y = grouped(prepare(x, q).flatten(0, 1), ends, operand(q), "", None)
+    return y.unflatten(0, (experts, count))
 
 
 def _with_rank(name: str, rank: int) -> Callable[..., Tensor]:
