@@ -216,10 +216,11 @@ def quantizing(records: Records) -> Found | None:
 
 def quantizing_over_torchao(records: Records) -> Found | None:
     rows = {(row["library"], row["scheme"], row["k"], row["n"]): row["ms"] for row in records.last("quantize")}
+    own = "bitport quantize_"
     values = [
-        (theirs / rows["bitport quantize_", scheme, k, n], f"{scheme} {k}x{n}")
+        (theirs / rows[own, scheme, k, n], f"{scheme} {k}x{n}")
         for (library, scheme, k, n), theirs in rows.items()
-        if library == "torchao" and ("bitport quantize_", scheme, k, n) in rows
+        if library == "torchao" and (own, scheme, k, n) in rows
     ]
     return least(values, 1.0, "x")
 

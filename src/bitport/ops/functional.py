@@ -301,8 +301,11 @@ FEW_ROWS = 64
 
 
 def _has_few_for_each(x: Tensor, q: QTensor) -> bool:
-    """Whether a batched product is to be one of packed weights: in eager mode, without a gradient."""
+    """Whether a batched product is to be one of packed weights: in eager mode, without a gradient, on a device with a
+    kernel for that. The generic one looks at data, and dequantizes all of them like bmm."""
     if torch.compiler.is_compiling() or _functorch() is not None or _autocasts(x) or x.dtype not in FLOATS:
+        return False
+    if not select.IMPLS.get(("grouped_linear", _type(x.device))):
         return False
     alike = x.dim() == q.dim() == 3 and x.shape[0] == q.shape[0] and 0 < x.shape[1] <= FEW_ROWS
     return alike and not (torch.is_grad_enabled() and x.requires_grad) and not has_tangent(x)
