@@ -6,7 +6,6 @@ independent reference.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 
@@ -16,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from bitport.errors import ArgumentError, KernelError
+from bitport.errors import ArgumentError
 from bitport.numerics import ACTIVATIONS, sqnr
-from bitport.ops import IMPLS, OPS, use_kernel
+from bitport.ops import OPS
 from bitport.ops.convert import from_list
 from bitport.ops.functional import linear_then, operand
 from bitport.ops.reference import value_of
@@ -208,61 +207,6 @@ def test_convolutions(make: Make) -> None:
     assert torch.equal(F.conv2d(input=torch.randn(1, 8, 5, 5).zero_(), weight=q, groups=2), torch.zeros(1, 8, 3, 3))
     one, y = make("int4-g32", 8, 4, 3, kind="conv"), torch.randn(2, 4, 9)
     assert torch.equal(F.conv1d(y, one, dilation=2), F.conv1d(y, one.dequantize(), dilation=2))
-
-
-FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-SOME = pytest.mark.parametrize("scheme", ["int4-g32", "int8", "nf4", "nvfp4-wo"])
-
-
-def asks(op: str, product: Callable[[], Tensor]) -> bool:
-    with use_kernel(f"{op}=none of that name"):
-        try:
-            product()
-        except KernelError as error:
-            return f"forced for {op}" in str(error)
-    return False
-
-
-@FLOATS
-@SOME
-def test_products_of_pytorch_have_the_weight_from_the_kernel_of_the_device(
-    make: Make, scheme: str, dtype: torch.dtype
-) -> None:
-    """In torch's ops it would take several times as long as the product. A global scale is multiplied in another order,
-    so that a number may be the next one of its type; y is rounded too."""
-    conv = make(scheme, 8, 16, 3, 3, kind="conv", dtype=dtype)
-    experts, transposed = make(scheme, 2, 64, 96, dtype=dtype), make(scheme, 2, 96, 64, transposed=True, dtype=dtype)
-    image = torch.randn(2, 16, 9, 9, dtype=dtype)
-    products: list[tuple[QTensor, Callable[[Tensor], Tensor]]] = [
-        (conv, lambda weight: F.conv2d(image, weight, padding=1)),
-        (experts, lambda weight: torch.bmm(torch.ones(2, 5, 64, dtype=dtype), weight)),
-        (transposed, lambda weight: torch.bmm(torch.ones(2, 65, 96, dtype=dtype), weight)),
-        (transposed, lambda weight: torch.bmm(torch.ones(2, 5, 96, dtype=dtype, requires_grad=True), weight)),
-        (transposed, lambda weight: torch.ones(5, 96, dtype=dtype) @ weight),
-    ]
-    for q, product in products:
-        expected, found = product(q.dequantize(dtype)), product(q)
-        if q.scale2 is None:
-            assert torch.equal(found, expected), q.shape
-        assert float(sqnr(expected, found)) > -20 * math.log10(2 * torch.finfo(dtype).eps), q.shape
-        assert asks("dequantize", lambda product=product, q=q: product(q))  # type: ignore[misc]
-
-
-@FLOATS
-@SOME
-@pytest.mark.parametrize("rows", [1, 7, 64])
-def test_few_rows_for_each_expert_are_multiplied_by_packed_weights(
-    make: Make, rows: int, scheme: str, dtype: torch.dtype
-) -> None:
-    powers = torch.exp2(torch.randint(-1, 2, (96,)).float())  # by which x is multiplied without being rounded
-    q, x = make(scheme, 3, 64, 96, dtype=dtype, pre_scale=powers), torch.randn(3, rows, 96, dtype=dtype)
-    y = torch.bmm(x, q.mT)
-    wanted = x.double() @ q.dequantize(torch.float64).mT
-    assert (y.dtype, y.shape) == (dtype, wanted.shape)
-    assert float(sqnr(wanted, y)) >= product_budget(dtype, 96, wanted.numel())
-    packed = bool(IMPLS.get(("grouped_linear", "cpu")))  # else there is no kernel for it
-    assert asks("grouped_linear", lambda: torch.bmm(x, q.mT)) is packed
-    assert asks("dequantize", lambda: torch.bmm(x, q.mT)) is not packed
 
 
 # -- what stands between the input and the codes ---------------------------------------------------------------------
