@@ -23,11 +23,11 @@ ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 """None where the system has no such advice."""
 
 
-def empty(shape: Sequence[int]) -> Tensor:
+def empty(shape: Sequence[int], least: int = PAGE) -> Tensor:
     """Bytes that say nothing yet. As many of them as fill whole pages lie in such, the rest, which would waste most of
-    one, in small ones."""
+    one, in small ones; and all of them, where they are fewer than ``least``."""
     count = math.prod(shape)
-    if ADVICE is None or count < PAGE:
+    if ADVICE is None or count < max(least, PAGE):
         return torch.empty(*shape, dtype=torch.uint8, device="cpu")
     # What nobody touches takes no memory.
     memory = mmap.mmap(-1, count + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -17,9 +17,12 @@ def numbers_at_once(device: torch.device) -> int:
     return 1 << 18 if device.type == "cpu" else 1 << 24
 
 
+def _with_float64(device: torch.device) -> torch.device:
+    return device if device.type in _HAVE_FLOAT64 else torch.device("cpu")
+
+
 def _float64(x: Tensor) -> Tensor:
-    x = x.detach()
-    return (x if x.device.type in _HAVE_FLOAT64 else x.cpu()).to(torch.float64)
+    return x.detach().to(_with_float64(x.device)).to(torch.float64)
 
 
 def _pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -39,8 +42,7 @@ def _squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     for pair in pairs:
         for one, other in _pieces(*torch.broadcast_tensors(*pair)):
             if memory.shape[1] < one.numel():  # kept: in new memory each page is to be had from the system
-                where = one.device if one.device.type in _HAVE_FLOAT64 else torch.device("cpu")
-                memory = torch.empty(2, one.numel(), dtype=torch.float64, device=where)
+                memory = torch.empty(2, one.numel(), dtype=torch.float64, device=_with_float64(one.device))
             exact, error = memory[:, : one.numel()]
             exact.view(one.shape).copy_(one.detach())
             error.view(one.shape).copy_(other.detach())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bitport.numerics import numbers_at_once
-from bitport.ops.functional import in_value_order, operand, run
+from bitport.ops.functional import operand, run
 from bitport.ops.select import GENERIC, decide
 from bitport.tensor import QTensor
 
@@ -33,4 +33,4 @@ def _of_matrix(q: QTensor) -> Iterator[tuple[slice, Tensor]]:
         q = q.to_layout("plain")  # once, not for each of them
     for start in range(0, n, count):
         some = slice(start, min(start + count, n))
-        yield some, in_value_order(run("embedding", ids[some], *operand(q), torch.float32), q)
+        yield some, q.in_value_order(run("embedding", ids[some], *operand(q), torch.float32))

@@ -219,7 +219,7 @@ def embedding(
         raise ArgumentError(
             "this QTensor is a transposed view [K, N]; F.embedding wants a table [N, K]: pass weight.t()"
         )
-    return in_value_order(run("embedding", input, *operand(weight), _dtype(weight)), weight)
+    return weight.in_value_order(run("embedding", input, *operand(weight), _dtype(weight)))
 
 
 def getitem(q: QTensor, index: Any) -> Tensor:
@@ -238,19 +238,12 @@ def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> Tensor:
     return embedding(func(torch.arange(q.matrix.n, device=q.qdata.device), indices), q)
 
 
-def in_value_order(rows: Tensor, q: QTensor) -> Tensor:
-    """Rows of codes as rows of the value: what :func:`prepare` does to an input, undone in the table."""
-    if q.perm is not None:
-        rows = torch.zeros_like(rows).index_copy(-1, q.perm.long(), rows)  # ExecuTorch has no empty_like
-    return rows if q.pre_scale is None else rows * q.pre_scale.to(rows.dtype)
-
-
 def dense(q: QTensor, dtype: torch.dtype) -> Tensor:
     """The weight for a product of PyTorch's, by the kernel of its device; while a program is compiled in torch's ops,
     which a compiler joins with what is around them."""
     if torch.compiler.is_compiling():
         return q.dequantize(dtype)
-    return q.shaped(in_value_order(run("dequantize", *operand(q), dtype), q))
+    return q.shaped(q.in_value_order(run("dequantize", *operand(q), dtype)))
 
 
 def _dtype(q: QTensor) -> torch.dtype:
@@ -293,7 +286,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     codes = q.replace(perm=None, pre_scale=None)
     # autocast would round both factors once more
     with torch.autocast(x.device.type, enabled=False) if _autocasts(x) else contextlib.nullcontext():
-        return (rounded @ codes.dequantize(torch.float32)).to(x.dtype)
+        return (rounded @ dense(codes, torch.float32)).to(x.dtype)
 
 
 FEW_ROWS = 64

@@ -136,11 +136,13 @@ class QTensor(Tensor):
             raise ArgumentError(f"a quantized tensor stands for a float tensor, not for {dtype}")
         to_floats = FUNCTIONS.get(dequantize, dequantize)
         value = to_floats(self.plain(), self.scheme.weight, matrix.n, matrix.k, dtype)
+        return self.shaped(self.in_value_order(value))
+
+    def in_value_order(self, rows: Tensor) -> Tensor:
+        """Rows of codes as rows of the value: what is done to an input before the product, undone."""
         if self.perm is not None:
-            value = torch.empty_like(value).index_copy(-1, self.perm.to(torch.int64), value)
-        if self.pre_scale is not None:
-            value = value * self.pre_scale.to(value.dtype)
-        return self.shaped(value)
+            rows = torch.zeros_like(rows).index_copy(-1, self.perm.long(), rows)  # ExecuTorch has no empty_like
+        return rows if self.pre_scale is None else rows * self.pre_scale.to(rows.dtype)
 
     def shaped(self, value: Tensor) -> Tensor:
         """The matrix [..., N, K] in the shape of this tensor."""

@@ -62,13 +62,6 @@ def _described(fmt: Format, n: int, k: int, dtype: torch.dtype) -> FormatOfWeigh
     )
 
 
-def _bytes(shape: tuple[int, ...]) -> Tensor:
-    """To get many of them from the system in small pages takes as long as to compute them."""
-    if math.prod(shape) > large_pages.KEPT:
-        return large_pages.empty(shape)
-    return torch.empty(shape, dtype=torch.uint8, device="cpu")
-
-
 def refuses(value: Tensor, fmt: str) -> str | None:
     if (dtype := parse_format(fmt).dtype) not in NUMBER_TYPES:
         return f"{dtype} is for states of optimizers, no weight is rounded to it"
@@ -86,8 +79,10 @@ def register(library: Library) -> None:
         *batch, n, k = value.shape
         grid, zero = (*batch, *fmt.scale_shape(n, k)), fmt.zero_dtype(dtype)
         x = value.contiguous().resolve_neg()
+        # many of them take as long to get from the system, in small pages, as to compute
+        codes = large_pages.empty((*batch, n, packed_size(k, fmt.number.bits)), large_pages.KEPT + 1)
         parts = Quantized(
-            _bytes((*batch, n, packed_size(k, fmt.number.bits))).view(fmt.number.storage),
+            codes.view(fmt.number.storage),
             x.new_empty(grid, dtype=fmt.scale_dtype(dtype)),
             None if zero is None else x.new_empty(grid, dtype=zero),
             x.new_empty(*batch, 1, 1, dtype=torch.float32) if fmt.global_scale else None,
