@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
@@ -16,16 +16,19 @@ from triton.runtime.jit import JITFunction
 from bitport.backends.triton import configs
 
 TARGETS = {
+    "sm70": GPUTarget("cuda", 70, 32),
     "sm75": GPUTarget("cuda", 75, 32),
     "sm80": GPUTarget("cuda", 80, 32),
     "sm90": GPUTarget("cuda", 90, 32),
     "sm100": GPUTarget("cuda", 100, 32),
+    "sm103": GPUTarget("cuda", 103, 32),
     "sm120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
     "gfx950": GPUTarget("hip", "gfx950", 64),
 }
 SHARED = {
-    **{"sm75": 64 << 10, "sm80": 163 << 10, "sm90": 227 << 10, "sm100": 227 << 10, "sm120": 99 << 10},
+    **{"sm70": 96 << 10, "sm75": 64 << 10, "sm80": 163 << 10, "sm90": 227 << 10, "sm100": 227 << 10},
+    **{"sm103": 227 << 10, "sm120": 99 << 10},
     **{"gfx942": 64 << 10, "gfx950": 160 << 10},
 }
 """Bytes of fast memory that one program may have."""
@@ -48,9 +51,7 @@ class Absent:
 
 
 def table(name: str) -> configs.Config:
-    file = configs.FOLDER / f"{name}.json"
-    content = json.loads((file if file.exists() else configs.FOLDER / "default.json").read_text())
-    return configs.for_architecture(content, name)
+    return configs.for_architecture(configs.shipped(name), name)
 
 
 @contextlib.contextmanager
@@ -68,6 +69,9 @@ def compiling(target: str) -> Iterator[list[CompiledKernel]]:
         made.append(run(self, *args, grid=grid, warmup=True, **options))
         return made[-1]
 
+    def of(device: torch.device) -> configs.Config:
+        return config
+
     triton.runtime.driver.set_active(Absent(TARGETS[target]))
-    with mock.patch.object(JITFunction, "run", compile_only), mock.patch.object(configs, "of", return_value=config):
+    with mock.patch.object(JITFunction, "run", compile_only), mock.patch.object(configs, "of", of):
         yield made

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bitport import layouts
-from bitport.backends.triton import configs, kernels, linear, rounding, rows
+from bitport.backends.triton import configs, kernels, linear, operand, rounding, rows
 from bitport.backends.triton.kernels import KERNELS
 from bitport.numerics import NUMBER_TYPES, Quantized, to_storage
 from bitport.ops import OPS, Impl, Sample, Weight, register_kernel, use_kernel
@@ -222,7 +222,8 @@ def test_without_products_of_int8(scheme: str, monkeypatch: pytest.MonkeyPatch) 
     (sample,) = products(scheme, BF16, "plain", n=33, k=264, m=17)
     x, *rest = here(sample.args)
     held = linear.prepared(x, rest[10], rest[11])
-    types = [linear._dot(held, Weight(*rest[:10]), "end", BF16, int8) for int8 in (True, False)]
+    x_form, kind = linear.form_of(held), operand.kind_of(Weight(*rest[:10]))
+    types = [linear.dot_of(x_form, kind, "end", BF16, int8) for int8 in (True, False)]
     assert types == [tl.int8, tl.bfloat16]
     assert misses(sample, kernels.run_dyn(linear.tiles)) <= 0
 

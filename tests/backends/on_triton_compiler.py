@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
 from bench.gpu import instructions
-from bench.gpu.absent import SHARED, TARGETS, compiling
-from bitport.backends.triton import configs, kernels, scaled
+from bench.gpu.absent import SHARED, TARGETS, Absent, compiling
+from bitport.backends.triton import configs, kernels, probe, scaled
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Format
 from bitport.ops.attention import Call, sample
 from bitport.schemes import PRESETS, Scheme, preset
@@ -73,6 +75,47 @@ def test_products(scheme: str, dtype: torch.dtype, m: int, k: int, made: list[Co
     assert kernel.__name__ in [each.name for each in made]
 
 
+def test_the_probe_finds_a_compiler_for_the_chip(made: list[CompiledKernel]) -> None:
+    assert probe.fault() is None
+
+
+class Without(Absent):
+    """Triton compiles its driver first, in C."""
+
+    def get_current_target(self) -> GPUTarget:
+        raise RuntimeError("Failed to find C compiler.")
+
+
+@pytest.mark.parametrize(
+    ("driver", "reason"),
+    [(Absent(GPUTarget("hip", "gfx1030", 32)), "PassManager"), (Without(TARGETS["sm90"]), "Failed to find C compiler")],
+)
+def test_the_probe_says_why_triton_is_of_no_use(driver: Absent, reason: str) -> None:
+    """Elsewhere the generic kernels run; a chip that Triton does not know would end in a traceback of each product."""
+    triton.runtime.driver.set_active(driver)
+    probe._store.device_caches.clear()
+    fault = probe.fault()
+    assert fault is not None
+    assert "compiles nothing for this device" in fault
+    assert reason in fault
+
+
+def test_the_probe_names_the_oldest_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "__version__", "3.4.0+rocm")
+    assert "3.6 or later is needed" in str(probe.fault())
+
+
+@pytest.mark.parametrize(
+    "scheme", ["int2", "int3", "int4", "int4-g32", "nf4", "int8", "int8-dyn", "int4-int8", "fp8-row"]
+)
+def test_one_output(scheme: str, made: list[CompiledKernel]) -> None:
+    """As of a head that gives a score. To the compiler an argument of 1 is a constant."""
+    for m in (1, 4):
+        (sample,) = products(scheme, BF16, "plain", n=1, k=1024, m=m)
+        (kernels.run_dyn if preset(scheme).act else kernels.run_linear)(kernels.linear.tiles)(*sample.args)
+    assert [each.name for each in made].count("tiles") == 2
+
+
 def test_numbers_of_rows_share_a_kernel(made: list[CompiledKernel]) -> None:
     """Compiling takes seconds: not again for a number that 16 divides, nor for a split of one step."""
     for m in (9, 11, 16):
@@ -92,7 +135,7 @@ def test_long_steps_take_no_more_memory(made: list[CompiledKernel], monkeypatch:
         (sample,) = products(scheme, FP32, "plain", n=256, k=1024, m=300)
         kernels.run_dyn(kernels.linear.tiles)(*sample.args)
     short, long = (each.metadata.shared for each in made if each.name == "tiles")
-    if "sm75" not in os.environ["TRITON_TARGETS"].split(","):  # it copies nothing ahead
+    if not {"sm70", "sm75"} & set(os.environ["TRITON_TARGETS"].split(",")):  # they copy nothing ahead
         assert long <= 1.25 * short
 
 
@@ -150,7 +193,7 @@ def test_attention(format: str, rows: int, dtype: torch.dtype, made: list[Compil
 
 
 UNIT_TAKES_SCALES = {
-    "sm100": ("ptx", re.compile(r"tcgen05\.mma\S*block_scale")),
+    **dict.fromkeys(("sm100", "sm103"), ("ptx", re.compile(r"tcgen05\.mma\S*block_scale"))),
     "sm120": ("ptx", re.compile(r"mma\.sync\S*block_scale")),
     "gfx950": ("amdgcn", re.compile(r"v_mfma_scale")),
 }
@@ -226,7 +269,7 @@ FLOAT8 = ("ptx", re.compile(r"mma\S*\.e4m3\.e4m3|mma\S*kind::f8f6f4"))
 def test_int8_is_multiplied_as_such(
     scheme: str, m: int, made: list[CompiledKernel], request: pytest.FixtureRequest
 ) -> None:
-    """Groups too, whose scales are applied to sums of a group; of sm75 the compiler would make nothing of it."""
+    """Groups too, whose scales are applied to sums of a group; before sm80 the compiler would make nothing of it."""
     target = request.node.callspec.params["made"]
     (sample,) = products(scheme, BF16, "plain", n=256, k=1024, m=m)
     kernels.run_dyn(kernels.linear.tiles)(*sample.args)

@@ -51,7 +51,10 @@ def test_shipped_tables_are_sound(file: Path) -> None:
         assert "unmeasured" not in content
 
 
-@pytest.mark.parametrize(("name", "source"), [("sm80", "sm80"), ("sm90", "sm90"), ("xpu", "xpu"), ("sm75", "default")])
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("sm70", "default"), ("sm75", "default"), ("sm80", "sm80"), ("sm90", "sm90"), ("sm103", "sm100"), ("xpu", "xpu")],
+)
 def test_which_table_is_shipped(name: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
     monkeypatch.setattr(configs, "architecture", lambda device: name)
@@ -59,7 +62,7 @@ def test_which_table_is_shipped(name: str, source: str, tmp_path: Path, monkeypa
     found = configs.of(DEVICE)
     configs.of.cache_clear()
     assert found.content == json.loads((configs.FOLDER / f"{source}.json").read_text())
-    assert (found.float8, found.int8) == (name == "sm90", name != "sm75")
+    assert (found.float8, found.int8) == (name in ("sm90", "sm103"), name not in ("sm70", "sm75"))
 
 
 def test_the_table_is_that_of_the_tensors_own_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.gpu.pieces import KERNELS
 from bitport.backends import triton
 from bitport.ops import IMPLS
 
@@ -21,10 +22,7 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-FILES = (
-    *("on_triton.py", "on_triton_attention.py", "on_triton_inputs.py", "on_triton_pairs.py", "on_triton_scaled.py"),
-    "on_triton_tables.py",
-)
+FILES = tuple(Path(file).name for file in KERNELS)
 
 
 @needs_triton
@@ -45,7 +43,7 @@ def test_compiled_for_devices_that_are_not_here(target: str, elsewhere: Callable
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm75", "sm80", "sm90", "sm100", "sm120", "gfx942", "gfx950"])
+@pytest.mark.parametrize("target", ["sm70", "sm75", "sm80", "sm90", "sm100", "sm103", "sm120", "gfx942", "gfx950"])
 def test_every_variant_compiled(target: str, elsewhere: Callable[..., None], tmp_path: Path) -> None:
     compiled(elsewhere, tmp_path, target, TRITON_ALL="1")
 

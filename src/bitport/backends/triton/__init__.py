@@ -22,7 +22,9 @@ def missing() -> str | None:
         return f"no device of type {' or '.join(DEVICES)} here"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: pip install triton (for XPU it comes with PyTorch's own build)"
-    return None
+    from bitport.backends.triton import probe
+
+    return probe.fault()
 
 
 MISSING = missing()

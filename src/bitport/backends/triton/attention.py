@@ -25,6 +25,7 @@ from bitport.backends.triton.configs import Config
 from bitport.backends.triton.decode import UNIT, load_blocks, load_columns, load_steps, scale_value
 from bitport.backends.triton.operand import SCALES, reach
 from bitport.backends.triton.operand import refuses as refuses_weight
+from bitport.backends.triton.sizes import cdiv, next_power
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
 from bitport.ops.attention import Call
@@ -176,8 +177,9 @@ def attend(
         if CAUSAL:
             looks &= position[None, :] <= (newest + row)[:, None]
         if mask is not None:
-            of_row = sequence * mask_steps[0] + query_head * mask_steps[1] + row * mask_steps[2]
-            asked = tl.load(mask + of_row[:, None] + (position * mask_steps[3])[None, :], mask=looks, other=0)
+            of_row = sequence * mask_steps[0] + query_head * mask_steps[1] + row.to(tl.int64) * mask_steps[2]
+            of_token = position.to(tl.int64) * mask_steps[3]
+            asked = tl.load(mask + of_row[:, None] + of_token[None, :], mask=looks, other=0)
             if mask.dtype.element_ty == tl.int8:
                 looks &= asked != 0
             else:
@@ -246,13 +248,13 @@ def attention(call: Call, config: Config) -> Tensor:
     heads = call.keys.data.shape[1]
     sharing, widest = query_heads // heads, max(width(call.keys.k), width(call.values.k))
     kept = KEPT if config.bfloat16 else KEPT // 2
-    tile = min(kept // widest, max(LEAST, triton.next_power_of_2(sharing * rows)))
-    tiles, step = triton.cdiv(sharing * rows, tile), HELD // widest
+    tile = min(kept // widest, max(LEAST, next_power(sharing * rows)))
+    tiles, step = cdiv(sharing * rows, tile), HELD // widest
     wanted = config.gemv["programs"] // (sequences * heads * tiles)
     if mask is not None:
         steps = tuple(stride if size > 1 else 0 for stride, size in zip(mask.stride(), mask.shape, strict=True))
         mask = mask.view(torch.int8) if mask.dtype == torch.bool else mask
-    parts = [(each, *_splits(triton.cdiv(each.tokens, step), wanted)) for each in stretches(call)]
+    parts = [(each, *_splits(cdiv(each.tokens, step), wanted)) for each in stretches(call)]
     count, places = sum(splits for _, splits, _ in parts), sequences * query_heads * rows
     peaks, totals = (torch.empty(count, places, dtype=torch.float32, device=q.device) for _ in range(2))
     sums = torch.empty(count, places, call.values.k, dtype=torch.float32, device=q.device)
@@ -290,12 +292,12 @@ def stretches(call: Call) -> list[Stretch]:
 
 def _splits(steps: int, wanted: int) -> tuple[int, int]:
     """(splits, steps in each), none of them empty."""
-    each = triton.cdiv(steps, max(1, min(steps, wanted)))
-    return triton.cdiv(steps, each), each
+    each = cdiv(steps, max(1, min(steps, wanted)))
+    return cdiv(steps, each), each
 
 
 def width(k: int) -> int:
-    return max(LEAST, triton.next_power_of_2(k))
+    return max(LEAST, next_power(k))
 
 
 def of_codes(weight: Weight) -> tuple[Tokens, Fixed]:

@@ -1,8 +1,8 @@
 """Sizes of blocks, and from how many rows on which kernel runs: a table for each architecture.
 
-``configs/<architecture>.json`` in the package holds one, ``default.json`` stands for every other: sizes that fit the
-memory of each matrix unit that Triton compiles for. What ``bitport tune`` measured, in the user's cache folder, comes
-before both. ::
+``configs/<architecture>.json`` in the package holds one, for chips that are ``ALIKE`` too; ``default.json`` stands for
+every other: sizes that fit the memory of each matrix unit that Triton compiles for. What ``bitport tune`` measured, in
+the user's cache folder, comes before both. ::
 
     source      how the sizes were found: measured on what, or reasoned, and why so
     gemv        blocks of the kernel without matrix units, which takes rows one by one
@@ -33,6 +33,8 @@ from bitport.ops import Weight
 VERSION = 3
 FOLDER = Path(__file__).parent / "configs"
 DEFAULT = "default"
+ALIKE = dict.fromkeys(("sm101", "sm103", "sm110"), "sm100")
+"""Chips with the units and the memory of another."""
 Blocks: TypeAlias = dict[str, int]
 SIZES = ("BN", "BK", "num_warps")
 COUNTS = ("num_stages", "programs")
@@ -92,36 +94,41 @@ def architecture(device: torch.device) -> str:
     return f"sm{target.arch}" if target.backend == "cuda" else target.arch if target.backend == "hip" else device.type
 
 
+def nvidia(architecture: str) -> int | None:
+    """90 of sm90; None of another maker's."""
+    return int(architecture[2:]) if architecture.startswith("sm") else None
+
+
 def multiplies_float8(architecture: str) -> bool:
     """NVIDIA's from sm89 on. AMD's have another e4m3, or none; Intel's convert to float16."""
-    return architecture.startswith("sm") and int(architecture[2:]) >= 89
+    return (nvidia(architecture) or 0) >= 89
 
 
 def multiplies_int8(architecture: str) -> bool:
-    """sm75 has units for it, but Triton has no product for them: there it ends in a failure of the compiler."""
-    return architecture != "sm75"
+    """sm75 has units for it, but Triton has no product for them: there, and before, it is a failure of the compiler."""
+    return (nvidia(architecture) or 80) >= 80
 
 
 def multiplies_bfloat16(architecture: str) -> bool:
-    """sm75 has no units for it: it is widened to float32, which takes twice the memory."""
-    return architecture != "sm75"
+    """NVIDIA's before sm80 have no units for it: it is widened to float32, which takes twice the memory."""
+    return (nvidia(architecture) or 80) >= 80
 
 
 def multiplies_scaled(architecture: str) -> tuple[str, ...]:
     """The activation formats whose blocks are multiplied with their scales: NVIDIA's from sm100 on, AMD's gfx950."""
-    if architecture.startswith("sm") and int(architecture[2:]) >= 100:
+    if (nvidia(architecture) or 0) >= 100:
         return ("mxfp8", "mxfp4", "nvfp4")
     return ("mxfp8", "mxfp4") if architecture == "gfx950" else ()
 
 
 def multiplies_mixed(architecture: str) -> bool:
     """sm120 has units for it, but Triton decodes first there."""
-    return architecture == "gfx950" or (architecture.startswith("sm") and 100 <= int(architecture[2:]) < 120)
+    return architecture == "gfx950" or 100 <= (nvidia(architecture) or 0) < 120
 
 
 def computes_halves(architecture: str) -> bool:
     """bfloat16 too: NVIDIA's from sm80 on. AMD's widen it to float32."""
-    return architecture.startswith("sm") and int(architecture[2:]) >= 80
+    return (nvidia(architecture) or 0) >= 80
 
 
 def for_architecture(content: dict[str, Any], architecture: str) -> Config:
@@ -139,10 +146,16 @@ def of(device: torch.device) -> Config:
     name = architecture(device)
     own = None if name == DEFAULT else measured.read(path(name), fault)
     if own is None:
-        shipped = FOLDER / f"{name}.json"
-        file = shipped if shipped.exists() else FOLDER / f"{DEFAULT}.json"
-        own = json.loads(file.read_text(encoding="utf-8"))
+        own = shipped(name)
     return for_architecture(own, name)
+
+
+def shipped(architecture: str) -> dict[str, Any]:
+    """The table in the package."""
+    file = FOLDER / f"{ALIKE.get(architecture, architecture)}.json"
+    file = file if file.exists() else FOLDER / f"{DEFAULT}.json"
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
 
 
 def fault(content: Any) -> str | None:

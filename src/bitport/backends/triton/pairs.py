@@ -75,7 +75,8 @@ def load_pairs(
 ) -> tl.tensor:
     """[ROWS, UNITS * 8] in DOT: code - zero, with FOLD times ``factor``, which is then of that type; ``zero`` and
     ``factor`` as load_blocks gives them. The magic bits come by way of ``n``, whose sign is 0: as a constant they would
-    take the mask's place in the instruction that does both, and the mask would be moved to a register each time."""
+    take the mask's place in the instruction that does both, and the mask would be moved to a register each time. They
+    are a tensor, since an ``n`` of 1 is none: the compiler has it as a Python number."""
     BITS: tl.constexpr = bits_of(NUMBER)
     MASK: tl.constexpr = ((1 << BITS) - 1) * 0x10001
     MAGIC: tl.constexpr = magic_of(DOT) * 0x10001
@@ -85,7 +86,7 @@ def load_pairs(
         word = (word & ((1 << 4 * BITS) - 1)) | ((word >> (4 * BITS)) << 16)
     place = tl.arange(0, 4) * BITS
     pair = word[:, :, None] >> place[None, None, :]
-    pair = (pair & MASK) | (MAGIC + (n >> 31)).to(tl.uint32)
+    pair = (pair & MASK) | (tl.full((), MAGIC, tl.int32) + (n >> 31)).to(tl.uint32)
     high = (pair >> 16).to(tl.uint16).to(DOT, bitcast=True)
     low = pair.to(tl.uint16).to(DOT, bitcast=True)
     if ZERO == "int":

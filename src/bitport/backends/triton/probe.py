@@ -1,0 +1,31 @@
+"""Whether Triton makes code for the device that is here: it wants a C compiler, and does not know every chip that
+PyTorch runs on."""
+
+from __future__ import annotations
+
+import subprocess
+
+import torch
+import triton
+import triton.language as tl
+
+OLDEST = (3, 6)
+"""Of its versions."""
+
+
+def fault() -> str | None:
+    """Why it cannot be used, or None. What was compiled once, Triton keeps on disk."""
+    found = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if found < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return f"triton {triton.__version__} is too old: {oldest} or later is needed; PyTorch's own build brings one"
+    try:
+        _store.warmup(torch.int32, grid=(1,))
+    except (RuntimeError, OSError, subprocess.CalledProcessError, triton.TritonError) as error:
+        return f"triton compiles nothing for this device: {type(error).__name__}: {error}"
+    return None
+
+
+@triton.jit
+def _store(out: tl.tensor) -> None:
+    tl.store(out, 1)
