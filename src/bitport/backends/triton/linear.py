@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any, NamedTuple
+
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from bitport.backends.triton import gemv as few
 from bitport.backends.triton import product
 from bitport.backends.triton.configs import Blocks, Config
-from bitport.backends.triton.operand import operand, reach, span, words
+from bitport.backends.triton.operand import Kind, kind_of, operand, reach, span
 from bitport.backends.triton.rounding import Rounded, plain_rows, rounded
+from bitport.backends.triton.sizes import cdiv, next_power
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
 
@@ -25,71 +28,110 @@ X_BLOCK = 128
 """Columns of a block of x that has a scale of its own, where that is applied to partial sums."""
 
 
+class Form(NamedTuple):
+    """Rows of x without their numbers, as Rounded has them."""
+
+    dtype: torch.dtype
+    scale: bool
+    scale2: bool
+    place: str
+
+
+class Launch(NamedTuple):
+    """How a product is launched, for all of one kind: worked out once, as a call takes less time than that."""
+
+    grid: tuple[int, ...]
+    splits: int
+    per_split: int
+    constants: dict[str, Any]
+
+
 def gemv(x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, config: Config) -> Tensor:
     """Few rows: the sum runs in float32 whatever x is."""
-    m, blocks = x.rows.shape[0], config.gemv
-    bk = min(blocks["BK"], max(64, triton.next_power_of_2(weight.k)))
-    tiles_n = triton.cdiv(weight.n, blocks["BN"])
-    splits, per_split = splits_of(tiles_n * m, triton.cdiv(weight.k, bk), m, weight, blocks)
-    held = operand(weight, config.float8)
-    out, target = outputs(splits, m, weight.n, dtype, x.rows.device)
-    few.gemv[(tiles_n, splits, m)](
-        *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, target, m, x.rows.stride(0), per_split),
-        *(weight.n, weight.k, *held.pointers, *held.sizes),
+    m, kind = x.rows.shape[0], kind_of(weight)
+    launch, held = _gemv(kind, m, config), operand(weight, kind, config.float8)
+    out, target = outputs(launch.splits, m, weight.n, dtype, x.rows.device)
+    few.gemv[launch.grid](
+        *(x.rows, x.scale, x.scale2, bias if launch.splits == 1 else None, target, m, x.rows.stride(0)),
+        *(launch.per_split, weight.n, weight.k, *held.pointers, *held.sizes),
         **held.fixed,
-        **reach(weight, bk),
-        EVEN=weight.k % bk == 0,
-        BN=blocks["BN"],
-        BK=bk,
-        num_warps=blocks["num_warps"],
-        STAGES=blocks["num_stages"],
+        **launch.constants,
     )
-    return combined(target, bias, out, splits)
+    return combined(target, bias, out, launch.splits)
+
+
+@functools.lru_cache(4096)
+def _gemv(weight: Kind, m: int, config: Config) -> Launch:
+    blocks = config.gemv
+    bk = min(blocks["BK"], max(64, next_power(weight.k)))
+    tiles_n = cdiv(weight.n, blocks["BN"])
+    splits, per_split = splits_of(tiles_n * m, cdiv(weight.k, bk), m, weight, blocks)
+    constants = {
+        **reach(weight, bk),
+        "EVEN": weight.k % bk == 0,
+        "BN": blocks["BN"],
+        "BK": bk,
+        "num_warps": blocks["num_warps"],
+        "STAGES": blocks["num_stages"],
+    }
+    return Launch((tiles_n, splits, m), splits, per_split, constants)
 
 
 def tiles(
     x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, config: Config, ends: Tensor | None = None
 ) -> Tensor:
     """Any number of rows; with ``ends`` those of experts, and zeros for the rows of none."""
-    m, experts = x.rows.shape[0], 1 if ends is None else ends.shape[0]
-    blocks = config.tiles(triton.cdiv(m, experts))
-    bk = _step(x, weight, blocks, config.halves)
-    place = {"row": "end", "tile": "tile"}.get(span(weight, bk), "fold")
-    (count, splits), per_split = grid_of(m, weight, bk, blocks, ends)
-    held, dot = operand(weight, config.float8), _dot(x, weight, place, dtype, config.int8)
-    out, target = outputs(splits, m, weight.n, dtype, x.rows.device, zeros=ends is not None)
-    product.tiles[(count, splits)](
-        *(x.rows, x.scale, x.scale2, bias if splits == 1 else None, ends, target, m, x.rows.stride(0)),
-        *(triton.cdiv(weight.k, X_BLOCK), experts, per_split),
+    m, kind, experts = x.rows.shape[0], kind_of(weight), None if ends is None else ends.shape[0]
+    launch = _tiles(kind, form_of(x), m, experts, dtype, config)
+    held = operand(weight, kind, config.float8)
+    out, target = outputs(launch.splits, m, weight.n, dtype, x.rows.device, zeros=ends is not None)
+    product.tiles[launch.grid](
+        *(x.rows, x.scale, x.scale2, bias if launch.splits == 1 else None, ends, target, m, x.rows.stride(0)),
+        *(cdiv(weight.k, X_BLOCK), experts or 1, launch.per_split),
         *(weight.n, weight.k, *held.pointers, *held.sizes),
         **held.fixed,
-        **reach(weight, bk),
-        PLACE=place,
-        ROUNDED=x.place,
-        PAIRS=_pairs(weight, place, bk, dot, config),
-        CONVERTS=config.float8,
-        DOT=dot,
-        EVEN=weight.k % bk == 0,
-        EXPERTS=triton.next_power_of_2(experts),
-        BM=blocks["BM"],
-        BN=blocks["BN"],
-        BK=bk,
-        num_warps=blocks["num_warps"],
-        num_stages=_stages(blocks, bk),
+        **launch.constants,
     )
-    return combined(target, bias, out, splits)
+    return combined(target, bias, out, launch.splits)
 
 
-def _step(x: Rounded, weight: Weight, blocks: Blocks, halves: bool) -> int:
+@functools.lru_cache(4096)
+def _tiles(weight: Kind, x: Form, m: int, experts: int | None, dtype: torch.dtype, config: Config) -> Launch:
+    blocks = config.tiles(cdiv(m, experts or 1))
+    bk = _step(x, weight, blocks, config.halves)
+    place = {"row": "end", "tile": "tile"}.get(span(weight, bk), "fold")
+    grid, per_split = grid_of(m, weight, bk, blocks, experts)
+    dot = dot_of(x, weight, place, dtype, config.int8)
+    constants = {
+        **reach(weight, bk),
+        "PLACE": place,
+        "ROUNDED": x.place,
+        "PAIRS": _pairs(weight, place, bk, dot, config),
+        "CONVERTS": config.float8,
+        "DOT": dot,
+        "EVEN": weight.k % bk == 0,
+        "EXPERTS": next_power(experts or 1),
+        **{name: blocks[name] for name in ("BM", "BN", "num_warps")},
+        "BK": bk,
+        "num_stages": _stages(blocks, bk),
+    }
+    return Launch(grid, grid[1], per_split, constants)
+
+
+def form_of(x: Rounded) -> Form:
+    return Form(x.rows.dtype, x.scale is not None, x.scale2 is not None, x.place)
+
+
+def _step(x: Form, weight: Kind, blocks: Blocks, halves: bool) -> int:
     """Columns of a step: the table's, which are for two bytes each, or fewer, so that a block of the scale is a whole
     number of steps; what x has scales for, if they are its own. Entries of a table that are found as numbers of 16 bits
     have been rounded then: their scale is for the sum."""
     table = halves and NUMBER_TYPES[weight.dtype].kind == "codebook"
     if x.place == "tile":
         return X_BLOCK
-    if x.rows.dtype == torch.float32:
+    if x.dtype == torch.float32:
         return max(SHORTEST, blocks["BK"] // 2)
-    if x.scale is None and x.scale2 is None and not table:
+    if not x.scale and not x.scale2 and not table:
         return blocks["BK"]
     fitting = (step for step in (blocks["BK"], 128, 64, SHORTEST) if weight.block_k % step == 0)
     return blocks["BK"] if weight.block_k >= weight.k else next(fitting, blocks["BK"])
@@ -102,35 +144,35 @@ def _stages(blocks: Blocks, bk: int) -> int:
     return min(blocks["num_stages"], 1 + max(1, ahead))
 
 
-def _dot(x: Rounded, weight: Weight, place: str, dtype: torch.dtype, int8: bool) -> tl.dtype:
+def dot_of(x: Form, weight: Kind, place: str, dtype: torch.dtype, int8: bool) -> tl.dtype:
     """The type that is multiplied. An x that was not rounded is multiplied in its own. A rounded one, and codes, are
     small numbers: int8 and bfloat16 hold them exactly. Where something else is multiplied in, a scale or a zero point
     that is no whole number, the product is in float32, unless the result is bfloat16, which pays for one rounding."""
-    if x.rows.dtype != torch.int8 and x.rows.dtype == dtype and x.scale is None and x.scale2 is None and not x.place:
+    if x.dtype != torch.int8 and x.dtype == dtype and not x.scale and not x.scale2 and not x.place:
         return TYPES[dtype]
     number = NUMBER_TYPES[weight.dtype]
-    whole = weight.zero is None or not weight.zero.is_floating_point()
-    bytes_only = int8 and x.rows.dtype == torch.int8 and number.kind == "int" and whole and place != "fold"
+    whole = weight.zero is None or not weight.zero.is_floating_point
+    bytes_only = int8 and x.dtype == torch.int8 and number.kind == "int" and whole and place != "fold"
     if bytes_only and 1 < number.bits < (9 if weight.zero is None else 8) and weight.k <= LONGEST_INT:
         return tl.int8
-    if x.rows.dtype == torch.float8_e4m3fn and weight.dtype == "float8_e4m3" and place != "fold":
+    if x.dtype == torch.float8_e4m3fn and weight.dtype == "float8_e4m3" and place != "fold":
         return tl.float8e4nv
-    exact = whole and number.kind != "codebook" and (place != "fold" or weight.scale.dtype.itemsize == 1)
+    exact = whole and number.kind != "codebook" and (place != "fold" or weight.scale.itemsize == 1)
     return tl.bfloat16 if exact or dtype == torch.bfloat16 else tl.float32
 
 
-def _pairs(weight: Weight, place: str, bk: int, dot: tl.dtype, config: Config) -> bool:
+def _pairs(weight: Kind, place: str, bk: int, dot: tl.dtype, config: Config) -> bool:
     """Whether codes can become numbers of that type several at a time, without any other rounding: a scale that is
     multiplied in then must be of that type, or exact in it."""
-    number, scale = NUMBER_TYPES[weight.dtype], weight.scale.dtype
-    if not config.halves or (weight.zero is not None and weight.zero.is_floating_point()):
+    number, scale = NUMBER_TYPES[weight.dtype], weight.scale
+    if not config.halves or (weight.zero is not None and weight.zero.is_floating_point):
         return False
     if dot == tl.int8:
         return number.kind == "int" and number.bits == 4 and bk > SHORTEST  # in 32 Triton finds no layout on sm100
     if dot not in (tl.bfloat16, tl.float16):
         return False
     if weight.dtype in FLOAT8:
-        by_bits = words(8, weight.k, weight.data) and span(weight, bk) != "column"
+        by_bits = weight.words and span(weight, bk) != "column"
         return config.float8 or weight.dtype == "float8_e5m2" or by_bits
     if number.bits not in (2, 3, 4) or (number.kind != "int" and bk == SHORTEST):  # as above
         return False
@@ -139,22 +181,22 @@ def _pairs(weight: Weight, place: str, bk: int, dot: tl.dtype, config: Config) -
     return place != "fold" or (span(weight, bk) == "unit" and held and number.kind != "codebook")
 
 
-def grid_of(m: int, weight: Weight, bk: int, blocks: Blocks, ends: Tensor | None) -> tuple[tuple[int, int], int]:
+def grid_of(m: int, weight: Kind, bk: int, blocks: Blocks, experts: int | None) -> tuple[tuple[int, int], int]:
     """((tiles, splits of K), steps in each split). The last tile of each expert may be partly empty; where all rows
     belong to fewer experts than that, some tiles are. Products of experts are not split."""
-    experts, steps = 1 if ends is None else ends.shape[0], triton.cdiv(weight.k, bk)
-    tiles = min(m, triton.cdiv(m, blocks["BM"]) + experts - 1) * triton.cdiv(weight.n, blocks["BN"])
-    splits, per_split = splits_of(tiles, steps, m, weight, blocks) if ends is None else (1, steps)
+    steps = cdiv(weight.k, bk)
+    tiles = min(m, cdiv(m, blocks["BM"]) + (experts or 1) - 1) * cdiv(weight.n, blocks["BN"])
+    splits, per_split = splits_of(tiles, steps, m, weight, blocks) if experts is None else (1, steps)
     return (tiles, splits), per_split
 
 
-def splits_of(tiles: int, steps: int, m: int, weight: Weight, blocks: Blocks) -> tuple[int, int]:
+def splits_of(tiles: int, steps: int, m: int, weight: Kind, blocks: Blocks) -> tuple[int, int]:
     """(splits of K, steps in each): enough programs for the device, whole steps, no empty split. Partial sums, written
     and read in float32, are at most as many bytes as the weight."""
     most = weight.k * NUMBER_TYPES[weight.dtype].bits // 8 // (8 * m)
     wanted = max(1, min(blocks["programs"] // tiles, steps, most))
-    per_split = triton.cdiv(steps, wanted)
-    return triton.cdiv(steps, per_split), per_split
+    per_split = cdiv(steps, wanted)
+    return cdiv(steps, per_split), per_split
 
 
 def outputs(
@@ -168,7 +210,7 @@ def outputs(
 def combined(parts: Tensor, bias: Tensor | None, out: Tensor, splits: int) -> Tensor:
     if splits > 1:
         count, block = out.numel(), 1024
-        product.combine[(triton.cdiv(count, block),)](parts, bias, out, count, out.shape[1], splits, BLOCK=block)
+        product.combine[(cdiv(count, block),)](parts, bias, out, count, out.shape[1], splits, BLOCK=block)
     return out
 
 

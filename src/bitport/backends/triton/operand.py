@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from bitport.layouts import Matrix
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
 
@@ -16,6 +18,20 @@ transposed."""
 SCALES = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
 
 ZEROS = (torch.uint8, torch.float32, torch.bfloat16, torch.float16)
+
+
+class Kind(NamedTuple):
+    """A weight without its numbers: what kernels are compiled by, and how a launch is laid out."""
+
+    dtype: str
+    n: int
+    k: int
+    block_n: int
+    block_k: int
+    layout: str
+    scale: torch.dtype
+    zero: torch.dtype | None
+    words: bool
 
 
 class Operand(NamedTuple):
@@ -36,28 +52,37 @@ def refuses(weight: Weight) -> str | None:
     return None if weight.n and weight.k else f"an empty matrix, {weight.n}x{weight.k}, needs no kernel"
 
 
-def operand(weight: Weight, float8: bool = False) -> Operand:
+def kind_of(weight: Weight) -> Kind:
+    data, scale, zero, _, dtype, n, k, block_n, block_k, layout = weight
+    aligned = words(NUMBER_TYPES[dtype].bits, k, data)
+    return Kind(dtype, n, k, block_n, block_k, layout, scale.dtype, None if zero is None else zero.dtype, aligned)
+
+
+def operand(weight: Weight, kind: Kind, float8: bool = False) -> Operand:
     """``float8``: the device converts float8_e4m3 as such."""
-    number = NUMBER_TYPES[weight.dtype]
-    data = _bytes(weight.data)
-    scale, zero = _bytes(weight.scale), whole(weight.zero)
-    row_bytes = (weight.k * number.bits + 7) // 8
-    rows, columns = weight.matrix.grid
-    transposed = weight.layout == "plain_int32"
-    scales = SCALES.get(weight.scale.dtype, "float")
+    parts = _bytes(weight.data), _bytes(weight.scale), whole(weight.zero), whole(weight.scale2)
+    return Operand(parts, *_described(kind, float8))
+
+
+@functools.lru_cache(4096)
+def _described(kind: Kind, float8: bool) -> tuple[tuple[int, ...], dict[str, Any]]:
+    row_bytes = (kind.k * NUMBER_TYPES[kind.dtype].bits + 7) // 8
+    rows, columns = Matrix(kind.dtype, kind.n, kind.k, kind.block_n, kind.block_k).grid
+    transposed = kind.layout == "plain_int32"
+    scales = SCALES.get(kind.scale, "float")
     sizes = (
-        *(row_bytes, weight.block_n),
+        *(row_bytes, kind.block_n),
         *((1, rows) if transposed else (columns, 1)),
-        *(columns, weight.n * row_bytes, rows * columns),
+        *(columns, kind.n * row_bytes, rows * columns),
     )
     fixed = {
-        "NUMBER": weight.dtype,
-        "WORDS": words(number.bits, weight.k, data),
-        "FLIP": 0x80 if weight.layout == "signed_int8" else 0,
+        "NUMBER": kind.dtype,
+        "WORDS": kind.words,
+        "FLIP": 0x80 if kind.layout == "signed_int8" else 0,
         "SCALE": "float8" if scales == "e4m3" and float8 else scales,
-        "ZERO": "none" if zero is None else "float" if zero.is_floating_point() else "int",
+        "ZERO": "none" if kind.zero is None else "float" if kind.zero.is_floating_point else "int",
     }
-    return Operand((data, scale, zero, whole(weight.scale2)), sizes, fixed)
+    return sizes, fixed
 
 
 def words(bits: int, k: int, data: Tensor) -> bool:
@@ -78,14 +103,14 @@ def _bytes(part: Tensor) -> Tensor:
     return part if part.dtype in (torch.float32, torch.bfloat16, torch.float16) else part.view(torch.uint8)
 
 
-def reach(weight: Weight, columns: int) -> dict[str, Any]:
+def reach(weight: Weight | Kind, columns: int) -> dict[str, Any]:
     """Constants that tell a kernel which steps by so many columns how far an entry of the scale reaches. Where that is
     the whole row, its length is none of them: a kernel is not compiled for each."""
     where = span(weight, columns)
     return {"SPAN": where, "BLOCK_K": 1 if where == "row" else weight.block_k}
 
 
-def span(weight: Weight, columns: int) -> str:
+def span(weight: Weight | Kind, columns: int) -> str:
     """How far one entry of the scale surely reaches, for a kernel that steps by so many columns: see load_blocks."""
     if weight.block_k >= weight.k:
         return "row"

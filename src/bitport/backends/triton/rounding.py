@@ -29,6 +29,7 @@ from bitport.backends.triton.encode import (
     to_float,
     whole,
 )
+from bitport.backends.triton.sizes import cdiv, next_power
 from bitport.numerics import ACTIVATIONS, Format
 from bitport.numerics.qparams import global_scale_range
 
@@ -233,9 +234,9 @@ def launch(x: Tensor, fmt: Format, to: Target, given: Tensor | None) -> None:
             num_warps=warps,
         )
         return
-    count = triton.cdiv(k, block)
-    blocks = min(CHUNK // block, triton.next_power_of_2(count))
-    by_block[(m, triton.cdiv(count, blocks))](
+    count = cdiv(k, block)
+    blocks = min(CHUNK // block, next_power(count))
+    by_block[(m, cdiv(count, blocks))](
         *(x, amax, to.single, to.rows, to.scale, k, x.stride(0)),
         *(global_scale_range(number) if fmt.global_scale else (0.0, _highest(x, number.max))),
         NUMBER=fmt.dtype,
@@ -261,7 +262,7 @@ def rounded(x: Tensor, act: str, act_scale: Tensor | None, float8: bool = False)
     single = single_scale(fmt, act_scale, x.device)
     scale, place = None, ""
     if fmt.scale == "float32" and fmt.block != (0, 0):
-        scale = torch.empty(m, triton.cdiv(k, fmt.block[1] or k), dtype=torch.float32, device=x.device)
+        scale = torch.empty(m, cdiv(k, fmt.block[1] or k), dtype=torch.float32, device=x.device)
         place = "tile" if fmt.block[1] else "row"
     launch(x, fmt, Target(rows, scale, None, single, codes=False), act_scale)
     return Rounded(rows, scale, single, place)
@@ -282,7 +283,7 @@ def plain_rows(x: Tensor) -> Tensor:
 
 def _row(k: int) -> tuple[int, int]:
     """(columns at a time, warps)"""
-    chunk = min(ROW, max(32, triton.next_power_of_2(k)))
+    chunk = min(ROW, max(32, next_power(k)))
     return chunk, max(1, min(8, chunk // (32 * PER_THREAD)))
 
 

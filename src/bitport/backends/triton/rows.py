@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from bitport.backends.triton.decode import UNIT, load_blocks, load_steps, scale_value
-from bitport.backends.triton.operand import operand, reach
+from bitport.backends.triton.operand import kind_of, operand, reach
+from bitport.backends.triton.sizes import cdiv
 from bitport.ops import Weight
 
 ROWS, UNITS = 8, 32
@@ -70,13 +71,14 @@ def _rows(
 
 
 def _run(ids: Tensor | None, out: Tensor, count: int, experts: int, weight: Weight) -> Tensor:
-    held = operand(weight)
-    grid = (triton.cdiv(count, ROWS), triton.cdiv(weight.k, UNITS * 8), experts)
+    kind = kind_of(weight)
+    held = operand(weight, kind)
+    grid = (cdiv(count, ROWS), cdiv(weight.k, UNITS * 8), experts)
     if count:
         _rows[grid](
             *(ids, out, count, weight.n, weight.k, *held.pointers, *held.sizes),
             **held.fixed,
-            **reach(weight, UNITS * 8),
+            **reach(kind, UNITS * 8),
             EVEN=weight.k % (UNITS * 8) == 0,
             ROWS=ROWS,
             UNITS=UNITS,

@@ -17,8 +17,9 @@ from torch import Tensor
 from bitport.backends.triton.configs import Config
 from bitport.backends.triton.inputs import quantize_input
 from bitport.backends.triton.linear import combined, grid_of, outputs
-from bitport.backends.triton.operand import whole
+from bitport.backends.triton.operand import kind_of, whole
 from bitport.backends.triton.product import find_expert
+from bitport.backends.triton.sizes import cdiv, next_power
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
 from bitport.ops import Weight
 from bitport.ops.convert import from_list
@@ -142,21 +143,21 @@ def product(
 ) -> Tensor:
     """[M, N] for x [.., K], which is rounded first; with ``ends`` rows of experts, and zeros for the rows of none."""
     held = from_list(quantize_input(x, act, act_scale))
-    m, experts = held.data.shape[0], 1 if ends is None else ends.shape[0]
-    blocks = config.scaled_tiles(triton.cdiv(m, experts))
+    m, experts = held.data.shape[0], None if ends is None else ends.shape[0]
+    blocks = config.scaled_tiles(cdiv(m, experts or 1))
     bk = blocks["BK"]
-    (count, splits), per_split = grid_of(m, weight, bk, blocks, ends)
+    (count, splits), per_split = grid_of(m, kind_of(weight), bk, blocks, experts)
     out, target = outputs(splits, m, weight.n, x.dtype, x.device, zeros=ends is not None)
     parts = (held.data, held.scale, weight.data.contiguous(), weight.scale.contiguous())
     codes, x_scale, data, scale = (part.view(torch.uint8) for part in parts)
     scaled[(count, splits)](
         *(codes, x_scale, held.scale2, data, scale, whole(weight.scale2), bias if splits == 1 else None, ends, target),
-        *(m, weight.n, weight.k, experts, per_split),
+        *(m, weight.n, weight.k, experts or 1, per_split),
         X=ELEMENTS[ACTIVATIONS[act].dtype],
         WEIGHT=ELEMENTS[weight.dtype],
         BLOCK=BLOCKS[act].columns,
         EVEN=weight.k % bk == 0,
-        EXPERTS=triton.next_power_of_2(experts),
+        EXPERTS=next_power(experts or 1),
         BM=blocks["BM"],
         BN=blocks["BN"],
         BK=bk,
