@@ -13,6 +13,7 @@ than at the ends, a little off to one side; ggml_iq3 and ggml_iq3s have odd mult
 ggml_iq2 is for two types: 8, 25 and 43 of IQ2, and the eighths 1, 7 and 9 of IQ1; 16 and 34, in the gaps, no file has.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -81,7 +82,16 @@ def zero_code(table: tuple[float, ...]) -> int:
 
 
 def _float32(table: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(table, dtype=torch.float32, device=device)
+    """Kept for each device: a copy from the host, at each step of an optimizer, would have it wait for the device."""
+    if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        return torch.tensor(table, dtype=torch.float32, device=device)
+    return _kept(table, device)
+
+
+@functools.cache
+def _kept(table: tuple[float, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(table, dtype=torch.float32, device=device)
 
 
 def encode_codebook(x: Tensor, table: tuple[float, ...]) -> Tensor:

@@ -41,9 +41,10 @@ def key_of(*words: int) -> int:
     return key
 
 
-def place_bits(key: int, like: Tensor) -> Tensor:
-    """int64 of `like`'s shape with 32 random bits in each element."""
-    places = torch.arange(like.numel(), dtype=torch.int64, device=like.device) & _WORD
+def place_bits(key: int, like: Tensor, first: int = 0) -> Tensor:
+    """int64 of `like`'s shape with 32 random bits in each element; `first`: the place of the first one, where `like` is
+    a part of a tensor."""
+    places = torch.arange(first, first + like.numel(), dtype=torch.int64, device=like.device) & _WORD
     return mix(places ^ key).view(like.shape)
 
 

@@ -19,6 +19,7 @@ changes its arguments, takes no weight of a model, and is in no exported program
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -42,10 +43,9 @@ from bitport.numerics.codebooks import zero_code
 from bitport.numerics.stochastic import CUT, place_bits, round_stochastically
 from bitport.ops.select import GENERIC, IMPLS, STEP, forced
 
-RULES = {"adam": 2, "lion": 1, "sgd": 1}
-"""Rule -> the most moments it has."""
-
 SMALLEST = torch.finfo(torch.float32).smallest_normal
+PIECE = 1 << 22
+"""Numbers that the generic kernel works off at a time: what it makes on the way takes up to 50 bytes for each."""
 
 
 class Moment(NamedTuple):
@@ -113,14 +113,42 @@ def optimizer_step(rule: str, targets: list[Target]) -> None:
 
 def generic(rule: str, target: Target) -> None:
     """The specification."""
+    for part, first in _parts(target):
+        _step(rule, part, first)
+
+
+def _parts(target: Target) -> Iterator[tuple[Target, int]]:
+    """Some rows at a time, whose blocks end with them, and how many numbers are before these."""
+    param, moments = target.param.detach(), target.moments
+    coded = next((moment.data.shape[0] for moment in moments if moment.format is not None), None)
+    n = coded or (param.shape[0] if param.dim() > 1 else 1)
+    k = param.numel() // n
+    rows = max(1, PIECE // k)
+    whole = type(param) is not Tensor or not all(each.is_contiguous() for each in (param, *(m.data for m in moments)))
+    if rows >= n or whole:
+        yield target, 0
+        return
+    param, grad = param.view(n, k), target.grad.reshape(n, k)
+    for at in range(0, n, rows):
+        some = slice(at, at + rows)
+        own = tuple(
+            moment._replace(
+                data=moment.data.view(n, -1)[some], scale=None if moment.scale is None else moment.scale[some]
+            )
+            for moment in moments
+        )
+        yield dataclasses.replace(target, param=param[some], grad=grad[some], moments=own), at * k
+
+
+def _step(rule: str, target: Target, first: int) -> None:
     p, g = target.param.detach().to(torch.float32), target.grad.to(torch.float32)
     moments = [_read(moment, p.shape) for moment in target.moments]
     p, moments = _moved(rule, p, g, moments, target.numbers)
     keys = target.keys or (None,) * (1 + len(moments))
     with torch.no_grad():
-        target.param.copy_(_rounded(p, target.param.dtype, keys[0]))
+        target.param.copy_(_rounded(p, target.param.dtype, keys[0], first))
     for moment, value, key in zip(target.moments, moments, keys[1:], strict=True):
-        _write(moment, value, key)
+        _write(moment, value, key, first)
 
 
 def _moved(rule: str, p: Tensor, g: Tensor, moments: list[Tensor], n: Numbers) -> tuple[Tensor, list[Tensor]]:
@@ -151,9 +179,9 @@ def _read(moment: Moment, shape: torch.Size) -> Tensor:
     return dequantize(Quantized(moment.data, moment.scale), moment.format, n, shape.numel() // n).reshape(shape)
 
 
-def _write(moment: Moment, value: Tensor, key: int | None) -> None:
+def _write(moment: Moment, value: Tensor, key: int | None, first: int) -> None:
     if moment.format is None or moment.scale is None:
-        moment.data.copy_(_rounded(value, moment.data.dtype, key))
+        moment.data.copy_(_rounded(value, moment.data.dtype, key, first))
         return
     rows, number = value.reshape(moment.data.shape[0], -1), moment.format.number
     scale, _, _ = choose_qparams(rows, moment.format)
@@ -171,5 +199,5 @@ def _write(moment: Moment, value: Tensor, key: int | None) -> None:
     moment.scale.copy_(scale)
 
 
-def _rounded(x: Tensor, dtype: torch.dtype, key: int | None) -> Tensor:
-    return x.to(dtype) if key is None or dtype not in CUT else round_stochastically(x, dtype, place_bits(key, x))
+def _rounded(x: Tensor, dtype: torch.dtype, key: int | None, first: int) -> Tensor:
+    return x.to(dtype) if key is None or dtype not in CUT else round_stochastically(x, dtype, place_bits(key, x, first))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bitport.errors import ArgumentError
-from bitport.ops import use_kernel
+from bitport.ops import optimizer_step, use_kernel
+from bitport.tensor import QTensor
 from bitport.train import prepare_
 from bitport.train.optim import SGD, STATES, AdamW, Lion, LowBitOptimizer
 
@@ -112,6 +113,31 @@ def test_memory_format_and_slices_are_no_matter() -> None:
         run(AdamW([straight]), straight, [grad, -grad])
         run(AdamW([last]), last, [grad.clone(memory_format=torch.channels_last), -grad])
     assert torch.equal(straight, last)
+
+
+def numbers_of(state: Tensor) -> list[Tensor]:
+    return [state.qdata.view(torch.uint8), state.scale] if isinstance(state, QTensor) else [state]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("states", STATES)
+def test_some_rows_at_a_time_are_as_all_at_once(
+    states: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, random bits too: what is made on the way would be eight times as large as the parameter."""
+    for shape in ((20, 300), (7, 4, 9, 9), (999,)):
+        start, grads = torch.randn(shape).to(dtype), [torch.randn(shape).to(dtype) for _ in range(3)]
+        found = []
+        for piece in (1 << 22, 1000):
+            monkeypatch.setattr(optimizer_step, "PIECE", piece)
+            param = nn.Parameter(start.clone())
+            optimizer = AdamW([param], states=states, min_elements=0)
+            with use_kernel("generic"):
+                run(optimizer, param, grads)
+            moments = [state for name, state in optimizer.state[param].items() if name != "step"]
+            found.append([param.detach(), *(part for state in moments for part in numbers_of(state))])
+        for one, other in zip(*found, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_a_compiled_training_step_is_the_eager_one() -> None:
