@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.errors import KernelError
-from bitport.numerics import sqnr
+from bitport.numerics import fake_quantize, sqnr
 from bitport.ops import IMPLS, use_kernel
 from bitport.ops.samples import product_budget
+from bitport.schemes import preset
 from bitport.tensor import QTensor
 
 Make = Callable[..., QTensor]
@@ -70,3 +71,23 @@ def test_few_rows_for_each_expert_are_multiplied_by_packed_weights(
     packed = bool(IMPLS.get(("grouped_linear", "cpu")))  # else there is no kernel for it
     assert asks("grouped_linear", lambda: torch.bmm(x, q.mT)) is packed
     assert asks("dequantize", lambda: torch.bmm(x, q.mT)) is not packed
+
+
+ROUNDED = ("int8-dyn", "int4-int8-g32", "fp8-row", "mxfp8", "int8-static")
+
+
+@FLOATS
+@pytest.mark.parametrize("scheme", ROUNDED)
+def test_so_are_few_rounded_ones(make: Make, scheme: str, dtype: torch.dtype) -> None:
+    """By the product that has a kernel for such inputs, or, where their scale is fixed, as floats that were rounded."""
+    act = preset(scheme).act
+    scale = torch.tensor([[0.02]]) if preset(scheme).static else None
+    q, x = make(scheme, 3, 64, 96, dtype=dtype, act_scale=scale), torch.randn(3, 7, 96, dtype=dtype)
+    with torch.no_grad():
+        y = torch.bmm(x, q.mT)
+    wanted = fake_quantize(x, act, scale).double() @ q.dequantize(torch.float64).mT
+    assert (y.dtype, y.shape) == (dtype, wanted.shape)
+    assert float(sqnr(wanted, y)) >= product_budget(dtype, 96, wanted.numel())
+    op = "grouped_linear" if scale is not None else "dyn_grouped_linear"
+    packed = bool(IMPLS.get((op, "cpu")))
+    assert asks(op, lambda: torch.bmm(x, q.mT)) is packed

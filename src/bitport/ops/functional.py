@@ -15,7 +15,7 @@ from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 
 from bitport.errors import ArgumentError
-from bitport.numerics import ACTIVATIONS, Format, Quantized, dequantize, fake_quantize, quantize
+from bitport.numerics import ACTIVATIONS, STATIC, Format, Quantized, dequantize, fake_quantize, quantize
 from bitport.ops import select
 from bitport.ops.bags import embedding_bag
 from bitport.ops.convert import format_json, from_list
@@ -274,8 +274,10 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
         return y.expand(*batch, *y.shape[-2:]).contiguous()
     if not q.batched:
         return product(x, q)
+    if _has_few_for_each(x, q):
+        return _few_for_each(x, q)
     if not q.scheme.act:
-        return _few_for_each(x, q) if _has_few_for_each(x, q) else x @ dense(q, x.dtype)
+        return x @ dense(q, x.dtype)
     if (torch.is_grad_enabled() and x.requires_grad) or _differentiates(x):
         raise ArgumentError(
             f"a batched product with {q.scheme}, which rounds its input, has no derivative; F.grouped_mm has that of "
@@ -298,7 +300,10 @@ def _has_few_for_each(x: Tensor, q: QTensor) -> bool:
     kernel for that. The generic one looks at data, and dequantizes all of them like bmm."""
     if torch.compiler.is_compiling() or _functorch() is not None or _autocasts(x) or x.dtype not in FLOATS:
         return False
-    if not select.IMPLS.get(("grouped_linear", _type(x.device))):
+    act, fixed = q.scheme.act, q.act_scale is not None
+    if act in STATIC and not fixed:  # one scale for all of x: kernels for experts take theirs by rows
+        return False
+    if not select.IMPLS.get(("dyn_grouped_linear" if act and not fixed else "grouped_linear", _type(x.device))):
         return False
     alike = x.dim() == q.dim() == 3 and x.shape[0] == q.shape[0] and 0 < x.shape[1] <= FEW_ROWS
     return alike and not (torch.is_grad_enabled() and x.requires_grad) and not has_tangent(x)
@@ -308,7 +313,7 @@ def _few_for_each(x: Tensor, q: QTensor) -> Tensor:
     """x [E, M, K] as rows of experts, M for each."""
     experts, count, _ = x.shape
     ends = torch.arange(1, experts + 1, dtype=torch.int32, device=x.device) * count
-    y = grouped(prepare(x, q).flatten(0, 1), ends, operand(q), "", None)
+    y = grouped(prepare(x, q).flatten(0, 1), ends, operand(q), q.scheme.act, _act_scale(q))
     return y.unflatten(0, (experts, count))
 
 
