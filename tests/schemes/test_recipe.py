@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
+import glob
+import itertools
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -80,6 +84,40 @@ def test_a_regex_must_fit_the_whole_name() -> None:
 def test_patterns_mind_capitals() -> None:
     with pytest.raises(RecipeError, match="fits no weight"):
         chosen({"Layers.*": "int8"}, UNTIED)
+
+
+def test_globs_fit_what_fnmatch_says() -> None:
+    """Those of one name are looked up: with no wildcard but in brackets."""
+    names = ["".join(parts) for parts in itertools.product(["a", "b]", "[", "*"], repeat=2)]
+    for parts in itertools.product(["", "a", "b]", "[", "[!", "[*]", "[[]", "[a-c]", "*"], repeat=3):
+        match = "".join(parts)
+        fits = {name for name in names if any(fnmatch.fnmatchcase(each, match) for each in (name, f"{name}.weight"))}
+        assert {name for name in names if Rule(match, "int8").fits(target(name))} == fits, match
+
+
+def test_a_rule_for_each_weight_takes_as_many_steps_as_there_are_weights() -> None:
+    """And not as many as there are pairs of them: the recipes of `mixed` are such."""
+
+    def calls(weights: int) -> int:
+        targets = [target(f"layers.{at}.p[0]") for at in range(weights)]
+        rules = tuple(Rule(glob.escape(each.name), "int8", ("linear",)) for each in targets)
+        count = 0
+
+        def counts(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        before = sys.getprofile()
+        sys.setprofile(counts)
+        try:
+            plan = Recipe((Rule("layers.0.*", "skip"), *rules[1:], rules[0])).resolve(targets)
+        finally:
+            sys.setprofile(before)
+        assert len(plan.quantized) == weights - 1
+        return count
+
+    calls(2)
+    assert calls(256) < 5 * calls(64)
 
 
 def test_skip_leaves_a_weight_with_a_reason() -> None:
@@ -253,6 +291,21 @@ def test_plan_by_name() -> None:
     assert plan["conv.weight"].scheme == preset("int8")
     with pytest.raises(KeyError, match="nope"):
         plan["nope"]
+
+
+def test_a_plan_is_no_list_to_search() -> None:
+    class Name(str):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Name.compared += 1
+            return super().__eq__(other)
+
+        __hash__ = str.__hash__
+
+    plan = Plan(tuple(Choice(Name(at), None, "") for at in range(100)))
+    assert all(plan[str(at)].name == str(at) for at in range(100))
+    assert Name.compared <= 300
 
 
 def test_the_difference_of_two_plans() -> None:

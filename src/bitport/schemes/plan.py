@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -28,11 +29,12 @@ class Choice:
 class Plan:
     choices: tuple[Choice, ...]
 
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Choice]:
+        return {choice.name: choice for choice in self.choices}
+
     def __getitem__(self, name: str) -> Choice:
-        for choice in self.choices:
-            if choice.name == name:
-                return choice
-        raise KeyError(name)
+        return self._by_name[name]
 
     @property
     def quantized(self) -> tuple[Choice, ...]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import difflib
 import fnmatch
+import functools
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +22,8 @@ VERSION = 1
 KINDS = ("linear", "experts", "attention", "embedding", "conv", "other")
 DEFAULT_KINDS = ("linear", "experts", "attention")
 
-
+# A glob that fits one name: no wildcard, or each in brackets, as glob.escape writes it.
+ONE_NAME = re.compile(r"(?:[^*?[]|\[[*?[]\])*")
 ROUTER = re.compile(r"(.*\.)?(router(\.\w+)?|gate(\.wg)?)")
 
 
@@ -78,17 +82,26 @@ class Rule:
                 raise RecipeError(f"rule {self.match!r}: unknown kinds {sorted(unknown)}; known: {', '.join(KINDS)}")
         if self.match.startswith("re:"):
             try:
-                re.compile(self.match[3:])
+                _ = self._pattern
             except re.error as error:
                 raise RecipeError(f"rule {self.match!r} is no regular expression: {error}") from error
+
+    @functools.cached_property
+    def _name(self) -> str | None:
+        """The only name that fits; None where several may."""
+        if self.match.startswith("re:") or not ONE_NAME.fullmatch(self.match):
+            return None
+        return re.sub(r"\[(.)\]", r"\1", self.match)
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(self.match[3:] if self.match.startswith("re:") else fnmatch.translate(self.match))
 
     def fits(self, target: Target) -> bool:
         if target.kind not in (self.kinds or KINDS[:-1]):
             return False
-        names = {target.module, target.name}
-        if self.match.startswith("re:"):
-            return any(re.fullmatch(self.match[3:], name) for name in names)
-        return any(fnmatch.fnmatchcase(name, self.match) for name in names)
+        names = (target.module, target.name)
+        return any(map(self._pattern.fullmatch, names)) if self._name is None else self._name in names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,31 +138,46 @@ class Recipe:
         """What each target gets. Every rule must fit at least one target; tied weights get one decision."""
         if not targets:
             raise RecipeError("nothing to quantize: no Linear, Embedding, Conv, attention or expert weight was found")
-        for rule in self.rules:
-            if not any(rule.fits(target) for target in targets):
+        fitting = self._fitting(targets)
+        used = set(itertools.chain(*fitting))
+        for at, rule in enumerate(self.rules):
+            if at not in used:
                 raise RecipeError(
                     f"rule {rule.match!r} (kinds: {', '.join(rule.kinds or KINDS[:-1])}) fits no weight; "
                     f"the model has {_preview(targets, rule.match)}{_other_kinds(targets, rule)}"
                 )
-        self._check_order(targets)
-        return Plan(tuple(_tied(targets, [self._decide(target) for target in targets])))
+        self._check_order(fitting)
+        choices = [self._decide(target, fits) for target, fits in zip(targets, fitting, strict=True)]
+        return Plan(tuple(_tied(targets, choices)))
 
-    def _check_order(self, targets: Sequence[Target]) -> None:
+    def _fitting(self, targets: Sequence[Target]) -> list[list[int]]:
+        """For each target the positions of the rules that fit it, in order. A recipe may have a rule for each weight:
+        rules that name one are looked up, and the others alone are tried on every target."""
+        several: list[int] = []
+        named: dict[str, list[int]] = collections.defaultdict(list)
+        for at, rule in enumerate(self.rules):
+            (several if rule._name is None else named[rule._name]).append(at)
+        found = []
+        for target in targets:
+            tried = sorted({*several, *named.get(target.module, ()), *named.get(target.name, ())})
+            found.append([at for at in tried if self.rules[at].fits(target)])
+        return found
+
+    def _check_order(self, fitting: Sequence[Sequence[int]]) -> None:
         """RecipeError for a rule that comes too late, behind one for everything."""
-        everything = next((at for at, rule in enumerate(self.rules) if rule.match == "*"), len(self.rules))
-        for rule in self.rules[everything + 1 :]:
-            before = [self._first(target) for target in targets if rule.fits(target)]
-            if rule not in before and any(first and first.match == "*" for first in before):
+        first = {self.rules[fits[0]] for fits in fitting if fits}
+        behind = {at for fits in fitting if fits and self.rules[fits[0]].match == "*" for at in fits[1:]}
+        for at in sorted(behind):
+            if self.rules[at] not in first:
                 raise RecipeError(
-                    f"rule {rule.match!r} decides nothing: the first rule that fits a weight decides, and '*' stands "
-                    f"before it; put it first"
+                    f"rule {self.rules[at].match!r} decides nothing: the first rule that fits a weight decides, and "
+                    f"'*' stands before it; put it first"
                 )
 
-    def _first(self, target: Target) -> Rule | None:
-        return next((rule for rule in self.rules if rule.fits(target)), None)
-
-    def _decide(self, target: Target) -> Choice:
-        if rule := self._first(target):
+    def _decide(self, target: Target, fits: Sequence[int]) -> Choice:
+        """``fits``: the positions of the rules that fit."""
+        if fits:
+            rule = self.rules[fits[0]]
             if isinstance(rule.scheme, str):
                 return Choice(target.name, None, f"rule {rule.match!r} says skip")
             if 0 in target.shape:
