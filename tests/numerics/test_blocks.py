@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bitport.numerics import block_amax, block_max, block_min, expand, from_blocks, spread, to_blocks
+from bitport.numerics import block_amax, expand, from_blocks, spread, to_blocks
 
 BLOCKS = [(0, 0), (1, 0), (0, 1), (1, 8), (1, 7), (4, 5), (3, 0), (64, 64), (1, 1)]
 SHAPE = (10, 24)
@@ -13,14 +13,10 @@ def slices(block: tuple[int, int], n: int, k: int) -> list[list[tuple[slice, sli
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-@pytest.mark.parametrize("sign", [1, -1], ids=["positive", "negative"])
-def test_reductions_see_only_real_elements(block: tuple[int, int], sign: int) -> None:
-    x = sign * (torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(0)) + 1)  # padding with 0 would show
-    for reduce, expected in ((block_min, torch.amin), (block_max, torch.amax)):
-        loop = [[expected(x[..., r, c], (-2, -1)) for r, c in row] for row in slices(block, *SHAPE)]
-        assert torch.equal(reduce(x, block), torch.stack([torch.stack(row, -1) for row in loop], -2))
-    largest = block_max(x, block) if sign == 1 else -block_min(x, block)
-    assert torch.equal(block_amax(x, block), largest)
+def test_the_largest_magnitude_of_each_block(block: tuple[int, int]) -> None:
+    x = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
+    loop = [[x[..., r, c].abs().amax((-2, -1)) for r, c in row] for row in slices(block, *SHAPE)]
+    assert torch.equal(block_amax(x, block), torch.stack([torch.stack(row, -1) for row in loop], -2))
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)

@@ -3,15 +3,12 @@ import math
 import pytest
 import torch
 
-from bitport.numerics import cosine, max_error, relative_error, sqnr
+from bitport.numerics import sqnr
 
 
 def test_by_hand() -> None:
     reference, value = torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.5])
     assert sqnr(reference, value).item() == pytest.approx(20.0, abs=1e-12)  # |ref| = 5, |error| = 0.5
-    assert relative_error(reference, value).item() == pytest.approx(0.1, abs=1e-15)
-    assert max_error(reference, value).item() == 0.5
-    assert cosine(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])).item() == pytest.approx(math.sqrt(0.5), abs=1e-15)
 
 
 def test_ends() -> None:
@@ -19,9 +16,8 @@ def test_ends() -> None:
     assert sqnr(x, x).item() == math.inf
     assert sqnr(zero, zero).item() == math.inf
     assert sqnr(zero, x).item() == -math.inf
-    assert max_error(torch.zeros(0), torch.zeros(0)).item() == 0
+    assert sqnr(torch.zeros(0), torch.zeros(0)).item() == math.inf
     assert sqnr(x, torch.tensor([1.0, math.nan, 1.0])).isnan()
-    assert max_error(x, torch.tensor([1.0, math.nan, 1.0])).isnan()
 
 
 def test_computed_in_float64() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitport.numerics import cosine, sqnr
+from bitport.numerics import sqnr
 from bitport.ops import OPS
 from bitport.ops.samples import product_budget
 
@@ -33,6 +33,10 @@ def judge(x: Tensor, w: Tensor, scaler: Tensor, zero_point: Tensor | None = None
             if zero is not None:
                 y[m, at] -= float(zero[c, at]) * sum(rows[m][c])
     return y.reshape(*x.shape[:-1], n)
+
+
+def cosine(one: Tensor, other: Tensor) -> Tensor:
+    return torch.nn.functional.cosine_similarity(one.double().flatten(), other.double().flatten(), dim=0)
 
 
 def rounded(x: Tensor) -> Tensor:

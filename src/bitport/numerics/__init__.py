@@ -8,7 +8,7 @@ from bitport.numerics.activations import (
     quantize_rows,
     static_scale,
 )
-from bitport.numerics.blocks import block_amax, block_max, block_min, expand, from_blocks, spread, to_blocks
+from bitport.numerics.blocks import block_amax, expand, from_blocks, spread, to_blocks
 from bitport.numerics.codebooks import NF4, decode_codebook, encode_codebook
 from bitport.numerics.codec import (
     Quantized,
@@ -19,7 +19,7 @@ from bitport.numerics.codec import (
     quantize_codes,
     quantize_dequantize,
 )
-from bitport.numerics.error import cosine, max_error, numbers_at_once, relative_error, sqnr, sqnr_of_pieces
+from bitport.numerics.error import numbers_at_once, sqnr, sqnr_of_pieces
 from bitport.numerics.floats import decode, encode
 from bitport.numerics.format import Format
 from bitport.numerics.packing import from_storage, pack_bits, packed_size, to_storage, unpack_bits
@@ -39,11 +39,8 @@ __all__ = [
     "Rounding",
     "activation_format",
     "block_amax",
-    "block_max",
-    "block_min",
     "block_scale",
     "choose_qparams",
-    "cosine",
     "decode",
     "decode_codebook",
     "dequantize",
@@ -54,7 +51,6 @@ __all__ = [
     "fake_quantize",
     "from_blocks",
     "from_storage",
-    "max_error",
     "number_type",
     "numbers_at_once",
     "pack_bits",
@@ -64,7 +60,6 @@ __all__ = [
     "quantize_codes",
     "quantize_dequantize",
     "quantize_rows",
-    "relative_error",
     "round_to_int",
     "spread",
     "sqnr",

@@ -21,14 +21,14 @@ def _split(size: int, block: int) -> tuple[int, int, int]:
     return -(-size // block), block, -size % block
 
 
-def to_blocks(x: Tensor, block: Block, fill: float = 0) -> Tensor:
-    """[..., N, K] to [..., SN, bn, SK, bk]; the missing elements of short edge blocks are `fill`."""
+def to_blocks(x: Tensor, block: Block) -> Tensor:
+    """[..., N, K] to [..., SN, bn, SK, bk]; the missing elements of short edge blocks are 0."""
     if x.ndim < 2:
         raise ValueError(f"blocks are cut from matrices [..., N, K], got shape {tuple(x.shape)}")
     row_blocks, rows, short_rows = _split(x.shape[-2], block[0])
     column_blocks, columns, short_columns = _split(x.shape[-1], block[1])
     if short_rows or short_columns:
-        x = F.pad(x, (0, short_columns, 0, short_rows), value=fill)
+        x = F.pad(x, (0, short_columns, 0, short_rows))
     return x.reshape(*x.shape[:-2], row_blocks, rows, column_blocks, columns)
 
 
@@ -68,11 +68,3 @@ def expand(scale: Tensor, block: Block, n: int, k: int) -> Tensor:
 def block_amax(x: Tensor, block: Block) -> Tensor:
     """Largest magnitude of each block, in x's dtype; NaN where a block holds one."""
     return to_blocks(x.abs(), block).amax((-3, -1))
-
-
-def block_min(x: Tensor, block: Block) -> Tensor:
-    return to_blocks(x, block, float("inf")).amin((-3, -1))
-
-
-def block_max(x: Tensor, block: Block) -> Tensor:
-    return to_blocks(x, block, float("-inf")).amax((-3, -1))

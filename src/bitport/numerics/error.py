@@ -21,10 +21,6 @@ def _with_float64(device: torch.device) -> torch.device:
     return device if device.type in _HAVE_FLOAT64 else torch.device("cpu")
 
 
-def _float64(x: Tensor) -> Tensor:
-    return x.detach().to(_with_float64(x.device)).to(torch.float64)
-
-
 def _pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     most, size = numbers_at_once(one.device), one.numel()
     if size <= most:
@@ -58,26 +54,5 @@ def sqnr(reference: Tensor, value: Tensor) -> Tensor:
 
 def sqnr_of_pieces(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     """The same of all pieces together, of the reference and of the value."""
-    return -20 * torch.log10(_relative_error(pairs))
-
-
-def relative_error(reference: Tensor, value: Tensor) -> Tensor:
-    """|ref - value| / |ref| in the 2-norm; 0 where they are equal, also both zero."""
-    return _relative_error([(reference, value)])
-
-
-def _relative_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     signal, noise = _squares(pairs)
-    return torch.where(noise == 0, 0.0, (noise / signal).sqrt())
-
-
-def max_error(reference: Tensor, value: Tensor) -> Tensor:
-    difference = (_float64(reference) - _float64(value)).abs().flatten()
-    return torch.cat([difference, difference.new_zeros(1)]).amax()
-
-
-def cosine(reference: Tensor, value: Tensor) -> Tensor:
-    """Cosine of the angle between the two, taken as vectors; NaN where one of them is zero."""
-    first, second = _float64(reference).flatten(), _float64(value).flatten()
-    product: Tensor = torch.linalg.vector_norm(first) * torch.linalg.vector_norm(second)
-    return torch.dot(first, second) / product
+    return -20 * torch.log10(torch.where(noise == 0, 0.0, (noise / signal).sqrt()))
