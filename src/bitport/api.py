@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -20,13 +20,13 @@ from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.offloaded import refuse_offloaded
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
+from bitport.numerics import FLOATS
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
 from bitport.report.explain import Explanation, explain_layer
 from bitport.report.quantized import listed
 from bitport.schemes import Choice, Recipe, Scheme, Target
 from bitport.tensor import QTensor
-from bitport.tensor.parts import FLOATS
 from bitport.tensor.sharded import is_quantized, is_sharded, nbytes_of, own, sharded_like, whole
 
 
@@ -57,10 +57,10 @@ def quantize_(
     targets = find_targets(model)
     plan = rules.resolve(targets)
     by_name = dict(zip((target.name for target in targets), targets, strict=True))
-    chosen = [choice for choice in plan.quantized if not is_quantized(_weight(model, by_name[choice.name]))]
+    chosen = [choice for choice in plan.quantized if not is_quantized(by_name[choice.name].weight(model))]
     if chosen:
         refuse_fsdp(model, "quantize_")
-    _check_sharded([choice for choice in chosen if is_sharded(_weight(model, by_name[choice.name]))], by, device)
+    _check_sharded([choice for choice in chosen if is_sharded(by_name[choice.name].weight(model))], by, device)
     _check(model, by_name, chosen, device)
     solving = Solving(model, targets, chosen, by, calibrate, device)
     before = _nbytes(model)
@@ -74,7 +74,7 @@ def quantize_(
         model.to(device)  # what is not quantized; the quantized weights are there
 
     def left(choice: Choice) -> LayerReport:
-        weight = _weight(model, by_name[choice.name])
+        weight = by_name[choice.name].weight(model)
         q, size = own(weight), nbytes_of(weight)
         if isinstance(q, QTensor):
             choice = dataclasses.replace(choice, reason=f"is {q.scheme} already")
@@ -123,7 +123,7 @@ def _check(
     """Before anything is changed: does each weight hold numbers, and can its device hold and compute its scheme?"""
     pairs = set()
     for choice in chosen:
-        weight = _weight(model, targets[choice.name])
+        weight = targets[choice.name].weight(model)
         if is_traceable_wrapper_subclass(weight) and not is_sharded(weight):
             raise ArgumentError(
                 f"{choice.name} is a {type(weight).__name__}, not a float tensor; a model prepared by bitport.train is "
@@ -150,10 +150,6 @@ def _check_sharded(sharded: list[Choice], by: Algorithm, device: torch.device | 
         raise ArgumentError(f"{named}; what is calibrated is so in one piece: quantize_ first, then shard the model")
     if device is not None:
         raise ArgumentError(f"{named}; they stay on the devices of their mesh: leave out device={device!r}")
-
-
-def _weight(model: nn.Module, target: Target) -> Tensor:
-    return getattr(model.get_submodule(target.module), target.param)
 
 
 def _nbytes(model: nn.Module) -> int:

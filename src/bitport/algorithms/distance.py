@@ -34,15 +34,14 @@ class Distance:
 
     def __call__(self, targets: Sequence[Target], q: QTensor) -> float:
         """With the one weight that ``targets`` name in the form ``q``."""
-        modules = [self.model.get_submodule(target.module) for target in targets]
-        before = getattr(modules[0], targets[0].param)
+        before = targets[0].weight(self.model)
         try:
-            for module, target in zip(modules, targets, strict=True):
-                setattr(module, target.param, q)
+            for target in targets:
+                target.put(self.model, q)
             pairs = [(exact, self._outputs(batch)) for exact, batch in zip(self.exact, self.batches, strict=True)]
         finally:
-            for module, target in zip(modules, targets, strict=True):
-                setattr(module, target.param, before)
+            for target in targets:
+                target.put(self.model, before)
         lost, scale = (sum(each) for each in zip(*itertools.starmap(_divergence, pairs), strict=True))
         return lost / scale
 

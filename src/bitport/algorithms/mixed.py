@@ -101,7 +101,7 @@ def check_size(
 
 
 def _size(model: nn.Module, target: Target, scheme: Scheme) -> int:
-    return quantize_target(_weight(model, target).to("meta"), target, scheme).nbytes
+    return quantize_target(target.weight(model).to("meta"), target, scheme).nbytes
 
 
 def _budget(weights: int, bits: float | None, nbytes: int | None) -> int:
@@ -147,7 +147,7 @@ def costs(
     found: dict[str, tuple[Option, ...]] = {}
     silent = set()
     for target, inputs in with_progress(work, len(every), "measuring", progress):
-        value, options = _weight(model, target), []
+        value, options = target.weight(model), []
         for scheme in schemes:
             outcome = apply(by, value, target, scheme, inputs, measure=False).as_parameter()
             if distance is not None:
@@ -192,7 +192,7 @@ def _chosen_for(model: nn.Module, scheme: Scheme, rules: Sequence[Rule]) -> list
     plan = Recipe((*rules, Rule("*", scheme, DEFAULT_KINDS))).resolve(targets)
     names = {choice.name for choice in plan.quantized}
     chosen = [each for each in targets if each.name in names and not any(rule.fits(each) for rule in rules)]
-    if done := [each.name for each in chosen if isinstance(_weight(model, each), QTensor)]:
+    if done := [each.name for each in chosen if isinstance(each.weight(model), QTensor)]:
         raise ArgumentError(f"{done[0]} is quantized already: choose bits for a model that is not")
     return chosen
 
@@ -216,7 +216,3 @@ def _grouped(targets: Sequence[Target], label: Callable[[Target], str]) -> dict[
 def _summed(several: Sequence[tuple[Option, ...]]) -> tuple[Option, ...]:
     each = zip(*several, strict=True)
     return tuple(Option(sum(o.nbytes for o in options), sum(o.error for o in options)) for options in each)
-
-
-def _weight(model: nn.Module, target: Target) -> Tensor:
-    return getattr(model.get_submodule(target.module), target.param)

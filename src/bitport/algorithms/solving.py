@@ -59,8 +59,7 @@ class Solving:
             raise ArgumentError(f"{by.name} looks at the inputs of layers; give calibrate=batches to measure them")
 
     def weight(self, name: str) -> Tensor:
-        target = self.targets[name]
-        return getattr(self.model.get_submodule(target.module), target.param)
+        return self.targets[name].weight(self.model)
 
     def run(self, *, measure: bool = True, progress: bool | None = None) -> Iterator[Solved]:
         """Each weight as it is done. ``measure``: work out its error."""
@@ -92,7 +91,7 @@ class Solving:
             outcome = prepared.apply(moved, target, inputs, measure=measure)
             outcome = dataclasses.replace(outcome, q=laid_out(outcome.q, value)).as_parameter()  # type: ignore[arg-type]
             for each in every:  # at once, so that later blocks are calibrated with it
-                setattr(model.get_submodule(each.module), each.param, outcome.q)
+                each.put(model, outcome.q)
             yield Solved(choices[target.name], every, value, outcome)
 
 

@@ -19,11 +19,10 @@ from torch import Tensor
 from bitport.cache.format import CacheFormat, cache_format
 from bitport.cache.rows import Rows
 from bitport.errors import ArgumentError
-from bitport.numerics import Format
+from bitport.numerics import FLOATS, Format
 from bitport.ops import OPS, Weight
 from bitport.ops.attention import joined
 from bitport.ops.convert import format_json, from_list
-from bitport.ops.linear import FLOATS
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
 """Codes, scales and zeros."""

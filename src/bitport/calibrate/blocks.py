@@ -133,7 +133,7 @@ class Walk:
         """Of those ``targets`` that lie in ``step``; ``found``: of all, by storage."""
         own = [target for target in targets if target in (self.targets[step] if step else self.rest)]
         watch = Watch(
-            {target.name: getattr(self.model.get_submodule(target.module), target.param) for target in own},
+            {target.name: target.weight(self.model) for target in own},
             [target.name for target in own if target.transposed],
             collect=Magnitudes,
         )
@@ -221,7 +221,7 @@ class Walk:
         """The inputs of ``targets`` while the module ``step`` (the model, for REST) runs on ``batches``, by ``work``
         where that does it in another way."""
         module = self.model.get_submodule(step)
-        weights = {each.name: getattr(self.model.get_submodule(each.module), each.param) for each in targets}
+        weights = {each.name: each.weight(self.model) for each in targets}
         seen = [each for each in targets if each.name in self.wanted and not isinstance(weights[each.name], QTensor)]
         weights = {target.name: weights[target.name] for target in seen}  # a tied one is quantized already
         transposed = [target.name for target in seen if target.transposed]

@@ -25,7 +25,7 @@ def input_scales(
 
     ``calibrate``: batches (:mod:`bitport.calibrate.batches`), or a function that runs the model.
     """
-    weights = {target.name: getattr(model.get_submodule(target.module), target.param) for target in activations}
+    weights = {target.name: target.weight(model) for target in activations}
     watch = Watch(weights, [target.name for target in activations if target.transposed], collect=Magnitudes)
     with in_use(model), torch.no_grad(), watch:
         if callable(calibrate):

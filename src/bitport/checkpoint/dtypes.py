@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
+from bitport.numerics import FLOATS
 
 OWN_TAG: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -47,6 +48,8 @@ READABLE: dict[str, torch.dtype] = {
     "C64": torch.complex64,
 }
 """What the files of others may hold."""
+WEIGHTS = (*FLOATS, torch.float64)
+"""Of weights that are not quantized."""
 DTYPES: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in TAGS}
 
 

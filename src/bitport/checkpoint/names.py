@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
+from bitport.checkpoint.dtypes import WEIGHTS
 from bitport.nn.targets import lie_transposed
 from bitport.schemes import Target
 from bitport.schemes.recipe import is_router
@@ -29,12 +30,10 @@ CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 """Values of config.json's model_type whose c_attn, c_proj, c_fc and q_attn are the Conv1D of transformers: linear
 layers that lie as [K, N]."""
 
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
 
 def target_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, model_type: str = "") -> Target | None:
     """The target that ``name`` is, or None for what is no matrix of floats."""
-    if len(shape) < 2 or dtype not in FLOATS:
+    if len(shape) < 2 or dtype not in WEIGHTS:
         return None
     module, _, param = name.rpartition(".")
     found = (kind for pattern, dims, kind in KINDS if len(shape) == dims and re.fullmatch(pattern, name))

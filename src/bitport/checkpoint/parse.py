@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from bitport.checkpoint.dtypes import DTYPES
+from bitport.checkpoint.dtypes import DTYPES, WEIGHTS
 from bitport.checkpoint.manifest import NAME, VERSION, Entry, Manifest, Part, checksum
 from bitport.checkpoint.shards import inside
 from bitport.errors import CheckpointError, SchemeError
@@ -21,7 +21,6 @@ from bitport.tensor import PARTS
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
 LARGEST = 2**48
 """No dimension, no block and no file is larger; products of a few stay far inside what torch can count."""
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 BUFFERS = ("persistent", "derived")
 
 
@@ -110,8 +109,8 @@ class _Parser:
             known = f"known are {', '.join(PARTS)}, the first two needed"
             self.fail(f"{where}: its parts are {reprlib.repr(list(parts))}; {known}")
         dtype, shape = self.dtype(fields["dtype"], where), self.shape(fields["shape"], where)
-        if scheme is not None and dtype not in FLOATS:
-            self.fail(f"{where}: a quantized tensor stands for one of {', '.join(map(str, FLOATS))}, not for {dtype}")
+        if scheme is not None and dtype not in WEIGHTS:
+            self.fail(f"{where}: a quantized tensor stands for one of {', '.join(map(str, WEIGHTS))}, not for {dtype}")
         if scheme is None and (parts[""].dtype, parts[""].shape) != (dtype, shape):
             self.fail(f"{where}: its dtype and shape are not those of its part")
         buffer = fields.get("buffer", "")

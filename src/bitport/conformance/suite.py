@@ -14,14 +14,12 @@ from torch import Tensor
 
 from bitport import layouts
 from bitport.errors import ArgumentError, BitportError
-from bitport.numerics import Quantized, sqnr
+from bitport.numerics import FLOATS, Quantized, sqnr
 from bitport.ops import OPS, Op, Sample, Weight, decide
 from bitport.ops.device import check_present
 from bitport.ops.outside import Outside, outside
 from bitport.ops.samples import VARIANTS
 from bitport.schemes import PRESETS
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +65,7 @@ def run(device: torch.device | str, ops: Iterable[str] | None = None) -> list[Ro
     names = list(OPS if ops is None else ops)
     if unknown := set(names) - set(OPS):
         raise ArgumentError(f"unknown ops {sorted(unknown)}; known: {', '.join(OPS)}")
-    return [row for name in names for dtype in DTYPES for row in _rows(OPS[name], device, dtype, place)]
+    return [row for name in names for dtype in FLOATS for row in _rows(OPS[name], device, dtype, place)]
 
 
 def subject(name: str) -> str:

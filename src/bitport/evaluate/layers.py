@@ -47,8 +47,8 @@ class Rows:
 @contextlib.contextmanager
 def sampled(model: nn.Module) -> Iterator[dict[str, Rows]]:
     """Within this context: what goes into each weight of ``model``, by its name."""
-    targets = [target for target in find_targets(model) if not isinstance(_weight(model, target), QTensor)]
-    weights = {target.name: _weight(model, target) for target in targets}
+    targets = [target for target in find_targets(model) if not isinstance(target.weight(model), QTensor)]
+    weights = {target.name: target.weight(model) for target in targets}
     watch = Watch(weights, [target.name for target in targets if target.transposed], Rows)
     with watch:
         yield watch.seen
@@ -69,10 +69,10 @@ def layer_errors(
     layers: dict[str, LayerReport] = {}  # by storage: a tied weight is one layer
     for name, value in with_progress(files.read(files.stored), len(files.stored), "comparing weights", progress):
         if name in targets and (storage := targets[name].storage) not in layers:
-            layers[storage] = _layer(_weight(model, targets[name]), value, targets[name], seen.get(storage))
+            layers[storage] = _layer(targets[name].weight(model), value, targets[name], seen.get(storage))
     for target in targets.values():
         if target.storage not in layers:
-            layers[target.storage] = _unknown(_weight(model, target), target, original)
+            layers[target.storage] = _unknown(target.weight(model), target, original)
     ordered = dict.fromkeys(target.storage for target in targets.values())
     before = sum(held.nbytes for held in files.stored.values())
     after = sum(param.nbytes for param in model.parameters())
@@ -113,10 +113,6 @@ def _unknown(param: Tensor, target: Target, original: str | Path) -> LayerReport
     scheme = str(param.scheme) if isinstance(param, QTensor) else None
     reason = f"{HELD}; not compared: the files in {original} have no tensor of this name" if scheme else "not quantized"
     return LayerReport(target.name, scheme, reason, param.numel() * param.dtype.itemsize, param.nbytes)
-
-
-def _weight(model: nn.Module, target: Target) -> Tensor:
-    return getattr(model.get_submodule(target.module), target.param)
 
 
 def _cpu(tensor: Tensor | None) -> Tensor | None:

@@ -35,7 +35,7 @@ from bitport.integrations.components import spared
 from bitport.integrations.pretrained import Loading, Original, Stored
 from bitport.integrations.transformers import NAME, BitportConfig
 from bitport.nn.targets import find_targets
-from bitport.tensor.parts import FLOATS
+from bitport.numerics import FLOATS
 
 __all__ = ["BitportConfig"]
 

@@ -27,10 +27,9 @@ from bitport.interop import codec
 from bitport.interop.checks import expect
 from bitport.interop.codec import Described, Weight, exactly, grouped, setting
 from bitport.interop.words import from_codes, to_codes, to_stream
-from bitport.numerics import Format, Quantized, pack_bits, unpack_bits
+from bitport.numerics import FLOATS, Format, Quantized, pack_bits, unpack_bits
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
-from bitport.tensor.parts import FLOATS
 
 BITS, PER_WORD, MIDPOINT = 4, 8, 8
 VERSIONS = ("gemm", "gemv")

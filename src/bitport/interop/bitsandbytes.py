@@ -39,11 +39,10 @@ from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
 from bitport.interop.codec import Described, Weight, grouped, setting
-from bitport.numerics import NUMBER_TYPES, Format, Quantized
+from bitport.numerics import FLOATS, NUMBER_TYPES, Format, Quantized
 from bitport.schemes import Scheme, preset
 from bitport.schemes.presets import CHANNEL
 from bitport.tensor import QTensor, from_parts
-from bitport.tensor.parts import FLOATS
 
 STATE = ".quant_state.bitsandbytes__"
 DTYPES = {"nf4": "nf4", "fp4": "bnb_fp4"}

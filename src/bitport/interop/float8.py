@@ -36,11 +36,10 @@ from bitport.errors import CheckpointError
 from bitport.interop import codec, modelopt
 from bitport.interop.checks import expect
 from bitport.interop.codec import Described, Weight, setting
-from bitport.numerics import Format, Quantized
+from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import PRESETS, Scheme
 from bitport.schemes.presets import CHANNEL, TENSOR
 from bitport.tensor import QTensor, from_parts
-from bitport.tensor.parts import FLOATS
 
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 OTHERS = (torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)

@@ -34,11 +34,10 @@ from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
 from bitport.interop.codec import NO_CONV1D, Described, Weight, exactly, grouped
-from bitport.numerics import Format, Quantized
+from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.packing import pack_bits, unpack_bits
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
-from bitport.tensor.parts import FLOATS
 
 NO_NUMBERS = ("quant_method", "quant_config", "skip_modules")
 """Settings of config.json, which the layers say again."""

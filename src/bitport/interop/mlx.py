@@ -34,11 +34,10 @@ from bitport.interop.checks import expect
 from bitport.interop.codec import NO_CONV1D, Described, Weight, setting
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
-from bitport.numerics import Quantized
+from bitport.numerics import FLOATS, Quantized
 from bitport.numerics.packing import unpack_bits
 from bitport.schemes import Scheme, preset
 from bitport.tensor import QTensor, from_parts
-from bitport.tensor.parts import FLOATS
 
 BITS = (1, 2, 3, 4, 5, 6, 8)
 GROUPS = (128, 64, 32)

@@ -34,10 +34,9 @@ from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
 from bitport.interop.codec import Weight, setting
-from bitport.numerics import STATIC, Quantized
+from bitport.numerics import FLOATS, STATIC, Quantized
 from bitport.schemes import PRESETS, Scheme, preset
 from bitport.tensor import from_parts
-from bitport.tensor.parts import FLOATS
 
 E4M3, MIXED = torch.float8_e4m3fn, "MIXED_PRECISION"
 SCHEMES = {

@@ -39,11 +39,10 @@ from bitport.interop.checks import expect
 from bitport.interop.codec import NO_CONV1D, Described, Weight, exactly, setting
 from bitport.interop.shifts import ROUNDED, of_shifts, to_shifts
 from bitport.interop.skeleton import shapes_of
-from bitport.numerics import Quantized
+from bitport.numerics import FLOATS, Quantized
 from bitport.numerics.packing import unpack_bits
 from bitport.schemes import Scheme, preset
 from bitport.tensor import QTensor, from_parts
-from bitport.tensor.parts import FLOATS
 
 WHOLE = {
     "qint8": (torch.int8, "int8"),

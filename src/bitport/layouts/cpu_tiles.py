@@ -24,15 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.layouts.base import Matrix, Packed, register_layout
-from bitport.numerics import NUMBER_TYPES, Quantized
+from bitport.numerics import NUMBER_TYPES, SCALES, ZEROS, Quantized
 from bitport.numerics.packing import from_storage, to_storage
 
 TILE = 32
 DIGITS = (8, 4, 2, 1)
 UNIT = 16
 """Columns that share a scale: groups are multiples of it."""
-SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu, torch.float8_e4m3fn)
-ZEROS = (torch.uint8, torch.float32, torch.bfloat16, torch.float16)
 
 
 class CpuTiles:

@@ -11,9 +11,7 @@ import torch
 from bitport.layouts.base import Matrix, Packed, register_layout
 from bitport.layouts.plain_int32 import aligned
 from bitport.layouts.tile_packed import pairs, refuses_groups
-from bitport.numerics import Quantized
-
-SCALES = (torch.float32, torch.bfloat16, torch.float16)
+from bitport.numerics import FLOATS, Quantized
 
 
 class Int4Pairs:
@@ -30,7 +28,7 @@ class Int4Pairs:
             return reason
         if matrix.n % 8:
             return f"N must be a multiple of 8, not {matrix.n}"
-        if parts.scale.dtype not in SCALES:
+        if parts.scale.dtype not in FLOATS:
             return f"scales must be float32, bfloat16 or float16, not {parts.scale.dtype}"
         return None
 

@@ -19,6 +19,7 @@ from bitport.numerics.codec import (
     quantize_codes,
     quantize_dequantize,
 )
+from bitport.numerics.dtypes import FLOATS, SCALES, ZEROS
 from bitport.numerics.error import numbers_at_once, sqnr, sqnr_of_pieces
 from bitport.numerics.floats import decode, encode
 from bitport.numerics.format import Format
@@ -29,9 +30,12 @@ from bitport.numerics.types import NUMBER_TYPES, NumberType, number_type
 
 __all__ = [
     "ACTIVATIONS",
+    "FLOATS",
     "NF4",
     "NUMBER_TYPES",
+    "SCALES",
     "STATIC",
+    "ZEROS",
     "Format",
     "NumberType",
     "Quantized",

@@ -14,14 +14,13 @@ import itertools
 import torch
 from torch import Tensor
 
+from bitport.numerics.dtypes import FLOATS
 from bitport.numerics.rounding import RandomSource, Rounding, check_rounding, shift_round
 from bitport.numerics.types import NumberType, number_type
 
-_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
-
 
 def as_float32(x: Tensor) -> Tensor:
-    if x.dtype not in _INPUTS:
+    if x.dtype not in FLOATS:
         raise TypeError(
             f"expected a tensor of float32, bfloat16 or float16, got {x.dtype}; "
             "cast it with .float() first (for float64 that is one more rounding)"

@@ -11,7 +11,7 @@ import torch
 from bitport.numerics.packing import packed_size
 from bitport.numerics.types import NumberType, number_type
 
-ZEROS = ("none", "int", "float")
+ZERO_KINDS = ("none", "int", "float")
 SCALE_RULES = ("floor", "ceil", "even", "rceil")
 SCALE_DTYPES: dict[str, torch.dtype | None] = {
     "float32": torch.float32,
@@ -52,7 +52,7 @@ class Format:
 
     def __post_init__(self) -> None:
         number = number_type(self.dtype)
-        _choose("zero", self.zero, ZEROS)
+        _choose("zero", self.zero, ZERO_KINDS)
         _choose("scale", self.scale, tuple(SCALE_DTYPES))
         _choose("scale_rule", self.scale_rule, SCALE_RULES)
         if number.kind == "float" and not number.signed:

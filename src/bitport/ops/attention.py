@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.numerics import quantize
+from bitport.numerics import FLOATS, quantize
 from bitport.ops import samples
-from bitport.ops.linear import FLOATS
 from bitport.ops.reference import value_of
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample

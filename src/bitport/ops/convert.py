@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bitport import layouts
 from bitport.errors import ArgumentError
-from bitport.numerics import ACTIVATIONS, Format, Quantized, quantize, quantize_rows
+from bitport.numerics import ACTIVATIONS, FLOATS, Format, Quantized, quantize, quantize_rows
 from bitport.ops import samples
-from bitport.ops.linear import FLOATS, check_activation
+from bitport.ops.linear import check_activation
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
 from bitport.ops.weight import SCHEMA, Weight, check_weight

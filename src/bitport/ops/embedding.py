@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.numerics import Quantized, dequantize
+from bitport.numerics import FLOATS, Quantized, dequantize
 from bitport.ops import samples
-from bitport.ops.linear import FLOATS
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
 from bitport.ops.weight import SCHEMA, Weight, check_weight

@@ -15,12 +15,12 @@ from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 
 from bitport.errors import ArgumentError
-from bitport.numerics import ACTIVATIONS, STATIC, Format, Quantized, dequantize, fake_quantize, quantize
+from bitport.numerics import ACTIVATIONS, FLOATS, STATIC, Format, Quantized, dequantize, fake_quantize, quantize
 from bitport.ops import select
 from bitport.ops.bags import embedding_bag
 from bitport.ops.convert import format_json, from_list
 from bitport.ops.flops import tell_counters
-from bitport.ops.linear import FLOATS, check_linear
+from bitport.ops.linear import check_linear
 from bitport.ops.linear_then import follow
 from bitport.ops.outside import OUTSIDE
 from bitport.ops.table import OPS, has_tangent, no_view, refuse_tangents

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from bitport import layouts
 from bitport.errors import ArgumentError
-from bitport.numerics import ACTIVATIONS, STATIC, fake_quantize
+from bitport.numerics import ACTIVATIONS, FLOATS, STATIC, fake_quantize
 from bitport.ops import samples
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
 from bitport.ops.weight import SCHEMA, Weight, check_weight
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_linear(x: Tensor, data: Tensor, n: int, k: int, bias: Tensor | None) -> None:

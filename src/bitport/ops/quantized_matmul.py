@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.numerics import fake_quantize
+from bitport.numerics import FLOATS, fake_quantize
 from bitport.ops import samples
-from bitport.ops.linear import FLOATS
 from bitport.ops.select import declare
 from bitport.ops.table import Op, Sample
 

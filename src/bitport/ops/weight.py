@@ -11,16 +11,12 @@ from torch import Tensor
 from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
-from bitport.numerics import NUMBER_TYPES, Format, Quantized, dequantize
+from bitport.numerics import NUMBER_TYPES, SCALES, ZEROS, Format, Quantized, dequantize
 
 SCHEMA = (
     "Tensor data, Tensor scale, Tensor? zero, Tensor? scale2, "
     "str dtype, int n, int k, int block_n, int block_k, str layout"
 )
-
-
-SCALES = (torch.bfloat16, torch.float32, torch.float16, torch.float8_e8m0fnu, torch.float8_e4m3fn)
-ZEROS = (torch.uint8, *SCALES[:3])
 
 
 class Weight(NamedTuple):

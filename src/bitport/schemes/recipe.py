@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor, nn
+
 from bitport.errors import RecipeError
 from bitport.schemes.plan import Choice, Plan
 from bitport.schemes.presets import preset
@@ -51,6 +53,13 @@ class Target:
     @property
     def name(self) -> str:
         return f"{self.module}.{self.param}" if self.module else self.param
+
+    def weight(self, model: nn.Module) -> Tensor:
+        return getattr(model.get_submodule(self.module), self.param)
+
+    def put(self, model: nn.Module, weight: Tensor) -> None:
+        """Under this name alone: a tied one is put under each."""
+        setattr(model.get_submodule(self.module), self.param, weight)
 
 
 @dataclasses.dataclass(frozen=True)

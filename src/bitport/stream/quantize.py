@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
@@ -169,7 +169,7 @@ class Stream:
         return report
 
     def _quantize(self, target: Target, name: str, inputs: Inputs | None) -> None:
-        value: Tensor = getattr(self.model.get_submodule(target.module), target.param)
+        value = target.weight(self.model)
         check_finite(value, target)
         owner = self.walk.owner[target.name] if self.walk else 0
         found: Outcome = self.processes.shared(

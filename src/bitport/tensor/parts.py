@@ -11,10 +11,8 @@ from torch._guards import detect_fake_mode
 
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix, layout
-from bitport.numerics import Format, Quantized
+from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.format import SCALE_DTYPES
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class PartSpec(NamedTuple):

@@ -28,12 +28,12 @@ from torch import Tensor
 from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
-from bitport.numerics import Format, Quantized, dequantize, quantize
+from bitport.numerics import FLOATS, Format, Quantized, dequantize, quantize
 from bitport.numerics.format import SCALE_DTYPES
 from bitport.schemes import KINDS, Scheme, preset
 from bitport.tensor.cache_key import source_key
 from bitport.tensor.exporting import recorded
-from bitport.tensor.parts import FLOATS, check_extra, check_packed, check_parts, check_zero, matrix_of, rows_and_columns
+from bitport.tensor.parts import check_extra, check_packed, check_parts, check_zero, matrix_of, rows_and_columns
 
 EXTRA = ("perm", "pre_scale", "act_scale")
 PARTS = ("qdata", "scale", "zero", "scale2", *EXTRA)

@@ -23,14 +23,14 @@ from bitport.errors import ArgumentError
 from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
-from bitport.numerics import Format, Quantized
+from bitport.numerics import FLOATS, Format, Quantized
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
 from bitport.schemes import Choice, Plan, Recipe, Scheme, Target
 from bitport.schemes.plan import refuse_static
 from bitport.schemes.recipe import static_inputs
 from bitport.tensor import QTensor
-from bitport.tensor.parts import FLOATS, has_data
+from bitport.tensor.parts import has_data
 from bitport.tensor.sharded import is_sharded
 from bitport.train.fixed import Fixed, fixed_of, inside_cells
 from bitport.train.gradients import Gradients, gradients_of
@@ -77,7 +77,7 @@ def prepare_(
         assert scheme is not None
         param = _prepared_param(start, scheme, rounded)
         for target in start.targets:
-            _set(model, target, param)
+            target.put(model, param)
     watch_state_(model)
     return plan
 
@@ -97,7 +97,7 @@ def _starts(model: nn.Module, solving: Solving, progress: bool | None) -> list[S
         chosen = [solving.targets[choice.name] for choice in solving.chosen]
         scales = _scales(model, solving)
         return [
-            Start(every, _param(model, every[0]), scales.get(every[0].name), None)
+            Start(every, every[0].weight(model), scales.get(every[0].name), None)
             for every in by_storage(chosen).values()
         ]
     starts = [
@@ -106,7 +106,7 @@ def _starts(model: nn.Module, solving: Solving, progress: bool | None) -> list[S
     ]
     for start in starts:  # it is quantized, as it was while the inputs of later weights were measured
         for target in start.targets:
-            _set(model, target, start.value)
+            target.put(model, start.value)
     return starts
 
 
@@ -169,7 +169,7 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
             ).as_parameter()
             done[id(param)] = outcome.q, outcome.report(choice, param.nbytes)  # type: ignore[assignment]
         q, layer = done[id(param)]
-        _set(model, target, q)
+        target.put(model, q)
         layers.append(layer if not tied else _tied(layer, target.name))
     forget_(model)
     used = {layer.algorithm for layer in layers}
@@ -185,14 +185,14 @@ def release_(model: nn.Module) -> nn.Module:
     for target, param in _prepared(model):
         if id(param) not in done:
             done[id(param)] = nn.Parameter(param.value, requires_grad=param.requires_grad)
-        _set(model, target, done[id(param)])
+        target.put(model, done[id(param)])
     forget_(model)
     return model
 
 
 def _prepared(model: nn.Module, *, or_none: bool = False) -> Iterator[tuple[Target, TrainedTensor]]:
     """Each name of each prepared weight; ArgumentError if there is none, but with ``or_none``."""
-    found = [(target, _param(model, target)) for target in find_targets(model)]
+    found = [(target, target.weight(model)) for target in find_targets(model)]
     prepared = [(target, param) for target, param in found if isinstance(param, TrainedTensor)]
     if not prepared and not or_none:
         raise ArgumentError("no weight of this model is prepared; call prepare_(model, recipe) before training")
@@ -200,7 +200,7 @@ def _prepared(model: nn.Module, *, or_none: bool = False) -> Iterator[tuple[Targ
 
 
 def _check(model: nn.Module, target: Target, scheme: Scheme, gradients: Gradients | None, by: Algorithm) -> None:
-    param = _param(model, target)
+    param = target.weight(model)
     if is_sharded(param):
         raise ArgumentError(f"{target.name} is sharded; prepare_ the model first, then fully_shard it")
     if isinstance(param, TrainedTensor):
@@ -227,14 +227,6 @@ def _check(model: nn.Module, target: Target, scheme: Scheme, gradients: Gradient
             f"gradients would only lose bits; choose a scheme that rounds inputs, or leave out gradients="
         )
     check_device(scheme, param.device)
-
-
-def _param(model: nn.Module, target: Target) -> Any:
-    return getattr(model.get_submodule(target.module), target.param)
-
-
-def _set(model: nn.Module, target: Target, param: Any) -> None:
-    setattr(model.get_submodule(target.module), target.param, param)
 
 
 def _tied(layer: LayerReport, name: str) -> LayerReport:

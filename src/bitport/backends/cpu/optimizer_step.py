@@ -12,11 +12,11 @@ from torch.nn import Parameter
 
 from bitport.backends.cpu.moment_tables import refuses_format, tables_of
 from bitport.backends.cpu.native import TYPES, Library
+from bitport.numerics import FLOATS
 from bitport.ops import Impl, register_kernel
 from bitport.ops.optimizer_step import STEP, Moment, Numbers, Target
 
 RULES = {"adam": 0, "lion": 1, "sgd": 2}
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class KeptMoment(ctypes.Structure):

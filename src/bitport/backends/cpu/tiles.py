@@ -12,12 +12,11 @@ from bitport.backends.cpu import crossovers
 from bitport.backends.cpu.native import Library
 from bitport.errors import ArgumentError
 from bitport.layouts.cpu_tiles import CpuTiles
-from bitport.numerics import ACTIVATIONS, Quantized, fake_quantize
+from bitport.numerics import ACTIVATIONS, FLOATS, Quantized, fake_quantize
 from bitport.numerics.qparams import choose_qparams
 from bitport.ops import Impl, Weight, register_kernel
 from bitport.ops.linear_then import follow
 from bitport.ops.native_codes import rounds
-from bitport.tensor.parts import FLOATS
 
 LAYOUT = CpuTiles()
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from bitport.backends.aten import finish, rows
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+from bitport.numerics import FLOATS
 
 
 def refuses(*args: Any) -> str | None:

@@ -16,10 +16,10 @@ from bitport.checkpoint.safetensors_reader import SafetensorsReader, Span
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.checks import dtype_of_all, fits
 from bitport.interop.codec import Described, kind_of
-from bitport.interop.comfy.stored import FLOATS, INPUTS, Stored, is_role, stored_in
+from bitport.interop.comfy.stored import INPUTS, Stored, is_role, stored_in
 from bitport.interop.component import Component, unused_notes
 from bitport.interop.tracing import Made, Run, in_rows
-from bitport.numerics import Quantized
+from bitport.numerics import FLOATS, Quantized
 from bitport.schemes.presets import TENSOR
 from bitport.tensor import from_parts
 

@@ -35,11 +35,10 @@ from bitport.errors import CheckpointError
 from bitport.interop.checks import expect
 from bitport.interop.component import PREFIX
 from bitport.interop.swizzle import unswizzled
-from bitport.numerics import Format, Quantized
+from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import Scheme, preset
 from bitport.schemes.presets import CHANNEL, TENSOR
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 BLOCKS = {"mxfp8": preset("mxfp8-wo"), "nvfp4": preset("nvfp4-wo")}
 NUMBERS = {

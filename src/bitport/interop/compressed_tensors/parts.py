@@ -15,8 +15,8 @@ from bitport.interop.codec import order_of
 from bitport.interop.compressed_tensors.arguments import BYTES, PACKED
 from bitport.interop.compressed_tensors.groups import Group
 from bitport.interop.words import to_stream, word_count
+from bitport.numerics import FLOATS
 from bitport.numerics.packing import pack_bits, unpack_bits
-from bitport.tensor.parts import FLOATS
 
 
 def roles_of(group: Group) -> tuple[set[str], set[str]]:

@@ -37,10 +37,9 @@ from bitport.interop.checks import expect
 from bitport.interop.codec import Weight
 from bitport.interop.quark.settings import Layer, Settings
 from bitport.interop.words import to_codes, word_count
-from bitport.numerics import Format, Quantized
+from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.packing import pack_bits
 from bitport.tensor import from_parts
-from bitport.tensor.parts import FLOATS
 
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 ROLES = (

@@ -10,9 +10,8 @@ from bitport.interop.checks import expect
 from bitport.interop.swizzle import unswizzled
 from bitport.interop.torchao.blocks import Found, Tensors, blocks_of, one_per_block
 from bitport.interop.torchao.header import Entry
-from bitport.numerics import Format, Quantized
+from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import PRESETS
-from bitport.tensor.parts import FLOATS
 
 FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 ELEMENTS = {"float8_e4m3fn": "mxfp8", "float8_e5m2": "mxfp8", "float4_e2m1fn_x2": "mxfp4"}

@@ -12,9 +12,8 @@ from bitport.interop.torchao.blocks import Found, Tensors, blocks_of, group_of, 
 from bitport.interop.torchao.header import Entry
 from bitport.interop.words import to_codes
 from bitport.layouts.tile_packed import unpack_tiles
-from bitport.numerics import Format, Quantized
+from bitport.numerics import FLOATS, Format, Quantized
 from bitport.numerics.packing import pack_bits, unpack_bits
-from bitport.tensor.parts import FLOATS
 
 INTX = {f"int{bits}": bits for bits in range(1, 9)}
 FILLED = 1024

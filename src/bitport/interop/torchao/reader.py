@@ -23,10 +23,9 @@ from bitport.interop.shifts import ROUNDED
 from bitport.interop.torchao.header import Entry, entry_of, is_part
 from bitport.interop.torchao.inputs import Inputs, inputs_of
 from bitport.interop.torchao.tensors import DTYPES, KERNELS, KINDS
-from bitport.numerics import Format
+from bitport.numerics import FLOATS, Format
 from bitport.schemes import Scheme
 from bitport.tensor import from_parts
-from bitport.tensor.parts import FLOATS
 
 WITH_SHIFTS = ("Int4Tensor", "Int4TilePackedTo4dTensor")
 

@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from bitport.errors import ArgumentError
-from bitport.numerics import Format
+from bitport.numerics import FLOATS, Format
 from bitport.numerics.stochastic import CUT, key_of
 from bitport.ops.optimizer_step import Numbers, Target, optimizer_step
 from bitport.tensor import QTensor
-from bitport.tensor.parts import FLOATS
 from bitport.tensor.sharded import sharded_like
 from bitport.train.optim import sharded
 from bitport.train.optim.states import fits, loaded, moment_of, states_of, zeros
