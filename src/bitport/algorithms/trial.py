@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bitport.calibrate.batches import each_once, run_fresh
-from bitport.calibrate.inputs import Watch
+from bitport.calibrate.inputs import Rows, Watch
 from bitport.nn.targets import find_targets
 from bitport.schemes import Target
 from bitport.tensor import QTensor
@@ -23,17 +23,6 @@ TOLERANCE = 2.0**-10
 float32 does to a right one is 2^-20 at most, and nothing where the factors are powers of two."""
 
 NO_PRODUCTS = ("conv", "embedding")
-
-
-class Rows:
-    """What went into a weight, call by call: (which matrix of it, rows [M, K])."""
-
-    def __init__(self, batch: tuple[int, ...], k: int, device: torch.device | str | None = None) -> None:
-        self.calls: list[tuple[tuple[int, ...], Tensor]] = []
-
-    def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:
-        if x.numel():
-            self.calls.append((index, x.detach().reshape(-1, x.shape[-1]).clone()))
 
 
 @dataclasses.dataclass(frozen=True)

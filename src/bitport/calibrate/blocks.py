@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bitport.calibrate.batches import Call, evaluating, run_fresh
-from bitport.calibrate.inputs import Inputs, Watch, check_inputs
+from bitport.calibrate.inputs import Inputs, Rows, Watch, check_inputs
 from bitport.calibrate.magnitudes import Magnitudes
 from bitport.calibrate.place import REST, Place, Whole, checked
-from bitport.calibrate.processes import Processes, Rows
+from bitport.calibrate.processes import Processes
 from bitport.calibrate.record import Given, Previous, Record, filled, recorded, replaced
 from bitport.calibrate.stand_in import Between
 from bitport.calibrate.store import GIVEN, Memory, Store

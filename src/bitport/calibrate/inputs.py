@@ -64,6 +64,17 @@ class Inputs:
         return self
 
 
+class Rows:
+    """Stands for Inputs: the rows themselves, call by call: (which matrix, rows [M, K])."""
+
+    def __init__(self, batch: tuple[int, ...], k: int, device: torch.device | str | None = None) -> None:
+        self.calls: list[tuple[tuple[int, ...], Tensor]] = []
+
+    def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:
+        if x.numel():
+            self.calls.append((index, x.detach().reshape(-1, x.shape[-1]).clone()))
+
+
 Product = tuple[Tensor, Tensor, bool, Tensor | None]
 """(x, the weight, whether it lies as [.., K, N], ends of the groups of rows)."""
 

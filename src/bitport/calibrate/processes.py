@@ -14,25 +14,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from bitport.calibrate.inputs import Inputs
+from bitport.calibrate.inputs import Inputs, Rows
 from bitport.calibrate.magnitudes import Magnitudes
 from bitport.errors import ArgumentError
 
 T = TypeVar("T")
-
-
-class Rows:
-    """Stands for Inputs: keeps the rows themselves."""
-
-    def __init__(self, batch: tuple[int, ...], k: int, device: torch.device | str | None = None) -> None:
-        self.calls: list[tuple[tuple[int, ...], Tensor]] = []
-
-    def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:
-        self.calls.append((index, x.detach().clone()))
 
 
 class Processes:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import CheckpointError
+from bitport.numerics import FLOATS
 
 
 def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequence[int | None]) -> Tensor:
@@ -23,6 +24,11 @@ def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequ
             f"fetch the checkpoint again"
         )
     return tensor
+
+
+def number_in(tensor: Tensor, name: str) -> Tensor:
+    """The one number of a tensor of any rank, float32 []."""
+    return expect(tensor, name, FLOATS, (1,) * tensor.dim()).float().reshape(())
 
 
 def dtype_of_all(holds: Callable[[torch.dtype], bool]) -> torch.dtype:

@@ -32,7 +32,7 @@ from torch import Tensor
 from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import expect
+from bitport.interop.checks import expect, number_in
 from bitport.interop.codec import Weight, setting
 from bitport.numerics import FLOATS, STATIC, Quantized
 from bitport.schemes import PRESETS, Scheme, preset
@@ -132,16 +132,17 @@ class Reader(codec.Reader):
         elif fmt.scale == "e4m3":
             scale = expect(scale, name, (E4M3,), grid).contiguous()
         else:
-            plain = self._number(weight, tensors, ROLES[0]).expand(grid) if stacked else _plain(scale, grid)
+            plain = number_in(scale, name).expand(grid) if stacked else _plain(scale, grid)
             scale = expect(plain, name, FLOATS, grid).float().contiguous()
         second = None
         if fmt.global_scale:
-            second = self._number(weight, tensors, "weight_scale_2").expand(*experts, 1, 1).contiguous()
+            second = number_in(tensors["weight_scale_2"], weight.parts["weight_scale_2"])
+            second = second.expand(*experts, 1, 1).contiguous()
         before, fixed = tensors.get("pre_quant_scale"), None
         if before is not None:
             expect(before, weight.parts["pre_quant_scale"], FLOATS, (k,))
         if scheme.act in STATIC and "input_scale" in tensors:
-            fixed = self._number(weight, tensors, "input_scale").reshape(())
+            fixed = number_in(tensors["input_scale"], weight.parts["input_scale"])
             scheme = Scheme(weight=fmt, act=scheme.act, static=True)
         return from_parts(
             Quantized(data.contiguous(), scale, None, second),
@@ -152,10 +153,6 @@ class Reader(codec.Reader):
             pre_scale=before,
             act_scale=fixed,
         )
-
-    def _number(self, weight: Weight, tensors: dict[str, Tensor], role: str) -> Tensor:
-        found = tensors[role]
-        return expect(found, weight.parts[role], FLOATS, (1,) * found.dim()).float().reshape(1, 1)
 
     def _of_weight(self, weight: Weight) -> Scheme:
         return self._of(weight.name.rpartition(".")[0])

@@ -32,6 +32,7 @@ from bitport.numerics import FLOATS, Format, Quantized, dequantize, quantize
 from bitport.numerics.format import SCALE_DTYPES
 from bitport.schemes import KINDS, Scheme, preset
 from bitport.tensor.cache_key import source_key
+from bitport.tensor.dispatch import handled
 from bitport.tensor.exporting import recorded
 from bitport.tensor.parts import check_extra, check_packed, check_parts, check_zero, matrix_of, rows_and_columns
 
@@ -228,15 +229,10 @@ class QTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        handler = ATEN.get(func)
-        if handler is not None:
-            if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
-                with torch.inference_mode(False):  # torch wants the view of a normal tensor to be one
-                    return handler(func, *args, **(kwargs or {}))
-            return handler(func, *args, **(kwargs or {}))
-        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-            return func.decompose(*args, **(kwargs or {}))  # inference_mode hands over composite ops whole
-        unsupported(func)
+        made = handled(ATEN, func, args, kwargs or {})
+        if made is NotImplemented:
+            unsupported(func)
+        return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():

@@ -36,6 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bitport.errors import ArgumentError
 from bitport.schemes import Scheme
 from bitport.tensor.cache_key import source_key
+from bitport.tensor.dispatch import handled
 from bitport.tensor.qtensor import SET_DATA, QTensor, rows_of
 from bitport.train.fixed import Fixed
 from bitport.train.gradients import Gradients
@@ -175,14 +176,9 @@ class TrainedTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        handler = ATEN.get(func)
-        if handler is not None:
-            if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
-                with torch.inference_mode(False):  # torch wants the view of a normal tensor to be one
-                    return handler(func, *args, **(kwargs or {}))
-            return handler(func, *args, **(kwargs or {}))
-        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-            return func.decompose(*args, **(kwargs or {}))  # inference_mode hands over composite ops whole
+        made = handled(ATEN, func, args, kwargs or {})
+        if made is not NotImplemented:
+            return made
         if torch.is_grad_enabled() and any(
             isinstance(arg, TrainedTensor) and arg.recorded for arg in tree_leaves((args, kwargs))
         ):

@@ -33,7 +33,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.awq import PER_WORD, PLACE
-from bitport.interop.checks import expect
+from bitport.interop.checks import expect, number_in
 from bitport.interop.codec import Weight
 from bitport.interop.quark.settings import Layer, Settings
 from bitport.interop.words import to_codes, word_count
@@ -104,7 +104,8 @@ class Reader(codec.Reader):
         fmt, parts, shape = (self._integers if integers else self._floats)(layer, weight, tensors)
         fixed = None
         if scheme.static:
-            fixed = _number(weight, tensors, "input_scale_2" if scheme.act == "nvfp4" else "input_scale").reshape(())
+            role = "input_scale_2" if scheme.act == "nvfp4" else "input_scale"
+            fixed = number_in(tensors[role], weight.parts[role])
         if "input_zero_point" in tensors and bool((tensors["input_zero_point"] != 0).any()):
             raise CheckpointError(f"{weight.parts['input_zero_point']} must be 0, since inputs are symmetric")
         scheme = dataclasses.replace(scheme, weight=fmt)
@@ -127,7 +128,9 @@ class Reader(codec.Reader):
             scale = expect(scale, name, powers, grid)
             scale = scale.contiguous().view(E8M0) if scale.dtype == torch.uint8 else scale
             scale = scale.float() if fmt.scale == "float32" else scale
-        second = _number(weight, tensors, "weight_scale_2") if fmt.global_scale else None
+        second = None
+        if fmt.global_scale:
+            second = number_in(tensors["weight_scale_2"], weight.parts["weight_scale_2"]).reshape(1, 1)
         return fmt, Quantized(data.contiguous(), scale.contiguous(), None, second), shape
 
     def _integers(
@@ -177,11 +180,6 @@ class Reader(codec.Reader):
 
 def _upright(tensor: Tensor, lies_so: bool) -> Tensor:
     return tensor if lies_so else tensor.t()
-
-
-def _number(weight: Weight, tensors: dict[str, Tensor], role: str) -> Tensor:
-    found = tensors[role]
-    return expect(found, weight.parts[role], FLOATS, (1,) * found.dim()).float().reshape(1, 1)
 
 
 def _shaped(tensor: Tensor, grid: tuple[int | None, int | None]) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import expect
+from bitport.interop.checks import expect, number_in
 from bitport.interop.codec import Weight
 from bitport.interop.shifts import ROUNDED
 from bitport.interop.torchao.header import Entry, entry_of, is_part
@@ -94,12 +94,9 @@ def _of_inputs(entry: Entry, inputs: Inputs, tensors: dict[str, Tensor], k: int)
         before = expect(before, entry.parts["act_pre_scale"], FLOATS, (1,) * (before.dim() - 1) + (k,)).flatten()
     if inputs.static and inputs.act == "nvfp4":  # without a second level it is 1
         fixed = tensors.get("act_per_tensor_scale", torch.ones(()))
-        fixed = (
-            expect(fixed, entry.parts.get("act_per_tensor_scale", ""), FLOATS, (1,) * fixed.dim()).float().reshape(())
-        )
+        fixed = number_in(fixed, entry.parts.get("act_per_tensor_scale", ""))
     elif inputs.static:
-        fixed, name = tensors["act_quant_scale"], entry.parts["act_quant_scale"]
-        fixed = expect(fixed, name, FLOATS, (1,) * fixed.dim()).float().reshape(())
+        fixed = number_in(tensors["act_quant_scale"], entry.parts["act_quant_scale"])
         shift = tensors.get("act_quant_zero_point")
         if shift is not None and bool(shift.bool().any()):
             raise CheckpointError(f"{entry.parts['act_quant_zero_point']} must be 0, for inputs without zero points")
