@@ -243,7 +243,7 @@ def summary(report: Report) -> str:
         errors = [layer.sqnr for layer in layers if layer.sqnr is not None]
         sizes = f"{size(sum(x.bytes_before for x in layers))} -> {size(sum(x.bytes_after for x in layers))}"
         rows.append((scheme, f"{len(layers)}", sizes, f"{min(errors):.1f} dB" if errors else "", reason))
-    total = f"all tensors: {size(report.bytes_before)} -> {size(report.bytes_after)}{report.run()}"
+    total = f"all tensors: {size(report.bytes_before)} -> {size(report.bytes_after)}{report.run_text()}"
     return table(("scheme", "weights", "size", "lowest SQNR", "why not"), rows) + "\n" + total
 
 

@@ -34,10 +34,11 @@ class Perplexity:
 
 
 def perplexity(
-    logits: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
+    model: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Perplexity:
-    """``logits``: token ids [batch, length] -> [batch, length, vocabulary]. ``batch``: windows that run at once."""
-    return summary(token_losses(logits, tokens, window=window, stride=stride, batch=batch))
+    """``model``: token ids [batch, length] -> logits [batch, length, vocabulary]; for one of transformers
+    ``lambda ids: model(ids).logits``. ``batch``: windows that run at once."""
+    return summary(token_losses(model, tokens, window=window, stride=stride, batch=batch))
 
 
 def summary(token_losses: Tensor) -> Perplexity:
@@ -47,16 +48,16 @@ def summary(token_losses: Tensor) -> Perplexity:
 
 @torch.no_grad()
 def token_losses(
-    logits: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
+    model: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Tensor:
     """-log p of every scored token, in the order of the text."""
-    windows = predictions(logits, tokens, window=window, stride=stride, batch=batch)
+    windows = predictions(model, tokens, window=window, stride=stride, batch=batch)
     return torch.cat([losses(predicted, wanted) for predicted, wanted in windows])
 
 
 @torch.no_grad()
 def predictions(
-    logits: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
+    model: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The logits [t, vocabulary] of every window that stand before a scored token, and these t tokens."""
     stride = window if stride is None else stride
@@ -72,7 +73,7 @@ def predictions(
         alike = list(group)
         for at in range(0, len(alike), batch):
             chunk = alike[at : at + batch]
-            output = logits(torch.stack([tokens[begin:end] for begin, end, _ in chunk]))
+            output = model(torch.stack([tokens[begin:end] for begin, end, _ in chunk]))
             for row, (begin, end, first) in zip(output, chunk, strict=True):
                 predicted = row[first - begin - 1 : end - begin - 1]  # position t predicts token begin + t + 1
                 if not bool(predicted.amax(-1).isfinite().all()):  # of a token that is ruled out -inf is right

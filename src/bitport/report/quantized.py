@@ -138,11 +138,11 @@ class Report:
             f"{len(self.quantized)} weights quantized, {len(self.skipped)} left; "
             f"{size(self.bytes_before)} -> {size(self.bytes_after)}"
         )
-        return chosen + "\n" + total + self.run()
+        return chosen + "\n" + total + self.run_text()
 
     __repr__ = __str__  # what a notebook shows of a cell that ends with it
 
-    def run(self) -> str:
+    def run_text(self) -> str:
         """Lines on the run, as far as it was streamed."""
         lines = [] if self.calibration is None else [f"calibrated on {self.calibration}"]
         if self.memory_estimate is not None:
