@@ -55,12 +55,16 @@ def _type(device: torch.device) -> str:
 
 
 def run(op: str, x: Tensor, *args: Any) -> Any:
-    """Call an op for a QTensor, with the kernel that is forced, if one is."""
+    """Call an op for a QTensor, with the kernel that is forced, if one is. The chooser knows it, and at PyTorch's
+    dispatcher there are gradients and wrappers; a device's own kernel there does not know it."""
     if torch.compiler.is_compiling():
         return getattr(torch.ops.bitport, op).default(x, *args)
     if _dispatch_modes():
         tell_counters()
-    return select.call(op, x, *args, kernel=select.forced(op))
+    kernel = select.forced(op)
+    if kernel is not None and select.is_chooser(op, _type(x.device)):
+        kernel = None
+    return select.call(op, x, *args, kernel=kernel)
 
 
 def linear(input: Tensor, weight: QTensor, bias: Tensor | None = None) -> Tensor:
@@ -83,7 +87,7 @@ def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
     x = prepare(x, q)
     act = q.scheme.act
     op, rest = ("dyn_linear", (act, _act_scale(q), bias)) if act else ("linear", (bias,))
-    if not torch.compiler.is_compiling() and _is_plain(x):
+    if not torch.compiler.is_compiling() and _is_plain(x) and (bias is None or _has_values(bias)):
         device = _type(x.device)
         kernel = select.DIRECT.get((op, device, q.bits_layout))
         if kernel is None and select.is_chooser(op, device):
@@ -118,7 +122,8 @@ def linear_then(input: Tensor, weight: Tensor, bias: Tensor | None, then: str, t
         return follow(F.linear(input, weight, bias), then, times)
     act = weight.scheme.act
     op, rest = ("dyn_linear_then", (act, _act_scale(weight), bias)) if act else ("linear_then", (bias,))
-    if not torch.compiler.is_compiling() and _is_plain(x):
+    plain = not torch.compiler.is_compiling() and _is_plain(x)
+    if plain and all(each is None or _has_values(each) for each in (bias, times)):
         kernel = select.DIRECT.get((op, _type(x.device), weight.bits_layout))
         if kernel is not None:
             return kernel(x, *_kept_operand(weight), *rest, then, times)
@@ -180,6 +185,15 @@ def _is_plain(x: Tensor) -> bool:
     values."""
     seen = _dispatch_modes() or _functorch() is not None or _jit_tracer() is not None
     return type(x) is Tensor and not seen and not x.is_neg()
+
+
+_OWN_MEMORY = (Tensor, torch.nn.Parameter)
+
+
+def _has_values(part: Tensor) -> bool:
+    """Whether a kernel finds in the memory of ``part`` what it stands for. A DTensor's address is 0, as if there were
+    none."""
+    return type(part) in _OWN_MEMORY and not part.is_neg()
 
 
 def _autocasts(x: Tensor) -> bool:

@@ -127,7 +127,7 @@ class Library:
         rows = x.reshape(-1, k).contiguous().resolve_neg() if x.numel() else x.new_empty(0, k)
         y = rows.new_empty(rows.shape[0], n)
         if y.numel():
-            bias = None if bias is None else bias.to(x.dtype).contiguous()
+            bias = None if bias is None else bias.to(x.dtype).contiguous().resolve_neg()
             times = None if times is None else times.contiguous().resolve_neg()
             tiles, kept = _tiles(weight)
             code = self._linear(
