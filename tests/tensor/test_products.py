@@ -6,13 +6,12 @@ independent reference.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from bitport.errors import ArgumentError
@@ -435,15 +434,3 @@ def test_a_function_is_applied_to_no_numbers(make: Make) -> None:
 def test_what_it_does_not_stand_for(make: Make, op: str) -> None:
     with pytest.raises(NotImplementedError, match=r"aten\.\w+.* is not defined on a QTensor.*\.dequantize\(\)"):
         UNKNOWN[op](make("int4-g32"))
-
-
-def test_who_asks_for_gradients_of_a_constant_is_told(make: Make) -> None:
-    layer = nn.Linear(64, 8)
-    layer.weight = nn.Parameter(make("int4-g32", 8, 64), requires_grad=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        layer.requires_grad_(False)
-    with pytest.warns(UserWarning, match=r"is a constant.*train.prepare_"):
-        layer.requires_grad_()
-    layer(torch.randn(3, 64)).sum().backward()
-    assert layer.weight.grad is None

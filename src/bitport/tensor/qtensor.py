@@ -333,14 +333,14 @@ def _apply(q: QTensor, callable: Callable[..., Any]) -> NoReturn:
 
 
 def _requires_grad(q: QTensor, requires_grad: bool = True) -> QTensor:
-    if requires_grad and isinstance(q, torch.nn.Parameter):
+    """It stays False: where torch itself records a function, it would make a gradient, of floats, for the weight."""
+    if requires_grad and isinstance(q, torch.nn.Parameter):  # nn.Parameter(q) asks by default, of what is none yet
         warnings.warn(
-            "a quantized weight is a constant, which gets no gradient, whatever requires_grad says: "
+            "a quantized weight is a constant, which gets no gradient: its requires_grad stays False; "
             "bitport.train.prepare_(model, scheme) makes weights that are trained",
             stacklevel=3,
         )
-    with torch._C.DisableTorchFunctionSubclass():
-        return Tensor.requires_grad_(q, requires_grad)  # type: ignore[return-value]
+    return q
 
 
 def _element_size(q: QTensor) -> float:
@@ -352,6 +352,7 @@ SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 FUNCTIONS[SET_DATA] = _set_data
 FUNCTIONS[Tensor.storage] = _storage
 FUNCTIONS[Tensor.requires_grad_] = _requires_grad
+FUNCTIONS[Tensor.requires_grad.__set__] = _requires_grad  # type: ignore[attr-defined]
 FUNCTIONS.update(dict.fromkeys((Tensor.__dlpack__, Tensor.numpy, Tensor.__array__, Tensor.tolist), _outside))
 FUNCTIONS[Tensor.element_size] = _element_size
 FUNCTIONS[Tensor.apply_] = _apply  # torch's own looks for numbers where a QTensor has none
