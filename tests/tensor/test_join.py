@@ -11,6 +11,7 @@ from bitport.errors import ArgumentError
 from bitport.schemes import PRESETS, Scheme
 from bitport.tensor import QTensor, quantize_tensor
 from bitport.tensor.borders import cut_along, plain_shapes, unit
+from bitport.tensor.join import zeros_like_piece
 
 from .conftest import Make
 
@@ -89,8 +90,7 @@ def test_other_room_is_refused(make: Make, pad: tuple[int, ...]) -> None:
 def test_room_for_a_shard(make: Make) -> None:
     """What FSDP2 does: zeros with the rows of a shard, filled as far as there are rows, seen flat, cut off."""
     q = make("nvfp4-wo", 7, 96)
-    room = q.new_zeros((4, 96))
-    assert isinstance(room, QTensor)
+    room = zeros_like_piece(q, 0, 4)
     assert room.bits_layout == "plain"
     room.narrow(0, 0, 3).copy_(q[4:])
     shard = room.narrow(0, 0, 3)
@@ -101,9 +101,13 @@ def test_room_for_a_shard(make: Make) -> None:
 
 
 def test_a_float_state_is_still_one(make: Make) -> None:
+    """Also one with as many columns as the weight, such as [batch, hidden] of an RNN or a matrix of LoRA."""
     q = make("int8", 64, 96)
-    for state in (q.new_zeros(64, 32), q.new_zeros(96), q.new_zeros(2, 96, dtype=torch.int64)):
-        assert type(state) is Tensor
+    for shape in ((3, 96), (64, 96), (0, 96), (64, 32), (96,)):
+        for dtype in (None, torch.float32, torch.int64):
+            state = q.new_zeros(shape, dtype=dtype)
+            assert (type(state), state.shape, state.dtype) == (Tensor, shape, dtype or q.dtype)
+    assert not q.new_zeros(3, 96).any()
 
 
 def test_a_flat_view_of_a_whole_is_refused(make: Make) -> None:

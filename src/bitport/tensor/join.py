@@ -7,6 +7,7 @@ scales and changes none: pieces that one tensor cannot stand for are refused.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,12 +111,17 @@ def as_bytes(part: Tensor) -> Tensor:
     return part.view(torch.uint8) if part.dtype.itemsize == 1 else part
 
 
+SHARDING = ("torch.distributed.fsdp._fully_shard._fsdp_param", "torch.distributed.tensor._collective_utils")
+"""The modules of FSDP2 and DTensor that ask a tensor for room for a shard of it, and call nobody else's code."""
+
+
 @implements(aten.new_zeros.default)
-def _new_zeros(func: Any, q: QTensor, size: Sequence[int], dtype: Any = None, **kwargs: Any) -> Tensor:
-    """With rows like those of ``q`` room for a shard of it, as FSDP2 and DTensor ask for; else a float tensor."""
-    if q.dim() > 1 and [*size[1:]] == [*q.shape[1:]] and dtype in (None, q.dtype) and kwargs.get("device") is None:
+def _new_zeros(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
+    """A float tensor, but where torch shares ``q`` out: nothing but who calls tells that from a model's own state."""
+    alike = q.dim() > 1 and [*size[1:]] == [*q.shape[1:]]
+    if alike and any(frame.f_globals.get("__name__") in SHARDING for frame, _ in traceback.walk_stack(None)):
         return zeros_like_piece(q, 0, size[0])
-    return new_float(func, q, size, dtype=dtype, **kwargs)
+    return new_float(func, q, size, **kwargs)
 
 
 @implements(aten.view.default, aten._unsafe_view.default)
