@@ -149,3 +149,23 @@ def test_inductor(scheme: str) -> None:
     model, ids = quantized(scheme), torch.arange(6).reshape(2, 3)
     torch.compiler.reset()
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(ids), model(ids), rtol=1e-4, atol=1e-4)
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_attention_of_any_length_is_exported() -> None:
+    """torch.matmul expands the weight over the batch; a length of 64, as the weight has it, is none that is special."""
+    model, length = Attending().eval(), torch.export.Dim("length", max=512)
+    bitport.quantize_(model, "int4-g32")
+    exported = torch.export.export(model, (torch.randn(2, 5, 64),), dynamic_shapes=({1: length},)).module()
+    for size in (5, 64, 192):
+        x = torch.randn(2, size, 64)
+        torch.testing.assert_close(exported(x), model(x), rtol=1e-4, atol=1e-4)

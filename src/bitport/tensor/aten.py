@@ -162,7 +162,7 @@ def _permute(func: Any, q: QTensor, dims: Sequence[int]) -> QTensor:
 def _expand(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
     """The matrix repeated over a batch without being copied: what torch.matmul makes of a batched product."""
     shape = torch.empty(q.shape, device="meta").expand(size).shape
-    if shape == q.shape:
+    if len(shape) == q.dim() and shape == q.shape:  # a tuple compares sizes before ranks: a length would be fixed
         return alias(aten.alias.default, q)
     if q.batched or is_conv(q) or shape[-2:] != q.shape[-2:]:
         raise ArgumentError(f"a QTensor of shape {[*q.shape]} cannot be expanded to {[*size]}{INSTEAD}")
