@@ -100,6 +100,29 @@ def test_unpack_undoes_pack(name: str, data: st.DataObject) -> None:
         assert same_bits(mine, back)
 
 
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if hasattr(layout(name), "rows")])
+@pytest.mark.parametrize("block_n", [1, 3, 64, 200])
+@pytest.mark.parametrize("kind", ["none", "int", "float"])
+def test_rows_are_those_of_the_plain_parts(name: str, block_n: int, kind: str) -> None:
+    n, block_n = 200, min(block_n, 200)
+    matrix = Matrix("int4", n, 96, block_n, 32)
+    parts = random_parts(matrix, torch.bfloat16, kind, (), torch.Generator().manual_seed(0))
+    packed, found = layout(name).pack(matrix, parts), 0
+    for start, stop in itertools.product((0, 3, 32, 64, 192, 200), (32, 40, 64, 192, 200)):
+        cut = layout(name).rows(matrix, packed, start, stop) if start <= stop else None
+        if cut is None or (block_n < n and (start % block_n or (stop % block_n and stop != n))):
+            continue
+        found += 1
+        assert cut.data.untyped_storage().data_ptr() == packed.data.untyped_storage().data_ptr()
+        piece = Matrix("int4", stop - start, 96, min(block_n, stop - start), 32)
+        scales = slice(start // block_n, -(-stop // block_n))
+        data, *rest = layout(name).unpack(piece, cut)
+        assert torch.equal(data, parts.data[start:stop])
+        for mine, part in zip(rest[:2], parts[1:3], strict=True):
+            assert same_bits(mine, None if part is None else part[scales])
+    assert found > 1
+
+
 PAIRS = [pair for pair in itertools.product(LAYOUTS, repeat=2) if example(*pair) is not None]
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.errors import ArgumentError
+from bitport.schemes import PRESETS
 from bitport.tensor import QTensor
 
 Make = Callable[..., QTensor]
@@ -183,6 +184,19 @@ def test_slices_of_the_canonical_form_are_views(make: Make) -> None:
     piece = q[8:16]
     piece.scale.mul_(2)
     assert torch.equal(piece.dequantize(), q.dequantize()[8:16])
+
+
+@pytest.mark.parametrize("scheme", PRESETS)
+def test_tiles_of_rows_are_views(make: Make, scheme: str) -> None:
+    """Attention over other keys cuts its weight on every call: unpacked and packed again it took several times as long
+    as the products."""
+    q, x = make(scheme, 3 * 128 + 8, 96).to_layout("cpu_tiles"), torch.randn(5, 96)
+    for piece, (start, end) in zip(q.split([128, 256, 8]), ((0, 128), (128, 384), (384, 392)), strict=True):
+        assert piece.bits_layout == "cpu_tiles"
+        assert piece.qdata.data_ptr() == q.qdata[start // 32].data_ptr()
+        assert torch.equal(piece, q.to_layout("plain")[start:end])
+        if not q.scheme.static:
+            torch.testing.assert_close(F.linear(x, piece), F.linear(x, q)[:, start:end], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", ["plain_int32", "tile_packed_4"])

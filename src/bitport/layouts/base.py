@@ -57,6 +57,9 @@ class Layout(Protocol):
 
     def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized: ...
 
+    # ``rows(matrix, parts, start, stop)``, which a layout may have beside these, gives the parts of some rows as views,
+    # or None where there are no such views. Without it the whole is unpacked and the rows are packed again.
+
 
 WHOLE = (*Layout.__annotations__, "expects", "refuses", "pack", "unpack")
 LAYOUTS: dict[str, Layout] = {}

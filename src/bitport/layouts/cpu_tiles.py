@@ -72,6 +72,15 @@ class CpuTiles:
         zero = None if parts.zero is None else _from_tiles(matrix, parts.zero)
         return Quantized(unpack(matrix, parts.data), _from_tiles(matrix, parts.scale), zero, parts.scale2)
 
+    def rows(self, matrix: Matrix, parts: Quantized, start: int, stop: int) -> Quantized | None:
+        """Of one matrix: those of several would not lie together, as kernels want them."""
+        borders = start % TILE == 0 and (stop % TILE == 0 or stop == matrix.n)
+        if not borders or start == stop or parts.data.dim() > self.data_ndim:
+            return None
+        first, count = start // TILE, -(-stop // TILE) - start // TILE
+        data, scale, zero = (None if part is None else part.narrow(-3, first, count) for part in parts[:3])
+        return Quantized(data, scale, zero, parts.scale2)  # type: ignore[arg-type]
+
 
 @functools.cache
 def refuses_matrix(matrix: Matrix) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.numerics import Quantized, number_type
 from bitport.tensor.borders import check_pieces, is_conv
@@ -173,7 +174,8 @@ def _expand(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTenso
 def _slice(
     func: Any, q: QTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> QTensor:
-    """Rows at block borders; columns at block and byte borders; batch anywhere. Views of the parts where plain."""
+    """Rows at block borders; columns at block and byte borders; batch anywhere. Views of the parts where plain, and
+    where the layout can cut its rows."""
     size = q.shape[dim]
     start, end, _ = slice(start, end).indices(size)
     end = max(start, end)
@@ -207,11 +209,17 @@ def _take_batch(q: QTensor, take: Callable[[Tensor], Tensor], shape: tuple[int, 
 
 
 def _slice_rows(q: QTensor, start: int, end: int, shape: tuple[int, ...], room: bool) -> QTensor:
-    matrix, plain = q.matrix, q.plain()
-    step = matrix.block_n
+    matrix, step = q.matrix, q.matrix.block_n
     whole = step >= matrix.n and q.scheme.weight.block[0] == 0
     if not whole and (start % step or (end % step and end != matrix.n and not room)):
         raise ArgumentError(f"rows {start}:{end} do not lie at the borders of the {step}-row blocks of {q.scheme}")
+    rows = getattr(layouts.layout(q.bits_layout), "rows", None)
+    parts = None if rows is None else rows(matrix, q.parts, start, end)
+    if parts is not None:
+        piece = q.replace(parts, matrix=matrix_of(q.scheme.weight, end - start, matrix.k), shape=shape)
+        piece.piece_of_packed = q.piece_of_packed
+        return piece
+    plain = q.plain()
     scales = (0, 1) if whole else (start // step, -(-end // step))
     cut = [
         _cut(plain.data, -2, start, end),
