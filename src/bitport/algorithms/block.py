@@ -29,8 +29,8 @@ class Weight:
 
 @dataclasses.dataclass
 class Block:
-    """``weights``: by their names in ``module``. ``batches``: what it runs on. ``fixed``: parameters that are used
-    outside of it too. ``whole``: no block but the model, for what lies in no block."""
+    """``weights``: by their names in ``module``, tied ones by the first. ``batches``: what it runs on. ``fixed``:
+    parameters that are used outside of it too. ``whole``: no block but the model, for what lies in no block."""
 
     module: nn.Module
     weights: dict[str, Weight]

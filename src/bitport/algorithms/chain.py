@@ -84,13 +84,17 @@ class Preparation:
         if not self.transforms:
             return
         cut = len(name) + 1 if name else 0
-        weights = {full[cut:]: Weight(self.targets[full], self.schemes[full], seen[full]) for full in seen}
+        first = {id(param): local for local, param in module.named_parameters()}
+        weights: dict[str, Weight] = {}
+        for full, inputs in seen.items():
+            weight = Weight(self.targets[full], self.schemes[full], inputs)
+            weights.setdefault(first[id(module.get_parameter(full[cut:]))], weight)
         fixed = shared_parameters(self.model, name) if name else ()
         block = Block(module, weights, batches, fixed, whole=not name)
         for transform in self.transforms:
             transform.block_(block)
         static = {
-            dataclasses.replace(weight.target, module=local.rpartition(".")[0]): weight.scheme.act
+            dataclasses.replace(weight.target, module=weight.target.module[cut:]): weight.scheme.act
             for local, weight in weights.items()
             if weight.scheme.static and local not in fixed
         }

@@ -170,10 +170,14 @@ def _fed(trial: Trial, name: str, run: Run, factors: Tensor) -> Consumer | None:
 
 
 def _producers(trial: Trial, fixed: Collection[str]) -> Iterator[tuple[tuple[Part, ...], int, tuple[int, ...]]]:
-    """(parts that take one scale, how many channels, of how many matrices): norms first, then rows of matrices."""
+    """(parts that take one scale, how many channels, of how many matrices): norms first, then rows of matrices. Those
+    tied to each other once, as pairs and weights go by the first name."""
+    first = dict(trial.block.named_parameters())
     inputs = {trial.columns(name) for name in trial.weights if name not in trial.unseen()}
     for prefix, module in trial.block.named_modules():
         own = dict(module.named_parameters(prefix, recurse=False))
+        if not own.keys() <= first.keys():
+            continue
         sizes = {param.shape for param in own.values()}
         if len(sizes) == 1 and len(size := next(iter(sizes))) == 1 and size[0] in inputs and not set(own) & set(fixed):
             for offset in (0.0, 1.0):
@@ -234,9 +238,7 @@ def _precise(value: Tensor) -> Tensor:
 
 def shared_parameters(model: nn.Module, block: str) -> set[str]:
     """Names, as in the block, of parameters that modules outside of it hold too."""
-    inside = {id(param): name for name, param in model.get_submodule(block).named_parameters(remove_duplicate=False)}
-    return {
-        inside[id(param)]
-        for name, param in model.named_parameters(remove_duplicate=False)
-        if id(param) in inside and not name.startswith(f"{block}.")
-    }
+    every = model.named_parameters(remove_duplicate=False)
+    outside = {id(param) for name, param in every if not name.startswith(f"{block}.")}
+    own = model.get_submodule(block).named_parameters(remove_duplicate=False)
+    return {name for name, param in own if id(param) in outside}
