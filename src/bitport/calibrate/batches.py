@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -56,14 +58,22 @@ def each_once(change: Callable[[Any], Any], batch: Any) -> Any:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """As the model is used: without dropout, and no statistics of a BatchNorm move. Each module gets its mode back."""
+    """As the model is used: without dropout, and no statistics of a BatchNorm move. Each module gets its mode back. What
+    is compiled runs as it is written: who watches products needs to see them."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        yield
+        with _uncompiled():
+            yield
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Nothing is compiled where the compiler, which takes seconds to import, is not there yet."""
+    imported = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if imported else contextlib.nullcontext()
 
 
 def each_batch(calibrate: Iterable[Any]) -> Iterator[Any]:

@@ -1,0 +1,78 @@
+"""Algorithms make the same of a model whatever mode of torch it is in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bitport
+from bitport.tensor import QTensor
+
+RUNS = [("gptq", "int4-g32"), ("awq", "int3-g32"), ("smooth", "int8-dyn"), ("rtn", "int8-static")]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.RMSNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block())
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[Tensor]:
+    return [torch.randn(4, 16, 32) * torch.logspace(-1, 1, 32) for _ in range(2)]
+
+
+def codes(model: nn.Module) -> list[Tensor]:
+    return [param.qdata for param in model.parameters() if isinstance(param, QTensor)]
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def _compile_blocks(model: nn.Module) -> nn.Module:
+    for block in model.children():
+        block.compile(backend="eager")
+    return model
+
+
+def _compile_(model: nn.Module) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+COMPILED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "in place": _compile_,
+    "blocks": _compile_blocks,
+    "wrapped": lambda model: torch.compile(model, backend="eager"),
+}
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(("algorithm", "scheme"), RUNS)
+@pytest.mark.parametrize("how", COMPILED)
+def test_a_compiled_model(model: nn.Module, batches: list[Tensor], how: str, algorithm: str, scheme: str) -> None:
+    """It stays compiled."""
+    plain, compiled = copy.deepcopy(model), COMPILED[how](copy.deepcopy(model))
+    compiled(batches[0])
+    for each in (plain, compiled):
+        bitport.quantize_(each, scheme, algorithm=algorithm, calibrate=batches, progress=False)
+    assert all(map(torch.equal, codes(plain), codes(compiled)))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    torch.testing.assert_close(compiled(batches[0]), plain(batches[0]))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before
