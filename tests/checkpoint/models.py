@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitport.checkpoint.manifest import NAME, checksum
+from bitport.checkpoint.turns import ABANDONED
 from bitport.tensor import QTensor
 
 
@@ -92,3 +94,9 @@ def rewrite_header(shard: Path, change: Any) -> None:
     text = json.dumps(change(header) or header).encode()
     shard.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
     edit(shard.parent, lambda manifest: manifest["shards"].update({shard.name: shard.stat().st_size}))
+
+
+def long_ago(path: Path) -> None:
+    """Make it old enough that no writer can still be at it."""
+    then = path.stat().st_mtime - ABANDONED - 1
+    os.utime(path, (then, then))

@@ -20,7 +20,7 @@ from bitport.checkpoint.manifest import INDEX
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import ArgumentError, CheckpointError
 
-from .models import assert_same
+from .models import assert_same, long_ago
 
 
 @pytest.mark.parametrize("movable", [0, 10**6], ids=["room stays", "moved up"])
@@ -53,8 +53,9 @@ def test_new_save_replaces_only_what_is_its_own(tmp_path: Path) -> None:
         (tmp_path / name).write_text("kept")
     bp.save(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), tmp_path, shard_size=1)
     first = set(read_manifest(tmp_path).shards)
-    (tmp_path / "model-0123abcd-00001.safetensors").write_text("left by a killed save")
-    (tmp_path / ".bitport-0123abcd-manifest").write_text("left by a killed save")
+    for name in ("model-0123abcd-00001.safetensors", ".bitport-0123abcd-manifest"):
+        (tmp_path / name).write_text("left by a killed save")
+        long_ago(tmp_path / name)
     bp.save(nn.Linear(4, 4), tmp_path)
     second = set(read_manifest(tmp_path).shards)
     assert not first & second

@@ -25,7 +25,8 @@ from bitport.checkpoint.dtypes import to_bytes
 from bitport.checkpoint.manifest import NAME, Manifest
 from bitport.checkpoint.parse import parse_manifest, read_manifest
 from bitport.checkpoint.source import Source
-from bitport.checkpoint.writer import OURS, Writer, sync_directory, write_new
+from bitport.checkpoint.turns import clear, manifest_text, turn
+from bitport.checkpoint.writer import Writer, sync_directory, write_new
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.report import LayerReport
 from bitport.report.versions import library_version
@@ -110,16 +111,15 @@ class Output:
 
     def _move(self) -> None:
         ours = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and not self._own(path)]
-        for path in sorted(ours, key=lambda path: path == self.folder / NAME):
-            target = self.directory / path.relative_to(self.folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
+        with turn(self.directory):
+            replaced = manifest_text(self.directory)
+            for path in sorted(ours, key=lambda path: path == self.folder / NAME):
+                target = self.directory / path.relative_to(self.folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                sync_directory(self.directory)
+                os.replace(path, target)
             sync_directory(self.directory)
-            os.replace(path, target)
-        sync_directory(self.directory)
-        kept = read_manifest(self.directory).shards
-        for path in self.directory.iterdir():
-            if OURS.fullmatch(path.name) and path.name not in kept:
-                path.unlink()
+            clear(self.directory, read_manifest(self.directory).shards, replaced)
         shutil.rmtree(self.folder)
 
     def _own(self, path: Path) -> bool:

@@ -1,15 +1,14 @@
 """Writing a checkpoint as a stream of tensors, so that it is there entirely or not at all.
 
 The shards get names that no earlier save used. When all are on the disk, the new manifest takes the place of the old in
-one step (os.replace), and only then the shards that it does not name are removed. Wherever that ends early, the
-directory holds the old checkpoint, whole.
+one step (os.replace), and only then the shards of the old are removed. Wherever that ends early, the directory holds
+the old checkpoint, whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -23,14 +22,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
+from bitport.checkpoint.turns import OURS, clear, manifest_text, turn
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.report.versions import library_version
 from bitport.tensor import QTensor
 from bitport.tensor.parts import rows_and_columns
 
 SHARD_SIZE = 4 * 10**9
-OURS = re.compile(r"model-[0-9a-f]{8}-\d{5,}\.safetensors|\.bitport-[0-9a-f]{8}-.*")
-"""Names that only a Writer gives: shards, and files that have not got their names yet."""
 
 
 class Writer:
@@ -108,21 +106,21 @@ class Writer:
         """Finish the last shard and make all of it the checkpoint of the directory."""
         with self._reported():
             self.end_shard()
-            for name, size in self.shards.items():
-                if os.path.getsize(self.directory / name) != size:
-                    raise OSError(f"{name} was changed by somebody else meanwhile")
             self.carry(Path(INDEX), self.manifest.to_index())
             staged = self._staged("manifest")
             write_new(staged, self.manifest.to_json().encode())
-            for copy, path in self.carried.items():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(copy, path)
-            sync_directory(self.directory)
-            os.replace(staged, self.directory / NAME)
-            sync_directory(self.directory)
-            for path in self.directory.iterdir():
-                if OURS.fullmatch(path.name) and path.name not in self.shards:
-                    path.unlink(missing_ok=True)
+            with turn(self.directory):
+                for name, size in self.shards.items():
+                    if os.path.getsize(self.directory / name) != size:
+                        raise OSError(f"{name} was changed by somebody else meanwhile")
+                for copy, path in self.carried.items():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(copy, path)
+                sync_directory(self.directory)
+                replaced = manifest_text(self.directory)
+                os.replace(staged, self.directory / NAME)
+                sync_directory(self.directory)
+                clear(self.directory, self.shards, replaced)
         return self.manifest
 
     def abandon(self) -> None:
@@ -154,8 +152,7 @@ class Writer:
 
     def _committed(self) -> bool:
         """Whether the checkpoint on the disk is this one; asked of the disk, which an interrupt leaves consistent."""
-        manifest = self.directory / NAME
-        return manifest.is_file() and f"-{self.id}-" in manifest.read_text(encoding="utf-8", errors="replace")
+        return f"-{self.id}-" in manifest_text(self.directory)
 
     def _staged(self, what: object) -> Path:
         return self.directory / f".bitport-{self.id}-{what}"

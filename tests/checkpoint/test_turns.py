@@ -1,0 +1,136 @@
+"""Several that save into one directory at once: it holds the checkpoint of one of them, whole."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import bitport as bp
+from bitport.checkpoint import Writer, read_manifest, turns
+from bitport.checkpoint import output as steps
+from bitport.checkpoint import writer as module
+from bitport.checkpoint.manifest import INDEX
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="locks are POSIX's")
+
+
+def save(value: float, directory: Path) -> None:
+    with Writer(directory, shard_size=1) as writer:
+        for name in ("weight", "bias"):
+            writer.add(name, torch.full((2, 2) if name == "weight" else (2,), value))
+
+
+def loaded(directory: Path) -> float:
+    """What every number of the checkpoint is."""
+    model = bp.load(nn.Linear(2, 2), directory, verify=True)
+    (value,) = {*model.weight.flatten().tolist(), *model.bias.tolist()}
+    return value
+
+
+def shards(directory: Path) -> set[str]:
+    return {path.name for path in directory.glob("model-*")}
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, owner: Any, step: int, do: Callable[[], None]) -> None:
+    """``do`` once, after that call of sync_directory in ``owner``."""
+    sync, calls = owner.sync_directory, 0
+
+    def synced(directory: Path) -> None:
+        nonlocal calls
+        sync(directory)
+        calls += 1
+        if calls == step:
+            do()
+
+    monkeypatch.setattr(owner, "sync_directory", synced)
+
+
+@pytest.mark.parametrize(("step", "last"), [(1, 2.0), (2, 3.0)], ids=["before its manifest", "behind it"])
+def test_without_locks(step: int, last: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network file systems: another process saves, whole, in the middle of a save."""
+
+    def flock(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(turns.fcntl, "flock", flock)
+    save(1.0, tmp_path)
+    at_step(monkeypatch, module, step, lambda: save(3.0, tmp_path))
+    save(2.0, tmp_path)
+    assert loaded(tmp_path) == last
+    assert shards(tmp_path) == set(read_manifest(tmp_path).shards)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_second_waits(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(1.0, tmp_path)
+    second = threading.Thread(target=save, args=(3.0, tmp_path))
+
+    def meanwhile() -> None:
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+
+    at_step(monkeypatch, module, step, meanwhile)
+    save(2.0, tmp_path)
+    second.join()
+    assert loaded(tmp_path) == 3.0
+    named = set(read_manifest(tmp_path).shards)
+    assert shards(tmp_path) == named
+    assert set(json.loads((tmp_path / INDEX).read_text())["weight_map"]) == {"bitport.json", *named}
+
+
+def test_quantized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another saves while the files of a run of steps move to their place."""
+    save_file({"weight": torch.full((2, 2), 2.0), "bias": torch.full((2,), 2.0)}, tmp_path / "model.safetensors")
+    out = tmp_path / "out"
+    save(1.0, out)
+    writer = Writer(out, shard_size=1)
+    writer.add("weight", torch.full((2, 2), 3.0))
+    writer.add("bias", torch.full((2,), 3.0))
+    monkeypatch.setattr(steps, "clear", lambda *args: (turns.clear(*args), second.start(), second.join(0.3)))
+    second = threading.Thread(target=writer.close)
+    bp.checkpoint.quantize_files(tmp_path / "model.safetensors", out, {"*": "skip"}, progress=False)
+    second.join()
+    assert loaded(out) == 3.0
+    assert shards(out) == set(read_manifest(out).shards)
+
+
+SAVING = """
+import sys, torch
+from pathlib import Path
+from tests.checkpoint.test_turns import save
+torch.set_num_threads(1)
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(20):
+    save(float(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    """Processes that save over and over; none fails."""
+    command = [sys.executable, "-c", SAVING]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    running = [subprocess.Popen([*command, str(at), str(tmp_path)], text=True, **pipes) for at in range(3)]
+    for process in running:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n", process.stderr and process.stderr.read()
+    for process in running:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.communicate(timeout=120)[1] for process in running] == [""] * 3
+    assert loaded(tmp_path) in (0.0, 1.0, 2.0)
+    assert shards(tmp_path) == set(read_manifest(tmp_path).shards)
