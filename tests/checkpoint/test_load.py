@@ -142,6 +142,33 @@ def test_quantized_buffer(tmp_path: Path) -> None:
     assert "table" in dict(loaded.named_buffers())
 
 
+class Shares(nn.Module):
+    """Two layers of one weight, which one of them has as a buffer."""
+
+    def __init__(self, first: str) -> None:
+        super().__init__()
+        weight = nn.Parameter(torch.randn(8, 8))
+        for name in (first, *({"buffer", "parameter"} - {first})):
+            layer = nn.Module()
+            if name == "buffer":
+                layer.register_buffer("weight", weight.data)
+            else:
+                layer.weight = weight
+            self.add_module(name, layer)
+
+
+@pytest.mark.parametrize("first", ["buffer", "parameter"])
+def test_buffer_that_is_a_parameter_too(first: str, tmp_path: Path) -> None:
+    model = Shares(first)
+    bp.save(model, tmp_path)
+    loaded = bp.load(Shares(first), tmp_path)
+    assert [name for name, _ in loaded.named_parameters()] == ["parameter.weight"]
+    assert [name for name, _ in loaded.named_buffers()] == ["buffer.weight"]
+    assert loaded.parameter.weight.requires_grad
+    assert loaded.parameter.weight.data_ptr() == loaded.buffer.weight.data_ptr()
+    assert_same(loaded, model)
+
+
 def test_factory_must_make_a_module(saved: Path) -> None:
     with pytest.raises(ArgumentError, match="returns one, not dict"):
         bp.load(dict, saved)  # type: ignore[arg-type]

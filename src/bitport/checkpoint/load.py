@@ -78,9 +78,10 @@ def load(
                 )
             else:
                 read = read_tensor(shards, path, entry, where)
-            tensor = targets[0].parameter(read)
-            for slot in targets:
-                slot.put(tensor)
+            parameters = [slot for slot in targets if not slot.buffer]
+            tensor = parameters[0].parameter(read) if parameters else read
+            for slot in targets:  # a buffer may share its memory with a parameter
+                slot.put(read if slot.buffer else tensor)
     adopt_(built)
     return built
 
