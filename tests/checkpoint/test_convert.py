@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,31 @@ def test_what_is_carried_over(tmp_path: Path) -> None:
     assert json.loads((out / "config.json").read_text()) == said | {"quantization_config": {"quant_method": "bitport"}}
 
 
+def test_a_folder_that_has_the_name_of_ours(tmp_path: Path) -> None:
+    write(Llama(), tmp_path / "hf")
+    (tmp_path / "hf" / "unfinished").mkdir()
+    (tmp_path / "hf" / "unfinished" / "journal.json").write_text("theirs")
+    with pytest.warns(UserWarning, match="hf/unfinished is not carried over"):
+        quantize_files(tmp_path / "hf", tmp_path / "out", "int8")
+    assert not (tmp_path / "out" / "unfinished").exists()
+
+
+def test_links(tmp_path: Path) -> None:
+    """To the whole directory, and within it: as they were files."""
+    write(Llama(), tmp_path / "hf")
+    (tmp_path / "hf" / "model.safetensors").rename(tmp_path / "hf" / "blob")
+    (tmp_path / "hf" / "model.safetensors").symlink_to("blob")
+    (tmp_path / "link").symlink_to("hf")
+    quantize_files(tmp_path / "link", tmp_path / "out", "int8")
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_a_pipe_by_itself(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        quantize_files(tmp_path / "m.safetensors", tmp_path / "out", "int8")
+
+
 def test_single_file(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
@@ -293,6 +319,21 @@ def _written(change: Any) -> Any:
     return make
 
 
+def _elsewhere(path: Path) -> None:
+    moved = path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(moved)
+
+
+def _elsewhere_alone(directory: Path) -> None:
+    write(Llama(), directory)
+    _elsewhere(directory / "model.safetensors")
+
+
+def _pipe(directory: Path) -> None:
+    directory.mkdir()
+    os.mkfifo(directory / "model.safetensors")
+
+
 BAD_SOURCES = {
     "nothing": (lambda directory: None, "does not exist"),
     "empty": (lambda directory: directory.mkdir(), r"has no \.safetensors file. Give a Hugging Face directory"),
@@ -327,6 +368,17 @@ BAD_SOURCES = {
         _written(lambda d: (d / "config.json").write_text('{"text_config": {"quantization_config": {"bits": 4}}}')),
         r"is quantized already \(None\)",
     ),
+    "a shard elsewhere": (
+        _written(lambda d: _elsewhere(d / "model-00001-of-00002.safetensors")),
+        "model-00001-of-00002.safetensors is a link that leads out of its directory",
+    ),
+    "an index elsewhere": (_written(lambda d: _elsewhere(d / "model.safetensors.index.json")), "leads out of its"),
+    "a single file elsewhere": (_elsewhere_alone, "model.safetensors is a link that leads out of its directory"),
+    "a tokenizer elsewhere": (
+        _written(lambda d: _elsewhere(d / "tokenizer.json")),
+        r"tokenizer\.json is a link that leads out of its directory, to .*, and is not followed: put the file itself",
+    ),
+    "a pipe": (_pipe, "is not a regular file"),
     "bitport": (lambda directory: bp.save(nn.Linear(2, 2), directory), "is a bitport checkpoint already"),
 }
 

@@ -98,8 +98,10 @@ LIES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an unknown key": (put("tensors", WEIGHT, "extra", value=1), "unknown keys"),
     "a missing key": (drop("tensors", WEIGHT, "shape"), "missing keys"),
     "shape negative": (put("tensors", WEIGHT, "shape", value=[-1, 64]), "whole number from 0"),
-    "shape huge": (put("tensors", WEIGHT, "shape", value=[2**48, 2**48]), "of another shape"),
-    "shape beyond counting": (put("tensors", WEIGHT, "shape", value=[10**300]), "whole number from 0"),
+    "shape huge": (put("tensors", WEIGHT, "shape", value=[2**48, 2**14]), "of another shape"),
+    "shape beyond counting": (put("tensors", WEIGHT, "shape", value=[2**48, 2**15]), "2.63 elements or more"),
+    "shape empty beyond counting": (put("tensors", WEIGHT, "shape", value=[2**47, 2**47, 0]), "2.63 elements"),
+    "shape of 300 digits": (put("tensors", WEIGHT, "shape", value=[10**300]), "whole number from 0"),
     "shape of floats": (put("tensors", WEIGHT, "shape", value=[32.0, 64.0]), "whole number"),
     "shape of truth": (put("tensors", WEIGHT, "shape", value=[True, 64]), "whole number"),
     "shape no list": (put("tensors", WEIGHT, "shape", value="32x64"), "must be a list"),
@@ -225,22 +227,32 @@ def test_links_that_leave_the_directory(saved: Path) -> None:
     (shard,) = saved.glob("*.safetensors")
     shard.rename(saved.parent / "stolen.safetensors")
     shard.symlink_to(saved.parent / "stolen.safetensors")
-    refused(saved, "leads out of the checkpoint")
+    refused(saved, "leads out of its directory, to .*stolen.safetensors, and is not followed: put the file itself")
     shard.unlink()
     (saved.parent / "stolen.safetensors").rename(saved / "here.bin")
     shard.symlink_to("here.bin")
     bp.load(build(), saved)
 
 
-def test_cache_of_the_hub(saved: Path) -> None:
-    """models--x/snapshots/<revision>/name -> ../../blobs/<hash>"""
-    snapshot, blobs = saved.parent / "models--x/snapshots/abc", saved.parent / "models--x/blobs"
+@pytest.mark.parametrize("folder", ["", "transformer"])
+def test_cache_of_the_hub(folder: str, saved: Path) -> None:
+    """models--x/snapshots/<revision>/name -> ../../blobs/<hash>; so in a folder of it."""
+    snapshot, blobs = saved.parent / "models--x/snapshots/abc" / folder, saved.parent / "models--x/blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     for at, path in enumerate(saved.iterdir()):
         path.rename(blobs / str(at))
-        (snapshot / path.name).symlink_to(f"../../blobs/{at}")
+        (snapshot / path.name).symlink_to(f"{'../' if folder else ''}../../blobs/{at}")
     bp.load(build(), snapshot)
+
+
+def test_a_convolution_that_lies_transposed(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3))
+    bp.quantize_(model, {"0": "int4-channel"})
+    bp.save(model, tmp_path)
+    edit(tmp_path, put("tensors", WEIGHT, "transposed", value=True))
+    with pytest.raises(CheckpointError, match="not a valid int4-channel: only a matrix or a stack"):
+        bp.load(nn.Sequential(nn.Conv2d(4, 8, 3)), tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -280,6 +292,8 @@ HEADERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "beyond the end": (lambda header: first(header).update(data_offsets=[9000, 10024]), "cannot be bytes"),
     "backwards": (lambda header: first(header).update(data_offsets=[1024, 0]), "cannot be bytes"),
     "huge": (lambda header: first(header).update(data_offsets=[0, 10**30]), "below 2"),
+    "of many dimensions": (lambda header: first(header).update(shape=[2**48 - 1] * 30_000), "at most 64 dimensions"),
+    "beyond counting": (lambda header: first(header).update(shape=[2**47, 2**47, 0]), "below 2.63 elements"),
     "too short": (lambda header: first(header).update(data_offsets=[0, 1023]), "cannot be bytes"),
     "huge shape": (lambda header: first(header).update(shape=[2**40, 0]), "cannot be bytes"),
     "other shape": (lambda header: first(header).update(shape=[16, 64]), r"is U8 \[16, 64\], the manifest says"),
@@ -320,7 +334,7 @@ def test_permutation_that_is_none(saved: Path) -> None:
 
 
 def test_read_manifest_alone_trusts_nothing(saved: Path) -> None:
-    edit(saved, put("tensors", WEIGHT, "shape", value=[2**47] * 16))
+    edit(saved, put("tensors", WEIGHT, "shape", value=[2**47, 2**15]))
     assert json.dumps(read_manifest(saved).nbytes)
     edit(saved, put(*QDATA, "shape", value=[2**49]))
     with pytest.raises(CheckpointError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import subprocess
 import sys
@@ -14,8 +16,9 @@ import bitport.checkpoint.convert as convert
 from bitport.checkpoint import quantize_files
 from bitport.checkpoint.output import FOLDER, JOURNAL
 from bitport.checkpoint.writer import SHARD_SIZE
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, CheckpointError
 
+from ..stream.models import hashes
 from .test_convert import Llama, write
 
 KILLED = """
@@ -103,3 +106,34 @@ def test_too_little_memory_is_told_before(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"this needs about .* of memory, and 1.0 kB are allowed"):
         quantize_files(tmp_path / "m.safetensors", tmp_path / "out", "int8", memory_limit=1000)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_full_disk(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every time after one more of the calls that write; what was begun goes on to the same files."""
+    write(Llama(), tmp_path / "hf")
+    monkeypatch.setattr(convert, "STEP", 20_000)
+    quantize_files(tmp_path / "hf", tmp_path / "whole", "int4-g32")
+    original, left = getattr(os, call), 0
+    failures: list[str] = []
+
+    def limited(*args: object) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(*args)
+
+    monkeypatch.setattr(os, call, limited)
+    told = "No space left on device. What finished steps wrote stays: make room, and resume"
+    for allowed in itertools.count():
+        left = allowed
+        try:
+            quantize_files(tmp_path / "hf", tmp_path / "out", "int4-g32", resume=True)
+        except CheckpointError as error:
+            failures.append(str(error))
+        else:
+            break
+    assert len(failures) > 3
+    assert all(told in failure for failure in failures)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")

@@ -91,6 +91,14 @@ def test_names_are_used_once(tmp_path: Path) -> None:
                 writer.tie(alias, name)
 
 
+def test_a_quantized_tensor_stands_for_what_is_read_again(tmp_path: Path) -> None:
+    q = bp.quantize_tensor(torch.randn(4, 64), "int8").to(torch.float8_e4m3fn)
+    told = r"w is quantized and stands for torch\.float8_e4m3fn; .* stands for one of"
+    with pytest.raises(ArgumentError, match=told), Writer(tmp_path) as writer:
+        writer.add("w", q)
+    assert not any(tmp_path.iterdir())
+
+
 def test_shard_size_must_be_positive(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="at least 1 byte, not 0"):
         bp.save(nn.Linear(1, 1), tmp_path, shard_size=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,15 @@ def test_pieces_of_no_format(ends: tuple[str, str], tmp_path: Path) -> None:
             source_of(path)
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     assert model_at(tmp_path) == tmp_path / "m.gguf"
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    link = tmp_path / "m.gguf"
+    link.symlink_to("nothing/there")
+    with pytest.raises(CheckpointError, match=r"m\.gguf is a link to nothing/there, which is not there"):
+        source_of(tmp_path)
+    link.unlink()
+    os.mkfifo(link)
+    for path in (tmp_path, link):
+        with pytest.raises(CheckpointError, match="not a regular file"):
+            source_of(path)

@@ -220,6 +220,7 @@ def damaged() -> list[tuple[str, object]]:
         ("m.scales", torch.zeros(2, 31, dtype=torch.float16)),
         ("m.scales", torch.zeros(2, 32, dtype=torch.int32)),
         ("m.scales", torch.zeros(2, dtype=torch.float16)),
+        ("m.scales", torch.zeros(1, 2, 32, dtype=torch.float16)),
         ("m.g_idx", torch.zeros(64, dtype=torch.int32)),
         ("m.g_idx", torch.zeros(63, dtype=torch.int32)),
         ("m.g_idx", torch.arange(64).float()),

@@ -7,6 +7,9 @@ The bytes are the same either way, and the manifest has the true dtype.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -61,6 +64,11 @@ def name_of(dtype: torch.dtype) -> str:
 
 def stored_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape, 2) if dtype.is_complex else shape
+
+
+def countable(shape: Sequence[int]) -> bool:
+    """Whether torch can count the elements, and an empty tensor's others, in int64: its strides are their products."""
+    return math.prod(size for size in shape if size) < 2**63
 
 
 def to_bytes(tensor: Tensor) -> memoryview:

@@ -32,6 +32,8 @@ INDEX = "bitport.safetensors.index.json"
 """Lists the files of a checkpoint as transformers lists those of its own, which it then fetches."""
 DIFFUSERS_INDEX = "diffusion_pytorch_model.safetensors.index.json"
 """Lists the files of a model of diffusers, which looks for no other name."""
+FOLDER = "unfinished"
+"""Of a directory, where what is written lies until it is whole."""
 SAID = {"quant_method": "bitport"}
 """What config.json says under quantization_config; what each tensor is the manifest says."""
 VERSION = 1

@@ -8,12 +8,13 @@ fingerprint, so that a run that was interrupted leaves the same files as one tha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from bitport.checkpoint.dtypes import to_bytes
-from bitport.checkpoint.manifest import NAME, Manifest
+from bitport.checkpoint.manifest import FOLDER, NAME, Manifest
 from bitport.checkpoint.parse import parse_manifest, read_manifest
 from bitport.checkpoint.source import Source
 from bitport.checkpoint.turns import clear, manifest_text, turn
@@ -32,7 +33,6 @@ from bitport.report import LayerReport
 from bitport.report.versions import library_version
 from bitport.schemes import Plan
 
-FOLDER = "unfinished"
 JOURNAL = "journal.json"
 ACTIVATIONS = "activations-"
 """What the names of files with activations begin with."""
@@ -111,7 +111,7 @@ class Output:
 
     def _move(self) -> None:
         ours = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and not self._own(path)]
-        with turn(self.directory):
+        with self.writer.reported(), turn(self.directory):
             replaced = manifest_text(self.directory)
             for path in sorted(ours, key=lambda path: path == self.folder / NAME):
                 target = self.directory / path.relative_to(self.folder)
@@ -120,7 +120,7 @@ class Output:
                 os.replace(path, target)
             sync_directory(self.directory)
             clear(self.directory, read_manifest(self.directory).shards, replaced)
-        shutil.rmtree(self.folder)
+            shutil.rmtree(self.folder)
 
     def _own(self, path: Path) -> bool:
         return path.parent == self.folder and path.name.startswith((JOURNAL, ACTIVATIONS))
@@ -143,15 +143,11 @@ class Output:
             "manifest": self.writer.manifest.to_json(),
         }
         staged = self.folder / f"{JOURNAL}.new"
-        try:
+        with self.writer.reported():
             staged.unlink(missing_ok=True)
             write_new(staged, json.dumps(state).encode())
             os.replace(staged, self.folder / JOURNAL)
             sync_directory(self.folder)
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.folder / JOURNAL} cannot be written: {error}. Make room, and resume"
-            ) from error
 
 
 class _Staged(Writer):
@@ -161,6 +157,16 @@ class _Staged(Writer):
         if self.current is not None:
             self.current.abandon()
             self.current = None
+
+    @contextlib.contextmanager
+    def reported(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.abandon()
+            raise CheckpointError(
+                f"{self.directory} cannot be written: {error}. What finished steps wrote stays: make room, and resume"
+            ) from error
 
 
 def unfinished(directory: Path) -> bool:

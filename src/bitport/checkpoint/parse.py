@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from bitport.checkpoint.dtypes import DTYPES, WEIGHTS
+from bitport.checkpoint.dtypes import DTYPES, WEIGHTS, countable
 from bitport.checkpoint.manifest import NAME, VERSION, Entry, Manifest, Part, checksum
 from bitport.checkpoint.shards import inside
 from bitport.errors import CheckpointError, SchemeError
@@ -20,7 +20,7 @@ from bitport.tensor import PARTS
 
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
 LARGEST = 2**48
-"""No dimension, no block and no file is larger; products of a few stay far inside what torch can count."""
+"""No dimension, no block and no file is larger."""
 BUFFERS = ("persistent", "derived")
 
 
@@ -162,7 +162,10 @@ class _Parser:
     def shape(self, value: Any, where: str) -> tuple[int, ...]:
         if not isinstance(value, list) or len(value) > 16:
             self.fail(f"{where}: 'shape' must be a list of at most 16 sizes, not {reprlib.repr(value)}")
-        return tuple(self.count(size, f"{where}: 'shape'") for size in value)
+        shape = tuple(self.count(size, f"{where}: 'shape'") for size in value)
+        if not countable(shape):
+            self.fail(f"{where}: 'shape' is that of 2^63 elements or more: {value}")
+        return shape
 
     def count(self, value: Any, where: str) -> int:
         if type(value) is not int or not 0 <= value <= LARGEST:

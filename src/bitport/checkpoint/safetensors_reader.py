@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.dtypes import READABLE, from_bytes
+from bitport.checkpoint.dtypes import READABLE, countable, from_bytes
 from bitport.errors import CheckpointError
 
 
@@ -36,8 +36,16 @@ class Span(NamedTuple):
         return READABLE[self.tag]
 
 
+DIMENSIONS = 64
+"""What torch computes with has no more; their product takes long where there are many thousands."""
 ALIGNED = 16
 """Bytes: the largest element there is (complex128)."""
+
+
+def check_regular(path: Path) -> None:
+    """CheckpointError for what is there and no file: opening a pipe waits for somebody to write to it."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is not a regular file; give one")
 
 
 class SafetensorsReader:
@@ -47,6 +55,7 @@ class SafetensorsReader:
         self.metadata: dict[str, str] = {}
         """What the header says beside its tensors."""
         self.mapped: Tensor | None = None
+        check_regular(path)
         try:
             self.file = open(path, "rb")  # noqa: SIM115  (closed by close)
         except OSError as error:
@@ -119,6 +128,8 @@ class SafetensorsReader:
             counts = [*shape, start, end]
             if not (isinstance(shape, list) and all(type(count) is int and 0 <= count < 2**48 for count in counts)):
                 raise TypeError("sizes must be whole numbers below 2^48")
+            if len(shape) > DIMENSIONS or not countable(shape):
+                raise ValueError(f"a tensor has at most {DIMENSIONS} dimensions, and below 2^63 elements")
         except (TypeError, KeyError, ValueError) as error:
             self._fail(f"{reprlib.repr(name)} is described by {reprlib.repr(entry)} ({error})")
         if not isinstance(tag, str) or tag not in READABLE:

@@ -20,16 +20,20 @@ AGAIN = "Fetch or save the checkpoint again"
 
 def inside(directory: Path, name: str) -> Path:
     """The regular file ``name`` of ``directory``. A link may lead elsewhere inside it, or, as in the cache of the
-    Hugging Face hub, from ``snapshots/<revision>/`` to ``blobs/``."""
+    Hugging Face hub, from ``snapshots/<revision>/``, or a folder in it, to ``blobs/``."""
     path = directory / name
     home = directory.resolve()
-    allowed = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    cached = (folder for folder in (home, *home.parents) if folder.parent.name == "snapshots")
+    allowed = [home, *(folder.parent.parent / "blobs" for folder in cached)]
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{path} cannot be opened: {error}. {AGAIN}") from error
     if not any(target.is_relative_to(place) for place in allowed):
-        raise CheckpointError(f"{path} is a link that leads out of the checkpoint, to {target}; it is not followed")
+        raise CheckpointError(
+            f"{path} is a link that leads out of its directory, to {target}, and is not followed: put the file itself "
+            f"there"
+        )
     if not target.is_file():
         raise CheckpointError(f"{path} is not a regular file. {AGAIN}")
     return target

@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 
 from bitport.checkpoint.arranged import Arranged, Arrangement
 from bitport.checkpoint.dtypes import name_of
-from bitport.checkpoint.manifest import DIFFUSERS_INDEX, NAME, SAID, Entry, Manifest, Part, shortened
+from bitport.checkpoint.manifest import DIFFUSERS_INDEX, FOLDER, NAME, SAID, Entry, Manifest, Part, shortened
 from bitport.checkpoint.names import targets_of
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
+from bitport.checkpoint.shards import inside
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.nn.targets import find_targets
 from bitport.schemes import Target
@@ -85,6 +87,7 @@ class Source:
         self.is_directory = self.path.is_dir()
         if not self.path.exists():
             raise CheckpointError(f"{self.path} does not exist; {FETCH}")
+        check_others(self.path)
         self.config = json_object(self.path / "config.json") if (self.path / "config.json").is_file() else {}
         self.tensors: dict[str, Held] = {}
         self.kinds: dict[str, tuple[str, bool]] = {}
@@ -188,12 +191,14 @@ class Source:
             raise CheckpointError(f"{self.path} is a bitport checkpoint already; give the original model")
         for name in INDEXES:
             if (self.path / name).is_file():
+                inside(self.path, name)
                 return self._indexed(self.path / name)
         files = sorted(self.path.glob("*.safetensors"))
         for name in INDEXES:
             if (whole := self.path / name.removesuffix(".index.json")) in files:
-                return [whole]
+                files = [whole]
         if len(files) == 1:
+            inside(self.path, files[0].name)
             return files
         if files:
             raise CheckpointError(
@@ -216,6 +221,7 @@ class Source:
         for file in files:
             if file.parent != self.path or not file.is_file():
                 raise CheckpointError(f"{path} names {file.name!r}, which is not in {self.path}; fetch it")
+            inside(self.path, file.name)
         held: set[str] = set()
         for file in files:
             with SafetensorsReader(file) as reader:
@@ -280,8 +286,18 @@ def others(path: Path) -> Iterator[Path]:
     for file in sorted(path.rglob("*")) if path.is_dir() else ():
         relative = file.relative_to(path)
         hidden = any(part.startswith(".") for part in relative.parts)
-        if file.is_file() and not hidden and not file.name.endswith(WEIGHTS):
+        left = hidden or relative.parts[0] == FOLDER or file.name.endswith(WEIGHTS)
+        if file.is_file() and not left:
             yield relative
+
+
+def check_others(path: Path) -> None:
+    """Before anything is done: CheckpointError where one of them is a link that is not followed, and a warning of what
+    stays behind because of its name."""
+    for relative in others(path):
+        inside(path, str(relative))
+    if path.is_dir() and (path / FOLDER).is_dir():
+        warnings.warn(f"{path / FOLDER} is not carried over: bitport has what is unfinished there", stacklevel=3)
 
 
 def carried(

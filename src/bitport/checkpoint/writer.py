@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest
+from bitport.checkpoint.parse import FLOATS
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
 from bitport.checkpoint.turns import OURS, clear, manifest_text, turn
 from bitport.errors import ArgumentError, CheckpointError
@@ -51,7 +52,7 @@ class Writer:
         self.shards: dict[str, int] = dict(begun.shards) if begun else {}
         self.carried: dict[Path, Path] = {}
         self.current: SafetensorsWriter | None = None
-        with self._reported():
+        with self.reported():
             self.directory.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Writer:
@@ -70,7 +71,7 @@ class Writer:
         if name in self.entries or name in self.tied:
             raise ArgumentError(f"{name} was added already")
         parts = _parts(name, tensor)
-        with self._reported():
+        with self.reported():
             shard = self._shard_for({_key(name, part): value for part, value in parts.items()})
             written = {part: shard.write(_key(name, part), value) for part, value in parts.items()}
         described = (tensor.dtype, tuple(tensor.shape), written)
@@ -91,7 +92,7 @@ class Writer:
         does."""
         staged = self._staged(len(self.carried))
         self.carried[staged] = self.directory / relative
-        with self._reported():
+        with self.reported():
             if isinstance(content, Path):
                 shutil.copyfile(content, staged)
             else:
@@ -104,7 +105,7 @@ class Writer:
 
     def close(self) -> Manifest:
         """Finish the last shard and make all of it the checkpoint of the directory."""
-        with self._reported():
+        with self.reported():
             self.end_shard()
             self.carry(Path(INDEX), self.manifest.to_index())
             staged = self._staged("manifest")
@@ -147,7 +148,8 @@ class Writer:
     def end_shard(self) -> None:
         """Bring what was added to the disk; the next tensor begins a new shard."""
         if self.current is not None:
-            self.shards[self.current.path.name] = self.current.finish()
+            with self.reported():
+                self.shards[self.current.path.name] = self.current.finish()
             self.current = None
 
     def _committed(self) -> bool:
@@ -158,7 +160,7 @@ class Writer:
         return self.directory / f".bitport-{self.id}-{what}"
 
     @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
+    def reported(self) -> Iterator[None]:
         """OSError -> what it means for the checkpoint."""
         try:
             yield
@@ -182,6 +184,11 @@ def _parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     if isinstance(tensor, QTensor):
         if rows_and_columns(tuple(tensor.shape), tensor.batched, tensor.transposed) != tensor.matrix[1:3]:
             raise ArgumentError(f"{name} is an expanded view of a quantized tensor: save the tensor itself")
+        if tensor.dtype not in FLOATS:
+            raise ArgumentError(
+                f"{name} is quantized and stands for {tensor.dtype}; in a checkpoint such a tensor stands for one of "
+                f"{', '.join(map(str, FLOATS))}: cast it"
+            )
         plain = tensor.to_layout("plain")
         return {part: getattr(plain, part) for part in plain.__tensor_flatten__()[0]}
     if is_traceable_wrapper_subclass(tensor) or tensor.layout != torch.strided:

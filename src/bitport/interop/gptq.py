@@ -91,8 +91,8 @@ class Reader(codec.Reader):
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
         its = self._settings(weight.name.removesuffix(".weight"))
         qweight, qzeros = tensors["qweight"], tensors["qzeros"]
-        if qweight.dim() != 2 or qzeros.dim() != 2:
-            raise CheckpointError(f"{weight.parts['qweight']} and its qzeros must be matrices")
+        if any(tensors[role].dim() != 2 for role in ("qweight", "qzeros", "scales")):
+            raise CheckpointError(f"{weight.parts['qweight']}, its qzeros and its scales must be matrices")
         k, n = qweight.shape[0] * 32 // its.bits, qweight.shape[1]
         zero = to_codes(qzeros, n, its.bits).t().to(torch.int16) + self.less
         if zero.numel() and int(zero.max()) > 255:

@@ -372,6 +372,8 @@ def from_parts(
     if not dtype.is_floating_point:
         raise ArgumentError(f"a quantized tensor stands for a float tensor, not for {dtype}")
     batched = parts.data.ndim > layouts.layout(bits_layout).data_ndim
+    if transposed and not batched and len(shape) > 2:
+        raise ArgumentError(f"only a matrix or a stack of them lies transposed, not one of the shape {list(shape)}")
     n, k = rows_and_columns(shape, batched, transposed)
     matrix = matrix_of(scheme.weight, n, k)
     batch = tuple(shape[:-2]) if batched else ()

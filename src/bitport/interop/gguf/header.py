@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bitport.checkpoint.safetensors_reader import check_regular
 from bitport.errors import CheckpointError
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS
 
@@ -114,6 +115,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
+    check_regular(path)
     try:
         with path.open("rb") as file:
             data, size = file.read(LONGEST), path.stat().st_size

@@ -41,7 +41,9 @@ def model_at(path: Path) -> Path | None:
         raise CheckpointError(
             f"{path} holds {len(models)} GGUF models: {shortened(file.name for file in models)}; give one of them"
         )
-    if models and not models[0].is_file():
+    if models and models[0].is_symlink() and not models[0].exists():
+        raise CheckpointError(f"{models[0]} is a link to {models[0].readlink()}, which is not there; fetch it again")
+    if models and not models[0].is_file() and PART.fullmatch(models[0].name):
         _check_there(_parts(models[0]))
     return models[0] if models else None
 
