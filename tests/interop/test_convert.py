@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+import bitport as bp
 from bitport.checkpoint import quantize_files, read_manifest
 from bitport.checkpoint.source import Source
 from bitport.cli.main import main
@@ -279,6 +280,27 @@ def test_a_quantized_head_is_not_tied(tmp_path: Path) -> None:
 
 def test_the_dtype_where_config_json_is_silent(theirs: Path, tmp_path: Path) -> None:
     assert Foreign(edited(theirs, tmp_path / "a", dtype=None)).reader.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("said", ["float8_e4m3fn", "float64", "int8", "float12"])
+def test_a_dtype_that_is_none_to_compute_in(said: str, theirs: Path, tmp_path: Path) -> None:
+    """Then the tensors say it."""
+    source = edited(theirs, tmp_path / "source", dtype=said)
+    convert(source, tmp_path / "out", progress=False)
+    assert {q.dtype for q in tensors(tmp_path / "out").values() if isinstance(q, QTensor)} == {torch.bfloat16}
+
+
+def test_without_a_config(tmp_path: Path) -> None:
+    """The result has one, which says how its weights are quantized: there alone."""
+    model = nn.Sequential(nn.Linear(64, 64)).half()
+    bp.quantize_(model, "int4-g32-sym")
+    bp.save(model, tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", to="gptq", progress=False)
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text()).keys() == {"quantization_config"}
+    convert(tmp_path / "theirs", tmp_path / "back", progress=False)
+    assert_same(tensors(tmp_path / "back"), tensors(tmp_path / "ours"))
+    convert(tmp_path / "ours", tmp_path / "float", to="float", progress=False)
+    assert not (tmp_path / "float" / "config.json").exists()
 
 
 def test_a_damaged_weight_is_named(theirs: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport.checkpoint.dtypes import name_of
 from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest
-from bitport.checkpoint.parse import FLOATS
+from bitport.checkpoint.dtypes import WEIGHTS
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
 from bitport.checkpoint.turns import OURS, clear, manifest_text, turn
 from bitport.errors import ArgumentError, CheckpointError
@@ -184,10 +184,10 @@ def _parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     if isinstance(tensor, QTensor):
         if rows_and_columns(tuple(tensor.shape), tensor.batched, tensor.transposed) != tensor.matrix[1:3]:
             raise ArgumentError(f"{name} is an expanded view of a quantized tensor: save the tensor itself")
-        if tensor.dtype not in FLOATS:
+        if tensor.dtype not in WEIGHTS:
             raise ArgumentError(
                 f"{name} is quantized and stands for {tensor.dtype}; in a checkpoint such a tensor stands for one of "
-                f"{', '.join(map(str, FLOATS))}: cast it"
+                f"{', '.join(map(str, WEIGHTS))}: cast it"
             )
         plain = tensor.to_layout("plain")
         return {part: getattr(plain, part) for part in plain.__tensor_flatten__()[0]}

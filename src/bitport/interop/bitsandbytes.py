@@ -168,7 +168,7 @@ class Writer(codec.Writer):
         the product with 127, or a neighbour."""
         found = nearest = 127 * scale
         for end in (torch.inf, -torch.inf):
-            near = torch.nextafter(nearest, torch.tensor(end))
+            near = torch.nextafter(nearest, torch.tensor(end, dtype=torch.float32))
             found = torch.where((found / 127 != scale) & (near / 127 == scale), near, found)
         if bool((found.isinf() & scale.isfinite()).any()):
             raise ArgumentError(f"{name} has the scale {scale.max().item():g}; 127 times of it is no float32")
@@ -235,7 +235,7 @@ def _kind(said: Mapping[str, Any]) -> str:
 
 def _table(kind: str) -> Tensor:
     """In the order of its codes there."""
-    table = torch.tensor(NUMBER_TYPES[DTYPES[kind]].table)
+    table = torch.tensor(NUMBER_TYPES[DTYPES[kind]].table, dtype=torch.float32)
     return table[_ranks_of_fp4(torch.arange(16, dtype=torch.uint8)).int() & 15] if kind == "fp4" else table
 
 

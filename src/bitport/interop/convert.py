@@ -4,13 +4,14 @@ weight in memory at a time."""
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from bitport.checkpoint.manifest import FOLDER, SAID, shortened
 from bitport.checkpoint.manifest import NAME as MANIFEST
-from bitport.checkpoint.manifest import SAID, shortened
-from bitport.checkpoint.output import FOLDER
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.checkpoint.writer import Writer as Checkpoint
 from bitport.errors import ArgumentError, CheckpointError
@@ -82,16 +83,17 @@ def convert(
     if to not in FORMATS:
         raise ArgumentError(f"cannot write {to!r}; formats are {', '.join(FORMATS)}")
     path, there, described = Path(source), Path(target), None if config is None else Path(config)
-    if to == gguf.Writer.name:
+    with torch.device("cpu"):  # another default is the user's
+        if to == gguf.Writer.name:
+            files = source_of(path, described)
+            _check_file(files, there, overwrite)
+            return _to_gguf(_narrowed(files, scales), there, progress)
+        _check_target(path, there, to, overwrite)
         files = source_of(path, described)
-        _check_file(files, there, overwrite)
-        return _to_gguf(_narrowed(files, scales), there, progress)
-    _check_target(path, there, to, overwrite)
-    files = source_of(path, described)
-    if files.format == to == BITPORT and scales is None:
-        raise ArgumentError(f"{path} is a checkpoint of bitport already")
-    write = _to_bitport if to == BITPORT else _to_others
-    return write(_narrowed(files, scales), there, to, shard_size, progress)
+        if files.format == to == BITPORT and scales is None:
+            raise ArgumentError(f"{path} is a checkpoint of bitport already")
+        write = _to_bitport if to == BITPORT else _to_others
+        return write(_narrowed(files, scales), there, to, shard_size, progress)
 
 
 def _narrowed(files: Readable, scales: str | None) -> Readable:
@@ -135,7 +137,10 @@ def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progr
         _check_any(files, weights)
         left += [alias.rpartition(".")[0] for alias, name in files.tied.items() if name not in weights]
         said = writer.config(left)
-        others = dict(files.others(dict.fromkeys(writer.keys, said) if said else {}))
+        quantization = dict.fromkeys(writer.keys, said) if said else {}
+        others = dict(files.others(quantization))
+        if quantization:  # said nowhere else
+            others.setdefault(Path("config.json"), json.dumps(quantization, indent=2) + "\n")
         out.publish({**others, **writer.files()}, writer.metadata(plain))
     notes = (*files.notes, *writer.notes)
     return Converted(files.format, to, weights, len(plain), files.nbytes, out.nbytes, notes)

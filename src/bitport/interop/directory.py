@@ -16,8 +16,7 @@ from types import TracebackType
 from torch import Tensor
 
 from bitport.checkpoint.dtypes import TAGS_FOR_OTHERS
-from bitport.checkpoint.manifest import DIFFUSERS_INDEX
-from bitport.checkpoint.output import FOLDER
+from bitport.checkpoint.manifest import DIFFUSERS_INDEX, FOLDER
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes, metadata_entry
 from bitport.checkpoint.source import COMPONENT, INDEX, INDEXES, QUANTIZATION_FILES
 from bitport.checkpoint.writer import sync_directory, write_new

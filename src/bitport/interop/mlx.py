@@ -197,7 +197,7 @@ class Reader(codec.Reader):
         scheme = preset(FIXED[its.mode][2])
         grid = scheme.weight.scale_shape(*shape)
         scale = expect(tensors["scales"], weight.parts["scales"], (torch.uint8,), grid).contiguous()
-        second = torch.ones(1, 1) if scheme.weight.global_scale else None
+        second = torch.ones(1, 1, dtype=torch.float32) if scheme.weight.global_scale else None
         data, scale = stream.view(scheme.weight.number.storage), scale.view(scheme.weight.scale_dtype(self.dtype))
         return Quantized(data, scale, None, second), scheme
 

@@ -17,7 +17,7 @@ from bitport.checkpoint.names import target_of
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import Shards
-from bitport.checkpoint.source import Source, carried
+from bitport.checkpoint.source import Source, carried, check_others
 from bitport.errors import ArgumentError, BitportError, CheckpointError
 from bitport.interop import comfy, gguf
 from bitport.interop.codec import Described, Reader, Weight, kind_of
@@ -25,6 +25,7 @@ from bitport.interop.formats import READERS
 from bitport.interop.skeleton import shapes_of
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
+from bitport.tensor.parts import FLOATS
 
 CPU = torch.device("cpu")
 MISTRAL = "params.json"
@@ -151,12 +152,13 @@ class Foreign:
         return {name: reason for name in zero if name not in known}
 
     def _dtype(self) -> torch.dtype:
-        """What the model computes in, from config.json; where that is silent, from its tensors."""
+        """What the model computes in, from config.json; where that says none that bitport computes in, from its
+        tensors."""
         config = self.files.config
         for part in (config, config.get("text_config")):
             for key in ("dtype", "torch_dtype"):
                 said = part.get(key) if isinstance(part, dict) else None
-                if isinstance(said, str) and DTYPES.get(said, torch.int8).is_floating_point:
+                if isinstance(said, str) and DTYPES.get(said) in FLOATS:
                     return DTYPES[said]
         halves = (torch.bfloat16, torch.float16)
         return next((held.dtype for held in self.files.stored.values() if held.dtype in halves), torch.float32)
@@ -169,6 +171,7 @@ class Own:
 
     def __init__(self, path: Path) -> None:
         self.path, self.manifest = path, read_manifest(path)
+        check_others(path)
         self.tied, self.nbytes = dict(self.manifest.tied), self.manifest.nbytes
         self.notes: list[str] = []
         self.stored = {name: entry for name, entry in self.manifest.tensors.items() if entry.buffer != "derived"}

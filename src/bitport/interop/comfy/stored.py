@@ -90,7 +90,7 @@ class Stored(NamedTuple):
 
     def _scale(self, tensor: Tensors, grid: tuple[int, int]) -> Tensor:
         if self.scale is None:
-            return torch.ones(grid)
+            return torch.ones(grid, dtype=torch.float32)
         if grid == (1, 1):
             return _number(self.scale, tensor).reshape(grid)
         scale, wanted = tensor(self.scale), self.scheme.weight.scale_dtype(torch.float32)

@@ -171,7 +171,7 @@ class Writer(codec.Writer):
         nearest = 1 / factor.reshape(1)
         if not 0 < float(nearest) < float("inf"):
             raise ArgumentError(f"{name}: {float(factor):g}, its global scale, has no reciprocal in float32")
-        ends = torch.tensor([0.0, float("inf")])
+        ends = torch.tensor([0.0, float("inf")], dtype=torch.float32)
         candidates = torch.cat([nearest, torch.nextafter(nearest, ends)])
         exact = candidates[1 / candidates == factor.reshape(1)]
         if not exact.numel() and ROUNDED not in self.notes:

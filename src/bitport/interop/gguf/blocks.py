@@ -45,7 +45,7 @@ def decoded(block: Block, raw: Tensor) -> Quantized:
     )
     assert data is not None
     assert scale is not None
-    scale2 = torch.ones(*raw.shape[:-2], 1, 1) if block.scheme.weight.global_scale else None
+    scale2 = torch.ones(*raw.shape[:-2], 1, 1, dtype=torch.float32) if block.scheme.weight.global_scale else None
     return Quantized(data, scale, zero, scale2)
 
 

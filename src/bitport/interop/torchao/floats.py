@@ -39,7 +39,7 @@ def mx(entry: Entry, tensors: Tensors) -> Found:
 
 def nvfp4(entry: Entry, tensors: Tensors) -> Found:
     found = _of_blocks(entry, tensors, PRESETS["nvfp4"].weight, torch.float8_e4m3fn)
-    second = torch.ones(())
+    second = torch.ones((), dtype=torch.float32)
     if (given := tensors.get("per_tensor_scale")) is not None:
         second = expect(given, entry.parts["per_tensor_scale"], (torch.float32,), (1,) * given.dim())
     return found._replace(parts=found.parts._replace(scale2=second.reshape(1, 1)))

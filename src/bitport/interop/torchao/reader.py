@@ -93,7 +93,7 @@ def _of_inputs(entry: Entry, inputs: Inputs, tensors: dict[str, Tensor], k: int)
     if before is not None:
         before = expect(before, entry.parts["act_pre_scale"], FLOATS, (1,) * (before.dim() - 1) + (k,)).flatten()
     if inputs.static and inputs.act == "nvfp4":  # without a second level it is 1
-        fixed = tensors.get("act_per_tensor_scale", torch.ones(()))
+        fixed = tensors.get("act_per_tensor_scale", torch.ones((), dtype=torch.float32))
         fixed = number_in(fixed, entry.parts.get("act_per_tensor_scale", ""))
     elif inputs.static:
         fixed = number_in(tensors["act_quant_scale"], entry.parts["act_quant_scale"])
