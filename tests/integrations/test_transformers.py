@@ -100,6 +100,28 @@ def test_one_weight_gets_one_scheme(tmp_path: Path) -> None:
         loaded(tmp_path, BitportConfig({"lm_head": "int8", "*": "int4-g32"}))
 
 
+@pytest.mark.parametrize(
+    ("changed", "scheme"), [({"intermediate_size": 96}, "int4-g32"), ({"vocab_size": 40}, {"lm_head": "int8"})]
+)
+def test_weights_of_another_shape(tmp_path: Path, changed: dict[str, int], scheme: Any) -> None:
+    """As in float: an error, or weights of the model's own shape, which nothing was quantized for."""
+    made("llama", tmp_path)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    for given in ({}, {"quantization_config": BitportConfig(scheme)}):
+        with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+            load(tmp_path, **changed, **given)
+    model = load(tmp_path, **changed, ignore_mismatched_sizes=True, quantization_config=BitportConfig(scheme))
+    right = load(tmp_path, **changed, ignore_mismatched_sizes=True)
+    shapes = [{name: param.shape for name, param in each.named_parameters()} for each in (model, right)]
+    assert shapes[0] == shapes[1]
+    told = {layer.name: (layer.scheme, layer.reason) for layer in model.hf_quantizer.report.layers}
+    names = {"lm_head.weight"} if "vocab_size" in changed else {name for name in told if ".mlp." in name}
+    for name in names:
+        assert told[name] == (None, "the files have it in another shape")
+        assert not isinstance(model.get_parameter(name).data, QTensor)
+    assert model(IDS).logits.isfinite().all()
+
+
 def test_backends_are_loaded_where_models_are_built() -> None:
     """from_pretrained comes here with meta as the default device, on which no table has numbers."""
     code = "import torch, bitport.plugins\nwith torch.device('meta'): print(bitport.plugins.load())"

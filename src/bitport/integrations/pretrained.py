@@ -114,11 +114,16 @@ class Original:
         self.wanted = {choice.name: choice for choice in self.plan.quantized}
         self.told: dict[str, LayerReport] = {}
         """By storage: what came out."""
+        self.misfits: set[str] = set()
+        """Of another shape in the files: an error of the library, or it makes new ones (ignore_mismatched_sizes)."""
 
     def tensor(self, name: str, value: Tensor) -> Tensor:
         """``value`` is where it is to be."""
         target, choice = self.targets[name], self.wanted[name]
         assert choice.scheme is not None
+        if value.shape != target.shape:
+            self.misfits.add(name)
+            return value
         check_finite(value, target)
         check_device(choice.scheme, value.device)
         outcome = apply(self.algorithm, value, target, choice.scheme, measure=self.measure).as_parameter()
@@ -129,7 +134,8 @@ class Original:
         def left(choice: Choice) -> LayerReport:
             size = nbytes_of(model.get_parameter(choice.name))
             if choice.scheme:
-                choice = dataclasses.replace(choice, reason="the files do not have it")
+                reason = f"the files {'have it in another shape' if choice.name in self.misfits else 'do not have it'}"
+                choice = dataclasses.replace(choice, reason=reason)
             return LayerReport.kept(choice, size, size)
 
         storages = {name: target.storage for name, target in self.targets.items()}

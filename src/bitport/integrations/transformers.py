@@ -117,7 +117,10 @@ class Quantizer(Loading, HfQuantizer):
         self.dtype = dtype
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
-        """Of tensors that the files have as one, transformers asks for the first."""
+        """Of tensors that the files have as one, transformers asks for the first; afterwards again for each whose shape
+        is not that of the model, of which it tells itself."""
+        if isinstance(self.work, Original) and param_name in self.work.misfits:
+            return False
         return self.work is not None and not self.work.wanted.keys().isdisjoint(self._with(param_name))
 
     def _with(self, name: str) -> list[str]:
