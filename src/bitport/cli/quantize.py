@@ -27,7 +27,7 @@ from bitport.cli.common import DTYPES, add_verb, dtype_of, location, read_text, 
 from bitport.cli.reports import add_report, check_reports, write_reports
 from bitport.errors import ArgumentError, BitportError, CheckpointError, RecipeError
 from bitport.integrations.components import is_component, spared
-from bitport.integrations.huggingface import OWN_MODEL, cast_parameters, empty_model, load_model, named_model
+from bitport.integrations.huggingface import OWN_MODEL, cast_parameters, empty_model, named_model, whole_model
 from bitport.integrations.names import arrangement
 from bitport.nn.targets import find_targets
 from bitport.report import LayerReport, Report
@@ -172,11 +172,11 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
     algorithms that change all of it. ``recipe`` None: one of mixed bits is found first. ``runs``: on data."""
     files = Source(args.source)
     if args.dry_run and recipe is not None:
-        model = empty_model(args.source)
+        model = empty_model(args.source) if runs else named_model(args.source)
         if dtype is not None:
             cast_parameters(model, dtype)
         return quantize_(model, recipe, algorithm=args.algorithm, measure=False)
-    model = load_model(args.source, dtype=dtype)
+    model = whole_model(args.source, dtype, causal=runs)
     options = {"bits": args.bits, "rules": [Rule(*given) for given in args.rule]}
     if recipe is None:
         check_size(model, args.candidates, **options)

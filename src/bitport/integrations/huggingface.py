@@ -42,6 +42,7 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportEr
 """What transformers raises for files that it does not expect; for a config.json also an error of huggingface_hub."""
 SAFELY = {"local_files_only": True, "trust_remote_code": False}
 """Without the second, transformers asks whether to run the code that comes with a model."""
+CAUSAL = "AutoModelForCausalLM"
 OWN_MODEL = "build the model yourself, bitport.load puts the weights of a checkpoint into it"
 OUR_WORDS = {
     "trust_remote_code": f"it comes with code of its own, which is never run; {OWN_MODEL}",
@@ -102,9 +103,25 @@ def load_model(
     elif name := class_name(root):
         raise BitportError(f"{root} is a model of diffusers in float: diffusers.{name}.from_pretrained loads it")
     else:
-        model = _pretrained(root)
+        model, _ = _pretrained(root, CAUSAL)
     if device is not None:
         model = model.to(device)
+    if dtype is not None:
+        cast_parameters(model, dtype)
+    return model.eval()
+
+
+def whole_model(directory: str | Path, dtype: torch.dtype | None = None, *, causal: bool) -> Any:
+    """The float model in ``directory``, to be written anew: BitportError where its files hold what would be lost.
+    ``causal``: the causal language model, else the one that config.json names."""
+    root = model_directory(directory)
+    model, unexpected = _pretrained(root, CAUSAL if causal else _named(_config(root)))
+    if unexpected:
+        raise BitportError(
+            f"{root} is more than a {type(model).__name__}, which has no {shortened(unexpected)}: quantize its files "
+            f"tensor by tensor, without --in-memory and by an algorithm without data, or load the model in Python "
+            f"and give it to bitport.quantize_"
+        )
     if dtype is not None:
         cast_parameters(model, dtype)
     return model.eval()
@@ -118,7 +135,7 @@ def empty_model(directory: str | Path) -> Any:
             return component(root, name)
     config = _config(root)
     with EmptyOnMeta():
-        model = _made(root, "AutoModelForCausalLM.from_config", config, trust_remote_code=False)
+        model = _made(root, f"{CAUSAL}.from_config", config, trust_remote_code=False)
     if (root / "generation_config.json").is_file():
         model.generation_config = _made(root, "GenerationConfig.from_pretrained", root)
     return model
@@ -131,13 +148,20 @@ def named_model(directory: str | Path) -> Any:
     if part := class_name(root):
         with torch.device("meta"):
             return component(root, part)
-    transformers, config = _transformers(), _config(root)
+    config = _config(root)
+    name = _named(config)
+    with torch.device("meta"):
+        if name == CAUSAL:
+            return _made(root, f"{name}.from_config", config, trust_remote_code=False)
+        return _made(root, name, config)
+
+
+def _named(config: Any) -> str:
+    """The class that ``config`` names, where transformers has it."""
+    transformers = _transformers()
     name = next(iter(config.architectures or ()), "")
     found = getattr(transformers, name, None) if isinstance(name, str) else None
-    with torch.device("meta"):
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-            return _made(root, name, config)
-        return _made(root, "AutoModelForCausalLM.from_config", config, trust_remote_code=False)
+    return name if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else CAUSAL
 
 
 def _config(root: Path) -> Any:
@@ -147,19 +171,20 @@ def _config(root: Path) -> Any:
     return config
 
 
-def _pretrained(root: Path) -> Any:
-    """What transformers makes of safetensors files, none of whose weights it has to invent."""
+def _pretrained(root: Path, name: str) -> tuple[Any, list[str]]:
+    """What the class ``name`` of transformers makes of safetensors files, none of whose weights it has to invent, and
+    what it has no place for."""
     Source(root, quantized=True)  # says in words what is wrong with files
     options = {**SAFELY, "dtype": "auto", "use_safetensors": True, "output_loading_info": True}
     try:
-        model, found = _made(root, "AutoModelForCausalLM.from_pretrained", root, **options)
+        model, found = _made(root, f"{name}.from_pretrained", root, **options)
     except BitportError as error:
         if method_of(root) in READERS:
             raise BitportError(f"{error}. bitport convert {root} -o OUT reads it") from error
         raise
     if missing := sorted(found["missing_keys"]):
         raise BitportError(f"{root} is no whole {type(model).__name__}: its files lack {shortened(missing)}")
-    return model
+    return model, sorted(found["unexpected_keys"])
 
 
 def load_tokenizer(directory: str | Path) -> Any:

@@ -1,0 +1,75 @@
+"""``bitport quantize --in-memory`` of what is no causal language model alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import bitport as bp
+from bitport.checkpoint import read_manifest
+
+from ..integrations.models import make_tokenizer, transformers
+from .conftest import Run
+
+SIZES = {
+    f"{side}_{name}": size
+    for side in ("encoder", "decoder")
+    for name, size in {"layers": 1, "attention_heads": 4, "ffn_dim": 96}.items()
+}
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of which AutoModelForCausalLM takes the decoder alone."""
+    directory = tmp_path_factory.mktemp("whisper")
+    torch.manual_seed(0)
+    ends = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0)
+    config = transformers.WhisperConfig(
+        vocab_size=320, d_model=64, num_mel_bins=16, max_source_positions=32, max_target_positions=64, **SIZES, **ends
+    )
+    transformers.WhisperForConditionalGeneration(config).save_pretrained(directory)
+    make_tokenizer(directory)
+    return directory
+
+
+def test_all_of_an_encoder_and_a_decoder_is_written(run: Run, whisper: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers.core_model_loading", reason="from_pretrained of bitport needs transformers 5")
+    import bitport.integrations.transformers  # noqa: F401
+
+    words = ("quantize", whisper, "--scheme", "int4", "--in-memory", "-o", tmp_path / "out", "--json")
+    foretold, ran = run(*words, "--dry-run"), run(*words)
+    assert ran.code == 0, ran.err
+    assert foretold.data["bytes_after"] == ran.data["bytes_after"]
+    right = transformers.WhisperForConditionalGeneration.from_pretrained(whisper)
+    held = read_manifest(tmp_path / "out")
+    assert held.tensors.keys() | held.tied.keys() == right.state_dict().keys()
+    bp.quantize_(right, "int4")
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path / "out")
+    given = {"input_features": torch.randn(2, 16, 64), "decoder_input_ids": torch.arange(12).reshape(2, 6)}
+    assert torch.equal(model(**given).logits, right(**given).logits)
+
+
+@pytest.mark.parametrize("how", [["--algorithm", "gptq"], ["--scheme", "auto", "--bits", "5"]], ids=["gptq", "auto"])
+def test_a_part_is_not_written_for_the_whole(
+    run: Run, whisper: Path, text: Path, tmp_path: Path, how: list[str]
+) -> None:
+    words = ("quantize", whisper, "--scheme", "int4", *how, "--data", text, "--in-memory")
+    ran = run(*words, "-o", tmp_path / "out")
+    assert (ran.code, (tmp_path / "out").exists()) == (1, False)
+    assert "is more than a WhisperForCausalLM, which has no model.encoder." in ran.err
+
+
+def test_tensors_that_the_model_has_no_place_for(run: Run, llama: Path, tmp_path: Path) -> None:
+    source = tmp_path / "llama"
+    source.mkdir()
+    for path in llama.glob("*"):
+        if path.suffix != ".safetensors" and "index" not in path.name:
+            (source / path.name).write_bytes(path.read_bytes())
+    tensors = {name: held for path in llama.glob("*.safetensors") for name, held in load_file(path).items()}
+    save_file(tensors | {"model.extra.weight": torch.ones(4, 4)}, source / "model.safetensors", {"format": "pt"})
+    ran = run("quantize", source, "--scheme", "int4", "--in-memory", "-o", tmp_path / "out")
+    assert (ran.code, (tmp_path / "out").exists()) == (1, False)
+    assert "is more than a LlamaForCausalLM, which has no model.extra.weight: " in ran.err
