@@ -265,9 +265,14 @@ def _check_output(args: argparse.Namespace) -> None:
         raise ArgumentError("say where to write: -o DIR, or --dry-run to write nothing")
     if args.output.exists() and not args.output.is_dir():
         raise ArgumentError(f"{args.output} is a file; give a directory")
-    if args.output.resolve().is_relative_to(args.source.resolve()):
+    source, output = args.source.resolve(), args.output.resolve()
+    if output.is_relative_to(source) or (output == source.parent and args.source.is_file()):
         raise ArgumentError(f"{args.output} lies in the source; choose another directory for the checkpoint")
-    if (args.output / MANIFEST).exists() and not (args.overwrite or (args.resume and unfinished(args.output))):
+    resumes = args.resume and unfinished(args.output)
+    if (args.output / MANIFEST).exists() and not (args.overwrite or resumes):
         done = "is finished, nothing is left to resume" if args.resume else "holds a checkpoint already"
         raise ArgumentError(f"{args.output} {done}; --overwrite replaces it")
     check_begun(args.output, args.resume or args.overwrite)
+    others = (args.output / "config.json").exists() and not (args.output / MANIFEST).exists()
+    if others and not unfinished(args.output):
+        raise ArgumentError(f"{args.output} holds another model already; choose another directory, or remove it")
