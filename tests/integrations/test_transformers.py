@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import bitport as bp
+from bitport.checkpoint import quantize_files
 from bitport.errors import ArgumentError, RecipeError
 from bitport.integrations.huggingface import load_model, save_model
 from bitport.tensor import QTensor
@@ -120,6 +122,23 @@ def test_weights_of_another_shape(tmp_path: Path, changed: dict[str, int], schem
         assert told[name] == (None, "the files have it in another shape")
         assert not isinstance(model.get_parameter(name).data, QTensor)
     assert model(IDS).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("recipe", ["int4-g32", {"*": "int8"}, {"lm_head": "int8"}, {"*embed*": "int8"}], ids=str)
+def test_a_head_that_is_another_than_config_json_says(tmp_path: Path, recipe: Any) -> None:
+    """That says it is the embedding, and the files hold both: transformers goes by the files."""
+    made("llama", tmp_path / "float")
+    said = json.loads((tmp_path / "float" / "config.json").read_text())
+    (tmp_path / "float" / "config.json").write_text(json.dumps(said | {"tie_word_embeddings": True}))
+    right = loaded(tmp_path / "float")
+    bp.quantize_(right, recipe)
+    quantize_files(tmp_path / "float", tmp_path / "out", recipe, progress=False)
+    while_loading = loaded(tmp_path / "float", BitportConfig(recipe))
+    stored = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    schemes = {name: getattr(param, "scheme", None) for name, param in right.named_parameters()}
+    for model in (while_loading, stored):
+        assert torch.equal(model(IDS).logits, right(IDS).logits)
+        assert {name: getattr(param, "scheme", None) for name, param in model.named_parameters()} == schemes
 
 
 def test_backends_are_loaded_where_models_are_built() -> None:

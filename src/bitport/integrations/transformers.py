@@ -30,6 +30,7 @@ from bitport.algorithms import Algorithm
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.checkpoint.manifest import INDEX, SAID
 from bitport.checkpoint.parse import read_manifest
+from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import ArgumentError
 from bitport.integrations.names import arrangement
 from bitport.integrations.pretrained import RUN, Loading, Original, Stored, save_pretrained
@@ -112,7 +113,7 @@ class Quantizer(Loading, HfQuantizer):
             self.pre_quantized = False  # transformers asks quantizers of other models for parts of tensors
         else:
             config = self.quantization_config
-            targets = tied(find_targets(model), ties)
+            targets = tied(find_targets(model), kept(ties, checkpoint_files or ()))
             self.work = Original(targets, config.recipe, config.algorithm, config.measure)
         self.dtype = dtype
 
@@ -194,6 +195,23 @@ def stored(model: Any, files: list[str], ties: dict[str, str]) -> Stored:
         )
     held = read_manifest(Path(files[0]).parent)
     return Stored(model, files, held, arrangement(model)(held), ties)
+
+
+def kept(ties: dict[str, str], files: Sequence[str]) -> dict[str, str]:
+    """Those of ``ties`` that transformers will make: where ``files`` hold both with other numbers, it does not."""
+
+    def read(name: str) -> Tensor | None:
+        for file in files:
+            if file.endswith(".safetensors"):
+                with SafetensorsReader(Path(file)) as reader:
+                    if name in reader.tensors:
+                        return reader.read(name)
+        return None
+
+    def apart(a: Tensor | None, b: Tensor | None) -> bool:
+        return a is not None and b is not None and not (a.dtype == b.dtype and torch.equal(a, b))
+
+    return {alias: name for alias, name in ties.items() if not apart(read(alias), read(name))}
 
 
 def tied(targets: list[Target], alias_of: dict[str, str]) -> list[Target]:
