@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import json
 import shutil
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +254,18 @@ def test_copies(tmp_path: Path) -> None:
         copied.proj_out.bias.fill_(3)
     copied.save_pretrained(tmp_path / "two")
     assert bool((loaded("flux", tmp_path / "two").proj_out.bias == 3).all())
+
+
+def test_a_model_goes_with_its_last_name(tmp_path: Path) -> None:
+    save_model(quantized("flux"), tmp_path)
+    model = loaded("flux", tmp_path)
+    gone = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def damaged(out: Path, what: str) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
+import gc
 import importlib
 import json
+import pickle
 import subprocess
 import sys
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +335,33 @@ def test_save_pretrained_again(tmp_path: Path) -> None:
     for given in ({"state_dict": {"a": torch.ones(1)}}, {"push_to_hub": True}, {"variant": "fp16"}):
         with pytest.raises(ArgumentError, match=f"not {next(iter(given))}; model.push_to_hub"):
             model.save_pretrained(tmp_path / "none", **given)
+
+
+@pytest.mark.parametrize("kind", ["stored", "while loading"])
+def test_a_model_goes_with_its_last_name(tmp_path: Path, kind: str) -> None:
+    """Not when garbage is collected, which may be long after; copies save themselves, also those without a name."""
+    out = quantized(tmp_path)
+    given = {} if kind == "stored" else {"quantization_config": BitportConfig("int4-g32")}
+    load = functools.partial(CAUSAL.from_pretrained, out if kind == "stored" else tmp_path / "float", **given)
+    model, right = load(), load_model(out)
+    gone, weight = weakref.ref(model), weakref.ref(model.model.layers[0].mlp.up_proj.weight)
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+        assert weight() is None
+    finally:
+        gc.enable()
+    model = load()
+    model.generation_config = transformers.GenerationConfig(max_new_tokens=3)
+    made = {"itself": load, "copy": lambda: copy.deepcopy(load()), "pickle": lambda: pickle.loads(pickle.dumps(load()))}
+    for name, make in {**made, "changed": lambda: model}.items():
+        make().save_pretrained(tmp_path / name)
+        assert_same(load_model(tmp_path / name), right)
+    assert json.loads((tmp_path / "changed" / "generation_config.json").read_text())["max_new_tokens"] == 3
+    copied = copy.deepcopy(model)
+    assert copied.hf_quantizer.model.lm_head is copied.lm_head
+    assert not copied.hf_quantizer.is_qat_trainable
 
 
 def test_push_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

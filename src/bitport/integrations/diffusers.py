@@ -14,7 +14,6 @@ Importing this module makes both known to diffusers, and to transformers, which 
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from bitport.checkpoint.parse import read_manifest
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.integrations import pretrained
 from bitport.integrations.components import spared
-from bitport.integrations.pretrained import Loading, Original, Stored
+from bitport.integrations.pretrained import Loading, Original, Saving, Stored, twin_of
 from bitport.integrations.transformers import NAME, BitportConfig
 from bitport.nn.targets import find_targets
 from bitport.numerics import FLOATS
@@ -127,7 +126,7 @@ class Quantizer(Loading, DiffusersQuantizer):
             check_brought(work)
         elif work:
             self.report = work.report(model)
-        model.save_pretrained = functools.partial(save_pretrained, model)
+        model.save_pretrained = Saving(save_pretrained, model, twin_of(model))
         model.is_quantized = False  # which is for models that cannot be cast to another dtype
         return model
 

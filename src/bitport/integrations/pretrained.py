@@ -7,9 +7,13 @@ checkpoint's; in the place of each, bitport's own reader brings the tensor.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
+import inspect
 import tempfile
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +171,31 @@ class Loading:
     @property
     def is_compileable(self) -> bool:
         return True
+
+
+class Saving:
+    """``write`` in the place of the save_pretrained of ``model``, which it does not keep alive: ``del model`` frees its
+    memory. In ``from_pretrained(..).save_pretrained(..)`` nothing else does, and its ``twin`` is saved."""
+
+    def __init__(self, write: Callable[..., None], model: Any, twin: Any) -> None:
+        self.write, self.model, self.twin = write, weakref.ref(model), twin
+        self.__signature__ = inspect.signature(functools.partial(write, model))
+
+    def __call__(self, *args: Any, **given: Any) -> None:
+        model = self.model()
+        self.write(self.twin if model is None else model, *args, **given)
+
+    def __reduce__(self) -> Any:
+        return Saving, (self.write, self.model(), self.twin)
+
+
+def twin_of(model: Any) -> Any:
+    """A module that shares the children, parameters and buffers of ``model``, also those that it gets later: for what
+    ``model`` holds, and would keep it alive."""
+    twin = copy.copy(model)
+    for own in ("hf_quantizer", "save_pretrained"):
+        vars(twin).pop(own, None)
+    return twin
 
 
 def save_pretrained(

@@ -33,7 +33,7 @@ from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import ArgumentError
 from bitport.integrations.names import arrangement
-from bitport.integrations.pretrained import RUN, Loading, Original, Stored, save_pretrained
+from bitport.integrations.pretrained import RUN, Loading, Original, Saving, Stored, save_pretrained, twin_of
 from bitport.nn.targets import find_targets
 from bitport.schemes import Recipe, Scheme, Target
 from bitport.train.scales import learns_scales
@@ -81,7 +81,7 @@ class Quantizer(Loading, HfQuantizer):
 
     quantization_config: BitportConfig
     model: Any
-    """What was loaded."""
+    """The twin of what was loaded."""
     parts: Sequence[Sequence[str]] = ()
     """Of each conversion, in what names of tensors differ that are one in the files."""
 
@@ -144,8 +144,8 @@ class Quantizer(Loading, HfQuantizer):
             self.pre_quantized = True
         elif self.work:
             self.report = self.work.report(model)
-        self.work, self.model = None, model
-        model.save_pretrained = functools.partial(save, model)
+        self.work, self.model = None, twin_of(model)
+        model.save_pretrained = Saving(save, model, self.model)
         return model
 
     def is_serializable(self) -> bool:
