@@ -29,22 +29,6 @@ const Digits* digits_for(int32_t isa) {
   return nullptr;
 }
 
-// How far the largest number of a row may stand out.
-constexpr float kStandsOut = 128;
-
-// Whether a number of this size stands out among the k of a row.
-bool stands_out(const uint16_t* x, int64_t k, uint16_t largest) {
-  float part[16] = {};
-  const auto add = [&](int64_t i, int64_t lane) { part[lane] += float_of_bf16(x[i + lane] & 0x7fff); };
-  int64_t i = 0;
-  for (; i + 16 <= k; i += 16)
-    for (int64_t lane = 0; lane < 16; ++lane) add(i, lane);
-  for (int64_t lane = 0; i + lane < k; ++lane) add(i, lane);
-  float sum = 0;
-  for (const float each : part) sum += each;
-  return float_of_bf16(largest) / kStandsOut > sum / float(k);
-}
-
 // The power of two by which the largest of k numbers stays below 2^15 - 128; 0 where one is not finite, or the power and
 // its inverse would not both be normal.
 float unit_of(uint16_t largest) {
@@ -53,6 +37,18 @@ float unit_of(uint16_t largest) {
   if (exponent < -112 || exponent > 127) return 0;
   const int shift = (largest & 0x7f) == 0x7f ? 13 : 14;   // 255 * 2^7 + 128 would be one too many for the high digit
   return std::ldexp(1.0f, exponent - shift);
+}
+
+// Whether at least half of the k numbers of a row, zeros aside, are whole multiples of its unit, as those of 2^7 and more are.
+bool mostly_exact(const uint16_t* x, int64_t k, float unit) {
+  const int16_t least = int16_t(bits_of_float(unit * 128) >> 16);
+  uint32_t exact = 0, all = 0;   // k is at most 2^31
+  for (int64_t i = 0; i < k; ++i) {
+    const int16_t size = int16_t(x[i] & 0x7fff);
+    exact += size >= least;
+    all += size != 0;
+  }
+  return exact >= all - exact;
 }
 
 // Up to how many rows digits are faster than what the instruction set does otherwise: measured on x86, on ARM as the
@@ -85,9 +81,8 @@ int32_t linear_digits(const Product& p, bool* taken) {
   float unit[kMostRows];
   for (int64_t row = 0; row < p.m; ++row) {
     const uint16_t* own = x + row * w.k;
-    const uint16_t largest = isa.largest(own, w.k);
-    unit[row] = unit_of(largest);
-    *taken = unit[row] != 0 && !stands_out(own, w.k, largest);
+    unit[row] = unit_of(isa.largest(own, w.k));
+    *taken = unit[row] != 0 && mostly_exact(own, w.k, unit[row]);
     if (!*taken) return kOk;
   }
   const int64_t digits = 2 * p.m, pieces = pieces_of(w, isa.stretch);

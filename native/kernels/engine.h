@@ -150,7 +150,7 @@ int32_t linear_as_is(const Product& product);
 int32_t linear_of_floats(const Product& product, const Engine& engine, const float* row_scale, bool in_blocks);
 int32_t linear_int8(const Product& product, int32_t act, const float* act_scale);
 bool takes_digits(const Product& product);   // few rows of bfloat16, whole numbers
-int32_t linear_digits(const Product& product, bool* taken);   // not taken: x is not finite, near the end of the range, or a number stands out
+int32_t linear_digits(const Product& product, bool* taken);   // not taken: x is not finite, near the end of the range, or numbers stand out
 #if BITPORT_X86
 bool fast_bf16();   // whether vdpbf16ps is to be used for more rows than a few
 #endif

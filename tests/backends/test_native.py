@@ -127,6 +127,27 @@ def test_one_number_far_above_the_others(isa: str, scheme: str, m: int, size: fl
     assert sqnr(exact, y) > 50
 
 
+@pytest.mark.parametrize("size", [100, 1e3, 1e4, 1e5])
+@pytest.mark.parametrize("k", [16, 48, 64, 128, 512, 4096])
+@pytest.mark.parametrize("scheme", ["int4", "int8"])
+def test_some_numbers_far_above_the_others(isa: str, scheme: str, k: int, size: float) -> None:
+    """The same for one of them up to a fifth of a row, however short that is. Of many numbers of 1e5 sums in float32, from
+    which those times the zero point are subtracted, have too few digits left."""
+    generator = torch.Generator().manual_seed(k)
+    for share in (k, 128, 100, 32, 16 if size == 1e5 else 6):
+        large = torch.randperm(k, generator=generator)[: max(k // share, 1)]
+        weight, x = torch.randn(64, k, generator=generator), torch.randn(4, k, generator=generator)
+        weight[:32, large] = 0
+        x[:, large] = size * torch.randn(4, len(large), generator=generator).sign()
+        packed, x = bp.quantize_tensor(weight.to(BF16), scheme).to_layout("cpu_tiles"), x.to(BF16)
+        value = packed.dequantize(torch.float32).double()
+        assert not value[:32, large].any()
+        for m in (1, 2, 4):
+            exact, y = x[:m].double() @ value.T, F.linear(x[:m], packed)
+            assert sqnr(exact[:, :32], y[:, :32]) > 50, (share, m)
+            assert sqnr(exact, y) > 50, (share, m)
+
+
 @pytest.mark.parametrize("m", [1, 2, 4])
 @pytest.mark.parametrize("scheme", ["int4", "int8"])
 def test_a_row_that_is_not_finite_spoils_no_other(isa: str, scheme: str, m: int) -> None:
