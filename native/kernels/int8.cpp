@@ -94,10 +94,11 @@ struct Int8Call : Product {
     each_row(0, [&](int64_t row) {   // ranges stand where the roundings will
       engine.range(row_at(row), x_type, weight.k, &roundings[row].scale, &roundings[row].zero);
     });
-    float low = 0, high = 0;
+    float low = 0, high = 0;   // a NaN is taken and stays
     for (int64_t row = 0; row < m; ++row) {
-      if (!(roundings[row].scale >= low)) low = roundings[row].scale;   // a NaN is taken and stays
-      if (!(roundings[row].zero <= high)) high = roundings[row].zero;
+      const Rounding own = roundings[row];
+      if (own.scale < low || own.scale != own.scale) low = own.scale;
+      if (own.zero > high || own.zero != own.zero) high = own.zero;
     }
     return rounding_of(low, high, x_type, BITPORT_INT8_TENSOR);
   }

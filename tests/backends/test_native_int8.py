@@ -156,6 +156,15 @@ def test_codes_are_those_of_the_specification(isa: str, act: str, dtype: torch.d
             assert_same(multiply(x, act, static), fake_quantize(x, act, static).to(dtype))
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_spoils_the_tensor_from_any_row(isa: str, number: str) -> None:
+    multiply = identity(100)
+    for row in range(5):
+        x = torch.randn(5, 100)
+        x[row, 3] = float(number)
+        assert_same(multiply(x, "int8-tensor"), fake_quantize(x, "int8-tensor"))
+
+
 def assert_same(got: Tensor, expected: Tensor) -> None:
     assert torch.equal(got.isnan(), expected.isnan())
     assert torch.equal(got.nan_to_num(), expected.nan_to_num())
