@@ -1,5 +1,7 @@
 #include "calls.h"
+#include <atomic>
 #include <cstring>
+#include "../kernels/share.h"
 
 namespace bitport {
 namespace {
@@ -30,6 +32,26 @@ bool by_row(int32_t act) {
 }
 
 using Multiply = decltype(bitport_dyn_linear);
+
+// Whether threads that take whole experts, one after another, are all busy nearly to the end: then each expert is multiplied
+// by one thread, and threads are woken once for all of them. end: of the rows of each, from 0 on. A product takes as long as
+// its rows, and kRead more for the reading of the weight.
+bool share_experts(const int32_t* end, int64_t experts, int32_t threads) {
+  constexpr int64_t kRead = 16;
+  constexpr int32_t kMostThreads = 64;
+  if (threads < 2 || threads > kMostThreads) return false;
+  int64_t busy[kMostThreads] = {}, all = 0, last = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    const int64_t rows = end[e] - (e ? end[e - 1] : 0);
+    if (!rows) continue;
+    int64_t* first = busy;   // the thread that is done first with what it has
+    for (int32_t t = 1; t < threads; ++t) first = busy[t] < *first ? busy + t : first;
+    *first += kRead + rows;
+    last = *first > last ? *first : last;
+    all += kRead + rows;
+  }
+  return last * threads <= all + all / 8;
+}
 
 int32_t multiply_as_is(const BitportTiles* w, const void* x, int32_t x_type, int64_t m, int32_t, const float*, const void* bias,
                        int32_t then, const void* times, void* y, int32_t threads, int32_t isa) {
@@ -85,15 +107,19 @@ const char* by_expert(TensorHandle x_handle, TensorHandle ends_handle, const Par
   if (!y.make(2, sizes, x.dtype)) return kNoMemory;
   const char* rows = static_cast<const char*>(x.data);
   char* sums = static_cast<char*>(y.data);
-  int64_t row = 0;
-  for (int64_t e = 0; e < weight.experts; row = end[e++]) {
-    const int64_t count = end[e] - row;
-    if (!count) continue;
+  const int32_t all = threads();
+  const bool apart = share_experts(end, weight.experts, all);
+  std::atomic<int32_t> failed{0};
+  share(weight.experts, apart ? all : 1, [&](int64_t e) {
+    const int64_t row = e ? end[e - 1] : 0, count = end[e] - row;
+    if (!count || failed) return;
     const BitportTiles own = weight.expert(e);
     const int32_t code = multiply(&own, rows + row * from, x.type(), count, act, nullptr, nullptr, BITPORT_NOTHING, nullptr,
-                                  sums + row * to, threads(), isa);
-    if (code) return said(code);
-  }
+                                  sums + row * to, apart ? 1 : all, isa);
+    if (code) failed = code;
+  });
+  if (failed) return said(failed);
+  const int64_t row = weight.experts ? end[weight.experts - 1] : 0;
   if (sizes[0] > row) std::memset(sums + row * to, 0, size_t((sizes[0] - row) * to));
   *result = y.give();
   return nullptr;

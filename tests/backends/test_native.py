@@ -131,8 +131,8 @@ def test_one_number_far_above_the_others(isa: str, scheme: str, m: int, size: fl
 @pytest.mark.parametrize("k", [16, 48, 64, 128, 512, 4096])
 @pytest.mark.parametrize("scheme", ["int4", "int8"])
 def test_some_numbers_far_above_the_others(isa: str, scheme: str, k: int, size: float) -> None:
-    """The same for one of them up to a fifth of a row, however short that is. Of many numbers of 1e5 sums in float32, from
-    which those times the zero point are subtracted, have too few digits left."""
+    """The same for one of them up to a fifth of a row, however short that is. Of many numbers of 1e5 sums in float32,
+    from which those times the zero point are subtracted, have too few digits left."""
     generator = torch.Generator().manual_seed(k)
     for share in (k, 128, 100, 32, 16 if size == 1e5 else 6):
         large = torch.randperm(k, generator=generator)[: max(k // share, 1)]
