@@ -15,6 +15,7 @@ from bitport import algorithms, interop
 from bitport.cli import main as cli
 from bitport.interop.gguf.blocks import BLOCKS
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
+from bitport.ops import OPS
 from bitport.schemes import KINDS, Recipe
 from bitport.tensor.qtensor import PARTS
 
@@ -106,6 +107,15 @@ def test_python_that_is_shown_runs(text: str, tmp_path: Path, monkeypatch: pytes
             if {"quantize_", "mixed"} & {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}:
                 names["model"] = families.model_of("gemma")
             exec(compile(ast.Module([statement], []), text, "exec"), names)
+
+
+def test_the_decision_for_few_ops_lists_them() -> None:
+    text = (DOCS / "adr" / "0005-few-ops.md").read_text()
+    named = [name for _, cell in table("adr/0005-few-ops.md", "what it computes") for name in re.findall(r"`(.+?)`", cell)]
+    assert sorted(named) == sorted(OPS)
+    for name in OPS:
+        overloads = set(getattr(torch.ops.bitport, name).overloads()) - {"default"}
+        assert overloads == set(re.findall(r"`\.(\w+)`", text))
 
 
 def test_decisions_are_numbered_and_listed() -> None:

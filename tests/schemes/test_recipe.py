@@ -131,9 +131,22 @@ def test_skip_leaves_a_weight_with_a_reason() -> None:
 def test_a_router_is_called_one() -> None:
     """Which most models have as an nn.Linear, so that "unknown type" would be no reason."""
     routers = [Target("mlp.gate", "weight", "other", (4, 64), "1"), Target("mlp.odd", "weight", "other", (4, 64), "2")]
-    plan = Recipe.of("int8").resolve([*UNTIED, *routers])
+    plan = Recipe.of({"*": "int8"}).resolve([*UNTIED, *routers])
     assert plan["mlp.gate.weight"].reason == "no rule fits this router"
     assert plan["mlp.odd.weight"].reason == "no rule fits this weight of a module of unknown type"
+
+
+def test_reasons_of_a_scheme_by_its_name_speak_of_no_rule() -> None:
+    """There is none in what the user wrote."""
+    router = Target("mlp.gate", "weight", "other", (4, 64), "1")
+    plan = Recipe.of("int8").resolve([*UNTIED, target("embed", "embedding"), router])
+    assert plan["layers.0.attn.q.weight"].reason == "the scheme for all linear layers"
+    assert plan["layers.0.mlp.experts.weight"].reason == "the scheme for all experts"
+    left = "a scheme by its name leaves {} as they are"
+    assert plan["conv.weight"].reason == left.format("convolutions") + "; a rule for them quantizes them"
+    assert plan["embed.weight"].reason == left.format("embeddings") + "; a rule for them quantizes them"
+    assert plan["mlp.gate.weight"].reason == left.format("routers")
+    assert plan["mystery.weight"].reason == left.format("weights of modules of unknown type")
 
 
 def test_kinds_narrow_a_rule() -> None:
@@ -275,6 +288,13 @@ def test_json_written_by_hand() -> None:
 def test_what_is_no_recipe_file(text: str) -> None:
     with pytest.raises((RecipeError, SchemeError)):
         Recipe.from_json(text)
+
+
+@pytest.mark.parametrize("more", [{}, {"extends": "base.json"}])
+def test_a_newer_recipe_file_asks_for_a_newer_bitport(more: dict[str, str]) -> None:
+    """Whatever else is new in it."""
+    with pytest.raises(RecipeError, match="recipe version 2; this bitport reads version 1: upgrade bitport"):
+        Recipe.from_json(json.dumps({"version": 2, "rules": [], **more}))
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------

@@ -213,5 +213,5 @@ def test_values_that_diverged_are_not_converted() -> None:
 
 def test_what_was_chosen_can_be_read() -> None:
     text = str(prepare_(linears(), "int8"))
-    assert "0.weight: int8 (rule '*')" in text
-    assert "2.weight: left as it is (no rule fits this embedding weight)" in text
+    assert "0.weight: int8 (the scheme for all linear layers)" in text
+    assert "2.weight: left as it is (a scheme by its name leaves embeddings as they are; " in text

@@ -58,8 +58,8 @@ def each_once(change: Callable[[Any], Any], batch: Any) -> Any:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """As the model is used: without dropout, and no statistics of a BatchNorm move. Each module gets its mode back. What
-    is compiled runs as it is written: who watches products needs to see them."""
+    """As the model is used: without dropout, and no statistics of a BatchNorm move. Each module gets its mode back.
+    What is compiled runs as it is written: who watches products needs to see them."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from bitport.checkpoint.dtypes import name_of
+from bitport.checkpoint.dtypes import WEIGHTS, name_of
 from bitport.checkpoint.manifest import INDEX, NAME, Entry, Manifest
-from bitport.checkpoint.dtypes import WEIGHTS
 from bitport.checkpoint.safetensors_writer import SafetensorsWriter, header_bytes
 from bitport.checkpoint.turns import OURS, clear, manifest_text, turn
 from bitport.errors import ArgumentError, CheckpointError

@@ -23,6 +23,14 @@ from bitport.schemes.scheme import Scheme, parsed
 VERSION = 1
 KINDS = ("linear", "experts", "attention", "embedding", "conv", "other")
 DEFAULT_KINDS = ("linear", "experts", "attention")
+PLURALS = {
+    "linear": "linear layers",
+    "experts": "experts",
+    "attention": "attention projections",
+    "embedding": "embeddings",
+    "conv": "convolutions",
+    "other": "weights of modules of unknown type",
+}
 
 # A glob that fits one name: no wildcard, or each in brackets, as glob.escape writes it.
 ONE_NAME = re.compile(r"(?:[^*?[]|\[[*?[]\])*")
@@ -193,11 +201,14 @@ class Recipe:
                 return Choice(target.name, None, "it is empty")
             if target.kind == "conv" and rule.scheme.act:
                 return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
-            return Choice(target.name, rule.scheme, f"rule {rule.match!r}")
+            said = f"the scheme for all {PLURALS[target.kind]}" if _is_by_name(rule) else f"rule {rule.match!r}"
+            return Choice(target.name, rule.scheme, said)
+        router = is_router(target.module, target.shape)
+        if any(map(_is_by_name, self.rules)):
+            left = f"a scheme by its name leaves {'routers' if router else PLURALS[target.kind]} as they are"
+            return Choice(target.name, None, left + ("" if target.kind == "other" else "; a rule for them quantizes them"))
         what = f"{target.kind} weight" if target.kind != "other" else "weight of a module of unknown type"
-        return Choice(
-            target.name, None, f"no rule fits this {'router' if is_router(target.module, target.shape) else what}"
-        )
+        return Choice(target.name, None, f"no rule fits this {'router' if router else what}")
 
     def to_json(self) -> str:
         rules = [
@@ -215,8 +226,14 @@ class Recipe:
         """Reads :meth:`to_json`; a rule's scheme may also be a preset name, so that people can write the file."""
         data = parsed(text, "recipe", RecipeError)
         try:
-            if not isinstance(data, dict) or data.get("version") != VERSION or set(data) - {"version", "rules"}:
-                raise RecipeError(f"a recipe file is an object with version {VERSION} and rules, and nothing else")
+            if not isinstance(data, dict) or "version" not in data:
+                raise RecipeError(f"a recipe file is an object with version {VERSION} and rules")
+            if data["version"] != VERSION or isinstance(data["version"], bool):
+                raise RecipeError(
+                    f"recipe version {data['version']!r}; this bitport reads version {VERSION}: upgrade bitport"
+                )
+            if unknown := set(data) - {"version", "rules"}:
+                raise RecipeError(f"recipe: unknown keys {sorted(unknown)}; known: rules, version")
             return cls(tuple(_rule_from(rule) for rule in data["rules"]))
         except (KeyError, TypeError) as error:
             raise RecipeError(f"not a recipe: {error!r}") from error
@@ -225,6 +242,11 @@ class Recipe:
 def static_inputs(choices: Iterable[Choice], targets: Mapping[str, Target]) -> dict[Target, str]:
     """How each input with a static scale is rounded; ``targets`` by name."""
     return {targets[choice.name]: choice.scheme.act for choice in choices if choice.scheme and choice.scheme.static}
+
+
+def _is_by_name(rule: Rule) -> bool:
+    """Whether it is what :meth:`Recipe.of` makes of a scheme alone, so that its pattern says nothing to the user."""
+    return rule.match == "*" and rule.kinds == DEFAULT_KINDS
 
 
 def _rule_of(pair: Any) -> Rule:
