@@ -310,7 +310,7 @@ accuracy: $(VENV)/.hf
 algorithms: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.algorithms models/tinylm docs/algorithms $(ALGORITHMS_OF)
 
-# docs/reference.md, from the docstrings.
+# docs/reference.md, from the docstrings, and docs/cli.md, from the options of the verbs.
 reference: $(VENV)/.hf
 	PYTHONPATH=. $(BIN)/python tools/reference.py
 

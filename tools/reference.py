@@ -1,6 +1,6 @@
-"""Write docs/reference.md: every public name with its signature and docstring. ``make reference``.
+"""Write docs/reference.md, every public name with its signature and docstring, and docs/cli.md. ``make reference``.
 
-The page is what users may rely on: a test compares it with the code (``--check``), so that a change of a name or a
+The pages are what users may rely on: a test compares them with the code (``--check``), so that a change of a name or a
 signature is seen.
 """
 
@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
+import commands
+
+DOCS = Path(__file__).parents[1] / "docs"
 MODULES = (
     *("bitport", "bitport.schemes", "bitport.algorithms", "bitport.checkpoint", "bitport.stream", "bitport.interop"),
     *("bitport.train", "bitport.train.optim", "bitport.cache", "bitport.nn", "bitport.evaluate", "bitport.report"),
@@ -154,14 +156,18 @@ def _markdown(said: str) -> str:
 
 
 def main() -> int:
-    made = page()
-    if sys.argv[1:] == ["--check"]:
-        changed = difflib.unified_diff(PAGE.read_text().splitlines(), made.splitlines(), "written", "made", lineterm="")
-        print("\n".join(changed))
-        return int(PAGE.read_text() != made)
-    PAGE.write_text(made)
-    print(f"wrote {PAGE.relative_to(PAGE.parents[1])}")
-    return 0
+    stale = 0
+    for name, made in (("reference.md", page()), ("cli.md", commands.page())):
+        path = DOCS / name
+        if sys.argv[1:] == ["--check"]:
+            written = path.read_text()
+            changed = difflib.unified_diff(written.splitlines(), made.splitlines(), "written", name, lineterm="")
+            print("\n".join(changed))
+            stale |= written != made
+        else:
+            path.write_text(made)
+            print(f"wrote docs/{name}")
+    return int(stale)
 
 
 if __name__ == "__main__":

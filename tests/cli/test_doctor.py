@@ -69,7 +69,7 @@ def test_what_is_missing_is_told_with_its_price(run: Run, monkeypatch: pytest.Mo
     assert ran.code == 0
     line = next(line for line in ran.out.splitlines() if "transformers is missing" in line)
     assert "pip install 'bitport[hf]'" in line
-    assert "without it: no bitport eval" in line
+    assert "without it: no eval" in line
 
 
 def test_a_broken_backend_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

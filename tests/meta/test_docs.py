@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import bitport
-from bitport import algorithms, interop
+from bitport import QTensor, Scheme, algorithms, interop
 from bitport.cli import main as cli
+from bitport.cli import quantize
+from bitport.export import onnx_weight, xnnpack_weight
 from bitport.interop.gguf.blocks import BLOCKS
 from bitport.numerics import ACTIVATIONS, NUMBER_TYPES
 from bitport.ops import OPS
@@ -84,6 +90,74 @@ def test_schemes_to_choose_from_are_as_large_as_is_said() -> None:
         assert number == inputs, name
 
 
+def test_inputs_are_rounded_as_the_readme_says() -> None:
+    """One for all schemes of a line, or one for each."""
+    for names, _, cell in table("../README.md", "name"):
+        schemes = [bitport.preset(name) for name in re.findall(r"`(.+?)`", names)]
+        said = cell.split("; ")
+        for scheme, inputs in zip(schemes, said * len(schemes) if len(said) == 1 else said, strict=True):
+            assert inputs == rounding_of_inputs(scheme), names
+
+
+def rounding_of_inputs(scheme: Scheme) -> str:
+    if not scheme.act:
+        return "as it is"
+    fmt = ACTIVATIONS[scheme.act]
+    rows, columns = fmt.block
+    shared = "tensor" if not rows else f"block of {rows}x{columns}" if columns else "token"
+    return f"{fmt.dtype.split('_')[0]} per {shared}{', calibrated' if scheme.static else ''}"
+
+
+def language_model(tied: bool) -> nn.Module:
+    """With the names of most models of transformers."""
+    block = nn.ModuleDict({"mlp": nn.ModuleDict({"up_proj": nn.Linear(64, 64)})})
+    inner = nn.ModuleDict({"embed_tokens": nn.Embedding(96, 64), "layers": nn.ModuleList([block])})
+    model = nn.ModuleDict({"model": inner, "lm_head": nn.Linear(64, 96, bias=False)})
+    if tied:
+        model.lm_head.weight = inner.embed_tokens.weight
+    return model.bfloat16()
+
+
+def recipes(page: str) -> list[dict[str, str]]:
+    found = re.findall(r"\{\"[^{}]+\": \"[^{}]+\"\}", (ROOT / page).read_text())
+    assert found
+    return [ast.literal_eval(text) for text in found]
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["a-head-of-its-own", "tied"])
+@pytest.mark.parametrize("page", ["README.md", "docs/choosing.md", "docs/transformers.md"])
+def test_recipes_that_are_shown_fit_models_with_a_tied_head_too(page: str, tied: bool) -> None:
+    for recipe in recipes(page):
+        bitport.quantize_(language_model(tied), recipe, measure=False)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["a-head-of-its-own", "tied"])
+def test_recipes_for_embedding_and_head_do_what_is_said(tied: bool) -> None:
+    for recipe, head, embedding in zip(
+        recipes("docs/choosing.md"), ["int8", None if tied else "int8"], ["int8", None], strict=True
+    ):
+        model = language_model(tied)
+        bitport.quantize_(model, recipe, measure=False)
+        weights = (model.lm_head.weight, model.model.embed_tokens.weight, model.model.layers[0].mlp.up_proj.weight)
+        assert [str(each.scheme) if isinstance(each, QTensor) else None for each in weights] == [
+            head,
+            embedding,
+            "int3",
+        ]
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["a-head-of-its-own", "tied"])
+@pytest.mark.parametrize(("runtime", "module"), [("onnx", onnx_weight), ("executorch", xnnpack_weight)])
+def test_commands_for_other_runtimes_make_what_these_take(runtime: str, module: Any, tied: bool) -> None:
+    block = (DOCS / "deploy.md").read_text().split(f"pip install 'bitport[{runtime}]'")[1].split("```")[0]
+    words = shlex.split(next(line for line in block.splitlines() if line.startswith("bitport quantize")))
+    model = language_model(tied)
+    bitport.quantize_(model, quantize.recipe_of(cli.parser().parse_args(words[1:])), measure=False)
+    assert module.refusal(model.model.embed_tokens.weight, "embedding") is None
+    for layer in (model.lm_head, model.model.layers[0].mlp.up_proj):
+        assert module.refusal(layer.weight, "linear") is None
+
+
 def test_what_others_call_a_scheme_is_one_here() -> None:
     for _, theirs, schemes, names in table("choosing.md", "library"):
         for name in re.findall(r"`(.+?)`", schemes):
@@ -93,16 +167,39 @@ def test_what_others_call_a_scheme_is_one_here() -> None:
         assert theirs.count("`") or not names
 
 
+def python_of(text: str) -> list[str]:
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    return blocks
+
+
+OF_THE_READER = {"model", "build_model", "batches", "x", "inputs", "keys", "values", "q", "Adapted"} | {
+    *("encoder", "decoder", "sound", "ids", "states")
+}
+"""What samples do something with, and cannot make."""
+SAMPLES = [path for path in files(".md") if "```python" in path.read_text() and path.name != "reference.md"]
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_names_in_samples_are_defined_before_their_use(path: Path) -> None:
+    known = set(dir(builtins)) | OF_THE_READER
+    for statement in (each for block in python_of(path.read_text()) for each in ast.parse(block).body):
+        nodes = list(ast.walk(statement))
+        used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        known |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+        known |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        known |= {(node.asname or node.name).split(".")[0] for node in nodes if isinstance(node, ast.alias)}
+        known |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        assert used - known == set(), ast.unparse(statement)
+
+
 @pytest.mark.parametrize("text", ["README.md", "docs/transforms.md", "docs/training.md", "docs/optimizers.md"])
 def test_python_that_is_shown_runs(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each statement as it stands, but for the device; what changes a model is given one that nobody changed."""
     families = pytest.importorskip("tests.algorithms.families", reason="needs the extra: pip install 'bitport[hf]'")
     monkeypatch.chdir(tmp_path)
-    names = {"bp": bitport, "build_model": lambda: families.model_of("gemma"), "batches": [families.batch_of("gemma")]}
-    names |= {name: getattr(algorithms, name) for name in algorithms.__all__}
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / text).read_text(), re.MULTILINE | re.DOTALL)
-    assert blocks
-    for block in blocks:
+    names = {"build_model": lambda: families.model_of("gemma"), "batches": [families.batch_of("gemma")]}
+    for block in python_of((ROOT / text).read_text()):
         for statement in ast.parse(block.replace('device="cuda"', 'device="cpu"')).body:
             if {"quantize_", "mixed"} & {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}:
                 names["model"] = families.model_of("gemma")
@@ -111,7 +208,9 @@ def test_python_that_is_shown_runs(text: str, tmp_path: Path, monkeypatch: pytes
 
 def test_the_decision_for_few_ops_lists_them() -> None:
     text = (DOCS / "adr" / "0005-few-ops.md").read_text()
-    named = [name for _, cell in table("adr/0005-few-ops.md", "what it computes") for name in re.findall(r"`(.+?)`", cell)]
+    named = [
+        name for _, cell in table("adr/0005-few-ops.md", "what it computes") for name in re.findall(r"`(.+?)`", cell)
+    ]
     assert sorted(named) == sorted(OPS)
     for name in OPS:
         overloads = set(getattr(torch.ops.bitport, name).overloads()) - {"default"}

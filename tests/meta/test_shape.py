@@ -49,8 +49,8 @@ def test_every_part_has_tests() -> None:
 
 
 def test_the_reference_is_that_of_the_code() -> None:
-    """The names users may rely on, and their signatures, on one page: a change of it is a decision, and goes into the
-    changelog."""
+    """The names users may rely on, their signatures, and the options of the command line, on two pages: a change of
+    them is a decision, and goes into the changelog."""
     pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
     command = [sys.executable, "tools/reference.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -20,8 +20,8 @@ class Extra:
 
 
 EXTRAS = (
-    Extra("transformers", "pip install 'bitport[hf]'", "bitport eval, generate and explain, no load_model"),
-    Extra("tokenizers", "pip install 'bitport[hf]'", "reading text for bitport eval and generate"),
+    Extra("transformers", "pip install 'bitport[hf]'", "eval, compare, generate, explain, export, quantize --data"),
+    Extra("tokenizers", "pip install 'bitport[hf]'", "reading text for eval, compare, generate, quantize --data"),
     Extra("triton", "pip install triton", "Triton kernels on GPUs; torch's own and the generic kernels remain"),
     Extra("ml_dtypes", "pip install 'bitport[test]'", "test suite"),
     Extra("pytest", "pip install 'bitport[test]'", "test suite"),

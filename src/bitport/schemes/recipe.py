@@ -206,7 +206,8 @@ class Recipe:
         router = is_router(target.module, target.shape)
         if any(map(_is_by_name, self.rules)):
             left = f"a scheme by its name leaves {'routers' if router else PLURALS[target.kind]} as they are"
-            return Choice(target.name, None, left + ("" if target.kind == "other" else "; a rule for them quantizes them"))
+            more = "" if target.kind == "other" else "; a rule for them quantizes them"
+            return Choice(target.name, None, left + more)
         what = f"{target.kind} weight" if target.kind != "other" else "weight of a module of unknown type"
         return Choice(target.name, None, f"no rule fits this {'router' if router else what}")
 
