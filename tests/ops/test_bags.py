@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 import bitport
 from bitport.errors import ArgumentError
@@ -86,6 +87,21 @@ def test_compiled_and_exported() -> None:
     assert torch.equal(compiled(more), bag(more))
 
 
+def test_padding_in_bags_of_any_length() -> None:
+    """One program for all of them: torch's own way to name the padding had made a constant of the length."""
+    bag = table(padding_idx=3)
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(bag, backend=counter, fullgraph=True, dynamic=True)
+    length = torch.export.Dim("length", min=2, max=64)
+    program = torch.export.export(bag, (IDS.view(2, 5),), dynamic_shapes=({1: length},)).module()
+    for size in range(3, 12):
+        ids = torch.randint(0, 50, (2, size))
+        assert torch.equal(compiled(ids), bag(ids))
+        assert torch.equal(program(ids), bag(ids))
+    assert counter.frame_count == 1
+
+
 def test_what_a_table_cannot_do_is_refused() -> None:
     bag = table()
     with pytest.raises(IndexError, match="rows 0 to 49"):
@@ -94,8 +110,14 @@ def test_what_a_table_cannot_do_is_refused() -> None:
         F.embedding_bag(IDS, bag.weight, STARTS, padding_idx=77)
     with pytest.raises(ArgumentError, match="max_norm rewrites the table"):
         table(max_norm=1.0)(IDS, STARTS)
-    with pytest.raises(ValueError, match="offsets has to be a 1D Tensor"):
-        bag(IDS)
+    for wrong in (lambda: bag(IDS), lambda: bag(IDS.view(5, 2), STARTS), lambda: bag(IDS, STARTS[None])):
+        with pytest.raises(ArgumentError, match=r"\[ids\] with offsets \[bags\], not \[(10|5, 2)\] with "):
+            wrong()
+    with pytest.raises(ArgumentError, match="is sum, mean, max, not 'median'"):
+        F.embedding_bag(IDS, bag.weight, STARTS, mode="median")
+    for mode, weights in (("mean", torch.rand(10)), ("sum", torch.rand(9))):
+        with pytest.raises(ArgumentError, match=r"per_sample_weights are for the mode sum.* \[10\]"):
+            F.embedding_bag(IDS, bag.weight, STARTS, mode=mode, per_sample_weights=weights)
 
 
 @pytest.mark.parametrize("mode", JOINED)

@@ -1,10 +1,15 @@
-"""F.embedding_bag over a table that is no float tensor: its rows are looked up, and torch's own joins them."""
+"""F.embedding_bag over a table that is no float tensor: its rows are looked up, and torch's own op joins them."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from bitport.errors import ArgumentError
+
+MODES = ("sum", "mean", "max")
+"""In the order of their numbers at torch's op."""
 
 
 def embedding_bag(
@@ -21,19 +26,35 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     """The rows [T, K] of all T ids are a table of their own, whose bags have the ids 0 .. T - 1 in order. A padding's
-    row comes before them, and torch leaves row 0 out."""
+    row comes before them, and torch leaves row 0 out.
+
+    The op below F.embedding_bag takes that row as it is: F.embedding_bag compares it with the number of rows, which
+    would make that a constant of a program that is traced."""
+    _check(input, offsets, mode, per_sample_weights)
     ids = input.flatten()
-    order, padding = torch.arange(ids.shape[0], dtype=input.dtype, device=input.device), None
+    if offsets is None:
+        offsets = torch.arange(input.shape[0], dtype=input.dtype, device=input.device) * input.shape[1]
+    order, padding = torch.arange(ids.shape[0], dtype=input.dtype, device=input.device), -1
     if padding_idx is not None:
         row, padding = padding_idx if padding_idx >= 0 else padding_idx + weight.shape[0], 0
         order, ids = torch.where(ids == row, padding, order + 1), F.pad(ids, (1, 0), value=row)
     rows = F.embedding(ids, weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
-    return F.embedding_bag(
-        order.view(input.shape),
-        rows,
-        offsets,
-        mode=mode,
-        per_sample_weights=per_sample_weights,
-        include_last_offset=include_last_offset,
-        padding_idx=padding,
-    )
+    weights = None if per_sample_weights is None else per_sample_weights.flatten()
+    joined = torch.ops.aten._embedding_bag
+    return joined(rows, order, offsets, False, MODES.index(mode), False, weights, include_last_offset, padding)[0]
+
+
+def _check(ids: Tensor, offsets: Tensor | None, mode: str, weights: Tensor | None) -> None:
+    starts = None if offsets is None else [*offsets.shape]
+    if not (ids.dim() == 2 and starts is None) and not (ids.dim() == 1 and starts is not None and len(starts) == 1):
+        raise ArgumentError(
+            f"ids are [bags, ids of each] without offsets, or [ids] with offsets [bags], not {[*ids.shape]} with "
+            f"{'none' if starts is None else starts}"
+        )
+    if mode not in MODES:
+        raise ArgumentError(f"the mode of a bag is {', '.join(MODES)}, not {mode!r}")
+    if weights is not None and (mode != "sum" or weights.shape != ids.shape):
+        raise ArgumentError(
+            f"per_sample_weights are for the mode sum and have the shape of the ids, {[*ids.shape]}; "
+            f"they are {[*weights.shape]} here, the mode is {mode}"
+        )
