@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from bitport.errors import ArgumentError
@@ -206,6 +206,19 @@ def test_convolutions(make: Make) -> None:
     assert torch.equal(F.conv2d(input=torch.randn(1, 8, 5, 5).zero_(), weight=q, groups=2), torch.zeros(1, 8, 3, 3))
     one, y = make("int4-g32", 8, 4, 3, kind="conv"), torch.randn(2, 4, 9)
     assert torch.equal(F.conv1d(y, one, dilation=2), F.conv1d(y, one.dequantize(), dilation=2))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["conv", "conv_transpose"])
+def test_convolutions_have_a_gradient(make: Make, kind: str, rank: int) -> None:
+    convolve = getattr(F, f"{kind}{rank}d")
+    q = make("int8", 8, 4, *[3] * rank, kind="conv")
+    x = torch.randn(2, 4 if kind == "conv" else 8, *[5] * rank, requires_grad=True)
+    for weight in (q, nn.Parameter(q)):
+        y, wanted = convolve(x, weight, stride=2), convolve(x, q.dequantize(), stride=2)
+        assert torch.equal(y, wanted)
+        gradient, right = (torch.autograd.grad(each.square().sum(), x)[0] for each in (y, wanted))
+        assert torch.equal(gradient, right)
 
 
 # -- what stands between the input and the codes ---------------------------------------------------------------------

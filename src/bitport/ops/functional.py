@@ -425,10 +425,6 @@ FUNCTIONS.update(
         F.embedding: embedding,
         F.embedding_bag: embedding_bag,
         Tensor.__getitem__: getitem,
-        F.conv1d: _convolution(F.conv1d),
-        F.conv2d: _convolution(F.conv2d),
-        torch.conv1d: _convolution(F.conv1d),
-        torch.conv2d: _convolution(F.conv2d),
         torch.matmul: matmul,
         torch.mm: mm,
         torch.bmm: bmm,
@@ -444,6 +440,11 @@ FUNCTIONS.update(
         torch._grouped_mm: grouped_mm,
     }
 )
+
+
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
+"""Of torch; those of F are the same functions."""
+FUNCTIONS.update({fn: _convolution(fn) for fn in (getattr(torch, name) for name in CONVOLUTIONS)})
 
 
 def _aten(fn: Callable[..., Any]) -> Callable[..., Any]:
