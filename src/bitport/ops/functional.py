@@ -20,7 +20,7 @@ from bitport.ops import select
 from bitport.ops.bags import embedding_bag
 from bitport.ops.convert import format_json, from_list
 from bitport.ops.flops import tell_counters
-from bitport.ops.linear import check_linear
+from bitport.ops.linear import check_dense, check_linear
 from bitport.ops.linear_then import follow
 from bitport.ops.outside import OUTSIDE
 from bitport.ops.table import OPS, has_tangent, no_view, refuse_tangents
@@ -234,6 +234,11 @@ def embedding(
         raise ArgumentError(
             "this QTensor is a transposed view [K, N]; F.embedding wants a table [N, K]: pass weight.t()"
         )
+    if input.layout == torch.jagged:
+        rows = embedding(input.values(), weight)
+        places = {"lengths": input.lengths(), "jagged_dim": input._ragged_idx}  # type: ignore[attr-defined]
+        return torch.nested.nested_tensor_from_jagged(rows, input.offsets(), **places)
+    check_dense("the tensor of ids", input)
     return weight.in_value_order(run("embedding", input, *operand(weight), _dtype(weight)))
 
 

@@ -18,8 +18,20 @@ from bitport.ops.table import Op, Sample
 from bitport.ops.weight import SCHEMA, Weight, check_weight
 
 
+def check_dense(name: str, x: Tensor) -> None:
+    """A nested tensor has no shape, a sparse one no rows to read."""
+    if x.is_nested:
+        raise ArgumentError(
+            f"{name} is a nested tensor of the layout {x.layout}; a quantized weight takes it as "
+            f"torch.nested.nested_tensor(.., layout=torch.jagged)"
+        )
+    if x.layout != torch.strided:
+        raise ArgumentError(f"{name} is of the layout {x.layout}; a quantized weight takes dense ones: .to_dense()")
+
+
 def check_linear(x: Tensor, data: Tensor, n: int, k: int, bias: Tensor | None) -> None:
     """ArgumentError unless x and bias fit a weight of n x k where data is."""
+    check_dense("x", x)
     if x.dtype not in FLOATS:
         raise ArgumentError(f"x must be float32, bfloat16 or float16, not {x.dtype}")
     shape, device = x.shape, x.device
