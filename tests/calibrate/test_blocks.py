@@ -52,6 +52,8 @@ class Model(nn.Module):
                 continue
             elif self.between == "twice" and at == 1:
                 x = layer(x, shift)[0]
+            elif self.between == "again" and at == 2 and ids.shape[1] > 5:
+                x = self.layers[0](x, shift)[0]
             elif self.between == "first kept" and at == 0:
                 first = x.clone()
         return self.head(x + first if self.between == "first kept" else x)
@@ -135,8 +137,10 @@ def test_what_a_model_does_between_blocks_is_not_lost(between: str) -> None:
         torch.testing.assert_close(found[name], wanted[name])
 
 
-def test_a_block_that_is_called_twice() -> None:
-    model, same = two(Block, "twice")
+@pytest.mark.parametrize("between", ["twice", "again"])
+def test_a_block_that_is_called_twice(between: str) -> None:
+    """For every batch, or for a later one alone."""
+    model, same = two(Block, between)
     found, wanted = grams(model, in_order=True), expected(same, [[*BLOCKS[0], *BLOCKS[1], *BLOCKS[2], "head.weight"]])
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name])
