@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
 
@@ -20,6 +21,7 @@ from bitport.evaluate import directories, divergence, perplexity
 from bitport.evaluate.directories import Evaluation, How, evaluate_directories
 from bitport.evaluate.layers import ROWS, Rows, layer_errors, sampled
 from bitport.integrations.huggingface import load_model, load_tokenizer, logits_of, token_ids
+from bitport.numerics import sqnr
 from bitport.numerics.activations import fake_quantize
 
 from ..integrations.models import TEXT, make_directory
@@ -87,6 +89,22 @@ def test_errors_of_outputs(models: list[Path], rows: list[Evaluation]) -> None:
         judge = 20 * torch.log10(wanted.norm() / (wanted - got).norm())
         assert errors[f"{name}.weight"] == pytest.approx(judge.item(), abs=1e-3)
     assert errors["model.embed_tokens.weight"] is None, "a lookup is no product"
+
+
+@pytest.mark.parametrize("scheme", ["int8-dyn", "mxfp8", "int4-g32"])
+def test_errors_of_outputs_behind_a_scale_and_an_order_of_the_input(scheme: str, tmp_path: Path) -> None:
+    """Against the product itself in float32, where each of the inputs rounds as it meets the codes."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 48, bias=False)), torch.randn(30, 64) * torch.logspace(-1, 1, 64)
+    save_file({"0.weight": model[0].weight.detach()}, tmp_path / "model.safetensors")
+    pre_scale, perm = 1 / x.abs().amax(0), torch.randperm(64)
+    with sampled(model) as seen:
+        exact = model(x).detach()
+    q = bp.quantize_tensor((model[0].weight.detach() / pre_scale)[:, perm], scheme)
+    q = q.replace(pre_scale=pre_scale, perm=perm.to(torch.int32))
+    model[0].weight = nn.Parameter(q, requires_grad=False)
+    (layer,) = layer_errors(model, tmp_path, seen).layers
+    assert layer.output_sqnr == pytest.approx(float(sqnr(exact, model(x))), abs=0.01)
 
 
 def _input(model: Any, name: str, tokens: Tensor) -> Tensor:

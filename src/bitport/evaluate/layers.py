@@ -18,6 +18,7 @@ from bitport.checkpoint.source import Source
 from bitport.nn.quantize import error_of
 from bitport.nn.targets import find_targets
 from bitport.numerics.activations import fake_quantize
+from bitport.ops.functional import in_code_order
 from bitport.report import LayerReport, Report
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Target
@@ -98,11 +99,14 @@ def _layer(param: Tensor, value: Tensor, target: Target, inputs: Rows | None) ->
 
 def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Rows) -> float:
     exact = rows_of(value.float(), target.kind, target.transposed)
-    rounded = rows_of(q.dequantize(torch.float32).cpu(), target.kind, target.transposed)
+    codes = q.replace(perm=None, pre_scale=None)
+    rounded = rows_of(codes.dequantize(torch.float32).cpu(), target.kind, target.transposed)
     signal = noise = torch.zeros((), dtype=torch.float64)
     for index, kept in inputs.kept.items():
         x = kept.float()
-        seen = fake_quantize(x, q.scheme.act, _cpu(q.act_scale)) if q.scheme.act else x
+        seen = in_code_order(x.to(q.device), q).cpu()
+        if q.scheme.act:
+            seen = fake_quantize(seen, q.scheme.act, _cpu(q.act_scale))
         wanted = x @ exact[index].t()
         signal = signal + wanted.double().square().sum()
         noise = noise + (wanted - seen @ rounded[index].t()).double().square().sum()
