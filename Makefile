@@ -311,7 +311,7 @@ algorithms: $(VENV)/.hf
 	$(BIN)/python -m bitport.evaluate.algorithms models/tinylm docs/algorithms $(ALGORITHMS_OF)
 
 # docs/reference.md, from the docstrings, and docs/cli.md, from the options of the verbs.
-reference: $(VENV)/.hf
+reference: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python tools/reference.py
 
 # The matrix of what was checked where: this machine's CPU is measured, or XLA's; other devices keep their last run.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitport
+from bitport.checkpoint import plan_files, quantize_files
 from bitport.errors import ArgumentError, DeviceError, RecipeError, SchemeError
-from bitport.nn import find_targets
+from bitport.integrations.huggingface import load_model
+from bitport.nn import QuantizedLinear, find_targets, swap_linears_
 from bitport.numerics import sqnr
 from bitport.ops import OPS
 from bitport.schemes import PRESETS, preset
+from bitport.stream import Stream
+from bitport.train import prepare_
 
 
 class Everything(nn.Module):
@@ -96,6 +101,21 @@ def test_by_name_alone_what_feeds_a_product_is_quantized() -> None:
         "image.weight": "a scheme by its name leaves convolutions as they are; a rule for them quantizes them",
         "head.weight": "tied to embed.weight, which stays as it is; a rule for that one quantizes both",
     }
+
+
+TAKE_RECIPES = (bitport.quantize_, quantize_files, plan_files, Stream, prepare_, swap_linears_)
+TAKE_DEVICES = (bitport.quantize_, bitport.load, load_model, QuantizedLinear)
+
+
+@pytest.mark.parametrize(
+    ("takes", "name", "kinds"),
+    [(each, "recipe", {"RecipeLike"}) for each in TAKE_RECIPES]
+    + [(each, "device", {"torch.device", "str", "int", "None"}) for each in TAKE_DEVICES],
+    ids=lambda each: getattr(each, "__name__", "") if callable(each) else "",
+)
+def test_type_checkers_let_through_what_is_taken(takes: Callable[..., Any], name: str, kinds: set[str]) -> None:
+    """The package is typed, so a form of a recipe that a signature leaves out is an error to its users."""
+    assert set(inspect.signature(takes).parameters[name].annotation.split(" | ")) == kinds
 
 
 # -- tied weights ----------------------------------------------------------------------------------------------------

@@ -14,24 +14,41 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+import types
+import typing
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import commands
+import torch
 
 DOCS = Path(__file__).parents[1] / "docs"
 MODULES = (
     *("bitport", "bitport.schemes", "bitport.algorithms", "bitport.checkpoint", "bitport.stream", "bitport.interop"),
     *("bitport.train", "bitport.train.optim", "bitport.cache", "bitport.nn", "bitport.evaluate", "bitport.report"),
     *("bitport.export", "bitport.integrations.huggingface", "bitport.integrations.transformers"),
-    *("bitport.integrations.kv_cache", "bitport.integrations.lm_eval", "bitport.ops", "bitport.layouts"),
+    *("bitport.integrations.diffusers", "bitport.integrations.kv_cache", "bitport.integrations.lm_eval"),
+    *("bitport.ops", "bitport.ops.outside", "bitport.layouts", "bitport.numerics"),
+    *("bitport.calibrate.inputs", "bitport.calibrate.processes"),
     *("bitport.conformance", "bitport.errors"),
 )
 """In the order of the page: what most users need, then what those need who bring kernels and devices."""
+SOME = {
+    "bitport.calibrate.inputs": ("Inputs",),
+    "bitport.calibrate.processes": ("Processes",),
+    "bitport.ops.outside": ("OUTSIDE", "Outside", "outside"),
+    "bitport.numerics": (
+        *("ACTIVATIONS", "NUMBER_TYPES", "Format", "NumberType", "Quantized", "activation_format", "number_type"),
+        *("choose_qparams", "quantize", "quantize_codes", "dequantize", "dequantize_codes", "fake_quantize"),
+        *("pack_bits", "unpack_bits", "from_storage", "to_storage", "sqnr"),
+    ),
+}
+"""Modules of which others need only these names."""
 
 HIDDEN = ("_", "fsdp_")
 """Beginnings of names that are for PyTorch and for bitport itself."""
+PROPERTIES = (property, functools.cached_property)
 WIDTH = 110
 HEAD = """# Reference
 
@@ -47,15 +64,21 @@ def _module(name: str) -> Iterator[str]:
     module = importlib.import_module(name)
     yield f"## {name}\n"
     yield _prose(module) + "\n"
-    for public in sorted(module.__all__):
+    for public in sorted(_names(name)):
         value = getattr(module, public)
-        where = getattr(value, "__module__", name)
         yield f"### {public}\n"
-        if name != "bitport" and public in importlib.import_module("bitport").__all__:
+        if _is_told(value, public, name):
             yield f"[As above](#{public.lower()}).\n"
         elif inspect.isclass(value):
             yield from _class(public, value)
-        elif callable(value) and where.startswith("bitport"):
+        elif typing.get_origin(value):
+            written = _type(value)
+            if isinstance(value, types.UnionType):
+                written = "\n    | ".join(["(", *map(_type, typing.get_args(value))]).replace("| ", "", 1) + "\n)"
+            yield f"```python\n{public} = {written}\n```\n"
+        elif inspect.isfunction(value):
+            if not _prose(value):
+                raise SystemExit(f"{name}.{public} is public and has no docstring: say what a caller cannot see")
             yield f"```python\n{_signature('def ' + public, value)}: ...\n```\n"
             yield _prose(value) + "\n"
         elif keys := [key for key in value if isinstance(key, str)]:
@@ -64,25 +87,53 @@ def _module(name: str) -> Iterator[str]:
             yield f"A {type(value).__name__}.\n"
 
 
+def _is_told(value: Any, public: str, name: str) -> bool:
+    """Whether a module that comes before ``name`` has it too."""
+    before = MODULES[: MODULES.index(name)]
+    return any(public in _names(each) and getattr(importlib.import_module(each), public) is value for each in before)
+
+
+def _names(module: str) -> Sequence[str]:
+    return SOME.get(module) or importlib.import_module(module).__all__
+
+
 def _class(name: str, cls: type) -> Iterator[str]:
     if not issubclass(cls, Exception) and "*args" not in (signature := _signature(name, cls)):
         yield f"```text\n{signature}\n```\n"
     if said := _prose(cls):
         yield said + "\n"
     fields = [f"- `{field}`: {said}" for field, said in _fields(cls)] if _is_record(cls) else []
-    told = {key: member for key, member in vars(cls).items() if not key.startswith(HIDDEN) and _prose(member)}
-    values = [f"- `{key}`: {_first(member)}" for key, member in told.items() if isinstance(member, property)]
-    methods = [
-        f"- `{_signature(key, member, width=None)}`: {_first(member)}"
-        for key, member in told.items()
-        if inspect.isroutine(member)
-    ]
+    told = {key: it for key, it in vars(cls).items() if not key.startswith(HIDDEN) and not _is_implied(cls, key)}
+    values = [_member(_value(key, it), it) for key, it in told.items() if isinstance(it, PROPERTIES)]
+    routines = {key: it for key, it in told.items() if inspect.isroutine(it) and not isinstance(it, PROPERTIES)}
+    methods = [_member(_signature(key, it, width=None), it) for key, it in routines.items()]
     if fields or values or methods:
         yield "\n".join([*fields, *values, *methods]) + "\n"
 
 
 def _is_record(cls: type) -> bool:
     return dataclasses.is_dataclass(cls) or hasattr(cls, "_fields") or getattr(cls, "_is_protocol", False)
+
+
+def _is_implied(cls: type, key: str) -> bool:
+    """Whether it is the default of a field, or says nothing of its own beside a base class, or a protocol of the same
+    part of bitport."""
+    if dataclasses.is_dataclass(cls) and key in {each.name for each in dataclasses.fields(cls)}:
+        return True
+    part = vars(importlib.import_module(cls.__module__.rpartition(".")[0])).values()
+    protocols = [each for each in part if getattr(each, "_is_protocol", False) and each is not cls]
+    return not _prose(vars(cls)[key]) and any(hasattr(each, key) for each in (*cls.__mro__[1:], *protocols))
+
+
+def _member(written: str, value: Any) -> str:
+    said = _first(value)
+    return f"- `{written}`" + (f": {said}" if said else "")
+
+
+def _value(key: str, value: Any) -> str:
+    getter = value.fget if isinstance(value, property) else value.func
+    kind = inspect.signature(getter).return_annotation
+    return key if kind is inspect.Signature.empty else f"{key}: {_type(kind)}"
 
 
 def _first(value: Any) -> str:
@@ -139,7 +190,13 @@ def _parameter(each: inspect.Parameter) -> str:
 def _type(annotation: Any) -> str:
     if isinstance(annotation, str):
         return annotation
-    return getattr(annotation, "__forward_arg__", None) or getattr(annotation, "__name__", str(annotation))
+    if forward := getattr(annotation, "__forward_arg__", None):
+        return str(forward)
+    if typing.get_origin(annotation) or annotation is torch.dtype:
+        return re.sub(
+            r"\b(?:\w+\.)+(?=[A-Z])", "", str(annotation).removeprefix("<class '").removesuffix("'>")
+        ).replace("'", '"')
+    return getattr(annotation, "__name__", str(annotation))
 
 
 def _prose(value: Any) -> str:

@@ -25,24 +25,26 @@ from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
 from bitport.report.explain import Explanation, explain_layer
 from bitport.report.quantized import listed
-from bitport.schemes import Choice, Recipe, Scheme, Target
+from bitport.schemes import Choice, Recipe, RecipeLike, Target
 from bitport.tensor import QTensor
 from bitport.tensor.sharded import is_quantized, is_sharded, nbytes_of, own, sharded_like, whole
 
 
 def quantize_(
     model: nn.Module,
-    recipe: str | Scheme | Recipe | Any,
+    recipe: RecipeLike,
     *,
     algorithm: str | Algorithm | Sequence[str | Algorithm | Transform] = "rtn",
     calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None = None,
-    device: torch.device | str | None = None,
+    device: torch.device | str | int | None = None,
     measure: bool = True,
     progress: bool | None = None,
 ) -> Report:
     """Quantize the weights of ``model`` in place: ``quantize_(model, "int4")``.
 
-    ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), or a Recipe.
+    ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), a dict
+    ``{pattern: scheme}`` over module names, of which the first that fits decides (``{"*": "int4"}`` takes embeddings
+    and convolutions too), or whatever else :meth:`Recipe.of` takes.
     ``algorithm``: how codes and scales are chosen, by name or as one of bitport.algorithms: "rtn" (to nearest),
     "clip", "hqq", "gptq", "signround". Weights that it cannot treat are rounded to nearest, and the report says so.
     Before it may stand what changes the model around its weights and not what it computes: "awq", "awq+gptq",
@@ -104,7 +106,7 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
     return model
 
 
-def explain(model: nn.Module, rows: tuple[int, ...] = (1, 64, 1024)) -> Explanation:
+def explain(model: nn.Module, rows: Sequence[int] = (1, 64, 1024)) -> Explanation:
     """For each quantized weight: scheme, layout, and for each number of rows the kernel that will run and why each
     faster one was refused. Of a sharded one: for the shard of this process."""
     plugins.load()
@@ -113,12 +115,12 @@ def explain(model: nn.Module, rows: tuple[int, ...] = (1, 64, 1024)) -> Explanat
     named = [(name, q) for name, param in model.named_parameters() if isinstance(q := own(param), QTensor)]
     kinds = {target.name: target.kind for target in find_targets(model)}
     return Explanation(
-        tuple(explain_layer(name, kinds.get(name, "linear"), param, rows) for name, param in named), rows
+        tuple(explain_layer(name, kinds.get(name, "linear"), param, rows) for name, param in named), tuple(rows)
     )
 
 
 def _check(
-    model: nn.Module, targets: dict[str, Target], chosen: list[Choice], device: torch.device | str | None
+    model: nn.Module, targets: dict[str, Target], chosen: list[Choice], device: torch.device | str | int | None
 ) -> None:
     """Before anything is changed: does each weight hold numbers, and can its device hold and compute its scheme?"""
     pairs = set()
@@ -141,7 +143,7 @@ def _check(
             check_device(scheme, where)
 
 
-def _check_sharded(sharded: list[Choice], by: Algorithm, device: torch.device | str | None) -> None:
+def _check_sharded(sharded: list[Choice], by: Algorithm, device: torch.device | str | int | None) -> None:
     """Each process quantizes whole weights, so that the numbers are those of the model in one piece."""
     if not sharded:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 import random
@@ -213,6 +214,12 @@ def test_what_nothing_fits_is_told_before_anything_is_measured(model: Model, siz
 
     with pytest.raises(ArgumentError, match="smallest choice"):
         bitport.mixed(model, calibrate=calibrate, **size)  # type: ignore[arg-type]
+
+
+def test_its_options_are_those_of_the_costs() -> None:
+    own, measured = (inspect.signature(each).parameters for each in (bitport.mixed, costs))
+    assert {name: own[name].default for name in measured} == {name: it.default for name, it in measured.items()}
+    assert own.keys() - measured.keys() == {"bits", "nbytes"}
 
 
 def test_a_model_that_is_quantized(model: Model) -> None:

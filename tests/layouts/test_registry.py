@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 
 from bitport.errors import LayoutError
-from bitport.layouts import LAYOUTS, Matrix, layout, preferred, register_layout, repack
+from bitport.layouts import LAYOUTS, Layout, Matrix, layout, preferred, register_layout, repack
+from bitport.layouts.base import WHOLE
 from bitport.layouts.plain import Plain
 from bitport.layouts.plain_int32 import PlainInt32
 from bitport.numerics import Quantized
@@ -97,6 +100,20 @@ def test_a_layout_for_weights_alone_is_not_taken_for_more(device: str, name: str
     assert preferred(torch.device(device), wide, held, "int8") == "plain"
     experts = held._replace(data=held.data[None], scale=held.scale[None])
     assert preferred(torch.device(device), wide, experts) == "plain"
+
+
+@pytest.mark.usefixtures("own_tables")
+def test_a_layout_that_does_not_say_weight_only_is_for_all() -> None:
+    """As those are that were written before a layout could say it."""
+    silent = types.SimpleNamespace(**{name: getattr(Plain(), name) for name in WHOLE})
+    silent.name, silent.devices = "silent", ("cpu",)
+    register_layout(silent)  # type: ignore[arg-type]
+    assert preferred(torch.device("cpu"), GOOD, parts(), "int8") == "silent"
+
+
+def test_the_members_of_a_layout_are_those_of_its_protocol() -> None:
+    assert {*WHOLE, "weight_only"} == {name for name in dir(Layout) if name[0] != "_"} | set(Layout.__annotations__)
+    assert [name for name, each in LAYOUTS.items() if not isinstance(each.weight_only, bool)] == []
 
 
 class Mine(Plain):

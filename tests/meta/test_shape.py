@@ -51,7 +51,8 @@ def test_every_part_has_tests() -> None:
 def test_the_reference_is_that_of_the_code() -> None:
     """The names users may rely on, their signatures, and the options of the command line, on two pages: a change of
     them is a decision, and goes into the changelog."""
-    pytest.importorskip("transformers", reason="needs the extra: pip install 'bitport[hf]'")
+    for package, extra in (("transformers", "hf"), ("diffusers", "diffusers")):
+        pytest.importorskip(package, reason=f"needs the extra: pip install 'bitport[{extra}]'")
     command = [sys.executable, "tools/reference.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"make reference, and see what changes:\n{done.stdout}{done.stderr}"

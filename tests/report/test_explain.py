@@ -55,7 +55,8 @@ def model() -> nn.Module:
 
 
 def test_every_quantized_weight_with_its_op(model: nn.Module) -> None:
-    explanation = bitport.explain(model, rows=(1, 7))
+    explanation = bitport.explain(model, rows=[1, 7])
+    assert explanation.rows == (1, 7)
     assert {layer.name: layer.op for layer in explanation.layers} == OPS_OF
     for layer in explanation.layers:
         assert set(layer.decisions) == {1, 7}

@@ -7,6 +7,7 @@ import glob
 import itertools
 import json
 import sys
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -134,6 +135,15 @@ def test_a_router_is_called_one() -> None:
     plan = Recipe.of({"*": "int8"}).resolve([*UNTIED, *routers])
     assert plan["mlp.gate.weight"].reason == "no rule fits this router"
     assert plan["mlp.odd.weight"].reason == "no rule fits this weight of a module of unknown type"
+
+
+def test_what_a_recipe_is_read_from() -> None:
+    rules = Recipe((Rule("*.o", "skip"), Rule("*", "int8")))
+    assert Recipe.of(MappingProxyType({"*.o": "skip", "*": "int8"})) == rules
+    assert Recipe.of([("*.o", "skip", None), Rule("*", "int8")]) == rules
+    assert Rule("*", "int8", ["linear"]) == Rule("*", "int8", ("linear",))
+    with pytest.raises(RecipeError, match=r"from int; give .* a dict \{pattern: scheme\}, a sequence of rules"):
+        Recipe.of(7)  # type: ignore[arg-type]
 
 
 def test_reasons_of_a_scheme_by_its_name_speak_of_no_rule() -> None:

@@ -15,7 +15,8 @@ from bitport.numerics import Format, Quantized, quantize
 @runtime_checkable
 class Algorithm(Protocol):
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """By which reports name it."""
 
     needs_inputs: ClassVar[bool]
     """Whether it wants to know what goes into a weight: then there must be calibration data."""
@@ -24,7 +25,9 @@ class Algorithm(Protocol):
         """Why weights of this format and kind of target are rounded to nearest instead."""
 
     def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None) -> Quantized:
-        """The parts of w [.., N, K]; ``inputs`` of as many matrices, none of which may have seen anything."""
+        """The parts of w [.., N, K]. ``inputs``: what went into each of these matrices; None is possible only where
+        ``needs_inputs`` is False. Any of them may be empty (``inputs.rows`` is 0 there), as for an expert that no token
+        reached: round such a matrix to nearest."""
 
 
 @dataclasses.dataclass(frozen=True)

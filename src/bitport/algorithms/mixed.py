@@ -76,12 +76,39 @@ def mixed(
     calibrate: Iterable[Any] | Callable[[nn.Module], Any],
     bits: float | None = None,
     nbytes: int | None = None,
-    **options: Any,
+    algorithm: str | Algorithm = "rtn",
+    cost: str = "kl",
+    sample: int = 2,
+    rules: Sequence[Rule] = (),
+    together: Sequence[Sequence[str]] = (),
+    progress: bool | None = None,
 ) -> Recipe:
-    """The recipe of least :func:`costs` within ``bits`` for each weight, or ``nbytes`` for all; ``options``: those of
-    :func:`costs`."""
-    check_size(model, candidates, bits=bits, nbytes=nbytes, rules=options.get("rules", ()))
-    return costs(model, candidates, calibrate=calibrate, **options).recipe(bits=bits, nbytes=nbytes)
+    """The recipe that keeps the model closest to what it is, within ``bits`` for each weight, scales and zero points
+    included, or ``nbytes`` for all.
+
+    ``candidates``: schemes for all linear layers, attention projections and experts, of which each gets one; but what
+    fits one of ``rules`` gets the scheme of that.
+    ``calibrate``: batches to run through the model, or a function that runs it.
+    ``algorithm``: that the model will be quantized by.
+    ``cost``: what a candidate costs a weight, all others as they are: "kl", how far the model's predictions move on the
+    first ``sample`` batches, by one run for each weight and candidate; or "output", how far the weight's own output
+    moves, by one run in all.
+    ``together``: globs of names; weights of one module (its children) that fit globs of the same entry share a scheme,
+    as tied ones always do.
+    """
+    check_size(model, candidates, bits=bits, nbytes=nbytes, rules=rules)
+    found = costs(
+        model,
+        candidates,
+        calibrate=calibrate,
+        algorithm=algorithm,
+        cost=cost,
+        sample=sample,
+        rules=rules,
+        together=together,
+        progress=progress,
+    )
+    return found.recipe(bits=bits, nbytes=nbytes)
 
 
 def check_size(
@@ -127,10 +154,7 @@ def costs(
     together: Sequence[Sequence[str]] = (),
     progress: bool | None = None,
 ) -> Costs:
-    """``candidates``: schemes for all linear layers, attention projections and experts, of which each gets one; but
-    what fits one of ``rules`` gets the scheme of that. ``together``: globs of names; weights of one module (its
-    children) that fit globs of the same entry share a scheme, as tied ones always do. ``algorithm``: that the model
-    will be quantized by."""
+    """What each weight costs in each candidate; arguments as for :func:`mixed`."""
     by, schemes = algorithm_of(algorithm), [each if isinstance(each, Scheme) else preset(each) for each in candidates]
     _check(schemes)
     if cost not in COSTS:

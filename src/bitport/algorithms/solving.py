@@ -46,7 +46,7 @@ class Solving:
         chosen: Sequence[Choice],
         by: Algorithm,
         calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
     ) -> None:
         self.model, self.chosen, self.by, self.calibrate, self.device = model, chosen, by, calibrate, device
         self.targets = {target.name: target for target in targets}

@@ -94,11 +94,12 @@ class KeyValueStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept; ``reserved`` counts also the room to grow."""
+        """Bytes of what is kept."""
         return sum(rows.nbytes for rows in self._rows())
 
     @property
     def reserved(self) -> int:
+        """Bytes of what is kept and of the room to grow."""
         return sum(rows.reserved for rows in self._rows())
 
     def _rows(self) -> Iterator[Rows]:
@@ -146,6 +147,7 @@ class KeyValueStore:
         return self._dense(self._filled()[0])
 
     def dense_values(self) -> Tensor:
+        """As :meth:`dense_keys`."""
         return self._dense(self._filled()[1])
 
     def _dense(self, side: _Side) -> Tensor:
@@ -189,7 +191,8 @@ class KeyValueStore:
         """Every sequence so many times, side by side."""
         self._change(lambda rows: rows.repeat_interleave(times, 0))
 
-    def to(self, device: torch.device | str) -> None:
+    def to(self, device: torch.device | str | int) -> None:
+        """Move what is kept there, in place; no number changes."""
         self._change(lambda rows: rows.to(device))
 
     def reset(self) -> None:

@@ -50,6 +50,7 @@ class Inputs:
 
     @property
     def any_rows(self) -> bool:
+        """Whether anything went into any of the matrices."""
         return bool((self.rows > 0).any())
 
     def divided(self, scale: Tensor) -> Inputs:

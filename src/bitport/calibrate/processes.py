@@ -54,9 +54,11 @@ class Processes:
 
     @property
     def first(self) -> bool:
+        """Whether it is the one that writes what all have made."""
         return self.rank == 0
 
     def share(self, batches: Sequence[T]) -> Sequence[T]:
+        """Those of this process; ArgumentError where there are fewer batches than processes."""
         if len(batches) < self.world:
             raise ArgumentError(f"{len(batches)} batches are too few for {self.world} processes: give smaller ones")
         return batches[self.rank :: self.world]

@@ -1,5 +1,6 @@
 """Checkpoints: safetensors shards with the canonical parts of every tensor, and one manifest that describes them."""
 
+from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.convert import plan_files, quantize_files
 from bitport.checkpoint.dcp import ModelState
 from bitport.checkpoint.load import load
@@ -9,6 +10,7 @@ from bitport.checkpoint.save import save
 from bitport.checkpoint.writer import Writer
 
 __all__ = [
+    "Arrangement",
     "Entry",
     "Manifest",
     "ModelState",

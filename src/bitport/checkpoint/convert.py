@@ -7,7 +7,6 @@ and what is written stays when the run is killed.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +24,7 @@ from bitport.report import LayerReport, Report
 from bitport.report.memory import WORK, Memory, peak, resident
 from bitport.report.progress import progress as with_progress
 from bitport.report.quantized import listed
-from bitport.schemes import Choice, Plan, Recipe, Scheme
+from bitport.schemes import Choice, Plan, Recipe, RecipeLike
 from bitport.schemes.plan import refuse_static
 
 STEP = 256 * 10**6
@@ -37,7 +36,7 @@ RUN = "use bitport.stream.Stream, as bitport quantize --data FILE does, or quant
 
 def plan_files(
     source: str | Path,
-    recipe: str | Scheme | Recipe | Any,
+    recipe: RecipeLike,
     *,
     model: nn.Module | None = None,
     arrangement: Arrangement | None = None,
@@ -51,7 +50,7 @@ def plan_files(
 def quantize_files(
     source: str | Path,
     target: str | Path,
-    recipe: str | Scheme | Recipe | Any,
+    recipe: RecipeLike,
     *,
     algorithm: str | Algorithm = "rtn",
     dtype: torch.dtype | None = None,
@@ -100,7 +99,7 @@ class Conversion:
         self,
         source: str | Path,
         target: str | Path,
-        recipe: str | Scheme | Recipe | Any,
+        recipe: RecipeLike,
         *,
         algorithm: str | Algorithm = "rtn",
         dtype: torch.dtype | None = None,
@@ -187,7 +186,7 @@ def estimate(files: Source, plan: Plan, dtype: torch.dtype | None) -> Memory:
     return Memory(resident(), most[0], 0, 0, most[1])
 
 
-def planned(files: Source, recipe: str | Scheme | Recipe | Any) -> Plan:
+def planned(files: Source, recipe: RecipeLike) -> Plan:
     plan = Recipe.of(recipe).resolve(files.targets())
     refuse_static(plan.choices, RUN)
     return plan

@@ -29,7 +29,7 @@ def load(
     model: nn.Module | Callable[[], nn.Module],
     directory: str | Path,
     *,
-    device: torch.device | str | None = None,
+    device: torch.device | str | int | None = None,
     strict: bool = True,
     verify: bool = True,
     mmap: bool = True,
@@ -145,7 +145,7 @@ def _listed(found: dict[str, list[str]]) -> str:
     return "; ".join(f"{len(names)} {what}: {shortened(names)}" for what, names in found.items() if names)
 
 
-def _device(targets: list[Slot], device: torch.device | str | None) -> torch.device:
+def _device(targets: list[Slot], device: torch.device | str | int | None) -> torch.device:
     if device is not None:
         return torch.device(device)
     there = targets[0].tensor

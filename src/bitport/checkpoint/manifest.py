@@ -47,6 +47,7 @@ class Part:
 
     @property
     def nbytes(self) -> int:
+        """Bytes in its shard."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -65,6 +66,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its parts."""
         return sum(part.nbytes for part in self.parts.values())
 
     def key(self, part: str) -> str:
@@ -100,6 +102,7 @@ class Manifest:
         return found
 
     def to_json(self) -> str:
+        """The file ``bitport.json``, as docs/formats.md describes it."""
         schemes = list(dict.fromkeys(entry.scheme for entry in self.tensors.values() if entry.scheme))
         ids = {scheme: str(at) for at, scheme in enumerate(schemes)}
         content = {

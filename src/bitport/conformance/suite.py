@@ -43,6 +43,7 @@ class Row:
 
     @property
     def passed(self) -> bool:
+        """Whether nothing failed."""
         return not self.failures
 
 
@@ -55,7 +56,7 @@ class _Outcome:
     refused: str | None = None
 
 
-def run(device: torch.device | str, ops: Iterable[str] | None = None) -> list[Row]:
+def run(device: torch.device | str | int, ops: Iterable[str] | None = None) -> list[Row]:
     """Try ``ops`` (names; default: all) on ``device``. Kernels of bitport and of installed backends take part. A device
     of another library gets samples that were made on the CPU, and computes each in every way it has."""
     place = outside(device)

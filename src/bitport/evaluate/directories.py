@@ -49,7 +49,7 @@ class How:
     stride: int | None = None
     max_tokens: int | None = None
     batch: int = 1
-    device: torch.device | str | None = None
+    device: torch.device | str | int | None = None
     dtype: torch.dtype | None = None
     scratch: Path | None = None
     """The folder for the logits of the original (default: the system's for temporary files)."""

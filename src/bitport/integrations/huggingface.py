@@ -83,7 +83,7 @@ class EmptyOnMeta(TorchFunctionMode):
 
 def load_model(
     directory: str | Path,
-    device: torch.device | str | None = None,
+    device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
     *,
     verify: bool = True,
@@ -188,6 +188,7 @@ def _pretrained(root: Path, name: str) -> tuple[Any, list[str]]:
 
 
 def load_tokenizer(directory: str | Path) -> Any:
+    """What ``AutoTokenizer`` of transformers makes of ``directory``; no code that lies there is run."""
     root = model_directory(directory)
     return _made(root, "AutoTokenizer.from_pretrained", root, **SAFELY)
 

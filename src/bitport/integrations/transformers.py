@@ -35,7 +35,7 @@ from bitport.errors import ArgumentError
 from bitport.integrations.names import arrangement
 from bitport.integrations.pretrained import RUN, Loading, Original, Saving, Stored, save_pretrained, twin_of
 from bitport.nn.targets import find_targets
-from bitport.schemes import Recipe, Scheme, Target
+from bitport.schemes import Recipe, RecipeLike, Target
 from bitport.train.scales import learns_scales
 
 __all__ = ["BitportConfig"]
@@ -57,7 +57,7 @@ class BitportConfig(QuantizationConfigMixin):
 
     def __init__(
         self,
-        recipe: str | Scheme | Recipe | Any = "int4",
+        recipe: RecipeLike = "int4",
         *,
         algorithm: str | Algorithm = "rtn",
         measure: bool = True,

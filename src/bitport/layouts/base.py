@@ -42,10 +42,14 @@ class Packed(NamedTuple):
 
 class Layout(Protocol):
     name: str
+    """By which tensors, kernels and reports name it."""
     devices: tuple[str, ...]
     """Device types on which a tensor that fits is put into this layout when it arrives; () for on request only."""
     data_ndim: int
     """Number of dimensions of ``data`` for one matrix; further leading ones are batch (experts)."""
+    weight_only: bool = False
+    """Whether its kernels are for inputs as they are and one matrix alone: weights whose inputs are rounded, and
+    experts, do not take it when they arrive on a device. A layout that does not say so is for all."""
 
     def expects(self, matrix: Matrix) -> Packed:
         """What the parts of one packed matrix look like; checked before any kernel touches them."""
@@ -53,15 +57,18 @@ class Layout(Protocol):
     def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
         """Why these parts cannot be held, or None."""
 
-    def pack(self, matrix: Matrix, parts: Quantized) -> Quantized: ...
+    def pack(self, matrix: Matrix, parts: Quantized) -> Quantized:
+        """Canonical parts in this layout. Only of those that it does not refuse."""
 
-    def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized: ...
+    def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized:
+        """The canonical parts again, bit for bit."""
 
     # ``rows(matrix, parts, start, stop)``, which a layout may have beside these, gives the parts of some rows as views,
     # or None where there are no such views. Without it the whole is unpacked and the rows are packed again.
 
 
-WHOLE = (*Layout.__annotations__, "expects", "refuses", "pack", "unpack")
+WHOLE = ("name", "devices", "data_ndim", "expects", "refuses", "pack", "unpack")
+"""What a layout must have: all members but ``weight_only``."""
 LAYOUTS: dict[str, Layout] = {}
 
 
@@ -79,6 +86,7 @@ def register_layout(layout: Layout) -> None:
 
 
 def layout(name: str) -> Layout:
+    """The layout of that name; LayoutError with the known ones for any other."""
     try:
         return LAYOUTS[name]
     except KeyError:
@@ -86,15 +94,12 @@ def layout(name: str) -> Layout:
 
 
 def preferred(device: torch.device, matrix: Matrix, parts: Quantized, act: str = "") -> str:
-    """The layout a tensor takes when it arrives on ``device``; ``act``: how inputs are rounded for products with it.
-
-    A layout with a true ``weight_only`` has kernels for inputs as they are and one matrix alone: whose inputs are
-    rounded, and experts, do not take it."""
+    """The layout a tensor takes when it arrives on ``device``; ``act``: how inputs are rounded for products with it."""
     plugins.load()
     further = act != "" or parts.data.dim() > 2
     for candidate in reversed(LAYOUTS.values()):
-        fits = device.type in candidate.devices and not (further and getattr(candidate, "weight_only", False))
-        if fits and candidate.refuses(matrix, parts) is None:
+        narrow = further and getattr(candidate, "weight_only", Layout.weight_only)
+        if device.type in candidate.devices and not narrow and candidate.refuses(matrix, parts) is None:
             return candidate.name
     return "plain"
 

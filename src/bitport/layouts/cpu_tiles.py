@@ -38,6 +38,7 @@ class CpuTiles:
 
     name = "cpu_tiles"
     data_ndim = 3
+    weight_only = False
 
     def __init__(
         self,

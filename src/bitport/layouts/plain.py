@@ -16,6 +16,7 @@ class Plain:
     name = "plain"
     devices: tuple[str, ...] = ()
     data_ndim = 2
+    weight_only = False
 
     def expects(self, matrix: Matrix) -> Packed:
         number = number_type(matrix.dtype)

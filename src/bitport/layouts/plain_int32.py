@@ -15,6 +15,7 @@ class PlainInt32:
     name = "plain_int32"
     devices: tuple[str, ...] = ("xpu",)
     data_ndim = 2
+    weight_only = False
 
     def expects(self, matrix: Matrix) -> Packed:
         return Packed(torch.int32, (matrix.n, matrix.k // 8), matrix.grid[::-1])

@@ -14,6 +14,7 @@ class SignedInt8:
     name = "signed_int8"
     devices: tuple[str, ...] = ("cuda", "xpu", "mps")
     data_ndim = 2
+    weight_only = False
 
     def expects(self, matrix: Matrix) -> Packed:
         return Packed(torch.int8, (matrix.n, matrix.k), matrix.grid)

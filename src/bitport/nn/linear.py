@@ -14,7 +14,7 @@ from bitport.errors import ArgumentError
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.numerics import Quantized, number_type, to_storage
-from bitport.schemes import Recipe, Scheme, preset
+from bitport.schemes import Recipe, RecipeLike, Scheme, preset
 from bitport.tensor import QTensor, from_parts, quantize_tensor
 
 
@@ -30,7 +30,7 @@ class QuantizedLinear(nn.Module):
         scheme: str | Scheme = "int8",
         *,
         bias: bool = False,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class QuantizedLinear(nn.Module):
         return f"{sizes}, scheme={self.scheme}, bias={self.bias is not None}"
 
 
-def swap_linears_(model: nn.Module, recipe: str | Scheme | Recipe) -> list[str]:
+def swap_linears_(model: nn.Module, recipe: RecipeLike) -> list[str]:
     """Replace each nn.Linear that ``recipe`` chooses by a QuantizedLinear, in place; the names of those replaced. One
     layer under two names stays one, and so does one weight in two layers."""
     if type(model) is nn.Linear:

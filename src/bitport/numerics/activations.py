@@ -28,6 +28,7 @@ STATIC = tuple(name for name, fmt in ACTIVATIONS.items() if fmt.block == (0, 0) 
 
 
 def activation_format(name: str) -> Format:
+    """The number format of an activation; ValueError with the names of all for another name."""
     if name not in ACTIVATIONS:
         raise ValueError(f"unknown activation format {name!r}; the activation formats are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

@@ -100,4 +100,5 @@ def to_storage(codes: Tensor, number: NumberType) -> Tensor:
 
 
 def from_storage(data: Tensor, number: NumberType, k: int) -> Tensor:
+    """The uint8 codes [..., k] again."""
     return unpack_bits(data, number.bits, k) if number.storage == torch.uint8 else data.view(torch.uint8)

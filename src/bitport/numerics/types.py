@@ -150,6 +150,7 @@ so that ops, kernels and schemes by name need not know tables of 256 entries."""
 
 
 def number_type(name: str | NumberType) -> NumberType:
+    """The number type of that name, or the one that is given; ValueError with the names of all for another."""
     if isinstance(name, NumberType):
         return name
     number = NUMBER_TYPES.get(name) or STATE_TYPES.get(name)

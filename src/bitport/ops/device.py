@@ -24,7 +24,7 @@ def check_device(scheme: Scheme, device: torch.device) -> None:
         raise DeviceError(f"{device} cannot hold {scheme}: {reason}. {hint}") from error
 
 
-def check_present(device: torch.device | str) -> None:
+def check_present(device: torch.device | str | int) -> None:
     """DeviceError unless this machine has ``device``: torch has three ways to say that it was built without it."""
     try:
         torch.empty(0, device=device)

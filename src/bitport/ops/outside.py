@@ -28,7 +28,7 @@ OUTSIDE: dict[str, Callable[[], Outside]] = {}
 """By the type of the device: what imports the library, or raises DeviceError. Backends put it in."""
 
 
-def outside(device: torch.device | str) -> Outside | None:
+def outside(device: torch.device | str | int) -> Outside | None:
     """None of a device that PyTorch's dispatcher knows."""
     plugins.load()
     bring = OUTSIDE.get(str(device).partition(":")[0])

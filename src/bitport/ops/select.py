@@ -55,6 +55,8 @@ STEP = "optimizer_step"
 
 
 def register_kernel(impl: Impl) -> None:
+    """Add a kernel of a device. Those of higher priority are asked first, and of equal priority those that came first;
+    KernelError where the op is unknown or has a kernel of this name there."""
     if impl.op not in {*OPS, STEP}:
         raise KernelError(f"kernel {impl.name!r} is for {impl.op!r}, and there is no such op: {', '.join(OPS)}")
     known = IMPLS.setdefault((impl.op, impl.device), [])
@@ -66,6 +68,7 @@ def register_kernel(impl: Impl) -> None:
 
 
 def unregister_kernel(impl: Impl) -> None:
+    """Take back what :func:`register_kernel` added; calls are chosen anew from then on."""
     IMPLS[impl.op, impl.device].remove(impl)
     changed()
 

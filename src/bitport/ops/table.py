@@ -58,6 +58,7 @@ class Op:
 
     @property
     def overload(self) -> Any:
+        """What to call: ``torch.ops.bitport.NAME.default``."""
         return getattr(torch.ops.bitport, self.name).default
 
 

@@ -39,13 +39,16 @@ class Weight(NamedTuple):
 
     @property
     def matrix(self) -> Matrix:
+        """What layouts and formats ask for."""
         return Matrix(self.dtype, self.n, self.k, self.block_n, self.block_k)
 
     @property
     def batch(self) -> tuple[int, ...]:
+        """Leading dimensions, which count experts; () of one matrix."""
         return tuple(self.data.shape[: self.data.dim() - layouts.layout(self.layout).data_ndim])
 
     def plain(self) -> Quantized:
+        """The parts in the canonical layout."""
         parts = Quantized(self.data, self.scale, self.zero, self.scale2)
         return layouts.repack(self.matrix, parts, self.layout, "plain")
 
@@ -55,6 +58,7 @@ class Weight(NamedTuple):
         return dequantize(parts, self.format(parts), self.n, self.k, dtype)
 
     def format(self, parts: Quantized) -> Format:
+        """The number format that canonical ``parts`` of this weight have."""
         zero = "none" if parts.zero is None else "float" if parts.zero.is_floating_point() else "int"
         block_n, block_k = min(self.block_n, max(self.n, 1)), min(self.block_k, max(self.k, 1))  # of an axis at most
         return _format(self.dtype, block_n, block_k, zero, parts.scale.dtype, parts.scale2 is not None)

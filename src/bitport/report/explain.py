@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class Explanation:
     rows: tuple[int, ...]
 
     def to_json(self) -> str:
+        """Every field of it and of its layers."""
         return json.dumps(dataclasses.asdict(self))
 
     def __str__(self) -> str:
@@ -55,7 +57,7 @@ class Explanation:
     __repr__ = __str__  # what a notebook shows of a cell that ends with it
 
 
-def explain_layer(name: str, kind: str, q: QTensor, rows: tuple[int, ...]) -> LayerExplanation:
+def explain_layer(name: str, kind: str, q: QTensor, rows: Sequence[int]) -> LayerExplanation:
     op = _op(q, kind)
     decisions = {m: decide(op, *_arguments(op, q, m)) for m in rows}
     return LayerExplanation(name, str(q.scheme), q.bits_layout, str(q.qdata.device), op, decisions)

@@ -81,10 +81,12 @@ class Report:
 
     @property
     def quantized(self) -> tuple[LayerReport, ...]:
+        """Those with a scheme."""
         return tuple(layer for layer in self.layers if layer.scheme is not None)
 
     @property
     def skipped(self) -> tuple[LayerReport, ...]:
+        """Those that stay as they are."""
         return tuple(layer for layer in self.layers if layer.scheme is None)
 
     def as_data(self) -> dict[str, Any]:
@@ -97,6 +99,7 @@ class Report:
         return data
 
     def to_json(self) -> str:
+        """:meth:`as_data` as text."""
         return json.dumps(self.as_data(), allow_nan=False)
 
     def to_html(

@@ -2,7 +2,7 @@
 
 from bitport.schemes.plan import Choice, Plan
 from bitport.schemes.presets import PRESETS, preset
-from bitport.schemes.recipe import KINDS, Recipe, Rule, Target
+from bitport.schemes.recipe import KINDS, Recipe, RecipeLike, Rule, Target
 from bitport.schemes.scheme import Scheme
 
-__all__ = ["KINDS", "PRESETS", "Choice", "Plan", "Recipe", "Rule", "Scheme", "Target", "preset"]
+__all__ = ["KINDS", "PRESETS", "Choice", "Plan", "Recipe", "RecipeLike", "Rule", "Scheme", "Target", "preset"]

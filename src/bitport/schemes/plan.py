@@ -22,6 +22,7 @@ class Choice:
 
     @property
     def static(self) -> bool:
+        """Whether its scheme has a static input scale."""
         return self.scheme is not None and self.scheme.static
 
 
@@ -38,10 +39,12 @@ class Plan:
 
     @property
     def quantized(self) -> tuple[Choice, ...]:
+        """Those with a scheme."""
         return tuple(choice for choice in self.choices if choice.scheme is not None)
 
     @property
     def skipped(self) -> tuple[Choice, ...]:
+        """Those that stay as they are."""
         return tuple(choice for choice in self.choices if choice.scheme is None)
 
     def __str__(self) -> str:
@@ -58,12 +61,14 @@ class Plan:
         return [f"{name}: {mine} -> {theirs}" for name, mine, theirs in pairs if mine != theirs]
 
     def to_json(self) -> str:
+        """A list of objects with name, scheme (null: none) and reason."""
         return json.dumps(
             [{"name": c.name, "scheme": c.scheme and c.scheme.to_dict(), "reason": c.reason} for c in self.choices]
         )
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
+        """Reads :meth:`to_json`; RecipeError for anything else."""
         try:
             return cls(tuple(map(_choice_from, _list_of(parsed(text, "plan", RecipeError)))))
         except (KeyError, TypeError) as error:

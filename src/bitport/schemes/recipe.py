@@ -60,6 +60,7 @@ class Target:
 
     @property
     def name(self) -> str:
+        """Of the parameter in the model: "model.layers.0.mlp.up_proj.weight"."""
         return f"{self.module}.{self.param}" if self.module else self.param
 
     def weight(self, model: nn.Module) -> Tensor:
@@ -78,7 +79,7 @@ class Rule:
 
     match: str
     scheme: Scheme | str
-    kinds: tuple[str, ...] | None = None
+    kinds: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.match, str):
@@ -115,6 +116,7 @@ class Rule:
         return re.compile(self.match[3:] if self.match.startswith("re:") else fnmatch.translate(self.match))
 
     def fits(self, target: Target) -> bool:
+        """Whether it is of one of the kinds, and the name of its module or of itself fits the whole pattern."""
         if target.kind not in (self.kinds or KINDS[:-1]):
             return False
         names = (target.module, target.name)
@@ -136,20 +138,24 @@ class Recipe:
         return any(isinstance(rule.scheme, Scheme) and rule.scheme.static for rule in self.rules)
 
     @classmethod
-    def of(cls, spec: str | Scheme | Recipe | Rule | Sequence[Any]) -> Recipe:
+    def of(cls, spec: RecipeLike) -> Recipe:
         """A recipe from what a user may give: a preset name or scheme (for linear layers, attention projections and
-        expert weights; embeddings and convolutions need a rule), a rule, (pattern, scheme) pairs, or a recipe."""
+        experts; embeddings and convolutions need a rule), a dict ``{pattern: scheme}``, a rule, a sequence of rules,
+        (pattern, scheme) pairs and (pattern, scheme, kinds) triples, or a recipe."""
         if isinstance(spec, Recipe):
             return spec
         if isinstance(spec, (str, Scheme)):
             return cls((Rule("*", spec, DEFAULT_KINDS),))
         if isinstance(spec, Rule):
             return cls((spec,))
-        if isinstance(spec, dict):
+        if isinstance(spec, Mapping):
             return cls(tuple(Rule(match, scheme) for match, scheme in spec.items()))
         if isinstance(spec, Iterable):
             return cls(tuple(rule if isinstance(rule, Rule) else _rule_of(rule) for rule in spec))
-        raise RecipeError(f"cannot read a recipe from {type(spec).__name__}; give a preset name, a Scheme or a Recipe")
+        raise RecipeError(
+            f"cannot read a recipe from {type(spec).__name__}; give a preset name, a Scheme, a dict {{pattern: scheme}}"
+            f", a sequence of rules or (pattern, scheme) pairs, or a Recipe"
+        )
 
     def resolve(self, targets: Sequence[Target]) -> Plan:
         """What each target gets. Every rule must fit at least one target; tied weights get one decision."""
@@ -212,6 +218,7 @@ class Recipe:
         return Choice(target.name, None, f"no rule fits this {'router' if router else what}")
 
     def to_json(self) -> str:
+        """The recipe file of docs/formats.md, its schemes in full."""
         rules = [
             {
                 "match": rule.match,
@@ -238,6 +245,17 @@ class Recipe:
             return cls(tuple(_rule_from(rule) for rule in data["rules"]))
         except (KeyError, TypeError) as error:
             raise RecipeError(f"not a recipe: {error!r}") from error
+
+
+RecipeLike = (
+    str
+    | Scheme
+    | Recipe
+    | Rule
+    | Mapping[str, str | Scheme]
+    | Sequence[Rule | tuple[str, str | Scheme] | tuple[str, str | Scheme, Sequence[str] | None]]
+)
+"""What :meth:`Recipe.of` takes, and whatever has a ``recipe``."""
 
 
 def static_inputs(choices: Iterable[Choice], targets: Mapping[str, Target]) -> dict[Target, str]:

@@ -47,11 +47,13 @@ class Scheme:
         return described(self) if self.name == "custom" else self.name
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it, with the version of the format, in types that JSON has."""
         weight = dataclasses.asdict(self.weight)
         weight["block"] = list(self.weight.block)
         return {"version": VERSION, "weight": weight, "act": self.act, "static": self.static}
 
     def to_json(self) -> str:
+        """:meth:`to_dict` as text, the same for equal schemes."""
         return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
@@ -79,6 +81,7 @@ class Scheme:
 
     @classmethod
     def from_json(cls, text: str) -> Scheme:
+        """Reads :meth:`to_json`; SchemeError for anything else."""
         return cls.from_dict(parsed(text, "scheme", SchemeError))
 
 

@@ -31,7 +31,7 @@ from bitport.report import LayerReport, Report
 from bitport.report.memory import Memory, peak
 from bitport.report.progress import progress as with_progress
 from bitport.report.quantized import listed
-from bitport.schemes import Choice, Recipe, Scheme, Target
+from bitport.schemes import Choice, Recipe, RecipeLike, Target
 from bitport.stream.activations import Disk
 from bitport.stream.memory import estimate
 from bitport.stream.weights import Streamed
@@ -62,7 +62,7 @@ class Stream:
         model: nn.Module,
         source: str | Path,
         target: str | Path,
-        recipe: str | Scheme | Recipe | Any,
+        recipe: RecipeLike,
         *,
         batches: Sequence[Any],
         algorithm: str | Algorithm = "gptq",

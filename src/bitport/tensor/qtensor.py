@@ -109,6 +109,7 @@ class QTensor(Tensor):
 
     @property
     def parts(self) -> Quantized:
+        """Codes, scales and zero points as they lie in ``bits_layout``; :meth:`plain` gives the canonical ones."""
         return Quantized(self.qdata, self.scale, self.zero, self.scale2)
 
     @property

@@ -26,7 +26,7 @@ from bitport.nn.targets import find_targets
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
-from bitport.schemes import Choice, Plan, Recipe, Scheme, Target
+from bitport.schemes import Choice, Plan, Recipe, RecipeLike, Scheme, Target
 from bitport.schemes.plan import refuse_static
 from bitport.schemes.recipe import static_inputs
 from bitport.tensor import QTensor
@@ -46,7 +46,7 @@ OF_ONE_PROCESS = "load its full state_dict into a prepared model of one process,
 
 def prepare_(
     model: nn.Module,
-    recipe: str | Scheme | Recipe | Any,
+    recipe: RecipeLike,
     *,
     algorithm: str | Algorithm | Sequence[str | Algorithm | Transform] = "rtn",
     gradients: str | Gradients | None = None,

@@ -102,10 +102,12 @@ class TrainedTensor(Tensor):
 
     @property
     def scheme(self) -> Scheme:
+        """What it is rounded to."""
         return self.rounding.scheme
 
     @property
     def fixed(self) -> Fixed | None:
+        """The scales that an algorithm found, if they are held; None: they follow the values."""
         return None if self.scale is None else Fixed(self.scale, self.zero, self.scale2, self.pre_scale)
 
     @property
@@ -139,6 +141,7 @@ class TrainedTensor(Tensor):
         return _Floats.apply(self)
 
     def map_parts(self, fn: Callable[[Tensor], Tensor]) -> TrainedTensor:
+        """A copy with ``fn`` applied to the value and to each part beside it."""
         return self.map_beside(fn, fn(self.value), self.dtype)
 
     def map_beside(self, fn: Callable[[Tensor], Tensor], value: Tensor, dtype: torch.dtype) -> TrainedTensor:

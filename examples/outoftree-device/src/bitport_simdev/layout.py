@@ -26,6 +26,7 @@ class SimRows8:
     name = "sim_rows8"
     devices: tuple[str, ...] = ("sim",)
     data_ndim = 3
+    weight_only = False
 
     def expects(self, matrix: Matrix) -> Packed:
         blocks = -(-matrix.n // ROWS)

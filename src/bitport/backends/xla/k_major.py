@@ -24,6 +24,7 @@ class KMajor:
     name = NAME
     devices: tuple[str, ...] = ("xla", "tpu", "jax")
     data_ndim = 2
+    weight_only = False
 
     def expects(self, matrix: Matrix) -> Packed:
         rows, columns = matrix.grid

@@ -79,6 +79,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As in torch.optim: ``closure`` is run first, with gradients, and its loss is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
