@@ -235,9 +235,9 @@ def embedding(
             "this QTensor is a transposed view [K, N]; F.embedding wants a table [N, K]: pass weight.t()"
         )
     if input.layout == torch.jagged:
-        rows = embedding(input.values(), weight)
-        places = {"lengths": input.lengths(), "jagged_dim": input._ragged_idx}  # type: ignore[attr-defined]
-        return torch.nested.nested_tensor_from_jagged(rows, input.offsets(), **places)
+        ids: Any = input
+        places = {"offsets": ids.offsets(), "lengths": ids.lengths(), "jagged_dim": ids._ragged_idx}
+        return torch.nested.nested_tensor_from_jagged(embedding(ids.values(), weight), **places)
     check_dense("the tensor of ids", input)
     return weight.in_value_order(run("embedding", input, *operand(weight), _dtype(weight)))
 
