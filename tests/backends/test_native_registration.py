@@ -132,6 +132,12 @@ def test_other_arguments_are_handed_over(change: str) -> None:
     torch.testing.assert_close(y, expected, rtol=2**-6, atol=2**-4)  # bfloat16, sums of 96 products
 
 
+def test_a_bias_that_is_the_negative_of_what_lies_there() -> None:
+    *args, bias = arguments()
+    y = without_native("linear", *args, torch._neg_view(bias))
+    assert torch.equal(y, without_native("linear", *args, -bias))
+
+
 WRONG: dict[str, tuple[int, Any, str]] = {
     "x-dtype": (0, torch.ones(3, 96, dtype=torch.float64), "x must be float32"),
     "x-shape": (0, torch.ones(3, 95, dtype=BF16), r"shape \[..., 96\]"),
