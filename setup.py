@@ -2,10 +2,11 @@
 
 They are plain C++ behind a C ABI, and find torch at run time: neither torch nor Python's headers are needed. Without a
 compiler, or when compiling fails, the installation goes on without them: every op stays right, and ``bitport doctor``
-says what is lost.
+says what is lost, and why.
 """
 
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -20,7 +21,9 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY = Path("bitport", "backends", "cpu", "libbitport_kernels.so")
+REASON = LIBRARY.with_suffix(".txt")  # why there is no library; pip shows nothing of what was said on the way
 ARCHIVE = Path("bitport", "export", "libbitport_deploy.a")
+SOURCES = runpy.run_path(str(ROOT / "src" / "bitport" / "backends" / "sources.py"))
 OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"]
 """Functions apart, so that an exported program takes along those that it can call."""
 LINKED = ("calls", "weight", "ask")
@@ -28,28 +31,29 @@ LINKED = ("calls", "weight", "ask")
 
 
 def compilers() -> list[list[str]]:
-    """Those that exist, the one named in CXX first."""
-    named = shlex.split(os.environ.get("CXX", ""))
-    return [command for command in (named, ["c++"], ["g++"], ["clang++"]) if command and shutil.which(command[0])]
+    """The one named in CXX and no other, or else those that exist."""
+    if named := os.environ.get("CXX", "").strip():
+        return [[named] if shutil.which(named) else shlex.split(named)]
+    return [[usual] for usual in ("c++", "g++", "clang++") if shutil.which(usual)]
 
 
 def compile_kernels(place: Path) -> str | None:
     """Compile native/kernels, native/torch and native/shim into LIBRARY, and into ARCHIVE what is linked into exported
-    programs; the reason if that fails. Older ones go first, so that they cannot pass for these."""
-    for target in (LIBRARY, ARCHIVE):
+    programs; the reason if that fails. What was there goes first, so that it cannot pass for this."""
+    for target in (LIBRARY, ARCHIVE, REASON):
         (place / target).parent.mkdir(parents=True, exist_ok=True)
         (place / target).unlink(missing_ok=True)
-    sources = {folder: sorted((ROOT / "native" / folder).glob("*.cpp")) for folder in ("kernels", "torch", "shim")}
+    sources = {folder: sorted((ROOT / "native" / folder).glob("*.cpp")) for folder in SOURCES["FOLDERS"]}
     if not all(sources.values()):
         return "native/kernels, native/torch and native/shim are not there"
-    reason = "no C++ compiler was found (CXX, c++, g++, clang++)"
+    reason = "no C++ compiler was found (c++, g++, clang++, or another in CXX)"
     for compiler in compilers():
         with tempfile.TemporaryDirectory() as folder:
             try:
                 library, archive = build(compiler, sources, Path(folder))
             except (OSError, subprocess.SubprocessError) as error:
                 said = getattr(error, "stderr", None) or str(error)
-                reason = f"{compiler[0]}: {said[-4000:]}"
+                reason = f"{shlex.join(compiler)}: {said[-4000:]}"
                 continue
             shutil.copyfile(library, place / LIBRARY)
             if archive is not None:
@@ -60,13 +64,14 @@ def compile_kernels(place: Path) -> str | None:
 
 def build(compiler: list[str], sources: dict[str, list[Path]], folder: Path) -> tuple[Path, Path | None]:
     """Every source compiled once, into the library and the archive; of that, none without ``ar``."""
+    stamp = f'-DBITPORT_SOURCES="{SOURCES["fingerprint"](ROOT / "native")}"'
 
     def run(*command: object) -> None:
         subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True, timeout=300)
 
     def compiled(source: Path) -> Path:
         target = folder / f"{source.parent.name}-{source.stem}.o"
-        run(*compiler, *OPTIONS, "-c", "-o", target, source)
+        run(*compiler, *OPTIONS, stamp, "-c", "-o", target, source)
         return target
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
@@ -85,6 +90,7 @@ class BuildWithKernels(build_py):
         super().run()
         place = ROOT / "src" if self.editable_mode else Path(self.build_lib)
         if reason := compile_kernels(place):
+            (place / REASON).write_text(reason, encoding="utf-8")
             print(f"warning: bitport is installed without its native CPU kernels: {reason}", file=sys.stderr)
 
 

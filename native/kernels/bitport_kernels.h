@@ -219,3 +219,4 @@ BITPORT_API int32_t bitport_best_isa(void);           // asks for AMX permission
 BITPORT_API int32_t bitport_has_isa(int32_t isa);     // 1 if this machine can run it
 BITPORT_API const char* bitport_isa_name(int32_t isa);
 BITPORT_API const char* bitport_error(int32_t code);  // what a return code means
+BITPORT_API const char* bitport_sources(void);        // BITPORT_SOURCES, as whoever compiled this defined it, or ""

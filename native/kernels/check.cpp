@@ -1,4 +1,4 @@
-// What every entry point asks of a weight, and what the return codes mean.
+// What every entry point asks of a weight, what the return codes mean, and which sources this library is of.
 #include "status.h"
 #include "tiles.h"
 
@@ -33,3 +33,8 @@ const char* bitport_error(int32_t code) {
   };
   return code >= 0 && code < 11 ? texts[code] : "unknown code";
 }
+
+#if !defined(BITPORT_SOURCES)
+#define BITPORT_SOURCES ""
+#endif
+const char* bitport_sources(void) { return BITPORT_SOURCES; }

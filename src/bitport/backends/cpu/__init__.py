@@ -67,6 +67,7 @@ def describe() -> list[str]:
             lines.append(f"called by way of Python and on one thread: {NOT_AT_DISPATCHER}")
         return lines
     return [
-        f"no native kernels: {LIBRARY}. Without them weights are dequantized on every call",
+        f"no native kernels: {LIBRARY}",
+        "without them weights are dequantized on every call",
         "install a C++ compiler (g++ or clang++), then in the folder of bitport's source: pip install --no-deps -e .",
     ]

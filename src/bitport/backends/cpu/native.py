@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitport.backends.sources import fingerprint
 from bitport.errors import KernelError
 from bitport.layouts import Matrix, large_pages
 from bitport.layouts.cpu_tiles import pack_tiles, unpack_tiles
@@ -26,6 +27,8 @@ from bitport.ops import Weight
 from bitport.ops.native_codes import ACTS, THEN, meanings
 
 PATH = Path(__file__).with_name("libbitport_kernels.so")
+SOURCES = PATH.parent / "../../../../native"
+"""Where an editable installation has them."""
 TYPES = {
     torch.float32: 0,
     torch.bfloat16: 1,
@@ -242,8 +245,22 @@ def table_of(dtype: str) -> ctypes.Array[ctypes.c_float]:
 def load() -> Library | str:
     """The library, or why there is none."""
     if not PATH.is_file():
-        return "they were not compiled when bitport was installed"
+        reason = PATH.with_suffix(".txt")
+        said = f": {reason.read_text(encoding='utf-8').strip()}" if reason.is_file() else ""
+        return f"they were not compiled when bitport was installed{said}"
     try:
-        return Library(PATH, os.environ.get("BITPORT_CPU_ISA", ""))
+        library = Library(PATH, os.environ.get("BITPORT_CPU_ISA", ""))
     except OSError as error:
         return f"{PATH.name} does not load: {error}"
+    check_sources(_function(library.functions.bitport_sources, [], ctypes.c_char_p)().decode(), SOURCES)
+    return library
+
+
+def check_sources(compiled: str, sources: Path) -> None:
+    """KernelError if the sources that are there are not those that were compiled. Of a library that others than
+    ``setup.py`` have made nobody knows."""
+    if compiled and (sources / "kernels" / "bitport_kernels.h").is_file() and compiled != fingerprint(sources):
+        raise KernelError(
+            f"{PATH.name} was compiled from other sources than those in {sources.resolve()}: run pip install --no-deps "
+            "-e . in the folder above them again, or do without (BITPORT_DISABLE=cpu)"
+        )

@@ -1,0 +1,130 @@
+"""How ``setup.py`` compiles the native kernels, with a compiler that only writes down how it was called; and that a
+library is not used beside other sources than its own."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import setuptools
+
+from bitport.backends.cpu import native
+from bitport.backends.sources import fingerprint
+from bitport.errors import KernelError
+
+ROOT = Path(__file__).resolve().parents[2]
+SETUP = ROOT / "setup.py"
+pytestmark = pytest.mark.skipif(not SETUP.is_file(), reason="the folder of the source is needed")
+WRITES = """#!/bin/sh
+echo "$@" >> "$0.log"
+while [ "$1" != -o ]; do shift; done
+: > "$2"
+"""
+Compiler = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def setup(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    return runpy.run_path(str(SETUP))
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """Makes one, first in PATH, that is a script."""
+    folder = tmp_path / "programs of mine"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.delenv("CXX", raising=False)
+
+    def make(name: str, script: str = WRITES) -> Path:
+        path = folder / name
+        path.write_text(script)
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+def test_the_library_says_which_sources_it_is_of(setup: dict[str, Any], compiler: Compiler, tmp_path: Path) -> None:
+    used = compiler("c++")
+    assert setup["compile_kernels"](tmp_path) is None
+    assert (tmp_path / setup["LIBRARY"]).is_file()
+    stamped = f'-DBITPORT_SOURCES="{fingerprint(ROOT / "native")}"'
+    compiled = [line for line in used.with_name("c++.log").read_text().splitlines() if line.endswith("check.cpp")]
+    assert len(compiled) == 1
+    assert stamped in compiled[0]
+
+
+def test_the_compiler_in_cxx_is_the_only_one(
+    setup: dict[str, Any], compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, place = compiler("c++"), tmp_path / "place"
+    for value, reason in (
+        ("no-such-compiler", "no-such-compiler: [Errno 2] No such file or directory: 'no-such-compiler'"),
+        (str(compiler("fails", "#!/bin/sh\necho wrong as ever >&2\nexit 1\n").name), "fails: wrong as ever\n"),
+        ("fails -O1", "fails -O1: wrong as ever\n"),
+    ):
+        monkeypatch.setenv("CXX", value)
+        assert setup["compile_kernels"](place) == reason
+        assert not (place / setup["LIBRARY"]).exists()
+    assert not usual.with_name("c++.log").exists()
+
+
+@pytest.mark.parametrize("called", ["{path}", "mine", "'{path}' -O1", "mine -O1"])
+def test_a_path_with_blanks_and_options(
+    setup: dict[str, Any], compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: str
+) -> None:
+    mine = compiler("mine")
+    monkeypatch.setenv("CXX", called.format(path=mine))
+    assert setup["compile_kernels"](tmp_path) is None
+    lines = mine.with_name("mine.log").read_text().splitlines()
+    assert all(line.startswith("-O1 ") == called.endswith("-O1") for line in lines)
+
+
+def test_why_there_is_no_library_is_left_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip shows nothing of an installation that went on without."""
+    environment = {**os.environ, "CXX": "no-such-compiler"}
+    command = [sys.executable, SETUP, "-q", "build_py", "--build-lib", tmp_path]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "warning: bitport is installed without its native CPU kernels: no-such-compiler: " in ran.stderr
+    monkeypatch.setattr(native, "PATH", tmp_path / "bitport" / "backends" / "cpu" / native.PATH.name)
+    assert "not compiled when bitport was installed: no-such-compiler: [Errno 2]" in str(native.load())
+
+
+def test_a_library_of_other_sources_is_an_error(tmp_path: Path) -> None:
+    sources = tmp_path / "native"
+    for folder in ("kernels", "torch", "shim", "runner"):
+        (sources / folder).mkdir(parents=True)
+    header, kernel = sources / "kernels" / "bitport_kernels.h", sources / "torch" / "calls.cpp"
+    header.write_text("one")
+    kernel.write_text("two")
+    compiled = fingerprint(sources)
+    for path in ("runner/main.cpp", "kernels/README.md"):  # no part of it
+        (sources / path).write_text("three")
+    native.check_sources(compiled, sources)
+
+    def refused() -> None:
+        with pytest.raises(
+            KernelError, match=rf"other sources than those in {sources}: run pip install --no-deps -e \."
+        ):
+            native.check_sources(compiled, sources)
+
+    kernel.write_text("too")
+    refused()
+    native.check_sources("", sources)
+    kernel.rename(kernel.with_name("call.cpp")).write_text("two")
+    refused()
+    kernel.with_name("call.cpp").rename(kernel)
+    native.check_sources(compiled, sources)
+    (sources / "shim" / "ops.cpp").write_text("")
+    refused()
+    header.unlink()  # not in the folder of the source
+    native.check_sources(compiled, sources)
