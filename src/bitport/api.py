@@ -50,7 +50,8 @@ def quantize_(
     Before it may stand what changes the model around its weights and not what it computes: "awq", "awq+gptq",
     ("awq", GPTQ()).
     ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale
-    and for algorithms that look at inputs. It runs in evaluation mode, and has its own again in the end.
+    and for algorithms that look at inputs. The model runs in
+    eval mode for it, and is put back into its previous mode afterwards.
     ``device``: quantize there, layer by layer, and leave the model there; what looks at inputs runs it there.
     ``measure``: work out the error of each weight for the report.
     """

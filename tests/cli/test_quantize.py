@@ -249,7 +249,7 @@ def test_an_algorithm_with_data_runs_the_model(run: Run, llama: Path, text: Path
     again = run(*words, "--data", text, "--overwrite", "--activations", "disk")
     assert "int3-g32 by gptq" in again.out
     assert f"calibrated on at most 65536 tokens of {text}" in again.out
-    assert "memory foretold" in again.out
+    assert "memory estimate" in again.out
     model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype="auto").eval()
     ids = token_ids(load_tokenizer(llama), text.read_text())
     bp.quantize_(model, "int3-g32", algorithm="gptq", calibrate=[part[None] for part in ids.split(256)])

@@ -45,7 +45,7 @@ def batch_of(each: Sequence[Quantized]) -> Quantized:
 
 
 def choose(better: Tensor, tried: Params, best: Params) -> Params:
-    """Of two sets of parameters the first in the blocks marked ``better``; the global scale is that of both."""
+    """``tried`` in the blocks marked ``better``, else ``best``; the global scale is that of both."""
     zero = None if best.zero is None or tried.zero is None else torch.where(better, tried.zero, best.zero)
     return Params(_where(better, tried.scale, best.scale), zero, best.scale2)
 

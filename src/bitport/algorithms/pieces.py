@@ -35,7 +35,7 @@ def joined(found: Sequence[Params]) -> Params:
 
 
 def by_matrix(search: Callable[[Tensor, int], Params], x: Tensor) -> Params:
-    """Of x [N, K], or of each matrix of [..., N, K] alone; ``search`` is told which one it is."""
+    """For x [N, K], or for each matrix of [..., N, K] alone; ``search`` is told which one it is."""
     if x.dim() == 2:
         return search(x, 0)
     found = [search(matrix, at) for at, matrix in enumerate(x.flatten(0, -3))]

@@ -26,8 +26,8 @@ AT_ONCE = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheFormat:
-    """``first`` and ``last``: tokens kept in float at either end. The newest ``last`` are, and until a step of further
-    ones is full, so are those before them."""
+    """``first`` and ``last``: tokens kept in float at either end. The newest ``last`` tokens stay in float. Older ones
+    do too until a full step of them can be quantized."""
 
     keys: Format
     values: Format

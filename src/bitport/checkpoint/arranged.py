@@ -104,7 +104,7 @@ def arranged(
 
 
 def _joined(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Of tensors beside each other; None where they do not fit."""
+    """The shape of tensors beside each other; None where they do not fit."""
     if len(shapes) == 1:
         return shapes[0]
     if not all(shapes) or len({shape[1:] for shape in shapes}) > 1:

@@ -176,7 +176,7 @@ class Conversion:
 
 
 def estimate(files: Source, plan: Plan, dtype: torch.dtype | None) -> Memory:
-    """Of the tensor that takes most: as it is stored and cast, and while its codes are chosen."""
+    """What the tensor that takes most needs: as it is stored and cast, and while its codes are chosen."""
     quantized = {files.tied.get(choice.name, choice.name) for choice in plan.quantized}
     most = (0, 0)
     for name, held in files.stored.items():

@@ -215,7 +215,7 @@ def fingerprint(
 
 
 def hashed(*parts: Any) -> str:
-    """Of tensors the bytes, of anything else what it prints as."""
+    """A digest of tensors by their bytes, of anything else by what it prints as."""
     digest = hashlib.sha256()
     leaves, spec = tree_flatten(parts)
     for leaf in leaves:

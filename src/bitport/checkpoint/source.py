@@ -314,7 +314,7 @@ def carried(
 
 
 def class_name(path: Path) -> str | None:
-    """Of the model of diffusers in the directory ``path``, or None where config.json names none."""
+    """The class of the model of diffusers in the directory ``path``, or None where config.json names none."""
     found = json_object(path / "config.json").get(COMPONENT) if (path / "config.json").is_file() else None
     return found if isinstance(found, str) else None
 

@@ -27,9 +27,9 @@ class Row:
     """Over all parameters, those that stay in bf16 too."""
     perplexity: float
     change_percent: float
-    """Of the perplexity, against the unquantized model."""
+    """The change of the perplexity, against the unquantized model."""
     kernel: str
-    """Of one-row products, the decoding of one token."""
+    """The kernel of one-row products, which decode one token."""
 
 
 def quantized(base: Any, scheme: str, calibrate: Callable[[Any], Any]) -> Any:
@@ -41,7 +41,7 @@ def quantized(base: Any, scheme: str, calibrate: Callable[[Any], Any]) -> Any:
 
 
 def change_percent(nll: float, base: float) -> float:
-    """Of a perplexity against another, from their mean negative log likelihoods."""
+    """The change from one perplexity to another, from their mean negative log likelihoods."""
     return 100 * math.expm1(nll - base)
 
 

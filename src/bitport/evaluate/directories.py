@@ -68,7 +68,7 @@ class Evaluation:
     bits_per_weight: float
     perplexity: float
     change_percent: float
-    """Of the perplexity, against the first model."""
+    """The change of the perplexity, against the first model."""
     divergence: Divergence | None
     """From the first model; None for itself."""
     tokens_per_second: float | None

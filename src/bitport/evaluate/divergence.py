@@ -51,9 +51,9 @@ def divergence(
     stride: int | None = None,
     batch: int = 1,
 ) -> Divergence:
-    """Of two models that are both in memory, on the tokens that :func:`perplexity` scores, batch by batch: the logits
-    of no more than ``batch`` windows of each are held. (:mod:`bitport.evaluate.directories` holds one model at a time.)
-    """
+    """How far ``other`` is from ``original``, both in memory, on the tokens that :func:`perplexity` scores, batch by
+    batch: the logits of no more than ``batch`` windows of each are held. (:mod:`bitport.evaluate.directories` holds
+    one model at a time.)"""
     mine, theirs = (predictions(each, tokens, window=window, stride=stride, batch=batch) for each in (original, other))
     return summarized(token_divergence(p, q) for (p, _), (q, _) in zip(mine, theirs, strict=True))
 
@@ -86,7 +86,7 @@ def _terms(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def summarized(parts: Iterable[tuple[Tensor, Tensor]]) -> Divergence:
-    """Of what :func:`token_divergence` gave for the parts of a text."""
+    """One divergence from what :func:`token_divergence` gave for the parts of a text."""
     kls, agreements = zip(*parts, strict=True)
     kl, agree = torch.cat(kls), torch.cat(agreements)
     return Divergence(float(kl.mean()), percentile(kl, 0.99), float(kl.max()), float(agree.double().mean()), kl.numel())

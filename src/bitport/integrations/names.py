@@ -24,8 +24,8 @@ parts of one along its outputs; the other way round."""
 
 
 def arrangement(model: Any) -> Arrangement:
-    """Of checkpoints under the names of files for ``model``, which transformers has built. Tensors that are under the
-    model's own names stay as they are."""
+    """How checkpoints under the names of files become those of ``model``, which transformers has built. Tensors that
+    are under the model's own names stay as they are."""
     return lambda manifest: _arranged(model, manifest)
 
 

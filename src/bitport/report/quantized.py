@@ -24,18 +24,18 @@ class LayerReport:
     bytes_before: int
     bytes_after: int
     sqnr: float | None = None
-    """Of the weight."""
+    """The error of the weight."""
     algorithm: str | None = None
     sqnr_rtn: float | None = None
     output_sqnr: float | None = None
-    """Of the layer's output over the calibration data, the rounding of inputs aside."""
+    """The error of the layer's output over the calibration data, the rounding of inputs aside."""
     output_sqnr_rtn: float | None = None
     tied: bool = False
     """A second name of a parameter that is listed under another one."""
 
     @classmethod
     def kept(cls, choice: Choice, before: int, after: int) -> LayerReport:
-        """Of one that is not quantized."""
+        """The report of a weight that is not quantized."""
         return cls(choice.name, None, choice.reason, before, after)
 
 
@@ -149,8 +149,8 @@ class Report:
         """Lines on the run, as far as it was streamed."""
         lines = [] if self.calibration is None else [f"calibrated on {self.calibration}"]
         if self.memory_estimate is not None:
-            measured = "" if self.memory_peak is None else f"; at most {size(self.memory_peak)} were taken"
-            lines.append(f"memory foretold: {size(self.memory_estimate)}{measured}")
+            measured = "" if self.memory_peak is None else f"; peak: {size(self.memory_peak)}"
+            lines.append(f"memory estimate: {size(self.memory_estimate)}{measured}")
         return "".join(f"\n{line}" for line in lines)
 
 

@@ -60,7 +60,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Of the parameter in the model: "model.layers.0.mlp.up_proj.weight"."""
+        """That of the parameter in the model, such as "model.layers.0.mlp.up_proj.weight"."""
         return f"{self.module}.{self.param}" if self.module else self.param
 
     def weight(self, model: nn.Module) -> Tensor:

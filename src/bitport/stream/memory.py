@@ -27,7 +27,7 @@ bins."""
 
 
 def estimate(walk: Walk, files: Source, dtype: torch.dtype | None, prepared: Preparation, *, on_disk: bool) -> Memory:
-    """Of the block, or of what lies in no block, that takes most."""
+    """What the block that takes most needs, or what lies in no block if that takes more."""
     record = walk.record
     outputs = [[shapes[name] for name in walk.order] for shapes in record.shapes]
     sizes = [[shape.nbytes for shape in each] for each in outputs]
@@ -58,9 +58,9 @@ def estimate(walk: Walk, files: Source, dtype: torch.dtype | None, prepared: Pre
 
 
 def _trial(walk: Walk, name: str, output: int, hidden: int) -> int:
-    """Of a block in float32 that is changed and put back: its weights twice, and three copies of the largest while it
-    is multiplied; before and after it what goes into each product, and what comes out. Experts that are modules of
-    their own may need more batches until each was reached."""
+    """Bytes for a block in float32 that is changed and put back: its weights twice, and three copies of the largest
+    while it is multiplied; before and after it what goes into each product, and what comes out. Experts that are
+    modules of their own may need more batches until each was reached."""
     params = [param for _, param in walk.model.get_submodule(name).named_parameters()]
     elements = [param.numel() for param in params]
     matrices = [param for param in params if param.dim() > 1]
@@ -81,7 +81,7 @@ def _bytes(files: Source, prefixes: Collection[str], dtype: torch.dtype | None) 
 
 
 def _elements(target: Target) -> int:
-    """Of one matrix of it: experts are solved one after the other, but stacked in the end."""
+    """The numbers of one matrix of it: experts are solved one after the other, but stacked in the end."""
     return torch.Size(target.shape).numel()
 
 

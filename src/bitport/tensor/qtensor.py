@@ -73,7 +73,8 @@ class QTensor(Tensor):
     pieces: tuple[QTensor, ...] = ()
     """What several processes had, where this is all of it, gathered (bitport.tensor.collectives)."""
     room: int = 0
-    """Of one of several pieces: rows of the largest, which pieces are as long as on the wire (bitport.tensor.fsdp)."""
+    """If this is one of several pieces: the row count of the largest, to which all are padded for sending
+    (bitport.tensor.fsdp)."""
     fsdp_pre_all_gather: Callable[..., Any]
     fsdp_post_all_gather: Callable[..., Any]
 
@@ -174,7 +175,7 @@ class QTensor(Tensor):
         return self.with_parts(every, **changes)
 
     def with_parts(self, every: Mapping[str, Tensor | None], **changes: Any) -> QTensor:
-        """This tensor with the parts of these names in the place of its own, and of those in ``every`` no others."""
+        """This tensor with all parts replaced by ``every``; those that are missing there become None."""
         parts = Quantized(*(every.get(name) for name in PARTS[:4]))  # type: ignore[arg-type]
         return self.replace(parts, **{name: every.get(name) for name in EXTRA}, **changes)
 

@@ -52,8 +52,8 @@ def nbytes_of(tensor: Tensor) -> int:
 
 
 def sharded_like(tensor: Tensor, shard: Tensor) -> Tensor:
-    """Of which this process has ``shard``: a DTensor that lies as the DTensor ``tensor`` does. ``shard`` itself where
-    ``tensor`` is none."""
+    """A DTensor laid out like ``tensor``, whose local piece is ``shard``; ``shard`` itself if ``tensor`` is no
+    DTensor."""
     if not is_sharded(tensor):
         return shard
     from torch.distributed.tensor import DTensor

@@ -112,7 +112,7 @@ class TrainedTensor(Tensor):
 
     @property
     def quantized(self) -> QTensor | None:
-        """``value``, where that is no floats that are still to be rounded."""
+        """``value`` if it is already quantized, else None."""
         return self.value if isinstance(self.value, QTensor) else None
 
     def hold(self, fixed: Fixed | None) -> None:
@@ -145,7 +145,7 @@ class TrainedTensor(Tensor):
         return self.map_beside(fn, fn(self.value), self.dtype)
 
     def map_beside(self, fn: Callable[[Tensor], Tensor], value: Tensor, dtype: torch.dtype) -> TrainedTensor:
-        """Of another value, the parts beside it through ``fn``."""
+        """A copy holding ``value``, with ``fn`` applied to the other parts."""
         act_scale = None if self.act_scale is None else fn(self.act_scale)
         fixed = self.fixed
         return TrainedTensor(value, self.rounding, act_scale, dtype, None if fixed is None else fixed.map(fn))

@@ -32,7 +32,7 @@ FUNCTIONS: dict[MoEActivation, Callable[[Tensor], Tensor]] = {
 
 
 class Experts(FusedMoEMethodBase):
-    """Of one layer. Experts that are floats are given back to vLLM."""
+    """How one layer of experts is computed. Experts that are floats are given back to vLLM."""
 
     def create_weights(
         self,

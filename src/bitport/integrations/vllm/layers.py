@@ -17,8 +17,8 @@ from bitport.tensor.join import join
 
 
 class Weights(LinearMethodBase):
-    """Of one layer. Matrices of one scheme are one weight; those of several stay apart, and the layer's output is put
-    together from theirs. A layer of floats is given back to vLLM."""
+    """How one layer is computed. Matrices of one scheme are one weight; those of several stay apart, and the layer's
+    output is put together from theirs. A layer of floats is given back to vLLM."""
 
     def create_weights(
         self,

@@ -56,8 +56,8 @@ class LowBitOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def numbers(self, group: Group, step: int, begins: bool) -> Numbers:
-        """Of the formulas of bitport.ops.optimizer_step, at the step number ``step`` (the first is 1). ``begins``: the
-        moments have seen no gradient."""
+        """What the formulas of bitport.ops.optimizer_step take, at the step number ``step`` (the first is 1).
+        ``begins``: the moments have seen no gradient."""
         raise NotImplementedError
 
     def check(self, group: Group) -> None:
