@@ -119,12 +119,12 @@ def test_a_flat_view_of_a_whole_is_refused(make: Make) -> None:
 def test_a_piece_of_a_packed_tensor_stays_one(make: Make, layout: str) -> None:
     """Also where it is detached, as torch.distributed.checkpoint does before it writes into it."""
     q = make("int4-g32", 64, 96).to_layout(layout)
-    piece = q[:32].detach()
+    piece = q[:16].detach()
     if layout == "plain":
-        assert torch.equal(piece.copy_(q[32:]), q[:32])
+        assert torch.equal(piece.copy_(q[48:]), q[:16])
         return
     with pytest.raises(ArgumentError, match=r"checkpoint save and load not .*ModelState"):
-        piece.copy_(q[32:])
+        piece.copy_(q[48:])
 
 
 @pytest.mark.parametrize(

@@ -404,6 +404,24 @@ def test_vmap(make: Make) -> None:
         pytest.param(
             lambda q: torch.mm(torch.randn(2, 3, 96), q.t()), r"mm takes two 2-D tensors, not \[2, 3, 96\]", id="mm-3d"
         ),
+        pytest.param(
+            lambda q: F.linear(torch.randn(3, 96), q.expand(2, 64, 96)), r"wants .*\[2, 64, 96\]", id="linear-3d"
+        ),
+        pytest.param(
+            lambda q: torch.addmm(torch.zeros(5, 3, 64), torch.randn(3, 96), q.t()),
+            r"addmm adds to a product torch.float32 \[3, 64\] .*, not torch.float32 \[5, 3, 64\]",
+            id="addmm-of-a-stack",
+        ),
+        pytest.param(
+            lambda q: torch.addmm(torch.zeros(64), torch.randn(3, 96).bfloat16(), q.t()),
+            r"torch.bfloat16 \[3, 64\] .*, not torch.float32 \[64\]",
+            id="addmm-of-another-dtype",
+        ),
+        pytest.param(
+            lambda q: torch.einsum("bi,oi->bo", torch.randn(3, 96), q),
+            r"einsum does not take .* in 'bi,oi->bo': use F\.linear",
+            id="einsum",
+        ),
         pytest.param(lambda q: torch.bmm(torch.randn(3, 96), q.t()), "bmm takes two 3-D tensors", id="bmm-2d"),
         pytest.param(
             lambda q: torch.bmm(torch.randn(2, 3, 96), q.t().expand(4, 96, 64)), "as many matrices", id="bmm-counts"
@@ -447,3 +465,16 @@ def test_a_function_is_applied_to_no_numbers(make: Make) -> None:
 def test_what_it_does_not_stand_for(make: Make, op: str) -> None:
     with pytest.raises(NotImplementedError, match=r"aten\.\w+.* is not defined on a QTensor.*\.dequantize\(\)"):
         UNKNOWN[op](make("int4-g32"))
+
+
+def test_products_write_into_no_given_tensor(make: Make) -> None:
+    for product in (torch.mm, torch.matmul):
+        with pytest.raises(TypeError, match=rf"^{product.__name__}\(\) got an unexpected keyword argument 'out'"):
+            product(torch.randn(3, 96), make().t(), out=torch.empty(3, 64))
+
+
+def test_a_weight_of_a_convolution_is_none_of_a_linear_layer(make: Make) -> None:
+    q = make("int8", 64, 24, 2, 2, kind="conv")
+    for product in (F.linear, lambda x, w: linear_then(x, w, None, "silu")):
+        with pytest.raises(ArgumentError, match=r"wants a weight \[N, K\]; this QTensor has shape \[64, 24, 2, 2\]"):
+            product(torch.randn(3, 96), q)

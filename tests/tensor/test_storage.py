@@ -209,13 +209,13 @@ def test_a_model_made_empty_takes_a_state_dict(make: Make) -> None:
 
 def test_like_tensors_are_float(make: Make) -> None:
     q = make(dtype=torch.bfloat16)
-    for other in (torch.zeros_like(q), torch.ones_like(q), torch.full_like(q, 3.0)):
+    for other in (like(q) for like in (torch.zeros_like, torch.ones_like, torch.rand_like, torch.randn_like)):
         assert type(other) is Tensor
         assert (other.shape, other.dtype, other.device) == (q.shape, q.dtype, q.device)
     assert torch.full_like(q, 3.0).eq(3).all()
-    assert torch.zeros_like(q, dtype=torch.float32).dtype == torch.float32
-    mask = torch.empty_like(q, dtype=torch.bool)
-    assert (type(mask), mask.shape, mask.dtype) == (Tensor, q.shape, torch.bool)
+    for dtype in (torch.bool, torch.float32, torch.bfloat16):
+        for other in (torch.zeros_like(q, dtype=dtype), torch.empty_like(q, dtype=dtype)):
+            assert (type(other), other.shape, other.dtype) == (Tensor, q.shape, dtype)
 
 
 def test_new_tensors_are_float(make: Make) -> None:

@@ -71,8 +71,10 @@ def linear(input: Tensor, weight: QTensor, bias: Tensor | None = None) -> Tensor
     """F.linear with a quantized weight: the input is prepared as the weight asks, then one op."""
     if isinstance(input, QTensor) or not isinstance(weight, QTensor):
         raise ArgumentError("F.linear takes a quantized tensor as its weight only; dequantize() the input")
-    if weight.transposed:
-        raise ArgumentError("this QTensor is a transposed view [K, N]; F.linear wants [N, K]: pass weight.t()")
+    if not weight.is_rows:
+        turned = weight.transposed and weight.dim() == 2
+        seen = "is a transposed view [K, N]: pass weight.t()" if turned else f"has shape {[*weight.shape]}"
+        raise ArgumentError(f"F.linear wants a weight [N, K]; this QTensor {seen}")
     return product(input, weight, bias)
 
 
@@ -113,7 +115,7 @@ def linear_then(input: Tensor, weight: Tensor, bias: Tensor | None, then: str, t
     """``f(F.linear(input, weight, bias)) * times``, f of FOLLOWING, as one op where the weight is quantized and nothing
     is differentiated; otherwise as what it is made of."""
     transformed = not torch.compiler.is_compiling() and (_functorch() is not None or has_tangent(input, bias, times))
-    if not isinstance(weight, QTensor) or weight.transposed or transformed:
+    if not isinstance(weight, QTensor) or not weight.is_rows or transformed:
         return follow(F.linear(input, weight, bias), then, times)
     x = prepare(input, weight)
     unlike = times is not None and (times.dtype != x.dtype or times.shape != (*x.shape[:-1], weight.matrix.n))
@@ -345,6 +347,7 @@ def _with_rank(name: str, rank: int) -> Callable[..., Tensor]:
             raise ArgumentError(f"{name} takes as many matrices on both sides, not {[*input.shape]}, {[*mat2.shape]}")
         return matmul(input, mat2)
 
+    product_of_rank.__qualname__ = name  # in what Python says of arguments that it does not take
     return product_of_rank
 
 
@@ -361,8 +364,15 @@ def _added_to(product: Callable[..., Tensor], function: Callable[..., Tensor]) -
     def sum_of(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         if isinstance(input, QTensor) and not isinstance(mat1, QTensor) and not isinstance(mat2, QTensor):
             return function(input.dequantize(), mat1, mat2, beta=beta, alpha=alpha)  # what PEFT adds to experts
-        return added(product(mat1, mat2), autocasted(input), beta, alpha)
+        y, added_to = product(mat1, mat2), autocasted(input)
+        if added_to.dtype != y.dtype or torch.broadcast_shapes(added_to.shape, y.shape) != y.shape:
+            raise ArgumentError(
+                f"{function.__name__} adds to a product {y.dtype} {[*y.shape]} what has its dtype and a shape that "
+                f"broadcasts to it, not {added_to.dtype} {[*added_to.shape]}"
+            )
+        return added(y, added_to, beta, alpha)
 
+    sum_of.__qualname__ = function.__name__
     return sum_of
 
 
@@ -375,6 +385,18 @@ def added(y: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
     if beta == 0:
         return y
     return y + (input if beta == 1 else input * beta)
+
+
+def einsum(equation: str, *operands: Any) -> Tensor:
+    """torch's own, which makes of some equations a batched product."""
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.einsum(equation, *operands)
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"torch.einsum does not take a quantized weight in {equation!r}: use F.linear(x, weight), "
+            f"x @ weight.t() or weight.dequantize()"
+        ) from error
 
 
 def grouped_mm(
@@ -437,6 +459,7 @@ FUNCTIONS.update(
         Tensor.__matmul__: matmul,
         Tensor.mm: mm,
         Tensor.bmm: bmm,
+        torch.einsum: einsum,
         torch.mv: mv,
         Tensor.mv: mv,
         torch.addmm: addmm,

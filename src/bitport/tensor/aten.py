@@ -363,15 +363,18 @@ def _add(func: Any, a: Any, b: Any, **kwargs: Any) -> Tensor:
 
 
 @implements(aten.empty_like.default)
-def _empty_like(func: Any, q: QTensor, dtype: Any = None, device: Any = None, **kwargs: Any) -> QTensor:
-    """A tensor of the same scheme, whose numbers are still to be loaded: what Module.to_empty() asks for."""
-    if dtype is not None and not dtype.is_floating_point:
+def _empty_like(func: Any, q: QTensor, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
+    """A tensor of the same scheme, whose numbers are still to be loaded: what Module.to_empty() asks for. Who names a
+    dtype asks for numbers of it."""
+    if dtype is not None:
         return _like(func, q, dtype=dtype, device=device or q.qdata.device, **kwargs)
-    empty = q.to_layout("plain").map_parts(lambda part: func(part, device=device), dtype=dtype or q.dtype)
-    return empty.to_device_layout()
+    return q.to_layout("plain").map_parts(lambda part: func(part, device=device)).to_device_layout()
 
 
-@implements(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
+LIKE = (aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like)
+
+
+@implements(*(op.default for op in LIKE))
 def _like(func: Any, q: QTensor, *args: Any, **kwargs: Any) -> Tensor:
     """A float tensor of the same shape: there is no such thing as an arbitrary quantized one."""
     return func(torch.empty(q.shape, dtype=q.dtype, device="meta"), *args, **{"device": q.qdata.device, **kwargs})

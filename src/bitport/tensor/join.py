@@ -133,7 +133,9 @@ def _view(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
     for dim in range(1, q.dim() if q.pieces else 0):
         if [*size] == [1, *q.shape[1:dim], len(q.pieces) * q.shape[dim], *q.shape[dim + 1 :]]:
             return join(q.pieces, dim).to_device_layout()
-    if [*size] != [*q.shape]:
+    known = math.prod(each for each in size if each != -1)
+    whole = [q.numel() // max(known, 1) if each == -1 else each for each in size]
+    if whole != [*q.shape]:
         raise ArgumentError(f"a QTensor keeps its shape {list(q.shape)}; it cannot be seen as {list(size)}{INSTEAD}")
     return alias(aten.alias.default, q)
 

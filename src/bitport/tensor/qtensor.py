@@ -66,6 +66,8 @@ class QTensor(Tensor):
     bits_layout: str
     matrix: Matrix
     transposed: bool
+    is_rows: bool
+    """A matrix [N, K], as F.linear wants it; kept, for asking its shape takes as long as finding a kernel."""
     piece_of_packed: bool = False
     """Cut out of a packed tensor, so it shares no memory with it: writing into it would change nothing there."""
     received: bool = False
@@ -96,6 +98,7 @@ class QTensor(Tensor):
         self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=parts.data.device, requires_grad=False)
         self.__dict__.update(zip(PARTS, (*parts, perm, pre_scale, act_scale), strict=True))
         self.__dict__.update(scheme=scheme, bits_layout=bits_layout, matrix=matrix, transposed=transposed)
+        self.__dict__["is_rows"] = len(shape) == 2 and not transposed
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -314,7 +317,7 @@ def _set_data(self: Tensor, value: Tensor) -> None:
         )
     with torch._C.DisableTorchFunctionSubclass():
         SET_DATA(self, value)
-    for name in (*PARTS, "scheme", "bits_layout", "matrix", "transposed"):
+    for name in (*PARTS, "scheme", "bits_layout", "matrix", "transposed", "is_rows"):
         setattr(self, name, getattr(value, name))
 
 
