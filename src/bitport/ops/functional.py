@@ -364,13 +364,14 @@ def _added_to(product: Callable[..., Tensor], function: Callable[..., Tensor]) -
     def sum_of(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         if isinstance(input, QTensor) and not isinstance(mat1, QTensor) and not isinstance(mat2, QTensor):
             return function(input.dequantize(), mat1, mat2, beta=beta, alpha=alpha)  # what PEFT adds to experts
-        y, added_to = product(mat1, mat2), autocasted(input)
-        if added_to.dtype != y.dtype or torch.broadcast_shapes(added_to.shape, y.shape) != y.shape:
+        y, other = product(mat1, mat2), autocasted(input)
+        total = added(y, other, beta, alpha)
+        if other.dtype != y.dtype or total.shape != y.shape:
             raise ArgumentError(
                 f"{function.__name__} adds to a product {y.dtype} {[*y.shape]} what has its dtype and a shape that "
-                f"broadcasts to it, not {added_to.dtype} {[*added_to.shape]}"
+                f"broadcasts to it, not {other.dtype} {[*other.shape]}"
             )
-        return added(y, added_to, beta, alpha)
+        return total
 
     sum_of.__qualname__ = function.__name__
     return sum_of
