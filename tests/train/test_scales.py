@@ -233,6 +233,30 @@ def test_a_copy_is_converted_apart() -> None:
     assert torch.equal(other(x), want)
 
 
+class GatedExperts(nn.Module):
+    """Several weights of one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (nn.Parameter(torch.randn(3, 64, 64) / 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(torch.bmm(x, self.gate.mT).sigmoid() * torch.bmm(x, self.up.mT), self.down.mT)
+
+
+def test_a_copy_of_several_weights_in_one_module_is_converted_apart() -> None:
+    model, x = GatedExperts(), torch.randn(3, 5, 64)
+    bp.quantize_(model, "int4-g32")
+    learn_scales_(model)
+    other, want = copy.deepcopy(model), model(x)
+    convert_(model)
+    assert type(model) is GatedExperts
+    assert torch.equal(model(x), want)
+    assert torch.equal(other(x), want)
+    convert_(other)
+    assert torch.equal(other(x), want)
+
+
 def test_tied_weights_learn_one_change() -> None:
     model = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 50, bias=False))
     model[1].weight = model[0].weight

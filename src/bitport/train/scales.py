@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import ParametrizationList, register_parametrization, remove_parametrizations
+from torch.nn.utils.parametrize import ParametrizationList, register_parametrization
 
 from bitport.errors import ArgumentError
 from bitport.nn.fsdp import refuse_fsdp
@@ -161,9 +161,11 @@ def settle_scales_(model: nn.Module) -> list[LayerReport]:
 def _remove(learned: _Learned) -> None:
     """torch's own takes the property from a class that copies of the module have too."""
     module: Any = learned.module
-    if len(module.parametrizations) > 1:
-        remove_parametrizations(module, learned.param)
-        delattr(module, learned.param)
+    with_property = type(module)
+    del module.parametrizations[learned.param]
+    if len(module.parametrizations):
+        left = {name: value for name, value in vars(with_property).items() if name != learned.param}
+        module.__class__ = type(with_property.__name__, with_property.__bases__, left)
     else:
         del module.parametrizations
-        module.__class__ = type(module).__base__
+        module.__class__ = with_property.__base__
