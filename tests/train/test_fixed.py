@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -312,16 +314,33 @@ def test_half_precision_starts_from_the_same_numbers() -> None:
     assert torch.equal(prepared(X.bfloat16()), quantized(X.bfloat16()))
 
 
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Whatever is raised within, the parameters are those that they were."""
+    before = {name: (param, param.detach().clone()) for name, param in model.named_parameters()}
+    try:
+        yield
+    finally:
+        for name, param in model.named_parameters():
+            assert param is before[name][0]
+            assert torch.equal(param, before[name][1])
+
+
 def test_codes_that_the_dtype_of_the_values_cannot_tell_apart() -> None:
     """bfloat16 has 8 bits: where the range of a block lies far from zero its numbers are further apart than codes."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 32)).to(torch.bfloat16)
-    floats = torch.empty(32, 64, dtype=torch.bfloat16).uniform_(0.5, 1.05)
-    model[0].weight.data.copy_(floats)
-    with pytest.raises(ArgumentError, match=r"0.weight: \d+ of its codes .* cast the model to float32"):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)).to(torch.bfloat16)
+    model[1].weight.data.uniform_(0.5, 1.05)
+    with pytest.raises(ArgumentError, match=r"1.weight: \d+ of its codes .* cast the model to float32"), unchanged(model):
         prepare_(model, "int8-g32-asym", algorithm="gptq", calibrate=[each.to(torch.bfloat16) for each in DATA])
-    assert type(model[0].weight.data) is Tensor
-    assert torch.equal(model[0].weight, floats)
+
+
+def test_an_error_in_calibration_leaves_float_weights() -> None:
+    """When it comes to the second weight, the first is quantized."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32))
+    model[0].bias.data[5] = torch.inf
+    with pytest.raises(ArgumentError, match="NaN or infinity at the input of 1.weight"), unchanged(model):
+        prepare_(model, "int4-g32", algorithm="gptq", calibrate=DATA)
 
 
 def test_release_gives_back_floats() -> None:

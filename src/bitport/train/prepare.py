@@ -72,10 +72,9 @@ def prepare_(
         if choice.scheme is not None:
             _check(model, by_name[choice.name], choice.scheme, rounded, by)
     starts = _starts(model, Solving(model, targets, plan.quantized, by, calibrate), progress)
-    for start in starts:
-        scheme = plan[start.targets[0].name].scheme
-        assert scheme is not None
-        param = _prepared_param(start, scheme, rounded)
+    schemes = {choice.name: choice.scheme for choice in plan.choices if choice.scheme is not None}
+    params = [_prepared_param(start, schemes[start.targets[0].name], rounded) for start in starts]
+    for start, param in zip(starts, params, strict=True):
         for target in start.targets:
             target.put(model, param)
     watch_state_(model)
@@ -100,13 +99,15 @@ def _starts(model: nn.Module, solving: Solving, progress: bool | None) -> list[S
             Start(every, every[0].weight(model), scales.get(every[0].name), None)
             for every in by_storage(chosen).values()
         ]
-    starts = [
-        Start(targets, value, outcome.q.act_scale, None if outcome.algorithm == RTN.name else outcome.q)
-        for _, targets, value, outcome in solving.run(measure=False, progress=progress)
-    ]
-    for start in starts:  # it is quantized, as it was while the inputs of later weights were measured
-        for target in start.targets:
-            target.put(model, start.value)
+    starts = []
+    try:
+        for _, targets, value, outcome in solving.run(measure=False, progress=progress):
+            q = None if outcome.algorithm == RTN.name else outcome.q
+            starts.append(Start(targets, value, outcome.q.act_scale, q))
+    finally:
+        for start in starts:  # it is quantized, as it was while the inputs of later weights were measured
+            for target in start.targets:
+                target.put(model, start.value)
     return starts
 
 
