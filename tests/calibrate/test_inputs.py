@@ -103,6 +103,31 @@ def test_experts_in_one_batched_product(product: Callable[[Tensor, Tensor], Tens
         torch.testing.assert_close(watch.seen["experts"][at].gram.double(), by_hand(x[at]), rtol=1e-5, atol=1e-5)
 
 
+DENSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: torch.matmul(x, EXPERTS.mT),
+    "one batch": lambda x: x.unsqueeze(0) @ EXPERTS.mT,
+    "two batches": lambda x: torch.matmul(x.view(2, 1, 3, 8), EXPERTS.mT),
+    "row by row": lambda x: torch.stack([torch.matmul(row, EXPERTS.mT) for row in x]),
+    "on the left": lambda x: EXPERTS @ x.mT,
+}
+
+
+@pytest.mark.parametrize("how", DENSE)
+def test_all_experts_see_the_same(how: str) -> None:
+    with torch.no_grad(), Watch({"experts": EXPERTS}) as watch:
+        DENSE[how](ROUTED)
+    assert watch.seen["experts"].rows.tolist() == [6, 6, 6]
+    for at in range(3):
+        torch.testing.assert_close(watch.seen["experts"][at].gram.double(), by_hand(ROUTED), rtol=1e-5, atol=1e-5)
+
+
+def test_one_expert_sees_every_batch() -> None:
+    one, x = nn.Parameter(torch.randn(1, 16, 8)), torch.randn(4, 5, 8)
+    with torch.no_grad(), Watch({"one": one}) as watch:
+        x @ one.mT
+    torch.testing.assert_close(watch.seen["one"][0].gram.double(), by_hand(x), rtol=1e-5, atol=1e-5)
+
+
 def test_inputs_of_two_runs_add_up() -> None:
     first, second, both = (Inputs((), 4) for _ in range(3))
     for part, rows in ((first, X[0]), (second, X[1]), (both, X)):

@@ -172,9 +172,11 @@ def _matrices(
         for at, end in enumerate(ends.tolist()):
             yield (at,), x[start:end]
             start = end
-    elif weight.shape == whole.shape and x.dim() == 3:
+    elif weight.shape == whole.shape and whole.dim() == 3:
+        rows = x if x.dim() > 1 else x.unsqueeze(0)
+        rows = rows.expand(*torch.broadcast_shapes(rows.shape[:-2], whole.shape[:1]), *rows.shape[-2:])
         for at in range(whole.shape[0]):
-            yield (at,), x[at]
+            yield (at,), rows[..., at, :, :] if whole.shape[0] > 1 else rows
 
 
 def check_inputs(name: str, inputs: Inputs) -> None:
