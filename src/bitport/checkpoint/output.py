@@ -61,12 +61,10 @@ class Output:
         begun = parse_manifest(state["manifest"].encode(), self.folder / JOURNAL) if state else None
         self.names = set(begun.tensors) if begun else set()
         self.resumed = len(self.done)
-        try:
+        with _resumable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             if writes and not self.closed:
                 self._clear(set(begun.shards) if begun else set())
-        except OSError as error:
-            raise CheckpointError(f"{self.folder} cannot be written: {error}") from error
         digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
         self.writer = _Staged(self.folder, shard_size=shard_size, id=digest[:8], begun=begun)
         if writes and not state:
@@ -111,7 +109,7 @@ class Output:
 
     def _move(self) -> None:
         ours = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and not self._own(path)]
-        with self.writer.reported(), turn(self.directory):
+        with _resumable(self.directory), turn(self.directory):
             replaced = manifest_text(self.directory)
             for path in sorted(ours, key=lambda path: path == self.folder / NAME):
                 target = self.directory / path.relative_to(self.folder)
@@ -143,7 +141,7 @@ class Output:
             "manifest": self.writer.manifest.to_json(),
         }
         staged = self.folder / f"{JOURNAL}.new"
-        with self.writer.reported():
+        with _resumable(self.folder):
             staged.unlink(missing_ok=True)
             write_new(staged, json.dumps(state).encode())
             os.replace(staged, self.folder / JOURNAL)
@@ -159,14 +157,24 @@ class _Staged(Writer):
             self.current = None
 
     @contextlib.contextmanager
-    def reported(self) -> Iterator[None]:
+    def _reported(self) -> Iterator[None]:
         try:
-            yield
-        except OSError as error:
+            with _resumable(self.directory):
+                yield
+        except CheckpointError:
             self.abandon()
-            raise CheckpointError(
-                f"{self.directory} cannot be written: {error}. What finished steps wrote stays: make room, and resume"
-            ) from error
+            raise
+
+
+@contextlib.contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """OSError -> what it means for a run that writes to ``folder``."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be written: {error}. What finished steps wrote stays: make room, and resume"
+        ) from error
 
 
 def unfinished(directory: Path) -> bool:

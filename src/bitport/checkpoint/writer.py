@@ -51,7 +51,7 @@ class Writer:
         self.shards: dict[str, int] = dict(begun.shards) if begun else {}
         self.carried: dict[Path, Path] = {}
         self.current: SafetensorsWriter | None = None
-        with self.reported():
+        with self._reported():
             self.directory.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Writer:
@@ -70,7 +70,7 @@ class Writer:
         if name in self.entries or name in self.tied:
             raise ArgumentError(f"{name} was added already")
         parts = _parts(name, tensor)
-        with self.reported():
+        with self._reported():
             shard = self._shard_for({_key(name, part): value for part, value in parts.items()})
             written = {part: shard.write(_key(name, part), value) for part, value in parts.items()}
         described = (tensor.dtype, tuple(tensor.shape), written)
@@ -91,7 +91,7 @@ class Writer:
         does."""
         staged = self._staged(len(self.carried))
         self.carried[staged] = self.directory / relative
-        with self.reported():
+        with self._reported():
             if isinstance(content, Path):
                 shutil.copyfile(content, staged)
             else:
@@ -104,7 +104,7 @@ class Writer:
 
     def close(self) -> Manifest:
         """Finish the last shard and make all of it the checkpoint of the directory."""
-        with self.reported():
+        with self._reported():
             self.end_shard()
             self.carry(Path(INDEX), self.manifest.to_index())
             staged = self._staged("manifest")
@@ -147,7 +147,7 @@ class Writer:
     def end_shard(self) -> None:
         """Bring what was added to the disk; the next tensor begins a new shard."""
         if self.current is not None:
-            with self.reported():
+            with self._reported():
                 self.shards[self.current.path.name] = self.current.finish()
             self.current = None
 
@@ -159,7 +159,7 @@ class Writer:
         return self.directory / f".bitport-{self.id}-{what}"
 
     @contextlib.contextmanager
-    def reported(self) -> Iterator[None]:
+    def _reported(self) -> Iterator[None]:
         """OSError -> what it means for the checkpoint."""
         try:
             yield
