@@ -61,7 +61,6 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "--candidates",
         type=lambda text: tuple(text.split(",")),
-        default=CANDIDATES,
         metavar="SCHEME,...",
         help=f"with --scheme auto (default: {','.join(CANDIDATES)})",
     )
@@ -120,11 +119,9 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
         raise ArgumentError("--scheme auto measures the model: give no --recipe and no --dry-run")
     by = algorithm(args.algorithm)
     runs = recipe is None or recipe.static or by.needs_inputs
-    if args.data is not None and not runs:
-        raise ArgumentError(
-            f"--data is for algorithms that look at inputs and schemes with a static input scale, not for {by.name} "
-            f"without such"
-        )
+    if not auto and args.candidates:
+        raise ArgumentError("--candidates goes with --scheme auto and --bits, which choose among them")
+    streamed.check_options(args, by, runs=runs, in_memory=auto or args.in_memory)
     if (part := class_name(args.source)) and (runs or args.in_memory):
         raise ArgumentError(
             f"{args.source} is a {part} of diffusers, which is quantized from its files and without data; its pipeline "
@@ -177,15 +174,16 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
             cast_parameters(model, dtype)
         return quantize_(model, recipe, algorithm=args.algorithm, measure=False)
     model = whole_model(args.source, dtype, causal=runs)
+    candidates = args.candidates or CANDIDATES
     options = {"bits": args.bits, "rules": [Rule(*given) for given in args.rule]}
     if recipe is None:
-        check_size(model, args.candidates, **options)
+        check_size(model, candidates, **options)
     else:
         recipe.resolve(find_targets(model))  # a rule that fits nothing is told before data are made
     batches = streamed.calibration(args, model) if runs else None
     if recipe is None:
         assert batches is not None
-        recipe = mixed(model, args.candidates, calibrate=batches, algorithm=args.algorithm, **options)
+        recipe = mixed(model, candidates, calibrate=batches, algorithm=args.algorithm, **options)
     report = quantize_(model, recipe, algorithm=args.algorithm, calibrate=batches)
     if batches is not None:
         report = dataclasses.replace(report, calibration=streamed.described(args))

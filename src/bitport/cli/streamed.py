@@ -30,6 +30,9 @@ from bitport.stream import KEEP, Stream
 
 WINDOW = 2048
 """Tokens that the model sees at once, where it knows that many positions."""
+TOKENS = 65536
+ON_DATA, FROM_FILES = ("data", "data_tokens", "data_seed", "activations"), ("resume", "memory_limit", "activations")
+"""Options that say something only where the model runs on data; only where it comes from its files, part by part."""
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -40,15 +43,14 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "these or of .parquet or .arrow files, or token ids in a .safetensors or .npy file (default: text that the "
         "model writes itself)",
     )
-    verb.add_argument("--data-tokens", type=count, default=65536, help="take at most so many of them (default: 65536)")
+    verb.add_argument("--data-tokens", type=count, help=f"take at most so many of them (default: {TOKENS})")
     verb.add_argument(
         "--data-seed", type=seed, help="take them from all over the data, by this seed (default: the first)"
     )
     verb.add_argument(
         "--activations",
         choices=KEEP,
-        default="memory",
-        help="where what goes from block to block waits (default: memory)",
+        help=f"where what goes from block to block waits (default: {KEEP[0]})",
     )
     verb.add_argument(
         "--memory-limit",
@@ -57,6 +59,26 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="refuse to begin what would take more memory, such as 4GiB (default: what the machine allows)",
     )
     verb.add_argument("--resume", action="store_true", help="go on with what an interrupted run has left in the output")
+
+
+def check_options(args: argparse.Namespace, by: Algorithm, *, runs: bool, in_memory: bool) -> None:
+    """ArgumentError where one is given that would do nothing; what is not given gets its default."""
+    if not runs and (given := _given(args, ON_DATA)):
+        raise ArgumentError(
+            f"{given}: for algorithms that look at inputs and schemes with a static input scale, not for {by.name} "
+            f"without such"
+        )
+    if in_memory and (given := _given(args, FROM_FILES)):
+        why = "--scheme auto" if args.scheme == "auto" else "--in-memory"
+        raise ArgumentError(f"{given}: not with {why}, by which the whole model is in memory from beginning to end")
+    args.data_tokens = args.data_tokens or TOKENS
+    args.activations = args.activations or KEEP[0]
+
+
+def _given(args: argparse.Namespace, names: Sequence[str]) -> str:
+    """0 is given; None, and the False of a flag, are not."""
+    held = [name for name in names if getattr(args, name) is not None and getattr(args, name) is not False]
+    return ", ".join(f"--{name.replace('_', '-')}" for name in held)
 
 
 def quantize(
