@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import re
 import shlex
@@ -130,6 +131,15 @@ def test_as_a_module_with_a_reader_that_leaves() -> None:
         process.stdout.close()
         errors = process.stderr.read()
     assert (process.returncode, errors) == (0, b"")
+
+
+def test_reports_are_written_when_the_reader_has_left(llama: Path, tmp_path: Path) -> None:
+    words = ["quantize", str(llama), "--scheme", "int4", "--dry-run", "--verbose", "--report", str(tmp_path / "r.json")]
+    with subprocess.Popen([sys.executable, "-m", "bitport", *words], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+    assert process.returncode == 0
+    assert len(json.loads((tmp_path / "r.json").read_text())["result"]["layers"]) > 14
 
 
 def test_what_the_terminal_cannot_show_is_no_error(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -114,8 +116,17 @@ def read_text(path: Path) -> str:
 
 
 def show(args: argparse.Namespace, data: Any, text: str) -> None:
-    """``data`` as JSON where --json is given, else ``text``."""
-    print(json.dumps(finite(data), indent=2, allow_nan=False) if args.json else text)
+    """``data`` as JSON where --json is given, else ``text``. Should the reader leave, such as head, the verb goes on:
+    reports are still to be written."""
+    try:
+        print(json.dumps(finite(data), indent=2, allow_nan=False) if args.json else text, flush=True)
+    except BrokenPipeError:
+        drop_output()
+
+
+def drop_output() -> None:
+    """What is printed goes nowhere, also what waits to be."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def finite(data: Any) -> Any:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import shlex
 import sys
 from collections.abc import Sequence
 
 from bitport.cli import bench, compare, convert, doctor, evaluate, explain, export, generate, inspect, quantize, tune
+from bitport.cli.common import drop_output
 from bitport.errors import BitportError
 from bitport.report.versions import library_version
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 0
     except (BitportError, OSError) as error:  # a full disk meets any verb anywhere
         if args.debug:
