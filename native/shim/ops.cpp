@@ -143,7 +143,7 @@ AOTITorchError aoti_torch_cpu_bitport_embedding(
     if (const char* reason = check(result)) return reason;
     if (const char* reason = weight.read(&parts)) return reason;
     TensorHandle y = nullptr;
-    if (const char* reason = embedding(as_handle(ids), parts, dtype, &y)) return reason;
+    if (const char* reason = embedding(as_handle(ids), parts, true, dtype, &y)) return reason;
     give(y, result);
     return nullptr;
   });

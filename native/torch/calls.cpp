@@ -143,11 +143,11 @@ const char* dyn_grouped_linear(TensorHandle x, TensorHandle ends, const Parts& w
   return by_expert(x, ends, weight, act, isa, y, bitport_dyn_linear);
 }
 
-const char* embedding(TensorHandle ids_handle, const Parts& parts, int32_t dtype, TensorHandle* result) {
+const char* embedding(TensorHandle ids_handle, const Parts& parts, bool or_dense, int32_t dtype, TensorHandle* result) {
   const View ids(ids_handle);
   const int32_t type = torch.type_of(dtype);
   Weight weight;
-  if (const char* reason = weight.read_rows(parts)) return reason;
+  if (const char* reason = or_dense ? weight.read_rows(parts) : weight.read(parts, false)) return reason;
   if (!ids.ok || ids.dtype != torch.int64 || ids.dim >= kMostDims) return "ids are not contiguous int64 on the CPU";
   if (!is_float(type)) return "rows are given in float32, bfloat16 or float16";
   int64_t sizes[kMostDims];

@@ -23,8 +23,8 @@ const char* dyn_linear(const Product& call, int32_t isa, TensorHandle* y);
 const char* grouped_linear(TensorHandle x, TensorHandle ends, const Parts& weight, int32_t isa, TensorHandle* y);
 const char* dyn_grouped_linear(TensorHandle x, TensorHandle ends, const Parts& weight, int32_t act, int32_t isa, TensorHandle* y);
 
-// Rows of the weight in torch's `dtype`.
-const char* embedding(TensorHandle ids, const Parts& weight, int32_t dtype, TensorHandle* y);
+// Rows of the weight in torch's `dtype`. or_dense: of one whose rows lie dense too.
+const char* embedding(TensorHandle ids, const Parts& weight, bool or_dense, int32_t dtype, TensorHandle* y);
 
 // Work on torch's threads.
 int32_t torch_pool(int64_t begin, int64_t end, int64_t grain, BitportBody body, void* context);

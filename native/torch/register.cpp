@@ -79,7 +79,7 @@ bool dyn_grouped_linear(const Value* stack, TensorHandle* y) {
 // ids, ten arguments of the weight, and the dtype of the result.
 bool rows(const Value* stack, TensorHandle* y) {
   Parts weight;
-  return read(stack + 1, &weight) && !embedding(tensor(stack[0]), weight, int32_t(stack[11]), y);
+  return read(stack + 1, &weight) && !embedding(tensor(stack[0]), weight, false, int32_t(stack[11]), y);
 }
 
 // C functions keep of an exception its text at most, and before torch 2.13 only print it; where it came from in Python

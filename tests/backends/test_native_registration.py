@@ -132,6 +132,16 @@ def test_other_arguments_are_handed_over(change: str) -> None:
     torch.testing.assert_close(y, expected, rtol=2**-6, atol=2**-4)  # bfloat16, sums of 96 products
 
 
+def test_rows_that_lie_dense_are_no_tiles() -> None:
+    """As they are for the kernel of exported programs."""
+    table = bp.quantize_tensor(torch.randn(40, 96), "int4-g32").to_layout("plain")
+    args = (torch.tensor([3]), *operand(table)[:-1], "cpu_tiles", FP32)
+    with pytest.raises(RuntimeError):
+        torch.ops.bitport.embedding.default(*args)
+    with pytest.raises(ArgumentError, match="embedding takes one table"):
+        call("embedding", *args)
+
+
 def test_a_bias_that_is_the_negative_of_what_lies_there() -> None:
     *args, bias = arguments()
     y = without_native("linear", *args, torch._neg_view(bias))
