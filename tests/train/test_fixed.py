@@ -331,7 +331,10 @@ def test_codes_that_the_dtype_of_the_values_cannot_tell_apart() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)).to(torch.bfloat16)
     model[1].weight.data.uniform_(0.5, 1.05)
-    with pytest.raises(ArgumentError, match=r"1.weight: \d+ of its codes .* cast the model to float32"), unchanged(model):
+    with (
+        pytest.raises(ArgumentError, match=r"1.weight: \d+ of its codes .* cast the model to float32"),
+        unchanged(model),
+    ):
         prepare_(model, "int8-g32-asym", algorithm="gptq", calibrate=[each.to(torch.bfloat16) for each in DATA])
 
 
@@ -339,7 +342,7 @@ def test_an_error_in_calibration_leaves_float_weights() -> None:
     """When it comes to the second weight, the first is quantized."""
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32))
     model[0].bias.data[5] = torch.inf
-    with pytest.raises(ArgumentError, match="NaN or infinity at the input of 1.weight"), unchanged(model):
+    with pytest.raises(ArgumentError, match=r"NaN or infinity at the input of 1\.weight"), unchanged(model):
         prepare_(model, "int4-g32", algorithm="gptq", calibrate=DATA)
 
 
