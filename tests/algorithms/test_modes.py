@@ -12,7 +12,15 @@ from torch import Tensor, nn
 import bitport
 from bitport.tensor import QTensor
 
-RUNS = [("gptq", "int4-g32"), ("awq", "int3-g32"), ("smooth", "int8-dyn"), ("rtn", "int8-static")]
+RUNS = [
+    ("gptq", "int4-g32"),
+    ("gptq", "nvfp4"),
+    ("signround", "int3-g32"),
+    ("awq", "int3-g32"),
+    ("smooth", "int8-dyn"),
+    ("rotate", "int4-g32"),
+    ("rtn", "int8-static"),
+]
 
 
 class Block(nn.Module):
@@ -76,3 +84,33 @@ def test_a_compiled_model(model: nn.Module, batches: list[Tensor], how: str, alg
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     torch.testing.assert_close(compiled(batches[0]), plain(batches[0]))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before
+
+
+@pytest.mark.parametrize(("algorithm", "scheme"), RUNS)
+def test_inference_mode(model: nn.Module, algorithm: str, scheme: str) -> None:
+    """Of the batches too; and what comes out is used outside of it."""
+    plain, other = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.inference_mode():
+        batches = [torch.randn(4, 16, 32)]
+        bitport.quantize_(other, scheme, algorithm=algorithm, calibrate=batches, progress=False)
+        assert torch.is_inference_mode_enabled()
+    bitport.quantize_(plain, scheme, algorithm=algorithm, calibrate=batches, progress=False)
+    assert all(map(torch.equal, codes(plain), codes(other)))
+    x = torch.randn(4, 32)
+    assert torch.equal(plain(x), other(x))
+
+
+@pytest.mark.parametrize(("algorithm", "scheme"), RUNS)
+def test_autocast_is_for_the_model_alone(batches: list[Tensor], algorithm: str, scheme: str) -> None:
+    """What is worked out from the same inputs is the same. Of this block no input comes from a product."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Sequential(nn.RMSNorm(32), nn.Linear(32, 64)))
+    other, product = copy.deepcopy(plain), []
+    hook = other[0][1].register_forward_hook(lambda module, args, y: product.append(y.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        told = bitport.quantize_(other, scheme, algorithm=algorithm, calibrate=batches, progress=False)
+    hook.remove()
+    wanted = bitport.quantize_(plain, scheme, algorithm=algorithm, calibrate=batches, progress=False)
+    assert all(map(torch.equal, codes(plain), codes(other)))
+    assert [layer.output_sqnr for layer in told.layers] == [layer.output_sqnr for layer in wanted.layers]
+    assert torch.bfloat16 in product

@@ -12,7 +12,7 @@ from bitport.algorithms.algorithm import Algorithm
 from bitport.algorithms.apply import Outcome, apply
 from bitport.algorithms.block import Block, Transform, Weight
 from bitport.algorithms.pairs import shared_parameters
-from bitport.calibrate.batches import run_fresh
+from bitport.calibrate.batches import no_autocast, run_fresh
 from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.observe import input_scales
 from bitport.numerics import Format, Quantized
@@ -76,7 +76,9 @@ class Preparation:
     def model_(self, batches: Iterable[Any]) -> None:
         """Change the model in place, as far as that is not done block by block."""
         for transform in self.transforms:
-            for name, note in transform.model_(self.model, batches).items():
+            with no_autocast():
+                told = transform.model_(self.model, batches)
+            for name, note in told.items():
                 self.notes.setdefault(name, []).append(f"{transform.name}: {note}")
 
     def __call__(self, name: str, module: nn.Module, batches: Iterable[Any], seen: dict[str, Inputs]) -> None:
@@ -91,8 +93,9 @@ class Preparation:
             weights.setdefault(first[id(module.get_parameter(full[cut:]))], weight)
         fixed = shared_parameters(self.model, name) if name else ()
         block = Block(module, weights, batches, fixed, whole=not name)
-        for transform in self.transforms:
-            transform.block_(block)
+        with no_autocast():
+            for transform in self.transforms:
+                transform.block_(block)
         static = {
             dataclasses.replace(weight.target, module=weight.target.module[cut:]): weight.scheme.act
             for local, weight in weights.items()

@@ -27,7 +27,7 @@ from bitport.algorithms.apply import apply
 from bitport.algorithms.distance import Distance
 from bitport.algorithms.gptq_core import objective
 from bitport.algorithms.mixed_core import Option, check_least, choose
-from bitport.calibrate.batches import batches_of
+from bitport.calibrate.batches import batches_of, no_autocast
 from bitport.calibrate.blocks import measured
 from bitport.calibrate.inputs import Inputs
 from bitport.errors import ArgumentError
@@ -194,6 +194,7 @@ def costs(
     return Costs(tuple(groups), tuple(schemes), tuple(sums), tuple(rules))
 
 
+@no_autocast()
 def of_output(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:
     exact, rounded = (
         rows_of(each, target.kind, target.transposed) for each in (value.detach().float(), q.dequantize(torch.float32))

@@ -59,11 +59,14 @@ def each_once(change: Callable[[Any], Any], batch: Any) -> Any:
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """As the model is used: without dropout, and no statistics of a BatchNorm move. Each module gets its mode back.
-    What is compiled runs as it is written: who watches products needs to see them."""
+
+    What is compiled runs as it is written: who watches products needs to see them. Without gradients, but outside of
+    inference mode, in which torch does not tell whether a tensor was written into.
+    """
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with _uncompiled():
+        with _uncompiled(), torch.inference_mode(False), torch.no_grad():
             yield
     finally:
         for module, mode in modes.items():
@@ -74,6 +77,18 @@ def _uncompiled() -> AbstractContextManager[Any]:
     """Nothing is compiled where the compiler, which takes seconds to import, is not there yet."""
     imported = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if imported else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def no_autocast() -> Iterator[None]:
+    """For what is worked out about a model: autocast is for the products of the model itself."""
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = {"cpu"} if accelerator is None else {"cpu", accelerator.type}
+    with contextlib.ExitStack() as held:
+        for kind in kinds:
+            if torch.is_autocast_enabled(kind):
+                held.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def each_batch(calibrate: Iterable[Any]) -> Iterator[Any]:
@@ -95,7 +110,7 @@ def batches_of(model: nn.Module, calibrate: Iterable[Any] | Callable[[nn.Module]
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
-        with evaluating(model), torch.no_grad():
+        with evaluating(model):
             calibrate(model)
     finally:
         hook.remove()

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from bitport.calibrate.batches import no_autocast
 from bitport.calibrate.stand_in import Between, StandIn
 from bitport.errors import ArgumentError
 
@@ -154,8 +155,9 @@ class Watch(TorchFunctionMode):
         name, owner, lies_flipped = self.weights[id(owner)]
         rows_by_columns, whole = weight.mT if flipped else weight, owner.mT if lies_flipped else owner
         alike = rows_by_columns.shape[-2:] == whole.shape[-2:] and rows_by_columns.stride()[-2:] == whole.stride()[-2:]
-        for index, rows in _matrices(x, rows_by_columns, whole, ends) if alike else ():
-            self.seen[name].add(rows, index)
+        with no_autocast():
+            for index, rows in _matrices(x, rows_by_columns, whole, ends) if alike else ():
+                self.seen[name].add(rows, index)
 
 
 def _matrices(

@@ -33,7 +33,7 @@ class Magnitudes:
         if not 0 < float(most) < float("inf"):
             return
         self._widen(max(2.0 ** float(torch.frexp(most).exponent) / BINS, torch.finfo(torch.float32).tiny))
-        self.counts += torch.histc(x / self.width, BINS, 0, BINS).to(torch.int64).cpu()
+        self.counts = self.counts + torch.histc(x / self.width, BINS, 0, BINS).to(torch.int64).cpu()
 
     def __iadd__(self, other: Magnitudes) -> Magnitudes:
         """As if all that came to ``other`` had come here."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitport.calibrate.batches import each_batch, run_batch
+from bitport.calibrate.batches import each_batch, run_fresh
 from bitport.calibrate.blocks import in_use
 from bitport.calibrate.inputs import Watch
 from bitport.calibrate.magnitudes import Magnitudes
@@ -27,12 +27,12 @@ def input_scales(
     """
     weights = {target.name: target.weight(model) for target in activations}
     watch = Watch(weights, [target.name for target in activations if target.transposed], collect=Magnitudes)
-    with in_use(model), torch.no_grad(), watch:
+    with in_use(model), watch:
         if callable(calibrate):
             calibrate(model)
         else:
             for batch in each_batch(calibrate):
-                run_batch(model, batch)
+                run_fresh(model, batch)
     return scales_of(activations, watch.seen)
 
 
