@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bitport.calibrate.batches import Call, run_fresh
 from bitport.calibrate.place import Place, checked
-from bitport.calibrate.stand_in import Between, Shape, StandIn, signature
+from bitport.calibrate.stand_in import Between, Shape, StandIn, kind_of, look_of
 from bitport.calibrate.store import GIVEN, Store, Tensors
 from bitport.errors import ArgumentError
 
@@ -79,7 +79,7 @@ def _run_through(
 
     def instead(name: str) -> Callable[..., Any]:
         block = model.get_submodule(name)
-        forward = block.forward
+        forward, kind = block.forward, kind_of(block)
 
         def stub(*args: Any, **kwargs: Any) -> Any:
             called[-1][name] = Call(*tree_map(memory.kept, (args, kwargs)))
@@ -87,7 +87,7 @@ def _run_through(
             if not stand_ins:
                 output = forward(*args, **kwargs)
             else:
-                look = signature(block, (args, kwargs))
+                look = kind, look_of((args, kwargs))
                 if look not in known:
                     with place.inside(name):
                         plain = tree_map(_plain, (args, kwargs))

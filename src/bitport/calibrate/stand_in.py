@@ -30,6 +30,9 @@ DECIDES = {
     "is_nonzero",
 }
 
+INDICES = ("idx", "index", "id", "number", "layer")
+"""Last words of the names that the index of a layer has."""
+
 
 class Between(Exception):
     """The model does something with the output of a block before the next one gets it."""
@@ -78,11 +81,30 @@ def _made(leaf: Any, device: torch.device | None) -> Any:
     return torch.zeros(leaf.shape, dtype=leaf.dtype, device=device).as_subclass(StandIn)
 
 
-def signature(block: nn.Module, given: Any) -> object:
-    """Equal for calls whose outputs look alike: of the same class, with weights and arguments of the same shapes."""
-    own = tuple((name, tuple(param.shape)) for name, param in block.named_parameters())
+def kind_of(block: nn.Module) -> object:
+    """Equal for blocks that give outputs of one look where they are given the same: of the same classes and settings,
+    with weights of the same shapes. What has no weights is quick to run and equals nothing."""
+    tensors = [*block.named_parameters(), *block.named_buffers()]
+    if not tensors:
+        return object()
+    parts = tuple((type(part), _settings(part)) for part in block.modules())
+    return parts, tuple((name, tuple(tensor.shape)) for name, tensor in tensors)
+
+
+def _settings(module: nn.Module) -> tuple[tuple[str, str], ...]:
+    """But the index of a layer, which changes no shape and would make every block another one."""
+    plain = {name: value for name, value in vars(module).items() if _is_plain(value)}
+    return tuple((name, repr(plain[name])) for name in sorted(plain) if name.rpartition("_")[2] not in INDICES)
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, (tuple, list)) else isinstance(value, (int, float, str))
+
+
+def look_of(given: Any) -> object:
+    """Equal for arguments of the same structure, shapes and flags."""
     leaves, spec = tree_flatten(tree_map(_looks, given))
-    return type(block), own, str(spec), tuple(leaves)
+    return str(spec), tuple(leaves)
 
 
 def _looks(leaf: Any) -> Any:
