@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import bitport as bp
@@ -74,3 +75,11 @@ def test_inspect_of_nothing(run: Run, tmp_path: Path) -> None:
     ran = run("inspect", tmp_path / "nope")
     assert ran.code == 1
     assert ran.err.rstrip().endswith("nope does not exist")
+
+
+def test_inspect_does_not_wait_for_a_pipe(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        ran = run("inspect", path)
+        assert ran.code == 1
+        assert "not a regular file" in ran.err

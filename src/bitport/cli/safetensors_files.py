@@ -9,6 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from bitport.checkpoint.safetensors_reader import check_regular
 from bitport.checkpoint.source import INDEXES, Source
 from bitport.errors import CheckpointError
 
@@ -36,6 +37,7 @@ def stored_tensors(path: Path) -> list[Stored]:
 
 
 def _of_file(path: Path) -> list[Stored]:
+    check_regular(path)
     try:
         with safe_open(str(path), "pt") as file:
             views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
