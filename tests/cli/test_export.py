@@ -24,7 +24,8 @@ MODEL = ROOT / "models" / "tinylm"
         (["-o", "model.pt2", "--capacity", "4"], "a cache of 4 positions"),
         (["-o", "model.pt2", "--capacity", "4096"], "which the model knows"),
         (["-o", "model.pt2", "--weights", "../weights"], "name of a file"),
-        (["-o", "there.pt2"], "--overwrite"),
+        (["-o", "there.pt2"], "there.pt2 exists already; --overwrite"),
+        (["-o", "model.pt2", "--weights", "there.pt2"], "there.pt2 exists already; --overwrite"),
         (["--onnx", "model.onnx", "--level", "x86-64-v3", "--capacity", "8"], "--level, --capacity: not for ONNX"),
         (["--executorch", "model.pte", "--weights", "w"], "--weights: not for ExecuTorch"),
         (["--onnx", "model.onnx", "--dtype", "bfloat16"], "compute in float32, not bfloat16"),
@@ -33,7 +34,7 @@ MODEL = ROOT / "models" / "tinylm"
         (["--executorch", "model.pte", "--capacity", "4"], "a cache of 4 positions"),
     ],
     ids=[
-        *("suffix", "short", "long", "weights", "there"),
+        *("suffix", "short", "long", "weights", "there", "weights-there"),
         *("onnx-options", "executorch-options", "dtype", "executorch-suffix", "standard", "executorch-short"),
     ],
 )

@@ -53,13 +53,14 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "--standard", action="store_true", help="in an ONNX model standard operators alone, for other runtimes"
     )
-    verb.add_argument("--overwrite", action="store_true", help="replace the output file")
+    verb.add_argument("--overwrite", action="store_true", help="replace the output file, and that of --weights")
 
 
 def run(args: argparse.Namespace) -> int:
     target: Path = args.output or args.executorch or args.onnx
-    if target.exists() and not args.overwrite:
-        raise ArgumentError(f"{target} exists already; --overwrite replaces it")
+    beside = target.parent / (args.weights or "")
+    if there := [path for path in (target, beside) if path.exists() and path != target.parent and not args.overwrite]:
+        raise ArgumentError(f"{there[0]} exists already; --overwrite replaces it")
     if args.standard and not args.onnx:
         raise ArgumentError("--standard goes with --onnx")
     if not args.output:
