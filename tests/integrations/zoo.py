@@ -167,6 +167,58 @@ ZOO: dict[str, Kind] = {
             "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
         },
     ),
+    "deepseek v4, a linear layer in groups": Kind(
+        "DeepseekV4ForCausalLM",
+        "DeepseekV4Config",
+        {
+            **{**DECODER, "moe_intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2},
+            **{"q_lora_rank": 32, "o_lora_rank": 16, "o_groups": 2, "qk_rope_head_dim": 8, "sliding_window": 8},
+            **{"n_routed_experts": 4, "n_shared_experts": 1},
+        },
+    ),
+    "wav2vec2, a kernel in a linear layer": Kind(
+        "Wav2Vec2ForXVector",
+        "Wav2Vec2Config",
+        {
+            **{**ENCODER, "vocab_size": 32, "conv_dim": [32, 32], "conv_stride": [5, 4], "conv_kernel": [10, 8]},
+            **{"num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2},
+            **{"tdnn_dim": [32, 32], "tdnn_kernel": [3, 3], "tdnn_dilation": [1, 2], "xvector_output_dim": 32},
+        },
+        lambda: {"input_values": noise(2, 2000)},
+    ),
+    "mobilebert, a head of two weights": Kind(
+        "MobileBertForMaskedLM",
+        "MobileBertConfig",
+        {**ENCODER, "vocab_size": 96, "embedding_size": 32, "intra_bottleneck_size": 32},
+    ),
+    "rwkv, weights that are scaled in place": Kind(
+        "RwkvForCausalLM",
+        "RwkvConfig",
+        {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "context_length": 64, "rescale_every": 1},
+    ),
+    "layoutlm, a linear layer that is looked up in": Kind(
+        "LayoutLMv3ForTokenClassification",
+        "LayoutLMv3Config",
+        {
+            **{**ENCODER, "vocab_size": 96, "input_size": 32, "patch_size": 8, "coordinate_size": 8, "shape_size": 16},
+            **{"max_position_embeddings": 64, "rel_pos_bins": 32, "rel_2d_pos_bins": 64},
+        },
+        lambda: {**text(), "bbox": torch.zeros(2, 12, 4, dtype=torch.int64)},
+    ),
+    "detr, a linear layer that is a convolution": Kind(
+        "DetrForSegmentation",
+        "DetrConfig",
+        {
+            **{"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96},
+            **{"encoder_attention_heads": 8, "decoder_attention_heads": 8, "num_queries": 4},
+            "use_timm_backbone": False,
+            "backbone_config": {
+                **{"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 32, 32]},
+                **{"depths": [1, 1, 1, 1], "out_features": ["stage1", "stage2", "stage3", "stage4"]},
+            },
+        },
+        lambda: {"pixel_values": noise(2, 3, 64, 64)},
+    ),
 }
 
 

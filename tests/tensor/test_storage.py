@@ -257,6 +257,7 @@ def test_what_it_prints(make: Make) -> None:
     q = make("int4-g32", dtype=torch.bfloat16).to_layout("plain")
     text = "QTensor(int4-g32, shape=(64, 96), dtype=torch.bfloat16, device='cpu', layout='plain')"
     assert repr(q) == str(q) == f"{q}" == text
+    assert repr(q.t()) == text.replace("64, 96", "96, 64").replace("plain'", "plain', transposed")
 
 
 # -- state dicts -----------------------------------------------------------------------------------------------------

@@ -25,6 +25,24 @@ WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
 )
 """(module type, parameter, kind)."""
 
+POSITIONS = ("rel_pos_bias", "rel_pos_x_bias", "rel_pos_y_bias")
+READ_OTHERWISE: dict[str, tuple[str, ...]] = {
+    "DeepseekV4GroupedLinear": ("",),
+    "TDNNLayer": ("kernel",),
+    "MobileBertLMPredictionHead": ("dense", "decoder"),
+    "RwkvSelfAttention": ("output",),
+    "RwkvFeedForward": ("value",),
+    "DetrMHAttentionMap": ("k_proj",),
+    "ConditionalDetrMHAttentionMap": ("k_proj",),
+    "MaskFormerDetrMHAttentionMap": ("k_proj",),
+    "DabDetrMHAttentionMap": ("k_linear",),
+    "LayoutLMv2Encoder": POSITIONS,
+    "LayoutLMv3Encoder": POSITIONS,
+    "PPDocLayoutV2ReadingOrderEncoder": POSITIONS,
+}
+"""Class of transformers -> its children ("": itself) that are linear layers whose weight is reshaped, looked up, joined
+or scaled in place when the model runs, which needs a plain tensor: "other"."""
+
 EXPERT_NAMES = ("expert", "moe")
 """A 3-D parameter [experts, N, K] whose own name, or whose module's name or class, has one of these in it is "experts";
 [experts, K, N] where the module says ``is_transposed``, as most of transformers do, or its shapes do."""
@@ -48,13 +66,19 @@ def find_targets(model: nn.Module) -> list[Target]:
         raise ArgumentError(f"a model is a torch.nn.Module, not {type(model).__name__}; of a pipeline give its model")
     refuse_offloaded(model)
     targets = []
+    classes: dict[str, str] = {}
     for module_name, module in model.named_modules(remove_duplicate=False):
+        classes[module_name] = type(module).__name__
+        parent, _, child = module_name.rpartition(".")
+        otherwise = any(
+            name in READ_OTHERWISE.get(classes.get(of, ""), ()) for of, name in ((module_name, ""), (parent, child))
+        )
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
             if is_lazy(param):
                 full = f"{module_name}.{name}".lstrip(".")
                 raise ArgumentError(f"{full} has no shape yet: run the model once, so that its lazy modules get theirs")
             if param.dim() > 1 and param.is_floating_point():
-                kind, transposed = _kind(module_name, module, name, param)
+                kind, transposed = ("other", False) if otherwise else _kind(module_name, module, name, param)
                 targets.append(Target(module_name, name, kind, tuple(param.shape), str(id(param)), transposed))
     return targets
 

@@ -242,7 +242,8 @@ class QTensor(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():
             shape, dtype, device = tuple(self.shape), self.dtype, self.device
-        return f"QTensor({self.scheme}, shape={shape}, dtype={dtype}, device='{device}', layout={self.bits_layout!r})"
+        lies = f"layout={self.bits_layout!r}{', transposed' if self.transposed else ''}"
+        return f"QTensor({self.scheme}, shape={shape}, dtype={dtype}, device='{device}', {lies})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QTensor:
         if id(self) not in memo:
