@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from bitport.errors import ArgumentError, LayoutError
 from bitport.numerics import quantize
@@ -13,6 +15,7 @@ from bitport.ops import OPS, Weight, call
 from bitport.schemes import preset
 
 N, K = 6, 64
+FLOATS = (torch.float32, torch.bfloat16)
 NAMES = ("data", "scale", "zero", "scale2", "dtype", "n", "k", "block_n", "block_k", "layout")
 
 
@@ -219,3 +222,28 @@ def test_a_block_longer_than_its_axis_is_the_axis(length: int) -> None:
     x, whole = torch.randn(3, K), weight("int4-channel")
     longer = whole._replace(block_k=length)
     assert torch.equal(call("linear", x, *longer, None), call("linear", x, *whole, None))
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["", "gradient"])
+@pytest.mark.parametrize("name", OPS)
+def test_a_tensor_that_is_missing(name: str, gradient: bool) -> None:
+    """torch takes None for any of them. Of what embedding hands over in C++ the text alone comes back."""
+    op = OPS[name]
+    args = next(sample for dtype in FLOATS for sample in op.samples(torch.device("cpu"), dtype)).args
+    if gradient and args[0].is_floating_point():
+        args = (args[0].detach().requires_grad_(), *args[1:])
+    arguments = op.schema[1 : op.schema.index(")")].split(", ")
+    tensors = {at: each.split()[1] for at, each in enumerate(arguments) if each.startswith("Tensor ")}
+    assert tensors
+    fakes = FakeTensorMode()
+    faked = [fakes.from_tensor(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    for at, missing in tensors.items():
+        without = [*args[:at], None, *args[at + 1 :]]
+        says = f"{missing} must be a tensor, not None"
+        runs = [getattr(torch.ops.bitport, name).generic, functools.partial(call, name)]
+        for run in runs if name == "embedding" else [op.overload, *runs]:
+            with pytest.raises(ArgumentError, match=says):
+                run(*without)
+        if len(tensors) > 1:  # else nothing is fake
+            with fakes, pytest.raises(ArgumentError, match=says):
+                op.overload(*faked[:at], None, *faked[at + 1 :])

@@ -57,11 +57,12 @@ def _check(
         raise ArgumentError(f"w must have shape {shape} for K={k}, block_size={block_size}, not {[*w.shape]}")
     n = w.shape[0] if per_channel else w.shape[2]
     scales = (n,) if per_channel else (w.shape[0], n)
-    for name, part in (("scaler", scaler), ("zero_point", zero_point)):
-        if part is not None and (tuple(part.shape) != scales or not part.is_floating_point()):
+    affine = [("scaler", scaler), *([] if zero_point is None else [("zero_point", zero_point)])]
+    for name, part in affine:
+        if tuple(part.shape) != scales or not part.is_floating_point():
             raise ArgumentError(f"{name} must be float {[*scales]}, not {part.dtype} {[*part.shape]}")
-    for name, other in (("w", w), ("scaler", scaler), ("zero_point", zero_point)):
-        if other is not None and other.device != x.device:
+    for name, other in (("w", w), *affine):
+        if other.device != x.device:
             raise ArgumentError(f"{name} is on {other.device}, x on {x.device}; move both to one device")
 
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from bitport.errors import ArgumentError
+
 LIB = torch.library.Library("bitport", "FRAGMENT")
 
 Backward = Callable[..., tuple[Any, ...]]
@@ -67,7 +69,7 @@ OPS: dict[str, Op] = {}
 
 def declare(op: Op, run: Callable[..., Any]) -> None:
     """Register ``op`` with torch; ``run`` chooses among its kernels."""
-    OPS[op.name] = op
+    op = OPS[op.name] = dataclasses.replace(op, check=_of_tensors(op))
 
     def generic(*args: Any) -> Any:
         op.check(*args)
@@ -98,6 +100,24 @@ def declare(op: Op, run: Callable[..., Any]) -> None:
     if op.backward is not None:
         LIB.impl(op.name, _differentiable(op, run), "Autograd", with_keyset=True)
         torch.library.register_vmap(f"bitport::{op.name}", _batched(op), lib=LIB)
+
+
+def _of_tensors(op: Op) -> Callable[..., None]:
+    """The op's check, with an ArgumentError for a tensor that is None, which torch lets pass: looked for only once a
+    check has failed on it, since checks run on every call."""
+    arguments = op.schema[1 : op.schema.index(")")].split(", ")
+    tensors = [(at, argument.split()[1]) for at, argument in enumerate(arguments) if argument.startswith("Tensor ")]
+
+    def check(*args: Any) -> None:
+        try:
+            op.check(*args)
+        except AttributeError:
+            for at, name in tensors:
+                if args[at] is None:
+                    raise ArgumentError(f"{name} must be a tensor, not None") from None
+            raise
+
+    return check
 
 
 def lost_type(op: str, error: RuntimeError) -> bool:
