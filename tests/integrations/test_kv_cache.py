@@ -250,6 +250,20 @@ def test_nothing_is_written_into_keys_of_the_cache() -> None:
     assert torch.equal(torch.zeros(keys.shape).copy_(keys), layer.store.dense_keys())
 
 
+def test_keys_and_values_can_be_read_as_floats() -> None:
+    """Of tokens that stay in float they are those of transformers, but for the order of sums."""
+    model = model_of()
+    ours, theirs = KVCache(model.config, "int8+first64"), transformers.DynamicCache(config=model.config)
+    assert [layer[:2] for layer in ours] == [(None, None)] * len(ours.layers)
+    for cache in (ours, theirs):
+        logits(model, cache)
+    for (keys, values, _), (their_keys, their_values, _) in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(keys, their_keys)
+        torch.testing.assert_close(values, their_values)
+    with pytest.raises(ArgumentError, match="cannot be assigned: update"):
+        ours.layers[0].keys = keys
+
+
 def test_a_cache_that_is_reset_starts_anew() -> None:
     model = model_of()
     cache = KVCache.of(model, "int8")

@@ -84,6 +84,28 @@ class Layer(DynamicLayer):
         super().__init__()
         self.store, self.config = KeyValueStore(format), config
 
+    @property
+    def keys(self) -> Tensor | None:
+        """As floats, made anew; None where there are none yet."""
+        return self.store.dense_keys() if len(self.store) else None
+
+    @keys.setter
+    def keys(self, given: Tensor | None) -> None:
+        self._refuse(given)
+
+    @property
+    def values(self) -> Tensor | None:
+        return self.store.dense_values() if len(self.store) else None
+
+    @values.setter
+    def values(self, given: Tensor | None) -> None:
+        self._refuse(given)
+
+    def _refuse(self, given: Tensor | None) -> None:
+        """transformers itself only says that there are none at first."""
+        if given is not None:
+            raise ArgumentError("keys and values of a quantized cache cannot be assigned: update() adds tokens to them")
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
