@@ -30,6 +30,12 @@ def test_the_table_names_the_kernel(run: Run) -> None:
     assert row.split()[:3] == ["128x16", "1", "int4"]
 
 
+def test_one_measurement_has_no_noise(run: Run) -> None:
+    words = ("bench", "--shapes", "128x16", "--rows", "1", "--schemes", "int4", "--repetitions", 1)
+    assert run(*words).out.splitlines()[-1].split()[-2] == "-"
+    assert run(*words, "--json").data[0]["noise"] is None
+
+
 def test_an_unknown_scheme_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "--schemes", "int9"])

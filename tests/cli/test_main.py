@@ -74,6 +74,8 @@ WRONG = {
     "zero window": ["eval", "llama", "--text", "t", "--window", "0"],
     "words for rows": ["explain", "llama", "--rows", "1,many"],
     "no such device": ["explain", "llama", "--device", "warp drive"],
+    "device without numbers": ["generate", "llama", "--prompt", "a", "--device", "meta"],
+    "device without numbers to measure on": ["bench", "--device", "meta"],
     "half a rule": ["quantize", "llama", "--rule", "int4"],
     "half a shape": ["bench", "--shapes", "4096"],
     "static scheme": ["bench", "--schemes", "int8-static"],

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bitport.errors import ArgumentError
 from bitport.integrations.cache_name import NAMES, cache_of, with_cache
 
 transformers = pytest.importorskip("transformers")
@@ -57,3 +58,8 @@ def test_models_of_transformers_and_what_is_around_them() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_results(name: str) -> None:
     assert cache_of({"logits": 0, name: 1}) == 1
+
+
+def test_a_model_without_a_cache() -> None:
+    with pytest.raises(ArgumentError, match=r"gives back no cache .*: a decoder is needed"):
+        cache_of({"logits": 0})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 
 import torch
 
-from bitport.cli.common import add_verb, count, counts, device, show
+from bitport.cli.common import add_verb, computing_device, count, counts, show
 from bitport.errors import SchemeError
 from bitport.evaluate.speed import Speed, speeds
 from bitport.report.text import table
@@ -33,7 +34,9 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument("--rows", type=counts, default=(1, 16, 64, 512), help="rows of x (default: 1,16,64,512)")
     verb.add_argument("--schemes", type=schemes, default=SCHEMES, help=f"default: {','.join(SCHEMES)}")
     verb.add_argument("--repetitions", type=count, default=7, help="measurements of each (default: 7)")
-    verb.add_argument("--device", type=device, default=torch.device("cpu"), help="a torch device (default: cpu)")
+    verb.add_argument(
+        "--device", type=computing_device, default=torch.device("cpu"), help="a torch device (default: cpu)"
+    )
 
 
 def shapes(text: str) -> tuple[tuple[int, int], ...]:
@@ -81,6 +84,6 @@ def _cells(row: Speed) -> tuple[str, ...]:
         f"{row.bf16_ms:.3f}",
         f"{row.ms:.3f}",
         f"{row.speedup:.2f}",
-        f"{100 * row.noise:.0f} %",
+        "-" if math.isnan(row.noise) else f"{100 * row.noise:.0f} %",
         f"{row.sqnr_db:.1f}",
     )

@@ -38,8 +38,9 @@ def add_verb(
     return verb
 
 
-def add_device(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--device", type=device, help="a torch device, such as cuda:0 or xpu (default: cpu)")
+def add_device(verb: argparse.ArgumentParser, *, computes: bool = True) -> None:
+    kind = computing_device if computes else device
+    verb.add_argument("--device", type=kind, help="a torch device, such as cuda:0 or xpu (default: cpu)")
     verb.add_argument("--dtype", choices=DTYPES, help="dtype to compute in (default: that of the files)")
 
 
@@ -65,6 +66,13 @@ def device(text: str) -> torch.device:
         return torch.device(text)
     except RuntimeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no torch device: {str(error).splitlines()[0]}") from error
+
+
+def computing_device(text: str) -> torch.device:
+    found = device(text)
+    if found.type == "meta":
+        raise argparse.ArgumentTypeError("meta holds no numbers; give a device that computes")
+    return found
 
 
 def count(text: str) -> int:

@@ -23,7 +23,7 @@ def add_parser(verbs: Any) -> None:
     )
     verb.add_argument("directory", type=location, help="a Hugging Face directory, quantized by bitport")
     verb.add_argument("--rows", type=counts, default=(1, 64, 1024), help="numbers of input rows (default: 1,64,1024)")
-    add_device(verb)
+    add_device(verb, computes=False)
 
 
 def run(args: argparse.Namespace) -> int:

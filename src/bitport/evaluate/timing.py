@@ -6,6 +6,7 @@ next to each other.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -43,7 +44,9 @@ def ratio(times: dict[str, list[float]], name: str, base: str) -> float:
 
 
 def spread(ratios: Sequence[float]) -> float:
-    """Half the distance of the quartiles, as a part of the median: the noise of a ratio."""
+    """Half the distance of the quartiles, as a part of the median: the noise of a ratio. NaN where there is one."""
+    if len(ratios) < 2:
+        return math.nan
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return (high - low) / 2 / middle
 

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Collection
 from typing import Any
 
+from bitport.errors import ArgumentError
+
 NAMES = ("cache", "past_key_values")
 
 
@@ -22,4 +24,10 @@ def with_cache(model: Any, cache: Any) -> dict[str, Any]:
 
 def cache_of(result: Any) -> Any:
     """The cache in what a model gave."""
-    return next(result[name] for name in NAMES if name in result)
+    found = next((result[name] for name in NAMES if name in result), None)
+    if found is None:
+        raise ArgumentError(
+            f"the model gives back no cache of keys and values ({' or '.join(NAMES)}): a decoder is needed, which goes "
+            f"from token to token"
+        )
+    return found
