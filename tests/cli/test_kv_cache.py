@@ -24,7 +24,8 @@ def test_generate(run: Run, llama: Path) -> None:
     model, tokenizer = load_model(llama), load_tokenizer(llama)
     inputs = tokenizer("The quick", return_tensors="pt")
     cache = kv_cache.KVCache.of(model, "int4-g32+first2")
-    options = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, **with_cache(model, cache)}
+    greedy = {"do_sample": False, "repetition_penalty": 1.0}  # generation_config.json says 1.25
+    options = {**greedy, "max_new_tokens": 8, "pad_token_id": 0, **with_cache(model, cache)}
     ids = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **options)
     assert data["text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
 

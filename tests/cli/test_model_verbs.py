@@ -164,19 +164,24 @@ def test_eval_keeps_within_the_positions_of_the_model(run: Run, llama: Path, tex
     assert "256 positions" in ran.err
 
 
-def test_generate_is_greedy(run: Run, int4: Path) -> None:
-    data = run("generate", int4, "--prompt", "The quick", "--max-new-tokens", 6, "--json").data
-    model, tokenizer = load_model(int4), load_tokenizer(int4)
-    inputs = tokenizer("The quick", return_tensors="pt")
-    ids = model.generate(
-        input_ids=inputs.input_ids,
-        attention_mask=inputs.attention_mask,
-        do_sample=False,
-        max_new_tokens=6,
-        pad_token_id=0,
-    )
+def test_generate_takes_the_most_likely_token(run: Run, int4: Path, tmp_path: Path) -> None:
+    """Whatever generation_config.json says of penalties and beams."""
+    copied = shutil.copytree(int4, tmp_path / "int4")
+    said = json.loads((copied / "generation_config.json").read_text())
+    assert said["repetition_penalty"] == 1.25
+    beams = {"num_beams": 3, "no_repeat_ngram_size": 2, "do_sample": True, "top_k": 9}
+    (copied / "generation_config.json").write_text(json.dumps(said | beams))
+    words = ("--prompt", "The quick", "--max-new-tokens", 6, "--dtype", "float32")
+    data = run("generate", copied, *words, "--json").data
+    model, tokenizer = load_model(int4, dtype=torch.float32), load_tokenizer(int4)
+    ids = tokenizer("The quick", return_tensors="pt").input_ids
+    length = ids.shape[1]
+    with torch.no_grad():
+        while ids.shape[1] < length + 6:
+            ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], 1)
+    assert tokenizer.eos_token_id not in ids
     assert data["text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
-    assert data["new_tokens"] == ids.shape[1] - inputs.input_ids.shape[1]
+    assert data["new_tokens"] == 6
 
 
 def test_generate_draws_by_its_seed_alone(run: Run, int4: Path) -> None:
@@ -188,10 +193,25 @@ def test_generate_draws_by_its_seed_alone(run: Run, int4: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--prompt", ""), ("--prompt", "a", "--temperature", "-1"), ("--prompt", "a", "--temperature", "nan")]
+    ("words", "message"),
+    [
+        (("--prompt", ""), "no tokens"),
+        (("--prompt", "a", "--temperature", "-1"), "give 0, or a number"),
+        (("--prompt", "a", "--temperature", "nan"), "give 0, or a number"),
+        (("--prompt", "a", "--temperature", "1e-300"), "give 0, or a number from 1e-30 on"),
+        (("--prompt", "abc", "--max-new-tokens", 255), "256 positions that the model knows; give --max-new-tokens 254"),
+        (("--prompt", "a" * 257), "give a shorter prompt"),
+    ],
 )
-def test_generate_refuses(run: Run, int4: Path, words: tuple[str, ...]) -> None:
-    assert run("generate", int4, *words).code == 1
+def test_generate_refuses(run: Run, int4: Path, words: tuple[object, ...], message: str) -> None:
+    ran = run("generate", int4, *words)
+    assert (ran.code, ran.out) == (1, "")
+    assert message in ran.err
+
+
+def test_generate_goes_to_the_last_position(run: Run, int4: Path) -> None:
+    words = ("generate", int4, "--prompt", "abc", "--temperature", 1e-30, "--max-new-tokens", 254)
+    assert run(*words).code == 0
 
 
 def test_tokens_that_the_model_does_not_have(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from bitport.cli.common import add_cache, add_device, add_verb, count, dtype_of,
 from bitport.errors import ArgumentError
 from bitport.integrations.huggingface import check_ids, load_model, load_tokenizer
 
+COLDEST = 1e-30
+"""Logits divided by less overflow."""
+
 
 def add_parser(verbs: Any) -> None:
     verb = add_verb(
@@ -34,8 +37,8 @@ def add_parser(verbs: Any) -> None:
 
 @torch.no_grad()
 def run(args: argparse.Namespace) -> int:
-    if not 0 <= args.temperature < float("inf"):
-        raise ArgumentError(f"--temperature {args.temperature}: give 0 or a positive number")
+    if args.temperature != 0 and not COLDEST <= args.temperature < float("inf"):
+        raise ArgumentError(f"--temperature {args.temperature}: give 0, or a number from {COLDEST} on")
     model = load_model(args.directory, args.device, dtype_of(args))
     tokenizer = load_tokenizer(args.directory)
     inputs = tokenizer(args.prompt, return_tensors="pt").to(model.device)
@@ -43,13 +46,14 @@ def run(args: argparse.Namespace) -> int:
     if not length:
         raise ArgumentError("the prompt has no tokens; give a text to go on with")
     check_ids(model, [inputs.input_ids])
+    check_positions(model, length, args.max_new_tokens)
     cache = {}
     if args.kv_cache:
         from bitport.integrations.cache_name import with_cache
         from bitport.integrations.kv_cache import KVCache
 
         cache = with_cache(model, KVCache.of(model, args.kv_cache))
-    draw = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
+    draw = {"do_sample": True, "temperature": args.temperature, "num_beams": 1} if args.temperature else greedy(model)
     start = time.perf_counter()
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)
@@ -67,3 +71,21 @@ def run(args: argparse.Namespace) -> int:
     data = {"prompt": args.prompt, "text": text, "new_tokens": len(ids) - length, "seconds": seconds}
     show(args, data, text)
     return 0
+
+
+def check_positions(model: Any, prompt: int, new: int) -> None:
+    """ArgumentError where ``model`` does not know as many. The last token is not given to it any more."""
+    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if known is not None and prompt + new - 1 > known:
+        advice = f"--max-new-tokens {known + 1 - prompt}" if prompt <= known else "a shorter prompt"
+        raise ArgumentError(
+            f"{prompt} tokens of the prompt and {new} new ones are more than the {known} positions that the model "
+            f"knows; give {advice}"
+        )
+
+
+def greedy(model: Any) -> dict[str, Any]:
+    """Options of generate() for the most likely token each time. What the directory says of writing, such as beams and
+    penalties, is dropped, but for the tokens that end a text."""
+    model.generation_config = type(model.generation_config)(eos_token_id=model.generation_config.eos_token_id)
+    return {"do_sample": False}
