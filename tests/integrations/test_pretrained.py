@@ -332,9 +332,12 @@ def test_save_pretrained_again(tmp_path: Path) -> None:
     assert bool((load_model(tmp_path / "copy").model.norm.weight == 3).all())
     copied.save_pretrained(tmp_path / "none", is_main_process=False)
     assert not (tmp_path / "none").exists()
-    for given in ({"state_dict": {"a": torch.ones(1)}}, {"push_to_hub": True}, {"variant": "fp16"}):
-        with pytest.raises(ArgumentError, match=f"not {next(iter(given))}; model.push_to_hub"):
-            model.save_pretrained(tmp_path / "none", **given)
+    model.save_pretrained(tmp_path / "safe", safe_serialization=True)
+    assert_same(load_model(tmp_path / "safe"), model)
+    refused = {"state_dict": {"a": torch.ones(1)}, "push_to_hub": True, "variant": "fp16", "safe_serialization": False}
+    for name, value in refused.items():
+        with pytest.raises(ArgumentError, match=f"not {name}(=False)?; model.push_to_hub"):
+            model.save_pretrained(tmp_path / "none", **{name: value})
 
 
 @pytest.mark.parametrize("kind", ["stored", "while loading"])

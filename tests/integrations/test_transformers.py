@@ -141,6 +141,26 @@ def test_a_head_that_is_another_than_config_json_says(tmp_path: Path, recipe: An
         assert {name: getattr(param, "scheme", None) for name, param in model.named_parameters()} == schemes
 
 
+def test_dequantize_makes_a_float_model(tmp_path: Path) -> None:
+    """As dequantize_ of bitport; its save_pretrained writes what transformers alone loads."""
+    made("tied", tmp_path / "in")
+    model, right = (loaded(tmp_path / "in", BitportConfig(HEAD)) for _ in range(2))
+    bp.dequantize_(right)
+    assert model.dequantize() is model
+    assert torch.equal(model(IDS).logits, right(IDS).logits)
+    model.save_pretrained(tmp_path / "out")
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    assert torch.equal(loaded(tmp_path / "out")(IDS).logits, right(IDS).logits)
+    model = loaded(tmp_path / "in", BitportConfig(HEAD)).dequantize(dtype=torch.bfloat16)
+    assert model.lm_head.weight.dtype == torch.bfloat16
+
+
+def test_a_config_prints_what_it_asks_for() -> None:
+    assert repr(BitportConfig("int4")) == "BitportConfig(*=int4; algorithm=rtn, measure=True)"
+    config = BitportConfig({"*.mlp.*": "int3", "*": "int8"}, algorithm="hqq", measure=False)
+    assert repr(config) == "BitportConfig(*.mlp.*=int3, *=int8; algorithm=hqq, measure=False)"
+
+
 def test_backends_are_loaded_where_models_are_built() -> None:
     """from_pretrained comes here with meta as the default device, on which no table has numbers."""
     code = "import torch, bitport.plugins\nwith torch.device('meta'): print(bitport.plugins.load())"

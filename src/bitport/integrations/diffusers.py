@@ -182,5 +182,5 @@ def save_pretrained(
             f"checkpoint: save_lora_adapter(directory) writes them, unload_lora() or the pipeline's "
             f"unload_lora_weights() takes them off"
         )
-    given |= {"use_flashpack": use_flashpack, "safe_serialization=False": not safe_serialization}
+    given |= {"use_flashpack": use_flashpack, "safe_serialization": safe_serialization}
     pretrained.save_pretrained(model, save_directory, is_main_process, max_shard_size, variant, **given)

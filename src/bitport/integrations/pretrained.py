@@ -208,7 +208,7 @@ def save_pretrained(
 ) -> None:
     """In the place of that method of a model that bitport has quantized. Pipelines of diffusers look for ``variant``
     among its arguments, and pass on no others than it names."""
-    given["variant"] = variant
+    given |= {"variant": variant, "safe_serialization=False": not given.pop("safe_serialization", True)}
     if wrong := sorted(name for name, value in given.items() if name not in IDLE and value):
         raise ArgumentError(
             f"save_pretrained of a model that bitport has quantized takes a directory, is_main_process and "

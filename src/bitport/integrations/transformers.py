@@ -26,8 +26,9 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from bitport import plugins
-from bitport.algorithms import Algorithm
+from bitport.algorithms import Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
+from bitport.api import dequantize_
 from bitport.checkpoint.manifest import INDEX, SAID
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
@@ -69,6 +70,10 @@ class BitportConfig(QuantizationConfigMixin):
             raise ArgumentError(
                 f"{self.algorithm.name} looks at the inputs of layers, which are measured by running the model: {RUN}"
             )
+
+    def __repr__(self) -> str:
+        rules = ", ".join(f"{rule.match}={rule.scheme}" for rule in self.recipe.rules)
+        return f"BitportConfig({rules}; algorithm={expression(self.algorithm)}, measure={self.measure})"
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json says of a model that was quantized: by what method, and no more."""
@@ -146,6 +151,13 @@ class Quantizer(Loading, HfQuantizer):
             self.report = self.work.report(model)
         self.work, self.model = None, twin_of(model)
         model.save_pretrained = Saving(save, model, self.model)
+        return model
+
+    def dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        """What model.dequantize(dtype) of transformers calls: from then on it is a float model, and saved as one."""
+        dequantize_(model, dtype)
+        del model.save_pretrained
+        self.remove_quantization_config(model)
         return model
 
     def is_serializable(self) -> bool:
