@@ -1,5 +1,5 @@
 """Weights rounded by the native kernel are those of the generic one, bit for bit, in every variant that this processor
-runs. A NaN is a NaN: which sign it has the generic kernel leaves to PyTorch's cast."""
+runs. A scale that is NaN is one: which sign it has the generic kernel leaves to PyTorch's division and cast."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def parts_of(x: Tensor, fmt: Format, kernel: str) -> Quantized:
 def differing(x: Tensor, fmt: Format) -> list[str]:
     """Names of the parts that differ."""
     assert decide("quantize", x, format_json(fmt)).kernel == "native"
-    got, expected = parts_of(x, fmt, "native"), parts_of(x, fmt, "generic")
+    got, expected = (parts_of(x, fmt, kernel) for kernel in ("native", "generic"))
+    got, expected = (parts._replace(data=parts.data.view(torch.uint8)) for parts in (got, expected))
     pairs = zip(Quantized._fields, got, expected, strict=True)
     return [name for name, a, b in pairs if (a is None) != (b is None) or not (a is None or b is None or same(a, b))]
 

@@ -152,6 +152,18 @@ def test_given_scale_and_zero_are_used_and_clip() -> None:
     assert dequantize(nan, signed, 1, 3).tolist() == [[0.0, 7.0, -8.0]]
 
 
+@pytest.mark.parametrize("scale", ["input", "e8m0"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["float8_e4m3", "float8_e5m2"])
+def test_a_block_without_a_scale_has_the_nan_without_a_sign(name: str, dtype: torch.dtype, scale: str) -> None:
+    fmt, nan = Format(dtype=name, block=(1, 4), scale=scale), float("nan")
+    for number in (nan, -nan, float("inf"), -float("inf")):
+        x = torch.tensor([[number, 1.0, -2.0, 0.0, 1.0, -2.0, 0.0, 3.0]], dtype=dtype)
+        codes = quantize(x, fmt).data.view(torch.uint8)
+        assert codes[0, :4].tolist() == [NUMBER_TYPES[name].nan_code] * 4
+        assert NUMBER_TYPES[name].nan_code not in codes[0, 4:] & 127
+
+
 def test_float_zero_point_is_added_before_rounding() -> None:
     fmt = Format(dtype="int2", zero="float")
     x = torch.tensor([[0.0, 0.2, 1.0]])

@@ -81,13 +81,17 @@ def quantize_codes(
     rounding: Rounding = "half_even",
     generator: RandomSource = None,
 ) -> Tensor:
-    """uint8 codes [..., N, K], not packed."""
+    """uint8 codes [..., N, K], not packed. Floats of a block whose scale is NaN are nan_code: which sign a quotient by
+    NaN has, IEEE 754 leaves open, and processors differ."""
     number = fmt.number
     if rounding == "stochastic":
         generator = to_blocks(random_bits(x, generator), fmt.block)
-    steps = to_blocks(as_float32(x), fmt.block) / spread(block_scale(scale, scale2))
+    factor = spread(block_scale(scale, scale2))
+    steps = to_blocks(as_float32(x), fmt.block) / factor
     if number.kind == "float":
         codes = encode(steps, number, rounding, generator=generator)
+        if number.specials != "none":  # else zero's is the code of NaN, with no sign
+            codes = torch.where(factor.isnan(), number.nan_code, codes)
     elif number.kind == "codebook":
         if rounding != "half_even":
             raise ValueError(f"{number.name} rounds to the nearest entry only, not {rounding}")

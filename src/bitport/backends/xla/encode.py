@@ -79,9 +79,11 @@ def encode_codebook(x: Array, table: tuple[float, ...]) -> Array:
 def quantize_codes(x: Array, fmt: Format, scale: Array, zero: Array | None, scale2: Array | None) -> Array:
     """uint8 codes [..., N, K] of x [..., N, K] with given scales (bytes decoded by their format)."""
     number, (n, k) = fmt.number, x.shape[-2:]
-    steps = divide(to_blocks(x.astype(jnp.float32), fmt), _spread(block_scale(fmt, scale, scale2)))
+    factor = _spread(block_scale(fmt, scale, scale2))
+    steps = divide(to_blocks(x.astype(jnp.float32), fmt), factor)
     if number.kind == "float":
-        return from_blocks(encode_float(steps, number), n, k)
+        codes = encode_float(steps, number)
+        return from_blocks(jnp.where(jnp.isnan(factor), number.nan_code, codes).astype(jnp.uint8), n, k)
     if number.kind == "codebook":
         return from_blocks(encode_codebook(steps, number.table), n, k)
     offset = jnp.float32(number.midpoint) if zero is None else _spread(zero.astype(jnp.float32))
