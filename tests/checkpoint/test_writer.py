@@ -46,6 +46,18 @@ def test_headers(movable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not made
 
 
+def test_tensors_may_lie_anyhow(tmp_path: Path) -> None:
+    """The stride of one number may be anything, such as 0."""
+    one, numbers = torch.tensor(1.5), torch.arange(6.0).reshape(2, 3)
+    made = {"one": one.expand(1, 1), "many": one.expand(2, 2), "part": numbers[1:, 2:], "turned": numbers.t()}
+    with Writer(tmp_path) as writer:
+        for name, tensor in made.items():
+            writer.add(name, tensor)
+    with safe_open(str(tmp_path / next(iter(read_manifest(tmp_path).shards))), "pt") as file:
+        for name, tensor in made.items():
+            assert torch.equal(file.get_tensor(name), tensor)
+
+
 def test_new_save_replaces_only_what_is_its_own(tmp_path: Path) -> None:
     others = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "notes/model.txt"]
     (tmp_path / "notes").mkdir()

@@ -74,7 +74,8 @@ def countable(shape: Sequence[int]) -> bool:
 def to_bytes(tensor: Tensor) -> memoryview:
     """The little-endian bytes of ``tensor`` in row-major order; a view where it lies so in CPU memory already."""
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return dense.reshape(-1).view(torch.uint8).numpy().data
+    flat = dense.as_strided((dense.numel(),), (1,))  # the stride of one element may be anything
+    return flat.view(torch.uint8).numpy().data
 
 
 def from_bytes(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -12,6 +12,7 @@ Importing this module makes both known to transformers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -211,19 +212,19 @@ def stored(model: Any, files: list[str], ties: dict[str, str]) -> Stored:
 
 def kept(ties: dict[str, str], files: Sequence[str]) -> dict[str, str]:
     """Those of ``ties`` that transformers will make: where ``files`` hold both with other numbers, it does not."""
+    with contextlib.ExitStack() as stack:
+        readers = [
+            stack.enter_context(SafetensorsReader(Path(file))) for file in files if file.endswith(".safetensors")
+        ]
+        held = {name: reader for reader in readers for name in reader.tensors}
 
-    def read(name: str) -> Tensor | None:
-        for file in files:
-            if file.endswith(".safetensors"):
-                with SafetensorsReader(Path(file)) as reader:
-                    if name in reader.tensors:
-                        return reader.read(name)
-        return None
+        def apart(*names: str) -> bool:
+            if not held.keys() >= {*names}:
+                return False
+            a, b = (held[name].read(name) for name in names)
+            return not (a.dtype == b.dtype and torch.equal(a, b))
 
-    def apart(a: Tensor | None, b: Tensor | None) -> bool:
-        return a is not None and b is not None and not (a.dtype == b.dtype and torch.equal(a, b))
-
-    return {alias: name for alias, name in ties.items() if not apart(read(alias), read(name))}
+        return {alias: name for alias, name in ties.items() if not apart(alias, name)}
 
 
 def tied(targets: list[Target], alias_of: dict[str, str]) -> list[Target]:

@@ -55,14 +55,15 @@ def _type(device: torch.device) -> str:
 
 
 def run(op: str, x: Tensor, *args: Any) -> Any:
-    """Call an op for a QTensor, with the kernel that is forced, if one is. The chooser knows it, and at PyTorch's
-    dispatcher there are gradients and wrappers; a device's own kernel there does not know it."""
+    """Call an op for a QTensor, with the kernel that is forced, if one is: by PyTorch's dispatcher, where gradients and
+    wrappers are, if that leads to the chooser, which knows it too; a device's own kernel there does not."""
     if torch.compiler.is_compiling():
         return getattr(torch.ops.bitport, op).default(x, *args)
     if _dispatch_modes():
         tell_counters()
     kernel = select.forced(op)
     if kernel is not None and select.is_chooser(op, _type(x.device)):
+        select.named(kernel, op, x, *args)  # tensors without numbers do not come as far as the chooser
         kernel = None
     return select.call(op, x, *args, kernel=kernel)
 

@@ -195,7 +195,7 @@ def call(op: str, *args: Any, kernel: str | None = None) -> Any:
     """Run ``op`` with the kernel called ``kernel``, or, without a name, with the one that would be chosen."""
     if kernel is not None:
         plugins.load()
-        return _named(kernel, op, *args)(*args)
+        return named(kernel, op, *args)(*args)
     try:
         return OPS[op].overload(*args)
     except RuntimeError as error:
@@ -204,7 +204,7 @@ def call(op: str, *args: Any, kernel: str | None = None) -> Any:
     return checked(op, *args)
 
 
-def _named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:
+def named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:
     """The kernel called ``kernel``; KernelError if there is none, or if it refuses these arguments."""
     if kernel == GENERIC:
         return OPS[op].generic
@@ -238,7 +238,7 @@ def decide(op: str, *args: Any) -> Decision:
     device = args[0].device
     if kernel := forced(op):
         try:
-            _named(kernel, op, *args)
+            named(kernel, op, *args)
         except KernelError as error:
             return Decision(f"error: {kernel} (forced)", ((kernel, str(error)),))
         return Decision(f"{kernel} (forced)", ())
