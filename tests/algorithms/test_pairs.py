@@ -266,3 +266,47 @@ def test_consumers_take_the_scale_that_the_stored_norm_has() -> None:
     block.scale_(pair, torch.linspace(1, 900, 16).flip(0))
     assert sqnr(exact, copy.deepcopy(module).float()(x) - x) > 54
     assert sqnr(exact, block.trial.block(x) - x) > 54
+
+
+class Expert(nn.Module):
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.w, self.limit = nn.ModuleList([nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)]), limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w[2]((F.silu(self.w[0](x)) * self.w[1](x)).clamp(-self.limit, self.limit))
+
+
+class Routed(nn.Module):
+    """Each expert gets some of the rows; ``limited``: has a limit."""
+
+    def __init__(self, count: int, limited: int | None = None) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(16)
+        self.experts = nn.ModuleList(Expert(4.0 if at == limited else torch.inf) for at in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen, y = self.norm(x), torch.zeros_like(x)
+        for at, expert in enumerate(self.experts):
+            y[at :: len(self.experts)] += expert(seen[at :: len(self.experts)])
+        return x + y
+
+
+@pytest.mark.parametrize("limited", [None, 0, 3])
+def test_experts_are_told_apart(limited: int | None) -> None:
+    torch.manual_seed(0)
+    every = " ".join(f"experts.{at}.w.{layer}.weight" for at in range(5) for layer in (0, 1))
+    found = {f"experts.{at}.w.1.weight -> experts.{at}.w.2.weight" for at in range(5) if at != limited}
+    assert pairs_of(Routed(5, limited)) == found | {f"norm.weight -> {every}"}
+
+
+def test_more_experts_take_no_more_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Trial] = []
+    run = Trial.run
+    monkeypatch.setattr(Trial, "run", lambda trial: (runs.append(trial), run(trial))[1])
+    counts = []
+    for experts in (2, 9):
+        pairs_of(Routed(experts))
+        counts.append(len(runs))
+        runs.clear()
+    assert counts[0] == counts[1] > 0

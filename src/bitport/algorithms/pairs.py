@@ -13,8 +13,9 @@ and up), so the parts that fit are tried. A value head may serve several query h
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -115,14 +116,19 @@ def find_pairs(trial: Trial, fixed: Collection[str] = (), seed: int = 0) -> tupl
     pairs: list[Pair] = []
     doubts: dict[str, str] = {}
     taken: set[str] = set()
+    probes: list[Probe] = []
     for producer, count, matrices in _producers(trial, fixed):
         exponents = torch.randint(1, LARGEST + 1, (*matrices, count), generator=generator, device="cpu").float()
         signs = torch.randint(0, 2, exponents.shape, generator=generator, device="cpu") * 2 - 1
         factors = torch.exp2(exponents * signs).to(next(trial.block.parameters()).device)
-        consumers = _proven(trial, producer, factors)
-        pair = Pair(producer, tuple(consumers), count, matrices)
-        names = {consumer.name for consumer in consumers}
-        widths = {consumer.inputs for consumer in consumers}
+        probes.append(Probe(producer, factors))
+    for group in _apart(trial, probes):
+        _prove(trial, group)
+    for probe in probes:
+        matrices, count = tuple(probe.factors.shape[:-1]), probe.factors.shape[-1]
+        pair = Pair(probe.producer, tuple(probe.consumers.values()), count, matrices)
+        names = set(probe.consumers)
+        widths = {consumer.inputs for consumer in pair.consumers}
         unseen = [name for name in trial.unseen() if trial.columns(name) in widths]
         if unseen:
             doubt = f"{pair.label} may feed {', '.join(unseen)} too, which calibration never reached"
@@ -133,22 +139,72 @@ def find_pairs(trial: Trial, fixed: Collection[str] = (), seed: int = 0) -> tupl
     return pairs, doubts
 
 
-def _proven(trial: Trial, producer: tuple[Part, ...], factors: Tensor) -> list[Consumer]:
-    """The consumers of a producer; none if the output does not stay."""
-    params = dict(trial.block.named_parameters())
-    consumers: dict[str, Consumer] = {}
-    with trial.undone(params):
-        for part in producer:
-            _multiply(params[part.name], part, factors)
+@dataclasses.dataclass(eq=False)
+class Probe:
+    """A producer, and ``factors`` for its channels. ``reached``: the weights whose inputs it has a part in;
+    ``consumers``: what was proven of them, by name."""
+
+    producer: tuple[Part, ...]
+    factors: Tensor
+    reached: set[str] = dataclasses.field(default_factory=set)
+    consumers: dict[str, Consumer] = dataclasses.field(default_factory=dict)
+
+    @property
+    def names(self) -> set[str]:
+        return {part.name for part in self.producer}
+
+
+def _apart(trial: Trial, probes: Sequence[Probe]) -> list[list[Probe]]:
+    """Groups that are tried at once, as those of experts: no weight is reached by two of a group. What reaches none is
+    in no group."""
+    reached = trial.reached(set[str]().union(*(probe.names for probe in probes)))
+    groups: list[tuple[set[str], list[Probe]]] = []
+    for probe in probes:
+        probe.reached = set[str]().union(*(reached[name] for name in probe.names))
+        free = (each for each in groups if not each[0] & probe.reached)
+        if probe.reached:
+            taken, group = next(free, (set[str](), []))
+            if not group:
+                groups.append((taken, group))
+            taken |= probe.reached
+            group.append(probe)
+    return [group for _, group in groups]
+
+
+def _prove(trial: Trial, probes: list[Probe]) -> None:
+    """Sets the consumers of each probe whose channels can be multiplied, and its consumers' divided, so that the output
+    stays."""
+    found: dict[Probe, dict[str, Consumer]] = {probe: {} for probe in probes}
+    with contextlib.ExitStack() as held:
+        for probe in probes:
+            held.enter_context(trial.undone(probe.names))
+            for part in probe.producer:
+                _multiply(trial.block.get_parameter(part.name), part, probe.factors)
         while True:
             run = trial.run()
-            left = [name for name in trial.weights if name not in consumers]
-            new = [found for name in left if (found := _fed(trial, name, run, factors)) is not None]
-            if not new:
-                return list(consumers.values()) if trial.keeps_output(run) else []
-            for consumer in new:
-                consumers[consumer.name] = consumer
-                _multiply_inputs(params[consumer.name], consumer, 1 / factors)
+            new = [
+                (probe, consumer)
+                for probe in probes
+                for name in trial.weights
+                if name in probe.reached and name not in found[probe]
+                if (consumer := _fed(trial, name, run, probe.factors)) is not None
+            ]
+            for probe, consumer in new:
+                held.enter_context(trial.undone([consumer.name]))
+                _multiply_inputs(trial.block.get_parameter(consumer.name), consumer, 1 / probe.factors)
+                found[probe][consumer.name] = consumer
+            fed = [probe for probe in probes if found[probe]]
+            if not new or fed != probes:
+                break
+    if fed == probes and trial.keeps_output(run):
+        for probe in probes:
+            probe.consumers = found[probe]
+    elif fed == probes and len(probes) > 1:
+        half = len(probes) // 2
+        _prove(trial, probes[:half])
+        _prove(trial, probes[half:])
+    elif fed and fed != probes:  # alone: what feeds nothing changes the output
+        _prove(trial, fed)
 
 
 def _fed(trial: Trial, name: str, run: Run, factors: Tensor) -> Consumer | None:

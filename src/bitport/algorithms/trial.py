@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bitport.algorithms.reach import Origin, Reach
 from bitport.calibrate.batches import each_once, run_fresh
 from bitport.calibrate.inputs import Rows, Watch
 from bitport.nn.targets import find_targets
@@ -67,6 +68,16 @@ class Trial:
 
     def unseen(self) -> list[str]:
         return [name for name in self.weights if not self.before.rows[name].calls]
+
+    def reached(self, names: Collection[str]) -> dict[str, set[str]]:
+        """Of each of these parameters, the weights whose inputs it has a part in."""
+        reach = Reach(self.block, names)
+        watch = Watch(self.weights, self.flipped, collect=lambda *_: Origin(reach))
+        with reach, watch:
+            for batch in self.batches:
+                reach.begin(batch)
+                run_fresh(self.block, batch)
+        return {name: {weight for weight, each in watch.seen.items() if name in each.names} for name in names}
 
     def axis(self, name: str) -> int:
         """Along which the inputs of a weight lie."""
