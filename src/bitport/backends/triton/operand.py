@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from bitport.layouts import Matrix
-from bitport.numerics import NUMBER_TYPES
+from bitport.numerics import FLOATS, NUMBER_TYPES, ZEROS
 from bitport.ops import Weight
 
 LAYOUTS = ("plain", "signed_int8", "plain_int32")
 """Those that hold the canonical bytes: signed_int8 with the top bit of each inverted, plain_int32 with the scale
 transposed."""
 SCALES = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
-
-ZEROS = (torch.uint8, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Kind(NamedTuple):
@@ -100,7 +98,7 @@ def whole(part: Tensor | None) -> Tensor | None:
 def _bytes(part: Tensor) -> Tensor:
     """Contiguous; 8-bit floats, and codes in words, as bytes."""
     part = part.contiguous()
-    return part if part.dtype in (torch.float32, torch.bfloat16, torch.float16) else part.view(torch.uint8)
+    return part if part.dtype in FLOATS else part.view(torch.uint8)
 
 
 def reach(weight: Weight | Kind, columns: int) -> dict[str, Any]:
