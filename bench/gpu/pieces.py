@@ -31,10 +31,7 @@ TESTS = (
 """One that hangs says where."""
 KERNELS = tuple(
     f"tests/backends/on_{name}.py"
-    for name in (
-        *("triton", "triton_attention", "triton_inputs", "triton_pairs", "triton_scaled"),
-        "triton_tables",
-    )
+    for name in ("triton", "triton_attention", "triton_inputs", "triton_pairs", "triton_scaled", "triton_tables")
 )
 DEVICE_TESTS = "tests/backends/test_gpu.py"
 SCHEMES = ("int4", "nf4", "int8", "int8-dyn", "fp8-row", "int4-int8")
