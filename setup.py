@@ -26,6 +26,8 @@ ARCHIVE = Path("bitport", "export", "libbitport_deploy.a")
 SOURCES = runpy.run_path(str(ROOT / "src" / "bitport" / "backends" / "sources.py"))
 OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"]
 """Functions apart, so that an exported program takes along those that it can call."""
+PATIENCE = 1800
+"""Seconds for one file. Some take half a minute, and many times that on a machine that is busy or emulated."""
 LINKED = ("calls", "weight", "ask")
 """Of native/torch, what exported programs take along (ARCHIVE); the rest finds torch by name and registers with it."""
 
@@ -67,7 +69,7 @@ def build(compiler: list[str], sources: dict[str, list[Path]], folder: Path) -> 
     stamp = f'-DBITPORT_SOURCES="{SOURCES["fingerprint"](ROOT / "native")}"'
 
     def run(*command: object) -> None:
-        subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True, timeout=300)
+        subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True, timeout=PATIENCE)
 
     def compiled(source: Path) -> Path:
         target = folder / f"{source.parent.name}-{source.stem}.o"
