@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,6 +60,15 @@ def test_low_precision_logits_are_scored_in_float32() -> None:
     assert low.dtype == torch.float32
     # A log-softmax of 7 logits of at most 1: a few roundings of numbers below 4.
     assert (low - exact).abs().max() < 8 * 4 * 2**-24
+
+
+def test_a_model_may_give_logits_as_transformers_does() -> None:
+    tokens = torch.arange(VOCABULARY).repeat(3)
+    expected = perplexity(context_logits, tokens, window=4)
+    assert perplexity(lambda ids: SimpleNamespace(logits=context_logits(ids)), tokens, window=4) == expected
+    for wrong in (lambda ids: {}, lambda ids: context_logits(ids)[0]):
+        with pytest.raises(ArgumentError, match=r"must give logits \[batch, length, vocabulary\], not (dict|shape)"):
+            perplexity(wrong, tokens)
 
 
 def test_hopeless_model_is_infinitely_surprised() -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,17 +44,17 @@ class Divergence:
 
 
 def divergence(
-    original: Callable[[Tensor], Tensor],
-    other: Callable[[Tensor], Tensor],
+    original: Callable[[Tensor], Any],
+    other: Callable[[Tensor], Any],
     tokens: Tensor,
     *,
     window: int = 512,
     stride: int | None = None,
     batch: int = 1,
 ) -> Divergence:
-    """How far ``other`` is from ``original``, both in memory, on the tokens that :func:`perplexity` scores, batch by
-    batch: the logits of no more than ``batch`` windows of each are held. (:mod:`bitport.evaluate.directories` holds
-    one model at a time.)"""
+    """How far ``other`` is from ``original``, models as :func:`perplexity` takes them, both in memory, on the tokens
+    that it scores, batch by batch: the logits of no more than ``batch`` windows of each are held.
+    (:mod:`bitport.evaluate.directories` holds one model at a time.)"""
     mine, theirs = (predictions(each, tokens, window=window, stride=stride, batch=batch) for each in (original, other))
     return summarized(token_divergence(p, q) for (p, _), (q, _) in zip(mine, theirs, strict=True))
 

@@ -16,6 +16,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +35,10 @@ class Perplexity:
 
 
 def perplexity(
-    model: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
+    model: Callable[[Tensor], Any], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Perplexity:
-    """``model``: token ids [batch, length] -> logits [batch, length, vocabulary]; for one of transformers
-    ``lambda ids: model(ids).logits``. ``batch``: windows that run at once."""
+    """``model``: token ids [batch, length] -> logits [batch, length, vocabulary], or what has such ``logits``, as of
+    models of transformers. ``tokens``: ids in one dimension. ``batch``: windows that run at once."""
     return summary(token_losses(model, tokens, window=window, stride=stride, batch=batch))
 
 
@@ -48,7 +49,7 @@ def summary(token_losses: Tensor) -> Perplexity:
 
 @torch.no_grad()
 def token_losses(
-    model: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
+    model: Callable[[Tensor], Any], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Tensor:
     """-log p of every scored token, in the order of the text."""
     windows = predictions(model, tokens, window=window, stride=stride, batch=batch)
@@ -57,7 +58,7 @@ def token_losses(
 
 @torch.no_grad()
 def predictions(
-    model: Callable[[Tensor], Tensor], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
+    model: Callable[[Tensor], Any], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The logits [t, vocabulary] of every window that stand before a scored token, and these t tokens."""
     stride = window if stride is None else stride
@@ -74,6 +75,9 @@ def predictions(
         for at in range(0, len(alike), batch):
             chunk = alike[at : at + batch]
             output = model(torch.stack([tokens[begin:end] for begin, end, _ in chunk]))
+            output = getattr(output, "logits", output)
+            if not isinstance(output, Tensor) or output.dim() != 3:
+                raise ArgumentError(f"the model must give logits [batch, length, vocabulary], not {_shown(output)}")
             for row, (begin, end, first) in zip(output, chunk, strict=True):
                 predicted = row[first - begin - 1 : end - begin - 1]  # position t predicts token begin + t + 1
                 if not bool(predicted.amax(-1).isfinite().all()):  # of a token that is ruled out -inf is right
@@ -98,6 +102,10 @@ def losses(predicted: Tensor, wanted: Tensor) -> Tensor:
     """-log p of each of the tokens ``wanted`` under its logits; on the CPU."""
     exact = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
     return F.cross_entropy(exact, wanted, reduction="none").cpu()
+
+
+def _shown(output: Any) -> str:
+    return f"shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
 
 
 def _windows(n: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
