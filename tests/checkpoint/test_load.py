@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,26 @@ def test_buffer_that_is_a_parameter_too(first: str, tmp_path: Path) -> None:
 def test_factory_must_make_a_module(saved: Path) -> None:
     with pytest.raises(ArgumentError, match="returns one, not dict"):
         bp.load(dict, saved)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="and then the directory of its checkpoint, not a str first"):
+        bp.load(str(saved), small)  # type: ignore[arg-type]
+
+
+def test_a_compiled_model_is_the_one_that_it_wraps(tmp_path: Path) -> None:
+    """Whole or in part, at either end."""
+    model = small()
+    bp.quantize_(model, "int4-g32")
+    part = nn.Sequential(torch.compile(copy.deepcopy(model[0])), model[1])
+    for compiled in (torch.compile(model), part):
+        bp.save(compiled, tmp_path)
+        assert_same(bp.load(small, tmp_path), model)
+    assert_same(bp.load(torch.compile(small()), tmp_path)._orig_mod, model)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_each_name_that_is_missing_is_told_once(strict: bool, saved: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        bp.load(lambda: nn.Sequential(*small(), nn.Linear(8, 2)), saved, strict=strict)
+    assert str(caught.value).count("2.weight") == 1
 
 
 def test_device(saved: Path) -> None:

@@ -395,6 +395,18 @@ def test_a_model_quantized_in_memory_is_saved_by_save_model(tmp_path: Path) -> N
     bp.quantize_(model, "int4-g32")
     with pytest.raises(ArgumentError, match="save_model of bitport"):
         model.save_pretrained(tmp_path)
+    save_model(torch.compile(model), tmp_path)  # where transformers has left its configuration
+    assert_same(CAUSAL.from_pretrained(tmp_path), model)
+
+
+def test_save_model_leaves_the_model_that_was_quantized(tmp_path: Path) -> None:
+    made("llama", tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    model = CAUSAL.from_pretrained(tmp_path)
+    bp.quantize_(model, "int4-g32")
+    with pytest.raises(ArgumentError, match=r"another model already \(model.safetensors\); choose another directory"):
+        save_model(model, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("name", ["tied", "mixtral"])

@@ -54,6 +54,11 @@ def load(
     Names, shapes and the headers of all shards are checked before the model is touched.
     """
     plugins.load()
+    if not callable(model):
+        raise ArgumentError(
+            f"load takes a module or a function that returns one, and then the directory of its checkpoint, not a "
+            f"{type(model).__name__} first"
+        )
     if device is not None:
         check_present(device)
     path = Path(directory)
@@ -109,6 +114,7 @@ def _match(model: nn.Module, path: Path, manifest: Manifest, strict: bool) -> di
             filled[source_of[identity(slot.tensor)]].append(slot)
     covered = {slot.name for targets in filled.values() for slot in targets}
     uncovered = [slot for slot in by_name.values() if slot.name not in covered]
+    unmade = {slot.name for slot in uncovered if slot.tensor.is_meta and (slot.buffer == "derived" or not strict)}
     pairs = [(slot, manifest.tensors[source]) for source, targets in filled.items() for slot in targets]
     problems = {
         "of another shape": [
@@ -119,12 +125,13 @@ def _match(model: nn.Module, path: Path, manifest: Manifest, strict: bool) -> di
         "quantized in the checkpoint but a buffer in the model": [
             slot.name for slot, entry in pairs if slot.buffer and entry.scheme and not is_quantized(slot.tensor)
         ],
-        "on the meta device and not in the checkpoint (build the model on a real device to have them)": [
-            slot.name for slot in uncovered if slot.tensor.device.type == "meta"
-        ],
+        "on the meta device and not in the checkpoint (build the model on a real device to have them, by load(build(), "
+        "..) instead of load(build, ..))": [slot.name for slot in uncovered if slot.name in unmade],
     }
     differences = {
-        "missing in the checkpoint": [slot.name for slot in uncovered if slot.buffer != "derived"],
+        "missing in the checkpoint": [
+            slot.name for slot in uncovered if slot.buffer != "derived" and slot.name not in unmade
+        ],
         "unknown to the model": [
             name for name, entry in manifest.tensors.items() if name not in filled and entry.buffer != "derived"
         ],

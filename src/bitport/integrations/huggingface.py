@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from bitport import checkpoint
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.manifest import SAID, shortened
-from bitport.checkpoint.source import FETCH, Source, class_name
+from bitport.checkpoint.source import FETCH, INDEXES, Source, class_name
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError, BitportError
 from bitport.integrations.cache_name import cache_of, with_cache
@@ -197,7 +197,10 @@ def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shar
     """A directory that :func:`load_model` reads, and transformers with :mod:`bitport.integrations.transformers` or
     diffusers with :mod:`bitport.integrations.diffusers`: the quantized ``model``, its configuration, and the tokenizer.
     ``shard_size``: as for :func:`bitport.save`."""
-    root = Path(directory)
+    root, model = Path(directory), getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    files = [root / name for index in INDEXES for name in (index, index.removesuffix(".index.json"))]
+    if not (root / MANIFEST).exists() and (there := [path.name for path in files if path.exists()]):
+        raise ArgumentError(f"{root} holds another model already ({shortened(there)}); choose another directory")
     checkpoint.save(model, root, shard_size=shard_size)
     if is_component(model):
         write_config(model, root)
