@@ -19,7 +19,7 @@ from bitport.errors import ArgumentError
 from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.offloaded import refuse_offloaded
 from bitport.nn.quantize import check_finite
-from bitport.nn.targets import find_targets
+from bitport.nn.targets import check_model, find_targets
 from bitport.numerics import FLOATS
 from bitport.ops.device import check_device
 from bitport.report import LayerReport, Report
@@ -88,6 +88,7 @@ def quantize_(
 
 def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Turn every quantized parameter back into a float one, in place; tied ones stay tied, sharded ones sharded."""
+    check_model(model)
     refuse_fsdp(model, "dequantize_")
     refuse_offloaded(model)
     for name, module in model.named_modules():
@@ -111,6 +112,7 @@ def explain(model: nn.Module, rows: Sequence[int] = (1, 64, 1024)) -> Explanatio
     """For each quantized weight: scheme, layout, and for each number of rows the kernel that will run and why each
     faster one was refused. Of a sharded one: for the shard of this process."""
     plugins.load()
+    check_model(model)
     if any(is_sharded(param) for param in model.parameters()):
         refuse_fsdp(model, "explain", "it multiplies with gathered weights: call unshard() of its modules first")
     named = [(name, q) for name, param in model.named_parameters() if isinstance(q := own(param), QTensor)]

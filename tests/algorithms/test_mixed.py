@@ -198,6 +198,7 @@ def test_weights_together_and_rules(model: Model) -> None:
         pytest.param({"bits": float("nan")}, "above 0, not nan", id="bits that are no number"),
         pytest.param({"bits": 4.0, "cost": "magic"}, "unknown cost 'magic'; known: kl, output", id="unknown cost"),
         pytest.param({"bits": 4.0, "candidates": ()}, "no candidate", id="no candidate"),
+        pytest.param({"bits": 4.0, "candidates": "int4"}, "several schemes, .* not 'int4'", id="one name"),
         pytest.param({"bits": 4.0, "candidates": ("int8-static",)}, "static input scale", id="static"),
         pytest.param({"bits": 4.0, "calibrate": []}, "holds no batch", id="no data"),
     ],

@@ -15,6 +15,7 @@ from bitport.checkpoint import read_manifest
 from bitport.errors import ArgumentError
 from bitport.numerics import quantize
 from bitport.tensor import EXTRA, QTensor, from_parts, quantize_tensor
+from bitport.train import prepare_
 
 from .models import IDS, Everything, assert_same, raw, tensors_of
 
@@ -255,12 +256,20 @@ def _expanded() -> QTensor:
     return quantize_tensor(torch.randn(8, 32), bp.preset("int8")).t().expand(2, 32, 8)
 
 
+def _prepared() -> nn.Module:
+    model = nn.Sequential(nn.Linear(32, 8))
+    prepare_(model, "int8")
+    return model
+
+
 UNSAVABLE = {
     "meta": (lambda: nn.Linear(2, 2, device="meta"), "no data"),
     "lazy": (lambda: nn.LazyLinear(2), "no shape yet"),
     "extra state": (lambda: Extra(2, 2), "extra state"),
     "sparse": (lambda: Holder(torch.eye(3).to_sparse()), "dense"),
     "expanded": (lambda: Holder(_expanded()), "expanded"),
+    "in training": (_prepared, r"convert_\(\)"),
+    "a state_dict": (lambda: nn.Linear(2, 2).state_dict(), "a model is a torch.nn.Module, not OrderedDict"),
 }
 
 

@@ -213,12 +213,21 @@ def test_a_rule_that_fits_nothing_is_an_error() -> None:
 def test_a_rule_for_other_kinds_says_which_it_would_fit() -> None:
     """A model of convolutions alone, and a scheme for linear layers."""
     convolutions = [target for target in MODEL if target.kind == "conv"]
-    with pytest.raises(RecipeError, match=r"it would fit some: \('\*', 'int4', \('conv',\)\) takes these"):
+    with pytest.raises(RecipeError, match=r"^int4, a scheme .* some: \[\('\*', 'int4', \('conv',\)\)\] takes these"):
         chosen("int4", convolutions)
     assert chosen([("*", "int4", ("conv",))], convolutions) == {"conv": "int4"}
     with pytest.raises(RecipeError) as caught:
         chosen({"nowhere": "int4"}, convolutions)
-    assert "it would fit" not in str(caught.value)
+    assert "would fit" not in str(caught.value)
+    with pytest.raises(RecipeError, match=r"'other' it would fit some: \[\('mystery', 'int4', \('other',\)\)\]"):
+        chosen({"mystery": "int4"})
+    with pytest.raises(RecipeError, match=r"the model has mystery\.weight \(other\)$"):
+        chosen("int4", [target for target in MODEL if target.kind == "other"])
+
+
+def test_a_regular_expression_that_is_given_as_a_glob_is_recognized() -> None:
+    with pytest.raises(RecipeError, match=r"It is a glob; 're:\.\*mlp\.\*' would fit some"):
+        chosen({".*mlp.*": "int4"})
 
 
 def test_a_model_without_weights_is_an_error() -> None:

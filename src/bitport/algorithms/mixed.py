@@ -120,8 +120,7 @@ def check_size(
     rules: Sequence[Rule] = (),
 ) -> None:
     """ArgumentError where the smallest candidate of every weight is too large: told before anything is measured."""
-    schemes = [each if isinstance(each, Scheme) else preset(each) for each in candidates]
-    _check(schemes)
+    schemes = _schemes(candidates)
     targets = {target.storage: target for target in _chosen_for(model, schemes[0], rules)}.values()
     budget = _budget(sum(torch.Size(target.shape).numel() for target in targets), bits, nbytes)
     check_least([min(_size(model, target, scheme) for scheme in schemes) for target in targets], budget)
@@ -155,8 +154,7 @@ def costs(
     progress: bool | None = None,
 ) -> Costs:
     """What each weight costs in each candidate; arguments as for :func:`mixed`."""
-    by, schemes = algorithm_of(algorithm), [each if isinstance(each, Scheme) else preset(each) for each in candidates]
-    _check(schemes)
+    by, schemes = algorithm_of(algorithm), _schemes(candidates)
     if cost not in COSTS:
         raise ArgumentError(f"unknown cost {cost!r}; known: {', '.join(COSTS)}")
     targets, batches = _chosen_for(model, schemes[0], rules), batches_of(model, calibrate)
@@ -204,11 +202,15 @@ def of_output(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> floa
     return noise / signal if signal else 0.0
 
 
-def _check(schemes: Sequence[Scheme]) -> None:
+def _schemes(candidates: Sequence[str | Scheme]) -> list[Scheme]:
+    if isinstance(candidates, str):
+        raise ArgumentError(f"candidates are several schemes, such as ({candidates!r}, 'int8'), not {candidates!r}")
+    schemes = [each if isinstance(each, Scheme) else preset(each) for each in candidates]
     if not schemes:
         raise ArgumentError("there is no candidate: give at least one scheme")
     if static := [str(scheme) for scheme in schemes if scheme.static]:
         raise ArgumentError(f"{', '.join(static)}: a scheme with a static input scale cannot be a candidate")
+    return schemes
 
 
 def _chosen_for(model: nn.Module, scheme: Scheme, rules: Sequence[Rule]) -> list[Target]:

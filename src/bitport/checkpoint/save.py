@@ -12,6 +12,7 @@ from bitport.checkpoint.sharded import is_shared, wholes, written_by_one
 from bitport.checkpoint.slots import Slot, identity, slots
 from bitport.checkpoint.writer import SHARD_SIZE, Writer
 from bitport.nn.fsdp import reshard_
+from bitport.nn.targets import check_model
 from bitport.report.progress import progress as with_progress
 
 
@@ -25,6 +26,7 @@ def save(
     the model one tensor is in memory. A model that several processes hold together (DTensors) is saved by all of them:
     they gather it tensor by tensor, and the first writes.
     """
+    check_model(model)
     reshard_(model)
     every = list(slots(model))
     stream = wholes(with_progress(every, len(every), "saving", progress))

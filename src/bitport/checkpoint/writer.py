@@ -192,7 +192,10 @@ def _parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
         return {part: getattr(plain, part) for part in plain.__tensor_flatten__()[0]}
     if is_traceable_wrapper_subclass(tensor) or tensor.layout != torch.strided:
         kind = f"{type(tensor).__name__} ({tensor.layout})"
-        raise ArgumentError(f"{name} is a {kind}; a checkpoint holds dense tensors: gather or convert it first")
+        raise ArgumentError(
+            f"{name} is a {kind}; a checkpoint holds dense and quantized tensors: gather or convert it first; a model "
+            f"that bitport.train prepared by its convert_()"
+        )
     try:
         name_of(tensor.dtype)
     except ArgumentError as error:

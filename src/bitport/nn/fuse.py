@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from bitport.nn.targets import check_model
 from bitport.ops.functional import linear_then
 from bitport.ops.select import IMPLS
 from bitport.tensor import QTensor
@@ -43,6 +44,7 @@ def fuse_activations_(model: nn.Module) -> list[str]:
     layer or an activation with hooks of its own is left alone, and so is one whose device has no kernel for both; hooks
     and adapters that come later are called.
     """
+    check_model(model)
     return [f"{name}: {what}" for name, module in list(model.named_modules()) for what in _fuse(module)]
 
 

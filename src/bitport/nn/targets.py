@@ -56,14 +56,18 @@ def lie_transposed(shapes: Collection[tuple[int, ...]]) -> bool:
     return any((count, width // 2, hidden) in stacks for count, hidden, width in stacks if width % 2 == 0)
 
 
+def check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"a model is a torch.nn.Module, not {type(model).__name__}; of a pipeline give its model")
+
+
 def find_targets(model: nn.Module) -> list[Target]:
     """Every weight a recipe may name, in the model's order; tied ones under each of their names.
 
     A matrix of a module that is not known here is listed as "other": it is quantized only by a rule that names that
     kind, but never passed over in silence.
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"a model is a torch.nn.Module, not {type(model).__name__}; of a pipeline give its model")
+    check_model(model)
     refuse_offloaded(model)
     targets = []
     classes: dict[str, str] = {}

@@ -165,9 +165,10 @@ class Recipe:
         used = set(itertools.chain(*fitting))
         for at, rule in enumerate(self.rules):
             if at not in used:
+                what = f"{rule.scheme}, a scheme by its name," if _is_by_name(rule) else f"rule {rule.match!r}"
                 raise RecipeError(
-                    f"rule {rule.match!r} (kinds: {', '.join(rule.kinds or KINDS[:-1])}) fits no weight; "
-                    f"the model has {_preview(targets, rule.match)}{_other_kinds(targets, rule)}"
+                    f"{what} (kinds: {', '.join(rule.kinds or KINDS[:-1])}) fits no weight; "
+                    f"the model has {_preview(targets, rule.match)}{_otherwise(targets, rule)}"
                 )
         self._check_order(fitting)
         choices = [self._decide(target, fits) for target, fits in zip(targets, fitting, strict=True)]
@@ -303,17 +304,24 @@ def _tied(targets: Sequence[Target], choices: list[Choice]) -> list[Choice]:
     return choices
 
 
-def _other_kinds(targets: Sequence[Target], rule: Rule) -> str:
-    """What to do where the rule fits weights but for their kind."""
-    fits = {target.kind for target in targets if dataclasses.replace(rule, kinds=KINDS[:-1]).fits(target)}
-    if not fits:
+def _otherwise(targets: Sequence[Target], rule: Rule) -> str:
+    """What to do where the rule would fit weights of other kinds, or as a regular expression."""
+    known = KINDS[:-1] if rule.match == "*" else KINDS
+    fits = {target.kind for target in targets if dataclasses.replace(rule, kinds=known).fits(target)}
+    if fits:
+        kinds = ", ".join(repr(kind) for kind in KINDS if kind in fits)
+        wider = f"({rule.match!r}, {str(rule.scheme)!r}, ({kinds},))"
+        return f". Of the kinds {kinds} it would fit some: [{wider}] takes these"
+    try:
+        expression = dataclasses.replace(rule, match=f"re:{rule.match}")
+    except RecipeError:
         return ""
-    kinds = ", ".join(repr(kind) for kind in KINDS if kind in fits)
-    return f". Of the kinds {kinds} it would fit some: ({rule.match!r}, {str(rule.scheme)!r}, ({kinds},)) takes these"
+    return f". It is a glob; {expression.match!r} would fit some" if any(map(expression.fits, targets)) else ""
 
 
 def _preview(targets: Sequence[Target], like: str, limit: int = 8) -> str:
     """Those whose names are closest to ``like``."""
     near = sorted(targets, key=lambda each: -difflib.SequenceMatcher(None, like, each.module).ratio())[:limit]
-    shown = ", ".join(f"{target.module or '(root)'} ({target.kind})" for target in near)
+    names = (target.name if target.kind == "other" else target.module or "(root)" for target in near)
+    shown = ", ".join(f"{name} ({target.kind})" for name, target in zip(names, near, strict=True))
     return shown + (f" and {len(targets) - limit} more" if len(targets) > limit else "")
