@@ -192,7 +192,7 @@ def test_weights_together_and_rules(model: Model) -> None:
     [
         pytest.param({"bits": 3.0, "nbytes": 100}, "bits= or as nbytes=", id="two sizes"),
         pytest.param({}, "bits= or as nbytes=", id="no size"),
-        pytest.param({"bits": 1.0}, "smallest choice", id="too small"),
+        pytest.param({"bits": 1.0}, r"smallest choice takes 2\.\d\d bits .* the 1.0 that", id="too small"),
         pytest.param({"nbytes": 100}, "smallest choice .* more than the 100", id="too few bytes"),
         pytest.param({"bits": 0.0}, "above 0, not 0.0", id="no bits"),
         pytest.param({"bits": float("nan")}, "above 0, not nan", id="bits that are no number"),

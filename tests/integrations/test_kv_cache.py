@@ -223,6 +223,11 @@ def test_models_that_it_is_not_for(config: str, fields: dict[str, Any], says: st
         KVCache(getattr(transformers, config)(**fields), "int8")
 
 
+def test_a_model_in_the_place_of_its_configuration_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"KVCache.of\(model, ..\) a model, not Llama"):
+        KVCache(model_of(), "int8")
+
+
 @pytest.mark.parametrize("name", ["softcap", "s_aux"])
 def test_attention_that_it_cannot_compute_is_refused(name: str) -> None:
     x = torch.ones(1, 2, 3, 16)

@@ -122,8 +122,15 @@ def check_size(
     """ArgumentError where the smallest candidate of every weight is too large: told before anything is measured."""
     schemes = _schemes(candidates)
     targets = {target.storage: target for target in _chosen_for(model, schemes[0], rules)}.values()
-    budget = _budget(sum(torch.Size(target.shape).numel() for target in targets), bits, nbytes)
-    check_least([min(_size(model, target, scheme) for scheme in schemes) for target in targets], budget)
+    weights = sum(torch.Size(target.shape).numel() for target in targets)
+    budget = _budget(weights, bits, nbytes)
+    least = [min(_size(model, target, scheme) for scheme in schemes) for target in targets]
+    if bits is not None and sum(least) > budget:
+        raise ArgumentError(
+            f"the smallest choice takes {8 * sum(least) / weights:.2f} bits a weight, more than the {bits} that are "
+            f"allowed: allow more, or give smaller candidates"
+        )
+    check_least(least, budget)
 
 
 def _size(model: nn.Module, target: Target, scheme: Scheme) -> int:

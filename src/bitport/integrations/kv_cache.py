@@ -150,6 +150,11 @@ class KVCache(DynamicCache):
 
     def __init__(self, config: Any, format: str | CacheFormat = "int8") -> None:
         self.format = cache_format(format)
+        if not hasattr(config, "get_text_config"):
+            raise ArgumentError(
+                f"KVCache takes the configuration of a model, KVCache.of(model, ..) a model, "
+                f"not {type(config).__name__}"
+            )
         if getattr(config, "is_encoder_decoder", False):
             raise ArgumentError(
                 f"{config.model_type} has an encoder and a decoder; a quantized cache is for decoders alone"
