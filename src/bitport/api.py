@@ -81,6 +81,9 @@ def quantize_(
         q, size = own(weight), nbytes_of(weight)
         if isinstance(q, QTensor):
             choice = dataclasses.replace(choice, reason=f"is {q.scheme} already")
+        elif choice.name in solving.untied:
+            since = f"{by.name} has untied it since: quantize_ again quantizes it alone"
+            choice = dataclasses.replace(choice, reason=f"{choice.reason}; {since}")
         return LayerReport.kept(choice, size, size)
 
     return Report(listed(plan, storages, told, left), before, _nbytes(model), rules.to_json(), expression(by))

@@ -102,6 +102,9 @@ def test_a_head_that_was_parted_is_in_the_report() -> None:
     )
     layers = {layer.name: layer for layer in report.layers}
     assert not layers["lm_head.weight"].tied
+    assert "rotate+smooth has untied it since: quantize_ again" in layers["lm_head.weight"].reason
+    again = bitport.quantize_(model, {"lm_head": "int4", "*": "skip"}, measure=False)
+    assert [layer.name for layer in again.quantized] == ["lm_head.weight"]
     assert layers["model.layers.0.mlp.down_proj.weight"].scheme == "int8"
 
 

@@ -50,7 +50,8 @@ class Solving:
     ) -> None:
         self.model, self.chosen, self.by, self.calibrate, self.device = model, chosen, by, calibrate, device
         self.targets = {target.name: target for target in targets}
-        """By name; what was tied before the run may be so no more after it."""
+        """By name; what was tied before the run may be so no more after it: these are the ``untied``."""
+        self.untied: set[str] = set()
         self.filled = all(has_data(self.weight(choice.name)) for choice in chosen)
         self.runs = by.needs_inputs and self.filled
         if self.filled and calibrate is None:
@@ -71,8 +72,16 @@ class Solving:
             raise ArgumentError(f"{by.name} looks at the inputs of layers, and calibrate holds no batch")
         prepared = Preparation(model, by, [*self.targets.values()], self.chosen)
         if self.runs:
+            before = by_storage(self.targets.values())
             prepared.model_(batches)
             self.targets = {target.name: target for target in find_targets(model)}
+            after = by_storage(self.targets.values())
+            self.untied = {
+                each.name
+                for group in before.values()
+                for each in group
+                if len(after[self.targets[each.name].storage]) < len(group)
+            }
         if not self.filled:
             prepared.act_scales |= scales_without_data(prepared.static)
         elif prepared.static and calibrate is not None:
