@@ -155,7 +155,7 @@ def test_attention_whose_product_is_out_of_sight() -> None:
     before = copy.deepcopy(attention)
     q, change = learned(attention, "in_proj_weight")
     y, _ = attention(x, x, x)
-    assert torch.equal(y, before(x, x, x)[0])
+    torch.testing.assert_close(y, before(x, x, x)[0])  # without native kernels PyTorch's own sums in another order
     y.sum().backward()
 
     def loss(w: Tensor) -> Tensor:
