@@ -267,6 +267,14 @@ def test_bytes_that_nobody_explains(theirs: Path, tmp_path: Path) -> None:
         convert(path, tmp_path / "out", progress=False)
 
 
+@pytest.mark.parametrize("last", ["global_scale", "weight"])
+def test_a_part_of_a_weight_that_is_not_known(last: str, theirs: Path, tmp_path: Path) -> None:
+    """As newer versions of a library may write them; without it the numbers of the weight would be others."""
+    path = changed(theirs, tmp_path / "more", {f"model.layers.0.mlp.up_proj.{last}": torch.full((1,), 2.0)})
+    with pytest.raises(CheckpointError, match=rf"up_proj.{last} lies beside a quantized weight, and is none"):
+        convert(path, tmp_path / "out", progress=False)
+
+
 def test_a_quantized_head_is_not_tied(tmp_path: Path) -> None:
     """Whatever config.json says of it."""
     source = models.make_directory(tmp_path / "float", tie_word_embeddings=False)

@@ -94,10 +94,7 @@ class Foreign:
             first, *others = sorted(weight.parts.values(), key=order.__getitem__)
             self.first[first] = weight
             self.rest.update(others)
-        claimed = {*self.rest, *self.first}
-        for name, held in self.files.stored.items():
-            if held.dtype.itemsize == 1 and name.endswith(".weight") and name not in claimed:
-                raise CheckpointError(f"{path}: {name} is {held.dtype}, and nothing says what its numbers mean")
+        self._check_others()
         self.nbytes = sum(held.nbytes for held in self.files.stored.values())
 
     def names(self) -> list[str]:
@@ -150,6 +147,21 @@ class Foreign:
             return {}
         reason = "biases of zeros that the model does not have; AutoGPTQ writes them for every layer"
         return {name: reason for name in zero if name not in known}
+
+    def _check_others(self) -> None:
+        """What no weight is made of must be a tensor of the model: beside a quantized weight that is a bias alone."""
+        parts = (part for weight in self.weights for part in (weight.name, *weight.parts.values()))
+        quantized = {part.removesuffix(".weight") for part in parts if part.endswith(".weight")}
+        for name in self.files.stored.keys() - self.rest - self.first.keys():
+            module, _, last = name.rpartition(".")
+            held = self.files.stored[name]
+            if last == "weight" and held.dtype.itemsize == 1:
+                raise CheckpointError(f"{self.path}: {name} is {held.dtype}, and nothing says what its numbers mean")
+            if module in quantized and not last.endswith("bias"):
+                raise CheckpointError(
+                    f"{self.path}: {name} lies beside a quantized weight, and is none of the parts that {self.format} "
+                    f"is read with: without it the weight may be another. Quantize the original model: bitport quantize"
+                )
 
     def _dtype(self) -> torch.dtype:
         """What the model computes in, from config.json; where that says none that bitport computes in, from its
