@@ -93,6 +93,29 @@ def test_a_zero_point_of_two_to_the_bits_is_a_number_like_others() -> None:
         assert float((got - exact[:rows]).norm() / exact[:rows].norm()) < 64 * 2**-24
 
 
+@pytest.mark.parametrize("bits", gptq.BITS)
+def test_a_zero_point_of_zero_as_gptqmodel_stores_it(bits: int) -> None:
+    """Less 1 in whole words, which borrow; of 3 bits in each code, without."""
+    tensors, value = layer(64, 64, bits, 32, less=0)
+    codes = tensors["m.qzeros"].numpy()
+    if bits == 3:
+        numbers = [int.from_bytes(row.tobytes(), "little") for row in codes]
+        zeros = np.array([[number >> 3 * at & 7 for at in range(64)] for number in numbers])
+        assert 0 in zeros
+        codes = words((zeros - 1) % 8, 3)
+    else:
+        ones = sum(1 << at for at in range(0, 32, bits))
+        codes = (codes.astype(np.int64) - ones).astype(np.uint32).view(np.int32)
+    said = config(bits, 32, meta={"quantizer": ["optimum:2.1.0", "gptqmodel:7.7.0"]})
+    (q,) = read(gptq.Reader(said, torch.float16), {**tensors, "m.qzeros": torch.from_numpy(codes.copy())}).values()
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+
+
+def test_inputs_that_others_round_are_told() -> None:
+    (note,) = gptq.Reader(config(4, 128, activation={"mode": "w4afp8"}), torch.float16).notes
+    assert note.startswith("activation: inputs are rounded")
+
+
 def test_settings_of_their_own_for_some_layers() -> None:
     four, of_four = layer(32, 64, 4, 32)
     eight, of_eight = layer(32, 64, 8, 64)

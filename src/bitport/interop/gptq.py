@@ -6,6 +6,8 @@
     value[n, k] = (code - zero) * scale, both of group g_idx[k]
 
 A file of the first kind (``checkpoint_format: gptq``) stores every zero point less 1; ``gptq_v2`` stores it as it is.
+GPTQModel (``meta: {quantizer: [gptqmodel:..]}``) subtracts from whole words, so that a zero point of 0 borrows from the
+next one; of 3 bits each is less 1 by itself, and 0 becomes 7. Of other programs the largest number stands for 2^b.
 Where g_idx does not ascend ("act-order") the columns of a group lie apart: bitport keeps them in the order of their
 groups, with the permutation that finds them.
 """
@@ -76,7 +78,12 @@ class Reader(codec.Reader):
             raise CheckpointError(
                 f"GPTQ with rotation {rotation!r}: inputs of layers are rotated on each call, which bitport does not do"
             )
+        if config.get("activation"):
+            self.notes.append(
+                "activation: inputs are rounded to floats of 8 or 4 bits there, and used as they are here"
+            )
         self.less = STORED_LESS[said]
+        self.wraps = self.less > 0 and "gptqmodel:" in str(setting(config, "meta", dict, {}).get("quantizer")).lower()
         self.overrides = {pattern.removeprefix("+:"): own for pattern, own in _overrides(config).items()}
         self.common = Settings.of(config)
 
@@ -94,7 +101,7 @@ class Reader(codec.Reader):
         if any(tensors[role].dim() != 2 for role in ("qweight", "qzeros", "scales")):
             raise CheckpointError(f"{weight.parts['qweight']}, its qzeros and its scales must be matrices")
         k, n = qweight.shape[0] * 32 // its.bits, qweight.shape[1]
-        zero = to_codes(qzeros, n, its.bits).t().to(torch.int16) + self.less
+        zero = self._zero(qzeros, n, its.bits).t()
         if zero.numel() and int(zero.max()) > 255:
             raise CheckpointError(f"{weight.parts['qzeros']} has the zero point 256: 8 bits end at 255")
         plain = its.symmetric and bool((zero == 1 << (its.bits - 1)).all())
@@ -107,6 +114,14 @@ class Reader(codec.Reader):
         parts = Quantized(stream, tensors["scales"].t().contiguous(), zeros, None)
         fmt = Format(dtype=f"int{its.bits}", block=(1, its.group), zero="none" if plain else "int", scale="input")
         return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype, perm=perm)
+
+    def _zero(self, qzeros: Tensor, n: int, bits: int) -> Tensor:
+        """int16 [groups, n]"""
+        highest = (1 << bits) - 1
+        if self.wraps and 32 % bits == 0 and qzeros.dtype == torch.int32:
+            return to_codes(qzeros + 0xFFFFFFFF // highest, n, bits).to(torch.int16)
+        zero = to_codes(qzeros, n, bits).to(torch.int16) + self.less
+        return zero & highest if self.wraps else zero
 
     def _settings(self, module: str) -> Settings:
         for pattern, own in self.overrides.items():
