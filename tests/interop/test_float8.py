@@ -96,6 +96,21 @@ def test_one_scale_for_all(end: str, shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(value_of(q), value)
 
 
+@pytest.mark.parametrize("rows", [1, 48])
+def test_scales_that_divide(rows: int) -> None:
+    """As GPTQModel writes them: a reciprocal is rounded to float32, and so is a product."""
+    tensors, value = layer(48, 80, rows, 80)
+    stored = (1 / tensors[INVERSE].double()).float()
+    exact = np.nan_to_num(value.astype(np.float64) * (1 / stored.double() / tensors[INVERSE].double()).numpy())
+    said = {"bits": 8, "quant_method": "fp8", "format": "float8_e4m3fn", "weight_scale_semantics": "inverse"}
+    reader = float8.Reader(said, torch.bfloat16)
+    (q,) = read(reader, {**tensors, INVERSE: stored.flatten() if rows == 1 else stored.reshape(())}).values()
+    assert (q.scheme.act, reader.notes) == ("", [float8.DIVISORS])
+    assert bool((np.abs(np.nan_to_num(value_of(q)) - exact) <= 3 * 2**-24 * np.abs(exact)).all())
+    with pytest.raises(CheckpointError, match="weight_scale_semantics 'direct': inverse are read"):
+        float8.Reader({**said, "weight_scale_semantics": "direct"}, torch.bfloat16)
+
+
 def test_inputs_as_they_are() -> None:
     """As Quark says it. Where nothing is said of inputs, they are rounded."""
     tensors, value = layer(48, 80, 48, 80)

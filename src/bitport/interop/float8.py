@@ -9,8 +9,9 @@
 
     value = weight * scale
 
-also where a name says "inv". Scales are floats, or powers of two: e8m0, or its exponents in uint8. A parameter that is
-not called weight has them as ``<name>_scale_inv``. Experts of DeepSeek-V4 are mxfp4 (expert_dtype fp4)::
+also where a name says "inv", but for GPTQModel, which says weight_scale_semantics inverse and divides. Scales are
+floats, or powers of two: e8m0, or its exponents in uint8. A parameter that is not called weight has them as
+``<name>_scale_inv``. Experts of DeepSeek-V4 are mxfp4 (expert_dtype fp4)::
 
     weight              int8 [N, K/2]: two e2m1 codes in a byte, the even one low
     scale               e8m0 [N, K/32]
@@ -50,6 +51,11 @@ LONGEST = 1 << 16
 """Rows or columns of a block."""
 CACHE = re.compile(r".*attn.*\.(([qkv]|kv|prob)_scale|(prob_)?output_scale)")
 """Scales of a quantized cache of keys and values, one number each."""
+SEMANTICS = "weight_scale_semantics"
+DIVISORS = (
+    "scales of weights divide there, and are kept as their reciprocals, rounded to float32; inputs, which GPTQModel "
+    "rounds on some processors, are used as they are"
+)
 BLOCK, FP4 = PRESETS["fp8-block"], PRESETS["mxfp4"].weight
 
 
@@ -63,7 +69,11 @@ class Reader(codec.Reader):
         powers = _one_of(config, "scale_fmt", ("float", "ue8m0")) == "ue8m0"
         self.static = _one_of(config, "activation_scheme", ("dynamic", "static")) == "static"
         self.block = _block_size(config)
-        if self.static:
+        self.divides = SEMANTICS in config and _one_of(config, SEMANTICS, ("inverse",)) == "inverse"
+        if self.divides:
+            self.act = ""
+            self.notes.append(DIVISORS)
+        elif self.static:
             self.act = "fp8-tensor"
         elif config.get("activation_scheme", "dynamic") is None:
             self.act = ""
@@ -160,7 +170,8 @@ class Reader(codec.Reader):
             block = TENSOR if scale.dim() > 1 and scale.shape[-2] == 1 else CHANNEL
             expect(scale, name, (*FLOATS, torch.uint8, E8M0), (*batch, n if block == CHANNEL else 1, 1))
         exponents = scale.contiguous().view(E8M0) if scale.dtype == torch.uint8 else scale
-        return block, exponents.to(torch.float32).contiguous()
+        scale = exponents.to(torch.float32).contiguous()
+        return block, 1 / scale if self.divides else scale
 
 
 class Writer(codec.Writer):
