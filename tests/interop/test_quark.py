@@ -251,8 +251,9 @@ def layer_of(weight: Any, inputs: Any = None, outputs: Any = None) -> dict[str, 
 
 
 def test_settings_of_single_layers() -> None:
-    """Its own name goes first, then the first pattern that fits, then the class, then what all have."""
-    own = {"*.b.*": layer_of(I8_ROW, I8_TOKEN), "l.b.own": layer_of(I4), "*.own": layer_of(F8_ROW, F8_TOKEN)}
+    """The first name or pattern that fits goes first, then the class, then what all have."""
+    own = {"l.b.own": layer_of(I4), "*.b.*": layer_of(I8_ROW, I8_TOKEN), "*.own": layer_of(F8_ROW, F8_TOKEN)}
+    own["l.b.m"] = layer_of(I8_ROW)
     made = reader(MX4, layer_quant_config=own, exclude=["re:.*router", "l.*.head"])
     of_int8, of_int4, of_float4 = int8((N,), scales(N, 1), K)[0], int4(True, True)[0], float4()[0]
     tensors = {**named(of_int8, "l.b.m"), **named(of_int4, "l.b.own"), **named(of_float4, "l.c.m")}

@@ -7,9 +7,8 @@
     is_dynamic    inputs: whether scales are measured on each call
     symmetric     whether there is no zero point
 
-Two specifications in a list are those of nvfp4: of the numbers, and of their scales. A layer has the specification
-under its name in layer_quant_config, or the first there whose pattern fits, else that of its class, else the global
-one.
+Two specifications in a list are those of nvfp4: of the numbers, and of their scales. A layer has the first
+specification in layer_quant_config whose name or pattern fits, else that of its class, else the global one.
 
 They say what the arguments of compressed-tensors say, and are translated to them.
 """
@@ -111,6 +110,8 @@ class Settings:
         own = setting(config, "layer_quant_config", dict, {})
         classes = setting(config, "layer_type_quant_config", dict, {})
         self.own = {name: _layer(setting(own, name, dict), f"layer_quant_config of {name}") for name in own}
+        self.places = {name: at for at, name in enumerate(own)}
+        self.globs = [name for name in own if _fits_more(name)]
         self.classes = {name: _layer(setting(classes, name, dict), f"the {name} layers") for name in classes}
         self.common = _layer(setting(config, "global_quant_config", dict), "global_quant_config")
         every = {"global_quant_config": config["global_quant_config"], **classes, **own}
@@ -128,8 +129,9 @@ class Settings:
         """For a ``module`` whose tensors are quantized; CheckpointError where the config says that it is not."""
         if module in self.excluded or any(pattern.match(module) for pattern in self.patterns):
             raise CheckpointError(f"{module} has quantized tensors, and quantization_config excludes it")
-        fits = (name for name in self.own if _fits_more(name) and fnmatch.fnmatchcase(module, name))
-        name = module if module in self.own else next(fits, None)
+        fits = [name for name in self.globs if fnmatch.fnmatchcase(module, name)][:1]
+        fits += [module] if module in self.own else []
+        name = min(fits, key=self.places.__getitem__, default=None)
         found = self.classes.get("Linear", self.common) if name is None else self.own[name]
         if found is None:
             raise CheckpointError(f"{module} has quantized tensors, and quantization_config does not say of which kind")
