@@ -39,6 +39,12 @@ def lines(file: Path) -> Path:
     return file
 
 
+def odd_lines(file: Path) -> Path:
+    """A mark of the encoding, and what Python takes for the end of a line but JSON does not."""
+    file.write_text("\ufeff" + json.dumps({"text": "a\u2028b\x85c"}, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    return file
+
+
 def folder(path: Path) -> Path:
     (path / "train").mkdir(parents=True)
     lines(path / "train" / "a.jsonl")
@@ -59,6 +65,7 @@ def tensor_ids(file: Path) -> Path:
 
 KINDS: dict[str, tuple[str, Callable[[Path], Path], str]] = {
     "lines of JSON": ("a.jsonl", lines, "abcd"),
+    "lines with separators": ("a.jsonl", odd_lines, "a\u2028b\x85c"),
     "a directory": ("data", folder, "efabcd"),
     "numpy": ("a.npy", numpy_ids, "abcd"),
     "safetensors": ("a.safetensors", tensor_ids, "abcd"),

@@ -80,13 +80,13 @@ def _documents_of(file: Path) -> Iterator[str]:
         yield from _column(file)
         return
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"cannot read {file} as UTF-8 text: {error}") from error
     if file.suffix != ".jsonl":
         yield text
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a text may hold what else ends a line, such as U+2028
         if not line.strip():
             continue
         try:
