@@ -80,6 +80,34 @@ def test_quantized_file_by_file(name: str, scheme: str, tmp_path: Path) -> None:
         assert float(sqnr(want, model(input_ids=IDS).logits)) > 90
 
 
+@pytest.mark.parametrize(
+    ("config", "fields", "prefix", "older"),
+    [
+        ("LlamaConfig", SIZES, "", "model.layers.{}.self_attn.rotary_emb.inv_freq"),  # as Llama 2 was published
+        ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 320}, "transformer.", "h.{}.attn.bias"),
+    ],
+)
+def test_tensors_that_transformers_passes_over(
+    config: str, fields: dict[str, Any], prefix: str, older: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**fields)).eval()
+    model.save_pretrained(tmp_path / "model")
+    make_tokenizer(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = {name.removeprefix(prefix): value for name, value in load_file(file).items()}
+    save_file(tensors | {older.format(at): torch.ones(2) for at in range(2)}, file, {"format": "pt"})
+    quantize_files(tmp_path / "model", tmp_path / "out", "int8", progress=False)
+    with torch.no_grad():
+        logits = model(input_ids=IDS).logits
+        assert float(sqnr(logits, load_model(tmp_path / "out")(input_ids=IDS).logits)) > 25
+    text = tmp_path / "text.txt"
+    text.write_text("once upon a time " * 9)
+    arguments = ["--scheme", "int8", "--algorithm", "gptq", "--data", str(text), "--data-tokens", "64", "-o"]
+    assert main(["quantize", str(tmp_path / "model"), *arguments, str(tmp_path / "streamed")]) == 0
+    assert read_manifest(tmp_path / "streamed").tensors.keys() <= model.state_dict().keys()
+
+
 def test_experts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     """The tenth comes after the ninth, not after the first."""
     source = original(tmp_path / "model", "mixtral")

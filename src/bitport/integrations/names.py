@@ -8,6 +8,7 @@ that are brought block by block, are converted here by the same table.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ parts of one along its outputs; the other way round."""
 
 def arrangement(model: Any) -> Arrangement:
     """How checkpoints under the names of files become those of ``model``, which transformers has built. Tensors that
-    are under the model's own names stay as they are."""
+    are under the model's own names stay as they are; those that transformers passes over are left out."""
     return lambda manifest: _arranged(model, manifest)
 
 
@@ -35,11 +36,13 @@ def _arranged(model: Any, manifest: Manifest) -> Manifest:
         entry.buffer or _is(own.get(name), entry) for name, entry in manifest.tensors.items()
     ):
         return manifest
-    rename = _renaming(model, own)
+    rename, unused = _renaming(model, own), _unused(model)
     groups: dict[str, tuple[Any, dict[str, list[Entry]]]] = {}
     part: dict[str, tuple[int, int]] = {}
     for entry in sorted(manifest.tensors.values(), key=lambda entry: _natural(entry.name)):
         first, converter, pattern = rename(entry.name, entry)
+        if first not in own and any(re.search(each, first) for each in unused):
+            continue
         names = _names(first, converter)
         for at, name in enumerate(names):
             part[name] = at, len(names)
@@ -56,6 +59,14 @@ def _arranged(model: Any, manifest: Manifest) -> Manifest:
         for alias, name in manifest.tied.items()
     }
     return Manifest(tensors, tied, manifest.shards, manifest.bitport)
+
+
+def _unused(model: Any) -> set[str]:
+    """Patterns of tensors of files that no model has today: buffers of older versions, layers that predict more tokens."""
+    buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
+    older = {"inv_freq": r"rotary_emb\.inv_freq$", "position_ids": r"(^|\.)position_ids$"}
+    found = {pattern for name, pattern in older.items() if name in buffers}
+    return found | set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
 
 
 def _names(first: str, converter: Any) -> list[str]:
