@@ -62,7 +62,7 @@ def _arranged(model: Any, manifest: Manifest) -> Manifest:
 
 
 def _unused(model: Any) -> set[str]:
-    """Patterns of tensors of files that no model has today: buffers of older versions, layers that predict more tokens."""
+    """Patterns of tensors that no model has today: buffers of older versions, layers that predict more tokens."""
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
     older = {"inv_freq": r"rotary_emb\.inv_freq$", "position_ids": r"(^|\.)position_ids$"}
     found = {pattern for name, pattern in older.items() if name in buffers}
