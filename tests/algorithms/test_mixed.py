@@ -57,6 +57,23 @@ def test_a_coarse_unit_keeps_the_budget_and_is_as_good_as_a_little_less(seed: in
         assert error <= totals(options, choose(options, smaller))[1] * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("error", [math.nan, math.inf])
+def test_an_option_whose_outputs_are_no_numbers_comes_last(error: float) -> None:
+    """As of a model in float16 that overflows. It never takes more than the budget."""
+    broken, whole = [Option(1, error), Option(2, 0.1)], [Option(1, 0.5), Option(2, 0.1)]
+    assert choose([broken, whole], 4) == [1, 1]
+    assert choose([broken, whole], 3) == [1, 0]
+    assert choose([[Option(5, error), Option(1, error)]], 3) == [1]
+
+
+def test_outputs_of_zeros() -> None:
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 8))
+    for param in model[1].parameters():
+        nn.init.zeros_(param)
+    with pytest.raises(ArgumentError, match=r"the data tell nothing of 0\.weight"):
+        costs(model, CANDIDATES, calibrate=BATCHES)
+
+
 def test_a_budget_that_nothing_fits() -> None:
     with pytest.raises(ArgumentError, match="smallest choice takes 30 bytes, more than the 29"):
         choose([[Option(10, 1.0), Option(20, 0.0)], [Option(20, 0.0)]], 29)

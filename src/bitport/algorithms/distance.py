@@ -43,7 +43,7 @@ class Distance:
             for target in targets:
                 target.put(self.model, before)
         lost, scale = (sum(each) for each in zip(*itertools.starmap(_divergence, pairs), strict=True))
-        return lost / scale
+        return lost / scale if scale else lost
 
     def _outputs(self, batch: Any) -> Outputs:
         with evaluating(self.model):

@@ -19,6 +19,8 @@ import torch
 from bitport.errors import ArgumentError
 
 STATES = 1 << 18
+BROKEN = 1e100
+"""The error of an option whose outputs are no numbers: more than all others, and still less than none that fits."""
 
 
 class Option(NamedTuple):
@@ -43,7 +45,7 @@ def choose(options: Sequence[Sequence[Option]], budget: int, states: int = STATE
         tried = torch.full((len(each), room + 1), math.inf, dtype=torch.float64, device="cpu")
         for row, option, units in zip(tried, each, size, strict=True):
             if units <= room:
-                row[units:] = best[: room + 1 - units] + option.error
+                row[units:] = best[: room + 1 - units] + (option.error if math.isfinite(option.error) else BROKEN)
         best, at = tried.min(0)
         taken.append(at.to(torch.uint8))
     chosen = []
