@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bitport.errors import ArgumentError
+from bitport.report import memory
 from bitport.report.memory import Memory, available, peak, resident
 
 
@@ -12,6 +15,25 @@ def test_what_the_system_says() -> None:
     assert peak() >= 0.9 * resident()
     limit = available()
     assert limit is None or limit > resident()
+
+
+@pytest.mark.parametrize(
+    ("said", "file"),
+    [
+        ("0::/a/b", "a/memory.max"),
+        ("0::/", "memory.max"),
+        ("5:cpu,memory:/docker/1f", "memory/memory.limit_in_bytes"),  # a container sees its own group as the root
+        ("4:cpuset:/\n3:memory:/a\n0::/a", "memory/a/memory.limit_in_bytes"),
+    ],
+)
+def test_the_limit_of_a_control_group(said: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / file
+    limit.parent.mkdir(parents=True, exist_ok=True)
+    limit.write_text("1000000\n")
+    (tmp_path / "own").write_text(said + "\n")
+    monkeypatch.setattr(memory, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "GROUPS", tmp_path)
+    assert available() == 1000000
 
 
 def test_the_estimate_as_text() -> None:

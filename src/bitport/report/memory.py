@@ -18,6 +18,8 @@ rounded, scales and zero points spread over elements, the best of a search and t
 values)."""
 RUNTIME = 128 << 20
 """What PyTorch's libraries come to need when they first run: code, packed matrices, buffers of threads."""
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+"""Which control groups this process is in, and where they are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +86,18 @@ def available() -> int | None:
 
 
 def _groups() -> Iterator[Path]:
-    """memory.max of the control group (version 2) and of those that it lies in; the word "max" there is no number."""
-    own = Path("/proc/self/cgroup")
-    line = next((line for line in own.read_text().splitlines() if line.startswith("0::")), "") if own.is_file() else ""
-    here = Path("/sys/fs/cgroup") / line.removeprefix("0::").lstrip("/")
-    for path in (here, *here.parents):
-        if path.is_relative_to("/sys/fs/cgroup"):
-            yield path / "memory.max"
+    """Files with the limit of the control group and of those that it lies in. Without one they hold the word "max", or
+    (version 1) a number that no machine has."""
+    for line in OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.is_file() else ():
+        _, kinds, own = line.split(":", 2)
+        if not kinds:
+            root, file = GROUPS, "memory.max"
+        elif "memory" in kinds.split(","):
+            root, file = GROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        here = root / own.lstrip("/")
+        yield from (path / file for path in (here, *here.parents) if path.is_relative_to(root))
 
 
 def _field(path: Path, name: str) -> int:
