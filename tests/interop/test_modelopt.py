@@ -72,6 +72,8 @@ def test_a_fixed_scale_of_inputs(shape: tuple[int, ...]) -> None:
     assert (q.scheme.act, q.scheme.static, float(q.act_scale)) == ("fp8-tensor", True, 0.25)  # type: ignore[arg-type]
     assert list(made.dropped(held(tensors))) == ["m.k_scale"]
     assert made.notes == []
+    shifts = {"l.k_proj.k_bias": torch.zeros(1, 2, 1, 4), "l.v_proj.bias": torch.zeros(8)}
+    assert list(made.dropped(held(shifts))) == ["l.k_proj.k_bias"]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ READ = ("quant_algo", "group_size", "quantized_layers", "has_zero_point")
 SAID_TWICE = ("quant_method", "producer", "config_groups", "ignore", "exclude_modules", "pre_quant_scale")
 """What quant_algo says too, or the names of the tensors."""
 CACHE, CACHE_SCALES = ("kv_cache_scheme", "kv_cache_quant_algo"), (".k_scale", ".v_scale")
+CACHE_SHIFTS = (".k_proj.k_bias", ".v_proj.v_bias")
+"""What is subtracted from keys and values before they are rounded."""
 STACKED, LYING = ("gate_up_proj", "down_proj"), ("llama4", "llama4_text", "gpt_oss")
 """Stacked experts, and the models in which they lie as [E, K, N]."""
 ROLES = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
@@ -114,7 +116,8 @@ class Reader(codec.Reader):
 
     def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
         reason = "scales of a cache of keys and values"
-        return {name: reason for name, it in held.items() if name.endswith(CACHE_SCALES) and math.prod(it.shape) == 1}
+        scales = [name for name, it in held.items() if name.endswith(CACHE_SCALES) and math.prod(it.shape) == 1]
+        return dict.fromkeys((*scales, *(name for name in held if name.endswith(CACHE_SHIFTS))), reason)
 
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
         scheme, stacked = self._of_weight(weight), not weight.name.endswith(".weight")
