@@ -312,6 +312,13 @@ def test_header_that_lies(name: str, saved: Path) -> None:
     refused(saved, message)
 
 
+def test_a_header_that_names_a_tensor_twice(saved: Path) -> None:
+    """Some programs would take the first, others the last."""
+    (shard,) = saved.glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes().replace(b'"1.bias"', b'"0.bias"', 1))
+    refused(saved, r"not JSON \(a key appears twice in one object\)")
+
+
 def test_damaged_data_is_found(saved: Path) -> None:
     (shard,) = saved.glob("*.safetensors")
     data = bytearray(shard.read_bytes())

@@ -13,6 +13,7 @@ import torch
 
 from bitport.checkpoint.dtypes import DTYPES, WEIGHTS, countable
 from bitport.checkpoint.manifest import NAME, VERSION, Entry, Manifest, Part, checksum
+from bitport.checkpoint.safetensors_reader import unique
 from bitport.checkpoint.shards import inside
 from bitport.errors import CheckpointError, SchemeError
 from bitport.schemes import Scheme
@@ -78,15 +79,9 @@ class _Parser:
 
     def json(self, data: bytes) -> Any:
         try:
-            return json.loads(data, object_pairs_hook=self.pairs)
+            return json.loads(data, object_pairs_hook=unique)
         except (ValueError, RecursionError) as error:
             self.fail(f"it is not JSON ({error})")
-
-    def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            self.fail("a key appears twice in one object")
-        return found
 
     def entry(self, name: str, value: Any, schemes: dict[str, Scheme], shards: dict[str, int]) -> Entry:
         where = f"tensor {reprlib.repr(name)}"

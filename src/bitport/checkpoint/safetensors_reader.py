@@ -48,6 +48,14 @@ def check_regular(path: Path) -> None:
         raise CheckpointError(f"{path} is not a regular file; give one")
 
 
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; ValueError where a key is there twice, of which programs take different ones."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key appears twice in one object")
+    return found
+
+
 class SafetensorsReader:
     def __init__(self, path: Path, *, mapped: bool = False, start: int = 0, size: int | None = None) -> None:
         """``start``, ``size``: of the safetensors file inside ``path``, where it is a part of that."""
@@ -111,7 +119,7 @@ class SafetensorsReader:
         if not 2 <= length <= self.size - 8:
             self._fail(f"its header of {length} bytes does not fit into its {self.size} bytes")
         try:
-            header = json.loads(self.file.read(length))
+            header = json.loads(self.file.read(length), object_pairs_hook=unique)
         except (ValueError, RecursionError) as error:
             self._fail(f"its header is not JSON ({error})")
         if not isinstance(header, dict):
