@@ -127,6 +127,15 @@ def test_settings_of_their_own_for_some_layers() -> None:
     np.testing.assert_array_equal(found["b.m.weight"].dequantize(torch.float32).double().numpy(), of_eight)
 
 
+def test_the_first_override_that_fits_decides() -> None:
+    named = {rf"^model\.layers\.{at}\.up_proj$": {"bits": 8} for at in range(3000)}
+    last = {r"+:^b\.c$": {"bits": 3}, "-:^b": {}, "b.*": {"bits": 2}, r"^b\.d$": {"bits": 8}, "^bxc$": {"bits": 8}}
+    found = gptq.Overrides(config(4, 128, dynamic=named | last))
+    modules = ("b.c", "b.d", "bxc", "a", *(f"model.layers.{at}.up_proj" for at in range(3000)))
+    bits = [found.of(module).get("bits") for module in modules]
+    assert bits == [3, 2, 2, None, *[8] * 3000]
+
+
 def written(q: QTensor, writer: gptq.Writer) -> dict[str, Tensor]:
     assert writer.refuses(description("m.weight", q)) is None
     return writer.write("m.weight", q)

@@ -54,16 +54,32 @@ class Settings(NamedTuple):
         return cls(bits, max(group, 0), setting(config, "sym", bool, False))
 
 
-def _overrides(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Regular expression on names of layers -> settings of their own; after "-:" those of layers left as they were."""
-    found: dict[str, dict[str, Any]] = {}
-    for pattern, own in setting(config, "dynamic", dict, {}).items():
-        try:
-            re.compile(pattern[2:] if pattern[:2] in ("-:", "+:") else pattern)
-        except re.error as error:
-            raise CheckpointError(f"quantization_config: {pattern!r} is no regular expression ({error})") from error
-        found[pattern] = setting({"dynamic": own}, "dynamic", dict, {})
-    return found
+class Overrides:
+    """Settings of their own for some layers: the first regular expression that fits a name, but those after "-:", whose
+    layers are left as they were. Lists of plain names ("^a\\.b$") may have tens of thousands."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.own: list[dict[str, Any]] = []
+        self.plain: dict[str, int] = {}
+        self.patterns: list[tuple[int, re.Pattern[str]]] = []
+        for pattern, own in setting(config, "dynamic", dict, {}).items():
+            try:
+                compiled = re.compile(pattern[2:] if pattern[:2] in ("-:", "+:") else pattern)
+            except re.error as error:
+                raise CheckpointError(f"quantization_config: {pattern!r} is no regular expression ({error})") from error
+            self.own.append(setting({"dynamic": own}, "dynamic", dict, {}))
+            name = re.sub(r"\\(\W)", r"\1", compiled.pattern[1:-1])
+            if pattern.startswith("-:"):
+                continue
+            if compiled.pattern == f"^{re.escape(name)}$":
+                self.plain.setdefault(name, len(self.own) - 1)
+            else:
+                self.patterns.append((len(self.own) - 1, compiled))
+
+    def of(self, module: str) -> dict[str, Any]:
+        end = self.plain.get(module, len(self.own))
+        first = next((at for at, pattern in self.patterns if at < end and pattern.match(module)), end)
+        return self.own[first] if first < len(self.own) else {}
 
 
 class Reader(codec.Reader):
@@ -84,7 +100,7 @@ class Reader(codec.Reader):
             )
         self.less = STORED_LESS[said]
         self.wraps = self.less > 0 and "gptqmodel:" in str(setting(config, "meta", dict, {}).get("quantizer")).lower()
-        self.overrides = {pattern.removeprefix("+:"): own for pattern, own in _overrides(config).items()}
+        self.overrides = Overrides(config)
         self.common = Settings.of(config)
 
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
@@ -124,10 +140,8 @@ class Reader(codec.Reader):
         return zero & highest if self.wraps else zero
 
     def _settings(self, module: str) -> Settings:
-        for pattern, own in self.overrides.items():
-            if not pattern.startswith("-:") and re.match(pattern, module):
-                return Settings.of({**self.config, **own})
-        return self.common
+        own = self.overrides.of(module)
+        return Settings.of({**self.config, **own}) if own else self.common
 
 
 class Writer(codec.Writer):
