@@ -55,10 +55,9 @@ class GpuChild(child.Child):
         return {**found, "note": note, "calls": max(1, min(MOST_PLAYS, int(turn / max(a_play, 1e-9))))}
 
     def time(self, variant: str, m: int, calls: int) -> list[float]:
-        """Seconds of a call, for each of ``calls`` plays after one that is not counted."""
+        """Seconds of a call, for each of ``calls`` plays, each right behind one that is not counted."""
         play, _ = self._play(variant, m)
         with torch.inference_mode():
-            play()
             count = len(self._prepared[variant].calls)
             return [self._gpu.seconds(play) / count for _ in range(calls)]
 

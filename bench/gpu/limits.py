@@ -45,8 +45,6 @@ def measure(gpu: Accelerator, nbytes: int = BYTES, size: int = SIZE, times: int 
 
 
 def _best(gpu: Accelerator, run: Callable[[], object], times: int) -> float:
-    """The first call is not counted."""
-    run()
     return min(gpu.seconds(run) for _ in range(times))
 
 

@@ -81,9 +81,7 @@ def measure(gpu: Accelerator, sizes: Sizes, schemes: tuple[str, ...], repetition
 
 
 def take_turns(gpu: Accelerator, plays: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, dict[int, float]]:
-    """For each candidate: repetition -> seconds; the first play of each is not counted."""
-    for play in plays.values():
-        play()
+    """For each candidate: repetition -> seconds."""
     times: dict[str, dict[int, float]] = {name: {} for name in plays}
     for repetition in range(repetitions):
         for name, play in plays.items():

@@ -43,6 +43,21 @@ def test_a_recording_plays_into_the_same_memory() -> None:
     assert len(runs) == 4, "three times to warm up, once recorded; never again"
 
 
+def test_the_device_is_busy_when_the_clock_starts() -> None:
+    """Else it waits for the launch in between: of a graph of 50 microseconds that is a fifth."""
+    seen: list[str] = []
+
+    class Event(stand_in.Event):
+        def record(self) -> None:
+            super().record()
+            seen.append("event")
+
+    gpu = stand_in.gpu()
+    gpu.module.Event = Event
+    assert gpu.seconds(lambda: seen.append("run")) > 0
+    assert seen == ["run", "event", "run", "event"]
+
+
 def test_graphs_go_by_two_names() -> None:
     gpu = Accelerator(torch.device("cpu"), stand_in.module("XPUGraph"))
     play, y = gpu.recorded(lambda: torch.ones(2))
