@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -98,8 +99,9 @@ def without_paths(text: str) -> str:
 
 
 def serve(pipe: Connection, said: str, threads: int, make: Callable[..., Any], given: tuple[Any, ...]) -> None:
-    """The child's loop: any error of a library is an answer, as (False, what it said). What libraries print goes into
-    the file ``said``."""
+    """The child's loop: any error of a library is an answer, as (False, what it said), if the child is ``usable()`` after
+    it; else the process ends, so that no other request is answered by that error. What libraries print goes into the
+    file ``said``."""
     with open(said, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -114,4 +116,7 @@ def serve(pipe: Connection, said: str, threads: int, make: Callable[..., Any], g
             answer = (True, getattr(child, request)(*arguments))
         except Exception as error:
             answer = (False, f"{type(error).__name__}: {str(error).strip()[:500]}")
+            if not getattr(child, "usable", lambda: True)():
+                print(answer[1].splitlines()[0], file=sys.stderr, flush=True)
+                os._exit(1)
         pipe.send(answer)

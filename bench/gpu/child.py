@@ -28,6 +28,14 @@ class GpuChild(child.Child):
         self._gpu = gpu()
         self._plays: dict[tuple[str, int], tuple[Callable[[], Any], str]] = {}
 
+    def usable(self) -> bool:
+        """After a bad access to memory all that this process does on the device fails."""
+        try:
+            self._gpu.synchronize()
+        except RuntimeError:
+            return False
+        return True
+
     def shape(self, shape: Shape, rows: tuple[int, ...], group: int) -> None:
         self._plays.clear()
         super().shape(shape, rows, group)

@@ -246,6 +246,23 @@ def test_tune_goes_on_where_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> N
     assert measure.begun(DEVICE)["unmeasured"] == STAGES, "of another device nothing is taken over"
 
 
+@pytest.mark.usefixtures("own_tables", "trials")
+def test_a_stage_that_the_device_does_not_survive_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a bad access to memory the process computes nothing more; called again, tune measures the others."""
+    measured_by = measure.measure
+
+    def broken(stage: str, *args: Any) -> str:
+        if stage == STAGES[1]:
+            raise RuntimeError("an illegal memory access was encountered")
+        return measured_by(stage, *args)
+
+    monkeypatch.setattr(measure, "measure", broken)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="illegal"):
+            list(measure.tune(DEVICE))
+    assert configs.of(DEVICE).content["unmeasured"] == [STAGES[1]]
+
+
 def test_blocks_are_searched_size_by_size() -> None:
     tried: list[dict[str, int]] = []
 
@@ -262,7 +279,11 @@ def test_blocks_are_searched_size_by_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [OutOfResources(1 << 18, 1 << 16, "shared memory"), PTXASError("no assembly"), RuntimeError("no\nsuch")]
+    "error",
+    [
+        *(OutOfResources(1 << 18, 1 << 16, "shared memory"), PTXASError("no assembly")),
+        *(RuntimeError("no\nsuch"), ValueError("as TORCH_CHECK_VALUE says it")),
+    ],
 )
 def test_what_cannot_run_takes_forever_and_says_so(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(StandIn):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench import measure
+from bench import measure, workers
 from bench.gpu import child, limits, methods, page, peers, products
 from bench.gpu.accelerator import Accelerator
 from bench.gpu.child import GpuChild, copies_of
@@ -130,6 +133,33 @@ def test_what_cannot_be_recorded_is_called_and_says_so(answering: tuple[GpuChild
     before = len(peer.called)
     made.time("waits", 1, 1)
     assert len(peer.called) == before + 2 * copies_of(Shape(64, 32), stand_in.CACHE)
+
+
+def test_after_a_bad_access_the_process_ends(
+    answering: tuple[GpuChild, Counting], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All later products would fail with the error of one; another process begins anew."""
+    made, _ = answering
+
+    def broken() -> None:
+        raise RuntimeError("an illegal memory access was encountered\nand more")
+
+    class Pipe:
+        def recv(self) -> tuple[str, tuple[Any, ...]]:
+            return "prepare", ("good",)
+
+        def send(self, answer: Any) -> None:
+            raise AssertionError(f"{answer} is none")
+
+    said = tmp_path / "said"
+    monkeypatch.setattr(made, "prepare", lambda variant: broken())
+    monkeypatch.setattr(made._gpu.module, "synchronize", broken)
+    monkeypatch.setattr(workers.os, "dup2", lambda file, number: None)
+    monkeypatch.setattr(workers.os, "_exit", lambda status: said.write_text(sys.stderr.getvalue()) and sys.exit(status))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with pytest.raises(SystemExit):
+        workers.serve(Pipe(), str(said), 1, lambda: made, ())  # type: ignore[arg-type]
+    assert said.read_text() == "RuntimeError: an illegal memory access was encountered\n"
 
 
 def test_recordings_of_other_rows_are_let_go(answering: tuple[GpuChild, Counting]) -> None:

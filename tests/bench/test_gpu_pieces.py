@@ -80,6 +80,31 @@ def test_a_bad_access_fails_no_other_test(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout
 
 
+ENDED = """
+import os
+
+def test_bad():
+    assert False, "that is wrong"
+
+def test_end():
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_failed_is_told_at_once(tmp_path: Path) -> None:
+    """Not by a summary, which a process that is killed does not come to."""
+    assert "bench.gpu.told" in pieces.TESTS
+    (tmp_path / "test_ended.py").write_text(ENDED)
+    command = [sys.executable, "-m", "pytest", "-p", "bench.gpu.told", f"--rootdir={tmp_path}", str(tmp_path)]
+    paths = {"PYTHONPATH": str(pieces.ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        command, env={**os.environ, **paths}, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert "test_ended.py::test_bad" in done.stdout
+    assert "AssertionError: that is wrong" in done.stdout
+
+
 def test_every_scheme_and_shape_of_a_piece_is_known(tmp_path: Path) -> None:
     chosen = products.chosen_of(products.parser().parse_args(pieces.command("products", tmp_path, "cuda")[3:]))
     assert set(chosen.schemes) <= set(products.SCHEMES)
@@ -158,6 +183,51 @@ def test_further_arguments_go_to_the_piece(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(sys, "argv", ["pieces", "quick", "tune", "--peers"])
     with pytest.raises(SystemExit):
         pieces.main()
+
+
+def test_pieces_share_what_time_there_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine is taken back whatever a piece would still like to do; one that crashed is no success."""
+    now, given = [1000.0], []
+
+    def spent(name: str, folder: Path, device: str, seconds: float, more: tuple[str, ...]) -> int:
+        given.append((name, seconds))
+        now[0] += seconds
+        return -signal.SIGSEGV
+
+    monkeypatch.setattr(pieces, "present", lambda: "cuda")
+    monkeypatch.setattr(pieces, "run", spent)
+    monkeypatch.setattr(pieces.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pieces.signal, "signal", lambda *args: None)
+    options = ["--seconds", "100", "--in-all", "150", "--folder", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["pieces", "kernels", "tests", "tune", *options])
+    assert pieces.main() > 0
+    assert given == [("kernels", 100.0), ("tests", 50.0 - pieces.GRACE)]
+    assert "tune: left out, no time is left" in capsys.readouterr().out
+
+
+TOLD_TO_END = """
+import sys
+from pathlib import Path
+from bench.gpu import pieces
+pieces.present = lambda: "cuda"
+pieces.PIECES["quick"] = ("-c", "import os, time; print(f'here {os.getpid()} '); time.sleep(60)")
+sys.argv = ["pieces", "quick", "--folder", sys.argv[1]]
+sys.exit(pieces.main())
+"""
+
+
+def test_a_piece_ends_with_who_started_it(tmp_path: Path) -> None:
+    """It would go on computing on the device beside what comes next."""
+    paths = {"PYTHONPATH": os.pathsep.join([str(pieces.ROOT / "src"), str(pieces.ROOT)])}
+    process = subprocess.Popen([sys.executable, "-c", TOLD_TO_END, str(tmp_path)], env={**os.environ, **paths})
+    log = tmp_path / "pieces.txt"
+    while process.poll() is None and not (log.exists() and "here" in log.read_text()):
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(30) == pieces.STOPPED
+    assert not alive(int(log.read_text().partition("here ")[2].split()[0]))
 
 
 def test_without_a_device_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:

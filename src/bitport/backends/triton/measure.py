@@ -78,7 +78,12 @@ def tune(device: torch.device, note: Note = lambda trial: None) -> Iterator[str]
     file, content = configs.path(configs.architecture(device)), begun(device)
     while content["unmeasured"]:
         stage = content["unmeasured"][0]
-        found = measure(stage, content, device, functools.partial(_of_stage, stage, note))
+        try:
+            found = measure(stage, content, device, functools.partial(_of_stage, stage, note))
+        except RuntimeError:  # as after a bad access to memory: called again, the others come first
+            content["unmeasured"].append(content["unmeasured"].pop(0))
+            _keep(file, content)
+            raise
         content["unmeasured"].remove(stage)
         _keep(file, content)
         yield found
@@ -278,9 +283,9 @@ def _time(run: Callable[[Any], object], copies: list[Any], device: torch.device,
     gpu = Accelerator(device)
     try:
         play, _ = gpu.recorded(lambda: [run(copy) for copy in copies])
-    except (triton.TritonError, RuntimeError) as error:
-        gpu.synchronize()
+    except (triton.TritonError, RuntimeError, ValueError) as error:
         note({**trial, "us": None, "reason": str(error).strip().splitlines()[0][:200]})
+        gpu.synchronize()
         return math.inf
     seconds = statistics.median(gpu.seconds(play) for _ in range(PLAYS)) / len(copies)
     note({**trial, "us": round(seconds * 1e6, 2)})
