@@ -99,9 +99,9 @@ def without_paths(text: str) -> str:
 
 
 def serve(pipe: Connection, said: str, threads: int, make: Callable[..., Any], given: tuple[Any, ...]) -> None:
-    """The child's loop: any error of a library is an answer, as (False, what it said), if the child is ``usable()`` after
-    it; else the process ends, so that no other request is answered by that error. What libraries print goes into the
-    file ``said``."""
+    """The child's loop: any error of a library is an answer, as (False, what it said), if the child is ``usable()``
+    after it; else the process ends, so that no other request is answered by that error. What libraries print goes into
+    the file ``said``."""
     with open(said, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -1,5 +1,5 @@
-"""A plugin of pytest (``-p bench.gpu.told``): what failed is told at once, not at the end, which a piece that is stopped
-may not come to."""
+"""A plugin of pytest (``-p bench.gpu.told``): what failed is told at once, not at the end, to which a piece that is
+stopped may not come."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class Accelerator:
         self.module.synchronize()
 
     def seconds(self, run: Callable[[], Any]) -> float:
-        """Of the device, between two events around ``run``, right behind a run that does not count: what the host takes to
-        launch it, some 10 microseconds, passes while the device is busy."""
+        """Of the device, between two events around ``run``, right behind a run that does not count: what the host takes
+        to launch it, some 10 microseconds, passes while the device is busy."""
         start, end = (self.module.Event(enable_timing=True) for _ in range(2))
         run()
         start.record()
