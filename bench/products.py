@@ -93,8 +93,9 @@ class Field:
         self.classes: dict[Candidate, str] = {}
         self.versions: dict[str, str] = {}
         self.missing: dict[str, str] = {}
-        for peer in dict.fromkeys((BASE[0], *chosen.peers)):
-            worker = Worker(chosen.threads, self.child, self.peers[peer])
+        every = dict.fromkeys((BASE[0], *chosen.peers))
+        begun = {peer: Worker(chosen.threads, self.child, self.peers[peer]) for peer in every}  # all at once
+        for peer, worker in begun.items():
             started, reason = ask(worker, "start")
             if reason:
                 self.missing[peer] = reason.replace("ModuleNotFoundError:", "not installed:")
