@@ -190,6 +190,10 @@ def test_attention(format: str, rows: int, dtype: torch.dtype, made: list[Compil
         kernels.attend(*call._replace(**dict(zip(("keys", "values"), sides, strict=True))).args())
     assert [each.name for each in made] == ["attend", "attend", "join"] * 2
     assert [each.hash for each in made[:3]] == [each.hash for each in made[3:]]
+    if os.environ["TRITON_TARGETS"] == "sm90":
+        for each in made[:2]:
+            _, usage = instructions.disassembled(each)
+            assert usage["STACK"] == "0", "bytes of each thread that are in no register, but in memory"
 
 
 UNIT_TAKES_SCALES = {

@@ -31,9 +31,10 @@ from bitport.ops import Weight
 from bitport.ops.attention import Call
 
 WIDEST = 256
-KEPT, HELD = 8192, 4096
+KEPT, HELD, WARPS = 8192, 4096, 4
 """Numbers of the queries that a program keeps, and of keys, or values, that it holds at a time: with two steps under
-way they fit what every GPU has for a program."""
+way they fit what every GPU has for a program. Half as many, and twice the threads, where no matrix unit multiplies:
+each thread then has its operands in registers, and NVIDIA's compiler keeps none there once they are far too many."""
 STAGES = 2
 LEAST = 16
 """Rows, tokens and columns of the smallest product of a matrix unit."""
@@ -247,9 +248,10 @@ def attention(call: Call, config: Config) -> Tensor:
     sequences, query_heads, rows, _ = q.shape
     heads = call.keys.data.shape[1]
     sharing, widest = query_heads // heads, max(width(call.keys.k), width(call.values.k))
-    kept = KEPT if config.bfloat16 else KEPT // 2
+    by_units = config.bfloat16 and q.dtype != torch.float32
+    kept, held, warps = (KEPT, HELD, WARPS) if by_units else (KEPT // 2, HELD // 2, WARPS * 2)
     tile = min(kept // widest, max(LEAST, next_power(sharing * rows)))
-    tiles, step = cdiv(sharing * rows, tile), HELD // widest
+    tiles, step = cdiv(sharing * rows, tile), max(LEAST, held // widest)
     wanted = config.gemv["programs"] // (sequences * heads * tiles)
     if mask is not None:
         steps = tuple(stride if size > 1 else 0 for stride, size in zip(mask.stride(), mask.shape, strict=True))
@@ -271,6 +273,7 @@ def attention(call: Call, config: Config) -> Tensor:
             PRECISION="ieee" if q.dtype == torch.float32 else "bf16x3",
             BM=tile,
             BT=step,
+            num_warps=warps,
             num_stages=STAGES,
         )
         begin += splits
