@@ -1,5 +1,7 @@
 """The errors bitport raises. Each message says what was given, what is allowed, and what to do."""
 
+from collections.abc import Iterable
+
 __all__ = [
     "ArgumentError",
     "BitportError",
@@ -11,6 +13,12 @@ __all__ = [
     "RecipeError",
     "SchemeError",
 ]
+
+
+def shortened(names: Iterable[str], limit: int = 10) -> str:
+    """Some of ``names``, for a message."""
+    every = list(names)
+    return ", ".join(every[:limit]) + (f" and {len(every) - limit} more" if len(every) > limit else "")
 
 
 class BitportError(Exception):

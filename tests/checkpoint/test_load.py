@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import bitport as bp
+from bitport.checkpoint.dcp import ModelState
 from bitport.errors import ArgumentError, CheckpointError, DeviceError
 from bitport.tensor import QTensor
 
@@ -186,6 +187,13 @@ def test_a_compiled_model_is_the_one_that_it_wraps(tmp_path: Path) -> None:
         bp.save(compiled, tmp_path)
         assert_same(bp.load(small, tmp_path), model)
     assert_same(bp.load(torch.compile(small()), tmp_path)._orig_mod, model)
+    states = [ModelState(each).state_dict() for each in (part, model)]
+    assert states[0].keys() == states[1].keys()
+    other = torch.compile(copy.deepcopy(model))
+    with torch.no_grad():
+        other._orig_mod[0].bias.zero_()
+    ModelState(other).load_state_dict(states[0])
+    assert_same(other._orig_mod, model)
 
 
 @pytest.mark.parametrize("strict", [True, False])

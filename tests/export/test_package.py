@@ -309,6 +309,9 @@ def test_methods_that_cannot_be_packed(tmp_path: Path) -> None:
         package({"no name": Method(linear, (x,))}, tmp_path / "a.pt2")
     with pytest.raises(ArgumentError, match="takes tensors"):
         package(Method(linear, (3,)), tmp_path / "a.pt2")
+    for given in (linear, {"forward": linear}):
+        with pytest.raises(ArgumentError, match=r"forward is a Linear, not a Method\(module, args\)"):
+            package(given, tmp_path / "a.pt2")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"\.pt2"):
         package(Method(linear, (x,)), tmp_path / "a.zip")
     with pytest.raises(ArgumentError, match="name of a file"):

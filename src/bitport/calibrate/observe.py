@@ -13,7 +13,7 @@ from bitport.calibrate.batches import each_batch, run_fresh
 from bitport.calibrate.blocks import in_use
 from bitport.calibrate.inputs import Watch
 from bitport.calibrate.magnitudes import Magnitudes
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, shortened
 from bitport.schemes import Target
 
 
@@ -41,10 +41,10 @@ def scales_of(activations: Mapping[Target, str], found: Mapping[str, Magnitudes]
     seen = {name: each for name, each in found.items() if each.peak is not None}
     if unseen := [each.name for each in activations if each.kind != "embedding" and each.name not in seen]:
         raise ArgumentError(
-            f"calibration never reached {', '.join(unseen)}; give batches that use every layer, or skip them"
+            f"calibration never reached {shortened(unseen)}; give batches that use every layer, or skip them"
         )
     if bad := [name for name, each in seen.items() if each.peak is not None and not bool(torch.isfinite(each.peak))]:
-        raise ArgumentError(f"calibration gave NaN or infinity at the input of {', '.join(bad)}")
+        raise ArgumentError(f"calibration gave NaN or infinity at the input of {shortened(bad)}")
     acts = {target.name: act for target, act in activations.items()}
     return {name: each.scale(acts[name]) for name, each in seen.items()}
 

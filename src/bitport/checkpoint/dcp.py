@@ -19,8 +19,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from bitport.checkpoint.dtypes import name_of
-from bitport.checkpoint.manifest import shortened
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.checkpoint.slots import bare
+from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.tensor import QTensor
 from bitport.tensor.parts import check_extra
 from bitport.tensor.sharded import own, parts_of
@@ -56,7 +56,7 @@ class ModelState:
                 except ArgumentError as error:
                     raise CheckpointError(f"{name} was read, and is damaged: {error}") from error
                 target.copy_(plain.with_parts(read))
-        others = {name: state[name] for name, entries in every.items() if name in entries}
+        others = {name: state[key] for name, entries in every.items() if (key := bare(name)) in entries}
         self.model.load_state_dict(others, strict=False)
 
     def _every(self) -> dict[str, dict[str, Any]]:
@@ -64,7 +64,8 @@ class ModelState:
         every = {}
         for name, tensor in self.model.state_dict().items():
             q = own(tensor) if isinstance(tensor, Tensor) else None
-            every[name] = _entries(name, tensor, q) if isinstance(q, QTensor) else {name: tensor}
+            key = bare(name)
+            every[name] = _entries(key, tensor, q) if isinstance(q, QTensor) else {key: tensor}
         return every
 
 

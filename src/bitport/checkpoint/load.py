@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from bitport import plugins
 from bitport.checkpoint.arranged import Arranged, Arrangement
 from bitport.checkpoint.assemble import assembled
-from bitport.checkpoint.manifest import Entry, Manifest, shortened
+from bitport.checkpoint.manifest import Entry, Manifest
 from bitport.checkpoint.parse import read_manifest
 from bitport.checkpoint.sharded import check_sharded, read_shard
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.slots import Slot, identity, slots
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.nn.fsdp import adopt_, fsdp_modules, reshard_
 from bitport.ops.device import check_device, check_present
 from bitport.report.progress import progress as with_progress

@@ -19,7 +19,6 @@ import dataclasses
 import json
 import math
 import zlib
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -157,9 +156,3 @@ def _described(entry: Entry, ids: dict[Scheme, str]) -> dict[str, Any]:
 def checksum(content: dict[str, Any]) -> int:
     """crc32 of a manifest without its own crc32: an edited or damaged one is noticed whatever was hit."""
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
-
-
-def shortened(names: Iterable[str], limit: int = 10) -> str:
-    """Some of ``names``, for a message."""
-    every = list(names)
-    return ", ".join(every[:limit]) + (f" and {len(every) - limit} more" if len(every) > limit else "")

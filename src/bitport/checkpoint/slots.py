@@ -12,8 +12,10 @@ from torch.nn.parameter import is_lazy
 from bitport.errors import ArgumentError
 from bitport.tensor.sharded import is_quantized
 
-COMPILED = "_orig_mod."
-"""What torch.compile(module) puts before the names of the module that it wraps: a checkpoint is one of the module."""
+
+def bare(name: str) -> str:
+    """The name without what torch.compile(module) puts before those of the module that it wraps."""
+    return name.replace("_orig_mod.", "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,7 @@ def slots(model: nn.Module) -> Iterator[Slot]:
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None:
                 continue
-            name = (f"{prefix}.{attribute}" if prefix else attribute).replace(COMPILED, "")
+            name = bare(f"{prefix}.{attribute}" if prefix else attribute)
             if is_lazy(tensor):
                 raise ArgumentError(f"{name} has no shape yet: run the model once, so that its lazy modules get theirs")
             yield Slot(name, module, attribute, _kind(module, attribute))

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from bitport.checkpoint.arranged import Arranged, Arrangement
 from bitport.checkpoint.dtypes import name_of
-from bitport.checkpoint.manifest import DIFFUSERS_INDEX, FOLDER, NAME, SAID, Entry, Manifest, Part, shortened
+from bitport.checkpoint.manifest import DIFFUSERS_INDEX, FOLDER, NAME, SAID, Entry, Manifest, Part
 from bitport.checkpoint.names import targets_of
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.checkpoint.shards import inside
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.nn.targets import find_targets
 from bitport.schemes import Target
 

@@ -19,13 +19,12 @@ from bitport.calibrate.processes import Processes
 from bitport.checkpoint import save
 from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.manifest import NAME as MANIFEST
-from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.output import check_begun, unfinished
 from bitport.checkpoint.source import Source, class_name
 from bitport.cli import streamed
 from bitport.cli.common import DTYPES, add_verb, dtype_of, location, read_text, show
 from bitport.cli.reports import add_report, check_reports, write_reports
-from bitport.errors import ArgumentError, BitportError, CheckpointError, RecipeError
+from bitport.errors import ArgumentError, BitportError, CheckpointError, RecipeError, shortened
 from bitport.integrations.components import is_component, spared
 from bitport.integrations.huggingface import OWN_MODEL, cast_parameters, empty_model, named_model, whole_model
 from bitport.integrations.names import arrangement

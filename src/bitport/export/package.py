@@ -62,7 +62,7 @@ def package(
     compiled gives something else is an error. ``tolerance``: how much else, as a part of the largest number; default:
     half of the digits of the dtype. ``meta``: numbers and texts for whoever runs the package.
     """
-    chosen = {"forward": methods} if isinstance(methods, Method) else dict(methods)
+    chosen = dict(methods) if isinstance(methods, Mapping) else {"forward": methods}
     target, level = _target(path, weights), check_level(level)
     check_compiler()
     for name, method in chosen.items():

@@ -23,6 +23,8 @@ def check(name: str, method: Method) -> None:
     """Before anything is traced."""
     if not name.isidentifier():
         raise ArgumentError(f"a method is called by an identifier, such as decode, not {name!r}")
+    if not isinstance(method, Method):
+        raise ArgumentError(f"{name} is a {type(method).__name__}, not a Method(module, args)")
     wrong = [type(value).__name__ for value in pytree.tree_leaves(method.args) if not isinstance(value, Tensor)]
     if wrong:
         raise ArgumentError(f"{name}: a program takes tensors, in lists and dictionaries too, not {', '.join(wrong)}")

@@ -26,9 +26,9 @@ from diffusers.quantizers.base import DiffusersQuantizer
 from torch import Tensor
 
 from bitport import plugins
-from bitport.checkpoint.manifest import Manifest, shortened
+from bitport.checkpoint.manifest import Manifest
 from bitport.checkpoint.parse import read_manifest
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.integrations import pretrained
 from bitport.integrations.components import spared
 from bitport.integrations.pretrained import Loading, Original, Saving, Stored, twin_of

@@ -23,10 +23,10 @@ from torch.overrides import TorchFunctionMode
 
 from bitport import checkpoint
 from bitport.checkpoint.manifest import NAME as MANIFEST
-from bitport.checkpoint.manifest import SAID, shortened
+from bitport.checkpoint.manifest import SAID
 from bitport.checkpoint.source import FETCH, INDEXES, Source, class_name
 from bitport.checkpoint.writer import SHARD_SIZE
-from bitport.errors import ArgumentError, BitportError
+from bitport.errors import ArgumentError, BitportError, shortened
 from bitport.integrations.cache_name import cache_of, with_cache
 from bitport.integrations.components import component, is_component, write_config
 from bitport.integrations.names import arrangement

@@ -25,10 +25,10 @@ from transformers.utils.hub import convert_file_size_to_int
 from bitport.algorithms import Algorithm, expression
 from bitport.algorithms.apply import apply
 from bitport.checkpoint.load import read_tensor
-from bitport.checkpoint.manifest import Manifest, shortened
+from bitport.checkpoint.manifest import Manifest
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.writer import SHARD_SIZE
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.integrations.huggingface import save_model
 from bitport.nn.quantize import check_finite
 from bitport.ops.device import check_device

@@ -16,10 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.names import target_of
 from bitport.checkpoint.source import Held
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from bitport.checkpoint.manifest import DIFFUSERS_INDEX, SAID, shortened
+from bitport.checkpoint.manifest import DIFFUSERS_INDEX, SAID
 from bitport.checkpoint.source import COMPONENT, FETCH, PIPELINE, POINTER, QUANTIZATION, json_object
-from bitport.errors import BitportError, CheckpointError
+from bitport.errors import BitportError, CheckpointError, shortened
 from bitport.interop.skeleton import FACTOR, SPARE, UNREADABLE, Bounded, check_layers
 from bitport.interop.tracing import Made, traced
 from bitport.nn.targets import WEIGHTS

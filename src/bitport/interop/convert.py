@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.manifest import FOLDER, SAID, shortened
+from bitport.checkpoint.manifest import FOLDER, SAID
 from bitport.checkpoint.manifest import NAME as MANIFEST
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.checkpoint.writer import Writer as Checkpoint
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop import gguf
 from bitport.interop.codec import Described, Writer, kind_of
 from bitport.interop.directory import Directory

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from bitport.calibrate.place import REST
 from bitport.checkpoint.load import read_tensor
-from bitport.checkpoint.manifest import Manifest, shortened
+from bitport.checkpoint.manifest import Manifest
 from bitport.checkpoint.output import Output
 from bitport.checkpoint.shards import Shards
 from bitport.checkpoint.slots import Slot, identity, slots
 from bitport.checkpoint.source import Source
-from bitport.errors import CheckpointError
+from bitport.errors import CheckpointError, shortened
 
 
 class Streamed:

@@ -17,9 +17,8 @@ from vllm.model_executor.model_loader.weight_utils import download_weights_from_
 
 from bitport.checkpoint import read_manifest
 from bitport.checkpoint.load import read_plain
-from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.shards import Shards
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, shortened
 from bitport.integrations.vllm import NAME
 from bitport.tensor import QTensor
 

@@ -29,9 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.manifest import shortened
 from bitport.checkpoint.source import Held
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop import codec
 from bitport.interop.codec import Described, Weight, setting
 from bitport.interop.compressed_tensors.arguments import FORMATS, PACKED, formats_of

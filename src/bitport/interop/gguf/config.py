@@ -12,8 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bitport.checkpoint.manifest import shortened
-from bitport.errors import CheckpointError
+from bitport.errors import CheckpointError, shortened
 
 MOST_LAYERS = 4096
 HARMLESS = ("vocab_size", "rope.scaling.finetuned")

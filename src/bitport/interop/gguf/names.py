@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.manifest import shortened
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop.gguf.architectures import OUTSIDE, Architecture
 from bitport.interop.gguf.header import Stored
 

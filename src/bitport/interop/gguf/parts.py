@@ -13,8 +13,7 @@ import re
 from pathlib import Path
 from reprlib import repr as short
 
-from bitport.checkpoint.manifest import shortened
-from bitport.errors import CheckpointError
+from bitport.errors import CheckpointError, shortened
 from bitport.interop.gguf.header import ALIGNMENT, Header, read_header
 
 SUFFIX = ".gguf"

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.manifest import shortened
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, shortened
 from bitport.interop.gguf.architectures import ARCHITECTURES, Architecture
 from bitport.interop.gguf.config import EPSILONS, KEYS, TOKENS, Settings
 from bitport.interop.gguf.header import shortest

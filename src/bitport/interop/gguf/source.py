@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitport.checkpoint.manifest import shortened
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError, CheckpointError, shortened
 from bitport.interop.checks import dtype_of_all, fits
 from bitport.interop.codec import Described, kind_of
 from bitport.interop.gguf import grids

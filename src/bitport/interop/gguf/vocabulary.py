@@ -16,8 +16,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from bitport.checkpoint.manifest import shortened
-from bitport.errors import ArgumentError, BitportError, CheckpointError
+from bitport.errors import ArgumentError, BitportError, CheckpointError, shortened
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 """Types of tokens."""
