@@ -208,6 +208,16 @@ def test_convolutions(make: Make) -> None:
     assert torch.equal(F.conv1d(y, one, dilation=2), F.conv1d(y, one.dequantize(), dilation=2))
 
 
+def test_kernels_of_a_convolution_channel_by_channel(make: Make) -> None:
+    """As models with states ask for them, for functions of their own that read memory."""
+    q = make("int8", 64, 1, 4, kind="conv")
+    kernels = q.squeeze(1)
+    assert type(kernels) is Tensor
+    assert torch.equal(kernels, q.dequantize()[:, 0])
+    with pytest.raises(NotImplementedError, match=r"aten\.squeeze\.dim is not defined on a QTensor"):
+        make("int8").squeeze(0)
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["conv", "conv_transpose"])
 def test_convolutions_have_a_gradient(make: Make, kind: str, rank: int) -> None:

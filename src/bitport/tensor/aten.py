@@ -295,6 +295,15 @@ def _unsqueeze(func: Any, q: QTensor, dim: int) -> QTensor:
     return _take_batch(q, lambda part: func(part, 0), (1, *q.shape))
 
 
+@implements(aten.squeeze.dim)
+def _squeeze(func: Any, q: QTensor, dim: int) -> Tensor:
+    """Of a convolution in which every channel has a kernel of its own, [N, 1, width], floats: models with states, as
+    Mamba, hand it to functions of their own, which read its memory."""
+    if not is_conv(q):
+        unsupported(func)
+    return func(q.dequantize(), dim)
+
+
 @implements(aten.unbind.int)
 def _unbind(func: Any, q: QTensor, dim: int = 0) -> list[QTensor]:
     return [_select(aten.select.int, q, dim, index) for index in range(q.shape[dim])]
