@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import bitport as bp
 from bitport.numerics import sqnr
+from bitport.tensor import quantize_tensor
 
 from .sizes import SMALL
 
@@ -43,3 +45,16 @@ def test_quantized_model_computes_its_dequantized_values(name: str, scheme: str)
     with torch.no_grad():
         quantized, expected = model(input_ids=ids)[0], dense(input_ids=ids)[0]
     assert sqnr(expected, quantized) > 100  # float32 all the way: only the order of sums may differ
+
+
+def test_compiled_experts() -> None:
+    """transformers has an op of its own for them in other dtypes than bfloat16."""
+    grouped = pytest.importorskip("transformers.integrations.moe")._grouped_mm
+    x, ends = torch.randn(9, 64, requires_grad=True), torch.tensor([2, 2, 7], dtype=torch.int32)
+    q = quantize_tensor(torch.randn(3, 32, 64), "int4-g32").mT
+    wanted = F.grouped_mm(x, q, offs=ends)
+    torch.compiler.reset()
+    y = torch.compile(grouped, fullgraph=True, backend="aot_eager")(x, q, ends)
+    torch.testing.assert_close(y, wanted)
+    grads = [torch.autograd.grad(each, x, torch.ones_like(each))[0] for each in (y, wanted)]
+    torch.testing.assert_close(*grads)

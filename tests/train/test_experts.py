@@ -103,6 +103,22 @@ def test_batched_product(scheme: str, gradients: str | None) -> None:
         assert torch.allclose(w.grad[at], own.grad, atol=1e-4)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
+def test_compiled(scheme: str) -> None:
+    """By the op that transformers has for it in other dtypes than bfloat16: as in eager mode, gradients too."""
+    grouped = pytest.importorskip("transformers.integrations.moe")._grouped_mm
+    w, x, g = experts(scheme), torch.randn(T, K, requires_grad=True), torch.randn(T, N)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: grouped(x, w.mT, OFFS), fullgraph=True, backend="aot_eager")
+    seen = []
+    for y in (F.grouped_mm(x, w.mT, offs=OFFS), compiled(x)):
+        seen.append((y, *torch.autograd.grad(y, (x, w), g)))
+    for mine, wanted in zip(*seen, strict=True):
+        torch.testing.assert_close(mine, wanted)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), seen[0][0])
+
+
 def test_what_is_no_grouped_product() -> None:
     w = experts("int8")
     with pytest.raises(ArgumentError, match=r"takes \(x, experts, offs="):

@@ -446,6 +446,8 @@ def _rounded(x: Tensor, act: str, act_scale: Tensor | None) -> Tensor:
     return dequantize_weight(parts, ACTIVATIONS[act], m, k, torch.float32).reshape(x.shape)
 
 
+TRACED_GROUPED_MM = "transformers::grouped_mm_fallback"
+"""What transformers has in the place of F.grouped_mm where a compiler traces another dtype than bfloat16."""
 FUNCTIONS.update(
     {
         quantize: quantize_weight,
@@ -468,6 +470,7 @@ FUNCTIONS.update(
         torch.baddbmm: baddbmm,
         F.grouped_mm: grouped_mm,
         torch._grouped_mm: grouped_mm,
+        TRACED_GROUPED_MM: lambda input, weight, offs: grouped_mm(input, weight, offs=offs),
     }
 )
 

@@ -63,7 +63,7 @@ def _by_expert(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:
     return y
 
 
-def _masked(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:
+def masked(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:
     """The same without looking at the data: every expert sees every row, and a mask picks."""
     expert = torch.searchsorted(ends, torch.arange(x.shape[0], device=x.device, dtype=ends.dtype), right=True)
     y = x.new_zeros(x.shape[0], dense.shape[-2])
@@ -73,12 +73,12 @@ def _masked(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:
 
 
 def _traced(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
-    return _masked(x, ends, Weight(*rest).dense(x.dtype))
+    return masked(x, ends, Weight(*rest).dense(x.dtype))
 
 
 def _traced_dyn(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
     *weight, act = rest
-    return _masked(fake_quantize(x, act), ends, Weight(*weight).dense(torch.float32)).to(x.dtype)
+    return masked(fake_quantize(x, act), ends, Weight(*weight).dense(torch.float32)).to(x.dtype)
 
 
 def _fake(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
@@ -87,7 +87,7 @@ def _fake(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
 
 def _backward(grad: Tensor, x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
     dense = torch.ops.bitport.dequantize(*rest[:10], grad.dtype)
-    return _masked(grad, ends, dense.transpose(-1, -2))
+    return masked(grad, ends, dense.transpose(-1, -2))
 
 
 def _samples(device: torch.device, dtype: torch.dtype, weight_only: bool) -> Iterator[Sample]:
@@ -101,7 +101,7 @@ def _samples(device: torch.device, dtype: torch.dtype, weight_only: bool) -> Ite
             rounded = fake_quantize(x, act) if act else x
 
             def expected(rounded: Tensor = rounded, ends: Tensor = ends, value: Tensor = sample.value) -> Tensor:
-                return _masked(rounded.cpu().double(), ends.cpu(), value)
+                return masked(rounded.cpu().double(), ends.cpu(), value)
 
             args = (x, ends, *sample.weight, *([act] if act else []))
             budget = samples.product_budget(dtype, sample.weight.k, bounds[-1] * sample.weight.n)

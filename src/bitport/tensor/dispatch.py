@@ -1,4 +1,4 @@
-"""What the tensors of bitport do with an aten op that they are handed."""
+"""What the tensors of bitport do with a function of torch, or an aten op, that they are handed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
+
+def function_for(table: Mapping[Any, Callable[..., Any]], func: Any) -> Callable[..., Any] | None:
+    """What ``table`` has for the function. An op of a library, which need not be imported, is there by name."""
+    return table.get(func) or table.get(getattr(func, "_qualified_op_name", None))
 
 
 def handled(table: Mapping[Any, Callable[..., Any]], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

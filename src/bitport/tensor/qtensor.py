@@ -32,7 +32,7 @@ from bitport.numerics import FLOATS, Format, Quantized, dequantize, quantize
 from bitport.numerics.format import SCALE_DTYPES
 from bitport.schemes import KINDS, Scheme, preset
 from bitport.tensor.cache_key import source_key
-from bitport.tensor.dispatch import handled
+from bitport.tensor.dispatch import function_for, handled
 from bitport.tensor.exporting import recorded
 from bitport.tensor.parts import check_extra, check_packed, check_parts, check_zero, matrix_of, rows_and_columns
 
@@ -46,7 +46,7 @@ INSTEAD = (
     "one again, bitport.dequantize_(model), as before adapters are merged"
 )
 
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+FUNCTIONS: dict[Callable[..., Any] | str, Callable[..., Any]] = {}
 """torch functions that take a QTensor and what computes them, e.g. F.linear, and our ``quantize`` and ``dequantize``,
 between its parts and floats; filled by bitport.ops."""
 
@@ -223,7 +223,7 @@ class QTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = FUNCTIONS.get(func)
+        handler = function_for(FUNCTIONS, func)
         if handler is not None:
             return handler(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunctionSubclass():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.ops.functional import autocasted, grouped, run
+from bitport.ops.grouped import masked
 from bitport.ops.weight import Weight
 from bitport.train.product import Kept, before_pre_scale, grad_of_input, grad_of_weight, keep, refuse_transforms
 from bitport.train.rounded import operand_of, pre_scaled, rounded_input
@@ -52,12 +53,25 @@ def _straight(
     grad_x = grad_w = None
     if wants[0]:
         nobodys = torch.arange(x.shape[0], device=x.device)[:, None] >= offs[-1]
-        grad_x = F.grouped_mm(g, run("dequantize", *weight, g.dtype), offs=offs).masked_fill(nobodys, 0)
+        grad_x = _product(g, run("dequantize", *weight, g.dtype), offs).masked_fill(nobodys, 0)
     if wants[1]:
         seen = rounded_input(x, kept.rounding.scheme.act, act_scale)
-        grad_w = F.grouped_mm(g.t(), seen.contiguous(), offs=offs).to(kept.dtype)
+        grad_w = _product(g.t(), seen.contiguous(), offs).to(kept.dtype)
         grad_w = grad_w.mT if kept.rounding.transposed else grad_w
     return grad_x, grad_w
+
+
+def _product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    """F.grouped_mm, which compilers trace in bfloat16 alone. In other dtypes every expert sees every row, and a mask
+    picks."""
+    if a.dtype == torch.bfloat16 or not torch.compiler.is_compiling():
+        return F.grouped_mm(a, b, offs=offs)
+    if b.dim() == 3:
+        return masked(a, offs, b.mT)
+    rows, experts = (torch.arange(count, device=a.device) for count in (b.shape[0], offs.shape[0]))
+    expert = torch.searchsorted(offs, rows, right=True)
+    others = expert != experts[:, None]
+    return a.masked_fill(others[:, None], 0) @ b.masked_fill((expert == len(experts))[:, None], 0)
 
 
 def _each(

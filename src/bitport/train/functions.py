@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.ops.bags import embedding_bag
-from bitport.ops.functional import added
+from bitport.ops.functional import TRACED_GROUPED_MM, added
 from bitport.train.experts import grouped_mm
 from bitport.train.product import linear
 from bitport.train.tensor import ATEN, FUNCTIONS, TrainedTensor, outside_of_products
@@ -67,6 +67,7 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
 FUNCTIONS.update(
     {F.linear: linear, F.embedding_bag: embedding_bag, F.grouped_mm: grouped_mm, torch._grouped_mm: grouped_mm}
 )
+FUNCTIONS[TRACED_GROUPED_MM] = lambda input, weight, offs: grouped_mm(input, weight, offs=offs)
 FUNCTIONS.update(
     {function: _matmul(function) for function in (torch.mm, torch.bmm, Tensor.mm, Tensor.bmm)}
     | dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mv, Tensor.mv), matmul)

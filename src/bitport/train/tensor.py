@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bitport.errors import ArgumentError
 from bitport.schemes import Scheme
 from bitport.tensor.cache_key import source_key
-from bitport.tensor.dispatch import handled
+from bitport.tensor.dispatch import function_for, handled
 from bitport.tensor.qtensor import SET_DATA, QTensor, rows_of
 from bitport.train.fixed import Fixed
 from bitport.train.gradients import Gradients
@@ -169,7 +169,7 @@ class TrainedTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = FUNCTIONS.get(func)
+        handler = function_for(FUNCTIONS, func)
         if handler is not None:
             return handler(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunctionSubclass():
