@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from bitport.numerics import sqnr
 from bitport.ops import OPS, Op, Sample
-from bitport.ops.grouped import _masked
+from bitport.ops.grouped import masked
 from bitport.ops.quantized_matmul import _dense
 from bitport.ops.reference import value_of
 from bitport.ops.samples import generator, product_budget, rounding_budget
@@ -71,7 +71,7 @@ def test_grouped_products(name: str) -> None:
     for sample in cases(name, torch.float32)[::4]:
         grad, _, incoming = gradients(OPS[name], sample)
         weight = Weight(*sample.args[2:12])
-        exact = _masked(incoming.double(), sample.args[1], value(weight).transpose(-1, -2))
+        exact = masked(incoming.double(), sample.args[1], value(weight).transpose(-1, -2))
         assert float(sqnr(exact, grad)) >= product_budget(torch.float32, weight.n, grad.numel()), sample.name
         last = int(sample.args[1][-1])
         assert not grad[last:].any(), "rows of no expert have no gradient"
@@ -104,3 +104,17 @@ def test_a_second_derivative() -> None:
     x = torch.randn(32, requires_grad=True)
     hessian = torch.autograd.functional.hessian(lambda z: F.linear(z, weight).square().sum(), x)
     torch.testing.assert_close(hessian, 2 * dense.T @ dense, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32", "int8-dyn"])
+def test_function_transforms_of_experts(scheme: str) -> None:
+    """The view is made inside, as transformers does."""
+    from bitport.tensor import quantize_tensor
+
+    weight, offs = quantize_tensor(torch.randn(3, 32, 64), scheme), torch.tensor([2, 2, 5], dtype=torch.int32)
+    x = torch.randn(5, 64, requires_grad=True)
+
+    def loss(z: torch.Tensor) -> torch.Tensor:
+        return F.grouped_mm(z, weight.mT, offs=offs).square().sum()
+
+    torch.testing.assert_close(torch.func.grad(loss)(x.detach()), *torch.autograd.grad(loss(x), x))

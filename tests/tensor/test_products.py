@@ -399,6 +399,9 @@ def test_forward_mode_of_experts_is_refused(make: Make) -> None:
 def test_vmap(make: Make) -> None:
     q, x = make("int4-g32"), torch.randn(4, 5, 96)
     torch.testing.assert_close(torch.vmap(lambda z: F.linear(z, q))(x), F.linear(x, q))
+    with torch._C.DisableTorchFunctionSubclass():  # within functions of torch, such as its attention
+        y = torch.vmap(lambda z: F.linear(z.transpose(0, 1), q))(x.view(2, 2, 5, 96))
+    torch.testing.assert_close(y, F.linear(x.view(2, 2, 5, 96).transpose(1, 2), q))
 
 
 # -- refused ---------------------------------------------------------------------------------------------------------

@@ -402,7 +402,7 @@ def einsum(equation: str, *operands: Any) -> Tensor:
 
 
 def grouped_mm(
-    mat_a: Tensor, mat_b: QTensor, *, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None
+    mat_a: Tensor, mat_b: QTensor, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None
 ) -> Tensor:
     """F.grouped_mm(x [T, K], q [E, K, N], offs): the transposed view of expert weights [E, N, K]."""
     x, q = mat_a, mat_b
@@ -470,7 +470,7 @@ FUNCTIONS.update(
         torch.baddbmm: baddbmm,
         F.grouped_mm: grouped_mm,
         torch._grouped_mm: grouped_mm,
-        TRACED_GROUPED_MM: lambda input, weight, offs: grouped_mm(input, weight, offs=offs),
+        TRACED_GROUPED_MM: grouped_mm,
     }
 )
 
@@ -490,6 +490,7 @@ ATEN.update(
         aten.bmm.default: _aten(bmm),
         aten.addmm.default: _aten(addmm),
         aten.baddbmm.default: _aten(baddbmm),
+        aten._grouped_mm.default: _aten(grouped_mm),
         aten.index.Tensor: _index,
         aten.linear.default: _aten(linear),
         aten.embedding.default: _aten(lambda weight, ids, *rest: embedding(ids, weight)),

@@ -126,8 +126,8 @@ def _new_zeros(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> Ten
 
 @implements(aten.view.default, aten._unsafe_view.default)
 def _view(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
-    """Of the same shape; of a shard flat, too, as FSDP2 keeps them; and of gathered pieces of one row or matrix each,
-    which torch moves into another dimension so."""
+    """Of the same shape; of a repeated matrix, its repeats counted otherwise, as vmap does; of a shard flat, too, as
+    FSDP2 keeps them; and of gathered pieces of one row or matrix each, which torch moves into another dimension so."""
     if q.room and len(size) == 1 and size[0] in (-1, q.numel()):
         return alias(aten.alias.default, q, shape=(q.numel(),))
     for dim in range(1, q.dim() if q.pieces else 0):
@@ -135,6 +135,8 @@ def _view(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
             return join(q.pieces, dim).to_device_layout()
     known = math.prod(each for each in size if each != -1)
     whole = [q.numel() // max(known, 1) if each == -1 else each for each in size]
+    if q.repeated and whole[-2:] == [*q.shape[-2:]] and len(whole) > 2 and math.prod(whole) == q.numel():
+        return q.replace(shape=tuple(whole))
     if whole != [*q.shape]:
         raise ArgumentError(f"a QTensor keeps its shape {list(q.shape)}; it cannot be seen as {list(size)}{INSTEAD}")
     return alias(aten.alias.default, q)

@@ -100,7 +100,7 @@ def _each(
 
 
 def grouped_mm(
-    mat_a: Tensor, mat_b: Tensor, *, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None
 ) -> Tensor:
     if offs is None or bias is not None or isinstance(mat_a, TrainedTensor) or not isinstance(mat_b, TrainedTensor):
         raise ArgumentError(

@@ -67,7 +67,7 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
 FUNCTIONS.update(
     {F.linear: linear, F.embedding_bag: embedding_bag, F.grouped_mm: grouped_mm, torch._grouped_mm: grouped_mm}
 )
-FUNCTIONS[TRACED_GROUPED_MM] = lambda input, weight, offs: grouped_mm(input, weight, offs=offs)
+FUNCTIONS[TRACED_GROUPED_MM] = grouped_mm
 FUNCTIONS.update(
     {function: _matmul(function) for function in (torch.mm, torch.bmm, Tensor.mm, Tensor.bmm)}
     | dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mv, Tensor.mv), matmul)
