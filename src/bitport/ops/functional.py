@@ -397,7 +397,7 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     except ArgumentError as error:
         raise ArgumentError(
             f"torch.einsum does not take a quantized weight in {equation!r}: use F.linear(x, weight), "
-            f"x @ weight.t() or weight.dequantize()"
+            f"x @ weight.mT or weight.dequantize()"
         ) from error
 
 
