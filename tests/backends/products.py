@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -42,8 +43,7 @@ def products(
 
 def shortfall(sample: Sample, got: torch.Tensor) -> float:
     """dB by which a result misses its budget; negative where it is better."""
-    expected = sample.expected()
-    assert got.shape == expected.shape
+    assert got.shape == sample.expected().shape
     assert got.is_contiguous()
-    noise = (got.double() - expected).square().sum()
-    return float(sample.budget + 10 * (noise / expected.square().sum()).log10()) if noise else -float("inf")
+    over = sample.judged(got)[1]
+    return math.inf if math.isnan(over) else -over

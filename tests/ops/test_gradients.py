@@ -16,7 +16,7 @@ from bitport.ops import OPS, Op, Sample
 from bitport.ops.grouped import masked
 from bitport.ops.quantized_matmul import _dense
 from bitport.ops.reference import value_of
-from bitport.ops.samples import generator, product_budget, rounding_budget
+from bitport.ops.samples import generator, independent, product_budget, rounding_budget
 from bitport.ops.weight import Weight
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def test_products(name: str, dtype: torch.dtype) -> None:
         grad, bias, incoming = gradients(OPS[name], sample)
         weight = Weight(*sample.args[1:11])
         exact = incoming.double() @ value(weight)
-        budget = product_budget(dtype, weight.n, grad.numel())
+        budget = product_budget(dtype, weight.n, independent(incoming.numel() // weight.n, weight.k))
         if weight.scale.numel() == 1:
             budget = min(budget, same_scale_budget(dtype))
         assert grad.dtype == dtype
@@ -63,7 +63,9 @@ def test_products(name: str, dtype: torch.dtype) -> None:
         assert float(sqnr(exact, grad)) >= budget, sample.name
         if bias is not None:
             rows = incoming.double().reshape(-1, weight.n).sum(0)
-            assert float(sqnr(rows, bias)) >= product_budget(dtype, 8, weight.n), sample.name
+            count = max(8, incoming.numel() // weight.n)
+            least = min(product_budget(each, count, weight.n) for each in (dtype, bias.dtype))
+            assert float(sqnr(rows, bias)) >= least, sample.name
 
 
 @pytest.mark.parametrize("name", ["grouped_linear", "dyn_grouped_linear"])

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from bitport import layouts
 from bitport.errors import ArgumentError, BitportError
-from bitport.numerics import FLOATS, Quantized, sqnr
+from bitport.numerics import FLOATS, Quantized
 from bitport.ops import OPS, Op, Sample, Weight, decide
 from bitport.ops.device import check_present
 from bitport.ops.outside import Outside, outside
 from bitport.ops.samples import VARIANTS
+from bitport.ops.table import bits
 from bitport.schemes import PRESETS
 
 
@@ -77,10 +78,8 @@ def subject(name: str) -> str:
 
 def _rows(op: Op, device: torch.device, dtype: torch.dtype, place: Outside | None) -> Iterator[Row]:
     groups: dict[str, list[_Outcome]] = {}
-    for sample in op.samples(device if place is None else torch.device("cpu"), dtype):
-        for each in (sample, *_as_it_lies(op, sample, device)):
-            outcomes = [_try(op, each)] if place is None else _try_outside(op, each, place)
-            groups.setdefault(subject(each.name), []).extend(outcomes)
+    for name, outcomes in _tried(op, device, dtype, place):
+        groups.setdefault(subject(name), []).extend(outcomes)
     for name, every in groups.items():
         outcomes = [outcome for outcome in every if not outcome.refused]
         yield Row(
@@ -96,21 +95,47 @@ def _rows(op: Op, device: torch.device, dtype: torch.dtype, place: Outside | Non
         )
 
 
-def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Iterator[Sample]:
+def _tried(
+    op: Op, device: torch.device, dtype: torch.dtype, place: Outside | None
+) -> Iterator[tuple[str, list[_Outcome]]]:
+    """The name of each sample, and what came of it."""
+    made = op.samples(device if place is None else torch.device("cpu"), dtype)
+    last = "the first sample"
+    while True:
+        try:
+            sample = next(made, None)
+        except RAISED as error:  # of a layout in the making
+            yield op.name, [_Outcome("?", failure=f"{_told(last, error)}; those behind it were not tried")]
+            return
+        if sample is None:
+            return
+        yield sample.name, [_try(op, sample)] if place is None else _try_outside(op, sample, place)
+        last = f"the sample behind {sample.name}"
+        try:
+            packed = _as_it_lies(op, sample, device)
+        except RAISED as error:
+            yield sample.name, [_Outcome("?", failure=_told(f"{sample.name}, packed for {device}", error))]
+            continue
+        if packed is not None:
+            yield packed.name, [_try(op, packed)] if place is None else _try_outside(op, packed, place)
+
+
+def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Sample | None:
     """The sample with its weight in the layout that it would have on ``device``, where that is not the plain one: the
     only one that many kernels take."""
     arguments = [argument.split()[-1] for argument in op.schema.partition(")")[0].split(",")]
-    if arguments.count("layout") == 0 or sample.args[arguments.index("layout")] != "plain":
-        return
+    if "layout" not in arguments:
+        return None
     at = arguments.index("data")
     weight = Weight(*sample.args[at : at + 10])
     parts = Quantized(*weight[:4])
     act = sample.args[arguments.index("act")] if "act" in arguments else ""
     layout = layouts.preferred(device, weight.matrix, parts, act)
-    if layout != "plain":
-        packed = layouts.repack(weight.matrix, parts, "plain", layout)
-        args = (*sample.args[:at], *packed, *weight[4:9], layout, *sample.args[at + 10 :])
-        yield dataclasses.replace(sample, name=f"{sample.name}-{layout}", args=args)
+    if layout == "plain":
+        return None
+    packed = layouts.repack(weight.matrix, parts, "plain", layout)
+    args = (*sample.args[:at], *packed, *weight[4:9], layout, *sample.args[at + 10 :])
+    return dataclasses.replace(sample, name=f"{sample.name}-{layout}", args=args)
 
 
 RAISED = (
@@ -124,7 +149,7 @@ def _try(op: Op, sample: Sample) -> _Outcome:
     try:
         kernel = decide(op.name, *sample.args).kernel
     except RAISED as error:
-        return _Outcome("?", failure=_told(sample, error))
+        return _Outcome("?", failure=_told(sample.name, error))
     return _judged(op, sample, kernel, op.overload)
 
 
@@ -134,33 +159,50 @@ def _try_outside(op: Op, sample: Sample, place: Outside) -> list[_Outcome]:
     return [_judged(op, sample, name, partial(run, op.name)) for name, run in place.kernels.items()]
 
 
-def _told(sample: Sample, error: Exception) -> str:
+def _told(where: str, error: Exception) -> str:
     line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"{sample.name}: {type(error).__name__}: {line}"
+    return f"{where}: {type(error).__name__}: {line}"
 
 
 def _judged(op: Op, sample: Sample, kernel: str, run: Callable[..., Any]) -> _Outcome:
     before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in sample.args]
     try:
         got = run(*sample.args)
+        promised = op.fake(*sample.args)
     except RAISED as error:
-        return _Outcome(kernel, failure=_told(sample, error))
+        return _Outcome(kernel, failure=_told(sample.name, error))
     if written := [at for at, arg in enumerate(sample.args) if isinstance(arg, Tensor) and not _same(arg, before[at])]:
         return _Outcome(kernel, failure=f"{sample.name}: wrote into its arguments {written}")
-    if unlike := _unlike(got, op.fake(*sample.args)):
+    if unlike := _unlike(got, promised):
         return _Outcome(kernel, failure=f"{sample.name}: {unlike}")
-    expected, result = sample.expected(), _comparable(got, sample)
-    level = float(sqnr(expected.reshape(result.shape), result)) if result.numel() else math.inf
-    margin = math.inf if level == math.inf else level - sample.budget
-    wrong = None if margin >= 0 else f"{sample.name}: {level:.1f} dB, at least {sample.budget:.1f} wanted"
+    level, margin = sample.judged(got)
+    if margin >= 0:
+        return _Outcome(kernel, level, margin)
+    exact = sample.budget == math.inf
+    wrong = _differing(got, sample.expected()) if exact else f"{level:.1f} dB, at least {sample.budget:.1f} wanted"
     if math.isnan(level):
         level = margin = -math.inf
-    return _Outcome(kernel, level, margin, wrong)
+    return _Outcome(kernel, level, margin, f"{sample.name}: {wrong}")
+
+
+def _differing(got: list[Tensor], wanted: Tensor) -> str:
+    """Which of the parts does not have the bits that it should have."""
+    at, wrong = 0, "scale2"
+    for name, part in zip(Quantized._fields, got, strict=True):
+        found = bits(part)
+        if not torch.equal(found, wanted[at : at + found.numel()]):
+            wrong = f"{name}, {part.dtype} {[*part.shape]},"
+            break
+        at += found.numel()
+    return f"{wrong} has other bits than it should have"
 
 
 def _unlike(got: Any, wanted: Any) -> str | None:
     """What in a result differs from what was promised to programs that were traced: shapes, dtypes, no strides."""
-    for one, other in zip(*([part] if isinstance(part, Tensor) else part for part in (got, wanted)), strict=True):
+    parts, promises = ([each] if isinstance(each, Tensor) else each for each in (got, wanted))
+    if len(parts) != len(promises):
+        return f"the result has {len(parts)} tensors, not {len(promises)}"
+    for one, other in zip(parts, promises, strict=True):
         found, promised = (f"{part.dtype} {[*part.shape]} on {part.device}" for part in (one, other))
         if found != promised:
             return f"the result is {found}, not {promised}"
@@ -171,12 +213,4 @@ def _unlike(got: Any, wanted: Any) -> str | None:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Equal bits; torch compares no 8-bit floats."""
-    if one.element_size() == 1:
-        one, other = one.view(torch.uint8), other.view(torch.uint8)
-    return torch.equal(one.cpu(), other.cpu())
-
-
-def _comparable(got: Any, sample: Sample) -> Tensor:
-    """The result on the CPU. Of several parts the first, the codes; where bits must agree, as bytes."""
-    first = (got[0] if isinstance(got, (list, tuple)) else got).cpu()
-    return first.view(torch.uint8) if sample.budget == math.inf else first
+    return torch.equal(bits(one), bits(other))

@@ -176,10 +176,10 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for name, (keys, values) in FORMATS.items():
         for kind, change in (
             ("row", {"rows": 1}),
-            ("rows", {"causal": True}),
-            ("masked", {"mask": "bool"}),
+            ("rows", {"causal": True, "apart": True}),
+            ("masked", {"mask": "bool", "tokens": 300, "scale": 0.25}),
             ("added", {"mask": "float", "causal": True}),
-            ("dense", {"dense": 7, "first": 3, "causal": True}),
+            ("dense", {"dense": 7, "first": 3, "causal": True, "apart": True}),
             ("fresh", {"tokens": 0, "dense": 9, "causal": True}),
         ):
             yield sample(f"cache-{name}-{kind}", device, dtype, keys, values, **change)
@@ -200,32 +200,38 @@ def sample(
     first: int = 0,
     mask: str = "",
     causal: bool = False,
+    scale: float | None = None,
+    apart: bool = False,
 ) -> Sample:
-    """``shape``: sequences, query heads, key heads, width of keys."""
+    """``shape``: sequences, query heads, key heads, width of keys; ``apart``: the heads of a token lie side by side, in
+    q and the dense tokens, as a projection gives them. A float mask is another one for each head."""
     batch, heads, groups, width = shape
     total = tokens + dense
 
     def draw(*sizes: int) -> Tensor:
         return torch.randn(sizes, generator=samples.generator(name, *sizes)).to(device, dtype)
 
+    def per_head(*sizes: int) -> Tensor:
+        return draw(*sizes).transpose(1, 2).contiguous().transpose(1, 2) if apart else draw(*sizes)
+
     def quantized(scheme: str, wide: int) -> Weight:
         fmt = preset(scheme).weight
         parts = quantize(draw(batch, groups, tokens, wide), fmt)
         return Weight(*parts, fmt.dtype, tokens, wide, *fmt.block_shape(tokens, wide), "plain")
 
-    added = None if not mask else draw(batch, 1, rows, total)
+    added = None if not mask else draw(batch, heads if mask == "float" else 1, rows, total)
     if added is not None and mask == "bool":
         added = added > -0.5
     call = Call(
-        draw(batch, heads, rows, width),
+        per_head(batch, heads, rows, width),
         quantized(keys, width),
         quantized(values, value_width),
-        draw(batch, groups, dense, width) if dense else None,
-        draw(batch, groups, dense, value_width) if dense else None,
+        per_head(batch, groups, dense, width) if dense else None,
+        per_head(batch, groups, dense, value_width) if dense else None,
         first,
         added,
         causal,
-        width**-0.5,
+        width**-0.5 if scale is None else scale,
     )
     expected, square = judge(call)
     budget = samples.product_budget(dtype, round(width * square) + total, expected.numel())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from bitport import layouts
 from bitport.errors import ArgumentError
-from bitport.numerics import ACTIVATIONS, FLOATS, Format, Quantized, quantize, quantize_rows
+from bitport.layouts import Matrix
+from bitport.numerics import ACTIVATIONS, FLOATS, STATIC, Format, Quantized, quantize, quantize_rows, static_scale
 from bitport.ops import samples
 from bitport.ops.linear import check_activation
 from bitport.ops.select import declare
-from bitport.ops.table import Op, Sample
+from bitport.ops.table import Op, Sample, bits
 from bitport.ops.weight import SCHEMA, Weight, check_weight
 
 
@@ -35,9 +37,18 @@ def _same(value: Tensor) -> Tensor:
     return value
 
 
-def _bytes(data: Tensor) -> Tensor:
-    """Codes are compared bit by bit."""
-    return data.cpu().view(torch.uint8).double()
+def _no_views(parts: Quantized, *given: Tensor | None) -> list[Tensor]:
+    """As an op returns them: none that shares memory with what it was given."""
+    taken = {_storage(part) for part in given if part is not None}
+    return [part.clone() if _storage(part) in taken else part for part in to_list(parts)]
+
+
+def _storage(part: Tensor) -> int:
+    return part.untyped_storage()._cdata
+
+
+def _bits(parts: Quantized) -> Tensor:
+    return bits(to_list(parts))
 
 
 # -- dequantize ------------------------------------------------------------------------------------------------------
@@ -59,12 +70,11 @@ def _fake_dequantize(*args: Any) -> Tensor:
 
 
 def _samples_dequantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    for experts in (0, 2):
-        for sample in samples.weights(device, dtype, weight_only=True, experts=experts):
-            args = (*sample.weight, dtype)
-            yield Sample(
-                f"{sample.name}-e{experts}", args, partial(_same, sample.value), samples.rounding_budget(dtype)
-            )
+    for experts, large in ((0, False), (2, False), (0, True)):
+        for sample in samples.weights(device, dtype, experts=experts, large=large):
+            name = f"{sample.name}-{'large' if large else f'e{experts}'}"
+            budget = samples.rounding_budget(dtype)
+            yield Sample(name, (*sample.weight, dtype), partial(_same, sample.value), budget)
 
 
 # -- quantize --------------------------------------------------------------------------------------------------------
@@ -98,9 +108,12 @@ def _quantize(value: Tensor, fmt: str) -> list[Tensor]:
 
 
 def _samples_quantize(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    for sample in samples.weights(device, dtype, weight_only=True):
-        args = (samples.values(device, dtype, sample.weight.n, sample.weight.k), format_json(sample.scheme.weight))
-        yield Sample(sample.name, args, partial(_bytes, sample.weight.data), float("inf"))
+    one, two = samples.weights(device, dtype), samples.weights(device, dtype, experts=2)
+    for at, pair in enumerate(zip(one, two, strict=True)):
+        sample = pair[at % 2]
+        value = samples.values(device, dtype, *sample.weight.batch, sample.weight.n, sample.weight.k)
+        args = (value, format_json(sample.scheme.weight))
+        yield Sample(sample.name, args, partial(_bits, Quantized(*sample.weight[:4])), math.inf)
 
 
 # -- quantize_input --------------------------------------------------------------------------------------------------
@@ -114,13 +127,16 @@ def _check_quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> None
 
 def _quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tensor]:
     """x seen as [M, K], rounded as ACTIVATIONS[act] says; the parts are those of the plain layout."""
-    return to_list(quantize_rows(x, act, act_scale))
+    return _no_views(quantize_rows(x, act, act_scale), act_scale)
 
 
 def _samples_quantize_input(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for act in ACTIVATIONS:
-        x = samples.rows(device, dtype, 5, 96)
-        yield Sample(act, (x, act, None), partial(_bytes, quantize_rows(x, act).data), float("inf"))
+        x = samples.rows(device, dtype, 6, 96)
+        yield Sample(act, (x, act, None), partial(_bits, quantize_rows(x, act)), math.inf)
+        x = x.reshape(2, 3, 96)
+        scale = static_scale(0.75 * x.float().abs().amax(), act) if act in STATIC else None
+        yield Sample(f"{act}-batch", (x, act, scale), partial(_bits, quantize_rows(x, act, scale)), math.inf)
 
 
 # -- repack ----------------------------------------------------------------------------------------------------------
@@ -133,22 +149,19 @@ def _check_repack(*args: Any) -> None:
 
 def _repack(*args: Any) -> list[Tensor]:
     weight = Weight(*args[:10])
-    packed = layouts.repack(weight.matrix, Quantized(*weight[:4]), weight.layout, args[10])
-    taken = {_storage(part) for part in weight[:4] if part is not None}
-    return [part.clone() if _storage(part) in taken else part for part in to_list(packed)]  # an op returns no views
-
-
-def _storage(part: Tensor) -> int:
-    return part.untyped_storage()._cdata
+    return _no_views(layouts.repack(weight.matrix, Quantized(*weight[:4]), weight.layout, args[10]), *weight[:4])
 
 
 def _samples_repack(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    for sample in samples.weights(device, dtype, weight_only=True):
+    for sample in samples.weights(device, dtype):
+        matrix, parts = sample.weight.matrix, Quantized(*sample.weight[:4])
         for name, target in layouts.LAYOUTS.items():
-            if target.refuses(sample.weight.matrix, Quantized(*sample.weight[:4])) is None:
-                packed = target.pack(sample.weight.matrix, Quantized(*sample.weight[:4]))
-                args = (*sample.weight, name)
-                yield Sample(f"{sample.name}-{name}", args, partial(_bytes, packed.data), float("inf"))
+            if target.refuses(matrix, parts) is None:
+
+                def expected(target: layouts.Layout = target, matrix: Matrix = matrix, parts: Any = parts) -> Tensor:
+                    return _bits(target.pack(matrix, parts))
+
+                yield Sample(f"{sample.name}-{name}", (*sample.weight, name), expected, math.inf)
 
 
 declare(

@@ -57,18 +57,29 @@ def _fake(ids: Tensor, *rest: object) -> Tensor:
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    for sample in samples.weights(device, dtype, weight_only=True):
-        n = sample.weight.n
-        for name, shape in (("vector", (5,)), ("matrix", (2, 3)), ("scalar", ()), ("empty", (0,))):
-            ids = torch.arange(max(1, torch.Size(shape).numel()), device=device)[: torch.Size(shape).numel()] * 7 % n
-            ids = ids.reshape(shape)
+    for large in (False, True):
+        for sample in samples.weights(device, dtype, weight_only=True, large=large):
+            for name, shape in (("large", (67,)),) if large else SHAPES:
+                count = torch.Size(shape).numel()
+                ids = (torch.arange(max(1, count), device=device)[:count] * 7 % sample.weight.n).reshape(shape)
+                if name == "matrix":
+                    ids = ids.int().t()
 
-            def expected(ids: Tensor = ids, value: Tensor = sample.value) -> Tensor:
-                return value[ids.cpu()]
+                def expected(ids: Tensor = ids, value: Tensor = sample.value) -> Tensor:
+                    return value[ids.cpu().long()]
 
-            yield Sample(
-                f"{sample.name}-{name}", (ids, *sample.weight, dtype), expected, samples.rounding_budget(dtype)
-            )
+                yield Sample(
+                    f"{sample.name}-{name}", (ids, *sample.weight, dtype), expected, samples.rounding_budget(dtype)
+                )
+
+
+SHAPES: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("vector", (5,)),
+    ("matrix", (2, 3)),
+    ("scalar", ()),
+    ("empty", (0,)),
+)
+"""Of the samples' ids; those of the matrix are int32 and lie column by column."""
 
 
 EMBEDDING = Op(

@@ -91,21 +91,32 @@ def _backward(grad: Tensor, x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
 
 
 def _samples(device: torch.device, dtype: torch.dtype, weight_only: bool) -> Iterator[Sample]:
-    for sample in samples.weights(device, dtype, weight_only=weight_only, experts=3):
-        act = sample.scheme.act
-        if sample.scheme.static:
-            continue
-        for name, bounds in (("uneven", (2, 2, 7)), ("rest", (1, 3, 4)), ("empty", (0, 0, 0))):
-            x = samples.rows(device, dtype, 7, sample.weight.k)
-            ends = torch.tensor(bounds, dtype=torch.int32, device=device)
-            rounded = fake_quantize(x, act) if act else x
+    for experts, kinds in ((3, (("uneven", (2, 2, 7)), ("rest", (1, 3, 4)), ("empty", (0, 0, 0)))), (2, LARGE)):
+        for sample in samples.weights(device, dtype, weight_only=weight_only, experts=experts, large=kinds is LARGE):
+            if not sample.scheme.static:
+                for name, ends in kinds:
+                    yield _sample(sample, name, ends, device, dtype)
 
-            def expected(rounded: Tensor = rounded, ends: Tensor = ends, value: Tensor = sample.value) -> Tensor:
-                return masked(rounded.cpu().double(), ends.cpu(), value)
 
-            args = (x, ends, *sample.weight, *([act] if act else []))
-            budget = samples.product_budget(dtype, sample.weight.k, bounds[-1] * sample.weight.n)
-            yield Sample(f"{sample.name}-{name}", args, expected, budget)
+LARGE = (("large", (20, samples.LARGE_ROWS)),)
+
+
+def _sample(
+    of: samples.WeightSample, kind: str, bounds: tuple[int, ...], device: torch.device, dtype: torch.dtype
+) -> Sample:
+    act, count = of.scheme.act, samples.LARGE_ROWS if kind == "large" else 7
+    x = samples.rows(device, dtype, count, of.weight.k)
+    if kind == "rest":
+        x = x.t().contiguous().t()
+    ends = torch.tensor(bounds, dtype=torch.int32, device=device)
+    rounded = fake_quantize(x, act) if act else x
+
+    def expected() -> Tensor:
+        return masked(rounded.cpu().double(), ends.cpu(), of.value)
+
+    args = (x, ends, *of.weight, *([act] if act else []))
+    budget = samples.product_budget(dtype, of.weight.k, samples.independent(bounds[-1], of.weight.n))
+    return Sample(f"{of.name}-{kind}", args, expected, budget)
 
 
 GROUPED_LINEAR = Op(

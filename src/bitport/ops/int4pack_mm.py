@@ -69,7 +69,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
             codes = torch.randint(0, 16, (n, k), generator=at).to(device, torch.uint8)
             pairs = torch.randn(k // group, n, 2, generator=at).to(device, dtype)
             mat2 = pack_tiles(codes, inner)
-            for name, m in (("row", 1), ("rows", 5), ("empty", 0)):
+            for name, m in (("row", 1), ("rows", samples.LARGE_ROWS), ("empty", 0)):
                 x = samples.rows(device, dtype, m, k)
 
                 def expected(x: Tensor = x, w: Tensor = mat2, g: int = group, p: Tensor = pairs) -> Tensor:

@@ -76,9 +76,23 @@ def _backward(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for sample in samples.weights(device, dtype, weight_only=True):
-        for name, x in samples.inputs(device, dtype, sample.weight.k):
-            bias = samples.bias(device, dtype, sample.weight.n)
-            yield _product(f"{sample.name}-{name}", (x, *sample.weight, bias), x, sample.value, bias)
+        for name, x in (*samples.inputs(device, dtype, sample.weight.k), _nan(device, dtype, sample.weight.k)):
+            yield _weight_only(sample, name, x)
+    for sample in samples.weights(device, dtype, weight_only=True, large=True):
+        yield _weight_only(sample, *_large(device, dtype, sample.weight.k))
+
+
+def _weight_only(sample: samples.WeightSample, kind: str, x: Tensor) -> Sample:
+    bias = samples.bias(x.device, x.dtype, sample.weight.n, kind)
+    return _product(f"{sample.name}-{kind}", (x, *sample.weight, bias), x, sample.value, bias)
+
+
+def _nan(device: torch.device, dtype: torch.dtype, k: int) -> tuple[str, Tensor]:
+    return "nan", samples.with_nan(device, dtype, k)
+
+
+def _large(device: torch.device, dtype: torch.dtype, k: int) -> tuple[str, Tensor]:
+    return "large", samples.rows(device, dtype, samples.LARGE_ROWS, k)
 
 
 def _product(name: str, args: tuple[Any, ...], rows: Tensor, value: Tensor, bias: Tensor | None) -> Sample:
@@ -86,7 +100,8 @@ def _product(name: str, args: tuple[Any, ...], rows: Tensor, value: Tensor, bias
         return F.linear(rows.cpu().double(), value, None if bias is None else bias.cpu().double())
 
     n, k = value.shape
-    return Sample(name, args, expected, samples.product_budget(args[0].dtype, k, rows.numel() // k * n))
+    count = samples.independent(rows.numel() // k, n)
+    return Sample(name, args, expected, samples.product_budget(args[0].dtype, k, count))
 
 
 LINEAR = Op(
@@ -135,17 +150,30 @@ def _generic_dyn(x: Tensor, *rest: Any) -> Tensor:
 
 def _rows_apart(x: Tensor, *rest: Any) -> bool:
     *_, act, act_scale, _bias = rest
-    fmt = ACTIVATIONS[act]
-    return act_scale is not None or (fmt.block[0] == 1 and not fmt.global_scale)
+    return act_scale is not None or _each_row(act)
+
+
+def _each_row(act: str) -> bool:
+    """Whether no scale is measured over several rows."""
+    return act not in STATIC
 
 
 def _samples_dyn(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for sample in samples.weights(device, dtype, weight_only=False):
-        for name, x in samples.inputs(device, dtype, sample.weight.k):
-            act = sample.scheme.act
-            scale = samples.act_scale(x, sample.scheme)
-            rounded = fake_quantize(x, act, scale)
-            yield _product(f"{sample.name}-{name}", (x, *sample.weight, act, scale, None), rounded, sample.value, None)
+        inputs = [*samples.inputs(device, dtype, sample.weight.k)]
+        if _each_row(sample.scheme.act) and not sample.scheme.static:
+            inputs.append(_nan(device, dtype, sample.weight.k))
+        for name, x in inputs:
+            yield _rounded(sample, name, x)
+    for sample in samples.weights(device, dtype, weight_only=False, large=True):
+        yield _rounded(sample, *_large(device, dtype, sample.weight.k))
+
+
+def _rounded(sample: samples.WeightSample, kind: str, x: Tensor) -> Sample:
+    act, scale = sample.scheme.act, samples.act_scale(x, sample.scheme)
+    bias = samples.bias(x.device, x.dtype, sample.weight.n, kind)
+    args = (x, *sample.weight, act, scale, bias)
+    return _product(f"{sample.name}-{kind}", args, fake_quantize(x, act, scale), sample.value, bias)
 
 
 DYN_LINEAR = Op(

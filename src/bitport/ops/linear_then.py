@@ -63,9 +63,9 @@ def _op(of: Op, count: int) -> Op:
 
 
 def _samples(of: Op, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    """Those of the op, each with one of the functions, every other with a factor."""
+    """Those of the op, each with one of the functions, every other with a factor. One with a NaN has no budget."""
     names = list(FOLLOWING)
-    for at, sample in enumerate(of.samples(device, dtype)):
+    for at, sample in enumerate(each for each in of.samples(device, dtype) if not each.name.endswith("-nan")):
         then = names[at % len(names)]
         shape = (*sample.args[0].shape[:-1], sample.args[6])
         times = None
@@ -88,7 +88,8 @@ def _budget(z: Tensor, then: str, times: Tensor | None, dtype: torch.dtype, k: i
     if not z.numel():
         return 0.0
     z = z.detach().clone().requires_grad_()
-    y = FOLLOWING[then](z) if times is None else FOLLOWING[then](z) * times.cpu().double()
+    with torch.enable_grad():
+        y = FOLLOWING[then](z) if times is None else FOLLOWING[then](z) * times.cpu().double()
     (slope,) = torch.autograd.grad(y.sum(), z)
     z, y = z.detach(), y.detach()
     unit = 4.0 ** -samples.SIGNIFICAND[dtype]

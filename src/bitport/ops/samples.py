@@ -24,6 +24,7 @@ from bitport.schemes import PRESETS, Scheme, preset
 SIGNIFICAND = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
 
 VARIANTS = (
+    "int6-g32",
     "int4-g32",
     "int4-g32-sym",
     "int4-g32-fzero",
@@ -31,10 +32,13 @@ VARIANTS = (
     "int5-tensor",
     "int8-asym",
     "int4-b8x16-sym",
+    "mxfp4-wo",
+    "nvfp4-wo",
+    "int4-int8-g32-asym",
     "fp8-static",
     "nvfp4-static",
 )
-"""Presets with suffixes, so that every granularity, kind of zero and fixed scale is among the samples."""
+"""Presets with suffixes, so that every granularity, kind of zero and scale, and fixed scale is among the samples."""
 
 SHAPES = {
     "int3": (24, 40),
@@ -49,6 +53,10 @@ SHAPES = {
 }
 """[N, K] per first letters of the scheme where the ordinary (24, 72), whose K is no multiple of a group, won't do;
 the first that fits counts."""
+
+LARGE = (136, 384)
+LARGE_ROWS = 67
+"""More than one tile of most kernels each way, so that what they do between the borders is tried too."""
 
 
 class WeightSample(NamedTuple):
@@ -72,6 +80,12 @@ def product_budget(dtype: torch.dtype, k: int, count: int) -> float:
     return -10 * math.log10(noise) - 3 * 4.34 * math.sqrt(4 / max(count, 1))
 
 
+def independent(m: int, n: int) -> int:
+    """How many of m x n results are off at random. A weight is off by the same in each row: of many rows, those of
+    one."""
+    return n if m >= LARGE_ROWS else m * n
+
+
 def generator(*key: object) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
 
@@ -84,25 +98,39 @@ def rows(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Tensor:
     return torch.randn(m, k, generator=generator(m, k)).to(device, dtype)
 
 
-def bias(device: torch.device, dtype: torch.dtype, n: int) -> Tensor:
-    return torch.randn(n, generator=generator(n)).to(device, dtype)
+def bias(device: torch.device, dtype: torch.dtype, n: int, kind: str = "") -> Tensor | None:
+    """That of an input of this kind: none for one row, and for many in another dtype than theirs."""
+    value = torch.randn(n, generator=generator(n))
+    if kind == "rows":  # numbers that every dtype has
+        return value.bfloat16().to(device, torch.bfloat16 if dtype == torch.float32 else torch.float32)
+    return None if kind == "row" else value.to(device, dtype)
 
 
 def act_scale(x: Tensor, scheme: Scheme) -> Tensor | None:
-    """A static scale that fits x, where the scheme wants one."""
+    """A static scale, where the scheme wants one: not what would be measured, so that the largest of x saturate."""
     if not scheme.static:
         return None
     amax = x.float().abs().amax() if x.numel() else torch.ones((), device=x.device)
-    return static_scale(amax, scheme.act)
+    return static_scale(0.75 * amax, scheme.act)
 
 
-def weights(device: torch.device, dtype: torch.dtype, *, weight_only: bool, experts: int = 0) -> Iterator[WeightSample]:
-    """One quantized weight per scheme."""
+def weights(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    weight_only: bool | None = None,
+    experts: int = 0,
+    large: bool = False,
+) -> Iterator[WeightSample]:
+    """One quantized weight per scheme, or, where the inputs do not matter (None), per format of weights."""
+    formats = set()
     for name in (*PRESETS, *VARIANTS):
         scheme = preset(name)
-        if bool(scheme.act) == weight_only:
+        if (weight_only is None and scheme.weight in formats) or bool(scheme.act) == weight_only:
             continue
+        formats.add(scheme.weight)
         n, k = next((shape for start, shape in SHAPES.items() if name.startswith(start)), (24, 72))
+        n, k = LARGE if large else (n, k)
         batch = (experts,) if experts else ()
         parts = quantize(values(device, dtype, *batch, n, k), scheme.weight)
         weight = Weight(*parts, scheme.weight.dtype, n, k, *scheme.weight.block_shape(n, k), "plain")
@@ -111,11 +139,20 @@ def weights(device: torch.device, dtype: torch.dtype, *, weight_only: bool, expe
 
 
 def inputs(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[str, Tensor]]:
-    """Every way an input may come: one row, many, batched, empty, not contiguous."""
+    """Every way an input may come: one row, many, batched with a row of zeros as of padding, empty, not contiguous."""
     yield "vector", rows(device, dtype, 1, k)[0]
     yield "row", rows(device, dtype, 1, k)
     yield "rows", rows(device, dtype, 5, k)
-    yield "batch", rows(device, dtype, 6, k).reshape(2, 3, k)
+    batch = rows(device, dtype, 6, k).reshape(2, 3, k)
+    batch[0, 0] = 0
+    yield "batch", batch
     yield "empty", rows(device, dtype, 0, k)
     yield "strided", rows(device, dtype, k, 4).t()
-    yield "every-other", rows(device, dtype, 3, math.prod((2, k)))[:, ::2]
+    yield "every-other", rows(device, dtype, 3, math.prod((2, k)))[:, 1::2]
+
+
+def with_nan(device: torch.device, dtype: torch.dtype, k: int) -> Tensor:
+    """Three rows: what is no number in the second stays there."""
+    x = rows(device, dtype, 3, k)
+    x[1, k // 2] = math.nan
+    return x

@@ -12,6 +12,7 @@ Declaring an op registers it with torch in the ``bitport`` namespace:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from bitport.errors import ArgumentError
+from bitport.numerics import sqnr
 
 LIB = torch.library.Library("bitport", "FRAGMENT")
 
@@ -28,12 +30,32 @@ Backward = Callable[..., tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Arguments to try an op with, the float64 result they should have, and the least acceptable SQNR in dB."""
+    """Arguments to try an op with, the float64 result they should have, and the least acceptable SQNR in dB: infinite
+    where all bits must agree, of which the result are the :func:`bits`."""
 
     name: str
     args: tuple[Any, ...]
     expected: Callable[[], Tensor]
     budget: float
+
+    def judged(self, result: Tensor | list[Tensor]) -> tuple[float, float]:
+        """(SQNR of a result, by how much it exceeds the budget) in dB; NaN unless it is NaN where it should be."""
+        wanted = self.expected()
+        if self.budget == math.inf or isinstance(result, list):
+            level = math.inf if torch.equal(bits(result), wanted) else -math.inf
+            return level, level
+        got = result.cpu().reshape(wanted.shape)
+        numbers = ~wanted.isnan()
+        if not torch.equal(numbers, ~got.isnan()):
+            return math.nan, math.nan
+        level = float(sqnr(wanted[numbers], got[numbers])) if numbers.any() else math.inf
+        return level, level - self.budget
+
+
+def bits(result: Tensor | list[Tensor]) -> Tensor:
+    """Every byte of a result, one part after the other, as float64 on the CPU."""
+    parts = result if isinstance(result, list) else [result]
+    return torch.cat([part.cpu().contiguous().flatten().view(torch.uint8) for part in parts]).double()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from bitport import layouts
 from bitport.backends.xla.k_major import NAME
 from bitport.backends.xla.move import native, op_arrays, to_tensor
-from bitport.numerics import Quantized, sqnr
+from bitport.numerics import Quantized
 from bitport.ops import Op, Sample, Weight
 
 CPU = torch.device("cpu")
@@ -48,10 +49,10 @@ def weight_at(op: Op) -> int | None:
 
 def shortfall(sample: Sample, got: Any, dtype: torch.dtype) -> float:
     """dB by which a result misses its budget; bytes (an infinite budget) must be equal."""
-    expected = sample.expected()
-    result = to_tensor(got[0] if isinstance(got, list) else got)
-    if sample.budget == float("inf"):
-        return -float(torch.equal(result.view(torch.uint8).double().reshape(expected.shape), expected)) + 0.5
+    if isinstance(got, list):
+        return -sample.judged([to_tensor(part) for part in got])[1]
+    result = to_tensor(got)
     assert result.dtype == dtype
-    assert result.shape == expected.shape
-    return sample.budget - float(sqnr(expected, result)) if result.numel() else -float("inf")
+    assert result.shape == sample.expected().shape
+    over = sample.judged(result)[1]
+    return math.inf if math.isnan(over) else -over
