@@ -166,3 +166,14 @@ def test_devices_are_no_text() -> None:
     with pytest.raises(LayoutError, match=r"devices is a tuple of names, \('cuda',\)"):
         register_layout(Single())
     assert "single" not in LAYOUTS
+
+
+def test_devices_are_types() -> None:
+    """No tensor on cuda:0 would ask for this one."""
+
+    class Numbered(Plain):
+        name, devices = "numbered", ("cuda:0",)
+
+    with pytest.raises(LayoutError, match="devices are types, as 'cuda', not 'cuda:0'"):
+        register_layout(Numbered())
+    assert "numbered" not in LAYOUTS

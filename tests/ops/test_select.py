@@ -123,12 +123,25 @@ def test_a_kernel_of_an_op_that_does_not_exist_is_refused() -> None:
     assert ("liner", "cpu") not in IMPLS
 
 
-@pytest.mark.parametrize("answer", [True, False])
+@pytest.mark.parametrize("answer", [True, False, ""])
 def test_supports_answers_in_words(answer: Any, add: Callable[..., None]) -> None:
-    """A truth value, whichever it is, counts as a refusal without a reason."""
+    """Wherever it is asked: a kernel that says True would never run, one that says False would where it is forced."""
+    args = arguments()
     add("mine", 1.0, refuses=answer)
-    with pytest.raises(KernelError, match=f"'mine' has answered {answer}.*None where the kernel takes the call"):
-        decide("linear", *arguments())
+    said = f"'mine' has answered {answer!r}.*None where the kernel takes the call"
+    for ask in (lambda: decide("linear", *args), lambda: call("linear", *args, kernel="mine")):
+        with pytest.raises(KernelError, match=said):
+            ask()
+    if answer != "":
+        with pytest.raises(KernelError, match=said):
+            who(args)
+
+
+def test_a_device_is_a_type() -> None:
+    """A kernel of cpu:0 would never be asked."""
+    with pytest.raises(KernelError, match="'mine' is for 'cpu:0': device is a type, 'cpu'"):
+        register_kernel(Impl("linear", "mine", "cpu:0", OPS["linear"].generic, lambda *args: None))
+    assert ("linear", "cpu:0") not in IMPLS
 
 
 def test_forced_by_name(add: Callable[..., None]) -> None:

@@ -80,6 +80,10 @@ def register_layout(layout: Layout) -> None:
         )
     if isinstance(layout.devices, str):
         raise LayoutError(f"layout {layout.name!r}: devices is a tuple of names, ({layout.devices!r},), not a text")
+    if numbered := [device for device in layout.devices if ":" in device]:
+        raise LayoutError(
+            f"layout {layout.name!r}: devices are types, as {numbered[0].partition(':')[0]!r}, not {numbered[0]!r}"
+        )
     if layout.name in LAYOUTS and type(LAYOUTS[layout.name]) is not type(layout):
         raise LayoutError(f"layout {layout.name!r} exists already; choose another name")
     LAYOUTS[layout.name] = layout

@@ -57,6 +57,11 @@ STEP = "optimizer_step"
 def register_kernel(impl: Impl) -> None:
     """Add a kernel of a device. Those of higher priority are asked first, and of equal priority those that came first;
     KernelError where the op is unknown or has a kernel of this name there."""
+    if ":" in impl.device:
+        raise KernelError(
+            f"kernel {impl.name!r} is for {impl.device!r}: device is a type, {impl.device.partition(':')[0]!r}; "
+            "supports sees which of them the tensors are on"
+        )
     if impl.op not in {*OPS, STEP}:
         raise KernelError(f"kernel {impl.name!r} is for {impl.op!r}, and there is no such op: {', '.join(OPS)}")
     known = IMPLS.setdefault((impl.op, impl.device), [])
@@ -148,8 +153,10 @@ def _chooser(op: Op) -> Callable[..., Any]:
             plugins.load()
             impls = known[device] = IMPLS.setdefault((op.name, device), [])
         for impl in impls:
-            if impl.supports(*args) is None:
+            if (reason := impl.supports(*args)) is None:
                 return impl.run(*args)
+            if type(reason) is not str:
+                refusal(impl, *args)
         return op.generic(*args)
 
     return choose
@@ -212,11 +219,22 @@ def named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:
     known = IMPLS.get((op, device), [])
     for impl in known:
         if impl.name == kernel:
-            if reason := impl.supports(*args):
+            if reason := refusal(impl, *args):
                 raise KernelError(f"kernel {kernel!r} was forced for {op} on {device}, but refuses this call: {reason}")
             return impl.run
     names = ", ".join([*(impl.name for impl in known), GENERIC])
     raise KernelError(f"kernel {kernel!r} was forced for {op}, but {device} has only: {names}")
+
+
+def refusal(impl: Impl, *args: Any) -> str | None:
+    """Why ``impl`` does not take these arguments; KernelError where it has not answered that, in words."""
+    reason = impl.supports(*args)
+    if reason is None or (isinstance(reason, str) and reason):
+        return reason
+    raise KernelError(
+        f"{impl.op}: supports of kernel {impl.name!r} has answered {reason!r}, which counts as a refusal: it is to "
+        "answer None where the kernel takes the call, and otherwise why not, in words"
+    )
 
 
 NATIVE = "bitport/native/torch"
@@ -246,13 +264,8 @@ def decide(op: str, *args: Any) -> Decision:
         return Decision(f"{device.type}'s own (dispatcher)", ())
     refused: list[tuple[str, str]] = []
     for impl in IMPLS.get((op, device.type), []):
-        reason = impl.supports(*args)
+        reason = refusal(impl, *args)
         if reason is None:
             return Decision(impl.name, tuple(refused))
-        if not isinstance(reason, str):
-            raise KernelError(
-                f"{op}: supports of kernel {impl.name!r} has answered {reason!r}, which counts as a refusal: it is "
-                "to answer None where the kernel takes the call, and otherwise why not, in words"
-            )
         refused.append((impl.name, reason))
     return Decision(GENERIC, tuple(refused))
