@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import threading
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -12,7 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bitport import plugins
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, BackendError
+from bitport.ops import OPS, Impl, register_kernel
 
 
 @pytest.fixture
@@ -23,20 +25,38 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], N
     def offered(load: Callable[[], object]) -> None:
         monkeypatch.setattr(plugins, "_started", False)
         monkeypatch.setattr(plugins, "_loaded", [])
-        monkeypatch.setattr(plugins, "installed", lambda: {"acme": type("Entry", (), {"load": staticmethod(load)})})
+        monkeypatch.setattr(plugins, "_broken", {})
+        fake = type("Entry", (), {"load": staticmethod(load), "value": "acme_npu.backend"})
+        monkeypatch.setattr(plugins, "installed", lambda: {"acme": fake})
 
     return offered
 
 
-def test_a_broken_backend_fails_every_time(offer: Callable[..., None]) -> None:
+@pytest.mark.usefixtures("own_tables")
+def test_a_broken_backend_fails_every_time(offer: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same error, though the kernels that it had registered are there."""
+
     def broken() -> object:
+        register_kernel(Impl("linear", "acme", "cpu", OPS["linear"].generic, lambda *args: "not yet"))
         raise ImportError("its library is gone")
 
     offer(broken)
     for _ in range(2):
-        with pytest.raises(ImportError, match="its library is gone"):
+        said = r"the backend acme \(acme_npu.backend\) .* its library is gone. .* leave it out: BITPORT_DISABLE=acme"
+        with pytest.raises(BackendError, match=said):
             plugins.load()
     assert plugins.loaded() == plugins.IN_TREE
+    monkeypatch.setenv("BITPORT_DISABLE", "acme")
+    assert plugins.load() == plugins.IN_TREE
+
+
+def test_a_backend_that_cannot_describe_itself(offer: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe() -> list[str]:
+        raise OSError("no driver")
+
+    monkeypatch.setattr(plugins, "_describe", {})
+    offer(lambda: types.SimpleNamespace(describe=describe))
+    assert plugins.describe()["acme"] == ["its describe() has failed: OSError: no driver"]
 
 
 def test_a_backend_may_ask_while_it_is_loaded(offer: Callable[..., None]) -> None:

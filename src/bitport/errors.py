@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "ArgumentError",
+    "BackendError",
     "BitportError",
     "CheckpointError",
     "DeviceError",
@@ -47,6 +48,10 @@ class KernelError(BitportError, RuntimeError):
 
 class DeviceError(BitportError, RuntimeError):
     """A device that cannot hold or compute a scheme."""
+
+
+class BackendError(BitportError, ImportError):
+    """A backend, of bitport or of an installed package, that cannot be loaded."""
 
 
 class CheckpointError(BitportError, RuntimeError):

@@ -18,12 +18,20 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, BackendError
 
 GROUP = "bitport.backends"
 IN_TREE = ("cpu", "cuda", "xpu", "mps", "triton", "xla")
 
+FAILURES = (
+    *(ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError),
+    *(ArithmeticError, AssertionError, LookupError, NameError, SyntaxError),
+)
+"""What a package in the making, or one made for another bitport, raises."""
+
 _loaded: list[str] = []
+_broken: dict[str, Exception] = {}
+"""What loading raised. A second try would only find the kernels that the first had registered."""
 _describe: dict[str, Callable[[], list[str]]] = {}
 _tune: dict[str, Callable[[], Iterator[str]]] = {}
 _started = False
@@ -81,7 +89,21 @@ def _load() -> None:
         raise ArgumentError(f"BITPORT_DISABLE: no backend is called {', '.join(unknown)}; there are {', '.join(found)}")
     for name, bring in found.items():
         if name not in disabled and name not in _loaded:
-            _add(name, bring())
+            _add(name, _brought(name, bring))
+
+
+def _brought(name: str, bring: Callable[[], Any]) -> Any:
+    if name not in _broken:
+        try:
+            return bring()
+        except FAILURES as error:
+            _broken[name] = error
+    cause = _broken[name]
+    module = "bitport's own" if name in IN_TREE else installed()[name].value
+    raise BackendError(
+        f"the backend {name} ({module}) cannot be loaded: {type(cause).__name__}: {cause}. Update or mend its package, "
+        f"or leave it out: BITPORT_DISABLE={name}"
+    ) from cause
 
 
 def _add(name: str, module: Any) -> None:
@@ -94,7 +116,14 @@ def _add(name: str, module: Any) -> None:
 
 def describe() -> dict[str, list[str]]:
     """What loaded backends say of themselves for ``bitport doctor``, by their function ``describe``."""
-    return {name: _describe[name]() for name in load() if name in _describe}
+    return {name: _described(name) for name in load() if name in _describe}
+
+
+def _described(name: str) -> list[str]:
+    try:
+        return _describe[name]()
+    except FAILURES as error:
+        return [f"its describe() has failed: {type(error).__name__}: {error}"]
 
 
 def tune() -> Iterator[tuple[str, str]]:

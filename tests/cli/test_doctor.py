@@ -74,12 +74,15 @@ def test_what_is_missing_is_told_with_its_price(run: Run, monkeypatch: pytest.Mo
 
 def test_a_broken_backend_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
+        value = "acme_npu.backend"
+
         def load(self) -> None:
             raise KernelError("its library is gone")
 
     plugins.load()
     monkeypatch.setattr(plugins, "_started", False)
     monkeypatch.setattr(plugins, "_loaded", [])
+    monkeypatch.setattr(plugins, "_broken", {})
     monkeypatch.setattr(plugins, "installed", lambda: {"acme": Broken()})
     ran = run("doctor")
     assert ran.code == 1

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from bitport import plugins
+from bitport.errors import BitportError
 from bitport.layouts import LAYOUTS
 from bitport.ops import IMPLS, OPS
 from bitport.ops.select import GENERIC, own_kernel
@@ -91,8 +92,8 @@ def backends() -> dict[str, Any]:
     problem = None
     try:
         plugins.load()
-    except (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
-        problem = f"broken: {type(error).__name__}: {error}; BITPORT_DISABLE=<name> leaves a backend out"
+    except BitportError as error:
+        problem = f"broken: {error}"
     return {
         "loaded": list(plugins.loaded()),
         "installed": sorted(plugins.installed()),
