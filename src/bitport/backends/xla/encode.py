@@ -80,7 +80,8 @@ def quantize_codes(x: Array, fmt: Format, scale: Array, zero: Array | None, scal
     """uint8 codes [..., N, K] of x [..., N, K] with given scales (bytes decoded by their format)."""
     number, (n, k) = fmt.number, x.shape[-2:]
     factor = _spread(block_scale(fmt, scale, scale2))
-    steps = divide(to_blocks(x.astype(jnp.float32), fmt), factor)
+    blocks = to_blocks(x.astype(jnp.float32), fmt)
+    steps = jnp.where(blocks == 0, blocks, divide(blocks, factor))  # XLA reads 2^-127, the scale of zeros, as 0
     if number.kind == "float":
         codes = encode_float(steps, number)
         return from_blocks(jnp.where(jnp.isnan(factor), number.nan_code, codes).astype(jnp.uint8), n, k)
