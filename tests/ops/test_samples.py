@@ -129,6 +129,8 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "many outputs": ("linear", spoilt(lambda *args: args[6] > 128)),
     "many inputs": ("linear", spoilt(lambda *args: args[7] > 256)),
     "inputs that start later": ("linear", spoilt(lambda x, *rest: x.storage_offset())),
+    "a weight that lies apart": ("linear", spoilt(lambda x, data, *rest: not data.is_contiguous())),
+    "scales that lie apart": ("dyn_linear", spoilt(lambda *args: not args[2].is_contiguous())),
     "a NaN": ("linear", lambda run, *args: run(*args).nan_to_num()),
     "a NaN of rounded inputs": ("dyn_linear", lambda run, *args: run(*args).nan_to_num()),
     "ids of 32 bits": ("embedding", spoilt(lambda ids, *rest: ids.dtype == torch.int32)),

@@ -84,7 +84,12 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
 
 def _weight_only(sample: samples.WeightSample, kind: str, x: Tensor) -> Sample:
     bias = samples.bias(x.device, x.dtype, sample.weight.n, kind)
-    return _product(f"{sample.name}-{kind}", (x, *sample.weight, bias), x, sample.value, bias)
+    return _product(f"{sample.name}-{kind}", (x, *_lying(sample, kind), bias), x, sample.value, bias)
+
+
+def _lying(sample: samples.WeightSample, kind: str) -> Weight:
+    """The weight, not contiguous with inputs that are neither."""
+    return samples.apart(sample.weight) if kind == "strided" else sample.weight
 
 
 def _nan(device: torch.device, dtype: torch.dtype, k: int) -> tuple[str, Tensor]:
@@ -172,7 +177,7 @@ def _samples_dyn(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
 def _rounded(sample: samples.WeightSample, kind: str, x: Tensor) -> Sample:
     act, scale = sample.scheme.act, samples.act_scale(x, sample.scheme)
     bias = samples.bias(x.device, x.dtype, sample.weight.n, kind)
-    args = (x, *sample.weight, act, scale, bias)
+    args = (x, *_lying(sample, kind), act, scale, bias)
     return _product(f"{sample.name}-{kind}", args, fake_quantize(x, act, scale), sample.value, bias)
 
 

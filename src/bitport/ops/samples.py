@@ -138,6 +138,17 @@ def weights(
         yield WeightSample(name, scheme, weight, value)
 
 
+def apart(weight: Weight) -> Weight:
+    """The same numbers in rows that do not lie together, as in columns that were cut out of a plain weight."""
+    zero = None if weight.zero is None else _wider(weight.zero)
+    return weight._replace(data=_wider(weight.data), scale=_wider(weight.scale), zero=zero)
+
+
+def _wider(part: Tensor) -> Tensor:
+    raw = part.view(torch.uint8) if part.dtype.itemsize == 1 else part  # not every op knows the 8-bit floats
+    return torch.cat([raw, raw], -1)[..., : raw.shape[-1]].view(part.dtype)
+
+
 def inputs(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[str, Tensor]]:
     """Every way an input may come: one row, many, batched with a row of zeros as of padding, empty, not contiguous."""
     yield "vector", rows(device, dtype, 1, k)[0]
