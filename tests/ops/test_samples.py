@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitport.ops import OPS, Op, Sample
+from bitport.ops import OPS, Op, Sample, call
 from bitport.ops.table import bits
 
 CPU = torch.device("cpu")
@@ -59,6 +59,19 @@ def test_the_fake_kernel_tells_the_truth(op: Op, dtype: torch.dtype) -> None:
             described = [(t.shape, t.dtype, t.is_contiguous()) for t in (got, wanted)]
             assert described[0] == described[1], sample.name
             assert got.device.type == "meta"
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_an_op_computes_in_its_own_dtypes_under_autocast(op: Op) -> None:
+    """Which has cast its input before: products within a kernel are not to round their factors once more."""
+    for sample in itertools.islice(op.samples(CPU, torch.float32), 12):
+        wanted = op.overload(*sample.args)
+        with torch.autocast("cpu", torch.bfloat16):
+            for kernel in (None, "generic"):
+                made = call(op.name, *sample.args, kernel=kernel)
+                got, same = (each[0] if isinstance(each, list) else each for each in (made, wanted))
+                assert got.dtype == same.dtype, sample.name
+                assert got.double().sub(same.double()).norm() <= 1e-5 * same.double().norm(), sample.name
 
 
 def test_the_samples_hold_every_kind_of_input() -> None:

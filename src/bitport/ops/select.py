@@ -164,7 +164,8 @@ def _chooser(op: Op) -> Callable[..., Any]:
 
 def declare(op: Op) -> None:
     """Add ``op`` to the table and register its chooser with torch, for every device that has no kernel of its own."""
-    CHOOSERS[op.name] = _chooser(op)
+    CHOOSERS[op.name] = table.as_given(_chooser(op))
+    op = dataclasses.replace(op, generic=table.as_given(op.generic))
     table.declare(op, functools.partial(checked, op.name))
 
 
@@ -202,7 +203,7 @@ def call(op: str, *args: Any, kernel: str | None = None) -> Any:
     """Run ``op`` with the kernel called ``kernel``, or, without a name, with the one that would be chosen."""
     if kernel is not None:
         plugins.load()
-        return named(kernel, op, *args)(*args)
+        return table.as_given(named(kernel, op, *args))(*args)
     try:
         return OPS[op].overload(*args)
     except RuntimeError as error:

@@ -89,6 +89,19 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
+def as_given(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """``kernel`` in the dtypes that it works in, whatever autocast would make of the products it is composed of: that
+    has cast the input before, and would round what the kernel made of it and the weight once more."""
+
+    def run(*args: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return kernel(*args)
+        with torch._C._DisableAutocast():
+            return kernel(*args)
+
+    return run
+
+
 def declare(op: Op, run: Callable[..., Any]) -> None:
     """Register ``op`` with torch; ``run`` chooses among its kernels."""
     op = OPS[op.name] = dataclasses.replace(op, check=_of_tensors(op))
