@@ -74,6 +74,22 @@ def check_mixed_precision_rounds_the_values_themselves(mesh: Any) -> None:
         assert torch.equal(together(x), want)
 
 
+def check_mixed_precision_trains(mesh: Any) -> None:
+    """Gradients are of its dtype until they are added up, those of biases and norms beside them as well."""
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Embedding(20, 64), nn.LayerNorm(64), nn.Linear(64, 131))
+    prepare_(alone, {"*": "int8-dyn"})
+    together = fully_shard(copy.deepcopy(alone), mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    ids = torch.arange(20)
+    for model in (alone, together):
+        model(ids).float().square().mean().backward()
+    for one, piece in zip(alone.parameters(), together.parameters(), strict=True):
+        assert one.grad is not None
+        assert isinstance(piece.grad, DTensor)
+        assert piece.grad.dtype == torch.float32
+        assert (piece.grad.full_tensor() - one.grad).norm() <= 2.0**-5 * one.grad.norm()
+
+
 def check_the_state_is_of_floats_and_is_converted_in_one_piece(mesh: Any) -> None:
     together = sharded(model_of("int4-g32", None), mesh)
     steps(together, 1)

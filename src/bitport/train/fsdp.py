@@ -2,7 +2,7 @@
 
 Shards are float rows of the value, cut anywhere; what is gathered is rounded when it is whole again. The value is sent
 in its own dtype, whatever the policy for mixed precision says of parameters: rounding another dtype's numbers would
-train another model than convert_ makes.
+train another model than convert_ makes. The dtype of the policy is what the whole shows, and what its gradient has.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def post_all_gather(
     (gathered,) = outputs
     if out is not None:
         return None
-    whole = self.with_value(gathered.narrow(0, 0, size[0]), cut=False)
-    return whole.map_beside(lambda part: part.to(gathered.device), whole.value, whole.dtype), (gathered,)
+    whole = self.with_value(gathered.narrow(0, 0, size[0]), cut=False, gathered=True)
+    return whole.map_beside(lambda part: part.to(gathered.device), whole.value, dtype), (gathered,)
 
 
 TrainedTensor.fsdp_pre_all_gather = pre_all_gather

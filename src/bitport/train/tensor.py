@@ -62,6 +62,8 @@ class Rounding:
     transposed: bool = False
     cut: bool = False
     """A shard, cut without regard to blocks: it is stored and updated, but cannot be rounded alone."""
+    gathered: bool = False
+    """``value`` lies in memory that is filled anew for each use, in its own dtype, whatever dtype the tensor shows."""
 
 
 class TrainedTensor(Tensor):
@@ -237,6 +239,8 @@ def value_of(tensor: Any) -> Any:
     if not isinstance(tensor, TrainedTensor):
         return tensor
     if tensor.value.dtype != tensor.dtype:
+        if tensor.rounding.gathered:
+            return tensor.value.to(tensor.dtype)
         tensor.value = tensor.value.to(tensor.dtype)
         tensor.pre_scale = None if tensor.pre_scale is None else tensor.pre_scale.to(tensor.dtype)
     return tensor.value
