@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from bitport.errors import ArgumentError
 from bitport.tensor import QTensor
@@ -73,3 +75,18 @@ def test_a_part_can_be_replaced(make: Make) -> None:
     before = F.linear(x, q)
     q.scale = q.scale * 2
     assert torch.equal(F.linear(x, q), 2 * before)
+
+
+@pytest.mark.parametrize("make_mean", [get_ema_multi_avg_fn, get_swa_multi_avg_fn])
+def test_a_mean_over_time_leaves_what_is_quantized(make: Make, make_mean: Callable[[], Any]) -> None:
+    model = nn.Linear(96, 64)
+    model.weight = nn.Parameter(make("int4-g32", 64, 96), requires_grad=False)
+    average = AveragedModel(model, multi_avg_fn=make_mean())
+    for step in (0, 1):
+        model.bias.data.fill_(step)
+        average.update_parameters(model)
+    assert torch.equal(average.module.weight, model.weight)
+    assert 0 < average.module.bias.unique().item() < 1
+    model.weight = nn.Parameter(make("int4-g32", 64, 96), requires_grad=False)
+    with pytest.raises(ArgumentError, match="must be the same in an average and in its model"):
+        average.update_parameters(model)

@@ -371,6 +371,22 @@ def _add(func: Any, a: Any, b: Any, **kwargs: Any) -> Tensor:
     return func(*(each.dequantize() if isinstance(each, QTensor) else each for each in (a, b)), **kwargs)
 
 
+@implements(aten._foreach_lerp_.Scalar)
+def _averaged(func: Any, averages: Sequence[Tensor], tensors: Sequence[Tensor], weight: Any) -> None:
+    """A mean of a model's weights over time (AveragedModel), of which the quantized ones have stayed as they were."""
+    floats = []
+    for average, tensor in zip(averages, tensors, strict=True):
+        if not isinstance(average, QTensor) and not isinstance(tensor, QTensor):
+            floats.append((average, tensor))
+        elif not isinstance(average, QTensor) or not isinstance(tensor, QTensor) or not torch.equal(average, tensor):
+            raise ArgumentError(
+                f"{average!r} and {tensor!r} have no mean: a quantized weight must be the same in an average and in "
+                f"its model. Average the float model, or quantize before the average is made"
+            )
+    if floats:
+        func(*map(list, zip(*floats, strict=True)), weight)
+
+
 @implements(aten.empty_like.default)
 def _empty_like(func: Any, q: QTensor, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
     """A tensor of the same scheme, whose numbers are still to be loaded: what Module.to_empty() asks for. Who names a
