@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+import bitport as bp
 from bitport.errors import ArgumentError
 from bitport.train import convert_, prepare_
 from tests.train.steps import steps
@@ -96,9 +97,10 @@ def check_the_state_is_of_floats_and_is_converted_in_one_piece(mesh: Any) -> Non
     held = together.state_dict()["0.weight"]
     assert isinstance(held, DTensor)
     assert type(held.to_local()) is Tensor
-    for verb in (convert_,):
-        with pytest.raises(ArgumentError, match="load its full state_dict into a prepared model of one process"):
-            verb(together)
+    with pytest.raises(ArgumentError, match="load its full state_dict into a prepared model of one process"):
+        convert_(together)
+    with pytest.raises(ArgumentError, match=r"0\.weight is a TrainedTensor"):
+        bp.save(together, "prepared")
     single = model_of("int4-g32", None)
     single.load_state_dict(full(together))
     x = torch.randn(4, 64)

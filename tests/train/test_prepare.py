@@ -135,8 +135,12 @@ def test_what_takes_a_prepared_model_for_a_float_one_is_told(tmp_path: Path) -> 
     prepare_(model, "int4-g32")
     with pytest.raises(ArgumentError, match=r"is a TrainedTensor.* quantized by its convert_\(\)"):
         bp.quantize_(model, "int8")
-    with pytest.raises(ArgumentError, match="is a TrainedTensor"):
+    with pytest.raises(ArgumentError, match=r"is a TrainedTensor.* to save it, convert_\(model\) or release_"):
         bp.save(model, tmp_path)
+    bp.save(Model(), tmp_path)
+    with pytest.raises(ArgumentError, match=r"goes on from its state_dict\(\).* load before prepare_"):
+        bp.load(model, tmp_path)
+    assert convert_(model).layers
 
 
 def test_static_inputs_are_calibrated() -> None:

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitport.errors import ArgumentError
-from bitport.tensor.sharded import is_quantized
+from bitport.tensor import QTensor
+from bitport.tensor.sharded import is_quantized, own
 
 
 def bare(name: str) -> str:
@@ -55,7 +57,17 @@ def slots(model: nn.Module) -> Iterator[Slot]:
             name = bare(f"{prefix}.{attribute}" if prefix else attribute)
             if is_lazy(tensor):
                 raise ArgumentError(f"{name} has no shape yet: run the model once, so that its lazy modules get theirs")
+            _check(name, own(tensor))
             yield Slot(name, module, attribute, _kind(module, attribute))
+
+
+def _check(name: str, tensor: Tensor) -> None:
+    if is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, QTensor):
+        raise ArgumentError(
+            f"{name} is a {type(tensor).__name__}; a checkpoint holds dense and quantized tensors, and would put "
+            f"them in its place. What bitport.train prepared goes on from its state_dict(); to save it, "
+            f"convert_(model) or release_(model), and load before prepare_(model)"
+        )
 
 
 def identity(tensor: Tensor) -> object:
