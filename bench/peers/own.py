@@ -12,7 +12,7 @@ import bitport
 from bench.peers.base import Prepared
 from bench.suites import SCHEMES, class_of
 from bitport.ops import decide
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 
 PACKAGES: tuple[str, ...] = ()  # the commit says it
 VARIANTS = {scheme: class_of(scheme) for scheme in SCHEMES}

@@ -17,7 +17,7 @@ import bitport as bp
 from bitport.backends.aten import dense_mm
 from bitport.backends.cuda import DENSE, capability
 from bitport.ops import IMPLS, OPS, Impl, decide
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 
 DEVICE = os.environ["FAKE_DEVICE"]
 torch.ops.load_library(os.environ["FAKE_DEVICE_GUARD"])

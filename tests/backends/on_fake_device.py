@@ -17,7 +17,7 @@ import bitport as bp
 from bitport.backends.cuda import capability
 from bitport.errors import LayoutError
 from bitport.ops import IMPLS, Decision, decide
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 
 DEVICE = os.environ["FAKE_DEVICE"]
 torch.ops.load_library(os.environ["FAKE_DEVICE_GUARD"])

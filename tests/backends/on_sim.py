@@ -19,7 +19,7 @@ from bitport import layouts, plugins
 from bitport.errors import ArgumentError, BitportError
 from bitport.numerics import sqnr
 from bitport.ops import OPS, Sample, Weight
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from bitport.train import convert_, prepare_
 from tests.backends.products import products, shortfall
 

@@ -11,7 +11,7 @@ import torch
 import bitport as bp
 from bitport.backends import cpu
 from bitport.backends.cpu.native import Library
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from bitport.tensor import QTensor
 
 BF16 = torch.bfloat16

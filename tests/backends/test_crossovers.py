@@ -19,7 +19,7 @@ from bitport.backends.cpu.native import Library
 from bitport.cli.main import main
 from bitport.numerics import sqnr
 from bitport.ops import OPS, decide
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
 

@@ -26,7 +26,7 @@ from bitport import layouts
 from bitport.conformance import run
 from bitport.numerics import Quantized, sqnr
 from bitport.ops import IMPLS, OPS, Sample, Weight, decide
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from bitport.schemes import preset
 from bitport.tensor import QTensor
 from bitport.train import GRADIENTS, convert_, prepare_
@@ -224,7 +224,7 @@ def test_compiled_for_less_overhead(scheme: str) -> None:
 
 WATCHED = """
 import torch, bitport as bp
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 for scheme in ("int4", "int4-g32", "int3", "int8", "int8-dyn", "fp8-row", "fp8-block", "nf4", "mxfp8", "nvfp4"):
     for n, k in ((128, 256), (136, 384), (40, 128)):
         q = bp.quantize_tensor(torch.randn(n, k).bfloat16(), bp.preset(scheme)).to("cuda")

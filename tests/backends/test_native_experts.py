@@ -15,7 +15,7 @@ import torch
 
 from bitport.backends.cpu.dispatcher import TORCH
 from bitport.ops import use_kernel
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from bitport.tensor import QTensor
 from tests.backends.taken import BF16, registered, takes, tiles
 

@@ -19,7 +19,7 @@ from bitport import layouts
 from bitport.errors import ArgumentError, KernelError
 from bitport.numerics import STATIC
 from bitport.ops import IMPLS, OPS, Impl, call, decide, register_kernel, unregister_kernel, use_kernel
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from bitport.ops.select import CHOOSERS, DIRECT, own_kernel
 from tests.backends.products import products, shortfall
 from tests.backends.taken import BF16, arguments, linear, registered, taken, takes, tiles

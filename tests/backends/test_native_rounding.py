@@ -10,8 +10,8 @@ import bitport as bp
 from bitport.backends import cpu
 from bitport.backends.cpu.native import Library
 from bitport.numerics import fake_quantize
-from bitport.ops.functional import operand
 from bitport.ops.native_codes import ACTS, INTEGER_ACTS
+from bitport.ops.product import operand
 
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
 K = 240

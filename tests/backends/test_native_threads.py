@@ -19,7 +19,7 @@ import torch.nn.functional as F
 import bitport as bp
 from bitport.backends import cpu
 from bitport.backends.cpu.dispatcher import TORCH
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from tests.backends.taken import BF16, linear, registered, takes, tiles
 
 pytestmark = registered
@@ -135,7 +135,7 @@ def test_the_same_binary_in_another_torch() -> None:
     script = """
 import torch, torch.nn.functional as F, bitport as bp
 from bitport.backends import cpu
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 assert cpu.NOT_AT_DISPATCHER is None, cpu.NOT_AT_DISPATCHER
 count = cpu.LIBRARY.functions.bitport_calls_taken
 for scheme in ("int4-g32", "int8", "nf4", "nvfp4-wo"):

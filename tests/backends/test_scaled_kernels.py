@@ -27,7 +27,7 @@ from bitport.backends.aten import (
 from bitport.backends.mps import int4pack_mm as mps_int4pack_mm
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import OPS, Weight
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from bitport.ops.reference import code_value
 from bitport.ops.select import CHOOSERS
 from bitport.ops.table import bits

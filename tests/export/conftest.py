@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.export import Method, Program, load, package
-from bitport.ops.functional import linear_then
+from bitport.ops.product import linear_then
 
 from .needs import missing
 

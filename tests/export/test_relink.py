@@ -12,7 +12,7 @@ from bitport.errors import ExportError
 from bitport.export import Method
 from bitport.export.relink import Operand, relinked
 from bitport.numerics import fake_quantize
-from bitport.ops.functional import linear_then
+from bitport.ops.product import linear_then
 from bitport.tensor import QTensor, quantize_tensor
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.numerics import sqnr
-from bitport.ops.functional import linear_then
+from bitport.ops.product import linear_then
 from tests.backends.taken import registered, takes
 
 pytestmark = [registered, pytest.mark.usefixtures("own_tables")]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.ops import OPS
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from bitport.schemes import preset
 from bitport.tensor import QTensor, quantize_tensor
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from bitport.errors import KernelError
 from bitport.ops import IMPLS, OPS, Impl, call, decide, register_kernel, unregister_kernel, use_kernel
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from bitport.ops.select import FORCED
 from bitport.schemes import preset
 from bitport.tensor import quantize_tensor
@@ -257,7 +257,7 @@ RUN = """
 import torch, torch.nn.functional as F
 from bitport import quantize_tensor, preset
 from bitport.ops import decide
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 w, x = quantize_tensor(torch.randn(8, 64), preset("int4-g32")), torch.randn(2, 64)
 print(decide("linear", x, *operand(w), None).kernel, F.linear(x, w).shape)
 """

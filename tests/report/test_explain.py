@@ -11,7 +11,7 @@ from torch import nn
 
 import bitport
 from bitport.ops import Impl, decide, register_kernel
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from bitport.tensor import quantize_tensor
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bitport.ops.functional import linear_then
+from bitport.ops.product import linear_then
 from bitport.ops.select import use_kernel
 from bitport.tensor import QTensor
 

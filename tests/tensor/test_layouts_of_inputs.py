@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bitport
 from bitport.errors import ArgumentError
-from bitport.ops.functional import linear_then
+from bitport.ops.product import linear_then
 from bitport.tensor import QTensor
 
 Make = Callable[..., QTensor]

@@ -18,7 +18,7 @@ from bitport.errors import ArgumentError
 from bitport.numerics import ACTIVATIONS, sqnr
 from bitport.ops import OPS
 from bitport.ops.convert import from_list
-from bitport.ops.functional import linear_then, operand
+from bitport.ops.product import linear_then, operand
 from bitport.ops.reference import value_of
 from bitport.ops.samples import product_budget
 from bitport.schemes import PRESETS

@@ -18,7 +18,7 @@ from bitport.checkpoint.source import Source
 from bitport.nn.quantize import error_of
 from bitport.nn.targets import find_targets
 from bitport.numerics.activations import fake_quantize
-from bitport.ops.functional import in_code_order
+from bitport.ops.product import in_code_order
 from bitport.report import LayerReport, Report
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Target

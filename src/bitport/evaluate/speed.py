@@ -14,7 +14,7 @@ from torch import Tensor
 from bitport.evaluate.timing import clock_of, interleaved, medians, ratio, spread
 from bitport.numerics import sqnr
 from bitport.ops import decide
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from bitport.schemes import preset
 from bitport.tensor import QTensor, quantize_tensor
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from bitport.nn.targets import check_model
-from bitport.ops.functional import linear_then
+from bitport.ops.product import linear_then
 from bitport.ops.select import IMPLS
 from bitport.tensor import QTensor
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bitport.numerics import numbers_at_once
-from bitport.ops.functional import operand, run
+from bitport.ops.product import operand, run
 from bitport.ops.select import GENERIC, decide
 from bitport.tensor import QTensor
 

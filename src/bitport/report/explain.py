@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bitport.ops import Decision, decide
-from bitport.ops.functional import operand
+from bitport.ops.product import operand
 from bitport.report.text import table
 from bitport.tensor import QTensor
 

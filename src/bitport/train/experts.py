@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.ops.functional import autocasted, grouped, run
 from bitport.ops.grouped import masked
+from bitport.ops.matmul import grouped
+from bitport.ops.product import autocasted, run
 from bitport.ops.weight import Weight
 from bitport.train.product import Kept, before_pre_scale, grad_of_input, grad_of_weight, keep, refuse_transforms
 from bitport.train.rounded import operand_of, pre_scaled, rounded_input

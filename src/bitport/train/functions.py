@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.ops.bags import embedding_bag
-from bitport.ops.functional import TRACED_GROUPED_MM, added
+from bitport.ops.functional import TRACED_GROUPED_MM
+from bitport.ops.matmul import added
 from bitport.train.experts import grouped_mm
 from bitport.train.product import linear
 from bitport.train.tensor import ATEN, FUNCTIONS, TrainedTensor, outside_of_products

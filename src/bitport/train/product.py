@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.ops.functional import autocasted, run
+from bitport.ops.product import autocasted, run
 from bitport.ops.table import no_view
 from bitport.ops.weight import Weight
 from bitport.schemes import Scheme

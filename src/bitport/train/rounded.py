@@ -8,8 +8,9 @@ from torch import Tensor
 from bitport import layouts
 from bitport.numerics import ACTIVATIONS, Format, fake_quantize
 from bitport.ops.convert import from_list
-from bitport.ops.functional import operand as of_quantized
-from bitport.ops.functional import prepare, quantize_weight, run
+from bitport.ops.product import operand as of_quantized
+from bitport.ops.product import prepare, run
+from bitport.ops.values import quantize_weight
 from bitport.ops.weight import Weight
 from bitport.tensor import matrix_of
 from bitport.train.fixed import Fixed

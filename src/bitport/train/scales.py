@@ -27,7 +27,7 @@ from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.targets import check_model, find_targets
 from bitport.numerics import dequantize
 from bitport.numerics.blocks import to_blocks
-from bitport.ops.functional import in_code_order
+from bitport.ops.product import in_code_order
 from bitport.report import LayerReport
 from bitport.schemes import Choice, Plan, Target
 from bitport.tensor import QTensor

@@ -1,0 +1,43 @@
+"""Between floats and the parts of a QTensor, by the kernels of its device."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bitport.numerics import ACTIVATIONS, Format, Quantized, dequantize, fake_quantize
+from bitport.ops.convert import format_json, from_list
+from bitport.ops.outside import OUTSIDE
+from bitport.ops.product import operand, run
+from bitport.tensor import QTensor
+
+
+def dense(q: QTensor, dtype: torch.dtype) -> Tensor:
+    """The weight for a product of PyTorch's, by the kernel of its device; while a program is compiled in torch's ops,
+    which a compiler joins with what is around them."""
+    if torch.compiler.is_compiling():
+        return q.dequantize(dtype)
+    return q.shaped(q.in_value_order(run("dequantize", *operand(q), dtype)))
+
+
+def quantize_weight(value: Tensor, fmt: Format) -> Quantized:
+    """numerics.quantize by the kernel of the value's device."""
+    return from_list(run("quantize", value, format_json(fmt)))
+
+
+def dequantize_weight(parts: Quantized, fmt: Format, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    """numerics.dequantize, in torch's ops; by the kernel of a device that those are none of."""
+    if parts.data.device.type not in OUTSIDE:
+        return dequantize(parts, fmt, n, k, dtype)
+    return run("dequantize", *parts, fmt.dtype, n, k, *fmt.block_shape(n, k), "plain", dtype)
+
+
+def rounded_input(x: Tensor, act: str, act_scale: Tensor | None) -> Tensor:
+    """numerics.fake_quantize, likewise."""
+    if x.device.type not in OUTSIDE:
+        return fake_quantize(x, act, act_scale)
+    m, k = math.prod(x.shape[:-1]), x.shape[-1]
+    parts = from_list(run("quantize_input", x, act, act_scale))
+    return dequantize_weight(parts, ACTIVATIONS[act], m, k, torch.float32).reshape(x.shape)
