@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config
 
 import bitport as bp
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
@@ -26,6 +29,7 @@ from bitport.tensor import QTensor
 
 from .conftest import SCHEMES, arguments
 from .needs import needs_packages
+from .test_pieces import ROWS, Pieces
 
 pytestmark = [pytest.mark.xdist_group("package"), needs_packages]  # made once, by one worker
 
@@ -71,24 +75,6 @@ def test_a_library_is_handed_spans(program: Program) -> None:
     assert len(program.weights) > 3 * len(every)
 
 
-def test_one_weight_file_for_two_packages(tmp_path: Path) -> None:
-    """The same methods for two instruction sets."""
-    module = Tied("int4-g32").eval()
-    levels = [level for level in ("x86-64-v3", best_level()) if level]
-    for at, level in enumerate(levels):
-        method = Method(module, (torch.tensor([1, 2]),))
-        package(method, tmp_path / f"{at}.pt2", weights="tied.weights", level=level, examples=False)
-    for at in range(len(levels)):
-        assert torch.equal(
-            load(tmp_path / f"{at}.pt2").forward(torch.tensor([3, 4]))[1], module(torch.tensor([3, 4]))[1]
-        )
-    other = Tied("int3-g32").eval()
-    package(Method(other, (torch.tensor([1]),)), tmp_path / "o.pt2", weights="other.weights", examples=False)
-    (tmp_path / "other.weights").replace(tmp_path / "tied.weights")
-    with pytest.raises(ExportError, match=r"tied\.weights"):
-        load(tmp_path / "0.pt2")
-
-
 class Tied(nn.Module):
     def __init__(self, bits: str) -> None:
         super().__init__()
@@ -103,31 +89,61 @@ class Tied(nn.Module):
         return x, self.head(x)
 
 
-@pytest.mark.parametrize("scheme", ["int4-g32", "int3-g32"])
-def test_a_tied_head(scheme: str, tmp_path: Path) -> None:
-    module, ids = Tied(scheme).eval(), torch.tensor([0, 32, 7])
-    package(Method(module, (ids,)), tmp_path / "tied.pt2", examples=False)
-    program = load(tmp_path / "tied.pt2")
-    assert program.weights["words.weight.qdata"].dim() == 3
-    assert program.weights["other.weight.qdata"].dim() == 2
-    for one, other in zip(program.forward(ids), module(ids), strict=True):
-        assert torch.equal(one, other)
+class BothTied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.four, self.three = Tied("int4-g32"), Tied("int3-g32")
+
+    def forward(self, ids: Tensor) -> list[Tensor]:
+        return [*self.four(ids), *self.three(ids)]
+
+
+LEVELS = [level for level in ("x86-64-v3", best_level()) if level]
+
+
+@pytest.fixture(scope="module")
+def tied() -> nn.Module:
+    return BothTied().eval()
+
+
+@pytest.fixture(scope="module")
+def beside(tied: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same methods for two instruction sets with one weight file, and a table with another. The headers that torch
+    compiles ahead serve one package of the lower level here, and would take longer than it."""
+    folder, ids = tmp_path_factory.mktemp("beside"), torch.tensor([1, 2, 3])
+    for at, level in enumerate(LEVELS):
+        with config.patch({"aot_inductor.precompile_headers": level == best_level()}):
+            method = Method(tied, (ids,))
+            package(method, folder / f"{at}.pt2", weights="tied.weights", level=level, examples=False)
+    rows = torch.export.Dim("rows", min=1, max=64)
+    table = nn.Embedding(40, 128).bfloat16().eval()
+    bp.quantize_(nn.ModuleDict({"table": table}), {"table": "int8"}, measure=False)
+    package(Method(table, (ids,), ({0: rows},)), folder / "lookup.pt2", weights="other.weights", examples=False)
+    return folder
+
+
+def test_one_weight_file_for_two_packages(beside: Path, tied: nn.Module, tmp_path: Path) -> None:
+    ids = torch.tensor([0, 32, 7])
+    for at in range(len(LEVELS)):
+        for one, other in zip(load(beside / f"{at}.pt2").forward(ids), tied(ids), strict=True):
+            assert torch.equal(one, other)
+    shutil.copyfile(beside / "0.pt2", tmp_path / "0.pt2")
+    shutil.copyfile(beside / "other.weights", tmp_path / "tied.weights")
+    with pytest.raises(ExportError, match=r"tied\.weights"):
+        load(tmp_path / "0.pt2")
+
+
+def test_a_tied_head(beside: Path) -> None:
+    """Of 4 bits and of 3; that they give what eager mode gives is tested above."""
+    weights = load(beside / "0.pt2").weights
+    for name in ("four", "three"):
+        assert weights[f"{name}.words.weight.qdata"].dim() == 3
+        assert weights[f"{name}.other.weight.qdata"].dim() == 2
 
 
 class Turned(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.transpose(0, 1)
-
-
-def test_arguments_of_other_strides_are_exported_dense(tmp_path: Path) -> None:
-    """x[:, -1:] is contiguous for torch, but the stride of its first size, 1, is that of all of x; a program must not
-    take it for that of every argument."""
-    row = torch.randn(1, 5, 8)[:, -1:]
-    assert row.is_contiguous()
-    assert row.stride() == (40, 8, 1)
-    package(Method(Turned(), (row,)), tmp_path / "row.pt2", examples=False)
-    dense = torch.randn(1, 1, 8)
-    assert load(tmp_path / "row.pt2").forward(dense).stride() == dense.transpose(0, 1).stride()
 
 
 class Strided(nn.Module):
@@ -142,55 +158,96 @@ class Strided(nn.Module):
         return y
 
 
-def test_constants_of_other_strides(tmp_path: Path) -> None:
-    """They lie dense in the file, and generated code has to know."""
-    module, x = Strided(), torch.randn(4, 5)
-    package(Method(module, (x,)), tmp_path / "strided.pt2")
-    torch.testing.assert_close(load(tmp_path / "strided.pt2").forward(x), module(x))
-
-
 class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 4)
         self.register_buffer("never", torch.tensor([False, True, False, True]))
+        self.register_buffer("idle", torch.randn(3))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y: Tensor = self.linear(x).masked_fill(self.never, float("-inf"))
         return y, y - y
 
 
-def test_infinities_and_nan_are_compared_too(tmp_path: Path) -> None:
-    """They are what they were, and the other numbers are allowed what they are without them."""
-    manifest = package(Method(Masked().eval(), (torch.ones(2, 8),)), tmp_path / "masked.pt2")
-    atol = manifest["methods"]["forward"]["example"]["atol"]
-    assert 0 < atol["output.0"] < 1e-2
-    program = load(tmp_path / "masked.pt2")
-    assert program.check()["forward"] <= 1
-    example = program.examples("forward")
-    example["output.0"][0, 1] = 0
-    with pytest.raises(ExportError, match="inf off"):
-        compare("forward", program.methods["forward"], example, atol)
-    example = program.examples("forward")
-    example["output.1"][0, 1] = 0
-    with pytest.raises(ExportError, match="nan off"):
-        compare("forward", program.methods["forward"], example, atol)
+def fixed(x: Tensor) -> nn.Module:
+    """Layers that round their inputs by a fixed scale."""
+    layers = [nn.Linear(64, 64).bfloat16() for _ in range(3)]
+    for layer, scheme in zip(layers, ("int8-static", "fp8-static", "nvfp4-static"), strict=True):
+        bp.quantize_(nn.Sequential(layer), scheme, calibrate=[x], measure=False, progress=False)
+    return nn.Sequential(*layers)
 
 
-class Idle(nn.Module):
-    def __init__(self) -> None:
+class Various(nn.Module):
+    """Modules apart that are one library: compiling one takes seconds, whatever is in it."""
+
+    def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
-        self.register_buffer("idle", torch.randn(3))
+        self.parts = nn.ModuleDict(parts)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 1
+    def forward(self, given: dict[str, Tensor]) -> dict[str, Any]:
+        return {name: part(given[name]) for name, part in self.parts.items()}
 
 
-def test_a_buffer_that_nothing_reads(tmp_path: Path) -> None:
-    package(Method(Idle(), (torch.randn(2),)), tmp_path / "idle.pt2", examples=False)
-    program = load(tmp_path / "idle.pt2")
-    assert "idle" not in program.weights
-    assert torch.equal(program.forward(torch.zeros(2)), torch.ones(2))
+@pytest.fixture(scope="module")
+def various() -> tuple[nn.Module, dict[str, Tensor]]:
+    given = {
+        "masked": torch.ones(2, 8),
+        "turned": torch.randn(1, 5, 8)[:, -1:],
+        "strided": torch.randn(4, 5),
+        "fixed": torch.randn(3, 64).bfloat16(),
+        "pieces": torch.randn(3, 128).bfloat16(),
+    }
+    parts = {"masked": Masked(), "turned": Turned(), "strided": Strided(), "pieces": Pieces("int4-g32")}
+    return Various(**parts, fixed=fixed(given["fixed"])).eval(), given
+
+
+@pytest.fixture(scope="module")
+def of_various(various: tuple[nn.Module, dict[str, Tensor]], tmp_path_factory: pytest.TempPathFactory) -> Program:
+    module, given = various
+    path = tmp_path_factory.mktemp("various") / "various.pt2"
+    package(Method(module, (given,), ({**dict.fromkeys(given), "pieces": {0: ROWS}},)), path)
+    return load(path)
+
+
+def test_arguments_of_other_strides_are_exported_dense(
+    of_various: Program, various: tuple[nn.Module, dict[str, Tensor]]
+) -> None:
+    """x[:, -1:] is contiguous for torch, but the stride of its first size, 1, is that of all of x; a program must not
+    take it for that of every argument."""
+    row = various[1]["turned"]
+    assert row.is_contiguous()
+    assert row.stride() == (40, 8, 1)
+    dense = torch.randn(1, 1, 8)
+    assert of_various.forward({**various[1], "turned": dense})["turned"].stride() == dense.transpose(0, 1).stride()
+
+
+@pytest.mark.parametrize("name", ["strided", "fixed", "pieces"])
+def test_constants_of_every_kind(name: str, of_various: Program, various: tuple[nn.Module, dict[str, Tensor]]) -> None:
+    """Of other strides, which lie dense in the file, and generated code has to know; scales of inputs; pieces of
+    weights, for another number of rows."""
+    module, given = various
+    x = torch.randn(7, 128).bfloat16() if name == "pieces" else given[name] * 2
+    wanted, got = (run({**given, name: x})[name] for run in (module, of_various.forward))
+    exact = {"rtol": 0.0, "atol": 0.0} if name != "strided" else {}
+    torch.testing.assert_close(got, wanted, **exact)
+
+
+def test_infinities_and_nan_are_compared_too(of_various: Program) -> None:
+    """They are what they were, and the other numbers are allowed what they are without them."""
+    atol = of_various.manifest["methods"]["forward"]["example"]["atol"]
+    assert 0 < atol["output.0"] < 1e-2
+    assert of_various.check()["forward"] <= 1
+    for key, off in (("output.0", "inf off"), ("output.1", "nan off")):
+        example = of_various.examples("forward")
+        example[key][0, 1] = 0
+        with pytest.raises(ExportError, match=off):
+            compare("forward", of_various.methods["forward"], example, atol)
+
+
+def test_a_buffer_that_nothing_reads(of_various: Program) -> None:
+    assert "parts.masked.never" in of_various.weights
+    assert "parts.masked.idle" not in of_various.weights
 
 
 def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: dict[str, nn.Module]) -> None:
@@ -215,13 +272,9 @@ def test_weights_lie_in_the_file_alone(packed: Path, program: Program, modules: 
     assert size < bare + ALIGNMENT * len(program.weights) + 200 * len(program.weights) + 4096
 
 
-def test_libraries_carry_what_their_method_calls(packed: Path, program: Program, tmp_path: Path) -> None:
+def test_libraries_carry_what_their_method_calls(packed: Path, beside: Path, program: Program, tmp_path: Path) -> None:
     """And show their hosts nothing else."""
-    rows = torch.export.Dim("rows", min=1, max=64)
-    table = nn.Embedding(40, 128).bfloat16().eval()
-    bp.quantize_(nn.ModuleDict({"table": table}), {"table": "int8"}, measure=False)
-    package(Method(table, arguments(6)["every"][:1], ({0: rows},)), tmp_path / "lookup.pt2", examples=False)
-    lookup = load(tmp_path / "lookup.pt2").manifest["methods"]["forward"]["code"]
+    lookup = load(beside / "lookup.pt2").manifest["methods"]["forward"]["code"]
     half = program.manifest["methods"]["half"]["code"]
     assert lookup["size"] < half["size"] / 2, "products are in a library that only looks up"
     library = tmp_path / "half.so"
@@ -285,8 +338,6 @@ def test_programs_are_compiled_with_one_command_line(tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_process_is_changed(program: Program) -> None:
-    from torch._inductor import config
-
     for name, value in options(Path("x"), best_level()).items():
         assert config.get_config_copy()[name] != value or name == "max_autotune"
 
@@ -325,13 +376,3 @@ def test_exporting_leaves_the_model_as_it_was(program: Program, modules: dict[st
     every = modules["every"]
     assert all(isinstance(layer.weight, QTensor) for layer in every.layers)
     assert bp.explain(every, (1,)).layers
-
-
-def test_inputs_rounded_by_a_fixed_scale(tmp_path: Path) -> None:
-    layers, x = [nn.Linear(64, 64).bfloat16().eval() for _ in range(3)], torch.randn(3, 64).bfloat16()
-    for layer, scheme in zip(layers, ("int8-static", "fp8-static", "nvfp4-static"), strict=True):
-        bp.quantize_(nn.Sequential(layer), scheme, calibrate=[x], measure=False, progress=False)
-    module = nn.Sequential(*layers)
-    package(Method(module, (x,)), tmp_path / "fixed.pt2", examples=False)
-    other = torch.randn(3, 64).bfloat16() * 2
-    assert torch.equal(load(tmp_path / "fixed.pt2").forward(other), module(other))

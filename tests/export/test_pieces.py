@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,15 +9,13 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport.errors import ExportError
-from bitport.export import Method, decomposed, load, package
+from bitport.export import Method, decomposed
 from bitport.export.compile import exported, graph_of, lowered
 from bitport.export.onnx_weight import OnnxWeight, refusal
 from bitport.export.ops import FAKES, overload
 from bitport.export.relink import relinked
 from bitport.tensor import QTensor
 from bitport.tensor.exporting import INNER
-
-from .needs import needs_packages
 
 K, N = 128, 96
 ROWS = torch.export.Dim("rows", min=2, max=8)
@@ -86,16 +82,6 @@ def test_a_program_makes_them_once(scheme: str) -> None:
         assert [each.op for each in weights] == ["get_attr"] * len(weights)
     made = [node.args[0] for node in exported(given).graph.find_nodes(op="call_function", target=INNER)]
     assert {node.op for node in made} == {"placeholder"}
-
-
-@needs_packages
-def test_a_package_has_them(tmp_path: Path) -> None:
-    given = method("int4-g32")
-    package(given, tmp_path / "pieces.pt2", examples=False)
-    x = torch.randn(7, K).bfloat16()
-    wanted, got = given.module(x), load(tmp_path / "pieces.pt2").forward(x)
-    for name, y in wanted.items():
-        assert torch.equal(got[name], y), name
 
 
 def test_they_are_spelled_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 LIBRARIES = Path(torch.__path__[0]) / "lib"
 
 
+@functools.cache
 def runner() -> Path:
     """The folder of bitport-run, embed and mutate. Workers that run tests side by side take turns with it."""
     if not shutil.which("cmake") or not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
