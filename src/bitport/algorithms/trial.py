@@ -123,9 +123,10 @@ def same(ours: Tensor, theirs: Tensor) -> bool:
     if ours.shape != theirs.shape or torch.equal(ours, theirs):
         return ours.shape == theirs.shape
     ours, theirs = (each.reshape(-1, each.shape[-1] if each.dim() else 1) for each in (ours, theirs))
-    size = theirs.norm(dim=0)
+    size = theirs.square().sum(0).sqrt()  # as norm(dim=0), which takes four times as long
     floor = TOLERANCE * size.square().mean().sqrt()
-    return bool(((ours - theirs).norm(dim=0) <= TOLERANCE * (size + floor)).all())
+    off = (ours - theirs).square_().sum(0).sqrt()
+    return bool((off <= TOLERANCE * (size + floor)).all())
 
 
 def _in_float(batch: Any) -> Any:
