@@ -363,22 +363,18 @@ def test_an_interrupted_run_is_resumed_on_demand(
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
-def test_processes_of_torchrun_work_together(llama: Path, text: Path, tmp_path: Path) -> None:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = ["bitport", "quantize", llama, "--scheme", "int4-g32", "--algorithm", "gptq", "--data", text, "--json"]
-    told = {}
-    for name, start in (
-        ("alone", ["-m"]),
-        ("together", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]),
-    ):
-        command = [sys.executable, *start, *map(str, words), "-o", str(tmp_path / name)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=150)
-        assert ran.returncode == 0, ran.stderr
-        told[name] = json.loads(ran.stdout)["layers"]
-        assert ran.stderr.count("calibration:") == 1
-    assert told["together"] == told["alone"]
-    alone, together = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in told)
-    assert alone == together
+def test_processes_of_torchrun_work_together(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:
+    words = ["quantize", llama, "--scheme", "int4-g32", "--algorithm", "gptq", "--data", text, "--json", "-o"]
+    alone = run(*words, tmp_path / "alone")
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "bitport"]
+    command = [str(word) for word in (*start, *words, tmp_path / "together")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=150)
+    assert (alone.code, ran.returncode) == (0, 0), ran.stderr
+    assert (alone.err.count("calibration:"), ran.stderr.count("calibration:")) == (1, 1)
+    assert json.loads(ran.stdout)["layers"] == alone.data["layers"]
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("alone", "together")]
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize("words", [["--algorithm", "hqq"], ["--algorithm", "gptq", "--in-memory"]], ids=" ".join)

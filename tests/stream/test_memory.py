@@ -16,7 +16,7 @@ import json, sys, torch
 from pathlib import Path
 from safetensors.torch import save_file
 from torch import nn
-import bitport as bp
+from bitport.algorithms import AWQ, GPTQ, Chain, SignRound
 from bitport.stream import Stream
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
@@ -53,7 +53,9 @@ for at in range(BLOCKS):
 with torch.device("meta"):
     model = Model()
 batches = [torch.randn(TOKENS, WIDTH) for _ in range(2)]
-stream = Stream(model, folder, sys.argv[2], SCHEME, batches=batches, algorithm=ALGORITHM)
+awq = AWQ(steps=2)  # as much memory as twenty
+few = {"awq": awq, "awq+gptq": Chain((awq,), GPTQ(), ALGORITHM), "signround": SignRound(steps=2)}
+stream = Stream(model, folder, sys.argv[2], SCHEME, batches=batches, algorithm=few.get(ALGORITHM, ALGORITHM))
 report = stream.run()
 print(json.dumps([report.memory_estimate, report.memory_peak, stream.memory.base, report.bytes_before]))
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -18,39 +19,35 @@ from bitport.stream import Stream
 from .models import batches, empty, hashes, write
 
 ONE = """
-import os, sys, torch
+import json, os, sys, torch
 from bitport.calibrate.processes import Processes
 from bitport.stream import Stream
 from tests.stream.models import batches, empty
 torch.set_num_threads(1)
-source, target, scheme, algorithm, activations = sys.argv[1:]
+source, target, runs = *sys.argv[1:3], json.loads(sys.argv[3])
 with Processes.of_torchrun() as processes:
-    stream = Stream(empty(), source, target, {"embed": "int8", "*": scheme}, batches=batches()[:3],
-                    algorithm=algorithm, activations=activations, processes=processes)
-    print(stream.run().to_json())
+    for name, (scheme, algorithm, activations) in runs.items():
+        stream = Stream(empty(), source, os.path.join(target, name), {"embed": "int8", "*": scheme},
+                        batches=batches()[:3], algorithm=algorithm, activations=activations, processes=processes)
+        print(json.dumps(stream.run().to_json()))
 tasks = "/proc/self/task"
 names = [open(f"{tasks}/{task}/comm").read() for task in os.listdir(tasks)] if os.path.exists(tasks) else []
 assert not [name for name in names if "gloo" in name], names
 """
 """After it no thread of the group is left: as the interpreter ends such a thread may abort the process."""
+RUNS = {
+    "gptq in memory": ("int4-g32", "gptq", "memory"),
+    "gptq on disk": ("int4-g32", "gptq", "disk"),
+    "static in memory": ("int8-static", "rtn", "memory"),
+    "static by gptq on disk": ("int8-static", "gptq", "disk"),
+}
 
 
-@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
-@pytest.mark.parametrize(
-    ("scheme", "algorithm", "activations"),
-    [
-        ("int4-g32", "gptq", "memory"),
-        ("int4-g32", "gptq", "disk"),
-        ("int8-static", "rtn", "memory"),
-        ("int8-static", "gptq", "disk"),
-    ],
-)
-def test_two_do_what_one_does(tmp_path: Path, scheme: str, algorithm: str, activations: str) -> None:
-    """Three batches: one process has two of them."""
-    source = write(tmp_path)
-    recipe, options = {"embed": "int8", "*": scheme}, {"algorithm": algorithm, "activations": activations}
-    report = Stream(empty(), source, tmp_path / "alone", recipe, batches=batches()[:3], **options).run()
-    words = [sys.executable, "-c", ONE, str(source), str(tmp_path / "together"), scheme, algorithm, activations]
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
+    """A folder with the model and what two processes have made of it, one run after another, and what each told."""
+    folder = tmp_path_factory.mktemp("together")
+    words = [sys.executable, "-c", ONE, str(write(folder)), str(folder), json.dumps(RUNS)]
     started = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     running = [
         subprocess.Popen(words, env=started | {"RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -58,9 +55,22 @@ def test_two_do_what_one_does(tmp_path: Path, scheme: str, algorithm: str, activ
     ]
     told = [process.communicate(timeout=120) for process in running]
     assert [process.returncode for process in running] == [0, 0], told
-    assert told[0][0] == told[1][0]
-    assert hashes(tmp_path / "together") == hashes(tmp_path / "alone")
-    assert all(f'"{layer.name}"' in told[0][0] for layer in report.layers)
+    lines = zip(*(out.splitlines() for out, _ in told), strict=True)
+    return folder, {name: list(each) for name, each in zip(RUNS, lines, strict=True)}
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+@pytest.mark.xdist_group("stream in two processes")  # started once, by one worker
+@pytest.mark.parametrize("name", RUNS)
+def test_two_do_what_one_does(name: str, together: tuple[Path, dict[str, list[str]]], tmp_path: Path) -> None:
+    """Three batches: one process has two of them."""
+    folder, told = together
+    scheme, algorithm, activations = RUNS[name]
+    recipe, options = {"embed": "int8", "*": scheme}, {"algorithm": algorithm, "activations": activations}
+    report = Stream(empty(), folder / "model", tmp_path, recipe, batches=batches()[:3], **options).run()
+    assert told[name][0] == told[name][1]
+    assert hashes(folder / name) == hashes(tmp_path)
+    assert all(f'\\"{layer.name}\\"' in told[name][0] for layer in report.layers)
 
 
 def free_port() -> int:
