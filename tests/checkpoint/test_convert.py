@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import bitport as bp
@@ -334,6 +334,29 @@ def _pipe(directory: Path) -> None:
     os.mkfifo(directory / "model.safetensors")
 
 
+NORM, FIRST, SECOND, THIRD = "model.norm.weight", *(f"model-0000{at}-of-00002.safetensors" for at in (1, 2, 3))
+TWICE = f"{NORM} is in {FIRST} and in {SECOND} of .*, and 'weight_map' of its index "
+
+
+def _twice(directory: Path, said: str | None) -> None:
+    """``NORM`` in both shards, in the second as twos; the index names ``said``."""
+    for file, value in ((FIRST, 1.0), (SECOND, 2.0)):
+        save_file({**load_file(directory / file), NORM: torch.full((64,), value)}, directory / file)
+    save_file({"more": torch.ones(1)}, directory / THIRD)
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    index["weight_map"] |= {"more": THIRD, NORM: said}
+    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if file is not None}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(("said", "value"), [(FIRST, 1.0), (SECOND, 2.0)])
+def test_the_index_says_which_of_two_counts(said: str, value: float, tmp_path: Path) -> None:
+    _written(lambda d: _twice(d, said))(tmp_path / "hf")
+    quantize_files(tmp_path / "hf", tmp_path / "out", "int8")
+    (shard,) = (tmp_path / "out").glob("*.safetensors")
+    assert torch.equal(load_file(shard)[NORM], torch.full((64,), value))
+
+
 BAD_SOURCES = {
     "nothing": (lambda directory: None, "does not exist"),
     "empty": (lambda directory: directory.mkdir(), r"has no \.safetensors file. Give a Hugging Face directory"),
@@ -350,6 +373,8 @@ BAD_SOURCES = {
         _written(lambda d: save_file({"a": torch.ones(1)}, d / "model-00001-of-00002.safetensors")),
         "tensors of .* are in no file: ",
     ),
+    "in two shards": (_written(lambda d: _twice(d, None)), f"{TWICE}names no file for it"),
+    "in two shards but not there": (_written(lambda d: _twice(d, THIRD)), f"{TWICE}names {THIRD} for it: have it name"),
     "index leads out": (
         _written(
             lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x.safetensors"}}')

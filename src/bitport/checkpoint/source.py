@@ -89,15 +89,19 @@ class Source:
             raise CheckpointError(f"{self.path} does not exist; {FETCH}")
         check_others(self.path)
         self.config = json_object(self.path / "config.json") if (self.path / "config.json").is_file() else {}
-        self.tensors: dict[str, Held] = {}
+        self.weight_map: dict[str, str] = {}
+        """Name of a tensor -> that of its file, where there is an index."""
         self.kinds: dict[str, tuple[str, bool]] = {}
         """Of tensors by name, the kind of target and whether it lies transposed, as far as a model was asked."""
         self.metadata: dict[str, str] = {}
         """What the headers of all files say beside their tensors."""
+        found: dict[str, dict[str, Held]] = {}
         for file in self._files():
             with SafetensorsReader(file) as reader:
-                self.tensors |= {held.name: held for held in _held(reader)}
+                for held in _held(reader):
+                    found.setdefault(held.name, {})[file.name] = held
                 self.metadata |= reader.metadata
+        self.tensors = {name: self._one(name, held) for name, held in found.items()}
         self.files = sorted({held.file for held in self.tensors.values()})
         if arrangement is not None:
             self.tensors = _arranged(self.tensors, arrangement)
@@ -228,7 +232,19 @@ class Source:
                 held |= reader.tensors.keys()
         if lost := sorted(set(weight_map) - held):
             raise CheckpointError(f"{len(lost)} tensors of {path} are in no file: {shortened(lost)}")
+        self.weight_map = weight_map
         return files
+
+    def _one(self, name: str, held: dict[str, Held]) -> Held:
+        """``held``: by file."""
+        if len(held) == 1:
+            return next(iter(held.values()))
+        if (said := self.weight_map.get(name)) not in held:
+            raise CheckpointError(
+                f"{name} is in {' and in '.join(held)} of {self.path}, and 'weight_map' of its index names "
+                f"{said or 'no file'} for it: have it name the one that counts"
+            )
+        return held[said]
 
     def _quantization(self) -> dict[str, Any] | None:
         """What config.json, or the file that older libraries wrote beside it, or else the names of tensors say of the
