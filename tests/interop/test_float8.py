@@ -11,6 +11,7 @@ import bitport
 from bitport.errors import BitportError, CheckpointError
 from bitport.interop import float8, modelopt
 from bitport.interop.codec import Described
+from bitport.interop.formats import READERS
 from bitport.interop.sources import description
 from bitport.tensor import QTensor
 
@@ -82,6 +83,28 @@ def test_other_blocks(rows: int, columns: int, name: str, notes: int) -> None:
     (q,) = read(reader, tensors).values()
     assert (str(q.scheme), len(reader.notes)) == (name, notes)
     np.testing.assert_array_equal(value_of(q), value)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu], ids=str)
+@pytest.mark.parametrize(
+    ("said", "name", "notes"),
+    [
+        ({"quant_method": "mxfp8"}, "mxfp8", 0),
+        ({**config(1, 32), "quant_method": "mxfp8", "scale_fmt": "ue8m0"}, "mxfp8", 0),
+        (config(1, 32, scale_fmt="ue8m0"), "mxfp8", 0),
+        (config(1, 32), "mxfp8-wo", 1),
+        (config(1, 32, scale_fmt="ue8m0", activation_scheme=None), "mxfp8-wo", 0),
+    ],
+    ids=str,
+)
+def test_blocks_of_mxfp8(said: dict[str, object], name: str, notes: int, dtype: torch.dtype) -> None:
+    tensors, value = layer(48, 96, 1, 32, dtype)
+    reader = READERS[str(said["quant_method"])](dict(said), torch.bfloat16)
+    (q,) = read(reader, tensors).values()
+    assert (str(q.scheme), len(reader.notes), q.scale.dtype) == (name, notes, torch.float8_e8m0fnu)
+    np.testing.assert_array_equal(value_of(q), value)
+    with pytest.raises(CheckpointError, match=r"mxfp8 with weight_block_size \[128, 128\]: \[1, 32\] is read"):
+        READERS["mxfp8"]({**config(128, 128), "quant_method": "mxfp8"}, torch.bfloat16)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)

@@ -41,6 +41,16 @@ def test_what_transformers_writes_reads_as_it_unpacks_it(shape: tuple[int, int],
     assert torch.equal(q.dequantize(), unpacked(tensors))
 
 
+@pytest.mark.parametrize("exponents", [torch.float8_e8m0fnu, torch.uint8], ids=str)
+def test_mxfp8_of_transformers(exponents: torch.dtype) -> None:
+    said = SimpleNamespace(quantization_config=SimpleNamespace(weight_block_size=(1, 32), scale_fmt="ue8m0"))
+    tensors = theirs.Fp8Quantize(said).convert({"m.weight": matrix(48, 96)})
+    tensors["m.weight_scale_inv"] = tensors["m.weight_scale_inv"].view(exponents)
+    (q,) = read(Reader({"quant_method": "mxfp8"}, torch.float32), tensors).values()
+    assert str(q.scheme) == "mxfp8"
+    assert torch.equal(q.dequantize(), unpacked(tensors))
+
+
 def test_stacked_experts_of_transformers() -> None:
     said = SimpleNamespace(quantization_config=SimpleNamespace(weight_block_size=(128, 128), scale_fmt="float"))
     name = "l.mlp.experts.gate_up_proj"

@@ -1,4 +1,5 @@
-"""Float8 (``quant_method: fp8``) of DeepSeek, of transformers and of vLLM. Of a layer [N, K], or of E stacked ones::
+"""Float8 (``quant_method: fp8``, ``mxfp8``) of DeepSeek, of transformers and of vLLM. Of a layer [N, K], or of E
+stacked ones::
 
     weight              float8_e4m3fn [.., N, K]
     weight_scale_inv    one scale per block of weight_block_size (rows, columns), edges rounded up; without blocks one
@@ -10,8 +11,8 @@
     value = weight * scale
 
 also where a name says "inv", but for GPTQModel, which says weight_scale_semantics inverse and divides. Scales are
-floats, or powers of two: e8m0, or its exponents in uint8. A parameter that is not called weight has them as
-``<name>_scale_inv``. Experts of DeepSeek-V4 are mxfp4 (expert_dtype fp4)::
+floats, or powers of two: e8m0, or its exponents in uint8, as of mxfp8, whose blocks are [1, 32]. A parameter that is
+not called weight has them as ``<name>_scale_inv``. Experts of DeepSeek-V4 are mxfp4 (expert_dtype fp4)::
 
     weight              int8 [N, K/2]: two e2m1 codes in a byte, the even one low
     scale               e8m0 [N, K/32]
@@ -56,7 +57,8 @@ DIVISORS = (
     "scales of weights divide there, and are kept as their reciprocals, rounded to float32; inputs, which GPTQModel "
     "rounds on some processors, are used as they are"
 )
-BLOCK, FP4 = PRESETS["fp8-block"], PRESETS["mxfp4"].weight
+BLOCK, MX, FP4 = PRESETS["fp8-block"], PRESETS["mxfp8"], PRESETS["mxfp4"].weight
+POWERS = (torch.uint8, E8M0)
 
 
 class Reader(codec.Reader):
@@ -66,9 +68,14 @@ class Reader(codec.Reader):
         _one_of(config, "expert_dtype", ("fp8", "fp4"))
         self.beside = _beside(config, dtype)
         """Reads what is not float8."""
-        powers = _one_of(config, "scale_fmt", ("float", "ue8m0")) == "ue8m0"
+        mx = config.get("quant_method") == "mxfp8"
+        powers = _one_of(config, "scale_fmt", ("float", "ue8m0")) == "ue8m0" or mx
         self.static = _one_of(config, "activation_scheme", ("dynamic", "static")) == "static"
         self.block = _block_size(config)
+        if mx:
+            if self.block not in (None, MX.weight.block):
+                raise CheckpointError(f"mxfp8 with weight_block_size {[*self.block]}: {[*MX.weight.block]} is read")
+            self.block = MX.weight.block
         self.divides = SEMANTICS in config and _one_of(config, SEMANTICS, ("inverse",)) == "inverse"
         if self.divides:
             self.act = ""
@@ -82,12 +89,14 @@ class Reader(codec.Reader):
             self.notes.append("inputs are rounded with one scale a token; some programs take one for all tokens")
         elif self.block[1] == 128:
             self.act = "fp8-128"
+        elif self.block == MX.weight.block and powers:
+            self.act = MX.act
         else:
             self.act = ""
             self.notes.append(
                 f"inputs are used as they are: no scheme rounds them in blocks of {self.block[1]} columns"
             )
-        if powers and self.act and not self.static:
+        if powers and self.act not in ("", MX.act) and not self.static:
             self.notes.append("scales of inputs are any float32; scale_fmt ue8m0 rounds them up to powers of two")
 
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
@@ -148,8 +157,8 @@ class Reader(codec.Reader):
     def _fp8(self, weight: Weight, tensors: dict[str, Tensor]) -> tuple[Format, Quantized, tuple[int, ...]]:
         rank = 3 if tensors["weight"].dim() == 3 else 2
         data = expect(tensors["weight"], weight.parts["weight"], (E4M3,), (None,) * rank)
-        block, scale = self._scale(tensors["scale"], weight.parts["scale"], data.shape)
-        return Format(dtype="float8_e4m3", block=block), Quantized(data.contiguous(), scale), tuple(data.shape)
+        fmt, scale = self._scale(tensors["scale"], weight.parts["scale"], data.shape)
+        return fmt, Quantized(data.contiguous(), scale), tuple(data.shape)
 
     def _fp4(self, weight: Weight, tensors: dict[str, Tensor]) -> tuple[Format, Quantized, tuple[int, ...]]:
         codes = expect(tensors["weight"], weight.parts["weight"], (torch.int8,), (None, None))
@@ -157,21 +166,23 @@ class Reader(codec.Reader):
         scale = expect(tensors["scale"], weight.parts["scale"], (E8M0,), FP4.scale_shape(*shape))
         return FP4, Quantized(codes.contiguous().view(torch.uint8), scale.contiguous()), shape
 
-    def _scale(self, scale: Tensor, name: str, shape: torch.Size) -> tuple[tuple[int, int], Tensor]:
-        """(block, float32 [.., blocks of rows, blocks of columns])."""
+    def _scale(self, scale: Tensor, name: str, shape: torch.Size) -> tuple[Format, Tensor]:
+        """(that of the weight, scales [.., blocks of rows, blocks of columns])."""
         *batch, n, k = shape
         if self.block is not None:
             rows, columns = self.block
-            expect(scale, name, (*FLOATS, torch.uint8, E8M0), (*batch, -(-n // rows), -(-k // columns)))
+            expect(scale, name, (*FLOATS, *POWERS), (*batch, -(-n // rows), -(-k // columns)))
             block = self.block
         else:
             if not batch and scale.dim() < 2:
                 scale = scale.reshape(-1, 1)
             block = TENSOR if scale.dim() > 1 and scale.shape[-2] == 1 else CHANNEL
-            expect(scale, name, (*FLOATS, torch.uint8, E8M0), (*batch, n if block == CHANNEL else 1, 1))
-        exponents = scale.contiguous().view(E8M0) if scale.dtype == torch.uint8 else scale
-        scale = exponents.to(torch.float32).contiguous()
-        return block, 1 / scale if self.divides else scale
+            expect(scale, name, (*FLOATS, *POWERS), (*batch, n if block == CHANNEL else 1, 1))
+        exponents = scale.contiguous().view(E8M0) if scale.dtype == torch.uint8 else scale.contiguous()
+        if exponents.dtype == E8M0 and block == MX.weight.block and not self.divides:
+            return MX.weight, exponents
+        scale = exponents.to(torch.float32)
+        return Format(dtype="float8_e4m3", block=block), 1 / scale if self.divides else scale
 
 
 class Writer(codec.Writer):

@@ -30,6 +30,7 @@ READERS: dict[str, type[codec.Reader]] = {
     "torchao": torchao.Reader,
     "bitsandbytes": bitsandbytes.Reader,
     "fp8": float8.Reader,
+    "mxfp8": float8.Reader,
     "fbgemm_fp8": fbgemm.Reader,
     "modelopt": modelopt.Reader,
     "mxfp4": mxfp4.Reader,
