@@ -6,11 +6,13 @@
     mxfp4    scales uint8 [N, K/32], e8m0     value = e2m1(code) * scale    4                 32
     mxfp8    scales uint8 [N, K/32], e8m0     value = e4m3(code) * scale    8                 32
     nvfp4    scales uint8 [N, K/16], e4m3     value = e2m1(code) * scale    4                 16
+             and mostly not: global_scale     value = .. * global_scale / 2688
 
     weight uint32 [N, K * bits / 32]: codes along K, least significant bits first, over the borders of words
 
-The E experts of a layer are stacked, [E, N, ..], under <block>.switch_mlp.gate_proj, up_proj and down_proj;
-transformers has the first two below each other as <block>.experts.gate_up_proj, and <block>.experts.down_proj.
+The E experts of a layer are stacked, [E, N, ..] and global_scale [E], under <block>.switch_mlp.gate_proj, up_proj and
+down_proj; transformers has the first two below each other as <block>.experts.gate_up_proj, and
+<block>.experts.down_proj.
 
 Metal calls the biases qbiases. Modules may have settings of their own, under their path. How biases become zero points:
 :mod:`bitport.interop.shifts`.
@@ -21,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -30,11 +32,12 @@ from torch import Tensor
 from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
-from bitport.interop.checks import expect
+from bitport.interop.checks import expect, number_in
 from bitport.interop.codec import NO_CONV1D, Described, Weight, setting
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import FLOATS, Quantized
+from bitport.numerics.codec import block_scale
 from bitport.numerics.packing import unpack_bits
 from bitport.schemes import Scheme, preset
 from bitport.tensor import QTensor, from_parts
@@ -45,7 +48,14 @@ GROUPS = (128, 64, 32)
 AFFINE = "affine"
 FIXED = {"mxfp4": (32, 4, "mxfp4-wo"), "mxfp8": (32, 8, "mxfp8-wo"), "nvfp4": (16, 4, "nvfp4-wo")}
 """Mode -> the group and bits it always has, and its preset."""
-SETTINGS = ("group_size", "bits", "mode")
+GLOBAL = "global_scale"
+SETTINGS = ("group_size", "bits", "mode", GLOBAL)
+LARGEST = 2688
+"""That of e2m1 times e4m3: a global scale is the largest number of its matrix."""
+APART = (
+    "experts whose gate and up projections have global scales that differ get a scale in float32 for 16 weights, 6 "
+    "bits for each"
+)
 NO_NUMBERS = ("quant_method", "modules_to_not_convert")
 """Settings that change no number: a module is quantized if it has scales."""
 INPUTS = "quantize_input"
@@ -63,6 +73,8 @@ class Settings:
     group: int
     bits: int
     mode: str
+    scaled: bool = False
+    """Whether it says that it has a global scale; one that it has counts if it says nothing."""
 
     @classmethod
     def of(cls, said: Mapping[str, Any], what: str, known: tuple[str, ...] = SETTINGS) -> Settings:
@@ -70,7 +82,8 @@ class Settings:
             raise CheckpointError(f"{what}: {unknown[0]} is not understood; {', '.join(known)} are")
         mode = setting(said, "mode", str, AFFINE)
         group, bits = FIXED.get(mode, (64, 4, ""))[:2]
-        its = cls(setting(said, "group_size", int, group), setting(said, "bits", int, bits), mode)
+        scaled = setting(said, GLOBAL, bool, False)
+        its = cls(setting(said, "group_size", int, group), setting(said, "bits", int, bits), mode, scaled)
         if mode != AFFINE and (mode not in FIXED or (its.group, its.bits) != (group, bits)):
             fixed = ", ".join(f"{name} of {bits} bits in groups of {group}" for name, (group, bits, _) in FIXED.items())
             raise CheckpointError(
@@ -80,6 +93,8 @@ class Settings:
             raise CheckpointError(
                 f"{what}: {its.bits} bits in groups of {its.group}; {', '.join(map(str, BITS))} bits are read"
             )
+        if its.scaled and mode != "nvfp4":
+            raise CheckpointError(f"{what}: {GLOBAL} with {mode!r}; nvfp4 alone has one")
         return its
 
     def said(self) -> dict[str, Any]:
@@ -111,7 +126,7 @@ class Reader(codec.Reader):
         for name in held:
             module, _, last = name.rpartition(".")
             if last == "scales":
-                weight = self._stacked(module) if len(held[name].shape) == 3 else self._weight(module)
+                weight = (self._stacked if len(held[name].shape) == 3 else self._weight)(module, held)
                 if lost := [part for part in weight.parts.values() if part not in held]:
                     raise CheckpointError(f"{name} is there without {lost[0]}; fetch the checkpoint again")
                 if not known.issuperset(weight.parts.values()):
@@ -127,13 +142,24 @@ class Reader(codec.Reader):
                 )
         if any(role.endswith(self.shift) for weight in found for role in weight.parts):
             self.notes.append(ROUNDED)
+        if any(len([role for role in weight.parts if role.endswith(GLOBAL)]) > 1 for weight in found):
+            self.notes.append(APART)
         return found
 
-    def _weight(self, module: str) -> Weight:
-        ends = ["weight", "scales", *([self.shift] if self._of(module).mode == AFFINE else [])]
-        return Weight(f"{module}.weight", {end: f"{module}.{end}" for end in ends})
+    def _weight(self, module: str, held: Mapping[str, Held]) -> Weight:
+        return Weight(f"{module}.weight", {end: f"{module}.{end}" for end in self._ends([module], held)})
 
-    def _stacked(self, module: str) -> Weight:
+    def _ends(self, modules: Iterable[str], held: Mapping[str, Held]) -> list[str]:
+        """Of the names of the tensors that each of ``modules`` has, which are one parameter."""
+        ends = ["weight", "scales"]
+        for module in modules:
+            its = self._of(module)
+            scaled = its.scaled or (its.mode == "nvfp4" and f"{module}.{GLOBAL}" in held)
+            more = {self.shift: its.mode == AFFINE, GLOBAL: scaled}
+            ends += [end for end, there in more.items() if there and end not in ends]
+        return ends
+
+    def _stacked(self, module: str, held: Mapping[str, Held]) -> Weight:
         """The parameter that the stacked experts ``module`` are in, with all its parts."""
         block, switch, last = module.rpartition(SWITCH)
         found = next(((name, parts) for name, parts in JOINED.items() if last in parts), None)
@@ -147,9 +173,8 @@ class Reader(codec.Reader):
         modules = {each: f"{block}{SWITCH}{each}" for each in projections}
         if len({self._of(path) for path in modules.values()}) > 1:
             raise CheckpointError(f"{' and '.join(modules.values())} are one parameter, and have different settings")
-        parts = {
-            f"{each}.{end}": part for each, path in modules.items() for end, part in self._weight(path).parts.items()
-        }
+        ends = self._ends(modules.values(), held)
+        parts = {f"{each}.{end}": f"{path}.{end}" for each, path in modules.items() for end in ends}
         return Weight(f"{block}.experts.{name}", parts)
 
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
@@ -171,7 +196,7 @@ class Reader(codec.Reader):
             )
         grid = (n, k // its.group)
         if its.mode != AFFINE:
-            parts, scheme = self._floats(weight, tensors, to_stream(words, k, its.bits), its, (n, k))
+            parts, scheme = self._floats(weight, tensors, to_stream(words, k, its.bits), its, (n, k), experts)
             return self._made(parts, scheme, (n, k), experts)
         scale = expect(tensors["scales"], weight.parts["scales"], FLOATS, grid)
         shift = expect(tensors[self.shift], weight.parts[self.shift], FLOATS, grid)
@@ -193,12 +218,20 @@ class Reader(codec.Reader):
         stream: Tensor,
         its: Settings,
         shape: tuple[int, int],
+        experts: tuple[int, ...],
     ) -> tuple[Quantized, Scheme]:
         scheme = preset(FIXED[its.mode][2])
         grid = scheme.weight.scale_shape(*shape)
         scale = expect(tensors["scales"], weight.parts["scales"], (torch.uint8,), grid).contiguous()
         second = torch.ones(1, 1, dtype=torch.float32) if scheme.weight.global_scale else None
         data, scale = stream.view(scheme.weight.number.storage), scale.view(scheme.weight.scale_dtype(self.dtype))
+        if (largest := tensors.get(GLOBAL)) is not None:
+            one = largest if experts else number_in(largest, weight.parts[GLOBAL])
+            rows = (one.float() / LARGEST).reshape(*experts, -1, 1)
+            second = rows[..., :1, :]
+            if not bool((rows == second).all()):
+                fmt = dataclasses.replace(scheme.weight, scale="float32", global_scale=False)
+                return Quantized(data, block_scale(scale, rows.flatten(0, -2)), None, None), Scheme(weight=fmt)
         return Quantized(data, scale, None, second), scheme
 
     def _of(self, module: str) -> Settings:
@@ -206,8 +239,14 @@ class Reader(codec.Reader):
 
 
 def _below_each_other(weight: Weight, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """(tensors of all experts as of one matrix, in each expert its projections below each other; how many experts)."""
+    """(tensors of all experts as of one matrix, in each expert its projections below each other, global scales one for
+    each row; how many experts)."""
+    tensors = dict(tensors)
     for role, part in weight.parts.items():
+        projection, _, end = role.rpartition(".")
+        if end == GLOBAL:
+            each = expect(tensors[role], part, FLOATS, (None,))
+            tensors[role] = each.reshape(-1, 1, 1).expand(-1, tensors[f"{projection}.weight"].shape[1], 1)
         expect(tensors[role], part, (tensors[role].dtype,), (None, None, None))
     first, _, end = next(iter(weight.parts)).rpartition(".")
     experts = len(tensors[f"{first}.{end}"])
