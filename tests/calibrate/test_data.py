@@ -82,13 +82,17 @@ def test_documents_follow_each_other(tmp_path: Path, kind: str) -> None:
 def test_tables(tmp_path: Path, suffix: str) -> None:
     """As `datasets` keeps them: Arrow streams and Parquet files."""
     arrow = pytest.importorskip("pyarrow")
-    data = arrow.table({"id": [1, 2, 3], "text": ["ab", None, "cd"]})
     file = tmp_path / f"a{suffix}"
-    if suffix == ".parquet":
-        importlib.import_module("pyarrow.parquet").write_table(data, file)
-    else:
-        with arrow.OSFile(str(file), "wb") as sink, arrow.ipc.new_stream(sink, data.schema) as writer:
-            writer.write_table(data)
+    for column in ("content", "text"):
+        data = arrow.table({"id": [1, 2, 3], column: ["ab", None, "cd"]})
+        if suffix == ".parquet":
+            importlib.import_module("pyarrow.parquet").write_table(data, file)
+        else:
+            with arrow.OSFile(str(file), "wb") as sink, arrow.ipc.new_stream(sink, data.schema) as writer:
+                writer.write_table(data)
+        if column != "text":
+            with pytest.raises(ArgumentError, match="has the columns id, content; the documents must be in one that"):
+                token_batches(file, encode)
     assert letters(token_batches(tmp_path, encode)) == ["abcd"]
     file.write_bytes(b"no table")
     with pytest.raises(ArgumentError, match=r"cannot read .* as a table"):

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, shortened
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -103,12 +103,16 @@ def _column(file: Path) -> Iterator[str]:
     arrow = _pyarrow(file)
     try:
         if file.suffix == ".parquet":
-            parts: Any = importlib.import_module("pyarrow.parquet").ParquetFile(file).iter_batches(columns=["text"])
+            table: Any = importlib.import_module("pyarrow.parquet").ParquetFile(file)
+            names, parts = table.schema_arrow.names, table.iter_batches(columns=["text"])
         else:
             parts = arrow.ipc.open_stream(arrow.memory_map(str(file)))
+            names = parts.schema.names
+        if "text" not in names:
+            raise ArgumentError(
+                f'{file} has the columns {shortened(names)}; the documents must be in one that is called "text"'
+            )
         for part in parts:
-            if "text" not in part.schema.names:
-                raise ArgumentError(f'{file} has the columns {", ".join(part.schema.names)}; "text" is needed')
             for value in part.column("text").to_pylist():
                 if isinstance(value, str):
                     yield value
