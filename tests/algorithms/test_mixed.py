@@ -7,6 +7,7 @@ import inspect
 import itertools
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -258,9 +259,19 @@ def test_a_weight_of_which_the_data_tell_nothing(cost: str) -> None:
     assert len(costs(model, CANDIDATES, calibrate=BATCHES, cost=cost, together=[["*"]]).groups) == 1
 
 
+@pytest.mark.parametrize("factor", [torch.nan, torch.inf])
+@pytest.mark.parametrize("logits", [False, True])
+def test_outputs_that_are_no_numbers(logits: bool, factor: float) -> None:
+    """Every candidate would cost alike, and each weight get the first that fits."""
+    layer = nn.Linear(64, 64)
+    model = nn.ModuleDict({"layer": layer})
+    model.forward = lambda x: SimpleNamespace(logits=layer(x) * factor) if logits else layer(x) * factor  # type: ignore
+    with pytest.raises(ArgumentError, match="the outputs of the model as it is hold NaN or infinity, on batch 1"):
+        bitport.mixed(model, ("int4", "int8"), bits=6, calibrate=[torch.zeros(0, 64), torch.randn(2, 64)])
+
+
 def test_words_that_are_ruled_out_cost_nothing() -> None:
     """Their logits are -inf, before and after."""
-    from types import SimpleNamespace
 
     class Masked(nn.Module):
         def __init__(self) -> None:

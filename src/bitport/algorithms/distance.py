@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bitport.calibrate.batches import evaluating, run_fresh
+from bitport.errors import ArgumentError
 from bitport.schemes import Target
 from bitport.tensor import QTensor
 
@@ -31,6 +32,13 @@ class Distance:
     def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
         self.model, self.batches = model, batches
         self.exact = [self._outputs(batch) for batch in batches]
+        for at, outputs in enumerate(self.exact):
+            if bool((outputs.value.isnan() if outputs.are_logarithms else ~outputs.value.isfinite()).any()):
+                raise ArgumentError(
+                    f"the outputs of the model as it is hold NaN or infinity, on batch {at} of the calibration, and "
+                    f"tell nothing of what a weight costs. Give other batches, a model in bfloat16 or float32, or "
+                    f"cost='output', which looks at the outputs of each weight"
+                )
 
     def __call__(self, targets: Sequence[Target], q: QTensor) -> float:
         """With the one weight that ``targets`` name in the form ``q``."""
