@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,3 +64,16 @@ def test_a_model_with_hooks_whose_weights_are_there_is_quantized() -> None:
     assert hasattr(model, "_hf_hook")
     bitport.quantize_(model, "int4")
     assert torch.equal(model(x), wanted(x))
+
+
+def test_a_quantized_model_is_saved_and_moved_as_the_errors_say(tmp_path: Path) -> None:
+    model, x = model_of(), torch.randn(2, 96)
+    bitport.quantize_(model, "int4-g32")
+    wanted = model(x)
+    with pytest.raises(ArgumentError, match="Of accelerate cpu_offload takes it, disk_offload does not"):
+        accelerate.disk_offload(model, tmp_path / "disk", execution_device="cpu")
+    with pytest.raises(ArgumentError, match="save_state of accelerate takes it with safe_serialization=False"):
+        accelerate.utils.save(model.state_dict(), tmp_path / "state", safe_serialization=True)
+    accelerate.utils.save(model.state_dict(), tmp_path / "state", safe_serialization=False)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    assert torch.equal(model(x), wanted)

@@ -326,12 +326,16 @@ def _storage(q: QTensor) -> NoReturn:
     """What safetensors, and with it save_pretrained of transformers and diffusers, asks a tensor for."""
     raise ArgumentError(
         "a quantized tensor lies in several storages, its parts; to write a model use bitport.save(model, directory), "
-        "or save_model of bitport.integrations.huggingface for one of transformers or diffusers"
+        "or save_model of bitport.integrations.huggingface for one of transformers or diffusers; save_state of "
+        "accelerate takes it with safe_serialization=False"
     )
 
 
 def _outside(q: QTensor, *args: Any, **kwargs: Any) -> NoReturn:
-    raise ArgumentError("a quantized tensor has no memory that other libraries can read: give them its dequantize()")
+    raise ArgumentError(
+        "a quantized tensor has no memory that other libraries can read: give them its dequantize(). Of accelerate "
+        "cpu_offload takes it, disk_offload does not"
+    )
 
 
 def _apply(q: QTensor, callable: Callable[..., Any]) -> NoReturn:
