@@ -299,8 +299,25 @@ def test_failure_leaves_the_old_target(tmp_path: Path) -> None:
     bad.model.layers[1].mlp["down_proj"].weight.data.fill_(float("nan"))
     write(bad, tmp_path / "bad", surprise=1)
     with pytest.raises(ArgumentError, match="NaN"):
-        quantize_files(tmp_path / "bad", out, "int4-g32", shard_size=1)
+        quantize_files(tmp_path / "bad", out, "int4-g32", shard_size=1, overwrite=True)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_what_is_there_is_replaced_on_demand(tmp_path: Path) -> None:
+    """And another model never is."""
+    source, out = tmp_path / "hf", tmp_path / "out"
+    write(Llama(), source)
+    quantize_files(source, out, "int8")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    for resume, message in ((False, "holds a checkpoint already; --overwrite"), (True, "nothing is left to resume")):
+        with pytest.raises(ArgumentError, match=message):
+            quantize_files(source, out, "int4-g32", resume=resume)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    quantize_files(source, out, "int4-g32", overwrite=True)
+    assert {str(entry.scheme) for entry in read_manifest(out).tensors.values() if entry.scheme} == {"int4-g32"}
+    write(Llama(), tmp_path / "other")
+    with pytest.raises(ArgumentError, match="other holds another model already"):
+        quantize_files(source, tmp_path / "other", "int8", overwrite=True)
 
 
 def _only(name: str, data: bytes = b"x") -> Any:

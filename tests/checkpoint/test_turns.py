@@ -101,7 +101,7 @@ def test_quantized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     writer.add("bias", torch.full((2,), 3.0))
     monkeypatch.setattr(steps, "clear", lambda *args: (turns.clear(*args), second.start(), second.join(0.3)))
     second = threading.Thread(target=writer.close)
-    bp.checkpoint.quantize_files(tmp_path / "model.safetensors", out, {"*": "skip"}, progress=False)
+    bp.checkpoint.quantize_files(tmp_path / "model.safetensors", out, {"*": "skip"}, overwrite=True, progress=False)
     second.join()
     assert loaded(out) == 3.0
     assert shards(out) == set(read_manifest(out).shards)

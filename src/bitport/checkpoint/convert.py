@@ -74,7 +74,8 @@ def quantize_files(
 
     ``memory_limit``: bytes that the process may take, by default what the machine allows: what would take more is
     refused before it begins. ``resume``: go on with what a run that ended early has left in ``target``; ``overwrite``:
-    throw that away. The files that come out are the same however often the run was killed and resumed.
+    throw that away, and replace the checkpoint that is there. The files that come out are the same however often the
+    run was killed and resumed.
     """
     return Conversion(
         source,
@@ -124,10 +125,8 @@ class Conversion:
         self.choices = {choice.name: choice for choice in self.plan.choices}
         self.memory = estimate(self.files, self.plan, dtype)
         self.memory.check(memory_limit, ADVICE)
-        if overwrite:
-            discard(directory)
         same = fingerprint(self.files, self.plan, self.by, dtype=dtype, shard_size=shard_size, measure=measure)
-        self.output = Output(directory, same, shard_size, resume=resume)
+        self.output = Output(directory, same, shard_size, resume=resume, overwrite=overwrite)
 
     def run(self, progress: bool | None = None) -> Report:
         try:

@@ -43,13 +43,22 @@ Fingerprint = dict[str, str]
 
 class Output:
     def __init__(
-        self, directory: Path, fingerprint: Fingerprint, shard_size: int, *, resume: bool, writes: bool = True
+        self,
+        directory: Path,
+        fingerprint: Fingerprint,
+        shard_size: int,
+        *,
+        resume: bool,
+        overwrite: bool = False,
+        writes: bool = True,
     ) -> None:
-        """``resume``: go on with what an earlier run has left, if there is anything. ``writes``: False where another
-        process does that."""
+        """``resume``: go on with what an earlier run has left, if there is anything; ``overwrite``: throw that away,
+        and replace the checkpoint that is there. ``writes``: False where another process does that."""
         self.writes = writes
         self.directory, self.folder, self.fingerprint = directory, directory / FOLDER, fingerprint
-        check_begun(directory, resume)
+        check_free(directory, resume=resume, overwrite=overwrite)
+        if overwrite:
+            discard(directory)
         state = _read(self.folder / JOURNAL, fingerprint)
         self.fresh = not state
         """Nothing was left by an earlier run."""
@@ -182,13 +191,19 @@ def unfinished(directory: Path) -> bool:
     return (directory / FOLDER / JOURNAL).is_file()
 
 
-def check_begun(directory: Path, resume: bool) -> None:
+def check_free(directory: Path, *, resume: bool, overwrite: bool) -> None:
     """ArgumentError where there is something, and nobody says what is to become of it."""
-    if unfinished(directory) and not resume:
+    begun, ours = unfinished(directory), (directory / NAME).exists()
+    if begun and not (resume or overwrite):
         raise ArgumentError(
             f"{directory / FOLDER} holds what an earlier run has begun: "
             f"resume it (--resume), or overwrite it (--overwrite)"
         )
+    if ours and not (overwrite or (resume and begun)):
+        done = "is finished, nothing is left to resume" if resume else "holds a checkpoint already"
+        raise ArgumentError(f"{directory} {done}; --overwrite replaces it")
+    if (directory / "config.json").exists() and not (ours or begun):
+        raise ArgumentError(f"{directory} holds another model already; choose another directory, or remove it")
 
 
 def discard(directory: Path) -> None:

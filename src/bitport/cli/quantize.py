@@ -18,8 +18,7 @@ from bitport.api import quantize_
 from bitport.calibrate.processes import Processes
 from bitport.checkpoint import save
 from bitport.checkpoint.arranged import Arrangement
-from bitport.checkpoint.manifest import NAME as MANIFEST
-from bitport.checkpoint.output import check_begun, unfinished
+from bitport.checkpoint.output import check_free
 from bitport.checkpoint.source import Source, class_name
 from bitport.cli import streamed
 from bitport.cli.common import DTYPES, add_verb, dtype_of, location, read_text, show
@@ -265,11 +264,4 @@ def _check_output(args: argparse.Namespace) -> None:
     source, output = args.source.resolve(), args.output.resolve()
     if output.is_relative_to(source) or (output == source.parent and args.source.is_file()):
         raise ArgumentError(f"{args.output} lies in the source; choose another directory for the checkpoint")
-    resumes = args.resume and unfinished(args.output)
-    if (args.output / MANIFEST).exists() and not (args.overwrite or resumes):
-        done = "is finished, nothing is left to resume" if args.resume else "holds a checkpoint already"
-        raise ArgumentError(f"{args.output} {done}; --overwrite replaces it")
-    check_begun(args.output, args.resume or args.overwrite)
-    others = (args.output / "config.json").exists() and not (args.output / MANIFEST).exists()
-    if others and not unfinished(args.output):
-        raise ArgumentError(f"{args.output} holds another model already; choose another directory, or remove it")
+    check_free(args.output, resume=args.resume, overwrite=args.overwrite)

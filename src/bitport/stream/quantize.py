@@ -48,7 +48,7 @@ class Stream:
     block at a time. ``batches``: as for quantize_. ``dtype``: cast float tensors to it first. ``activations``: what
     goes from block to block waits in "memory" or on "disk". ``memory_limit``: bytes that the process may take, by
     default what the machine allows: what would take more is refused before it begins. ``resume``: go on with what a run
-    that ended early has left in ``target``; ``overwrite``: throw that away.
+    that ended early has left in ``target``; ``overwrite``: throw that away, and replace the checkpoint that is there.
 
     ``processes``: those that do it together, each calling this with the same arguments (Processes.joined()).
     ``arrangement``: for a model that has the tensors under other names or in other pieces than the files; the
@@ -100,9 +100,7 @@ class Stream:
         )
 
         def begin() -> None:
-            if overwrite:
-                discard(self.directory)
-            self.output = Output(self.directory, same, shard_size, resume=resume)
+            self.output = Output(self.directory, same, shard_size, resume=resume, overwrite=overwrite)
 
         self.processes.shared(0, begin)
         if not first:
