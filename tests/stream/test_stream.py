@@ -177,7 +177,7 @@ def test_a_checkpoint_that_is_there_is_replaced_and_other_files_stay(source: Pat
     out = tmp_path / "out"
     bp.save(nn.Linear(4, 4), out)
     (out / "notes.txt").write_text("mine")
-    Stream(empty(), source, out, "int4-g32", batches=batches()).run()
+    Stream(empty(), source, out, "int4-g32", batches=batches(), overwrite=True).run()
     assert_same(bp.load(Model, out), _quantized("int4-g32"))
     assert (out / "notes.txt").read_text() == "mine"
     assert {path.name for path in out.glob("*.safetensors")} == set(read_manifest(out).shards)
