@@ -130,6 +130,38 @@ def test_release_gives_back_the_float_model() -> None:
     model.load_state_dict(before, assign=True)  # nothing is left that minds
 
 
+@pytest.mark.parametrize("algorithm", ["rtn", "hqq"])
+def test_an_optimizer_made_before_trains_the_same_parameters(algorithm: str) -> None:
+    models = [Model()]
+    models.append(copy.deepcopy(models[0]))
+    for model in models:
+        params = [*model.parameters()]
+        optimizer = torch.optim.AdamW(params)
+        for change in (lambda model: None, lambda model: prepare_(model, EVERYTHING, algorithm=algorithm), release_):
+            change(model)
+            if model is models[1]:
+                state = optimizer.state_dict()
+                optimizer = torch.optim.AdamW(model.parameters())
+                optimizer.load_state_dict(state)
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert all(param is before for param, before in zip(model.parameters(), params, strict=True))
+    for param, want in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(param, want)
+
+
+def test_parameters_that_something_else_holds_are_new_objects() -> None:
+    model = Model()
+    held, before = loss_of(model), model.embed.weight
+    with pytest.warns(UserWarning, match=r"of 6 weights \(embed.weight, .*made before does not train them"):
+        prepare_(model, EVERYTHING)
+    assert model.head.weight is model.embed.weight is not before
+    held.backward()
+    assert before.grad is not None
+    assert model.embed.weight.grad is None
+
+
 def test_what_takes_a_prepared_model_for_a_float_one_is_told(tmp_path: Path) -> None:
     model = Model()
     prepare_(model, "int4-g32")

@@ -362,3 +362,14 @@ def test_beside_weights_that_are_trained_themselves() -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_processes(world: int) -> None:
     assert ranks.run("tests.train.on_scales", world) == dict.fromkeys(ranks.names("tests.train.on_scales"), "")
+
+
+def test_an_optimizer_made_before_is_told_of() -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    bp.quantize_(model, "int4-g32")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learn_scales_(model)
+    model(torch.randn(4, 64)).sum().backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="no scale has changed.*make the optimizer after learn_scales_"):
+        convert_(model)

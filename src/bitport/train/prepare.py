@@ -7,9 +7,11 @@ the prepared model too: its state_dict() holds the float values (bitport.train.s
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from bitport import plugins
@@ -54,7 +56,8 @@ def prepare_(
     progress: bool | None = None,
 ) -> Plan:
     """From now on ``model`` computes with rounded weights and inputs, and trains the float ones: ``prepare_(model,
-    "int4-g32")``. Make the optimizer afterwards: parameters are new objects. Returns what was chosen, and why.
+    "int4-g32")``. Parameters stay the objects that they were, so that an optimizer made before trains them too; a
+    warning names those that could not. Returns what was chosen, and why.
 
     ``recipe``: as :func:`bitport.quantize_` takes it.
     ``algorithm``: likewise: training starts from the very numbers that quantize_ would make, and holds the scales that
@@ -74,9 +77,7 @@ def prepare_(
     starts = _starts(model, Solving(model, targets, plan.quantized, by, calibrate), progress)
     schemes = {choice.name: choice.scheme for choice in plan.choices if choice.scheme is not None}
     params = [_prepared_param(start, schemes[start.targets[0].name], rounded) for start in starts]
-    for start, param in zip(starts, params, strict=True):
-        for target in start.targets:
-            target.put(model, param)
+    _exchange_(model, [(start.targets, start.value, param) for start, param in zip(starts, params, strict=True)])
     watch_state_(model)
     return plan
 
@@ -180,15 +181,41 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
 
 
 def release_(model: nn.Module) -> nn.Module:
-    """Turn the prepared weights of ``model`` back into ordinary float parameters, in place; tied ones stay tied."""
+    """Turn the prepared weights of ``model`` back into ordinary float parameters, in place; tied ones stay tied, and
+    optimizers go on with them, as after :func:`prepare_`."""
     refuse_fsdp(model, "release_", OF_ONE_PROCESS)
-    done: dict[int, nn.Parameter] = {}
-    for target, param in _prepared(model):
-        if id(param) not in done:
-            done[id(param)] = nn.Parameter(param.value, requires_grad=param.requires_grad)
-        target.put(model, done[id(param)])
+    prepared = [*_prepared(model)]
+    weights = {target.storage: param for target, param in prepared}
+    _exchange_(
+        model,
+        [
+            (targets, weights[at], nn.Parameter(weights[at].value, requires_grad=weights[at].requires_grad))
+            for at, targets in by_storage(target for target, _ in prepared).items()
+        ],
+    )
     forget_(model)
     return model
+
+
+def _exchange_(model: nn.Module, weights: Sequence[tuple[Sequence[Target], Tensor, nn.Parameter]]) -> None:
+    """(all names of a weight, what it is, what it becomes). The object stays, as optimizers know it; torch refuses
+    where a graph or a reducer holds the tensor behind it."""
+    replaced = []
+    for targets, old, new in weights:
+        try:
+            torch.utils.swap_tensors(old, new)
+        except RuntimeError:
+            replaced.append(targets[0].name)
+            for target in targets:
+                target.put(model, new)
+    if replaced:
+        named = ", ".join(replaced[:3]) + (", ..." if len(replaced) > 3 else "")
+        warnings.warn(
+            f"the parameters of {len(replaced)} weights ({named}) are new objects, since something else holds the old "
+            f"ones, as an output with its graph or DistributedDataParallel does: an optimizer made before does "
+            f"not train them. Make it, and what else holds parameters, afterwards, or delete what does before",
+            stacklevel=3,
+        )
 
 
 def _prepared(model: nn.Module, *, or_none: bool = False) -> Iterator[tuple[Target, TrainedTensor]]:

@@ -15,6 +15,7 @@ draws towards what training began with.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -153,6 +154,13 @@ def settle_scales_(model: nn.Module) -> list[LayerReport]:
             done[id(change)] = nn.Parameter(changed.to_device_layout(), requires_grad=False)
         q: Any = done[id(change)]
         layers.append(LayerReport(each.name, str(q.scheme), "", q.nbytes, q.nbytes, algorithm=LEARNED, tied=tied))
+    changes = [each.parametrizations.original0 for each in learned]
+    if any(change.grad is not None for change in changes) and not any(change.any() for change in changes):
+        warnings.warn(
+            "no scale has changed, though there are gradients: make the optimizer after learn_scales_, of the model's "
+            "parameters as they are then",
+            stacklevel=3,
+        )
     for each in learned:
         _remove(each)
         each.module.register_parameter(each.param, done[id(each.parametrizations.original0)])
