@@ -55,6 +55,18 @@ def test_gradients_against_float64(scheme: str) -> None:
     torch.testing.assert_close(grad_bias.double(), grad.double().sum((0, 1)), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("product", [F.linear, registered], ids=["eager", "op"])
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
+def test_a_bias_of_another_dtype(product: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """Summed in float32, and rounded once if its own dtype is narrower."""
+    rows, grad = torch.randn(64, K, dtype=dtypes[0]), torch.randn(64, N, dtype=dtypes[0])
+    bias = torch.randn(N, dtype=dtypes[1], requires_grad=True)
+    product(rows, weight("int8"), bias).backward(grad)
+    once = torch.finfo(dtypes[1]).eps / 2 * grad.double().sum(0).abs()
+    assert bias.grad is not None
+    assert bool(((bias.grad - grad.double().sum(0)).abs() <= once + 64 * 2.0**-24 * grad.double().abs().sum(0)).all())
+
+
 @pytest.mark.parametrize("wanted", ["x", "bias"])
 def test_only_what_is_wanted_gets_a_gradient(wanted: str) -> None:
     q, (x, bias) = weight("int8"), leaves()

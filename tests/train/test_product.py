@@ -151,6 +151,13 @@ def test_bias_and_leading_dimensions() -> None:
     assert F.linear(torch.empty(0, K), w).shape == (0, N)
 
 
+def test_a_bias_in_float32_of_a_product_in_bfloat16() -> None:
+    bias, g = torch.zeros(N, requires_grad=True), torch.randn(M, N).bfloat16()
+    F.linear(torch.randn(M, K).bfloat16(), weight(preset("int8"), torch.bfloat16), bias).backward(g)
+    assert bias.grad is not None
+    assert bool(((bias.grad - g.double().sum(0)).abs() <= M * 2.0**-24 * g.double().abs().sum(0)).all())
+
+
 def test_only_what_is_wanted_is_worked_out() -> None:
     frozen = weight(preset("int8"))
     frozen.requires_grad_(False)

@@ -18,7 +18,7 @@ from bitport.ops import select
 from bitport.ops.flops import tell_counters
 from bitport.ops.linear import check_linear
 from bitport.ops.linear_then import follow
-from bitport.ops.table import OPS, has_tangent, no_view
+from bitport.ops.table import OPS, gradient_of_bias, has_tangent, no_view
 from bitport.ops.weight import Weight
 from bitport.tensor import QTensor
 from bitport.tensor.qtensor import KEPT
@@ -168,7 +168,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         wants_x, wants_bias = ctx.needs_input_grad[:2]
         grad_x = OPS[ctx.op].backward(grad, None, *ctx.weight) if wants_x else None  # type: ignore[misc]
-        grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.bias_dtype) if wants_bias else None
+        grad_bias = gradient_of_bias(grad, ctx.bias_dtype) if wants_bias else None
         return grad_x, grad_bias, None, None, None, None
 
 

@@ -251,6 +251,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
     ctx.save_for_backward(*(inputs[at] for at in ctx.tensors_at))
 
 
+def gradient_of_bias(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """Summed over rows in the wider of both dtypes."""
+    return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.promote_types(grad.dtype, dtype)).to(dtype)
+
+
 def _gradient(op: Op) -> Backward:
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         inputs = list(ctx.inputs)
@@ -260,7 +265,7 @@ def _gradient(op: Op) -> Backward:
         if ctx.needs_input_grad[0] and op.backward is not None:
             grads[0] = op.backward(grad, *inputs)
         if op.bias_at is not None and ctx.needs_input_grad[op.bias_at]:
-            grads[op.bias_at] = grad.reshape(-1, grad.shape[-1]).sum(0).to(inputs[op.bias_at].dtype)
+            grads[op.bias_at] = gradient_of_bias(grad, inputs[op.bias_at].dtype)
         return tuple(grads)
 
     return backward

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.ops.product import autocasted, run
-from bitport.ops.table import no_view
+from bitport.ops.table import gradient_of_bias, no_view
 from bitport.ops.weight import Weight
 from bitport.schemes import Scheme
 from bitport.tensor.qtensor import rows_of
@@ -75,7 +75,7 @@ class Product(torch.autograd.Function):
         if wants_w:
             grad_w = grad_of_weight(g, seen, act_scale, ctx.kept)
         if wants_bias:
-            grad_bias = g.sum(0).to(ctx.bias_dtype)
+            grad_bias = gradient_of_bias(g, ctx.bias_dtype)
         return *before_pre_scale(grad_x, grad_w, pre_scale, perm, ctx.kept), grad_bias
 
 
