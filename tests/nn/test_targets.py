@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+import bitport as bp
 from bitport.errors import ArgumentError
 from bitport.nn import find_targets
 from bitport.nn.targets import lie_transposed
+from bitport.train import prepare_
 
 
 class Experts(nn.Module):
@@ -143,3 +147,16 @@ def test_attention_with_keys_of_another_size_has_three_matrices() -> None:
 def test_what_is_no_module_is_refused(given: object) -> None:
     with pytest.raises(ArgumentError, match=r"a model is a torch.nn.Module, not .* of a pipeline give its model"):
         find_targets(given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verb", [bp.quantize_, prepare_])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_tables_that_are_rewritten_are_left_as_they_are(verb: Any, kind: type[nn.Module]) -> None:
+    model = nn.ModuleDict({"table": kind(20, 32, max_norm=1.0), "other": kind(20, 32), "head": nn.Linear(32, 20)})
+    model["head"].weight = model["table"].weight
+    report = str(verb(model, {"table": "int8", "*": "int8"}))
+    assert "max_norm rewrites the rows that are looked up" in report
+    assert "tied to table.weight, which stays as it is" in report
+    assert "a rule for that one" not in report
+    assert type(model["other"].weight.data) is not torch.Tensor  # type: ignore[union-attr]
+    assert model["table"](torch.arange(4)[None]).norm(dim=-1).max() < 1.001

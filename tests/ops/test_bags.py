@@ -109,7 +109,7 @@ def test_what_a_table_cannot_do_is_refused() -> None:
     with pytest.raises(IndexError, match="rows 0 to 49 of the table, not 77"):
         F.embedding_bag(IDS, bag.weight, STARTS, padding_idx=77)
     with pytest.raises(ArgumentError, match="max_norm rewrites the table"):
-        table(max_norm=1.0)(IDS, STARTS)
+        F.embedding_bag(IDS, bag.weight, STARTS, max_norm=1.0)
     for wrong in (lambda: bag(IDS), lambda: bag(IDS.view(5, 2), STARTS), lambda: bag(IDS, STARTS[None])):
         with pytest.raises(ArgumentError, match=r"\[ids\] with offsets \[bags\], not \[(10|5, 2)\] with "):
             wrong()

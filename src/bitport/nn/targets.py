@@ -43,6 +43,8 @@ READ_OTHERWISE: dict[str, tuple[str, ...]] = {
 """Class of transformers -> its children ("": itself) that are linear layers whose weight is reshaped, looked up, joined
 or scaled in place when the model runs, which needs a plain tensor: "other"."""
 
+REWRITTEN = "max_norm rewrites the rows that are looked up"
+
 EXPERT_NAMES = ("expert", "moe")
 """A 3-D parameter [experts, N, K] whose own name, or whose module's name or class, has one of these in it is "experts";
 [experts, K, N] where the module says ``is_transposed``, as most of transformers do, or its shapes do."""
@@ -83,7 +85,8 @@ def find_targets(model: nn.Module) -> list[Target]:
                 raise ArgumentError(f"{full} has no shape yet: run the model once, so that its lazy modules get theirs")
             if param.dim() > 1 and param.is_floating_point():
                 kind, transposed = ("other", False) if otherwise else _kind(module_name, module, name, param)
-                targets.append(Target(module_name, name, kind, tuple(param.shape), str(id(param)), transposed))
+                unfit = REWRITTEN if getattr(module, "max_norm", None) is not None and kind == "embedding" else ""
+                targets.append(Target(module_name, name, kind, tuple(param.shape), str(id(param)), transposed, unfit))
     return targets
 
 

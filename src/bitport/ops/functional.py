@@ -33,7 +33,10 @@ def embedding(
     sparse: bool = False,
 ) -> Tensor:
     if max_norm is not None:
-        raise ArgumentError("max_norm rewrites the table on every lookup; a quantized one cannot be rewritten")
+        raise ArgumentError(
+            "max_norm rewrites the table on every lookup, which a quantized one cannot be: leave out max_norm, or "
+            "leave the table as it is (a rule 'skip')"
+        )
     if weight.transposed:
         raise ArgumentError(
             "this QTensor is a transposed view [K, N]; F.embedding wants a table [N, K]: pass weight.t()"

@@ -57,6 +57,8 @@ class Target:
     shape: tuple[int, ...]
     storage: str
     transposed: bool = False
+    unfit: str = ""
+    """Why no rule quantizes it, if none does."""
 
     @property
     def name(self) -> str:
@@ -206,6 +208,8 @@ class Recipe:
                 return Choice(target.name, None, f"rule {rule.match!r} says skip")
             if 0 in target.shape:
                 return Choice(target.name, None, "it is empty")
+            if target.unfit:
+                return Choice(target.name, None, target.unfit)
             if target.kind == "conv" and rule.scheme.act:
                 return Choice(target.name, None, f"convolutions are weight-only; {rule.scheme} rounds its input")
             said = f"the scheme for all {PLURALS[target.kind]}" if _is_by_name(rule) else f"rule {rule.match!r}"
@@ -297,9 +301,10 @@ def _tied(targets: Sequence[Target], choices: list[Choice]) -> list[Choice]:
             asked = ", ".join(f"{choices[index].name}: {choices[index].scheme or 'skip'}" for index in group)
             raise RecipeError(f"{' and '.join(names)} are one tied weight, but the rules ask for {asked}")
         left = ", ".join(choices[index].name for index in group if choices[index].scheme is None)
+        more = "" if any(targets[index].unfit for index in group) else "; a rule for that one quantizes both"
         for index in group:
             if choices[index].scheme is not None:
-                reason = f"tied to {left}, which stays as it is; a rule for that one quantizes both"
+                reason = f"tied to {left}, which stays as it is{more}"
                 choices[index] = Choice(choices[index].name, None, reason)
     return choices
 
