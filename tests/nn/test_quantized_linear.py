@@ -81,6 +81,9 @@ def test_from_a_layer() -> None:
     layer.weight = again.weight
     with pytest.raises(ArgumentError, match="is int8 already, not int4-g32"):
         QuantizedLinear.from_linear(layer, "int4-g32")
+    layer.weight = nn.Parameter(torch.full((16, 32), torch.nan))
+    with pytest.raises(ArgumentError, match="weight holds NaN or infinity"):
+        QuantizedLinear.from_linear(layer, "int4-g32")
 
 
 def test_swapped_into_a_model() -> None:
@@ -113,10 +116,11 @@ def test_what_is_quantized_already_is_kept() -> None:
 def test_what_is_not_swapped() -> None:
     with pytest.raises(ArgumentError, match=r"the layer itself: .* QuantizedLinear\.from_linear"):
         swap_linears_(nn.Linear(32, 16), "int8")
-    model = nn.Sequential(nn.Linear(32, 16))
-    nn.init.constant_(model[0].weight, float("nan"))
-    with pytest.raises(ArgumentError, match=r"0\.weight holds NaN"):
+    model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 8))
+    nn.init.constant_(model[1].weight, float("nan"))
+    with pytest.raises(ArgumentError, match=r"1\.weight holds NaN"):
         swap_linears_(model, "int8")
+    assert type(model[0]) is nn.Linear
 
 
 def test_a_channel_of_zeros() -> None:

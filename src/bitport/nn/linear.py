@@ -14,7 +14,7 @@ from bitport.errors import ArgumentError
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
 from bitport.numerics import Quantized, number_type, to_storage
-from bitport.schemes import Recipe, RecipeLike, Scheme, preset
+from bitport.schemes import Recipe, RecipeLike, Scheme, Target, preset
 from bitport.tensor import QTensor, from_parts, quantize_tensor
 
 
@@ -53,7 +53,10 @@ class QuantizedLinear(nn.Module):
         new.scheme = preset(scheme) if isinstance(scheme, str) else scheme
         if isinstance(weight, QTensor) and weight.scheme != new.scheme:
             raise ArgumentError(f"the layer is {weight.scheme} already, not {new.scheme}; dequantize_ it first")
-        new._set(weight if isinstance(weight, QTensor) else quantize_tensor(weight.detach(), new.scheme))
+        if not isinstance(weight, QTensor):
+            check_finite(weight, Target("", "weight", "linear", tuple(weight.shape), ""))
+            weight = quantize_tensor(weight.detach(), new.scheme)
+        new._set(weight)
         return new
 
     def load_quantized_weight(self, weight: Tensor, scaler: Tensor, zero_point: Tensor | None = None) -> None:
@@ -119,15 +122,20 @@ def swap_linears_(model: nn.Module, recipe: RecipeLike) -> list[str]:
     layers: dict[nn.Module, QuantizedLinear] = {}
     weights: dict[str, QTensor] = {}
     swapped = []
-    for target in targets:
-        scheme, module = plan[target.name].scheme, model.get_submodule(target.module)
-        if scheme is not None and type(module) is nn.Linear:
-            if module not in layers:
-                if not isinstance(module.weight, QTensor):
-                    check_finite(module.weight, target)
-                layers[module] = QuantizedLinear.from_linear(module, scheme)
-                layers[module].weight = weights.setdefault(target.storage, layers[module].weight)
-            parent, _, child = target.module.rpartition(".")
-            setattr(model.get_submodule(parent), child, layers[module])
-            swapped.append(target.module)
+    chosen = [
+        (target, scheme, module)
+        for target in targets
+        if (scheme := plan[target.name].scheme) is not None
+        and type(module := model.get_submodule(target.module)) is nn.Linear
+    ]
+    for target, _, module in chosen:
+        if not isinstance(module.weight, QTensor):
+            check_finite(module.weight, target)
+    for target, scheme, module in chosen:
+        if module not in layers:
+            layers[module] = QuantizedLinear.from_linear(module, scheme)
+            layers[module].weight = weights.setdefault(target.storage, layers[module].weight)
+        parent, _, child = target.module.rpartition(".")
+        setattr(model.get_submodule(parent), child, layers[module])
+        swapped.append(target.module)
     return swapped
