@@ -99,6 +99,7 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
             isinstance(own(param), QTensor) for param in module.parameters()
         ):
             raise ArgumentError(f"{name} computes a weight from a quantized one; bitport.train.convert_(model) first")
+    _refuse_trained(model)
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, param in list(module.named_parameters(recurse=False)):
@@ -119,10 +120,23 @@ def explain(model: nn.Module, rows: Sequence[int] = (1, 64, 1024)) -> Explanatio
     if any(is_sharded(param) for param in model.parameters()):
         refuse_fsdp(model, "explain", "it multiplies with gathered weights: call unshard() of its modules first")
     named = [(name, q) for name, param in model.named_parameters() if isinstance(q := own(param), QTensor)]
+    if not named:
+        _refuse_trained(model)
     kinds = {target.name: target.kind for target in find_targets(model)}
     return Explanation(
         tuple(explain_layer(name, kinds.get(name, "linear"), param, rows) for name, param in named), tuple(rows)
     )
+
+
+def _refuse_trained(model: nn.Module) -> None:
+    from bitport.train import TrainedTensor  # here: who trains nothing does not wait for it
+
+    for name, param in model.named_parameters():
+        if isinstance(own(param), TrainedTensor):
+            raise ArgumentError(
+                f"{name} is in training, which is not quantized yet: bitport.train.convert_(model) quantizes it, and "
+                f"release_(model) makes it a float one"
+            )
 
 
 def _check(

@@ -169,6 +169,9 @@ def test_what_takes_a_prepared_model_for_a_float_one_is_told(tmp_path: Path) -> 
         bp.quantize_(model, "int8")
     with pytest.raises(ArgumentError, match=r"is a TrainedTensor.* to save it, convert_\(model\) or release_"):
         bp.save(model, tmp_path)
+    for verb in (bp.explain, bp.dequantize_):
+        with pytest.raises(ArgumentError, match=r"weight is in training, .*convert_\(model\) .*, and release_"):
+            verb(model)
     bp.save(Model(), tmp_path)
     with pytest.raises(ArgumentError, match=r"goes on from its state_dict\(\).* load before prepare_"):
         bp.load(model, tmp_path)
@@ -204,6 +207,11 @@ def linears(**prepared: Any) -> nn.Module:
         (lambda: convert_(linears()), ArgumentError, "no weight of this model is prepared"),
         (lambda: release_(linears()), ArgumentError, "no weight of this model is prepared"),
         (lambda: prepare_(linears().double(), "int8"), ArgumentError, "0.weight is torch.float64; cast"),
+        (
+            lambda: linears(recipe="int8").double()[0](torch.ones(1, 64).double()),  # type: ignore[index, operator]
+            ArgumentError,
+            r"of torch.float32, torch.bfloat16, torch.float16, not torch.float64 \[32, 64\]: .* model.float\(\)",
+        ),
         (lambda: prepare_(linears(), {"9": "int8"}), RecipeError, "rule '9'"),
         (
             lambda: prepare_(linears(), "int8", gradients="int8"),

@@ -96,7 +96,10 @@ def format_json(fmt: Format) -> str:
 
 def _check_quantize(value: Tensor, fmt: str) -> None:
     if value.dtype not in FLOATS or value.dim() < 2:
-        raise ArgumentError(f"quantize takes a float matrix [..., N, K], not {value.dtype} {[*value.shape]}")
+        raise ArgumentError(
+            f"quantize takes a float matrix [..., N, K] of {', '.join(map(str, FLOATS))}, not {value.dtype} "
+            f"{[*value.shape]}: cast it before; a model, also one in training, by model.float()"
+        )
     try:
         parse_format(fmt)
     except (ValueError, TypeError, KeyError) as error:

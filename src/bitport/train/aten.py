@@ -171,6 +171,13 @@ def _index(func: Any, w: TrainedTensor, indices: Sequence[Tensor | None]) -> Ten
     return _lookup(w, lambda value: func(value, indices))
 
 
+_SCALE_FOR_ALL = {
+    "rows": "one scale for all rows; a scheme with a scale for each, such as int8-dyn or int4-g32, can be cut so",
+    "columns": "one scale for all columns; a scheme with groups of them, such as int4-g32 or int8-g128, can be cut so, "
+    "and most others along rows (ColwiseParallel)",
+}
+
+
 @implements(aten.slice.Tensor)
 def _slice(
     func: Any, w: TrainedTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
@@ -190,10 +197,13 @@ def _slice(
         return w.with_value(value, _of_matrices(w, lambda part: func(part, dim, start, end, step)))
     fmt, along_n = w.scheme.weight, dim == _matrix_dims(w)[0]
     block, what = (fmt.block[0], "rows") if along_n else (fmt.block[1], "columns")
-    cut = bool(block == 0 or fmt.global_scale or start % block or (end % block and end != size))
+    block = 0 if fmt.global_scale else block
+    cut = bool(block == 0 or start % block or (end % block and end != size))
     if step != 1 or (cut and dim):
-        every = f"the {block} {what} of a block" if block else f"one scale for all {what}"
-        raise ArgumentError(f"{what} {start}:{end}:{step} of {w!r} do not lie at block borders: it has {every}")
+        raise ArgumentError(
+            f"{what} {start}:{end}:{step} of {w!r} do not lie at block borders: it has "
+            + (f"the {block} {what} of a block; take blocks that follow each other" if block else _SCALE_FOR_ALL[what])
+        )
     if cut:
         return w.with_value(value, cut=True)
     if w.fixed is None or w.rounding.cut:
