@@ -135,8 +135,9 @@ def test_an_optimizer_made_before_trains_the_same_parameters(algorithm: str) -> 
     models = [Model()]
     models.append(copy.deepcopy(models[0]))
     for model in models:
-        params = [*model.parameters()]
+        params: list[Any] = [*model.parameters()]
         optimizer = torch.optim.AdamW(params)
+        params[0].no_decay = True
         for change in (lambda model: None, lambda model: prepare_(model, EVERYTHING, algorithm=algorithm), release_):
             change(model)
             if model is models[1]:
@@ -146,6 +147,7 @@ def test_an_optimizer_made_before_trains_the_same_parameters(algorithm: str) -> 
             loss_of(model).backward()
             optimizer.step()
             optimizer.zero_grad()
+            assert params[0].no_decay
         assert all(param is before for param, before in zip(model.parameters(), params, strict=True))
     for param, want in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(param, want)

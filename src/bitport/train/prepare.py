@@ -38,7 +38,7 @@ from bitport.train.fixed import Fixed, fixed_of, inside_cells
 from bitport.train.gradients import Gradients, gradients_of
 from bitport.train.scales import LEARNED, settle_scales_
 from bitport.train.state import forget_, watch_state_
-from bitport.train.tensor import Rounding, TrainedTensor
+from bitport.train.tensor import PARTS, Rounding, TrainedTensor
 
 ROUNDED_GRADIENTS = ("linear", "experts")
 """Kinds of weights whose gradients can be rounded: those of products that sum over the last axis of the input."""
@@ -198,10 +198,12 @@ def release_(model: nn.Module) -> nn.Module:
 
 
 def _exchange_(model: nn.Module, weights: Sequence[tuple[Sequence[Target], Tensor, nn.Parameter]]) -> None:
-    """(all names of a weight, what it is, what it becomes). The object stays, as optimizers know it; torch refuses
-    where a graph or a reducer holds the tensor behind it."""
+    """(all names of a weight, what it is, what it becomes). The object stays, as optimizers know it, with what others
+    have noted on it; torch refuses where a graph or a reducer holds the tensor behind it."""
     replaced = []
     for targets, old, new in weights:
+        noted = vars(old).keys() - vars(new).keys() - {"value", "rounding", *PARTS, "_is_param"}
+        vars(new).update({name: vars(old)[name] for name in noted})
         try:
             torch.utils.swap_tensors(old, new)
         except RuntimeError:
