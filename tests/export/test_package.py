@@ -205,7 +205,7 @@ def various() -> tuple[nn.Module, dict[str, Tensor]]:
 @pytest.fixture(scope="module")
 def of_various(various: tuple[nn.Module, dict[str, Tensor]], tmp_path_factory: pytest.TempPathFactory) -> Program:
     module, given = various
-    path = tmp_path_factory.mktemp("various") / "various.pt2"
+    path = tmp_path_factory.mktemp("of various") / "some modules.pt2"  # with blanks
     package(Method(module, (given,), ({**dict.fromkeys(given), "pieces": {0: ROWS}},)), path)
     return load(path)
 
@@ -231,6 +231,15 @@ def test_constants_of_every_kind(name: str, of_various: Program, various: tuple[
     wanted, got = (run({**given, name: x})[name] for run in (module, of_various.forward))
     exact = {"rtol": 0.0, "atol": 0.0} if name != "strided" else {}
     torch.testing.assert_close(got, wanted, **exact)
+
+
+def test_dictionaries_are_taken_by_key(of_various: Program, various: tuple[nn.Module, dict[str, Tensor]]) -> None:
+    module, given = various
+    turned = of_various.forward(dict(reversed(given.items())))
+    assert torch.equal(turned["fixed"], module(given)["fixed"])
+    for wrong in (list(given.values()), {**given, "other": given["fixed"]}):
+        with pytest.raises(ArgumentError, match=r"exported with the arguments \(\{'masked': 'given_masked'"):
+            of_various.forward(wrong)
 
 
 def test_infinities_and_nan_are_compared_too(of_various: Program) -> None:
@@ -314,6 +323,7 @@ def test_wrong_arguments_are_refused(program: Program) -> None:
         (ids.repeat(2)[::2], ends),
         (ids.repeat(17), ends),
         (ids[:0], ends),
+        (ids.tolist(), ends),
         (ids.to("meta"), ends),
     ):
         with pytest.raises(ArgumentError):

@@ -24,7 +24,7 @@ def runner() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        options = ["-DCMAKE_BUILD_TYPE=Debug", f"-DTORCH_LIB={LIBRARIES}"]
+        options = ["-DCMAKE_BUILD_TYPE=None", f"-DTORCH_LIB={LIBRARIES}"]
         run("cmake", "-S", str(ROOT / "native" / "runner"), "-B", str(folder), *options)
         run("cmake", "--build", str(folder), "--parallel", "2")
     return folder

@@ -162,8 +162,13 @@ class Function:
 
     def __call__(self, *args: Any) -> Any:
         """As the module that was exported."""
-        _, outputs = self.runner.get_call_spec()
-        return pytree.tree_unflatten(self.flat(*pytree.tree_leaves(args)), pytree.treespec_loads(outputs))
+        given, outputs = map(pytree.treespec_loads, self.runner.get_call_spec())
+        try:
+            tensors = given.flatten_up_to((args, {}))  # of dictionaries by key, in whatever order they are
+        except ValueError as error:
+            wanted, _ = pytree.tree_unflatten([each["name"] for each in self.entry["inputs"]], given)
+            raise ArgumentError(f"the module was exported with the arguments {wanted}: {error}") from None
+        return pytree.tree_unflatten(self.flat(*tensors), outputs)
 
     def _check(self, tensors: tuple[Tensor, ...]) -> None:
         """Devices, dtypes and sizes, which generated code does not look at."""
@@ -172,6 +177,8 @@ class Function:
             raise ArgumentError(f"{len(inputs)} tensors are taken, not {len(tensors)}")
         sizes: dict[str, int] = {}
         for tensor, wanted, bounds, dtype in zip(tensors, inputs, self.bounds, self.dtypes, strict=True):
+            if not isinstance(tensor, Tensor):
+                raise ArgumentError(f"{wanted['name']} must be a tensor, not {type(tensor).__name__}")
             fits = tensor.dtype == dtype and tensor.dim() == len(wanted["shape"])
             for size, named, (least, most) in zip(tensor.shape, wanted["shape"], bounds, strict=False):
                 fits = fits and least <= size <= most and size == sizes.setdefault(named, size)

@@ -81,7 +81,10 @@ def package(
     }
     recorded: dict[str, dict[str, Tensor]] = {}
     names = Names({name: method.module for name, method in chosen.items()})
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".bitport-") as folder:
+    with (
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=".bitport-") as folder,
+        tempfile.TemporaryDirectory() as compiling,  # torch gives compilers paths as they are, whatever is in them
+    ):
         draft = Path(folder, target.name)
         with ArchiveWriter(draft, target.stem) as archive:
             programs = {name: lowered_program(exported(method)) for name, method in chosen.items()}
@@ -92,7 +95,7 @@ def package(
             manifest["weights"], found = _store(constants, archive, draft, beside)
             for name, method in chosen.items():
                 entry, sizes = signature.describe(name, method, programs[name])
-                code, listed = _compile(name, programs.pop(name), graphs.pop(name), Path(folder, name), level, archive)
+                code, listed = _compile(name, programs.pop(name), graphs.pop(name), Path(compiling, name), level, archive)
                 entry |= code | _list(name, {each: found[name][each] for each in listed}, archive)
                 for size, bounds in sizes.items():
                     if manifest["dims"].setdefault(size, bounds) != bounds:
