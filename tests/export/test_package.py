@@ -370,15 +370,24 @@ def test_methods_that_cannot_be_packed(tmp_path: Path) -> None:
         package({"no name": Method(linear, (x,))}, tmp_path / "a.pt2")
     with pytest.raises(ArgumentError, match="takes tensors"):
         package(Method(linear, (3,)), tmp_path / "a.pt2")
-    for given in (linear, {"forward": linear}):
-        with pytest.raises(ArgumentError, match=r"forward is a Linear, not a Method\(module, args\)"):
-            package(given, tmp_path / "a.pt2")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"\.pt2"):
         package(Method(linear, (x,)), tmp_path / "a.zip")
     with pytest.raises(ArgumentError, match="name of a file"):
         package(Method(linear, (x,)), tmp_path / "a.pt2", weights="../x")
     with pytest.raises(ArgumentError, match="level"):
         package(Method(linear, (x,)), tmp_path / "a.pt2", level="x86-64-v9")
+    with pytest.raises(ArgumentError, match=r"Method\(module, args\), or a dictionary of some by name, not Linear"):
+        package(linear, tmp_path / "a.pt2")
+    with pytest.raises(ArgumentError, match=r"some by name, not \{\}"):
+        package({}, tmp_path / "a.pt2")
+    with pytest.raises(ArgumentError, match="args a tuple, not a Linear"):
+        package({"one": linear}, tmp_path / "a.pt2")
+    with pytest.raises(ArgumentError, match="args a tuple, not args a Tensor"):
+        package(Method(linear, x), tmp_path / "a.pt2")
+    with pytest.raises(ArgumentError, match=r"such as 0\.01, not -1"):
+        package(Method(linear, (x,)), tmp_path / "a.pt2", tolerance=-1)
+    with pytest.raises(ArgumentError, match=r"JSON can hold.*Tensor"):
+        package(Method(linear, (x,)), tmp_path / "a.pt2", meta={"mean": x})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import tempfile
@@ -62,8 +63,17 @@ def package(
     compiled gives something else is an error. ``tolerance``: how much else, as a part of the largest number; default:
     half of the digits of the dtype. ``meta``: numbers and texts for whoever runs the package.
     """
-    chosen = dict(methods) if isinstance(methods, Mapping) else {"forward": methods}
+    chosen = {"forward": methods} if isinstance(methods, Method) else methods
+    if not isinstance(chosen, Mapping) or not chosen:
+        given = type(methods).__name__ if methods else repr(methods)
+        raise ArgumentError(f"methods are a Method(module, args), or a dictionary of some by name, not {given}")
     target, level = _target(path, weights), check_level(level)
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise ArgumentError(f"tolerance is a part of the largest number, such as 0.01, not {tolerance}")
+    try:
+        json.dumps(meta)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"meta is a dictionary of what JSON can hold, numbers and texts: {error}") from None
     check_compiler()
     for name, method in chosen.items():
         signature.check(name, method)
@@ -95,7 +105,9 @@ def package(
             manifest["weights"], found = _store(constants, archive, draft, beside)
             for name, method in chosen.items():
                 entry, sizes = signature.describe(name, method, programs[name])
-                code, listed = _compile(name, programs.pop(name), graphs.pop(name), Path(compiling, name), level, archive)
+                code, listed = _compile(
+                    name, programs.pop(name), graphs.pop(name), Path(compiling, name), level, archive
+                )
                 entry |= code | _list(name, {each: found[name][each] for each in listed}, archive)
                 for size, bounds in sizes.items():
                     if manifest["dims"].setdefault(size, bounds) != bounds:
@@ -103,14 +115,14 @@ def package(
                 entry["example"] = None
                 if examples:
                     recorded[name] = _record(method, entry["inputs"])
-                    stored, place = _stored(recorded[name], entry["inputs"]), EXAMPLE.format(name)
-                    archive.add(place, as_bytes(partial(write_weights, tensors=stored)))
-                    entry["example"] = {"entry": place, "atol": _within(stored, tolerance)}
+                    stored, example = _stored(recorded[name], entry["inputs"]), EXAMPLE.format(name)
+                    archive.add(example, as_bytes(partial(write_weights, tensors=stored)))
+                    entry["example"] = {"entry": example, "atol": _within(stored, tolerance)}
                 manifest["methods"][name] = entry
             archive.add(MANIFEST, json.dumps(manifest, indent=1).encode())
         program = load(draft)
-        for name, example in recorded.items():
-            compare(name, program.methods[name], example, _within(example, tolerance))
+        for name, tensors in recorded.items():
+            compare(name, program.methods[name], tensors, _within(tensors, tolerance))
         if beside is not None:
             os.replace(beside, target.with_name(beside.name))
         os.replace(draft, target)

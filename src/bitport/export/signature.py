@@ -23,8 +23,9 @@ def check(name: str, method: Method) -> None:
     """Before anything is traced."""
     if not name.isidentifier():
         raise ArgumentError(f"a method is called by an identifier, such as decode, not {name!r}")
-    if not isinstance(method, Method):
-        raise ArgumentError(f"{name} is a {type(method).__name__}, not a Method(module, args)")
+    if not isinstance(method, Method) or not isinstance(method.args, tuple):
+        given = f"args a {type(method.args).__name__}" if isinstance(method, Method) else f"a {type(method).__name__}"
+        raise ArgumentError(f"{name}: a method is a Method(module, args), args a tuple, not {given}")
     wrong = [type(value).__name__ for value in pytree.tree_leaves(method.args) if not isinstance(value, Tensor)]
     if wrong:
         raise ArgumentError(f"{name}: a program takes tensors, in lists and dictionaries too, not {', '.join(wrong)}")
@@ -40,6 +41,7 @@ def describe(name: str, method: Method, program: torch.export.ExportedProgram) -
         raise ExportError(
             f"{name} writes into its buffers ({', '.join(signature.buffers_to_mutate.values())}), which programs share "
             "and map from a file: take what changes, such as a cache, as an argument instead"
+            + (", and call eval() first, if these are the statistics of a training" if method.module.training else "")
         )
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs = list(signature.user_inputs)
