@@ -51,7 +51,6 @@ def made(request: pytest.FixtureRequest) -> Iterator[list[CompiledKernel]]:
     with compiling(request.param) as compiled:
         yield compiled
     target = TARGETS[request.param]
-    assert compiled
     for kernel in compiled:
         assert kernel.asm[BINARY[target.backend]]
         assert not getattr(kernel.metadata, "global_scratch_size", 0), (
@@ -77,6 +76,7 @@ def test_products(scheme: str, dtype: torch.dtype, m: int, k: int, made: list[Co
 
 def test_the_probe_finds_a_compiler_for_the_chip(made: list[CompiledKernel]) -> None:
     assert probe.fault() is None
+    assert made
 
 
 class Without(Absent):
@@ -106,7 +106,8 @@ def test_the_probe_names_the_oldest_triton(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    "scheme", ["int2", "int3", "int4", "int4-g32", "nf4", "int8", "int8-dyn", "int4-int8", "fp8-row"]
+    "scheme",
+    ["int3", "int4-g32", "int8-dyn", *(["int2", "int4", "nf4", "int8", "int4-int8", "fp8-row"] if EVERY else [])],
 )
 def test_one_output(scheme: str, made: list[CompiledKernel]) -> None:
     """As of a head that gives a score. To the compiler an argument of 1 is a constant."""
@@ -163,8 +164,14 @@ def test_experts(scheme: str, made: list[CompiledKernel]) -> None:
     assert "tiles" in [each.name for each in made]
 
 
-@pytest.mark.parametrize("act", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("dtype", "act"),
+    [
+        pytest.param(dtype, act, id=f"{str(dtype)[6:]}-{act}")
+        for act in ACTIVATIONS
+        for dtype in ((BF16, FP32) if EVERY or act == "nvfp4" else (BF16,))
+    ],
+)
 def test_inputs(dtype: torch.dtype, act: str, made: list[CompiledKernel]) -> None:
     for k in (1024, 1003):
         kernels.quantize_input(torch.randn(4, k, dtype=dtype), act, None)
@@ -175,7 +182,7 @@ def test_inputs(dtype: torch.dtype, act: str, made: list[CompiledKernel]) -> Non
 
 @pytest.mark.parametrize(
     ("format", "rows", "dtype"),
-    [("int4-g32", 1, BF16), ("int4-g32", 1, FP32), ("int8", 70, BF16), *([("int8", 70, FP32)] if EVERY else [])],
+    [("int4-g32", 1, FP32), ("int8", 70, BF16), *([("int4-g32", 1, BF16), ("int8", 70, FP32)] if EVERY else [])],
 )
 def test_attention(format: str, rows: int, dtype: torch.dtype, made: list[CompiledKernel]) -> None:
     """Of quantized tokens and dense ones. One more token, in memory that has room for it, compiles nothing."""
@@ -212,7 +219,6 @@ def test_scales_go_to_the_unit(act: str, made: list[CompiledKernel], request: py
         refused = kernels.refuses_scaled(*sample.args)
         assert (refused is None) == (act in configs.multiplies_scaled(target))
         if refused is not None:
-            kernels.run_dyn(kernels.linear.tiles)(*sample.args)
             continue
         kernels.run_scaled(*sample.args)
         kernel = next(each for each in made[::-1] if each.name == "scaled")
@@ -238,7 +244,6 @@ def test_scales_of_unlike_sides_go_to_the_unit(
     refused = kernels.refuses_scaled(*sample.args)
     assert (refused is None) == bool(has(target))
     if refused is not None:
-        kernels.run_dyn(kernels.linear.tiles)(*sample.args)
         return
     kernels.run_scaled(*sample.args)
     form, instruction = UNIT_TAKES_SCALES[target]
@@ -254,7 +259,6 @@ def test_scales_of_experts_go_to_the_unit(
     refused = kernels.refuses_grouped_scaled(*args)
     assert (refused is None) == (scheme in configs.multiplies_scaled(target))
     if refused is not None:
-        kernels.grouped(*args)
         return
     kernels.run_grouped_scaled(*args)
     form, instruction = UNIT_TAKES_SCALES[target]
@@ -268,8 +272,13 @@ INT8 = {
 FLOAT8 = ("ptx", re.compile(r"mma\S*\.e4m3\.e4m3|mma\S*kind::f8f6f4"))
 
 
-@pytest.mark.parametrize("m", [16, 300])
-@pytest.mark.parametrize("scheme", ["int8-dyn", "int8-dyn-g64", "int4-int8", "int4-int8-g32-sym"])
+@pytest.mark.parametrize(
+    ("scheme", "m"),
+    [
+        *(("int8-dyn", 16), ("int8-dyn", 300), ("int8-dyn-g64", 300), ("int4-int8", 300), ("int4-int8-g32-sym", 16)),
+        *([("int8-dyn-g64", 16), ("int4-int8", 16), ("int4-int8-g32-sym", 300)] if EVERY else ()),
+    ],
+)
 def test_int8_is_multiplied_as_such(
     scheme: str, m: int, made: list[CompiledKernel], request: pytest.FixtureRequest
 ) -> None:
