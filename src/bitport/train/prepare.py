@@ -21,7 +21,7 @@ from bitport.algorithms.apply import apply
 from bitport.algorithms.solving import Solving, by_storage
 from bitport.calibrate.inputs import Inputs
 from bitport.calibrate.observe import input_scales
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, shortened
 from bitport.nn.fsdp import refuse_fsdp
 from bitport.nn.quantize import check_finite
 from bitport.nn.targets import find_targets
@@ -211,11 +211,11 @@ def _exchange_(model: nn.Module, weights: Sequence[tuple[Sequence[Target], Tenso
             for target in targets:
                 target.put(model, new)
     if replaced:
-        named = ", ".join(replaced[:3]) + (", ..." if len(replaced) > 3 else "")
         warnings.warn(
-            f"the parameters of {len(replaced)} weights ({named}) are new objects, since something else holds the old "
-            f"ones, as an output with its graph or DistributedDataParallel does: an optimizer made before does "
-            f"not train them. Make it, and what else holds parameters, afterwards, or delete what does before",
+            f"the parameters of {len(replaced)} weights ({shortened(replaced, 3)}) are new objects, since something "
+            f"else holds the old ones, as an output with its graph or DistributedDataParallel does: an optimizer made "
+            f"before does not train them. Make it, and what else holds parameters, afterwards, or delete what does "
+            f"before",
             stacklevel=3,
         )
 
