@@ -143,6 +143,16 @@ def test_vmap_over_the_input(name: str, dim: int) -> None:
     torch.testing.assert_close(mapped, wanted, rtol=0, atol=allowed)
 
 
+def test_vmap_over_ids(capfd: pytest.CaptureFixture[str]) -> None:
+    """In one call: torch warns where it makes one of each."""
+    table = quantize_tensor(torch.randn(50, 64), preset("int4-g32"))
+    ids = torch.arange(24).reshape(2, 3, 4)
+    for dim in (0, 2):
+        wanted = F.embedding(ids.movedim(dim, 0), table)
+        assert torch.equal(torch.vmap(lambda each: F.embedding(each, table), in_dims=dim)(ids), wanted)
+    assert "bitport::embedding" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("scheme", ["fp8", "nvfp4"])
 def test_vmap_rounds_each_input_by_itself(scheme: str) -> None:
     weight = quantize_tensor(torch.randn(24, 64), preset(scheme))

@@ -89,6 +89,7 @@ EMBEDDING = Op(
     generic=_generic,
     fake=_fake,
     samples=_samples,
+    leading=True,
 )
 
 declare(EMBEDDING)

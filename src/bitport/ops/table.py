@@ -77,6 +77,8 @@ class Op:
     """(*args) -> whether each row's result depends on that row alone; not so where one scale is measured over all."""
     decomposition: Callable[..., Any] | None = None
     """A form that traces, where the generic kernel looks at data or calls another op; the generic kernel otherwise."""
+    leading: bool = False
+    """Whether the first argument, of which there is no gradient, has any number of leading dimensions."""
     composed: bool = False
     """Whether the generic kernel is made of differentiable ops, whose gradients and transforms are its own."""
 
@@ -134,6 +136,7 @@ def declare(op: Op, run: Callable[..., Any]) -> None:
         torch.library.register_vmap(f"bitport::{op.name}", _mapped(op), lib=LIB)
     if op.backward is not None:
         LIB.impl(op.name, _differentiable(op, run), "Autograd", with_keyset=True)
+    if op.backward is not None or op.leading:
         torch.library.register_vmap(f"bitport::{op.name}", _batched(op), lib=LIB)
 
 
