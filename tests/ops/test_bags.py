@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -104,10 +105,13 @@ def test_padding_in_bags_of_any_length() -> None:
 
 def test_what_a_table_cannot_do_is_refused() -> None:
     bag = table()
+    bags = functools.partial(F.embedding_bag, IDS, bag.weight, STARTS)
     with pytest.raises(IndexError, match="rows 0 to 49"):
         bag(IDS + 1, STARTS)
-    with pytest.raises(IndexError, match="rows 0 to 49 of the table, not 77"):
-        F.embedding_bag(IDS, bag.weight, STARTS, padding_idx=77)
+    for look_up in (lambda at: F.embedding(IDS, bag.weight, at), lambda at: bags(padding_idx=at)):
+        for outside in (50, -51):
+            with pytest.raises(ArgumentError, match=f"padding_idx is a row of the table, -50 to 49, not {outside}"):
+                look_up(outside)
     with pytest.raises(ArgumentError, match="max_norm rewrites the table"):
         F.embedding_bag(IDS, bag.weight, STARTS, max_norm=1.0)
     for wrong in (lambda: bag(IDS), lambda: bag(IDS.view(5, 2), STARTS), lambda: bag(IDS, STARTS[None])):

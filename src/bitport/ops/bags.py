@@ -36,12 +36,19 @@ def embedding_bag(
         offsets = torch.arange(input.shape[0], dtype=input.dtype, device=input.device) * input.shape[1]
     order, padding = torch.arange(ids.shape[0], dtype=input.dtype, device=input.device), -1
     if padding_idx is not None:
-        row, padding = padding_idx if padding_idx >= 0 else padding_idx + weight.shape[0], 0
+        row, padding = padding_row(padding_idx, weight.shape[0]), 0
         order, ids = torch.where(ids == row, padding, order + 1), F.pad(ids, (1, 0), value=row)
     rows = F.embedding(ids, weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
     weights = None if per_sample_weights is None else per_sample_weights.flatten()
     joined = torch.ops.aten._embedding_bag
     return joined(rows, order, offsets, False, MODES.index(mode), False, weights, include_last_offset, padding)[0]
+
+
+def padding_row(at: int, n: int) -> int:
+    """The row of a padding, which counts from the end where it is negative."""
+    if not -n <= at < n:
+        raise ArgumentError(f"padding_idx is a row of the table, {-n} to {n - 1}, not {at}")
+    return at % n
 
 
 def _check(ids: Tensor, offsets: Tensor | None, mode: str, weights: Tensor | None) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.numerics import dequantize, quantize
-from bitport.ops.bags import embedding_bag
+from bitport.ops.bags import embedding_bag, padding_row
 from bitport.ops.linear import check_dense
 from bitport.ops.matmul import addmm, baddbmm, bmm, einsum, grouped_mm, matmul, mm, mv
 from bitport.ops.product import linear, operand, run
@@ -41,6 +41,8 @@ def embedding(
         raise ArgumentError(
             "this QTensor is a transposed view [K, N]; F.embedding wants a table [N, K]: pass weight.t()"
         )
+    if padding_idx is not None:
+        padding_row(padding_idx, weight.shape[0])
     if input.layout == torch.jagged:
         ids: Any = input
         places = {"offsets": ids.offsets(), "lengths": ids.lengths(), "jagged_dim": ids._ragged_idx}
