@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ import torch.nn.functional as F
 
 from bitport.errors import KernelError
 from bitport.ops import IMPLS, OPS, Impl, call, decide, register_kernel, unregister_kernel, use_kernel
+from bitport.ops.optimizer_step import optimizer_step
 from bitport.ops.product import operand
-from bitport.ops.select import FORCED
+from bitport.ops.select import FORCED, STEP
 from bitport.schemes import preset
 from bitport.tensor import quantize_tensor
 
@@ -135,6 +137,35 @@ def test_supports_answers_in_words(answer: Any, add: Callable[..., None]) -> Non
     if answer != "":
         with pytest.raises(KernelError, match=said):
             who(args)
+
+
+@pytest.mark.parametrize("op", ["linear", STEP])
+def test_a_predicate_that_raises_is_named(op: str) -> None:
+    def supports(*args: Any) -> str | None:
+        return args[-1].dtype  # of a bias that is None
+
+    register_kernel(Impl(op, "mine", "cpu", OPS["linear"].generic, supports, HIGH))
+    args = arguments()
+    target: Any = SimpleNamespace(param=torch.ones(4))
+    asks: dict[str, tuple[Callable[[], Any], ...]] = {
+        "linear": (lambda: who(args), lambda: decide("linear", *args), lambda: call("linear", *args, kernel="mine")),
+        STEP: (lambda: optimizer_step("adam", [target]),),
+    }
+    said = f"{op} on cpu: supports of kernel 'mine' has raised AttributeError: .*'dtype'; it is to answer None"
+    for ask in asks[op]:
+        with pytest.raises(KernelError, match=said):
+            ask()
+
+
+def test_a_kernel_at_the_dispatcher_has_no_name_to_force_it_by() -> None:
+    args = (*arguments()[1:11], torch.float32)
+    library = torch.library.Library("bitport", "IMPL")
+    try:
+        library.impl("dequantize", lambda data, *rest: data, "CPU")
+        with pytest.raises(KernelError, match=r"has only: .*generic; what cpu has at the dispatcher has no name"):
+            call("dequantize", *args, kernel="cpu's own (dispatcher)")
+    finally:
+        library._destroy()
 
 
 def test_a_device_is_a_type() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bitport import plugins
-from bitport.ops.select import IMPLS
+from bitport.ops.select import IMPLS, refusal
 from bitport.ops.table import OPS, Op
 
 
@@ -26,7 +26,7 @@ def decompositions(*, native: bool = False) -> dict[Any, Callable[..., Any]]:
 def _chosen(op: Op) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         for impl in IMPLS.get((op.name, args[0].device.type), ()):
-            if impl.supports(*args) is None:
+            if refusal(impl, *args) is None:
                 return impl.run(*args)
         return (op.decomposition or op.generic)(*args)
 

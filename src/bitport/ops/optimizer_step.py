@@ -41,7 +41,7 @@ from bitport.numerics import (
 )
 from bitport.numerics.codebooks import zero_code
 from bitport.numerics.stochastic import CUT, place_bits, round_stochastically
-from bitport.ops.select import GENERIC, IMPLS, STEP, forced
+from bitport.ops.select import GENERIC, IMPLS, STEP, forced, refusal
 
 SMALLEST = torch.finfo(torch.float32).smallest_normal
 PIECE = 1 << 22
@@ -99,7 +99,7 @@ def optimizer_step(rule: str, targets: list[Target]) -> None:
     for impl in impls:
         if name not in (None, impl.name):
             continue
-        reasons = [impl.supports(rule, target) for target in left]
+        reasons = [refusal(impl, rule, target) for target in left]
         if name and any(reasons):
             reason = next(filter(None, reasons))
             raise KernelError(f"kernel {name!r} was forced for {STEP}, but refuses this call: {reason}")

@@ -153,7 +153,11 @@ def _chooser(op: Op) -> Callable[..., Any]:
             plugins.load()
             impls = known[device] = IMPLS.setdefault((op.name, device), [])
         for impl in impls:
-            if (reason := impl.supports(*args)) is None:
+            try:
+                reason = impl.supports(*args)
+            except RAISED as error:
+                raise _raised(impl, error) from error
+            if reason is None:
                 return impl.run(*args)
             if type(reason) is not str:
                 refusal(impl, *args)
@@ -224,12 +228,28 @@ def named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:
                 raise KernelError(f"kernel {kernel!r} was forced for {op} on {device}, but refuses this call: {reason}")
             return impl.run
     names = ", ".join([*(impl.name for impl in known), GENERIC])
-    raise KernelError(f"kernel {kernel!r} was forced for {op}, but {device} has only: {names}")
+    own = f"; what {device} has at the dispatcher has no name, and runs where no kernel is forced"
+    hint = own if own_kernel(op, args[0].device) else ""
+    raise KernelError(f"kernel {kernel!r} was forced for {op}, but {device} has only: {names}{hint}")
+
+
+RAISED = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a kernel in the making raises."""
+
+
+def _raised(impl: Impl, error: Exception) -> KernelError:
+    return KernelError(
+        f"{impl.op} on {impl.device}: supports of kernel {impl.name!r} has raised {type(error).__name__}: {error}; it "
+        "is to answer None where the kernel takes the call, and otherwise why not, in words"
+    )
 
 
 def refusal(impl: Impl, *args: Any) -> str | None:
     """Why ``impl`` does not take these arguments; KernelError where it has not answered that, in words."""
-    reason = impl.supports(*args)
+    try:
+        reason = impl.supports(*args)
+    except RAISED as error:
+        raise _raised(impl, error) from error
     if reason is None or (isinstance(reason, str) and reason):
         return reason
     raise KernelError(
