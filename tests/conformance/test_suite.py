@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from bitport.conformance import run
-from bitport.conformance.suite import subject
+from bitport.conformance.command import main
+from bitport.conformance.suite import never_chosen, subject
 from bitport.errors import ArgumentError, DeviceError
 from bitport.layouts import Matrix, register_layout
 from bitport.layouts.plain import Plain
 from bitport.numerics import Quantized
-from bitport.ops import OPS, Impl, Sample, register_kernel, unregister_kernel
+from bitport.ops import OPS, Impl, Sample, register_kernel, unregister_kernel, use_kernel
 from bitport.ops.outside import OUTSIDE, Outside
 
 pytestmark = pytest.mark.usefixtures("own_tables")
@@ -43,6 +44,26 @@ def test_the_cpu_passes_with_its_own_kernels() -> None:
 def test_the_kernel_that_ran_is_named() -> None:
     register_kernel(of_everything("mine"))
     assert {row.kernels for row in run("cpu", ["embedding"])} == {("mine",)}
+
+
+def test_kernels_that_are_not_chosen_are_tried_and_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that comes second is judged like the first; one that takes no sample may refuse by mistake."""
+    op, generic = "int4pack_mm", OPS["int4pack_mm"].generic
+    for name, priority, reason in (("first", 3, None), ("second", 2, None), ("shy", 1, "not today")):
+        wrong = 2 if name == "second" else 1
+        run_it = lambda *args, wrong=wrong: generic(*args) * wrong  # noqa: E731
+        register_kernel(Impl(op, name, "cpu", run_it, lambda *args, reason=reason: reason, priority))
+    assert main(["--ops", op]) == 1
+    said = capsys.readouterr()
+    assert "never chosen: second of int4pack_mm: another comes first wherever it could run" in said.out
+    assert "never chosen: shy of int4pack_mm: it refuses every sample" in said.out
+    assert "first of" not in said.out
+    assert "-rows, forced second: " in said.err
+    assert said.err.count("FAILED") == said.err.count("forced second")
+    rows = run("cpu", [op])
+    assert {(row.kernels, row.forced) for row in rows} == {(("first",), ("second",))}
+    with use_kernel("first"):
+        assert never_chosen("cpu", run("cpu", [op])) == []
 
 
 def test_a_kernel_slightly_off_fails_where_that_is_more_than_rounding() -> None:

@@ -15,10 +15,11 @@ from torch import Tensor
 from bitport import layouts
 from bitport.errors import ArgumentError, BitportError
 from bitport.numerics import FLOATS, Quantized
-from bitport.ops import OPS, Op, Sample, Weight, decide
+from bitport.ops import IMPLS, OPS, Op, Sample, Weight, call, decide, select
 from bitport.ops.device import check_present
 from bitport.ops.outside import Outside, outside
 from bitport.ops.samples import VARIANTS
+from bitport.ops.select import forced, refusal
 from bitport.ops.table import bits
 from bitport.schemes import PRESETS
 
@@ -41,6 +42,8 @@ class Row:
     kernels: tuple[str, ...]
     refused: tuple[str, ...] = ()
     """What the device says no to, one line per sample: it is none of the samples above."""
+    forced: tuple[str, ...] = ()
+    """Kernels that were tried by name where they take a sample and another is chosen."""
 
     @property
     def passed(self) -> bool:
@@ -55,11 +58,13 @@ class _Outcome:
     margin: float = -math.inf
     failure: str | None = None
     refused: str | None = None
+    forced: bool = False
 
 
 def run(device: torch.device | str | int, ops: Iterable[str] | None = None) -> list[Row]:
-    """Try ``ops`` (names; default: all) on ``device``. Kernels of bitport and of installed backends take part. A device
-    of another library gets samples that were made on the CPU, and computes each in every way it has."""
+    """Try ``ops`` (names; default: all) on ``device``. Kernels of bitport and of installed backends take part: the one
+    that is chosen and, where it is right, each other that takes a sample. A device of another library gets samples that
+    were made on the CPU, and computes each in every way it has."""
     place = outside(device)
     device = torch.device(device)
     if place is None:
@@ -68,6 +73,21 @@ def run(device: torch.device | str | int, ops: Iterable[str] | None = None) -> l
     if unknown := set(names) - set(OPS):
         raise ArgumentError(f"unknown ops {sorted(unknown)}; known: {', '.join(OPS)}")
     return [row for name in names for dtype in FLOATS for row in _rows(OPS[name], device, dtype, place)]
+
+
+def never_chosen(device: torch.device | str | int, rows: list[Row]) -> list[str]:
+    """Kernels registered for ``device`` that ran on no sample, or only by name: one line each, which is no failure."""
+    lines = []
+    for op in dict.fromkeys(row.op for row in rows if forced(row.op) is None):
+        chosen, named = (
+            {kernel for row in rows if row.op == op for kernel in getattr(row, field)}
+            for field in ("kernels", "forced")
+        )
+        for impl in IMPLS.get((op, torch.device(device).type), ()):
+            if impl.name not in chosen:
+                why = "another comes first wherever it could run" if impl.name in named else "it refuses every sample"
+                lines.append(f"never chosen: {impl.name} of {op}: {why}")
+    return lines
 
 
 def subject(name: str) -> str:
@@ -90,8 +110,9 @@ def _rows(op: Op, device: torch.device, dtype: torch.dtype, place: Outside | Non
             tuple(outcome.failure for outcome in outcomes if outcome.failure),
             min((outcome.sqnr for outcome in outcomes), default=math.inf),
             min((outcome.margin for outcome in outcomes), default=math.inf),
-            tuple(dict.fromkeys(outcome.kernel for outcome in outcomes)),
+            tuple(dict.fromkeys(outcome.kernel for outcome in outcomes if not outcome.forced)),
             tuple(outcome.refused for outcome in every if outcome.refused),
+            tuple(dict.fromkeys(outcome.kernel for outcome in outcomes if outcome.forced)),
         )
 
 
@@ -109,7 +130,7 @@ def _tried(
             return
         if sample is None:
             return
-        yield sample.name, [_try(op, sample)] if place is None else _try_outside(op, sample, place)
+        yield sample.name, [*_try(op, sample)] if place is None else _try_outside(op, sample, place)
         last = f"the sample behind {sample.name}"
         try:
             packed = _as_it_lies(op, sample, device)
@@ -117,7 +138,7 @@ def _tried(
             yield sample.name, [_Outcome("?", failure=_told(f"{sample.name}, packed for {device}", error))]
             continue
         if packed is not None:
-            yield packed.name, [_try(op, packed)] if place is None else _try_outside(op, packed, place)
+            yield packed.name, [*_try(op, packed)] if place is None else _try_outside(op, packed, place)
 
 
 def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Sample | None:
@@ -138,19 +159,36 @@ def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Sample | None:
     return dataclasses.replace(sample, name=f"{sample.name}-{layout}", args=args)
 
 
-RAISED = (
-    *(BitportError, RuntimeError, TypeError, ValueError),
-    *(ArithmeticError, AssertionError, AttributeError, LookupError),
-)
-"""What a kernel in the making raises: the other samples are tried all the same."""
+RAISED = (BitportError, *select.RAISED)
+"""The other samples are tried all the same."""
 
 
-def _try(op: Op, sample: Sample) -> _Outcome:
+def _try(op: Op, sample: Sample) -> Iterator[_Outcome]:
+    """By the kernel that is chosen; then by each other one that takes these arguments, until one fails: it may have
+    written into them."""
     try:
         kernel = decide(op.name, *sample.args).kernel
     except RAISED as error:
-        return _Outcome("?", failure=_told(sample.name, error))
-    return _judged(op, sample, kernel, op.overload)
+        yield _Outcome("?", failure=_told(sample.name, error))
+        return
+    outcome = _judged(op, sample, kernel, op.overload)
+    yield outcome
+    others = () if forced(op.name) else IMPLS.get((op.name, sample.args[0].device.type), ())
+    for impl in others:
+        if outcome.failure:
+            return
+        if impl.name == kernel:
+            continue
+        named = dataclasses.replace(sample, name=f"{sample.name}, forced {impl.name}")
+        try:
+            if refusal(impl, *sample.args):
+                continue
+        except RAISED as error:
+            outcome = _Outcome(impl.name, failure=_told(named.name, error))
+        else:
+            outcome = _judged(op, named, impl.name, partial(call, op.name, kernel=impl.name))
+        outcome = dataclasses.replace(outcome, forced=True)
+        yield outcome
 
 
 def _try_outside(op: Op, sample: Sample, place: Outside) -> list[_Outcome]:
