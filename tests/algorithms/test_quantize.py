@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import bitport
 from bitport.algorithms import ALGORITHMS, GPTQ, HQQ
+from bitport.algorithms.mixed import costs
 from bitport.errors import ArgumentError
 from bitport.numerics import sqnr
 
@@ -140,6 +141,27 @@ def test_attention_is_calibrated() -> None:
     batches = [torch.randn(2, 30, 64) @ mix for _ in range(4)]
     report = bitport.quantize_(other, "int3-g32", algorithm="gptq", calibrate=batches)
     assert {layer.algorithm for layer in report.quantized} == {"gptq"}
+    assert all(layer.output_sqnr > layer.output_sqnr_rtn for layer in report.quantized)  # type: ignore[operator]
+
+
+def test_an_encoder_with_padding_is_calibrated() -> None:
+    """Which torch by itself computes in nested tensors as long as its weights are floats."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 32, batch_first=True), 2)
+
+        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+            out: Tensor = self.encoder(x, src_key_padding_mask=padding)
+            return out
+
+    torch.manual_seed(0)
+    other = Encoder()
+    batches = [(torch.randn(4, 30, 32), torch.arange(30).expand(4, -1) >= torch.tensor([[30], [25], [12], [7]]))]
+    options = costs(other, ("int2-g32", "int8"), calibrate=batches).options
+    assert all(0 < large.error < small.error / 100 for small, large in options)  # of one way to compute alone
+    report = bitport.quantize_(other, "int4-g32", algorithm="gptq", calibrate=batches)
     assert all(layer.output_sqnr > layer.output_sqnr_rtn for layer in report.quantized)  # type: ignore[operator]
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from bitport.errors import ArgumentError
@@ -60,13 +61,15 @@ def each_once(change: Callable[[Any], Any], batch: Any) -> Any:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """As the model is used: without dropout, and no statistics of a BatchNorm move. Each module gets its mode back.
 
-    What is compiled runs as it is written: who watches products needs to see them. Without gradients, but outside of
-    inference mode, in which torch does not tell whether a tensor was written into.
+    What is compiled runs as it is written, and so does nn.TransformerEncoder, which without a mode of torch computes in
+    nested tensors where it is given a mask of padding, as long as no weight of it is quantized: who watches products
+    needs to see them, and who compares outputs those of one way. Without gradients, but outside of inference mode, in
+    which torch does not tell whether a tensor was written into.
     """
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with _uncompiled(), torch.inference_mode(False), torch.no_grad():
+        with _uncompiled(), BaseTorchFunctionMode(), torch.inference_mode(False), torch.no_grad():
             yield
     finally:
         for module, mode in modes.items():
