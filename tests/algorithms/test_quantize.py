@@ -213,6 +213,16 @@ def test_static_scales_of_a_model_of_shapes_are_shapes(model: Model) -> None:
     assert (shapes[0].weight.act_scale is None, tuple(shapes[1].weight.act_scale.shape)) == (True, (1, 1))
 
 
+@pytest.mark.parametrize(("scheme", "by"), [("int4-g32", "gptq"), ("int4-g32", "awq"), ("int8-static", "rtn")])
+def test_a_model_of_which_a_part_is_shapes(scheme: str, by: str) -> None:
+    """It cannot run, and what is there is not to be rounded as if no data had been asked for."""
+    other = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32, device="meta"))
+    with pytest.raises(ArgumentError, match=r"1 of 2 weights have no data \(1.weight\), so the model cannot be run"):
+        bitport.quantize_(other, scheme, algorithm=by, calibrate=[torch.randn(9, 32)])
+    assert not isinstance(other[0].weight, bitport.QTensor)
+    bitport.quantize_(other, "int4-g32")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -16,7 +16,7 @@ from bitport.algorithms.chain import Preparation
 from bitport.calibrate.batches import batches_of
 from bitport.calibrate.blocks import Measured, measured
 from bitport.calibrate.observe import input_scales, scales_without_data
-from bitport.errors import ArgumentError
+from bitport.errors import ArgumentError, shortened
 from bitport.nn.targets import find_targets
 from bitport.report.progress import progress as with_progress
 from bitport.schemes import Choice, Target
@@ -52,7 +52,13 @@ class Solving:
         self.targets = {target.name: target for target in targets}
         """By name; what was tied before the run may be so no more after it: these are the ``untied``."""
         self.untied: set[str] = set()
-        self.filled = all(has_data(self.weight(choice.name)) for choice in chosen)
+        empty = [choice.name for choice in chosen if not has_data(self.weight(choice.name))]
+        self.filled = not empty
+        if 0 < len(empty) < len(chosen) and (by.needs_inputs or any(choice.static for choice in chosen)):
+            raise ArgumentError(
+                f"{len(empty)} of {len(chosen)} weights have no data ({shortened(empty)}), so the model cannot be run, "
+                f"as {by.name if by.needs_inputs else 'a static input scale'} needs: load them, or skip them"
+            )
         self.runs = by.needs_inputs and self.filled
         if self.filled and calibrate is None:
             refuse_static(chosen, "give calibrate=batches")
