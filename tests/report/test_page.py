@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import math
 import re
 from pathlib import Path
 
@@ -11,12 +12,12 @@ import torch
 from torch import nn
 
 import bitport as bp
-from bitport.algorithms import GPTQ, HQQ
+from bitport.algorithms import GPTQ, HQQ, Rotate
 from bitport.report import LayerReport, Report
 from bitport.report.bars import REST, STAY, bytes_by_scheme
 from bitport.report.html import Html, el, text
 from bitport.report.layer_map import SHADES, Place, Scale, heat_maps, place_of
-from bitport.report.page import page, python_of, readable
+from bitport.report.page import figures, page, python_of, readable
 
 from .hostile import NAMES
 from .hostile import REPORT as HOSTILE
@@ -142,6 +143,9 @@ RECIPES = {
     "algorithm": ("int3-g32", "hqq", 'bp.quantize_(model, "int3-g32", algorithm="hqq")'),
     "settings": ("int4", HQQ(), 'algorithm="hqq"'),
     "rules": ({"head": "int8", "*": "int4"}, "rtn", "bp.Recipe.from_json("),
+    "steps": ("int4-g32", "smooth+hqq", 'algorithm="smooth+hqq", calibrate=batches)'),
+    "steps with settings": ("int4-g32", (Rotate(seed=1), HQQ(steps=2)), "import Chain, HQQ, Rotate"),
+    "static": ("int8-static", "rtn", '"int8-static", calibrate=batches)'),
 }
 
 
@@ -154,11 +158,12 @@ def test_what_it_says_does_the_same_again(
     torch.manual_seed(0)
     model, again = Model(), Model()
     again.load_state_dict(model.state_dict())
-    report = bp.quantize_(model, recipe, algorithm=algorithm)
+    batches = [torch.randn(9, 64)]
+    report = bp.quantize_(model, recipe, algorithm=algorithm, calibrate=batches)
     assert shown in python_of(report)
     (tmp_path / "recipe.json").write_text(readable(report.recipe))
     monkeypatch.chdir(tmp_path)
-    exec(python_of(report), {"model": again})
+    exec(python_of(report), {"model": again, "batches": batches})
     pairs = list(zip(_quantized(model), _quantized(again), strict=True))
     assert all(torch.equal(mine.dequantize(), its.dequantize()) for mine, its in pairs)
     assert bp.Recipe.from_json(readable(report.recipe)) == bp.Recipe.from_json(report.recipe)
@@ -167,6 +172,15 @@ def test_what_it_says_does_the_same_again(
 
 def _quantized(model: nn.Module) -> list[bp.QTensor]:
     return [param for param in model.parameters() if isinstance(param, bp.QTensor)]
+
+
+def test_layers_that_are_exact_gain_nothing() -> None:
+    layers = [
+        LayerReport(f"{at}.weight", "int4", "", 2, 1, output_sqnr=ours, output_sqnr_rtn=20.0)
+        for at, ours in enumerate((21.0, 22.0))
+    ]
+    exact = LayerReport("3.weight", "int4", "", 2, 1, output_sqnr=math.inf, output_sqnr_rtn=math.inf)
+    assert figures(Report((exact, *layers), 4, 2))[-1][:2] == ("Gain", "+1.0 dB")
 
 
 def test_settings_of_an_algorithm_are_told(report: Report) -> None:

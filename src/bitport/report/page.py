@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 
 import torch
@@ -31,6 +32,8 @@ LARGEST_NOTE = (
 
 WORDS = ("why", "note", "weight", "weights", "scheme", "algorithm")
 """Columns that hold no numbers."""
+CLASSES = re.compile(r"\b(\w+)\(")
+"""In a Python expression of an algorithm: those that it is made of."""
 
 
 def page(report: Report, title: str = "", command: str = "", perplexity: tuple[float, float] | None = None) -> str:
@@ -73,10 +76,11 @@ def figures(report: Report, perplexity: tuple[float, float] | None = None) -> li
         if errors:
             middle = statistics.median(errors)
             found.append((f"SQNR of {what}", f"{middle:.1f} dB", f"median; the lowest {min(errors):.1f} dB"))
+    both = [(layer.output_sqnr, layer.output_sqnr_rtn) for layer in report.quantized]
     gains = [
-        (layer.output_sqnr or 0) - layer.output_sqnr_rtn
-        for layer in report.quantized
-        if layer.output_sqnr is not None and layer.output_sqnr_rtn is not None
+        0.0 if ours == nearest else ours - nearest  # two that are exact too
+        for ours, nearest in both
+        if ours is not None and nearest is not None
     ]
     if gains:
         found.append(("Gain", f"{statistics.median(gains):+.1f} dB", "over rounding to nearest; outputs, median"))
@@ -144,12 +148,13 @@ def python_of(report: Report) -> str:
     given = f'"{rule.scheme}"' if single else 'bp.Recipe.from_json(Path("recipe.json").read_text())'
     lines = ["from pathlib import Path", ""] if not single else []
     lines.append("import bitport as bp")
-    if by.isidentifier():
+    if "(" not in by:
         by = f'"{by}"'
-    elif by:
-        lines.append(f"from bitport.algorithms import {by.partition('(')[0]}")
-    by = "" if by in ("", '"rtn"') else f", algorithm={by}"
-    with_data = any(layer.output_sqnr is not None for layer in report.quantized)
+    else:
+        lines.append(f"from bitport.algorithms import {', '.join(sorted(set(CLASSES.findall(by))))}")
+    by = "" if by in ('""', '"rtn"') else f", algorithm={by}"
+    static = any(not isinstance(each.scheme, str) and each.scheme.static for each in recipe.rules)
+    with_data = static or any(layer.output_sqnr is not None for layer in report.quantized)
     return "\n".join([*lines, "", f"bp.quantize_(model, {given}{by}{', calibrate=batches' if with_data else ''})"])
 
 
