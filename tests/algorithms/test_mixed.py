@@ -219,11 +219,23 @@ def test_weights_together_and_rules(model: Model) -> None:
         pytest.param({"bits": 4.0, "candidates": "int4"}, "several schemes, .* not 'int4'", id="one name"),
         pytest.param({"bits": 4.0, "candidates": ("int8-static",)}, "static input scale", id="static"),
         pytest.param({"bits": 4.0, "calibrate": []}, "holds no batch", id="no data"),
+        pytest.param({"bits": 4.0, "sample": 0}, "sample=0: .* at least one batch", id="no batch to look at"),
     ],
 )
 def test_problems(model: Model, options: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         bitport.mixed(model, **{"calibrate": BATCHES, **options})  # type: ignore[arg-type]
+
+
+def test_outputs_that_tell_nothing() -> None:
+    class Choice(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.as_tensor(super().forward(x)).argmax(-1)
+
+    chooses, batches = Choice(nn.Linear(32, 32)), [torch.randn(9, 32)]
+    with pytest.raises(ArgumentError, match=r'Choice gives Tensor without floats, .* or cost="output"'):
+        bitport.mixed(chooses, ("int4", "int8"), bits=9, calibrate=batches)
+    bitport.mixed(chooses, ("int4", "int8"), bits=9, calibrate=batches, cost="output")
 
 
 @pytest.mark.parametrize("size", [{"bits": 2.1}, {"nbytes": 5000}], ids=["bits", "bytes"])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 from bitport.evaluate import perplexity
+from bitport.evaluate.compare import change_percent
 from bitport.evaluate.perplexity import token_losses
 
 VOCABULARY = 7
@@ -76,6 +77,7 @@ def test_hopeless_model_is_infinitely_surprised() -> None:
         return torch.full((*ids.shape, 3), -math.inf).index_fill(-1, torch.tensor(0), 0.0)
 
     assert perplexity(certain, torch.tensor([0, 1, 0])).value == math.inf
+    assert change_percent(900.0, 1.0) == change_percent(math.inf, 1.0) == math.inf
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf], ids=str)

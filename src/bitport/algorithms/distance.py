@@ -60,6 +60,11 @@ class Distance:
         if isinstance(logits, Tensor):
             return Outputs(logits.float().log_softmax(-1), True)
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if not leaves:
+            raise ArgumentError(
+                f"{type(self.model).__name__} gives {type(result).__name__} without floats, so nothing tells how far its "
+                f'predictions move: give a model that returns its logits, or cost="output"'
+            )
         return Outputs(torch.cat([leaf.float().flatten() for leaf in leaves]), False)
 
 

@@ -164,6 +164,8 @@ def costs(
     by, schemes = algorithm_of(algorithm), _schemes(candidates)
     if cost not in COSTS:
         raise ArgumentError(f"unknown cost {cost!r}; known: {', '.join(COSTS)}")
+    if sample < 1:
+        raise ArgumentError(f"sample={sample}: the predictions of at least one batch must be looked at")
     targets, batches = _chosen_for(model, schemes[0], rules), batches_of(model, calibrate)
     if not batches:
         raise ArgumentError("the cost of bits is measured on data, and calibrate holds no batch")

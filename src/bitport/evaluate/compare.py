@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bitport.api import quantize_
 from bitport.evaluate.measure import kernels_of, size_of
-from bitport.evaluate.perplexity import perplexity
+from bitport.evaluate.perplexity import MOST_NATS, perplexity
 from bitport.integrations.huggingface import logits_of
 from bitport.schemes import preset
 
@@ -42,7 +42,7 @@ def quantized(base: Any, scheme: str, calibrate: Callable[[Any], Any]) -> Any:
 
 def change_percent(nll: float, base: float) -> float:
     """The change from one perplexity to another, from their mean negative log likelihoods."""
-    return 100 * math.expm1(nll - base)
+    return 100 * math.expm1(nll - base) if nll - base < MOST_NATS else math.inf
 
 
 def compare(

@@ -24,6 +24,9 @@ from torch import Tensor
 
 from bitport.errors import ArgumentError
 
+MOST_NATS = 700
+"""Of which the exponential is a number in float64."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Perplexity:
@@ -44,7 +47,7 @@ def perplexity(
 
 def summary(token_losses: Tensor) -> Perplexity:
     nll = float(token_losses.double().mean())
-    return Perplexity(math.exp(nll) if nll < 700 else math.inf, nll, token_losses.numel())
+    return Perplexity(math.exp(nll) if nll < MOST_NATS else math.inf, nll, token_losses.numel())
 
 
 @torch.no_grad()
