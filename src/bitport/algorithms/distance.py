@@ -62,8 +62,8 @@ class Distance:
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         if not leaves:
             raise ArgumentError(
-                f"{type(self.model).__name__} gives {type(result).__name__} without floats, so nothing tells how far its "
-                f'predictions move: give a model that returns its logits, or cost="output"'
+                f"{type(self.model).__name__} gives {type(result).__name__} without floats, so nothing tells how far "
+                f'its predictions move: give a model that returns its logits, or cost="output"'
             )
         return Outputs(torch.cat([leaf.float().flatten() for leaf in leaves]), False)
 
