@@ -25,6 +25,7 @@ def test_pipelines_on_a_device_from_outside(sim_site: Path, elsewhere: Callable[
     elsewhere("on_sim_pipelines.py", sim_site)
 
 
+@pytest.mark.xdist_group("fake device")  # whose guard is compiled once, by one worker
 @pytest.mark.parametrize("device", ["xpu", "cuda", "mps"])
 @pytest.mark.parametrize("file", ["on_fake_device.py", "on_fake_chips.py"])
 def test_on_a_fake_device(file: str, device: str, guard: Path, elsewhere: Callable[..., None]) -> None:
@@ -35,6 +36,7 @@ def test_on_a_fake_device(file: str, device: str, guard: Path, elsewhere: Callab
     elsewhere(file, FAKE_DEVICE=device, FAKE_DEVICE_GUARD=str(guard), BITPORT_DISABLE="triton")
 
 
+@pytest.mark.xdist_group("fake device")
 @pytest.mark.parametrize("device", ["xpu", "cuda"])
 def test_triton_on_a_fake_device(device: str, guard: Path, elsewhere: Callable[..., None]) -> None:
     """With Triton's kernels as well, which are registered there and launch nothing."""

@@ -17,6 +17,7 @@ from bench.suites import Shape
 from bench.workers import without_paths
 from bitport.backends.cpu.native import load
 
+pytestmark = pytest.mark.xdist_group("products")  # measured once, by one worker
 Row = dict[str, Any]
 FOUND = Limits(read=1e10, units={"f32": 1e11})
 

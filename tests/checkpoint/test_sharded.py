@@ -16,6 +16,7 @@ from tests import ranks
 
 from .sharded_models import full, quantized, same
 
+pytestmark = pytest.mark.xdist_group("sharded")  # started once, by one worker
 IN_TWO, IN_THREE = "tests.checkpoint.on_sharded", "tests.checkpoint.on_dcp"
 
 

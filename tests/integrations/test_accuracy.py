@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="needs the extra: pip install 'bitpor
 
 from bitport.evaluate.golden import SCHEMES, Golden, Yardstick, as_markdown
 
+pytestmark = pytest.mark.xdist_group("accuracy")  # measured once, by one worker
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "docs" / "accuracy.json").read_text())
 GOLDEN = {row["scheme"]: Golden(**row) for row in RECORD["rows"]}

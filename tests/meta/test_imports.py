@@ -111,6 +111,7 @@ def fresh_import(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     return {"seconds": min(run[0] for run in runs), "modules": runs[0][1], "initialized": runs[0][2]}
 
 
+@pytest.mark.xdist_group("imports")  # measured once, by one worker
 def test_importing_bitport_brings_in_nothing_heavy(fresh_import: dict[str, object]) -> None:
     new = fresh_import["modules"]
     assert isinstance(new, list)
@@ -120,6 +121,7 @@ def test_importing_bitport_brings_in_nothing_heavy(fresh_import: dict[str, objec
     assert not fresh_import["initialized"], "import bitport woke the accelerator"
 
 
+@pytest.mark.xdist_group("imports")
 def test_importing_bitport_is_quick(fresh_import: dict[str, object]) -> None:
     seconds = fresh_import["seconds"]
     assert isinstance(seconds, float)

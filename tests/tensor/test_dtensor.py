@@ -8,6 +8,7 @@ import pytest
 
 from tests import ranks
 
+pytestmark = pytest.mark.xdist_group("dtensor")  # started once, by one worker
 CHECKS = "tests.tensor.on_dtensor"
 
 outcomes = functools.cache(ranks.run)

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from bitport.tensor import QTensor
 from tests import ranks
 
+pytestmark = pytest.mark.xdist_group("fsdp")  # started once, by one worker
 outcomes = functools.cache(ranks.run)
 
 IN_TWO, IN_FOUR = "tests.tensor.on_fsdp", "tests.tensor.on_two_dimensions"
