@@ -79,13 +79,11 @@ def never_chosen(device: torch.device | str | int, rows: list[Row]) -> list[str]
     """Kernels registered for ``device`` that ran on no sample, or only by name: one line each, which is no failure."""
     lines = []
     for op in dict.fromkeys(row.op for row in rows if forced(row.op) is None):
-        chosen, named = (
-            {kernel for row in rows if row.op == op for kernel in getattr(row, field)}
-            for field in ("kernels", "forced")
-        )
+        of_op = [row for row in rows if row.op == op]
+        chosen, named = ({kernel for row in of_op for kernel in getattr(row, at)} for at in ("kernels", "forced"))
         for impl in IMPLS.get((op, torch.device(device).type), ()):
             if impl.name not in chosen:
-                why = "another comes first wherever it could run" if impl.name in named else "it refuses every sample"
+                why = "another comes first wherever it could run" if impl.name in named else "it took no sample"
                 lines.append(f"never chosen: {impl.name} of {op}: {why}")
     return lines
 
