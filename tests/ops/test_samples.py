@@ -22,7 +22,7 @@ CASES = [
     for dtype in DTYPES
     if next(iter(op.samples(CPU, dtype)), None) is not None
 ]
-BATCHES = {"vector": 1, "row": 2, "rows": 2, "batch": 3, "empty": 2, "strided": 2, "every-other": 2}
+BATCHES = {"vector": 1, "row": 2, "rows": 2, "batch": 4, "empty": 2, "strided": 2, "every-other": 2}
 
 
 def shortfall(sample: Sample, result: Any) -> float:
@@ -80,9 +80,10 @@ def test_the_samples_hold_every_kind_of_input() -> None:
     seen = {sample.name.rsplit("-", 1)[-1]: sample.args[0] for sample in OPS["linear"].samples(CPU, torch.float32)}
     every = dict(seen)
     assert every["other"].stride(-1) == 2  # "every-other"
-    assert {name: every[name].dim() for name in ("vector", "row", "batch")} == {"vector": 1, "row": 2, "batch": 3}
+    assert {name: every[name].dim() for name in ("vector", "row", "batch")} == {"vector": 1, "row": 2, "batch": 4}
     assert every["empty"].shape[0] == 0
     assert not every["strided"].is_contiguous()
+    assert 0 in every["nan"].stride()  # "expanded-nan"
 
 
 def test_the_samples_hold_every_granularity_and_zero() -> None:
@@ -144,6 +145,12 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "many outputs": ("linear", spoilt(lambda *args: args[6] > 128)),
     "many inputs": ("linear", spoilt(lambda *args: args[7] > 256)),
     "inputs that start later": ("linear", spoilt(lambda x, *rest: x.storage_offset())),
+    "inputs of four dimensions": ("linear", spoilt(lambda x, *rest: x.dim() > 3)),
+    "rows in one place": ("dyn_linear", spoilt(lambda x, *rest: 0 in x.stride())),
+    "zeros of another dtype than the scales": (
+        "linear",
+        spoilt(lambda x, data, scale, zero, *rest: zero is not None and zero.dtype not in (torch.uint8, scale.dtype)),
+    ),
     "a weight that lies apart": ("linear", spoilt(lambda x, data, *rest: not data.is_contiguous())),
     "scales that lie apart": ("dyn_linear", spoilt(lambda *args: not args[2].is_contiguous())),
     "a NaN": ("linear", lambda run, *args: run(*args).nan_to_num()),

@@ -61,9 +61,10 @@ def _check(x: Tensor, data: Tensor, *rest: Any) -> None:
 
 
 def _generic(x: Tensor, *rest: Any) -> Tensor:
-    """y = x W^T + bias in x's dtype, W rounded once to x's dtype."""
+    """y = x W^T + bias in x's dtype, W rounded once to x's dtype. Of three dimensions that do not lie together torch
+    would add the bias to a product that is rounded already."""
     *weight, bias = rest
-    return F.linear(x, Weight(*weight).dense(x.dtype), None if bias is None else bias.to(x.dtype))
+    return F.linear(x.contiguous(), Weight(*weight).dense(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 def _fake(x: Tensor, *rest: Any) -> Tensor:
@@ -93,7 +94,7 @@ def _lying(sample: samples.WeightSample, kind: str) -> Weight:
 
 
 def _nan(device: torch.device, dtype: torch.dtype, k: int) -> tuple[str, Tensor]:
-    return "nan", samples.with_nan(device, dtype, k)
+    return "expanded-nan", samples.with_nan(device, dtype, k)
 
 
 def _large(device: torch.device, dtype: torch.dtype, k: int) -> tuple[str, Tensor]:
@@ -105,7 +106,7 @@ def _product(name: str, args: tuple[Any, ...], rows: Tensor, value: Tensor, bias
         return F.linear(rows.cpu().double(), value, None if bias is None else bias.cpu().double())
 
     n, k = value.shape
-    count = samples.independent(rows.numel() // k, n)
+    count = samples.independent(samples.rows_apart(args[0]), n)
     return Sample(name, args, expected, samples.product_budget(args[0].dtype, k, count))
 
 

@@ -86,6 +86,11 @@ def independent(m: int, n: int) -> int:
     return n if m >= LARGE_ROWS else m * n
 
 
+def rows_apart(x: Tensor) -> int:
+    """How many rows of x are others than those before: along a stride of 0 they are the same."""
+    return math.prod(size for size, stride in zip(x.shape[:-1], x.stride(), strict=False) if stride)
+
+
 def generator(*key: object) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
 
@@ -139,8 +144,11 @@ def weights(
 
 
 def apart(weight: Weight) -> Weight:
-    """The same numbers in rows that do not lie together, as in columns that were cut out of a plain weight."""
+    """The same numbers in rows that do not lie together, as in columns that were cut out of a plain weight; zeros that
+    are floats in float32, whatever the scale has."""
     zero = None if weight.zero is None else _wider(weight.zero)
+    if zero is not None and zero.is_floating_point():
+        zero = zero.float()
     return weight._replace(data=_wider(weight.data), scale=_wider(weight.scale), zero=zero)
 
 
@@ -150,12 +158,13 @@ def _wider(part: Tensor) -> Tensor:
 
 
 def inputs(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[str, Tensor]]:
-    """Every way an input may come: one row, many, batched with a row of zeros as of padding, empty, not contiguous."""
+    """Every way an input may come: one row, many, in four dimensions with a row of zeros as of padding, empty, not
+    contiguous."""
     yield "vector", rows(device, dtype, 1, k)[0]
     yield "row", rows(device, dtype, 1, k)
     yield "rows", rows(device, dtype, 5, k)
-    batch = rows(device, dtype, 6, k).reshape(2, 3, k)
-    batch[0, 0] = 0
+    batch = rows(device, dtype, 6, k).reshape(2, 1, 3, k)
+    batch[0, 0, 0] = 0
     yield "batch", batch
     yield "empty", rows(device, dtype, 0, k)
     yield "strided", rows(device, dtype, k, 4).t()
@@ -163,7 +172,7 @@ def inputs(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[s
 
 
 def with_nan(device: torch.device, dtype: torch.dtype, k: int) -> Tensor:
-    """Three rows: what is no number in the second stays there."""
+    """Three rows, each of them twice in memory that it has once: what is no number in the second stays there."""
     x = rows(device, dtype, 3, k)
     x[1, k // 2] = math.nan
-    return x
+    return x[:, None].expand(3, 2, k)
