@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from bitport import plugins
+
 SECONDS, LIMIT = 20, 120
 """A collective that takes longer than the first fails; all checks of a module have the second."""
 
@@ -61,7 +63,9 @@ def run(module: str, world: int, folder: Path | None = None) -> dict[str, str]:
 def main(module: str, world: int, meeting: str, folder: str) -> None:
     """Forks when everything is imported, which takes longer than the checks."""
     torch.set_num_threads(1)
-    importlib.import_module(module)
+    for each in (module, "torch._dynamo"):  # that torch would import in every process
+        importlib.import_module(each)
+    plugins.load()
     os.chdir(folder)
     context = multiprocessing.get_context("fork")
     started = [context.Process(target=checked, args=(module, world, meeting, rank)) for rank in range(world)]
