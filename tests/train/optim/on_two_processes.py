@@ -1,4 +1,4 @@
-"""Run by test_sharded.py in each of two processes: python -m tests.train.optim.on_two_processes RANK FOLDER STATES."""
+"""Run by test_sharded.py in each of two processes: python -m tests.train.optim.on_two_processes RANK FOLDER STATES .."""
 
 from __future__ import annotations
 
@@ -103,9 +103,19 @@ def expect(message: str, call: Callable[[], object]) -> None:
         call()
 
 
-def main(rank: int, folder: Path, states: str) -> None:
+def main(rank: int, folder: Path, *every: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
+    for states in every:
+        check(mesh, folder / states, states)
+    pieces_draw_other_bits(mesh)
+    refused(mesh)
+    print("all is well", flush=True)
+    dist.barrier()
+    os._exit(0)  # meshes keep the group, and as the interpreter ends its threads now and then abort the process
+
+
+def check(mesh: DeviceMesh, folder: Path, states: str) -> None:
     alone, sharded, resumed = build(), build(), build()
     for model in (sharded, resumed):
         fully_shard(model, mesh=mesh)
@@ -137,13 +147,8 @@ def main(rank: int, folder: Path, states: str) -> None:
         assert torch.equal(whole(piece), whole(twin))
     short_rows(mesh, states)
     nothing_of_a_parameter(mesh, states)
-    pieces_draw_other_bits(mesh)
-    refused(mesh)
-    print("all is well", flush=True)
-    dist.barrier()
-    os._exit(0)  # meshes keep the group, and as the interpreter ends its threads now and then abort the process
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
