@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import bitport as bp
 from bitport import layouts, plugins
-from bitport.errors import ArgumentError, BitportError
+from bitport.errors import ArgumentError, BitportError, KernelError
 from bitport.numerics import sqnr
-from bitport.ops import OPS, Sample, Weight
+from bitport.ops import OPS, Sample, Weight, use_kernel
 from bitport.ops.product import operand
 from bitport.train import convert_, prepare_
 from tests.backends.products import products, shortfall
@@ -260,6 +260,9 @@ def test_explained() -> None:
     assert {decision.kernel for decision in second.decisions.values()} == {"generic"}
     assert "sim's own (dispatcher)" in str(explanation)
     assert "sim_rows8" in str(explanation)
+    there, x = model("int4").to("sim"), torch.ones(1, 256, dtype=torch.bfloat16, device=SIM)
+    with use_kernel("linear=own"), pytest.raises(KernelError, match="what sim has at the dispatcher has no name"):
+        there(x)
 
 
 def test_compiled() -> None:
