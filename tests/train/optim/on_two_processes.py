@@ -1,4 +1,4 @@
-"""Run by test_sharded.py in each of two processes: python -m tests.train.optim.on_two_processes RANK FOLDER STATES .."""
+"""Run by test_sharded.py in two processes: python -m tests.train.optim.on_two_processes RANK FOLDER STATES .."""
 
 from __future__ import annotations
 
