@@ -22,7 +22,6 @@ CASES = [
     for dtype in DTYPES
     if next(iter(op.samples(CPU, dtype)), None) is not None
 ]
-BATCHES = {"vector": 1, "row": 2, "rows": 2, "batch": 4, "empty": 2, "strided": 2, "every-other": 2}
 
 
 def shortfall(sample: Sample, result: Any) -> float:
