@@ -268,7 +268,7 @@ UNSAVABLE = {
     "extra state": (lambda: Extra(2, 2), "extra state"),
     "sparse": (lambda: Holder(torch.eye(3).to_sparse()), "dense"),
     "expanded": (lambda: Holder(_expanded()), "expanded"),
-    "in training": (_prepared, r"convert_\(\)"),
+    "in training": (_prepared, r"convert_\(model\)"),
     "a state_dict": (lambda: nn.Linear(2, 2).state_dict(), "a model is a torch.nn.Module, not OrderedDict"),
 }
 

@@ -45,4 +45,4 @@ def refuses(costs: Costs, x: Tensor, *rest: Any) -> str | None:
 def run(x: Tensor, *rest: Any) -> Tensor:
     *weight, bias = rest
     dense = CHOOSERS["dequantize"](*weight, x.dtype)
-    return F.linear(x, dense, None if bias is None else bias.to(x.dtype))
+    return F.linear(x.contiguous(), dense, None if bias is None else bias.to(x.dtype))  # as the generic kernel
