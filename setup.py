@@ -18,6 +18,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+from setuptools.dist import Distribution
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY = Path("bitport", "backends", "cpu", "libbitport_kernels.so")
@@ -96,15 +97,18 @@ class BuildWithKernels(build_py):
             print(f"warning: bitport is installed without its native CPU kernels: {reason}", file=sys.stderr)
 
 
+class Compiled(Distribution):
+    """One that has libraries, so that they are installed where a platform's files go (``auditwheel`` looks there alone)."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
 class PlatformWheel(bdist_wheel):
     """Any Python, one platform: the library knows nothing of Python."""
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})
+setup(distclass=Compiled, cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})

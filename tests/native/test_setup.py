@@ -4,9 +4,11 @@ library is not used beside other sources than its own."""
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,19 @@ def test_why_there_is_no_library_is_left_in_its_place(tmp_path: Path, monkeypatc
     assert "warning: bitport is installed without its native CPU kernels: no-such-compiler: " in ran.stderr
     monkeypatch.setattr(native, "PATH", tmp_path / "bitport" / "backends" / "cpu" / native.PATH.name)
     assert "not compiled when bitport was installed: no-such-compiler: [Errno 2]" in str(native.load())
+
+
+def test_a_wheel_is_of_a_platform_and_for_any_python(tmp_path: Path) -> None:
+    """Its files lie at its root. In a folder ``.data/purelib`` they would be installed too, and auditwheel refuses them."""
+    folders = ["build", "--build-base", tmp_path, "egg_info", "--egg-base", tmp_path]
+    command = [sys.executable, SETUP, "-q", *folders, "bdist_wheel", "--dist-dir", tmp_path / "dist"]
+    environment = {**os.environ, "CXX": "no-such-compiler"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert re.fullmatch(r"bitport-.*-py3-none-(?!any).*\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as files:
+        assert {"bitport/__init__.py", "bitport/backends/cpu/libbitport_kernels.txt"} <= set(files.namelist())
 
 
 def test_a_library_of_other_sources_is_an_error(tmp_path: Path) -> None:
