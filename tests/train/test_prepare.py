@@ -153,6 +153,24 @@ def test_an_optimizer_made_before_trains_the_same_parameters(algorithm: str) -> 
         assert torch.equal(param, want)
 
 
+def test_hooks_of_a_parameter_stay_until_they_are_removed() -> None:
+    """As an optimizer that steps within the backward pass has them."""
+    model, seen = Model(), []
+    param = model.mlp[0].weight
+    handles = param.register_hook(lambda grad: seen.append("gradient")), (
+        param.register_post_accumulate_grad_hook(lambda param: seen.append(type(param).__name__))
+    )
+    for change, called in ((lambda model: prepare_(model, "int4-g32"), "TrainedTensor"), (release_, "Parameter")):
+        change(model)
+        loss_of(model).backward()
+        assert sorted(seen) == sorted(["gradient", called])
+        seen.clear()
+    for handle in handles:
+        handle.remove()
+    loss_of(model).backward()
+    assert not seen
+
+
 def test_parameters_that_something_else_holds_are_new_objects() -> None:
     model = Model()
     held, before = loss_of(model), model.embed.weight

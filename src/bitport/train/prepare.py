@@ -147,7 +147,8 @@ class Held:
 
 def convert_(model: nn.Module, *, measure: bool = True) -> Report:
     """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with, and put the scales
-    that were learned into quantized ones. ``measure``: work out the error of each prepared weight for the report."""
+    that were learned into quantized ones. An optimizer still holds the float weights, which it no longer trains: delete it.
+    ``measure``: work out the error of each prepared weight for the report."""
     refuse_fsdp(model, "convert_", OF_ONE_PROCESS)
     before = sum(param.nbytes for param in model.parameters())
     done: dict[int, tuple[nn.Parameter, LayerReport]] = {}
@@ -199,11 +200,14 @@ def release_(model: nn.Module) -> nn.Module:
 
 def _exchange_(model: nn.Module, weights: Sequence[tuple[Sequence[Target], Tensor, nn.Parameter]]) -> None:
     """(all names of a weight, what it is, what it becomes). The object stays, as optimizers know it, with what others
-    have noted on it; torch refuses where a graph or a reducer holds the tensor behind it."""
+    have noted on it and its hooks; torch refuses where a graph or a reducer holds the tensor behind it."""
     replaced = []
     for targets, old, new in weights:
         noted = vars(old).keys() - vars(new).keys() - {"value", "rounding", *PARTS, "_is_param"}
         vars(new).update({name: vars(old)[name] for name in noted})
+        for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if registered := getattr(old, hooks):
+                setattr(new, hooks, registered)
         try:
             torch.utils.swap_tensors(old, new)
         except RuntimeError:
