@@ -98,7 +98,7 @@ class BuildWithKernels(build_py):
 
 
 class Compiled(Distribution):
-    """One that has libraries, so that they are installed where a platform's files go (``auditwheel`` looks there alone)."""
+    """One that has libraries, so that they are installed where a platform's files go: auditwheel looks there alone."""
 
     def has_ext_modules(self) -> bool:
         return True

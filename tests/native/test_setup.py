@@ -102,7 +102,7 @@ def test_why_there_is_no_library_is_left_in_its_place(tmp_path: Path, monkeypatc
 
 
 def test_a_wheel_is_of_a_platform_and_for_any_python(tmp_path: Path) -> None:
-    """Its files lie at its root. In a folder ``.data/purelib`` they would be installed too, and auditwheel refuses them."""
+    """Its files lie at its root. In a folder ``.data/purelib`` they are installed too, but auditwheel refuses them."""
     folders = ["build", "--build-base", tmp_path, "egg_info", "--egg-base", tmp_path]
     command = [sys.executable, SETUP, "-q", *folders, "bdist_wheel", "--dist-dir", tmp_path / "dist"]
     environment = {**os.environ, "CXX": "no-such-compiler"}

@@ -147,7 +147,7 @@ class Held:
 
 def convert_(model: nn.Module, *, measure: bool = True) -> Report:
     """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with, and put the scales
-    that were learned into quantized ones. An optimizer still holds the float weights, which it no longer trains: delete it.
+    that were learned into quantized ones. An optimizer made before holds the float weights still: delete it.
     ``measure``: work out the error of each prepared weight for the report."""
     refuse_fsdp(model, "convert_", OF_ONE_PROCESS)
     before = sum(param.nbytes for param in model.parameters())
