@@ -32,8 +32,15 @@ def test_report() -> None:
         "--------  ------  ------------------  -------  ------------------",
         "a.weight  int4    2.0 MB -> 531.2 kB  23.5 dB  rule '*'",
         "b.weight  -       999 B                        rule 'b' says skip",
-        "1 weights quantized, 1 left; 2.0 MB -> 532.2 kB",
+        "1 weight quantized, 1 left; 2.0 MB -> 532.2 kB",
     ]
+
+
+def test_a_tied_weight_is_one_weight() -> None:
+    again = [dataclasses.replace(row, name=f"again.{row.name}", tied=True) for row in ROWS]
+    lines = str(Report((*ROWS, *again), 2_000_999, 532_249)).splitlines()
+    assert [" (tied) " in line for line in lines] == [False] * 4 + [True] * 2 + [False]
+    assert lines[-1] == "1 weight quantized, 1 left; 2.0 MB -> 532.2 kB"
 
 
 def test_json_is_json_where_an_error_is_infinite() -> None:

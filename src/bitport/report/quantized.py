@@ -122,9 +122,7 @@ class Report:
             (
                 layer.name,
                 layer.scheme or "-",
-                f"{size(layer.bytes_before)} -> {size(layer.bytes_after)}"
-                if layer.scheme
-                else size(layer.bytes_before),
+                _sizes(layer),
                 _decibels(layer.sqnr, layer.sqnr_rtn),
                 layer.algorithm or "-",
                 _decibels(layer.output_sqnr, layer.output_sqnr_rtn),
@@ -137,8 +135,9 @@ class Report:
             shown = [0, 1, 4, 2, 3, 5, 6]
         header = ("weight", "scheme", "size", "SQNR", "algorithm", "SQNR of output, calibration data", "why")
         chosen = table([header[at] for at in shown], [[row[at] for at in shown] for row in rows])
+        done, left = (sum(not layer.tied for layer in layers) for layers in (self.quantized, self.skipped))
         total = (
-            f"{len(self.quantized)} weights quantized, {len(self.skipped)} left; "
+            f"{done} weight{'' if done == 1 else 's'} quantized, {left} left; "
             f"{size(self.bytes_before)} -> {size(self.bytes_after)}"
         )
         return chosen + "\n" + total + self.run_text()
@@ -152,6 +151,11 @@ class Report:
             measured = "" if self.memory_peak is None else f"; peak: {size(self.memory_peak)}"
             lines.append(f"memory estimate: {size(self.memory_estimate)}{measured}")
         return "".join(f"\n{line}" for line in lines)
+
+
+def _sizes(layer: LayerReport) -> str:
+    after = f" -> {size(layer.bytes_after)}" if layer.scheme else ""
+    return f"{size(layer.bytes_before)}{after}{' (tied)' if layer.tied else ''}"
 
 
 def _decibels(error: float | None, nearest: float | None) -> str:
