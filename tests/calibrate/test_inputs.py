@@ -28,6 +28,7 @@ SEEN: dict[str, Callable[[], Tensor]] = {
     "mm on the left": lambda: torch.mm(W, X.flatten(0, 1).t()),
     "addmm": lambda: torch.addmm(torch.zeros(6), X.flatten(0, 1), W.t()),
     "addmm of a tensor": lambda: torch.zeros(6).addmm(X.flatten(0, 1), W.t()),
+    "rows of it": lambda: F.linear(X, W[2:5]),
 }
 
 
@@ -60,14 +61,14 @@ def test_a_weight_that_lies_transposed() -> None:
 
 UNSEEN: dict[str, Callable[[], Tensor]] = {
     "another weight": lambda: F.linear(X, W.detach().clone()),
-    "a part of it": lambda: F.linear(X, W[:3]),
+    "columns of it": lambda: F.linear(X[..., :2], W[:, :2]),
     "the other way round": lambda: F.linear(torch.ones(3, 6), W.t()),
     "no product": lambda: X.sum() + W.sum(),
 }
 
 
 @pytest.mark.parametrize("how", UNSEEN)
-def test_what_is_no_product_with_all_of_it_is_not_seen(how: str) -> None:
+def test_what_is_no_product_with_its_rows_is_not_seen(how: str) -> None:
     with torch.no_grad(), Watch({"w": W}) as watch:
         UNSEEN[how]()
     assert not watch.seen["w"].any_rows
@@ -160,3 +161,13 @@ def test_the_products_of_attention_are_seen() -> None:
         held = inner(x, x, x, need_weights=False)[0]
     torch.testing.assert_close(watch.seen["in"].gram.double(), by_hand(x), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(watch.seen["out"].gram.double(), by_hand(held), rtol=1e-5, atol=1e-5)
+
+
+def test_queries_and_keys_go_into_the_same_weight() -> None:
+    """Of attention to something else, torch multiplies the two by rows of in_proj_weight."""
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    queries, keys = torch.randn(3, 5, 8), torch.randn(3, 7, 8)
+    with torch.no_grad(), Watch({"in": attention.in_proj_weight}) as watch:
+        attention(queries, keys, keys, need_weights=False)
+    assert int(watch.seen["in"].rows) == 3 * (5 + 7)
+    torch.testing.assert_close(watch.seen["in"].gram.double(), by_hand(queries) + by_hand(keys), rtol=1e-5, atol=1e-5)

@@ -119,7 +119,9 @@ ATTENTION = _open(F.multi_head_attention_forward)
 class Watch(TorchFunctionMode):
     """Within this context every product with one of ``weights`` adds to its Inputs in ``seen``.
 
-    A weight is recognized as itself or as a whole matrix of it. ``transposed``: names of those that lie as [.., K, N].
+    A weight is recognized as itself, as a whole matrix of it, or as rows of the only one, whose inputs count as those of
+    all rows: cross-attention multiplies queries by some of in_proj_weight, keys and values by others.
+    ``transposed``: names of those that lie as [.., K, N].
     ``collect``: what to keep of the inputs in place of Inputs; made and added to alike.
     """
 
@@ -154,7 +156,9 @@ class Watch(TorchFunctionMode):
             raise Between("a product with a watched weight")
         name, owner, lies_flipped = self.weights[id(owner)]
         rows_by_columns, whole = weight.mT if flipped else weight, owner.mT if lies_flipped else owner
-        alike = rows_by_columns.shape[-2:] == whole.shape[-2:] and rows_by_columns.stride()[-2:] == whole.stride()[-2:]
+        of_rows = whole.dim() == weight.dim() == 2 and rows_by_columns.shape[1] == whole.shape[1]
+        alike = of_rows or rows_by_columns.shape[-2:] == whole.shape[-2:]
+        alike = alike and rows_by_columns.stride()[-2:] == whole.stride()[-2:]
         with no_autocast():
             for index, rows in _matrices(x, rows_by_columns, whole, ends) if alike else ():
                 self.seen[name].add(rows, index)
