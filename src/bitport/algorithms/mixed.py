@@ -89,8 +89,8 @@ def mixed(
     ``candidates``: schemes for all linear layers, attention projections and experts, of which each gets one; but what
     fits one of ``rules`` gets the scheme of that.
     ``calibrate``: batches to run through the model, or a function that runs it.
-    ``algorithm``: that the model will be quantized by. Of several in a row, as ``"awq+gptq"``, the last one measures: what
-    those before it change of the model is left out of the costs.
+    ``algorithm``: that the model will be quantized by. Of several in a row, as ``"awq+gptq"``, the last one measures:
+    what those before it change of the model is left out of the costs.
     ``cost``: what a candidate costs a weight, all others as they are: "kl", how far the model's predictions move on the
     first ``sample`` batches, by one run for each weight and candidate; or "output", how far the weight's own output
     moves, by one run in all.

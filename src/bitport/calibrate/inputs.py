@@ -119,8 +119,8 @@ ATTENTION = _open(F.multi_head_attention_forward)
 class Watch(TorchFunctionMode):
     """Within this context every product with one of ``weights`` adds to its Inputs in ``seen``.
 
-    A weight is recognized as itself, as a whole matrix of it, or as rows of the only one, whose inputs count as those of
-    all rows: cross-attention multiplies queries by some of in_proj_weight, keys and values by others.
+    A weight is recognized as itself, as a whole matrix of it, or as rows of the only one, whose inputs count as those
+    of all rows: cross-attention multiplies queries by some of in_proj_weight, keys and values by others.
     ``transposed``: names of those that lie as [.., K, N].
     ``collect``: what to keep of the inputs in place of Inputs; made and added to alike.
     """
