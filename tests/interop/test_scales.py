@@ -152,7 +152,7 @@ def test_what_is_too_large_is_an_error() -> None:
     ):
         with pytest.raises(ArgumentError, match=what):
             list(Narrowed(Weights(w=q.replace(parts)), "float16").items())
-    with pytest.raises(ArgumentError, match="float16 or bfloat16, not to 'float8'"):
+    with pytest.raises(ArgumentError, match="'float16' or 'bfloat16', not to 'float8'"):
         Narrowed(Weights(), "float8")
 
 

@@ -35,7 +35,7 @@ class Narrowed:
 
     def __init__(self, files: Readable, dtype: str) -> None:
         if dtype not in NARROW:
-            raise ArgumentError(f"scales are rounded to {' or '.join(NARROW)}, not to {dtype!r}")
+            raise ArgumentError(f"scales are rounded to {' or '.join(map(repr, NARROW))}, not to {dtype!r}")
         self.files, self.dtype = files, dtype
         self.format, self.path, self.nbytes, self.tied = files.format, files.path, files.nbytes, files.tied
         self.levels: dict[str, float] = {}

@@ -120,7 +120,9 @@ def _whole(rows: Rows, bits: int) -> Tensor:
     assert rows.zero is not None
     middle, zero = 1 << bits - 1, rows.zero
     if not bool((zero == zero.round()).all()) or bool((zero.abs() > 1 << 14).any()):
-        raise ArgumentError("it has no zero points, and those here are no whole numbers")
+        raise ArgumentError(
+            "it has no zero points, and those here are no whole numbers (schemes with -g32-sym have none)"
+        )
     groups = rows.codes.unflatten(-1, (zero.shape[-1], -1)).to(torch.int16)
     codes = (groups + (middle - zero).to(torch.int16).unsqueeze(-1)).flatten(-2)
     least, most = int(codes.min()) - middle, int(codes.max()) - middle

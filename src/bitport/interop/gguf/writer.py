@@ -15,12 +15,13 @@ from torch import Tensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, no_place
 from bitport.interop.gguf.blocks import FLOATS
-from bitport.interop.gguf.joins import joined, kinds
+from bitport.interop.gguf.joins import WHOLE, joined, kinds
 from bitport.interop.gguf.names import Place, apart, experts_of, interleaved, places, scale_of
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.settings import ENDS, settings_of
 from bitport.interop.gguf.source import EMBEDDING, HEAD, biased_modules
 from bitport.interop.gguf.vocabulary import vocabulary
+from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
 FLOAT_NAMES = {dtype: name for name, dtype in FLOATS.items()}
@@ -77,7 +78,7 @@ class Writer:
             return None
         if fmt.number.kind == "int" and fmt.number.bits > 1:
             return f"GGUF has scales of whole blocks of 32 columns, not of {fmt.block[1] or k}"
-        return f"GGUF has no type for {q.scheme}; integers, mxfp4-wo, nvfp4-wo and IQ4 are written"
+        return f"GGUF has no type for {q.scheme}; integers such as int4-g32-sym, mxfp4-wo, nvfp4-wo and IQ4 are written"
 
     @contextlib.contextmanager
     def output(self, path: Path, weights: Iterable[Described]) -> Iterator[Output]:
@@ -123,9 +124,11 @@ class Writer:
         """The type, and the bytes of each row: of one element, where the tensor is a vector or several."""
         if isinstance(tensor, QTensor):
             try:
-                return joined(tensor, whole=place.part is not None)
+                kind, rows = joined(tensor, whole=place.part is not None)
             except ArgumentError as error:
                 raise ArgumentError(f"{name} ({tensor.scheme}) cannot be written as GGUF. {error}") from error
+            self._tell_of_zeros(tensor.scheme, kind)
+            return kind, rows
         if tensor.dtype not in FLOAT_NAMES:
             raise ArgumentError(f"{name} is {tensor.dtype}, which GGUF files of models do not have")
         if place.single:
@@ -133,6 +136,16 @@ class Writer:
         vectors = tensor.dim() == 1 or place.names[0].endswith("bias")
         rows = tensor.unsqueeze(-1).contiguous() if vectors else tensor.contiguous()
         return FLOAT_NAMES[tensor.dtype], rows.view(torch.uint8)
+
+    def _tell_of_zeros(self, scheme: Scheme, kind: str) -> None:
+        bits = scheme.weight.number.bits
+        smaller = next((name for name, its in WHOLE.items() if its >= bits), kind)
+        told = (
+            f"{scheme} takes {kind}, as GGUF's whole numbers have no zero points: "
+            f"a model quantized as int{bits}-g32-sym takes {smaller}, which is smaller"
+        )
+        if kind in WHOLE and kind != smaller and told not in self.notes:
+            self.notes.append(told)
 
     def _more(self, norm: Tensor) -> Tensor:
         """The model computes 1 + weight in float32, too."""
