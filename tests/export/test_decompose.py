@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import bitport as bp
+from bitport.errors import ExportError
 from bitport.export import decomposed
 
 
@@ -22,3 +23,23 @@ def test_it_holds_no_op_of_bitport(scheme: str) -> None:
     ids = torch.tensor([3, 1, 15, 0])
     torch.testing.assert_close(program.module()(ids), model(ids), rtol=1e-5, atol=1e-5)
     assert model[1].weight.bits_layout == layout
+
+
+DROPS: dict[str, nn.Module] = {
+    "a module": nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1)),
+    "channels": nn.Sequential(nn.Linear(64, 64), nn.Dropout1d(0.1)),
+    "attention": nn.TransformerEncoderLayer(64, 4, 64, dropout=0.1, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("what", DROPS)
+def test_a_model_in_training_does_not_drop_by_chance(what: str) -> None:
+    model, x = DROPS[what], torch.randn(2, 3, 64)
+    with pytest.raises(ExportError, match=r"call its eval\(\) first"):
+        decomposed(model.train(), (x,))
+    assert torch.allclose(decomposed(model.eval(), (x,)).module()(x), model(x), atol=1e-5)
+
+
+def test_dropout_of_nothing_is_none() -> None:
+    model, x = nn.TransformerEncoderLayer(64, 4, 64, dropout=0.0, batch_first=True).train(), torch.randn(2, 3, 64)
+    assert torch.allclose(decomposed(model, (x,)).module()(x), model(x), atol=1e-5)

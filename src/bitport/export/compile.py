@@ -27,6 +27,10 @@ EXPORTS = Path(__file__).with_name("exports.map")
 it is loaded, and left out where nothing calls it."""
 TORCH = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
 """All of torch that generated code calls."""
+DROPOUTS = [
+    getattr(torch.ops.aten, name).default
+    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+]
 LINKER = ("-Wl,--gc-sections", "-Wl,--strip-all", f"-Wl,--version-script={EXPORTS}")
 
 
@@ -56,11 +60,22 @@ def _dense(tensor: Tensor) -> Tensor:
 def exported(method: Method) -> torch.export.ExportedProgram:
     """Plain tensors and torch's ops beside ours."""
     program = _traced(method.module, method)
+    if any(map(_drops, program.graph.nodes)):
+        raise ExportError(
+            "the model is in training, and the program would drop numbers by chance: call its eval() first"
+        )
     if has_pieces(program):
         graph = program.module(check_guards=False)
         keep_pieces(graph)
         program = _traced(graph, method)
     return program
+
+
+def _drops(node: fx.Node) -> bool:
+    """Whether it is dropout (input, p, train) or attention (query, key, value, mask, p) that does something."""
+    if node.target in DROPOUTS:
+        return bool(node.args[1] and node.args[2])
+    return node.target is torch.ops.aten.scaled_dot_product_attention.default and any(node.args[4:5])
 
 
 def _traced(module: nn.Module, method: Method) -> torch.export.ExportedProgram:
