@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import bitport as bp
 from bitport.backends import cpu
@@ -18,7 +19,7 @@ from bitport.backends.cpu.crossovers import ROWS, most_rows
 from bitport.backends.cpu.native import Library
 from bitport.cli.main import main
 from bitport.numerics import sqnr
-from bitport.ops import OPS, decide
+from bitport.ops import OPS, decide, use_kernel
 from bitport.ops.product import operand
 
 pytestmark = pytest.mark.skipif(not isinstance(cpu.LIBRARY, Library), reason="the native kernels were not compiled")
@@ -47,6 +48,16 @@ def test_what_was_saved_decides(library: Library) -> None:
     q = bp.quantize_tensor(torch.randn(64, 128).bfloat16(), bp.preset("int4-channel"))
     refused = decide("linear", torch.randn(17, 128).bfloat16(), *operand(q), None).refused
     assert ("native", "dense_mm was measured to be faster here from 17 rows on") in refused
+
+
+def test_a_dense_product_with_a_bias_is_rounded_once(library: Library) -> None:
+    """Of rows that do not lie together torch adds the bias to what is rounded already."""
+    q = bp.quantize_tensor(torch.randn(64, 128).bfloat16(), bp.preset("int4-channel"))
+    x, bias = torch.randn(3, 1, 128).bfloat16().expand(3, 2, 128), torch.randn(64).bfloat16()
+    with use_kernel("dense_mm"):
+        got = F.linear(x, q, bias)
+    wanted = x.double() @ q.dequantize(torch.bfloat16).double().t() + bias.double()
+    assert sqnr(wanted, got) > sqnr(wanted, wanted.bfloat16()) - 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])

@@ -61,9 +61,9 @@ def register(library: Library) -> None:
         return library.linear(x, Weight(*rest[:10]), rest[10])
 
     def dense_mm(x: Tensor, *rest: Any) -> Tensor:
-        """PyTorch's own product with the weight in x's dtype."""
+        """PyTorch's own product with the weight in x's dtype; of rows that lie together, as in the generic kernel."""
         weight, bias = Weight(*rest[:10]), rest[10]
-        return F.linear(x, library.dense(weight, x.dtype), None if bias is None else bias.to(x.dtype))
+        return F.linear(x.contiguous(), library.dense(weight, x.dtype), None if bias is None else bias.to(x.dtype))
 
     def dyn_linear(x: Tensor, *rest: Any) -> Tensor:
         *weight, act, act_scale, bias = rest
