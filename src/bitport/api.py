@@ -34,7 +34,7 @@ def quantize_(
     model: nn.Module,
     recipe: RecipeLike,
     *,
-    algorithm: str | Algorithm | Sequence[str | Algorithm | Transform] = "rtn",
+    algorithm: str | Algorithm | Transform | Sequence[str | Algorithm | Transform] = "rtn",
     calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None = None,
     device: torch.device | str | int | None = None,
     measure: bool = True,

@@ -219,6 +219,7 @@ def test_names_of_several_steps() -> None:
     assert isinstance(own, Chain)
     assert (own.name, own.transforms, own.solver) == ("awq+rtn", (AWQ(steps=5),), RTN())
     assert algorithm("awq").name == "awq"
+    assert algorithm(AWQ(steps=5)) == algorithm((AWQ(steps=5),))
     assert algorithm(("gptq",)) == GPTQ()
 
 

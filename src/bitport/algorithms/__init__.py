@@ -45,13 +45,13 @@ __all__ = [
 ]
 
 
-def algorithm(given: str | Algorithm | Sequence[str | Algorithm | Transform]) -> Algorithm:
+def algorithm(given: str | Algorithm | Transform | Sequence[str | Algorithm | Transform]) -> Algorithm:
     """The algorithm of that name, or the one that is given. Several steps, ``"awq+gptq"`` or ``("awq", GPTQ())``, are
-    transforms and then at most one algorithm."""
+    transforms and then at most one algorithm; one transform is a step too."""
     if isinstance(given, Sequence):
         steps = given.split("+") if isinstance(given, str) else given
         return _chain([_step(step) if isinstance(step, str) else step for step in steps])
-    return given
+    return given if isinstance(given, Algorithm) else _chain([given])
 
 
 def _step(name: str) -> Algorithm | Transform:

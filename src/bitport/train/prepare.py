@@ -50,7 +50,7 @@ def prepare_(
     model: nn.Module,
     recipe: RecipeLike,
     *,
-    algorithm: str | Algorithm | Sequence[str | Algorithm | Transform] = "rtn",
+    algorithm: str | Algorithm | Transform | Sequence[str | Algorithm | Transform] = "rtn",
     gradients: str | Gradients | None = None,
     calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None = None,
     progress: bool | None = None,
