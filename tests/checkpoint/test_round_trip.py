@@ -266,7 +266,7 @@ UNSAVABLE = {
     "meta": (lambda: nn.Linear(2, 2, device="meta"), "no data"),
     "lazy": (lambda: nn.LazyLinear(2), "no shape yet"),
     "extra state": (lambda: Extra(2, 2), "extra state"),
-    "sparse": (lambda: Holder(torch.eye(3).to_sparse()), "dense"),
+    "sparse": (lambda: Holder(torch.eye(3).to_sparse()), r"\(torch.sparse_coo\); .* convert it first$"),
     "expanded": (lambda: Holder(_expanded()), "expanded"),
     "in training": (_prepared, r"convert_\(model\)"),
     "a state_dict": (lambda: nn.Linear(2, 2).state_dict(), "a model is a torch.nn.Module, not OrderedDict"),

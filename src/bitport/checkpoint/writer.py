@@ -193,8 +193,7 @@ def _parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     if is_traceable_wrapper_subclass(tensor) or tensor.layout != torch.strided:
         kind = f"{type(tensor).__name__} ({tensor.layout})"
         raise ArgumentError(
-            f"{name} is a {kind}; a checkpoint holds dense and quantized tensors: gather or convert it first; a model "
-            f"that bitport.train prepared by its convert_()"
+            f"{name} is a {kind}; a checkpoint holds dense and quantized tensors: gather or convert it first"
         )
     try:
         name_of(tensor.dtype)
