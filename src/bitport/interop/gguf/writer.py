@@ -15,7 +15,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop.codec import Described, no_place
 from bitport.interop.gguf.blocks import FLOATS
-from bitport.interop.gguf.joins import WHOLE, joined, kinds
+from bitport.interop.gguf.joins import SUM, WHOLE, joined, kinds
 from bitport.interop.gguf.names import Place, apart, experts_of, interleaved, places, scale_of
 from bitport.interop.gguf.output import Output
 from bitport.interop.gguf.settings import ENDS, settings_of
@@ -127,7 +127,7 @@ class Writer:
                 kind, rows = joined(tensor, whole=place.part is not None)
             except ArgumentError as error:
                 raise ArgumentError(f"{name} ({tensor.scheme}) cannot be written as GGUF. {error}") from error
-            self._tell_of_zeros(tensor.scheme, kind)
+            self._tell_of_size(tensor.scheme, kind)
             return kind, rows
         if tensor.dtype not in FLOAT_NAMES:
             raise ArgumentError(f"{name} is {tensor.dtype}, which GGUF files of models do not have")
@@ -137,14 +137,17 @@ class Writer:
         rows = tensor.unsqueeze(-1).contiguous() if vectors else tensor.contiguous()
         return FLOAT_NAMES[tensor.dtype], rows.view(torch.uint8)
 
-    def _tell_of_zeros(self, scheme: Scheme, kind: str) -> None:
+    def _tell_of_size(self, scheme: Scheme, kind: str) -> None:
         bits = scheme.weight.number.bits
-        smaller = next((name for name, its in WHOLE.items() if its >= bits), kind)
-        told = (
-            f"{scheme} takes {kind}, as GGUF's whole numbers have no zero points: "
-            f"a model quantized as int{bits}-g32-sym takes {smaller}, which is smaller"
-        )
-        if kind in WHOLE and kind != smaller and told not in self.notes:
+        its = (WHOLE | SUM).get(kind, bits)
+        smaller = next((name for name, most in WHOLE.items() if most >= bits), kind)
+        told = f"{scheme} takes {kind}, the smallest type that holds its numbers"
+        if kind in WHOLE and kind != smaller:
+            told = (
+                f"{scheme} takes {kind}, as GGUF's whole numbers have no zero points: "
+                f"a model quantized as int{bits}-g32-sym takes {smaller}, which is smaller"
+            )
+        if its > bits and told not in self.notes:
             self.notes.append(told)
 
     def _more(self, norm: Tensor) -> Tensor:
