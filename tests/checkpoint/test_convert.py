@@ -89,11 +89,12 @@ def test_equal_to_the_model(recipe: str, shards: int, tied: bool, tmp_path: Path
 
 
 class Misnamed(nn.Module):
-    """Each weight has the name of another kind."""
+    """Each weight has the name of another kind, or more to say than a name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.token = nn.Embedding(40, 64)
+        self.rewritten = nn.Embedding(40, 64, max_norm=1.0)
         self.patch_embedding = nn.Linear(64, 96)
         self.upscale = nn.ConvTranspose1d(64, 8, 3)
         self.bilinear = nn.Bilinear(8, 8, 16)

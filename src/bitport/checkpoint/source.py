@@ -91,8 +91,8 @@ class Source:
         self.config = json_object(self.path / "config.json") if (self.path / "config.json").is_file() else {}
         self.weight_map: dict[str, str] = {}
         """Name of a tensor -> that of its file, where there is an index."""
-        self.kinds: dict[str, tuple[str, bool]] = {}
-        """Of tensors by name, the kind of target and whether it lies transposed, as far as a model was asked."""
+        self.told: dict[str, dict[str, Any]] = {}
+        """Of tensors by name, fields of the target, as far as a model was asked."""
         self.metadata: dict[str, str] = {}
         """What the headers of all files say beside their tensors."""
         found: dict[str, dict[str, Held]] = {}
@@ -133,16 +133,13 @@ class Source:
 
     def _targets(self, tensors: dict[str, Held]) -> list[Target]:
         looks = {name: (held.shape, held.dtype) for name, held in tensors.items()}
-        told = ((target, self.kinds.get(target.name)) for target in targets_of(looks, self.model_type))
-        return [
-            target if kind is None else dataclasses.replace(target, kind=kind[0], transposed=kind[1])
-            for target, kind in told
-        ]
+        found = targets_of(looks, self.model_type)
+        return [dataclasses.replace(target, **self.told.get(target.name, {})) for target in found]
 
     def ask(self, model: nn.Module | None, arrangement: Arrangement | None = None) -> None:
         """Has the modules of ``model`` say what the weights are, which know more than names: an embedding that is not
-        called one, a convolution that is a transposed one. Tensors that the model lacks, or has in several pieces, are
-        what their names say. ``arrangement``: as for the files."""
+        called one, or rewrites its rows, a convolution that is a transposed one. Tensors that the model lacks, or has
+        in several pieces, are what their names say. ``arrangement``: as for the files."""
         if model is None:
             return
         held = self.tensors if arrangement is None else _arranged(self.tensors, arrangement)
@@ -151,10 +148,9 @@ class Source:
             entry = getattr(held[name], "entry", None)
             source = name if entry is None else entry.source
             if source is not None:
-                kind, transposed = (
-                    (modules[name].kind, modules[name].transposed) if name in modules else ("other", False)
-                )
-                self.kinds[source] = kind, transposed != (entry is not None and entry.flipped)
+                its = modules.get(name, Target("", "", "other", (), ""))
+                transposed = its.transposed != (entry is not None and entry.flipped)
+                self.told[source] = {"kind": its.kind, "transposed": transposed, "unfit": its.unfit}
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """One at a time, file by file."""
