@@ -159,7 +159,7 @@ def test_hooks_of_a_parameter_stay_until_they_are_removed() -> None:
     param = model.mlp[0].weight
     handles = (
         param.register_hook(lambda grad: seen.append("gradient")),
-        (param.register_post_accumulate_grad_hook(lambda param: seen.append(type(param).__name__))),
+        param.register_post_accumulate_grad_hook(lambda param: seen.append(type(param).__name__)),
     )
     for change, called in ((lambda model: prepare_(model, "int4-g32"), "TrainedTensor"), (release_, "Parameter")):
         change(model)

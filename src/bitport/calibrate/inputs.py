@@ -156,9 +156,8 @@ class Watch(TorchFunctionMode):
             raise Between("a product with a watched weight")
         name, owner, lies_flipped = self.weights[id(owner)]
         rows_by_columns, whole = weight.mT if flipped else weight, owner.mT if lies_flipped else owner
-        of_rows = whole.dim() == weight.dim() == 2 and rows_by_columns.shape[1] == whole.shape[1]
-        alike = of_rows or rows_by_columns.shape[-2:] == whole.shape[-2:]
-        alike = alike and rows_by_columns.stride()[-2:] == whole.stride()[-2:]
+        alike = rows_by_columns.shape[-1] == whole.shape[-1] and rows_by_columns.stride()[-2:] == whole.stride()[-2:]
+        alike = alike and (rows_by_columns.shape[-2] == whole.shape[-2] or whole.dim() == weight.dim() == 2)
         with no_autocast():
             for index, rows in _matrices(x, rows_by_columns, whole, ends) if alike else ():
                 self.seen[name].add(rows, index)

@@ -11,7 +11,7 @@ import torch
 from bitport.report.bars import largest_errors, size_bars
 from bitport.report.html import Html, code, document, el, folded, rows, section, tiles
 from bitport.report.layer_map import Scale, error_of, heat_maps, legend
-from bitport.report.quantized import LayerReport, Report
+from bitport.report.quantized import LayerReport, Report, count
 from bitport.report.text import size
 from bitport.report.versions import library_version
 from bitport.schemes import Recipe, Rule
@@ -67,7 +67,7 @@ def figures(report: Report, perplexity: tuple[float, float] | None = None) -> li
     ratio = report.bytes_before / max(report.bytes_after, 1)
     found = [
         ("Size", size(report.bytes_after), f"from {size(report.bytes_before)}, {ratio:.2f} times smaller"),
-        ("Quantized", f"{_count(report.quantized)}", f"weights; {_count(report.skipped)} left as they are"),
+        ("Quantized", f"{count(report.quantized)}", f"weights; {count(report.skipped)} left as they are"),
     ]
     if perplexity is not None:
         before, after = perplexity
@@ -193,10 +193,6 @@ def every_weight(report: Report) -> Html:
 def _measured(report: Report, output: bool) -> list[float]:
     found = [error_of(layer, output) for layer in report.quantized]
     return [error for error in found if error is not None]
-
-
-def _count(layers: tuple[LayerReport, ...]) -> int:
-    return sum(not layer.tied for layer in layers)
 
 
 def _names(layers: list[LayerReport], limit: int = 6) -> Html:

@@ -135,7 +135,7 @@ class Report:
             shown = [0, 1, 4, 2, 3, 5, 6]
         header = ("weight", "scheme", "size", "SQNR", "algorithm", "SQNR of output, calibration data", "why")
         chosen = table([header[at] for at in shown], [[row[at] for at in shown] for row in rows])
-        done, left = (sum(not layer.tied for layer in layers) for layers in (self.quantized, self.skipped))
+        done, left = count(self.quantized), count(self.skipped)
         total = (
             f"{done} weight{'' if done == 1 else 's'} quantized, {left} left; "
             f"{size(self.bytes_before)} -> {size(self.bytes_after)}"
@@ -151,6 +151,11 @@ class Report:
             measured = "" if self.memory_peak is None else f"; peak: {size(self.memory_peak)}"
             lines.append(f"memory estimate: {size(self.memory_estimate)}{measured}")
         return "".join(f"\n{line}" for line in lines)
+
+
+def count(layers: tuple[LayerReport, ...]) -> int:
+    """How many weights they are: tied ones are one."""
+    return sum(not layer.tied for layer in layers)
 
 
 def _sizes(layer: LayerReport) -> str:
