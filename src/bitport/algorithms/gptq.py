@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bitport.algorithms.clip_core import search
-from bitport.algorithms.gptq_core import solve
-from bitport.algorithms.parts import Params, batch_of, stored
+from bitport.algorithms.gptq_core import nearer, solve
+from bitport.algorithms.parts import Params, batch_of, choose, stored
 from bitport.calibrate.inputs import Inputs
 from bitport.numerics import Format, Quantized, choose_qparams, quantize
 
@@ -32,7 +32,8 @@ def hessian_of(inputs: Inputs, fmt: Format, coarse: float, device: torch.device)
 @dataclasses.dataclass(frozen=True)
 class GPTQ:
     """``damping``, ``block`` and ``sort``: as in :mod:`bitport.algorithms.gptq_core`. ``clip``: search the ranges of
-    the blocks first, each column weighted by the mean square of its inputs. ``coarse``: as in :func:`hessian_of`."""
+    the blocks first, each column weighted by the mean square of its inputs; rows (of blocks) whose output is nearer by
+    rounding to nearest in the widest range are rounded so. ``coarse``: as in :func:`hessian_of`."""
 
     damping: float = 0.01
     block: int = 128
@@ -56,4 +57,8 @@ class GPTQ:
         chosen = search(w, fmt, power) if self.clip else choose_qparams(w, fmt)
         params = Params(*chosen)
         codes = solve(w, hessian, fmt, params, self.damping, self.block, self.sort)
+        if self.clip:
+            plain = Params(*choose_qparams(w, fmt))
+            codes, lost = nearer(w.float(), hessian, fmt, codes, params, plain, fmt.block_shape(*w.shape)[0])
+            params = choose(lost, plain, params)
         return stored(codes, fmt, params)

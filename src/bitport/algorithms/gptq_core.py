@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from bitport.algorithms.columns import Columns
-from bitport.algorithms.parts import Params, rounded
+from bitport.algorithms.parts import Params
 from bitport.errors import ArgumentError
 from bitport.numerics import Format, dequantize_codes, quantize_codes
 
@@ -55,7 +56,7 @@ def solve(
     result = torch.empty_like(codes)
     result[order] = codes
     result = result.t().contiguous()
-    return _never_worse(w.float(), hessian, fmt, params, result)
+    return nearer(w.float(), hessian, fmt, result, params, params)[0]
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
@@ -87,8 +88,15 @@ def objective(difference: Tensor, hessian: Tensor) -> Tensor:
     return ((difference @ hessian) * difference).sum(-1)
 
 
-def _never_worse(w: Tensor, hessian: Tensor, fmt: Format, params: Params, codes: Tensor) -> Tensor:
-    nearest = quantize_codes(w, fmt, *params)
-    before = objective(w - rounded(w, fmt, params), hessian)
-    after = objective(w - dequantize_codes(codes, fmt, *params), hessian)
-    return torch.where((after < before)[:, None], codes, nearest)
+def nearer(
+    w: Tensor, hessian: Tensor, fmt: Format, codes: Tensor, params: Params, plain: Params, height: int = 1
+) -> tuple[Tensor, Tensor]:
+    """``codes``, which are of ``params``, but those of plain rounding with ``plain`` where these end no worse, for
+    ``height`` rows at a time; and where that is, [N / height, 1]."""
+    nearest = quantize_codes(w, fmt, *plain)
+    before, after = (
+        objective(w - dequantize_codes(each, fmt, *its), hessian) for each, its in ((nearest, plain), (codes, params))
+    )
+    gains = F.pad(before - after, (0, -len(w) % height)).unflatten(0, (-1, height)).sum(-1, keepdim=True)
+    lost = ~(gains > 0)
+    return torch.where(lost.repeat_interleave(height, 0)[: len(w)], nearest, codes), lost
