@@ -66,6 +66,11 @@ def test_kernels_that_are_not_chosen_are_tried_and_told_of(capsys: pytest.Captur
         assert never_chosen("cpu", run("cpu", [op])) == []
 
 
+def test_every_product_of_the_cpu_takes_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bitport.conformance.suite.FLOATS", (torch.bfloat16,))
+    assert [line for line in never_chosen("cpu", run("cpu", ["linear"])) if "took no sample" in line] == []
+
+
 def test_a_kernel_slightly_off_fails_where_that_is_more_than_rounding() -> None:
     """A result off by 2^-10 has an SQNR of 60.2 dB: under the budgets of float32 and float16, over that of bfloat16
     (48.2 dB), whose own rounding adds to it."""

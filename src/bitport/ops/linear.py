@@ -80,7 +80,8 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         for name, x in (*samples.inputs(device, dtype, sample.weight.k), _nan(device, dtype, sample.weight.k)):
             yield _weight_only(sample, name, x)
     for sample in samples.weights(device, dtype, weight_only=True, large=True):
-        yield _weight_only(sample, *_large(device, dtype, sample.weight.k))
+        for name, x in _large(device, dtype, sample.weight.k):
+            yield _weight_only(sample, name, x)
 
 
 def _weight_only(sample: samples.WeightSample, kind: str, x: Tensor) -> Sample:
@@ -97,8 +98,10 @@ def _nan(device: torch.device, dtype: torch.dtype, k: int) -> tuple[str, Tensor]
     return "expanded-nan", samples.with_nan(device, dtype, k)
 
 
-def _large(device: torch.device, dtype: torch.dtype, k: int) -> tuple[str, Tensor]:
-    return "large", samples.rows(device, dtype, samples.LARGE_ROWS, k)
+def _large(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[str, Tensor]]:
+    """One row too, for which many devices have kernels of their own."""
+    yield "large", samples.rows(device, dtype, samples.LARGE_ROWS, k)
+    yield "large-row", samples.rows(device, dtype, 1, k)
 
 
 def _product(name: str, args: tuple[Any, ...], rows: Tensor, value: Tensor, bias: Tensor | None) -> Sample:
@@ -172,7 +175,8 @@ def _samples_dyn(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         for name, x in inputs:
             yield _rounded(sample, name, x)
     for sample in samples.weights(device, dtype, weight_only=False, large=True):
-        yield _rounded(sample, *_large(device, dtype, sample.weight.k))
+        for name, x in _large(device, dtype, sample.weight.k):
+            yield _rounded(sample, name, x)
 
 
 def _rounded(sample: samples.WeightSample, kind: str, x: Tensor) -> Sample:
