@@ -185,7 +185,9 @@ def test_inputs(dtype: torch.dtype, act: str, made: list[CompiledKernel]) -> Non
     [("int4-g32", 1, FP32), ("int8", 70, BF16), *([("int4-g32", 1, BF16), ("int8", 70, FP32)] if EVERY else [])],
 )
 def test_attention(format: str, rows: int, dtype: torch.dtype, made: list[CompiledKernel]) -> None:
-    """Of quantized tokens and dense ones. One more token, in memory that has room for it, compiles nothing."""
+    """Of quantized tokens and dense ones. One more token, in memory that has room for it, compiles nothing. Half the rows
+    would have their operands in registers always, and take 11 % more instructions for each of them (sm90, float32, 128
+    wide): less than a tenth of a loop may be what moves operands to memory of the thread and back."""
     sizes: dict[str, Any] = {"shape": (1, 8, 2, 128), "value_width": 128, "rows": rows, "dense": 70}
     of = sample("", torch.device("cpu"), dtype, format, format, tokens=201, causal=True, **sizes)
     call = Call.of(*of.args)
@@ -199,8 +201,8 @@ def test_attention(format: str, rows: int, dtype: torch.dtype, made: list[Compil
     assert [each.hash for each in made[:3]] == [each.hash for each in made[3:]]
     if os.environ["TRITON_TARGETS"] == "sm90":
         for each in made[:2]:
-            _, usage = instructions.disassembled(each)
-            assert usage["STACK"] == "0", "bytes of each thread that are in no register, but in memory"
+            loop = instructions.inner_loop(instructions.disassembled(each)[0])
+            assert sum(opcode.startswith(("LDL", "STL")) for opcode in loop) < 0.1 * len(loop)
 
 
 UNIT_TAKES_SCALES = {
