@@ -25,6 +25,7 @@ from tests.backends.products import products
 
 BINARY = {"cuda": "cubin", "hip": "hsaco"}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+ROUNDING = ("largest", "by_row", "by_block")
 EVERY = "TRITON_ALL" in os.environ
 SOME = (
     *(("int4", BF16, 1), ("int4-g32-sym", FP16, 16), ("int3-channel", BF16, 64), ("mxfp4-wo", FP32, 64)),
@@ -57,6 +58,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[list[CompiledKernel]]:
             f"{kernel.name}: memory that a graph's pool does not hold"
         )
         assert kernel.metadata.shared <= SHARED[request.param], kernel.name
+        assert kernel.metadata.enable_fp_fusion == (kernel.name not in ROUNDING), kernel.name
 
 
 @pytest.mark.parametrize(
@@ -185,9 +187,9 @@ def test_inputs(dtype: torch.dtype, act: str, made: list[CompiledKernel]) -> Non
     [("int4-g32", 1, FP32), ("int8", 70, BF16), *([("int4-g32", 1, BF16), ("int8", 70, FP32)] if EVERY else [])],
 )
 def test_attention(format: str, rows: int, dtype: torch.dtype, made: list[CompiledKernel]) -> None:
-    """Of quantized tokens and dense ones. One more token, in memory that has room for it, compiles nothing. Half the rows
-    would have their operands in registers always, and take 11 % more instructions for each of them (sm90, float32, 128
-    wide): less than a tenth of a loop may be what moves operands to memory of the thread and back."""
+    """Of quantized tokens and dense ones. One more token, in memory that has room for it, compiles nothing. Half the
+    rows would have their operands in registers always, and take 11 % more instructions for each of them (sm90, float32,
+    128 wide): less than a tenth of a loop may be what moves operands to memory of the thread and back."""
     sizes: dict[str, Any] = {"shape": (1, 8, 2, 128), "value_width": 128, "rows": rows, "dense": 70}
     of = sample("", torch.device("cpu"), dtype, format, format, tokens=201, causal=True, **sizes)
     call = Call.of(*of.args)

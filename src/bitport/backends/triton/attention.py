@@ -23,6 +23,7 @@ from torch import Tensor
 
 from bitport.backends.triton.configs import Config
 from bitport.backends.triton.decode import UNIT, load_blocks, load_columns, load_steps, scale_value
+from bitport.backends.triton.fusion import FUSED
 from bitport.backends.triton.operand import SCALES, reach
 from bitport.backends.triton.operand import refuses as refuses_weight
 from bitport.backends.triton.sizes import cdiv, next_power
@@ -275,10 +276,11 @@ def attention(call: Call, config: Config) -> Tensor:
             BT=step,
             num_warps=warps,
             num_stages=STAGES,
+            **FUSED,
         )
         begin += splits
     out = q.new_empty(*q.shape[:3], call.values.k)
-    join[(places,)](peaks, totals, sums, out, count, call.values.k, WIDTH=width(call.values.k))
+    join[(places,)](peaks, totals, sums, out, count, call.values.k, WIDTH=width(call.values.k), **FUSED)
     return out
 
 

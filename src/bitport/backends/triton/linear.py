@@ -12,6 +12,7 @@ from torch import Tensor
 from bitport.backends.triton import gemv as few
 from bitport.backends.triton import product
 from bitport.backends.triton.configs import Blocks, Config
+from bitport.backends.triton.fusion import FUSED
 from bitport.backends.triton.operand import Kind, kind_of, operand, reach, span
 from bitport.backends.triton.rounding import Rounded, plain_rows, rounded
 from bitport.backends.triton.sizes import cdiv, next_power
@@ -73,6 +74,7 @@ def _gemv(weight: Kind, m: int, config: Config) -> Launch:
         "BK": bk,
         "num_warps": blocks["num_warps"],
         "STAGES": blocks["num_stages"],
+        **FUSED,
     }
     return Launch((tiles_n, splits, m), splits, per_split, constants)
 
@@ -114,6 +116,7 @@ def _tiles(weight: Kind, x: Form, m: int, experts: int | None, dtype: torch.dtyp
         **{name: blocks[name] for name in ("BM", "BN", "num_warps")},
         "BK": bk,
         "num_stages": _stages(blocks, bk),
+        **FUSED,
     }
     return Launch(grid, grid[1], per_split, constants)
 
@@ -210,7 +213,7 @@ def outputs(
 def combined(parts: Tensor, bias: Tensor | None, out: Tensor, splits: int) -> Tensor:
     if splits > 1:
         count, block = out.numel(), 1024
-        product.combine[(cdiv(count, block),)](parts, bias, out, count, out.shape[1], splits, BLOCK=block)
+        product.combine[(cdiv(count, block),)](parts, bias, out, count, out.shape[1], splits, BLOCK=block, **FUSED)
     return out
 
 

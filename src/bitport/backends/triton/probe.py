@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from bitport.backends.triton.fusion import FUSED
+
 OLDEST = (3, 6)
 """Of its versions."""
 
@@ -20,7 +22,7 @@ def fault() -> str | None:
         oldest = ".".join(map(str, OLDEST))
         return f"triton {triton.__version__} is too old: {oldest} or later is needed; PyTorch's own build brings one"
     try:
-        _store.warmup(torch.int32, grid=(1,))
+        _store.warmup(torch.int32, grid=(1,), **FUSED)
     except (RuntimeError, OSError, subprocess.CalledProcessError, triton.TritonError) as error:
         return f"triton compiles nothing for this device: {type(error).__name__}: {error}"
     return None

@@ -29,6 +29,7 @@ from bitport.backends.triton.encode import (
     to_float,
     whole,
 )
+from bitport.backends.triton.fusion import EXACT
 from bitport.backends.triton.sizes import cdiv, next_power
 from bitport.numerics import ACTIVATIONS, Format
 from bitport.numerics.qparams import global_scale_range
@@ -220,7 +221,7 @@ def launch(x: Tensor, fmt: Format, to: Target, given: Tensor | None) -> None:
     if to.single is not None and given is None:
         amax = torch.zeros(1, dtype=torch.int32, device=x.device)
         chunk, warps = _row(k)
-        largest[(m,)](x, amax, k, x.stride(0), BLOCK=max(block, 1), CHUNK=chunk, num_warps=warps)
+        largest[(m,)](x, amax, k, x.stride(0), BLOCK=max(block, 1), CHUNK=chunk, num_warps=warps, **EXACT)
     if not (block and fmt.block[0]):
         chunk, warps = _row(k)
         widest = torch.finfo(x.dtype).max * (255 / 257)
@@ -232,6 +233,7 @@ def launch(x: Tensor, fmt: Format, to: Target, given: Tensor | None) -> None:
             CODES=to.codes,
             CHUNK=chunk,
             num_warps=warps,
+            **EXACT,
         )
         return
     count = cdiv(k, block)
@@ -245,6 +247,7 @@ def launch(x: Tensor, fmt: Format, to: Target, given: Tensor | None) -> None:
         CODES=to.codes,
         BLOCK=block,
         BLOCKS=blocks,
+        **EXACT,
     )
 
 

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bitport.backends.triton.decode import UNIT, load_blocks, load_steps, scale_value
+from bitport.backends.triton.fusion import FUSED
 from bitport.backends.triton.operand import kind_of, operand, reach
 from bitport.backends.triton.sizes import cdiv
 from bitport.ops import Weight
@@ -82,6 +83,7 @@ def _run(ids: Tensor | None, out: Tensor, count: int, experts: int, weight: Weig
             EVEN=weight.k % (UNITS * 8) == 0,
             ROWS=ROWS,
             UNITS=UNITS,
+            **FUSED,
         )
     return out
 

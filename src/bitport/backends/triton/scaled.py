@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bitport.backends.triton.configs import Config
+from bitport.backends.triton.fusion import FUSED
 from bitport.backends.triton.inputs import quantize_input
 from bitport.backends.triton.linear import combined, grid_of, outputs
 from bitport.backends.triton.operand import kind_of, whole
@@ -163,5 +164,6 @@ def product(
         BK=bk,
         num_warps=blocks["num_warps"],
         num_stages=blocks["num_stages"],
+        **FUSED,
     )
     return combined(target, bias, out, splits)
