@@ -90,7 +90,7 @@ class Without(Absent):
 
 @pytest.mark.parametrize(
     ("driver", "reason"),
-    [(Absent(GPUTarget("hip", "gfx1030", 32)), "PassManager"), (Without(TARGETS["sm90"]), "Failed to find C compiler")],
+    [(Absent(GPUTarget("hip", "gfx803", 64)), "PassManager"), (Without(TARGETS["sm90"]), "Failed to find C compiler")],
 )
 def test_the_probe_says_why_triton_is_of_no_use(driver: Absent, reason: str) -> None:
     """Elsewhere the generic kernels run; a chip that Triton does not know would end in a traceback of each product."""
