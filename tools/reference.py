@@ -69,13 +69,13 @@ def _module(name: str) -> Iterator[str]:
         yield f"### {public}\n"
         if _is_told(value, public, name):
             yield f"[As above](#{public.lower()}).\n"
-        elif inspect.isclass(value):
-            yield from _class(public, value)
-        elif typing.get_origin(value):
+        elif typing.get_origin(value):  # to Python 3.10 some are classes too
             written = _type(value)
             if isinstance(value, types.UnionType):
                 written = "\n    | ".join(["(", *map(_type, typing.get_args(value))]).replace("| ", "", 1) + "\n)"
             yield f"```python\n{public} = {written}\n```\n"
+        elif inspect.isclass(value):
+            yield from _class(public, value)
         elif inspect.isfunction(value):
             if not _prose(value):
                 raise SystemExit(f"{name}.{public} is public and has no docstring: say what a caller cannot see")

@@ -118,7 +118,7 @@ class Original:
         self.wanted = {choice.name: choice for choice in self.plan.quantized}
         self.told: dict[str, LayerReport] = {}
         """By storage: what came out."""
-        self.misfits: set[str] = set()
+        self.misfits: dict[str, torch.Size] = {}
         """Of another shape in the files: an error of the library, or it makes new ones (ignore_mismatched_sizes)."""
 
     def tensor(self, name: str, value: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Original:
         target, choice = self.targets[name], self.wanted[name]
         assert choice.scheme is not None
         if value.shape != target.shape:
-            self.misfits.add(name)
+            self.misfits[name] = value.shape
             return value
         check_finite(value, target)
         check_device(choice.scheme, value.device)
@@ -135,6 +135,8 @@ class Original:
         return outcome.q
 
     def report(self, model: nn.Module) -> Report:
+        self._refuse_misfits(model)
+
         def left(choice: Choice) -> LayerReport:
             size = nbytes_of(model.get_parameter(choice.name))
             if choice.scheme:
@@ -147,6 +149,19 @@ class Original:
         after = sum(nbytes_of(param) for param in model.parameters())
         before = after + sum(layer.bytes_before - layer.bytes_after for layer in self.told.values())
         return Report(layers, before, after, self.recipe.to_json(), expression(self.algorithm))
+
+    def _refuse_misfits(self, model: nn.Module) -> None:
+        """Those that the library has taken as they are: transformers before 5.23, of any model with a quantizer."""
+        taken = [
+            f"{name} {[*shape]}, not {[*self.targets[name].shape]}"
+            for name, shape in self.misfits.items()
+            if model.get_parameter(name).shape == shape
+        ]
+        if taken:
+            raise ArgumentError(
+                f"the files have weights in another shape than the model: {shortened(taken)}; take the config of the "
+                f"files, or transformers from 5.23 on, which knows ignore_mismatched_sizes for quantized models too"
+            )
 
 
 class Loading:

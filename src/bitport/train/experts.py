@@ -63,9 +63,10 @@ def _straight(
 
 
 def _product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-    """F.grouped_mm, which compilers trace in bfloat16 alone. In other dtypes every expert sees every row, and a mask
-    picks."""
-    if a.dtype == torch.bfloat16 or not torch.compiler.is_compiling():
+    """F.grouped_mm, which compilers trace in bfloat16 alone: in other dtypes every expert sees every row, and a mask
+    picks. PyTorch 2.11 does not say of a backward pass that it is traced, but by the type of its tensors."""
+    traced = torch.compiler.is_compiling() or type(a) is not Tensor
+    if a.dtype == torch.bfloat16 or not traced:
         return F.grouped_mm(a, b, offs=offs)
     if b.dim() == 3:
         return masked(a, offs, b.mT)
