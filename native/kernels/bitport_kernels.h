@@ -84,9 +84,6 @@ BITPORT_API int32_t bitport_rows(const BitportTiles* w, const int64_t* ids, int6
 BITPORT_API int32_t bitport_dense_rows(const BitportTiles* w, const int64_t* ids, int64_t count, void* y, int32_t y_type,
                                        int32_t threads);
 
-// y [n, k] of y_type: the whole weight.
-BITPORT_API int32_t bitport_dense(const BitportTiles* w, void* y, int32_t y_type, int32_t threads);
-
 // Keys or values of the tokens of several sequences: first_dense of them as floats, then `quantized` ones, then the other
 // dense ones. Steps lead from one sequence, and from one head, to the next; a head's tokens lie side by side.
 //   codes  [tokens][ceil(width * bits / 8)] dense, lowest bits first; steps in bytes

@@ -105,12 +105,14 @@ void try_rows(Weight& w, Random& random) {
       EXPECT(count == 0 || std::memcmp(rows.data(), again.data(), rows.bytes()) == 0, "%s: other rows",
              bitport_isa_name(isa));
     }
-  EXPECT(bitport_dense(&w.view, whole.data(), type, 2) == 0, "dense refused");
+  Exact<int64_t> all(n, some_place(random));
+  for (int64_t i = 0; i < n; ++i) all[i] = i;
+  EXPECT(bitport_rows(&w.view, all.data(), n, whole.data(), type, 2) == 0, "all rows refused");
   const auto close = [&](const Numbers& y, int64_t i, int64_t from, const char* what) {
     expect_close(y, i, w.value[size_t(from)], w.size[size_t(from)] * relative_error(0, false), what, w.shape, count, 0);
   };
   for (int64_t i = 0; i < count * k; ++i) close(rows, i, ids[i / k] * k + i % k, "rows");
-  for (int64_t i = 0; i < n * k; ++i) close(whole, i, i, "dense");
+  for (int64_t i = 0; i < n * k; ++i) close(whole, i, i, "all rows");
   cases += 3;
 }
 

@@ -18,21 +18,20 @@ struct Work {
   int32_t type, act, isa;
   Numbers& x;
 
-  // y, the whole weight, and its tiles packed again
+  // y, its tiles packed again, and all rows
   std::vector<uint8_t> done(int32_t threads) const {
     const Shape& s = w.shape;
     const size_t product = size_t(m * s.n * bytes_of(type)), whole = size_t(s.n * s.k * 4);
     std::vector<int64_t> ids(size_t(s.n));
     for (int64_t i = 0; i < s.n; ++i) ids[size_t(i)] = s.n - 1 - i;
-    std::vector<uint8_t> y(product), dense(whole), tiles(w.tiles.bytes()), rows(whole);
+    std::vector<uint8_t> y(product), tiles(w.tiles.bytes()), rows(whole);
     const int32_t code =
         bitport_dyn_linear(&w.view, x.data(), type, m, act, nullptr, nullptr, 0, nullptr, y.data(), threads, isa) |
-        bitport_dense(&w.view, dense.data(), BITPORT_F32, threads) |
         bitport_pack(w.dense.data(), s.bits, s.n, s.k, tiles.data(), threads) |
         bitport_rows(&w.view, ids.data(), s.n, rows.data(), BITPORT_F32, threads);
     EXPECT(code == 0, "a call failed");
     std::vector<uint8_t> all;
-    for (const auto* part : {&y, &dense, &tiles, &rows}) all.insert(all.end(), part->begin(), part->end());
+    for (const auto* part : {&y, &tiles, &rows}) all.insert(all.end(), part->begin(), part->end());
     return all;
   }
 };

@@ -17,7 +17,7 @@ from bitport.backends.cpu import native
 from bitport.backends.cpu.dispatcher import TORCH
 from bitport.backends.cpu.native import ISAS, Library
 from bitport.errors import KernelError
-from bitport.numerics import NUMBER_TYPES, pack_bits, quantize, sqnr
+from bitport.numerics import NUMBER_TYPES, dequantize, pack_bits, quantize, sqnr
 from bitport.ops import OPS, Impl, decide, use_kernel
 from bitport.ops.reference import value_of
 from bitport.ops.select import IMPLS
@@ -230,6 +230,25 @@ def test_threads_change_nothing(isa: str) -> None:
         assert torch.equal(OPS["linear"].overload(*sample.args), alone)
     finally:
         torch.set_num_threads(1)
+
+
+@compiled
+@DTYPES
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_dequantize_gives_the_numbers_of_torch(scheme: str, dtype: torch.dtype) -> None:
+    """Bit for bit: other tests take them for what the codes mean. From a zero point that is no whole number the middle
+    of the codes is taken first, one more rounding."""
+    for *experts, n, k in ((70, 208), (33, 256), (3, 40, 96)):
+        kind = "experts" if experts else "linear"
+        q = bp.quantize_tensor(torch.randn(*experts, n, k).to(dtype), scheme, kind=kind)
+        assert q.bits_layout == "cpu_tiles"
+        wanted = dequantize(q.plain(), q.scheme.weight, n, k, dtype)
+        with use_kernel("dequantize=native"):
+            got = q.dequantize()
+        if scheme.endswith("fzero") and dtype == FP32:
+            assert float(sqnr(wanted, got)) > 130
+        else:
+            assert torch.equal(got, wanted)
 
 
 @compiled

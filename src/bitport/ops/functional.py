@@ -15,7 +15,7 @@ from bitport.ops.bags import embedding_bag, padding_row
 from bitport.ops.linear import check_dense
 from bitport.ops.matmul import addmm, baddbmm, bmm, einsum, grouped_mm, matmul, mm, mv
 from bitport.ops.product import linear, operand, run
-from bitport.ops.values import dense, dequantize_weight, quantize_weight
+from bitport.ops.values import dense_rows, quantize_weight
 from bitport.tensor import ATEN, FUNCTIONS, QTensor
 from bitport.tensor.aten import take_experts
 from bitport.tensor.exporting import recorded
@@ -76,7 +76,7 @@ def _convolution(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A convolution with a quantized weight: dequantized to the input's dtype, then torch's own."""
 
     def conv(input: Tensor, weight: QTensor, *args: Any, **kwargs: Any) -> Tensor:
-        return fn(input, dense(weight, input.dtype), *args, **kwargs)
+        return fn(input, weight.dequantize(input.dtype), *args, **kwargs)
 
     return conv
 
@@ -86,7 +86,7 @@ TRACED_GROUPED_MM = "transformers::grouped_mm_fallback"
 FUNCTIONS.update(
     {
         quantize: quantize_weight,
-        dequantize: dequantize_weight,
+        dequantize: dense_rows,
         F.linear: linear,
         F.embedding: embedding,
         F.embedding_bag: embedding_bag,

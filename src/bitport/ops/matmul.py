@@ -27,7 +27,7 @@ from bitport.ops.product import (
     run,
 )
 from bitport.ops.table import OPS, has_tangent, refuse_tangents
-from bitport.ops.values import dense, rounded_input
+from bitport.ops.values import rounded_input
 from bitport.ops.weight import Weight
 from bitport.tensor import QTensor
 
@@ -40,7 +40,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     if isinstance(x, QTensor) or not isinstance(q, QTensor):
         raise ArgumentError("a product takes one quantized factor; dequantize() the other")
     if not q.transposed:
-        return x @ dense(q, x.dtype)
+        return x @ q.dequantize(x.dtype)
     if q.repeated:
         y, batch = product(x, q), torch.broadcast_shapes(x.shape[:-2], q.shape[:-2])
         return y.expand(*batch, *y.shape[-2:]).contiguous()
@@ -49,7 +49,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     if _has_few_for_each(x, q):
         return _few_for_each(x, q)
     if not q.scheme.act:
-        return x @ dense(q, x.dtype)
+        return x @ q.dequantize(x.dtype)
     if (torch.is_grad_enabled() and x.requires_grad) or differentiates(x):
         raise ArgumentError(
             f"a batched product with {q.scheme}, which rounds its input, has no derivative; F.grouped_mm has that of "
@@ -60,7 +60,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     codes = q.replace(perm=None, pre_scale=None)
     # autocast would round both factors once more
     with torch.autocast(x.device.type, enabled=False) if autocasts(x) else contextlib.nullcontext():
-        return (rounded @ dense(codes, torch.float32)).to(x.dtype)
+        return (rounded @ codes.dequantize(torch.float32)).to(x.dtype)
 
 
 FEW_ROWS = 64
@@ -158,7 +158,7 @@ def grouped_mm(
     if offs is None or bias is not None or not isinstance(q, QTensor) or isinstance(x, QTensor):
         raise ArgumentError("a quantized grouped product takes (x, experts, offs=...), experts quantized and no bias")
     if not q.transposed:
-        return F.grouped_mm(x, dense(q, x.dtype), offs=offs, out_dtype=out_dtype)
+        return F.grouped_mm(x, q.dequantize(x.dtype), offs=offs, out_dtype=out_dtype)
     y = grouped(prepare(x, q), offs, operand(q), q.scheme.act, act_scale_of(q))
     return y if out_dtype is None else y.to(out_dtype)
 

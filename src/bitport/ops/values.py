@@ -7,19 +7,21 @@ import math
 import torch
 from torch import Tensor
 
-from bitport.numerics import ACTIVATIONS, Format, Quantized, dequantize, fake_quantize
+from bitport.numerics import ACTIVATIONS, NUMBER_TYPES, Format, Quantized, dequantize, fake_quantize
 from bitport.ops.convert import format_json, from_list
 from bitport.ops.outside import OUTSIDE
-from bitport.ops.product import operand, run
+from bitport.ops.product import functorch, operand, run
 from bitport.tensor import QTensor
 
 
-def dense(q: QTensor, dtype: torch.dtype) -> Tensor:
-    """The weight for a product of PyTorch's, by the kernel of its device; while a program is compiled in torch's ops,
-    which a compiler joins with what is around them."""
-    if torch.compiler.is_compiling():
-        return q.dequantize(dtype)
-    return q.shaped(q.in_value_order(run("dequantize", *operand(q), dtype)))
+def dense_rows(q: QTensor, dtype: torch.dtype) -> Tensor:
+    """The matrix [..., N, K] behind ``q`` by the kernel of its device; in torch's ops while a program is compiled, as a
+    compiler joins them with what is around them, under transforms of torch.func, which know no gradient of ours, and
+    for states of optimizers, whose numbers are no weight's."""
+    traced = torch.compiler.is_compiling() or functorch() is not None
+    if (traced and q.qdata.device.type not in OUTSIDE) or q.matrix.dtype not in NUMBER_TYPES:
+        return dequantize(q.plain(), q.scheme.weight, q.matrix.n, q.matrix.k, dtype)
+    return run("dequantize", *operand(q), dtype)
 
 
 def quantize_weight(value: Tensor, fmt: Format) -> Quantized:

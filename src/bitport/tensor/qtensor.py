@@ -137,12 +137,10 @@ class QTensor(Tensor):
         """The float tensor this one stands for, of its shape, in ``dtype`` (default: its own)."""
         with torch._C.DisableTorchFunctionSubclass():
             own = self.dtype
-        matrix, dtype = self.matrix, dtype or own
+        dtype = dtype or own
         if not dtype.is_floating_point:
             raise ArgumentError(f"a quantized tensor stands for a float tensor, not for {dtype}")
-        to_floats = FUNCTIONS.get(dequantize, dequantize)
-        value = to_floats(self.plain(), self.scheme.weight, matrix.n, matrix.k, dtype)
-        return self.shaped(self.in_value_order(value))
+        return self.shaped(self.in_value_order(FUNCTIONS[dequantize](self, dtype)))
 
     def in_value_order(self, rows: Tensor) -> Tensor:
         """Rows of codes as rows of the value: what is done to an input before the product, undone."""

@@ -82,7 +82,6 @@ class Library:
             i32,
         )
         self._rows = _function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
-        self._dense = _function(lib.bitport_dense, [tiles, pointer, i32, i32], i32)
         self._pack = _function(lib.bitport_pack, [pointer, i32, i64, i64, pointer, i32], i32)
         self._unpack = _function(lib.bitport_unpack, [pointer, i32, i64, i64, pointer, i32], i32)
         self.available = tuple(name for name, value in ISAS.items() if self._has(value))
@@ -165,11 +164,7 @@ class Library:
 
     def dense(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """One weight in cpu_tiles as floats, [N, K]."""
-        y = weight.data.new_empty(weight.n, weight.k, dtype=dtype)
-        tiles, kept = _tiles(weight)
-        self.check(self._dense(tiles, y.data_ptr(), TYPES[dtype], torch.get_num_threads()), "dense weight")
-        del kept
-        return y
+        return self.rows(torch.arange(weight.n), weight, dtype)
 
     def pack(self, matrix: Matrix, data: Tensor) -> Tensor:
         """Canonical data [.., N, bytes] to tiles."""
