@@ -192,7 +192,7 @@ class Piece {
       const BitportTiles w = rows_of(t, sequence_, head_, first);
       const Decode decode = decoder(attend_, t);
       if (decode) decode(scaled(w, count, wide), panel_);
-      else write_dense_rows(isa_, w, 0, count, wide, panel_);
+      else write_rows(isa_, w, true, 0, count, wide, panel_);
     } else {
       const char* from = moved(t.dense, sequence_ * t.dense_step[0] + head_ * t.dense_step[1] + first * t.width, a_.type);
       for (int64_t i = 0; i < count; ++i)

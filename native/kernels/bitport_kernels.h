@@ -84,6 +84,9 @@ BITPORT_API int32_t bitport_rows(const BitportTiles* w, const int64_t* ids, int6
 BITPORT_API int32_t bitport_dense_rows(const BitportTiles* w, const int64_t* ids, int64_t count, void* y, int32_t y_type,
                                        int32_t threads);
 
+// sums[0], sums[1]: of the squares of x [n, k] of x_type, rows contiguous, and of x - the weight, in float64.
+BITPORT_API int32_t bitport_distance(const BitportTiles* w, const void* x, int32_t x_type, double* sums, int32_t threads);
+
 // Keys or values of the tokens of several sequences: first_dense of them as floats, then `quantized` ones, then the other
 // dense ones. Steps lead from one sequence, and from one head, to the next; a head's tokens lie side by side.
 //   codes  [tokens][ceil(width * bits / 8)] dense, lowest bits first; steps in bytes

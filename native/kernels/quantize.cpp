@@ -32,7 +32,8 @@ struct Quantizing {
 
   int64_t columns() const { return ceil_div(k, format.block_k); }   // of blocks
   int64_t strips() const { return ceil_div(n, format.block_n); }
-  const char* row_at(int64_t row) const { return x + row * k * (type == BITPORT_F32 ? 4 : 2); }
+  int64_t width() const { return type == BITPORT_F32 ? 4 : 2; }
+  const char* row_at(int64_t row) const { return x + row * k * width(); }
 
   void measure(int64_t row, Range* ranges) const { measure(row, format.block_k, ranges); }
   void measure(int64_t row, int64_t block, Range* ranges) const {
@@ -43,14 +44,17 @@ struct Quantizing {
     scales.choose(ranges, columns(), scale, zero, strip * columns(), steps);
   }
 
-  void write(int64_t row, const Step* steps) const {
+  // next: a row that is read after this one and comes from memory meanwhile, which encoding leaves idle.
+  void write(int64_t row, const Step* steps, int64_t next) const {
     alignas(64) float wide[kPiece];
     alignas(64) uint8_t apart[kPiece];
     const int64_t bits = format.bits;
     uint8_t* to = codes + row * ceil_div(k * bits, 8);
     for (int64_t from = 0; from < k; from += kPiece) {
       const int64_t end = smaller(from + kPiece, k), count = end - from;
-      const char* numbers = row_at(row) + from * (type == BITPORT_F32 ? 4 : 2);
+      const char* numbers = row_at(row) + from * width();
+      if (next < n)
+        for (int64_t at = from * width(); at < end * width(); at += 64) __builtin_prefetch(row_at(next) + at);
       uint8_t* dense = to + from * bits / 8;
       uint8_t* bytes = bits == 8 ? dense : apart;
       if (type == BITPORT_F16) {
@@ -73,7 +77,7 @@ struct Quantizing {
     for (int64_t i = 0; i < columns(); ++i) ranges[i] = Range();
     for (int64_t row = first; row < end; ++row) measure(row, ranges);
     choose(at, ranges, steps);
-    for (int64_t row = first; row < end; ++row) write(row, steps);
+    for (int64_t row = first; row < end; ++row) write(row, steps, row + format.block_n);
     return true;
   }
 
@@ -93,7 +97,7 @@ struct Quantizing {
         for (int64_t i = 0; i < columns(); ++i) merged[i].add(merged[row * columns() + i]);
       choose(at, merged, steps + at * columns());
     }
-    share(n, threads, [&](int64_t row) { write(row, steps + row / format.block_n * columns()); });
+    share(n, threads, [&](int64_t row) { write(row, steps + row / format.block_n * columns(), row + threads); });
     return true;
   }
 

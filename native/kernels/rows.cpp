@@ -96,9 +96,11 @@ WriteStretch writer(int32_t isa, const BitportTiles& w, int32_t type) {
 
 }  // namespace
 
-void write_dense_rows(int32_t isa, const BitportTiles& w, int64_t first, int64_t count, int64_t apart, float* y) {
-  const Rows rows{w, true, codes_of_dense(w.bits), writer(isa, w, BITPORT_F32), BITPORT_F32};
-  for (int64_t i = 0; i < count; ++i) rows.write_row(first + i, -1, reinterpret_cast<char*>(y + i * apart));
+void write_rows(int32_t isa, const BitportTiles& w, bool dense, int64_t first, int64_t count, int64_t apart, float* y) {
+  const ReadCodes read = dense ? codes_of_dense(w.bits) : codes_of_tiles(w.bits);
+  const Rows rows{w, dense, read, writer(isa, w, BITPORT_F32), BITPORT_F32};
+  for (int64_t row = first; row < first + count; ++row)
+    rows.write_row(row, row + 1 < w.n ? row + 1 : -1, reinterpret_cast<char*>(y + (row - first) * apart));
 }
 
 int32_t rows_on(int32_t isa, const BitportTiles* w, bool dense, const int64_t* ids, int64_t count, void* y,
@@ -109,7 +111,8 @@ int32_t rows_on(int32_t isa, const BitportTiles* w, bool dense, const int64_t* i
   if (count > 0 && (!ids || !y)) return kNullPointer;
   for (int64_t i = 0; i < count; ++i)
     if (ids[i] < 0 || ids[i] >= w->n) return kBadRow;
-  const Rows rows{*w, dense, dense ? codes_of_dense(w->bits) : codes_of_tiles(w->bits), writer(isa, *w, type), type};
+  const ReadCodes read = dense ? codes_of_dense(w->bits) : codes_of_tiles(w->bits);
+  const Rows rows{*w, dense, read, writer(isa, *w, type), type};
   constexpr int64_t kGrain = 1 << 15;   // numbers for which a thread pays
   const int64_t pieces = count * w->k / kGrain, most = threads < 1 ? 1 : threads;
   const int64_t shares = pieces < 2 ? 1 : pieces < most ? pieces : most;

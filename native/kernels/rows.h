@@ -44,7 +44,7 @@ WriteStretch neon_write(int32_t bits);
 int32_t rows_on(int32_t isa, const BitportTiles* w, bool dense, const int64_t* ids, int64_t count, void* y,
                 int32_t type, int32_t threads);
 
-// Rows [first, first + count) of a dense weight that was checked, as float32, `apart` numbers from one to the next.
-void write_dense_rows(int32_t isa, const BitportTiles& w, int64_t first, int64_t count, int64_t apart, float* y);
+// Rows [first, first + count) of a weight that was checked, as float32, `apart` numbers from one to the next.
+void write_rows(int32_t isa, const BitportTiles& w, bool dense, int64_t first, int64_t count, int64_t apart, float* y);
 
 }  // namespace bitport

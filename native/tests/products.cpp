@@ -108,6 +108,16 @@ void try_rows(Weight& w, Random& random) {
   Exact<int64_t> all(n, some_place(random));
   for (int64_t i = 0; i < n; ++i) all[i] = i;
   EXPECT(bitport_rows(&w.view, all.data(), n, whole.data(), type, 2) == 0, "all rows refused");
+  if (type == BITPORT_F32) {
+    Numbers x(one_of(random, kFloats), n * k, some_place(random));
+    for (int64_t i = 0; i < n * k; ++i) x.set_random(i, random, -3, 1);
+    double sums[2], signal = 0, noise = 0;
+    EXPECT(bitport_distance(&w.view, x.data(), x.type, sums, 2) == 0, "distance refused");
+    for (int64_t i = 0; i < n * k; ++i) signal += x[i] * x[i], noise += (x[i] - whole[i]) * (x[i] - whole[i]);
+    EXPECT(std::abs(sums[0] - signal) <= 1e-12 * signal && std::abs(sums[1] - noise) <= 1e-12 * noise,
+           "distance: %g and %g, not %g and %g", sums[0], sums[1], signal, noise);
+    ++cases;
+  }
   const auto close = [&](const Numbers& y, int64_t i, int64_t from, const char* what) {
     expect_close(y, i, w.value[size_t(from)], w.size[size_t(from)] * relative_error(0, false), what, w.shape, count, 0);
   };

@@ -33,7 +33,7 @@ constexpr int32_t kElsewhere = BITPORT_NEON,
                   kHere[] = {BITPORT_SCALAR, BITPORT_AVX2, BITPORT_AVX512_VNNI, BITPORT_AVX512_BF16, BITPORT_AMX};
 #endif
 
-// By all of linear and rows.
+// By all of linear, rows and distance.
 const Refusal kOfWeights[] = {
     {"no weight", kNullPointer, [](Call& c) { c.w = nullptr; }},
     {"no codes", kNullPointer, [](Call& c) { c.tiles.codes = nullptr; }},
@@ -91,6 +91,9 @@ int32_t dyn_linear(const Call& c) {
   return bitport_dyn_linear(c.w, c.x, c.type, c.m, c.act, c.act_scale, nullptr, c.then, c.times, c.y, 1, c.isa);
 }
 int32_t rows(const Call& c) { return bitport_rows(c.w, c.ids, c.count, c.y, c.type, 1); }
+int32_t distance(const Call& c) {
+  return bitport_distance(c.w, c.x, c.type, static_cast<double*>(c.y), 1);
+}
 int32_t dense_rows(const Call& c) { return bitport_dense_rows(c.w, c.ids, c.count, c.y, c.type, 1); }
 
 }  // namespace
@@ -119,6 +122,7 @@ void try_refusals() {
     refused("dyn_linear", dyn_linear, r);
     refused("rows", rows, r);
     refused("dense rows", dense_rows, r);
+    refused("distance", distance, r);
   }
   for (const Refusal& r : kOfProducts) {
     refused("dyn_linear", dyn_linear, r);
@@ -157,10 +161,12 @@ void try_refusals() {
       cases += 2;
     }
   EXPECT(bitport_rows(&none, nullptr, 0, nullptr, BITPORT_F32, -7) == kOk, "no ids");
+  double sums[] = {1, 1};
+  EXPECT(bitport_distance(&none, nullptr, BITPORT_F32, sums, -7) == kOk && !sums[0] && !sums[1], "no rows");
   for (int32_t code : {-1, 10, INT32_MAX, INT32_MIN}) EXPECT(bitport_error(code), "no text");
   for (int32_t isa : {-1, int32_t(BITPORT_ISAS), INT32_MAX, INT32_MIN})
     EXPECT(!bitport_has_isa(isa) && bitport_isa_name(isa), "isa %d", isa);
-  cases += 3;
+  cases += 4;
 
   // Each includes those before it, up to the best; none of another architecture is there.
   bool above = false;

@@ -11,6 +11,7 @@ from bitport.nn.quantize import error_of
 from bitport.numerics import error, numbers_at_once, sqnr
 from bitport.ops import by_rows, use_kernel
 from bitport.ops.by_rows import dequantized_rows
+from bitport.ops.weight import Weight
 from bitport.tensor import quantize_tensor
 
 SHAPES = {
@@ -35,10 +36,37 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_error_is_that_of_the_whole(scheme: str, shape: str, small_pieces: int) -> None:
+def test_the_error_is_that_of_the_whole(
+    scheme: str, shape: str, small_pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(by_rows.DISTANCES, "cpu", raising=False)
+    _compare(scheme, shape, torch.bfloat16)
+
+
+@pytest.mark.skipif("cpu" not in by_rows.DISTANCES, reason="the native kernels were not compiled")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "no rows"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_error_by_the_kernel_of_the_cpu(
+    scheme: str, shape: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float64 it does not take."""
+    answers, distance = [], by_rows.DISTANCES["cpu"]
+
+    def seen(value: torch.Tensor, weight: Weight) -> torch.Tensor | None:
+        answers.append(distance(value, weight))
+        return answers[-1]
+
+    monkeypatch.setitem(by_rows.DISTANCES, "cpu", seen)
+    _compare(scheme, shape, dtype)
+    assert answers
+    assert all((answer is None) == (dtype == torch.float64) for answer in answers)
+
+
+def _compare(scheme: str, shape: str, dtype: torch.dtype) -> None:
     size, options = SHAPES[shape]
-    value = torch.randn(size, dtype=torch.bfloat16)
-    q = quantize_tensor(value, scheme, **options)
+    value = torch.randn(size, dtype=dtype)
+    q = quantize_tensor(value.float() if dtype == torch.float64 else value, scheme, **options)
     exact, rounded = value.double(), q.dequantize(torch.float32).double()
     expected = 10 * torch.log10(exact.square().sum() / (exact - rounded).square().sum())
     found = error_of(value, q)

@@ -19,7 +19,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.interop.codec import Described
 from bitport.interop.sources import Readable
-from bitport.numerics import sqnr_of_pieces
+from bitport.numerics import decibels, squares
 from bitport.ops.by_rows import dequantized_rows
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
@@ -91,4 +91,4 @@ class Narrowed:
 def _sqnr(before: QTensor, after: QTensor) -> float:
     """dB, of all numbers of the weight; infinite where none has changed."""
     pairs = zip(dequantized_rows(before), dequantized_rows(after), strict=True)
-    return float(sqnr_of_pieces((one, other) for (_, one), (_, other) in pairs))
+    return float(decibels(*squares((one, other) for (_, one), (_, other) in pairs)))

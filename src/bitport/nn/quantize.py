@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
-from bitport.numerics import Format, Quantized, quantize, sqnr_of_pieces
-from bitport.ops.by_rows import dequantized_rows
+from bitport.numerics import Format, Quantized, quantize
+from bitport.ops.by_rows import sqnr_from
 from bitport.schemes import Scheme, Target
 from bitport.tensor import QTensor, quantize_tensor
 from bitport.tensor.parts import has_data
@@ -46,4 +46,4 @@ def error_of(value: Tensor, q: QTensor) -> float | None:
         return None
     rows = value.transpose(-1, -2) if q.transposed else value
     rows = rows.reshape(*(value.shape[:-2] if q.batched else ()), q.matrix.n, q.matrix.k)
-    return float(sqnr_of_pieces((rows[at].to(floats.device), floats) for at, floats in dequantized_rows(q)))
+    return float(sqnr_from(rows, q))

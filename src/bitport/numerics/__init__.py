@@ -20,7 +20,7 @@ from bitport.numerics.codec import (
     quantize_dequantize,
 )
 from bitport.numerics.dtypes import FLOATS, SCALES, ZEROS
-from bitport.numerics.error import numbers_at_once, sqnr, sqnr_of_pieces
+from bitport.numerics.error import decibels, numbers_at_once, sqnr, squares
 from bitport.numerics.floats import decode, encode
 from bitport.numerics.format import Format
 from bitport.numerics.packing import from_storage, pack_bits, packed_size, to_storage, unpack_bits
@@ -45,6 +45,7 @@ __all__ = [
     "block_amax",
     "block_scale",
     "choose_qparams",
+    "decibels",
     "decode",
     "decode_codebook",
     "dequantize",
@@ -67,7 +68,7 @@ __all__ = [
     "round_to_int",
     "spread",
     "sqnr",
-    "sqnr_of_pieces",
+    "squares",
     "static_scale",
     "to_blocks",
     "to_storage",

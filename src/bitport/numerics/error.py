@@ -32,8 +32,8 @@ def _pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             yield from _pieces(*pair)
 
 
-def _squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """|ref|^2 and |ref - value|^2 of all pieces together, [2]."""
+def squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """|ref|^2 and |ref - value|^2 of all pieces together, of the reference and of the value, [2]."""
     memory, found = torch.empty(2, 0, dtype=torch.float64), []
     for pair in pairs:
         for one, other in _pieces(*torch.broadcast_tensors(*pair)):
@@ -44,15 +44,14 @@ def _squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
             error.view(one.shape).copy_(other.detach())
             error -= exact
             found.append(torch.stack([torch.dot(exact, exact), torch.dot(error, error)]))
-    return torch.stack(found).sum(0) if found else torch.zeros(2, dtype=torch.float64)
+    return torch.stack(found).sum(0) if found else torch.zeros(2, dtype=torch.float64, device="cpu")
 
 
 def sqnr(reference: Tensor, value: Tensor) -> Tensor:
     """Signal to quantization noise in dB: 20 log10(|ref| / |ref - value|); infinite where they are equal."""
-    return sqnr_of_pieces([(reference, value)])
+    return decibels(*squares([(reference, value)]))
 
 
-def sqnr_of_pieces(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """The same of all pieces together, of the reference and of the value."""
-    signal, noise = _squares(pairs)
+def decibels(signal: Tensor, noise: Tensor) -> Tensor:
+    """What both squares say."""
     return -20 * torch.log10(torch.where(noise == 0, 0.0, (noise / signal).sqrt()))

@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from bitport.numerics import numbers_at_once
+from bitport.numerics import decibels, numbers_at_once, squares
 from bitport.ops.product import operand, run
 from bitport.ops.select import GENERIC, decide
+from bitport.ops.weight import Weight
 from bitport.tensor import QTensor
 
 Place = tuple[int | slice, ...]
+
+DISTANCES: dict[str, Callable[[Tensor, Weight], Tensor | None]] = {}
+"""By the type of a device, what finds |value|^2 and |value - weight|^2 of one matrix there, float64 [2], or None where
+it does not; filled by backends."""
 
 
 def dequantized_rows(q: QTensor) -> Iterator[tuple[Place, Tensor]]:
     """Rows of the matrix [..., N, K] behind ``q`` in float32, and which they are: those of one matrix after those of
     another. They are looked up, by the kernel that embedding has on the device."""
+    for at, matrix in _matrices(q):
+        for rows, value in _of_matrix(matrix):
+            yield (*at, rows), value
+
+
+def sqnr_from(value: Tensor, q: QTensor) -> Tensor:
+    """Signal to quantization noise in dB of the matrix [..., N, K] behind ``q``, made from ``value``."""
+    return decibels(*sum((_squares(value[at], matrix) for at, matrix in _matrices(q)), torch.zeros(2, device="cpu")))
+
+
+def _matrices(q: QTensor) -> Iterator[tuple[tuple[int, ...], QTensor]]:
     batch = q.qdata.shape[: q.dim() - 2] if q.batched else ()
     for at in itertools.product(*map(range, batch)):
-        for rows, value in _of_matrix(q[at]):  # type: ignore[arg-type]  # q[()] is q
-            yield (*at, rows), value
+        yield at, q[at]  # type: ignore[misc]  # q[()] is q
+
+
+def _squares(value: Tensor, q: QTensor) -> Tensor:
+    device = q.qdata.device
+    lies_alike = value.device == device and q.perm is None and q.pre_scale is None
+    distance = DISTANCES.get(device.type) if lies_alike else None
+    found = None if distance is None else distance(value, Weight._make(operand(q)))
+    if found is None:
+        found = squares((value[rows].to(device), floats) for rows, floats in _of_matrix(q)).cpu()
+    return found
 
 
 def _of_matrix(q: QTensor) -> Iterator[tuple[slice, Tensor]]:

@@ -82,6 +82,7 @@ class Library:
             i32,
         )
         self._rows = _function(lib.bitport_rows, [tiles, pointer, i64, pointer, i32, i32], i32)
+        self._distance = _function(lib.bitport_distance, [tiles, pointer, i32, pointer, i32], i32)
         self._pack = _function(lib.bitport_pack, [pointer, i32, i64, i64, pointer, i32], i32)
         self._unpack = _function(lib.bitport_unpack, [pointer, i32, i64, i64, pointer, i32], i32)
         self.available = tuple(name for name, value in ISAS.items() if self._has(value))
@@ -164,7 +165,16 @@ class Library:
 
     def dense(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """One weight in cpu_tiles as floats, [N, K]."""
-        return self.rows(torch.arange(weight.n), weight, dtype)
+        return self.rows(torch.arange(weight.n, device="cpu"), weight, dtype)
+
+    def distance(self, value: Tensor, weight: Weight) -> Tensor:
+        """|value|^2 and |value - weight|^2 of one weight [N, K] in cpu_tiles, float64."""
+        x, sums = value.detach().contiguous().resolve_neg(), torch.empty(2, dtype=torch.float64, device="cpu")
+        tiles, kept = _tiles(weight)
+        code = self._distance(tiles, x.data_ptr(), TYPES[x.dtype], sums.data_ptr(), torch.get_num_threads())
+        self.check(code, f"distance from {weight.n}x{weight.k} in {x.dtype}")
+        del kept
+        return sums
 
     def pack(self, matrix: Matrix, data: Tensor) -> Tensor:
         """Canonical data [.., N, bytes] to tiles."""

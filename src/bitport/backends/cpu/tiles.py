@@ -15,6 +15,7 @@ from bitport.layouts.cpu_tiles import CpuTiles
 from bitport.numerics import ACTIVATIONS, FLOATS, Quantized, fake_quantize
 from bitport.numerics.qparams import choose_qparams
 from bitport.ops import Impl, Weight, register_kernel
+from bitport.ops.by_rows import DISTANCES
 from bitport.ops.linear_then import follow
 from bitport.ops.native_codes import rounds
 
@@ -123,6 +124,10 @@ def register(library: Library) -> None:
         matrices = zip(*(([None] * len(weight.data) if part is None else part) for part in weight[:4]), strict=True)
         return torch.stack([dequantize(*parts, *weight[4:], dtype) for parts in matrices])
 
+    def distance(value: Tensor, weight: Weight) -> Tensor | None:
+        return None if value.dtype not in FLOATS or refuses(weight) else library.distance(value, weight)
+
+    DISTANCES["cpu"] = distance
     for name, run, supports in (
         ("linear", linear, linear_refuses),
         ("dyn_linear", dyn_linear, second_refuses),
