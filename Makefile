@@ -36,7 +36,7 @@ NATIVE := setup.py $(filter-out native/tests/% native/runner/%,$(wildcard native
 	test-tpu test-peers test-vllm test-arm test-arm-torch compile-macos sanitize sanitize-shim sanitize-runner \
 	sanitize-step runner runner-tarball ci lint format types bench bench-check bench-peers bench-algorithms \
 	bench-page gpu gpu-bring gpu-page bench-xla bench-tpu bench-voxtral voxtral-page bench-training bench-vllm \
-	xla-page accuracy algorithms reference support support-xla dist clean
+	xla-page accuracy algorithms reference support support-sim support-xla dist clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -322,6 +322,17 @@ support: $(VENV)/.hf
 support-xla: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m bitport.conformance --device jax --json docs/support.json
 	$(XLA_VENV)/bin/python -m bitport.conformance --table docs/support.json > docs/support.md
+
+# The example of a device of its own package, built from a copy, which pip may litter.
+SIM := build/sim
+
+support-sim: $(VENV)/.hf
+	rm -rf $(SIM)
+	mkdir -p $(SIM)
+	cp -r examples/outoftree-device $(SIM)/source
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --no-index --target $(SIM)/site $(SIM)/source
+	PYTHONPATH=$(SIM)/site $(BIN)/python -m bitport.conformance --device sim --json docs/support.json
+	$(BIN)/python -m bitport.conformance --table docs/support.json > docs/support.md
 
 # What is published: the sources, and from these alone a wheel for any Python on this platform, called after the oldest Linux
 # that it runs on. Then doctor says what the wheel has, installed by itself.

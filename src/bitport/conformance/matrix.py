@@ -46,7 +46,7 @@ The row cpu is of an x86 processor. The native kernels for 64-bit ARM have passe
 Each of their samples was computed twice, eagerly (`jax`) and compiled (`jax.jit`).
 
 To add a device: `python -m bitport.conformance --device NAME --json docs/support.json`, then `make support`. That of
-torchax is called `jax`: `make support-xla`.
+torchax is called `jax`: `make support-xla`; `sim` is the example of a package of its own: `make support-sim`.
 """
 
 
