@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bitport.algorithms import Algorithm, expression
+from bitport.algorithms import RTN, Algorithm, expression
 from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply
 from bitport.checkpoint.arranged import Arrangement
@@ -20,8 +20,11 @@ from bitport.checkpoint.source import Source
 from bitport.checkpoint.writer import SHARD_SIZE
 from bitport.errors import ArgumentError
 from bitport.nn.quantize import check_finite
+from bitport.numerics import Format
+from bitport.ops.convert import format_json
+from bitport.ops.select import GENERIC, decide
 from bitport.report import LayerReport, Report
-from bitport.report.memory import WORK, Memory, peak, resident
+from bitport.report.memory import ROUNDED, WORK, Memory, peak, resident
 from bitport.report.progress import progress as with_progress
 from bitport.report.quantized import listed
 from bitport.schemes import Choice, Plan, Recipe, RecipeLike
@@ -123,7 +126,7 @@ class Conversion:
         self.files.ask(model, arrangement)
         self.plan = planned(self.files, self.recipe)
         self.choices = {choice.name: choice for choice in self.plan.choices}
-        self.memory = estimate(self.files, self.plan, dtype)
+        self.memory = estimate(self.files, self.plan, dtype, self.by)
         self.memory.check(memory_limit, ADVICE)
         same = fingerprint(self.files, self.plan, self.by, dtype=dtype, shard_size=shard_size, measure=measure)
         self.output = Output(directory, same, shard_size, resume=resume, overwrite=overwrite)
@@ -174,15 +177,25 @@ class Conversion:
         )
 
 
-def estimate(files: Source, plan: Plan, dtype: torch.dtype | None) -> Memory:
+def estimate(files: Source, plan: Plan, dtype: torch.dtype | None, by: Algorithm) -> Memory:
     """What the tensor that takes most needs: as it is stored and cast, and while its codes are chosen."""
-    quantized = {files.tied.get(choice.name, choice.name) for choice in plan.quantized}
+    quantized = {files.tied.get(choice.name, choice.name): choice.scheme for choice in plan.quantized}
     most = (0, 0)
     for name, held in files.stored.items():
         elements = torch.Size(held.shape).numel()
         cast = elements * dtype.itemsize if dtype is not None and held.dtype.is_floating_point else 0
-        most = max(most, (held.nbytes + cast, WORK * elements if name in quantized else 0), key=sum)
+        scheme = quantized.get(name)
+        work = 0 if scheme is None else elements * _work(by, scheme.weight, dtype or held.dtype)
+        most = max(most, (held.nbytes + cast, work), key=sum)
     return Memory(resident(), most[0], 0, 0, most[1])
+
+
+def _work(by: Algorithm, fmt: Format, dtype: torch.dtype) -> int:
+    """Bytes per element of a weight: of a search, or of rounding to nearest, by a kernel if there is one."""
+    if not isinstance(by, RTN):
+        return WORK
+    kernel = decide("quantize", torch.empty(1, 1, dtype=dtype, device="cpu"), format_json(fmt)).kernel
+    return WORK if kernel.startswith(GENERIC) else ROUNDED
 
 
 def planned(files: Source, recipe: RecipeLike) -> Plan:

@@ -111,7 +111,7 @@ def convert(
         files = Source(args.source)
         files.ask(**known)
         report = foretold(files, recipe, dtype, by)
-        memory = estimate(files, planned(files, recipe), dtype)
+        memory = estimate(files, planned(files, recipe), dtype, by)
         memory.check(args.memory_limit, ADVICE)
         _tell(memory)
         return dataclasses.replace(report, memory_estimate=memory.total)

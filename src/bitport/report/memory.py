@@ -16,6 +16,8 @@ WORK = 32
 """Bytes per element of a weight while its codes are chosen: up to eight float32 copies of it (the columns not yet
 rounded, scales and zero points spread over elements, the best of a search and the one that is tried, dequantized
 values)."""
+ROUNDED = 4
+"""The same where a kernel rounds it to nearest: codes and scales as they come out and as they are kept."""
 RUNTIME = 128 << 20
 """What PyTorch's libraries come to need when they first run: code, packed matrices, buffers of threads."""
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
