@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from bitport.errors import ArgumentError
 from bitport.ops.grouped import masked
@@ -65,7 +66,7 @@ def _straight(
 def _product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     """F.grouped_mm, which compilers trace in bfloat16 alone: in other dtypes every expert sees every row, and a mask
     picks. PyTorch 2.11 does not say of a backward pass that it is traced, but by the type of its tensors."""
-    traced = torch.compiler.is_compiling() or type(a) is not Tensor
+    traced = torch.compiler.is_compiling() or isinstance(a, FunctionalTensor)
     if a.dtype == torch.bfloat16 or not traced:
         return F.grouped_mm(a, b, offs=offs)
     if b.dim() == 3:
