@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -252,7 +253,8 @@ def test_conversions_that_are_not_known(tmp_path: Path, capsys: pytest.CaptureFi
     source = original(tmp_path / "model", "mixtral")
     config = json.loads((source / "config.json").read_text())
     assert config["model_type"] == "mixtral"
-    table = transformers.conversion_mapping.get_checkpoint_conversion_mapping("mixtral")
+    mapping = importlib.import_module("transformers.conversion_mapping")
+    table = mapping.get_checkpoint_conversion_mapping("mixtral")
     changed = [each for each in table if not hasattr(each, "operations")]
     loading = transformers.core_model_loading
     changed.append(
@@ -262,7 +264,7 @@ def test_conversions_that_are_not_known(tmp_path: Path, capsys: pytest.CaptureFi
             operations=[loading.MergeModulelist(dim=0), loading.Transpose(1, 2)],
         )
     )
-    transformers.conversion_mapping.register_checkpoint_conversion_mapping("mixtral", changed, overwrite=True)
+    mapping.register_checkpoint_conversion_mapping("mixtral", changed, overwrite=True)
     try:
         assert main(["quantize", str(source), "--scheme", "int8", "-o", str(tmp_path / "out")]) == 0
         assert (
@@ -272,4 +274,4 @@ def test_conversions_that_are_not_known(tmp_path: Path, capsys: pytest.CaptureFi
         with pytest.raises(CheckpointError, match="by MergeModulelist, Transpose of transformers"):
             load_model(tmp_path / "out")
     finally:
-        transformers.conversion_mapping.register_checkpoint_conversion_mapping("mixtral", table, overwrite=True)
+        mapping.register_checkpoint_conversion_mapping("mixtral", table, overwrite=True)
