@@ -29,17 +29,12 @@ def quantize_weight(value: Tensor, fmt: Format) -> Quantized:
     return from_list(run("quantize", value, format_json(fmt)))
 
 
-def dequantize_weight(parts: Quantized, fmt: Format, n: int, k: int, dtype: torch.dtype) -> Tensor:
-    """numerics.dequantize, in torch's ops; by the kernel of a device that those are none of."""
-    if parts.data.device.type not in OUTSIDE:
-        return dequantize(parts, fmt, n, k, dtype)
-    return run("dequantize", *parts, fmt.dtype, n, k, *fmt.block_shape(n, k), "plain", dtype)
-
-
 def rounded_input(x: Tensor, act: str, act_scale: Tensor | None) -> Tensor:
-    """numerics.fake_quantize, likewise."""
+    """numerics.fake_quantize, in torch's ops; by the kernels of a device that those are none of."""
     if x.device.type not in OUTSIDE:
         return fake_quantize(x, act, act_scale)
     m, k = math.prod(x.shape[:-1]), x.shape[-1]
     parts = from_list(run("quantize_input", x, act, act_scale))
-    return dequantize_weight(parts, ACTIVATIONS[act], m, k, torch.float32).reshape(x.shape)
+    fmt = ACTIVATIONS[act]
+    rounded = run("dequantize", *parts, fmt.dtype, m, k, *fmt.block_shape(m, k), "plain", torch.float32)
+    return rounded.reshape(x.shape)

@@ -1,0 +1,53 @@
+"""What is foretold is enough, and no more than what is done takes: measured in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bitport.backends import cpu
+from bitport.backends.cpu.native import Library
+from bitport.report.memory import resident
+
+N, K = 8192, 2048
+PEAK = """
+import json, sys, torch
+from bitport.checkpoint.convert import Conversion
+torch.set_num_threads(2)
+run = Conversion(sys.argv[1], sys.argv[2], sys.argv[3], algorithm=sys.argv[4])
+report = run.run()
+print(json.dumps([report.memory_estimate, report.memory_peak, run.memory.base]))
+"""
+
+
+@pytest.mark.skipif(not resident(), reason="measures memory by /proc")
+@pytest.mark.parametrize(
+    ("scheme", "algorithm", "kernels"),
+    [
+        ("int4", "rtn", True),
+        ("int8", "rtn", True),
+        ("nvfp4", "rtn", True),
+        ("mxfp6", "rtn", False),
+        ("int3", "hqq", True),
+    ],
+)
+def test_the_peak_is_below_what_was_foretold(tmp_path: Path, scheme: str, algorithm: str, kernels: bool) -> None:
+    """Rounding by a kernel is foretold to take a fraction of what a search takes."""
+    native = kernels and isinstance(cpu.LIBRARY, Library)
+    weight = torch.randn(N, K).bfloat16()
+    save_file({"a.weight": weight, "b.weight": weight.clone()}, tmp_path / "m.safetensors")
+    command = [sys.executable, "-c", PEAK, str(tmp_path / "m.safetensors"), str(tmp_path / "out"), scheme, algorithm]
+    environment = {**os.environ, "BITPORT_DISABLE": "" if native else "cpu"}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 0, run.stderr
+    foretold, taken, base = json.loads(run.stdout)
+    assert taken <= foretold
+    work = foretold - base - weight.nbytes - (128 << 20)
+    assert work == N * K * (4 if native and algorithm == "rtn" else 32)
