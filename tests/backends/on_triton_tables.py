@@ -4,6 +4,7 @@ test_triton.py, as on_triton.py."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -276,6 +277,28 @@ def test_blocks_are_searched_size_by_size() -> None:
     assert measure.search(sizes, {"BN": 32, "BK": 64}, lambda blocks: 1 - blocks["BN"] / 1e4)[0]["BN"] == 32, (
         "a gain below the noise is none"
     )
+
+
+def test_what_a_step_of_the_search_times_is_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    told: list[str] = []
+
+    def compile_all(trials: list[dict[str, int]]) -> None:
+        measure._compile((functools.partial(compile_one, trial["BN"]) for trial in trials), DEVICE)
+
+    def compile_one(size: int) -> None:
+        told.append(f"compiled {size}")
+        if size == 64:
+            raise OutOfResources(1 << 18, 1 << 16, "shared memory")
+
+    def time(blocks: dict[str, int]) -> float:
+        told.append(f"timed {blocks['BN']}")
+        return 1.0 / blocks["BN"]
+
+    assert measure.search({"BN": (16, 32, 64)}, {"BN": 16}, time, compile_all) == ({"BN": 64}, 1 / 64)
+    assert told[0] == "timed 16"
+    assert set(told[1:3]) == {"compiled 32", "compiled 64"}
+    assert told[3:] == ["timed 32", "timed 64"]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ import contextlib
 import copy
 import functools
 import math
+import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,14 +55,31 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WORTH = 1.02
 """How much faster the next kernel must be: timings of one thing differ by as much."""
 Sizes: TypeAlias = dict[str, tuple[int, ...]]
-PROGRAMS = (128, 256, 512, 1024)
-GEMV: Sizes = {"BN": (4, 8, 16, 32), "BK": (256, 512, 1024), "num_warps": (2, 4), "num_stages": (2, 3, 4)}
+PROGRAMS = (128, 256, 512, 1024, 2048)
+GEMV: Sizes = {
+    "BN": (2, 4, 8, 16, 32),
+    "BK": (256, 512, 1024, 2048),
+    "num_warps": (1, 2, 4, 8),
+    "num_stages": (1, 2, 3, 4),
+}
 TILES: dict[int | None, Sizes] = {
-    8: {"BM": (8, 16), "BN": (64, 128), "BK": (128,), "num_warps": (4,), "num_stages": (3, 4)},
-    16: {"BM": (16,), "BN": (32, 64, 128), "BK": (64, 128), "num_warps": (2, 4), "num_stages": (3, 4)},
-    32: {"BM": (32,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4,), "num_stages": (3, 4)},
-    64: {"BM": (64,), "BN": (64, 128), "BK": (64, 128), "num_warps": (4, 8), "num_stages": (3, 4)},
-    None: {"BM": (64, 128), "BN": (64, 128), "BK": (32, 64), "num_warps": (4, 8), "num_stages": (3, 4)},
+    8: {
+        "BM": (8, 16),
+        "BN": (16, 32, 64, 128),
+        "BK": (64, 128, 256),
+        "num_warps": (2, 4, 8),
+        "num_stages": (2, 3, 4, 5),
+    },
+    16: {"BM": (16,), "BN": (32, 64, 128), "BK": (64, 128, 256), "num_warps": (2, 4, 8), "num_stages": (2, 3, 4, 5)},
+    32: {"BM": (16, 32), "BN": (64, 128), "BK": (64, 128, 256), "num_warps": (4, 8), "num_stages": (2, 3, 4, 5)},
+    64: {"BM": (32, 64), "BN": (64, 128), "BK": (64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 4, 5)},
+    None: {
+        "BM": (64, 128, 256),
+        "BN": (64, 128, 256),
+        "BK": (32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3, 4, 5),
+    },
 }
 SCALED: Sizes = {"BM": (128,), "BN": (64, 128, 256), "BK": (128, 256), "num_warps": (4, 8), "num_stages": (2, 3, 4)}
 """What is tried, tiles by rows (None: any number), and each with every one of PROGRAMS."""
@@ -131,7 +150,8 @@ def _rival(name: str, device: torch.device) -> Any:
     impl = next((each for each in IMPLS.get((op, device.type), []) if each.name == name), None)
     if impl is None:
         return None
-    args = _arguments(op, scheme, 1, _weights(scheme, device, 256, 1, "", op == "grouped_linear")[0])
+    weight = _weights(scheme, device, 256, 1, "", op == "grouped_linear")[0]
+    args = _arguments(op, scheme, _inputs(op, 1, weight), weight)
     with _no_table(device):
         return impl if impl.supports(*args) is None else None
 
@@ -163,17 +183,19 @@ def measure(stage: str, content: dict[str, Any], device: torch.device, note: Not
     scheme = configs.of(device).scaled[0] if stage == "scaled" else REFERENCE
     weights, x = _weights(scheme, device), _rows(rows, device)
 
-    def trial(blocks: dict[str, Any]) -> float:
+    def runs(blocks: dict[str, Any]) -> Callable[[Weight], Tensor]:
         whole = {**begin, **blocks}
         single = whole if stage == "gemv" else [{**whole, "rows": None}]
         config = _config({**content, what: single}, device)
+        return functools.partial(_product, what, x, scheme, config)
 
-        def run(weight: Weight) -> Tensor:
-            return _product(what, x, weight, scheme, config)
+    def compile_all(every: list[dict[str, Any]]) -> None:
+        _compile((functools.partial(runs(blocks), weights[0]) for blocks in every), device)
 
-        return _time(run, weights, device, note, rows=rows, blocks=blocks)
+    def trial(blocks: dict[str, Any]) -> float:
+        return _time(runs(blocks), weights, device, note, rows=rows, blocks=blocks)
 
-    blocks, seconds = search({**sizes, "programs": PROGRAMS}, begin, trial)
+    blocks, seconds = search({**sizes, "programs": PROGRAMS}, begin, trial, compile_all)
     begin.update(blocks)
     return f"{stage}: {blocks}, {seconds * 1e6:.1f} us"
 
@@ -182,7 +204,9 @@ def _config(content: dict[str, Any], device: torch.device) -> Config:
     return configs.for_architecture(content, configs.architecture(device))
 
 
-def _product(what: str, x: Tensor, weight: Weight, scheme: str, config: Config) -> Tensor:
+def _product(what: str, x: Tensor, scheme: str, config: Config, weight: Weight) -> Tensor:
+    if what == "dense":
+        return kernels.dense_mm(x, *weight, None)
     if what == "scaled":
         return scaled.product(x, scheme, None, weight, None, config)
     return (linear.gemv if what == "gemv" else linear.tiles)(
@@ -190,20 +214,37 @@ def _product(what: str, x: Tensor, weight: Weight, scheme: str, config: Config) 
     )
 
 
+def _compile(runs: Iterable[Callable[[], object]], device: torch.device) -> None:
+    """All at once: half a second each, one after the other, would be most of the time that measuring takes. One that
+    cannot be is left to the trial that times it, which notes why. The interpreter compiles nothing."""
+    if triton.knobs.runtime.interpret:
+        return
+
+    def run(each: Callable[[], object]) -> None:
+        with contextlib.suppress(triton.TritonError, RuntimeError, ValueError), kernels.on(device):
+            each()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(run, runs))
+
+
 def search(
-    sizes: Sizes, begin: dict[str, Any], time: Callable[[dict[str, Any]], float]
+    sizes: Sizes,
+    begin: dict[str, Any],
+    time: Callable[[dict[str, Any]], float],
+    ready: Callable[[list[dict[str, Any]]], None] = lambda trials: None,
 ) -> tuple[dict[str, Any], float]:
-    """(the best, its seconds)"""
+    """(the best, its seconds); ``ready`` gets those that are about to be timed."""
     best = {name: begin[name] for name in sizes}
     known = {tuple(best.values()): time(best)}
     seconds, better = known[tuple(best.values())], True
     while better:
         better = False
         for name, values in sizes.items():
-            for value in values:
-                trial = {**best, name: value}
-                if tuple(trial.values()) in known:
-                    continue
+            trials = [{**best, name: value} for value in values]
+            fresh = [trial for trial in trials if tuple(trial.values()) not in known]
+            ready(fresh)
+            for trial in fresh:
                 known[tuple(trial.values())] = taken = time(trial)
                 if taken * WORTH < seconds:
                     best, seconds, better = trial, taken, True
@@ -213,18 +254,19 @@ def search(
 def _crossovers(scheme: str, content: dict[str, Any], device: torch.device, note: Note) -> str:
     """The most rows for gemv, and for tiles, before a dense product is faster."""
     weights, config = _weights(scheme, device), _config(content, device)
-    gemv = tiles = 0
+    runs: dict[tuple[str, int], Callable[[Weight], object]] = {}
     for rows in ROWS:
         x = _rows(rows, device)
-
-        def time(kernel: str, run: Callable[[Weight], object], rows: int = rows) -> float:
-            return _time(run, weights, device, note, rows=rows, kernel=kernel)
-
-        by_tiles = time("tiles", lambda weight: _product("tiles", x, weight, scheme, config))  # noqa: B023
-        by_gemv = math.inf
-        if rows <= MOST_GEMV:
-            by_gemv = time("gemv", lambda weight: _product("gemv", x, weight, scheme, config))  # noqa: B023
-        dense = time("dense", lambda weight: kernels.dense_mm(x, *weight, None))  # noqa: B023
+        for what in ("tiles", "gemv") if rows <= MOST_GEMV else ("tiles",):
+            runs[what, rows] = functools.partial(_product, what, x, scheme, config)
+        runs["dense", rows] = functools.partial(_product, "dense", x, scheme, config)
+    _compile((functools.partial(run, weights[0]) for run in runs.values()), device)
+    seconds = {
+        (what, rows): _time(run, weights, device, note, rows=rows, kernel=what) for (what, rows), run in runs.items()
+    }
+    gemv = tiles = 0
+    for rows in ROWS:
+        by_gemv, by_tiles, dense = (seconds.get((what, rows), math.inf) for what in ("gemv", "tiles", "dense"))
         gemv = rows if by_gemv <= min(by_tiles, dense) * WORTH else gemv
         tiles = rows if min(by_gemv, by_tiles) <= dense * WORTH else tiles
     kind = configs.kind(weights[0])
@@ -236,24 +278,35 @@ def _least_rows(name: str, content: dict[str, Any], device: torch.device, note: 
     """From how many rows on a kernel of PyTorch's is at least as fast as the one that is chosen here without it."""
     (op, scheme), impl = RIVALS[name], _rival(name, device)
     weights, behind = _weights(scheme, device, layout="", experts=op == "grouped_linear"), 0
-    for rows in ROWS:
-        every = [_arguments(op, scheme, rows, weight) for weight in weights]
-        ours, run = next(
-            (own, run) for its, own, run, refuses in kernels.KERNELS if its == op and not refuses(*every[0])
-        )
+    inputs = {rows: _inputs(op, rows, weights[0]) for rows in ROWS}
+    given = {rows: [_arguments(op, scheme, x, weight) for weight in weights] for rows, x in inputs.items()}
+    ours = {rows: _own(op, every[0]) for rows, every in given.items()}
+    _compile((functools.partial(run, *given[rows][0]) for rows, (_, run) in ours.items()), device)
+    for rows, every in given.items():
+        own, run = ours[rows]
         theirs = _time(lambda args: impl.run(*args), every, device, note, rows=rows, kernel=name)
-        mine = _time(lambda args: run(*args), every, device, note, rows=rows, kernel=ours)  # noqa: B023
+        mine = _time(lambda args: run(*args), every, device, note, rows=rows, kernel=own)  # noqa: B023
         behind = rows if theirs > mine else behind
     content["least_rows"][name] = None if behind == ROWS[-1] else behind + 1
     return f"{op} {scheme}: {name} " + ("never" if behind == ROWS[-1] else f"from {behind + 1} rows on")
 
 
-def _arguments(op: str, scheme: str, rows: int, weight: Weight) -> tuple[Any, ...]:
-    act, device, k = preset(scheme).act, weight.data.device, weight.k
+def _own(op: str, args: tuple[Any, ...]) -> tuple[str, Callable[..., Any]]:
+    """(the name of the kernel here that is chosen where PyTorch's are not, the kernel)"""
+    return next((name, run) for its, name, run, refuses in kernels.KERNELS if its == op and not refuses(*args))
+
+
+def _inputs(op: str, rows: int, weight: Weight) -> Tensor:
+    """As many rows for each expert."""
+    return _rows(EXPERTS * rows if op == "grouped_linear" else rows, weight.data.device, weight.k)
+
+
+def _arguments(op: str, scheme: str, x: Tensor, weight: Weight) -> tuple[Any, ...]:
+    act, rows = preset(scheme).act, x.shape[0] // EXPERTS
     if op == "grouped_linear":
-        ends = torch.arange(rows, EXPERTS * rows + 1, rows, dtype=torch.int32, device=device)
-        return _rows(EXPERTS * rows, device, k), ends, *weight
-    return _rows(rows, device, k), *weight, *((act, None) if act else ()), None
+        ends = torch.arange(rows, x.shape[0] + 1, rows, dtype=torch.int32, device=x.device)
+        return x, ends, *weight
+    return x, *weight, *((act, None) if act else ()), None
 
 
 def _weights(
