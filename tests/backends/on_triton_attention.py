@@ -45,6 +45,7 @@ def missing(of: Sample) -> float:
     ("keys", "values", "width"),
     [
         ("int8", "int8-asym", 16),
+        ("int4-g16", "int6-channel", 16),
         ("int4-g32", "int4-g64-fzero", 128),
         ("int2-b32x1", "int2-g32", 64),
         ("int2-b32x1-sym", "int3-g16", 80),
@@ -59,6 +60,36 @@ def test_formats_and_widths(keys: str, values: str, width: int, dtype: torch.dty
     shape = (2, 6, 2, width)
     of = sample(f"{width}", CPU, dtype, keys, values, shape=shape, value_width=width, tokens=70, causal=True)
     assert missing(of) <= 0
+
+
+class Launches:
+    """What a kernel is launched with."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.constants: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **constants: Any) -> None:
+            self.constants.append(constants)
+            self.kernel[grid](*args, **constants)
+
+        return launch
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("width", [3, 16, 128, 256])
+def test_no_sum_is_shorter_than_threads_read(width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product sums over a key's columns, then over tokens. Triton 3.6 lets each of four threads read eight codes of
+    four bits in a row, and sums of fewer than 32 are wrong on a GPU; in the interpreter none is."""
+    launches = Launches(attention.attend)
+    monkeypatch.setattr(attention, "attend", launches)
+    of = sample("", CPU, dtype, "int4", "int5-g16", shape=(1, 2, 1, width), value_width=width, tokens=40, dense=5)
+    assert missing(of) <= 0
+    assert len(launches.constants) == 2
+    for each in launches.constants:
+        summed = min(each["KEYS"].width.value, each["BT"])
+        assert summed >= (32 if configs.of(DEVICE).bfloat16 else 16)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (3, 1), (20, 1), (5, 5)])

@@ -33,12 +33,18 @@ from bitport.ops.attention import Call
 
 WIDEST = 256
 KEPT, HELD, WARPS = 8192, 4096, 4
-"""Numbers of the queries that a program keeps, and of keys, or values, that it holds at a time: with two steps under
-way they fit what every GPU has for a program. Half as many, and twice the threads, where no matrix unit multiplies:
-each thread then has its operands in registers, and NVIDIA's compiler keeps none there once they are far too many."""
+"""Numbers of the queries that a program keeps, and of keys, or values, that it holds at a time (SUMMED tokens may be
+more): with two steps under way they fit what every GPU has for a program. Half as many, and twice the threads, where no
+matrix unit multiplies: each thread then has its operands in registers, and NVIDIA's compiler keeps none there once they
+are far too many."""
 STAGES = 2
 LEAST = 16
 """Rows, tokens and columns of the smallest product of a matrix unit."""
+SUMMED = 32
+"""The fewest tokens, or columns, that a product of such a unit sums over. The four threads of NVIDIA's that share a sum
+take as many numbers in a row each as codes fill 32 bits; Triton 3.6 and 3.7 suppose codes of four bits where numbers
+come of bytes and of tl.join. Of fewer than 4 * 8 numbers two threads then hold the same ones: they count twice, others
+never, and the columns are mixed up."""
 
 
 class Tokens(NamedTuple):
@@ -252,7 +258,7 @@ def attention(call: Call, config: Config) -> Tensor:
     by_units = config.bfloat16 and q.dtype != torch.float32
     kept, held, warps = (KEPT, HELD, WARPS) if by_units else (KEPT // 2, HELD // 2, WARPS * 2)
     tile = min(kept // widest, max(LEAST, next_power(sharing * rows)))
-    tiles, step = cdiv(sharing * rows, tile), max(LEAST, held // widest)
+    tiles, step = cdiv(sharing * rows, tile), max(SUMMED if by_units else LEAST, held // widest)
     wanted = config.gemv["programs"] // (sequences * heads * tiles)
     if mask is not None:
         steps = tuple(stride if size > 1 else 0 for stride, size in zip(mask.stride(), mask.shape, strict=True))
@@ -302,7 +308,7 @@ def _splits(steps: int, wanted: int) -> tuple[int, int]:
 
 
 def width(k: int) -> int:
-    return max(LEAST, next_power(k))
+    return max(SUMMED, next_power(k))
 
 
 def of_codes(weight: Weight) -> tuple[Tokens, Fixed]:
