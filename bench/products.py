@@ -94,6 +94,7 @@ class Field:
         self.versions: dict[str, str] = {}
         self.missing: dict[str, str] = {}
         every = dict.fromkeys((BASE[0], *chosen.peers))
+        asked = {suites.class_of(scheme) for scheme in chosen.schemes}
         begun = {peer: Worker(chosen.threads, self.child, self.peers[peer]) for peer in every}  # all at once
         for peer, worker in begun.items():
             started, reason = ask(worker, "start")
@@ -104,7 +105,8 @@ class Field:
             self.workers[peer] = worker
             self.versions |= started["versions"]
             for variant, kind in started["variants"].items():
-                unwanted = variant not in chosen.schemes if peer == "bitport" else kind == "f32" and not chosen.isa
+                of_others = (kind == "f32" and not chosen.isa) or ("-bit" in kind and kind not in asked)
+                unwanted = variant not in chosen.schemes if peer == "bitport" else of_others
                 if not unwanted:
                     self.classes[Candidate(peer, variant)] = kind
         if BASE[0] in self.missing:

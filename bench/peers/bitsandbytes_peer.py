@@ -23,6 +23,8 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
 def _layer(weight: Tensor) -> torch.nn.Module:
     n, k = weight.shape
     layer = bnb.nn.Linear4bit(k, n, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
-    layer.weight = bnb.nn.Params4bit(weight.clone(), requires_grad=False, quant_type="nf4", blocksize=64)
+    layer.weight = bnb.nn.Params4bit(
+        weight.clone(), requires_grad=False, compress_statistics=False, quant_type="nf4", blocksize=64
+    )
     made: torch.nn.Module = layer.to("cpu").eval()
     return made

@@ -1,6 +1,9 @@
-"""bitsandbytes' 4-bit layer, nf4 in blocks of 64, and its int8 layer, which rounds inputs too."""
+"""bitsandbytes' 4-bit product, nf4 in blocks of 64, and its int8 product, which rounds inputs too."""
 
 from __future__ import annotations
+
+import copy
+import functools
 
 import bitsandbytes as bnb
 import torch
@@ -14,27 +17,34 @@ VARIANTS = {"nf4": "4-bit", "int8-dyn": "8-bit x int8"}
 
 
 def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared | str:
+    """What its layers call, with weights that never leave the device. Its int8 kernels know float16 only: inputs come
+    in it, and no call casts."""
     if variant == "nf4":
         codes, state = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4")
-        value = functional.dequantize_4bit(codes, state).reshape(weight.shape).double()
-        return Prepared([_nf4(weight) for _ in range(copies)], lambda: value, codes.nbytes + state.absmax.nbytes)
-    every = [_int8(weight) for _ in range(copies)]
+        exact = copy.copy(state)
+        exact.dtype = torch.float32
+        value = functional.dequantize_4bit(codes, exact).reshape(weight.shape).double()
+        every = [functools.partial(_nf4, codes.clone(), copy.deepcopy(state)) for _ in range(copies)]
+        return Prepared(every, lambda: value, codes.nbytes + state.absmax.nbytes)
+    if weight.shape[0] % 4 or weight.shape[1] % 4:
+        return f"{weight.shape[0]} outputs or {weight.shape[1]} columns are not a multiple of 4"
     codes, scale, _ = functional.int8_vectorwise_quant(weight.half())
-    value = codes.double() * scale.double()[:, None] / 127
-    return Prepared(every, lambda: value, codes.nbytes + scale.nbytes)
+    whole = codes.double() * scale.double()[:, None] / 127
+    calls = [functools.partial(_int8, _state(codes, scale)) for _ in range(copies)]
+    return Prepared(calls, lambda: whole, codes.nbytes + scale.nbytes, accept=Tensor.half)
 
 
-def _nf4(weight: Tensor) -> torch.nn.Module:
-    n, k = weight.shape
-    layer = bnb.nn.Linear4bit(k, n, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
-    layer.weight = bnb.nn.Params4bit(weight.cpu().clone(), requires_grad=False, quant_type="nf4", blocksize=64)
-    made: torch.nn.Module = layer.to(weight.device).eval()
-    return made
+def _nf4(codes: Tensor, state: functional.QuantState, x: Tensor) -> Tensor:
+    return bnb.matmul_4bit(x, codes, quant_state=state)
 
 
-def _int8(weight: Tensor) -> torch.nn.Module:
-    n, k = weight.shape
-    layer = bnb.nn.Linear8bitLt(k, n, bias=False, has_fp16_weights=False, threshold=0.0)
-    layer.weight = bnb.nn.Int8Params(weight.cpu().half(), requires_grad=False, has_fp16_weights=False)
-    made: torch.nn.Module = layer.to(weight.device).eval()
+def _int8(state: bnb.MatmulLtState, x: Tensor) -> Tensor:
+    return bnb.matmul(x, state.CB, state=state)
+
+
+def _state(codes: Tensor, scale: Tensor) -> bnb.MatmulLtState:
+    """That of a Linear8bitLt without outliers, once its weight is rounded."""
+    made = bnb.MatmulLtState()
+    made.CB, made.SCB = codes.clone(), scale.clone()
+    made.has_fp16_weights, made.is_training, made.threshold = False, False, 0.0
     return made

@@ -1,17 +1,21 @@
-"""gemlite's Triton kernels, with weights that were rounded here."""
+"""gemlite's Triton kernels, with weights that were rounded here.
+
+A row count and a shape for which it ships no tiling for this device are tuned in the first call, among its "fast" ones.
+Weight-only int8 is left out: it ships none for that, and tuning takes a minute for each number of rows.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from gemlite import helper
+from gemlite import core, helper
 from torch import Tensor
 
 from bench.peers.base import Prepared, int4_groups, int4_value, int8_rows, undivided
 
 PACKAGES = ("gemlite",)
-VARIANTS = {"int4": "4-bit", "int8": "8-bit", "int8-dyn": "8-bit x int8"}
+VARIANTS = {"int4": "4-bit", "int8-dyn": "8-bit x int8"}
 
 
 def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared | str:
@@ -28,11 +32,14 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
         def layer() -> Any:
             return helper.A16Wn(**place).from_weights(codes, flat, torch.full_like(flat, 8), 4, group)
 
-        return Prepared(
-            [layer() for _ in range(copies)], lambda: int4_value(codes, scale), n * k // 2 + 2 * flat.nbytes
-        )
+        every = [layer() for _ in range(copies)]
+        return Prepared(every, lambda: int4_value(codes, scale), n * k // 2 + 2 * flat.nbytes, note=_kernel(4))
     whole, rows = int8_rows(weight)
-    column = rows.bfloat16().reshape(-1, 1)
-    made = helper.A16W8 if variant == "int8" else helper.A8W8_int8_dynamic
-    every = [made(**place).from_weights(whole.clone(), scales=column) for _ in range(copies)]
-    return Prepared(every, lambda: whole.double() * rows.double()[:, None], whole.nbytes + column.nbytes)
+    column = rows.reshape(-1, 1)  # in float32: its results are scaled before they are rounded
+    every = [helper.A8W8_int8_dynamic(**place).from_weights(whole.clone(), scales=column) for _ in range(copies)]
+    nbytes = whole.nbytes + column.nbytes
+    return Prepared(every, lambda: whole.double() * rows.double()[:, None], nbytes, note=_kernel(8))
+
+
+def _kernel(bits: int) -> Any:
+    return lambda x: core.get_matmul_type(x.shape[0], bits).lower()

@@ -1,4 +1,4 @@
-"""NVIDIA CUDA: PyTorch's own kernels, each with the limits that it has there.
+"""NVIDIA CUDA: PyTorch's own kernels, each with the limits that it has there, and some in CUDA C++ (kernels/).
 
 ``aten::_weight_int8pack_mm`` is not among them: its CUDA kernel computes in float32, one thread per result, and reads
 the weight in strides. ROCm, which goes by the name cuda, gets what is made of ordinary products alone: dense_mm.
@@ -21,7 +21,7 @@ from bitport.backends.aten import (
     scaled_mm_blocks,
     scaled_mm_mx,
 )
-from bitport.backends.cuda import capability, int4pack_mm
+from bitport.backends.cuda import capability, int4pack_mm, many_rows
 from bitport.ops import Impl, register_kernel
 
 INT_MM_ROWS = 17
@@ -65,6 +65,7 @@ def scaled_grouped_mm_refuses(*args: Any) -> str | None:
 
 for _kernel in (
     Impl("linear", "dense_mm", "cuda", dense_mm.run, partial(dense_mm.refuses, DENSE), priority=5),
+    Impl("linear", "many_rows", "cuda", many_rows.run, from_rows("many_rows", many_rows.refuses)),
     Impl("linear", "int4pack_mm", "cuda", int4pack_mm.run, int4pack_mm.refuses),
     Impl("int4pack_mm", "aten", "cuda", int4pack_mm.as_is, int4pack_mm.as_is_refuses),
     Impl("dyn_linear", "int_mm", "cuda", partial(int_mm.run, INT_MM_ROWS), from_rows("int_mm", int_mm_refuses)),

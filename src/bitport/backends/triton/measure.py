@@ -38,6 +38,7 @@ SCHEMES = (
 )
 """Those asked for most come first."""
 RIVALS = {
+    "many_rows": ("linear", "int4"),
     "int_mm": ("dyn_linear", "int8-dyn"),
     "scaled_mm": ("dyn_linear", "fp8-row"),
     "scaled_mm_blocks": ("dyn_linear", "fp8-block"),
@@ -46,7 +47,7 @@ RIVALS = {
     "int8pack_mm": ("linear", "int8"),
     "grouped_mm": ("grouped_linear", "int4"),
 }
-"""PyTorch's kernels that are asked before those here -> the op, and a scheme that they take."""
+"""Kernels that are asked before those here, PyTorch's and those in CUDA C++ -> the op, and a scheme that they take."""
 EXPERTS = 8
 """Of a grouped product, each with as many rows as a single weight."""
 SIZE = 4096

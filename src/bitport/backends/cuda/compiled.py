@@ -1,0 +1,165 @@
+"""CUDA C++ that is compiled when it is first called, by the compiler that comes with PyTorch (NVRTC). No toolkit is
+needed. What was compiled is kept in the user's cache folder, by a hash of all that it depends on."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitport.backends import measured
+
+SOURCES = Path(__file__).parent / "kernels"
+SHARED_BYTES = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
+CLUSTER, DEPENDENT = 4, 6
+"""CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"""
+Sizes = tuple[int, int, int]
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int), ("_padding", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        *(("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint)),
+        *(("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint)),
+    )
+
+
+class Function:
+    """A kernel, compiled for one device and loaded there, which must be the current one then and in each call."""
+
+    def __init__(self, code: bytes, name: str, shared: int) -> None:
+        """``shared``: the most bytes of shared memory that a block gets in any call."""
+        module, self._function, self._code = ctypes.c_void_p(), ctypes.c_void_p(), code
+        _driver("cuModuleLoadData", ctypes.byref(module), code)
+        _driver("cuModuleGetFunction", ctypes.byref(self._function), module, name.encode())
+        _driver("cuFuncSetAttribute", self._function, SHARED_BYTES, shared)
+
+    def __call__(
+        self, grid: Sizes, threads: int, shared: int, *arguments: Any, cluster: int = 0, dependent: bool = False
+    ) -> None:
+        """On the current stream. ``arguments``: ctypes of the types that the kernel declares. ``cluster``: blocks along
+        x that share memory, where the kernel does not say it. ``dependent``: it begins before the last kernel of the
+        stream has ended, and itself waits where it must."""
+        given = [_Attribute(CLUSTER, 0, (cluster, 1, 1))] if cluster else []
+        given += [_Attribute(DEPENDENT, 0, (1,))] if dependent else []
+        attributes = (_Attribute * len(given))(*given)
+        stream = torch.cuda.current_stream().cuda_stream
+        launch = _Launch(grid, (threads, 1, 1), shared, stream, attributes, len(given))
+        addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        _driver("cuLaunchKernelEx", ctypes.byref(launch), self._function, addresses, None)
+
+
+def address(part: Tensor | None) -> ctypes.c_void_p:
+    """Of its numbers; null for none."""
+    return ctypes.c_void_p(None if part is None else part.data_ptr())
+
+
+def compiled(source: str, architecture: str) -> bytes:
+    """``architecture``: as 90a."""
+    options = [f"--gpu-architecture=sm_{architecture}", "--std=c++17"]
+    depends = "\0".join([source, *options, str(torch.version.cuda), *map(str, _version())])
+    file = measured.folder() / "cuda" / f"{hashlib.sha256(depends.encode()).hexdigest()}.cubin"
+    try:
+        return file.read_bytes()
+    except OSError:
+        made = _compile(source, options)
+    _keep(file, made)
+    return made
+
+
+def _keep(file: Path, content: bytes) -> None:
+    """Whole or not at all; where it cannot be written it is compiled again in the next process."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, fresh = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+        os.replace(fresh, file)
+    except OSError:
+        return
+
+
+def _compile(source: str, options: list[str]) -> bytes:
+    program = ctypes.c_void_p()
+    _nvrtc("nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"bitport.cu", 0, None, None)
+    try:
+        given = (ctypes.c_char_p * len(options))(*(each.encode() for each in options))
+        try:
+            _nvrtc("nvrtcCompileProgram", program, len(options), given)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}:\n{_text(program)}") from None
+        return _bytes(program, "nvrtcGetCUBIN")
+    finally:
+        _nvrtc("nvrtcDestroyProgram", ctypes.byref(program))
+
+
+def _text(program: ctypes.c_void_p) -> str:
+    return _bytes(program, "nvrtcGetProgramLog").rstrip(b"\0").decode(errors="replace")
+
+
+def _bytes(program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    _nvrtc(f"{what}Size", program, ctypes.byref(size))
+    content = ctypes.create_string_buffer(size.value)
+    _nvrtc(what, program, content)
+    return content.raw
+
+
+def _version() -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _nvrtc("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def _driver(name: str, *arguments: object) -> None:
+    if status := getattr(_libraries()[0], name)(*arguments):
+        message = ctypes.c_char_p()
+        _libraries()[0].cuGetErrorString(status, ctypes.byref(message))
+        raise RuntimeError(f"CUDA: {name} failed: {(message.value or b'unknown').decode()} ({status})")
+
+
+def _nvrtc(name: str, *arguments: object) -> None:
+    library = _libraries()[1]
+    if status := getattr(library, name)(*arguments):
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise RuntimeError(f"NVRTC: {name} failed: {library.nvrtcGetErrorString(status).decode()}")
+
+
+@functools.cache
+def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """(the driver, the compiler)"""
+    major = str(torch.version.cuda).partition(".")[0]
+    if sys.platform == "win32":
+        return ctypes.CDLL("nvcuda.dll"), ctypes.CDLL(f"nvrtc64_{major}0_0.dll")
+    return ctypes.CDLL("libcuda.so.1"), _found(f"libnvrtc.so.{major}")
+
+
+def _found(name: str) -> ctypes.CDLL:
+    """PyTorch links to it where pip has put it; loaded once, it is found by its name."""
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libcaffe2_nvrtc.so"))
+        return ctypes.CDLL(name)
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why nothing can be compiled here, or None."""
+    try:
+        _version()
+    except (OSError, RuntimeError, AttributeError) as error:
+        return f"no compiler for CUDA was found beside PyTorch: {error}"
+    return None

@@ -1,0 +1,303 @@
+// y = x W^T for an int4 or int8 weight, on the matrix units of sm_90 that work by groups of four warps (wgmma).
+//
+//   x      [m, k]           16-bit floats              y     [m, n]  likewise, with bias [n] added where there is one
+//   codes  [n, k BITS / 8]  of 4 bits: the even column in the low half of a byte
+//   scale  [n, groups]      of x's type                zero  [n, groups]  bytes, or none: MIDPOINT
+//
+// W = (code - zero) * scale, rounded once to x's type: the difference is exact in it. Sums are in float32.
+//
+// A block makes BN = 64 * WARPGROUPS columns of y, weight rows, by BM rows. W is the first operand: a thread decodes from
+// shared memory what it multiplies, and registers go to the matrix unit, while the products of the step before run. x is
+// the second: the 64 columns of a step are 128 bytes, swizzled as the unit wants it. Both are copied STAGES - 2 steps
+// ahead.
+//
+// K is split among the SPLITS blocks of a cluster. Each leaves its sums in its own shared memory, and adds up, in the
+// order of the splits, some rows of all: no second kernel, no memory between, the same result each time.
+//
+// Compiled with BITS, FLIP (0x80 where the top bit of a code is inverted, else 0), BM, WARPGROUPS, STAGES, SPLITS, BLOCKS
+// (on a multiprocessor), PER_STEP (entries of the scale in 64 columns: 1, or 2 for groups of 32) and HALF (x is float16,
+// not bfloat16). WGMMA(d, a, b) is the instruction for BM rows: it names every register.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define BN (64 * WARPGROUPS)
+#define THREADS (128 * WARPGROUPS)
+#define WARPS (THREADS / 32)
+#define BK 64
+#define X_BYTES (BM * 2 * BK)
+#define ROW_BYTES (BK * BITS / 8) // of codes, in a step
+#define CODE_BYTES (BN * ROW_BYTES)
+#define AHEAD (STAGES - 2)
+#define MIDPOINT (1 << (BITS - 1))
+#define PITCH (BN + 4) // floats of a row of sums: threads of a warp then write to different banks
+#define MAGIC (HALF ? 0x64006400u : 0x43004300u) // 1024 and 128, to which the lowest bits are added
+#if HALF
+#define TYPE "f16x2"
+#else
+#define TYPE "bf16x2"
+#endif
+
+__device__ __forceinline__ u32 pick(u32 a, u32 b, u32 selector) {
+  u32 d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+}
+
+// Two numbers of 16 bits at a time
+__device__ __forceinline__ u32 minus(u32 a, u32 b) {
+  u32 d;
+  asm("sub.rn." TYPE " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ __forceinline__ u32 times(u32 a, u32 b) {
+  u32 d;
+  asm("mul.rn." TYPE " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ __forceinline__ u32 times_plus(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn." TYPE " %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// Four of W in a row of it, of the 16 columns whose codes are in a .. d (of 4 bits: in a, b): columns 2q and 2q + 1 in
+// ``near``, those 8 further on in ``far``. ``own`` picks the bytes of the quarter q; ``zero`` is MAGIC + the zero.
+#if BITS == 4
+__device__ __forceinline__ void decode(u32 a, u32 b, u32 own, u32 zero, u32 scale, u32& near, u32& far) {
+  const u32 bytes = pick(a, b, own), even = bytes & 0x000F000F | MAGIC, odd = bytes >> 4 & 0x000F000F | MAGIC;
+  near = times(minus(pick(even, odd, 0x5410), zero), scale);
+  far = times(minus(pick(even, odd, 0x7632), zero), scale);
+}
+#else
+__device__ __forceinline__ u32 stepped(u32 codes, u32 zero) { // in bytes 0 and 2
+#if HALF
+  return minus((codes & 0x00FF00FF ^ FLIP * 0x10001) | MAGIC, MAGIC + zero * 0x10001);
+#else // bfloat16 holds 8 bits: halves of a code one by one, 16 high + low
+  const u32 flipped = codes ^ FLIP * 0x10001, low = flipped & 0x000F000F | MAGIC, high = flipped >> 4 & 0x000F000F | MAGIC;
+  const u32 by_16 = 0x41804180;
+  return times_plus(minus(high, MAGIC + (zero >> 4) * 0x10001), by_16, minus(low, MAGIC + (zero & 15) * 0x10001));
+#endif
+}
+#endif
+
+__device__ __forceinline__ void copy16(u32 to, const void* from, int bytes) { // zeros for what is not read
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+
+__device__ __forceinline__ uint4 read16(u32 at) {
+  uint4 d;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w) : "r"(at));
+  return d;
+}
+
+__device__ __forceinline__ float widen(u16 value) {
+  float d;
+#if HALF
+  asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(value));
+#else
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(d) : "h"(value));
+#endif
+  return d;
+}
+
+__device__ __forceinline__ u32 narrow(float low, float high) {
+  u32 d;
+#if HALF
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+#endif
+  return d;
+}
+
+__device__ __forceinline__ void cluster_barrier() {
+#if SPLITS > 1
+  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+extern "C" __global__ void
+#if SPLITS > 1
+__cluster_dims__(1, 1, SPLITS)
+#endif
+__launch_bounds__(THREADS, BLOCKS) many_rows(
+    const u16* __restrict__ x, const u8* __restrict__ codes, const u16* __restrict__ scale,
+    const u8* __restrict__ zero, const u16* __restrict__ bias, u16* __restrict__ y,
+    int m, int n, int k, int groups, int steps_per_group) {
+  extern __shared__ u8 dynamic[];
+  const u32 shared_x = ((u32)__cvta_generic_to_shared(dynamic) + 1023) & ~1023u;
+  const u32 shared_codes = shared_x + STAGES * X_BYTES;
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int n0 = blockIdx.x * BN, m0 = blockIdx.y * BM;
+  const int steps = k / BK, per_split = (steps + SPLITS - 1) / SPLITS;
+  const int first = min(steps, (int)blockIdx.z * per_split), count = min(steps, first + per_split) - first;
+
+  // what a thread copies, 16 bytes at a time; rows past the last are others again, and go nowhere
+  constexpr int TOGETHER = THREADS / 8, COPIES = (BM + TOGETHER - 1) / TOGETHER;
+  constexpr int PARTS = ROW_BYTES / 16, CODE_COPIES = BN * PARTS / THREADS;
+  const int x_row = thread / 8, x_part = thread % 8, code_row = thread / PARTS, code_part = thread % PARTS;
+  const u32 x_to = shared_x + x_row * 128 + ((x_part ^ (x_row & 7)) << 4);
+  const u32 code_to = shared_codes + code_row * ROW_BYTES + code_part * 16;
+  const int row_bytes = k / 8 * BITS;
+  const u16* x_from = x + (u64)m0 * k + first * BK;
+  const u8* code_from = codes + (u64)n0 * row_bytes + first * ROW_BYTES;
+
+  auto copy = [&](int step, int slot) {
+    const int bytes = step < count ? 16 : 0; // past the last step zeros are multiplied
+#pragma unroll
+    for (int j = 0; j < COPIES; j++) {
+      const u32 offset = min(x_row + j * TOGETHER, m - 1 - m0) * k + x_part * 8;
+      if (BM % TOGETHER == 0 || x_row < BM) copy16(x_to + slot * X_BYTES + j * TOGETHER * 128, x_from + offset, bytes);
+    }
+    x_from += BK;
+#pragma unroll
+    for (int j = 0; j < CODE_COPIES; j++) {
+      const u32 offset = min(code_row + j * (BN / CODE_COPIES), n - 1 - n0) * row_bytes + code_part * 16;
+      copy16(code_to + slot * CODE_BYTES + j * (CODE_BYTES / CODE_COPIES), code_from + offset, bytes);
+    }
+    code_from += ROW_BYTES;
+    asm volatile("cp.async.commit_group;");
+  };
+
+  // a thread's rows of W, in its warp's 16, and their entries of scale and zero
+  const int warp_row = warp * 16 + lane / 4, quarter = lane % 4;
+  // bytes 0 and 2 of what is picked
+  const u32 own = BITS == 4 ? quarter | (4 + quarter) << 8 : 2 * quarter | (2 * quarter + 1) << 8;
+  u32 entry[2];
+  u32 scales[2][PER_STEP], zeros[2][PER_STEP], next_scales[2][PER_STEP], next_zeros[2][PER_STEP];
+#pragma unroll
+  for (int r = 0; r < 2; r++)
+    entry[r] = min(warp_row + 8 * r, n - 1 - n0) * groups + first / steps_per_group * PER_STEP;
+  scale += (u64)n0 * groups;
+  if (zero) zero += (u64)n0 * groups;
+  int left = steps_per_group - first % steps_per_group; // steps for which those at hand hold
+
+  auto read_entries = [&]() {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+      for (int i = 0; i < PER_STEP; i++)
+        next_scales[r][i] = scale[entry[r] + i], next_zeros[r][i] = zero ? zero[entry[r] + i] : MIDPOINT;
+      entry[r] += PER_STEP;
+    }
+  };
+  auto take_entries = [&]() {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+      for (int i = 0; i < PER_STEP; i++) {
+        scales[r][i] = pick(next_scales[r][i], 0, 0x1010);
+        zeros[r][i] = BITS == 4 ? MAGIC + next_zeros[r][i] * 0x10001 : next_zeros[r][i];
+      }
+    }
+  };
+
+  float sums[BM / 2];
+#pragma unroll
+  for (int i = 0; i < BM / 2; i++) sums[i] = 0;
+  u32 weights[2][4][4];
+  int slot = 0, free = AHEAD;
+
+  auto multiply = [&](int step, u32(&a)[4][4]) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1));
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads(); // the step is there for all, and all are done with the step before the last
+    copy(step + AHEAD, free);
+    if (left == 0) {
+      take_entries();
+      left = steps_per_group;
+      if (step + left < count) read_entries();
+    }
+    left--;
+    const u32 codes_at = shared_codes + slot * CODE_BYTES + warp_row * ROW_BYTES;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+      for (int piece = 0; piece < ROW_BYTES / 16; piece++) {
+        const uint4 words = read16(codes_at + r * 8 * ROW_BYTES + piece * 16);
+        const int entry = piece * PER_STEP / (ROW_BYTES / 16);
+        const u32 z = zeros[r][entry], s = scales[r][entry];
+#if BITS == 4
+        decode(words.x, words.y, own, z, s, a[2 * piece][r], a[2 * piece][2 + r]);
+        decode(words.z, words.w, own, z, s, a[2 * piece + 1][r], a[2 * piece + 1][2 + r]);
+#else
+        a[piece][r] = times(stepped(pick(words.x, words.y, own), z), s);
+        a[piece][2 + r] = times(stepped(pick(words.z, words.w, own), z), s);
+#endif
+      }
+    }
+    // 8 rows of x lie 1024 bytes from the next 8; 16 columns are 32 bytes of the 128 that are swizzled
+    const u64 tile = (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)1 << 16 | (shared_x + slot * X_BYTES) >> 4;
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int part = 0; part < 4; part++) WGMMA(sums, a[part], tile + 2 * part);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+    slot = slot + 1 == STAGES ? 0 : slot + 1, free = free + 1 == STAGES ? 0 : free + 1;
+  };
+
+#pragma unroll
+  for (int step = 0; step < AHEAD; step++) copy(step, step);
+  if (count > 0) {
+    read_entries();
+    take_entries();
+    if (left < count) read_entries(); // always a group ahead
+  }
+  for (int step = 0; step < count; step += 2) { // what is decoded for one runs while the other is decoded
+    multiply(step, weights[0]);
+    multiply(step + 1, weights[1]);
+  }
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  __syncthreads();
+
+  // sums, by rows of x: a thread has two neighbours of these, for two rows of W
+#pragma unroll
+  for (int i = 0; i < BM / 2; i++) {
+    const int row = i / 4 * 8 + quarter * 2 + i % 2, column = warp_row + i / 2 % 2 * 8;
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared_x + (row * PITCH + column) * 4), "f"(sums[i]) : "memory");
+  }
+  cluster_barrier();
+  const int rows = BM / SPLITS, mine = blockIdx.z * rows;
+  for (int at = thread; at < rows * (BN / 4); at += THREADS) {
+    const int row = mine + at / (BN / 4), column = at % (BN / 4) * 4;
+    const u32 here = shared_x + (row * PITCH + column) * 4;
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll
+    for (int split = 0; split < SPLITS; split++) {
+      float4 part;
+#if SPLITS > 1
+      u32 there;
+      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(split));
+      asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(part.x), "=f"(part.y), "=f"(part.z), "=f"(part.w) : "r"(there));
+#else
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(part.x), "=f"(part.y), "=f"(part.z), "=f"(part.w) : "r"(here));
+#endif
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+    if (m0 + row >= m) continue;
+    float each[4] = {sum.x, sum.y, sum.z, sum.w};
+    const int to = n0 + column;
+    u16* out = y + (u64)(m0 + row) * n + to;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (bias && to + i < n) each[i] += widen(bias[to + i]);
+    const u32 low = narrow(each[0], each[1]), high = narrow(each[2], each[3]);
+    if (n % 4 == 0 && to + 3 < n) {
+      *(uint2*)out = make_uint2(low, high);
+    } else {
+      const u32 both[2] = {low, high};
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (to + i < n) out[i] = (u16)(both[i / 2] >> i % 2 * 16);
+    }
+  }
+  cluster_barrier(); // others may still read what this block has
+}

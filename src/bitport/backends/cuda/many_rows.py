@@ -1,0 +1,161 @@
+"""int4 and int8 weights by many rows of x on Hopper: kernels/many_rows.cu, in blocks of the size that fits.
+
+Its decoding costs little beside the matrix units' work, but they are not kept as busy as by the library's own products:
+from some rows on, making the weight dense once and multiplying by those is faster.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitport.backends import aten
+from bitport.backends.cuda import capability
+from bitport.backends.cuda.compiled import SOURCES, Function, address, compiled, missing
+from bitport.numerics import NUMBER_TYPES
+from bitport.ops import Weight
+
+STEP = 64
+"""Columns of x that are multiplied at a time."""
+MOST_ROWS = 1024
+"""Beyond them a dense product was as fast for each weight that was measured on an H100."""
+TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+LAYOUTS = {"plain": 0, "signed_int8": 0x80}
+"""-> what is inverted in a code."""
+MULTIPROCESSORS = 132
+
+
+class Size(NamedTuple):
+    """Of a block, as the source explains; ``blocks``: how many a multiprocessor has registers for."""
+
+    rows: int
+    warpgroups: int
+    stages: int
+    blocks: int
+    splits: int = 1
+
+    @property
+    def columns(self) -> int:
+        return 64 * self.warpgroups
+
+    def shared(self, bits: int) -> int:
+        """Bytes: what is copied ahead, or the sums; and the distance to a multiple of 1024."""
+        copied = self.stages * (self.rows * 2 * STEP + self.columns * STEP * bits // 8)
+        return max(copied, self.rows * (self.columns + 4) * 4) + 1024
+
+
+class Form(NamedTuple):
+    """What the source is compiled for beside the size."""
+
+    bits: int
+    flip: int
+    per_step: int
+    dtype: torch.dtype
+
+
+COSTS = ((Size(64, 1, 6, 2), 0.24), (Size(128, 2, 4, 1), 0.52), (Size(256, 2, 4, 1), 0.74))
+"""Microseconds of a step, as measured on an H100: sizes of blocks are chosen by what the product would take."""
+BEGIN = {1: 2.0, 2: 4.0}
+SMALL_BEGIN = {1: 2.0, 2: 1.5, 4: 3.0}
+"""Splits -> microseconds before the first step and after the last; blocks of 64 rows lie two on a multiprocessor, where
+splits are what gives it two."""
+
+
+def refuses(x: Tensor, *rest: Any) -> str | None:
+    weight = Weight(*rest[:10])
+    if x.dtype not in TYPES or weight.scale.dtype != x.dtype:
+        return f"x and the scale must both be bfloat16 or both float16, not {x.dtype} and {weight.scale.dtype}"
+    if weight.dtype not in ("int4", "int8") or weight.layout not in LAYOUTS:
+        return (
+            f"the weight must be int4 or int8 in layout {' or '.join(LAYOUTS)}, not {weight.dtype} in {weight.layout}"
+        )
+    if weight.zero is not None and weight.zero.dtype != torch.uint8:
+        return f"zeros must be uint8, not {weight.zero.dtype}"
+    if weight.scale2 is not None:
+        return "a scale of the scales is not taken"
+    if weight.k % STEP or weight.k % weight.block_k or weight.block_n != 1:
+        return f"K must be a multiple of {STEP} and of the scale's blocks, which are of one row; K is {weight.k}"
+    if weight.block_k % STEP and weight.block_k != STEP // 2:
+        return f"blocks of the scale must have {STEP // 2} columns or a multiple of {STEP}, not {weight.block_k}"
+    m = x.numel() // weight.k
+    if not 0 < m <= MOST_ROWS:
+        return f"it is chosen for 1 to {MOST_ROWS} rows; x has {m}"
+    return capability.other_than(x.device, 9) or missing()
+
+
+def run(x: Tensor, *rest: Any) -> Tensor:
+    weight = Weight(*rest[:10])
+    return product(x, weight, rest[10], size_of(x.numel() // weight.k, weight.n, weight.k))
+
+
+@functools.cache
+def size_of(m: int, n: int, k: int) -> Size:
+    return min(sizes(m, n, k))[1]
+
+
+def sizes(m: int, n: int, k: int) -> list[tuple[float, Size]]:
+    """(microseconds that it is thought to take, size)"""
+    every = []
+    for size, cost in COSTS:
+        for splits, begin in (SMALL_BEGIN if size.blocks > 1 else BEGIN).items():
+            blocks = -(-n // size.columns) * -(-m // size.rows) * splits
+            steps = -(-k // (STEP * splits))
+            every.append((begin + cost * steps * math.ceil(blocks / MULTIPROCESSORS), size._replace(splits=splits)))
+    return every
+
+
+def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tensor:
+    n, k, groups = weight.n, weight.k, weight.k // weight.block_k
+    rows, data = aten.rows(x), _aligned(weight.data)
+    m, y = rows.shape[0], x.new_empty(*x.shape[:-1], n)
+    parts = weight.scale, weight.zero, None if bias is None else bias.to(x.dtype)
+    held = [None if part is None else part.contiguous() for part in parts]
+    per_step = 2 if weight.block_k < STEP else 1
+    form = Form(NUMBER_TYPES[weight.dtype].bits, LAYOUTS[weight.layout], per_step, x.dtype)
+    with torch.cuda.device(x.device):
+        _function(size, form, x.device)(
+            (-(-n // size.columns), -(-m // size.rows), size.splits),
+            *(128 * size.warpgroups, size.shared(form.bits)),
+            *map(address, (rows, data, *held, y)),
+            *map(ctypes.c_int, (m, n, k, groups, max(1, weight.block_k // STEP))),
+        )
+    return y
+
+
+def _aligned(data: Tensor) -> Tensor:
+    """From a multiple of the 16 bytes that are copied at a time."""
+    data = data.contiguous()
+    return data if data.data_ptr() % 16 == 0 else data.clone()
+
+
+@functools.cache
+def _function(size: Size, form: Form, device: torch.device) -> Function:
+    return Function(compiled(source(size, form), "90a"), "many_rows", size.shared(form.bits))
+
+
+def source(size: Size, form: Form) -> str:
+    values = {
+        **{"BITS": form.bits, "FLIP": form.flip, "BM": size.rows, "WARPGROUPS": size.warpgroups},
+        **{"STAGES": size.stages, "SPLITS": size.splits, "BLOCKS": size.blocks},
+        **{"PER_STEP": form.per_step, "HALF": int(form.dtype == torch.float16)},
+    }
+    defined = "".join(f"#define {name} {value}\n" for name, value in values.items())
+    return defined + instruction(size.rows, TYPES[form.dtype]) + (SOURCES / "many_rows.cu").read_text(encoding="utf-8")
+
+
+def instruction(rows: int, dtype: str) -> str:
+    """WGMMA(d, a, b): 64 rows of W from registers by ``rows`` rows of x from shared memory, 16 columns of each; a
+    thread has ``rows`` / 2 of the sums."""
+    sums = rows // 2
+    named = ", ".join(f"%{each}" for each in range(sums))
+    first = ", ".join(f"%{sums + each}" for each in range(4))
+    bound = ", ".join(f'"+f"((d)[{each}])' for each in range(sums))
+    given = ", ".join(f'"r"((a)[{each}])' for each in range(4))
+    name = f"wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.{dtype}.{dtype}"
+    code = f"{name} {{{named}}}, {{{first}}}, %{sums + 4}, 1, 1, 1, 0;"
+    return f'#define WGMMA(d, a, b) asm volatile("{code}" : {bound} : {given}, "l"(b))\n'

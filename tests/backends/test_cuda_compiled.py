@@ -1,0 +1,164 @@
+"""CUDA C++ compiled by a stand-in for NVRTC and loaded by one for the driver: what is kept, and what errors say."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitport.backends.cuda import compiled
+
+SOURCE = 'extern "C" __global__ void nothing() {}'
+
+
+class Nvrtc:
+    """Gives the source back as code, after a number that counts."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, list[str]]] = []
+        self.version, self.log, self.fails = (13, 0), b"line 1: what is this?\0", False
+        self.nvrtcGetErrorString: Any = lambda status: b"NVRTC_ERROR_COMPILATION"
+
+    def nvrtcVersion(self, major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = self.version
+        return 0
+
+    def nvrtcCreateProgram(self, program: Any, source: bytes, *rest: Any) -> int:
+        program._obj.value = 1
+        self.source = source.decode()
+        return 0
+
+    def nvrtcCompileProgram(self, program: Any, count: int, options: Any) -> int:
+        self.made.append((self.source, [each.decode() for each in options[:count]]))
+        return 6 if self.fails else 0
+
+    def nvrtcDestroyProgram(self, program: Any) -> int:
+        return 0
+
+    def code(self) -> bytes:
+        return f"{len(self.made)} {self.source}".encode()
+
+    def nvrtcGetCUBINSize(self, program: Any, size: Any) -> int:
+        size._obj.value = len(self.code())
+        return 0
+
+    def nvrtcGetCUBIN(self, program: Any, to: Any) -> int:
+        ctypes.memmove(to, self.code(), len(self.code()))
+        return 0
+
+    def nvrtcGetProgramLogSize(self, program: Any, size: Any) -> int:
+        size._obj.value = len(self.log)
+        return 0
+
+    def nvrtcGetProgramLog(self, program: Any, to: Any) -> int:
+        ctypes.memmove(to, self.log, len(self.log))
+        return 0
+
+
+@pytest.fixture
+def nvrtc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Nvrtc:
+    made = Nvrtc()
+    monkeypatch.setattr(compiled, "_libraries", lambda: (None, made))
+    monkeypatch.setenv("BITPORT_CACHE", str(tmp_path))
+    return made
+
+
+def test_compiled_once_for_all_that_it_depends_on(nvrtc: Nvrtc, tmp_path: Path) -> None:
+    first = compiled.compiled(SOURCE, "90a")
+    assert first == f"1 {SOURCE}".encode()
+    assert compiled.compiled(SOURCE, "90a") == first, "as it was kept"
+    assert nvrtc.made == [(SOURCE, ["--gpu-architecture=sm_90a", "--std=c++17"])]
+    assert compiled.compiled(SOURCE, "80") != first
+    assert compiled.compiled(SOURCE + " ", "90a") != first
+    nvrtc.version = (13, 1)
+    assert compiled.compiled(SOURCE, "90a") != first
+    assert len(nvrtc.made) == len(list(tmp_path.glob("cuda/*.cubin"))) == 4
+
+
+def test_where_nothing_can_be_kept(nvrtc: Nvrtc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BITPORT_CACHE", "/dev/null")
+    for _ in range(2):
+        assert compiled.compiled(SOURCE, "90a").endswith(SOURCE.encode())
+    assert len(nvrtc.made) == 2
+
+
+def test_what_the_compiler_says_is_told(nvrtc: Nvrtc, tmp_path: Path) -> None:
+    nvrtc.fails = True
+    with pytest.raises(RuntimeError, match=r"NVRTC_ERROR_COMPILATION.*\n.*what is this\?"):
+        compiled.compiled(SOURCE, "90a")
+    assert not list(tmp_path.glob("cuda/*"))
+
+
+def test_why_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise OSError("libnvrtc.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(compiled, "_libraries", none)
+    compiled.missing.cache_clear()
+    assert compiled.missing() == (
+        "no compiler for CUDA was found beside PyTorch: libnvrtc.so.13: cannot open shared object file"
+    )
+    compiled.missing.cache_clear()
+
+
+class Driver:
+    def __init__(self, status: int = 0) -> None:
+        self.status, self.launched = status, []  # type: tuple[int, list[dict[str, Any]]]
+
+    def cuModuleLoadData(self, *arguments: Any) -> int:
+        return self.status
+
+    def cuModuleGetFunction(self, *arguments: Any) -> int:
+        return 0
+
+    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
+        assert (attribute, value) == (8, 4096)
+        return 0
+
+    def cuGetErrorString(self, status: int, text: Any) -> int:
+        text._obj.value = b"no kernel image is available"
+        return 0
+
+    def cuLaunchKernelEx(self, launch: Any, function: Any, arguments: Any, extra: None) -> int:
+        given = launch._obj
+        attributes = [(each.kind, tuple(each.value)[:3]) for each in given.attributes[: given.count]]
+        values = [ctypes.cast(each, ctypes.POINTER(ctypes.c_int)).contents.value for each in arguments]
+        self.launched.append({"grid": tuple(given.grid), "block": tuple(given.block), "shared": given.shared})
+        self.launched[-1] |= {"attributes": attributes, "values": values, "stream": given.stream}
+        return 0
+
+
+class Stream:
+    cuda_stream = 7
+
+
+def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    monkeypatch.setattr(compiled, "_libraries", lambda: (driver, None))
+    monkeypatch.setattr(compiled.torch.cuda, "current_stream", Stream)
+    function = compiled.Function(b"code", "nothing", 4096)
+    function((1, 2, 3), 128, 512, ctypes.c_int(5), ctypes.c_int(6), cluster=4, dependent=True)
+    function((1, 1, 1), 32, 0)
+    assert driver.launched == [
+        {
+            **{"grid": (1, 2, 3), "block": (128, 1, 1), "shared": 512, "stream": 7, "values": [5, 6]},
+            "attributes": [(4, (4, 1, 1)), (6, (1, 0, 0))],
+        },
+        {"grid": (1, 1, 1), "block": (32, 1, 1), "shared": 0, "stream": 7, "values": [], "attributes": []},
+    ]
+
+
+def test_what_the_driver_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(status=209)
+    monkeypatch.setattr(compiled, "_libraries", lambda: (driver, None))
+    with pytest.raises(RuntimeError, match=r"cuModuleLoadData failed: no kernel image is available \(209\)"):
+        compiled.Function(b"code", "nothing", 4096)
+
+
+def test_the_structures_are_those_of_the_driver() -> None:
+    """CUlaunchAttribute is 8 bytes and a union of 64; CUlaunchConfig seven 32-bit numbers, a gap, and pointers."""
+    assert ctypes.sizeof(compiled._Attribute) == 72
+    assert ctypes.sizeof(compiled._Launch) == 56
+    assert compiled._Launch.stream.offset == 32

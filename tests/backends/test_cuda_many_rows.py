@@ -1,0 +1,126 @@
+"""kernels/many_rows.cu on machines without a GPU: what is refused, which size is chosen, and that each compiles to what
+it is meant to be. Its numbers are compared in test_gpu.py."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitport.backends.cuda import capability, many_rows
+from bitport.backends.cuda.many_rows import COSTS, Form, size_of, sizes, source
+from bitport.ops import Weight
+from tests.backends.products import products
+
+BF16, FP16 = torch.bfloat16, torch.float16
+MEMORY = 227 << 10
+"""Bytes that a block may have on sm_90."""
+
+
+def arguments(scheme: str, dtype: torch.dtype = BF16, m: int = 5, k: int = 256) -> list[Any]:
+    (sample,) = products(scheme, dtype, "plain", 40, k, m=m)
+    return list(sample.args)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capability, "of", lambda device: (9, 0))
+    monkeypatch.setattr(many_rows, "missing", lambda: None)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("scheme", ["int4", "int4-sym", "int4-g32", "int4-channel", "int8", "int8-g128"])
+def test_what_it_takes(scheme: str) -> None:
+    for dtype in (BF16, FP16):
+        assert many_rows.refuses(*arguments(scheme, dtype)) is None
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"scheme": "nf4"}, "int4 or int8"),
+        ({"scheme": "int3"}, "int4 or int8"),
+        ({"scheme": "int4", "dtype": torch.float32}, "bfloat16 or both float16"),
+        ({"scheme": "int4-sym", "k": 288}, "a multiple of 64"),
+        ({"scheme": "int4", "m": 1025}, "1 to 1024 rows"),
+        ({"scheme": "int4", "m": 0}, "1 to 1024 rows"),
+    ],
+)
+def test_what_it_refuses(change: dict[str, Any], reason: str) -> None:
+    assert reason in str(many_rows.refuses(*arguments(**change)))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_what_it_refuses_of_a_weight() -> None:
+    x, *rest = arguments("int4")
+    weight = Weight(*rest[:10])
+    for changed, reason in (
+        (weight._replace(layout="cpu_tiles"), "layout plain or signed_int8"),
+        (weight._replace(zero=weight.scale), "zeros must be uint8"),
+        (weight._replace(scale2=weight.scale), "a scale of the scales"),
+        (weight._replace(scale=weight.scale.float()), "the scale must both"),
+        (weight._replace(block_n=2), "of one row"),
+        (weight._replace(block_k=16), "32 columns or a multiple of 64"),
+    ):
+        assert reason in str(many_rows.refuses(x, *changed, *rest[10:]))
+
+
+def test_other_chips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capability, "of", lambda device: (8, 0))
+    assert "sm9x" in str(many_rows.refuses(*arguments("int4")))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_size_fits(bits: int) -> None:
+    for size, _ in COSTS:
+        assert size.shared(bits) <= MEMORY
+        assert size.blocks * size.shared(bits) <= MEMORY + 1024
+        assert size.stages > 3, "something is copied ahead"
+    for _, size in sizes(64, 4096, 4096):
+        assert size.rows % size.splits == 0, "a block adds up whole rows"
+
+
+MEASURED = {
+    (64, 4096, 4096): (64, 2),
+    (256, 4096, 4096): (128, 2),
+    (512, 4096, 4096): (256, 2),
+    (1024, 4096, 4096): (256, 1),
+    (128, 14336, 4096): (128, 1),
+    (256, 14336, 4096): (256, 1),
+    (256, 4096, 14336): (128, 2),
+    (512, 8192, 3072): (256, 1),
+}
+"""(rows, N, K) -> (rows of a block, splits) of the fastest on an H100."""
+
+
+def test_sizes_are_those_that_were_fastest() -> None:
+    assert {given: (size_of(*given).rows, size_of(*given).splits) for given in MEASURED} == MEASURED
+
+
+@pytest.mark.parametrize(
+    "form", [Form(4, 0, 1, BF16), Form(4, 0, 2, FP16), Form(8, 0, 1, BF16), Form(8, 0x80, 2, FP16)], ids=str
+)
+def test_registers_are_enough(form: Form, tmp_path: Path) -> None:
+    """None is spilled, and products of the matrix unit overlap with what prepares the next: they do not where the
+    compiler sees registers written that one in flight reads."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs NVIDIA's compiler, nvcc, on the PATH")
+    for size, _ in COSTS:
+        for splits in (1, 2):
+            file = tmp_path / "many_rows.cu"
+            file.write_text(source(size._replace(splits=splits), form))
+            options = ["-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-Xptxas", "-v", "-cubin"]
+            done = subprocess.run(
+                [nvcc, *options, "-o", str(tmp_path / "out"), str(file)], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            said = done.stdout + done.stderr
+            assert "Performance Loss" not in said
+            assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"]
