@@ -68,6 +68,19 @@ def test_a_device_of_another_library_is_called_what_it_is(tmp_path: Path, monkey
     assert "| int4 | torchax, XLA:CPU | - | *refused* | - | linear |  |" in table_of(path)
 
 
+def test_a_run_of_some_ops_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    keep(path, "cpu", [row(), row(op="embedding"), row(op="attention")])
+    keep(path, "cpu", [row(op="embedding", samples=9)], ["embedding"])
+    kept = {each["op"]: each["samples"] for each in json.loads(path.read_text())["cpu"]["rows"]}
+    assert kept == {"linear": 7, "embedding": 9, "attention": 7}
+    runs = json.loads(path.read_text())
+    runs["cpu"]["torch"] = "another"
+    path.write_text(json.dumps(runs))
+    keep(path, "cpu", [row(op="embedding")], ["embedding"])
+    assert [each["op"] for each in json.loads(path.read_text())["cpu"]["rows"]] == ["embedding"], "of other versions"
+
+
 def test_a_run_without_refusals_is_read(tmp_path: Path) -> None:
     """As it was kept before there were any."""
     path = tmp_path / "runs.json"

@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,26 @@ def main(argv: list[str] | None = None) -> int:
         for failure in row.failures:
             print(f"FAILED {row.op} {row.dtype} {failure}", file=sys.stderr)
     if options.json is not None:
-        keep(options.json, options.device, rows)
+        keep(options.json, options.device, rows, options.ops or ())
     return 0 if all(row.passed for row in rows) else 1
 
 
-def keep(path: Path, device: str, rows: list[Row]) -> None:
-    """Put the run on ``device`` into the file at ``path``, next to the runs on other devices."""
+def keep(path: Path, device: str, rows: list[Row], ops: Sequence[str] = ()) -> None:
+    """Put the run on ``device`` into the file at ``path``, next to the runs on other devices; one of some ``ops`` into
+    that of all, if that was of the same versions."""
     runs = json.loads(path.read_text()) if path.exists() else {}
     place = outside(device)
-    runs[torch.device(device).type if place is None else place.name] = {
+    name = torch.device(device).type if place is None else place.name
+    made: dict[str, Any] = {
         "bitport": library_version(),
         "torch": torch.__version__ if place is None else f"{torch.__version__}, {place.library}",
         "rows": [_jsonable(dataclasses.asdict(row)) for row in rows],
     }
+    before = runs.get(name, {})
+    if ops and all(before.get(of) == made[of] for of in ("bitport", "torch")):
+        found = [*(row for row in before["rows"] if row["op"] not in ops), *made["rows"]]
+        made["rows"] = sorted(found, key=lambda row: list(OPS).index(row["op"]))
+    runs[name] = made
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(runs, indent=1, sort_keys=True) + "\n")
 
