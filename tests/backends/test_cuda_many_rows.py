@@ -15,6 +15,7 @@ import torch
 from bitport.backends.cuda import capability, many_rows
 from bitport.backends.cuda.many_rows import COSTS, Form, size_of, sizes, source
 from bitport.ops import Weight
+from bitport.schemes import preset
 from tests.backends.products import products
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -37,15 +38,15 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("scheme", ["int4", "int4-sym", "int4-g32", "int4-channel", "int8", "int8-g128"])
 def test_what_it_takes(scheme: str) -> None:
     for dtype in (BF16, FP16):
-        assert many_rows.refuses(*arguments(scheme, dtype)) is None
+        assert many_rows.refuses(preset(scheme).weight.dtype, *arguments(scheme, dtype)) is None
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"scheme": "nf4"}, "int4 or int8"),
-        ({"scheme": "int3"}, "int4 or int8"),
+        ({"scheme": "nf4"}, "must be int4"),
+        ({"scheme": "int8"}, "must be int4"),
         ({"scheme": "int4", "dtype": torch.float32}, "bfloat16 or both float16"),
         ({"scheme": "int4-sym", "k": 288}, "a multiple of 64"),
         ({"scheme": "int4", "m": 1025}, "1 to 1024 rows"),
@@ -53,7 +54,7 @@ def test_what_it_takes(scheme: str) -> None:
     ],
 )
 def test_what_it_refuses(change: dict[str, Any], reason: str) -> None:
-    assert reason in str(many_rows.refuses(*arguments(**change)))
+    assert reason in str(many_rows.refuses("int4", *arguments(**change)))
 
 
 @pytest.mark.usefixtures("hopper")
@@ -68,21 +69,20 @@ def test_what_it_refuses_of_a_weight() -> None:
         (weight._replace(block_n=2), "of one row"),
         (weight._replace(block_k=16), "32 columns or a multiple of 64"),
     ):
-        assert reason in str(many_rows.refuses(x, *changed, *rest[10:]))
+        assert reason in str(many_rows.refuses("int4", x, *changed, *rest[10:]))
 
 
 def test_other_chips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capability, "of", lambda device: (8, 0))
-    assert "sm9x" in str(many_rows.refuses(*arguments("int4")))
+    assert "sm9x" in str(many_rows.refuses("int4", *arguments("int4")))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_every_size_fits(bits: int) -> None:
-    for size, _ in COSTS:
-        assert size.shared(bits) <= MEMORY
-        assert size.blocks * size.shared(bits) <= MEMORY + 1024
+@pytest.mark.parametrize(("number", "bits"), [("int4", 4), ("int8", 8)])
+def test_every_size_fits(number: str, bits: int) -> None:
+    for size, _ in COSTS[number]:
+        assert size.blocks * size.shared(bits) <= MEMORY
         assert size.stages > 3, "something is copied ahead"
-    for _, size in sizes(64, 4096, 4096):
+    for _, size in sizes(number, 64, 4096, 4096):
         assert size.rows % size.splits == 0, "a block adds up whole rows"
 
 
@@ -100,7 +100,8 @@ MEASURED = {
 
 
 def test_sizes_are_those_that_were_fastest() -> None:
-    assert {given: (size_of(*given).rows, size_of(*given).splits) for given in MEASURED} == MEASURED
+    chosen = {given: size_of("int4", *given) for given in MEASURED}
+    assert {given: (size.rows, size.splits) for given, size in chosen.items()} == MEASURED
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_registers_are_enough(form: Form, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("needs NVIDIA's compiler, nvcc, on the PATH")
-    for size, _ in COSTS:
+    for size, _ in COSTS[f"int{form.bits}"]:
         for splits in (1, 2):
             file = tmp_path / "many_rows.cu"
             file.write_text(source(size._replace(splits=splits), form))

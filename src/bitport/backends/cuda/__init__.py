@@ -21,7 +21,7 @@ from bitport.backends.aten import (
     scaled_mm_blocks,
     scaled_mm_mx,
 )
-from bitport.backends.cuda import capability, int4pack_mm, many_rows
+from bitport.backends.cuda import capability, few_rows, int4pack_mm, many_rows
 from bitport.ops import Impl, register_kernel
 
 INT_MM_ROWS = 17
@@ -65,7 +65,11 @@ def scaled_grouped_mm_refuses(*args: Any) -> str | None:
 
 for _kernel in (
     Impl("linear", "dense_mm", "cuda", dense_mm.run, partial(dense_mm.refuses, DENSE), priority=5),
-    Impl("linear", "many_rows", "cuda", many_rows.run, from_rows("many_rows", many_rows.refuses)),
+    Impl("linear", "few_rows", "cuda", few_rows.run, from_rows("few_rows", few_rows.refuses)),
+    *(
+        Impl("linear", name, "cuda", many_rows.run, from_rows(name, partial(many_rows.refuses, number)))
+        for name, number in (("many_rows", "int4"), ("many_rows_int8", "int8"))
+    ),
     Impl("linear", "int4pack_mm", "cuda", int4pack_mm.run, int4pack_mm.refuses),
     Impl("int4pack_mm", "aten", "cuda", int4pack_mm.as_is, int4pack_mm.as_is_refuses),
     Impl("dyn_linear", "int_mm", "cuda", partial(int_mm.run, INT_MM_ROWS), from_rows("int_mm", int_mm_refuses)),

@@ -18,6 +18,17 @@ def of(device: torch.device) -> tuple[int, int]:
 
 
 @functools.cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a block can have at most, from sm80 on: all but one KiB, which CUDA keeps."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024
+
+
+@functools.cache
 def toolkit() -> tuple[int, int]:
     """The version of CUDA that PyTorch was built with."""
     major, _, minor = (torch.version.cuda or "0.0").partition(".")

@@ -58,7 +58,13 @@ class Form(NamedTuple):
     dtype: torch.dtype
 
 
-COSTS = ((Size(64, 1, 6, 2), 0.24), (Size(128, 2, 4, 1), 0.52), (Size(256, 2, 4, 1), 0.74))
+COSTS = {
+    "int4": ((Size(64, 1, 6, 2), 0.24), (Size(128, 2, 4, 1), 0.52), (Size(256, 2, 4, 1), 0.74)),
+    "int8": (
+        *((Size(16, 1, 8, 2), 0.41), (Size(64, 1, 6, 2), 0.45)),
+        *((Size(128, 2, 4, 1), 0.77), (Size(256, 2, 4, 1), 0.85)),
+    ),
+}
 """Microseconds of a step, as measured on an H100: sizes of blocks are chosen by what the product would take."""
 BEGIN = {1: 2.0, 2: 4.0}
 SMALL_BEGIN = {1: 2.0, 2: 1.5, 4: 3.0}
@@ -66,14 +72,14 @@ SMALL_BEGIN = {1: 2.0, 2: 1.5, 4: 3.0}
 splits are what gives it two."""
 
 
-def refuses(x: Tensor, *rest: Any) -> str | None:
+def refuses(number: str, x: Tensor, *rest: Any) -> str | None:
+    """``number``: int4 or int8, which are the fastest from different numbers of rows on."""
     weight = Weight(*rest[:10])
     if x.dtype not in TYPES or weight.scale.dtype != x.dtype:
         return f"x and the scale must both be bfloat16 or both float16, not {x.dtype} and {weight.scale.dtype}"
-    if weight.dtype not in ("int4", "int8") or weight.layout not in LAYOUTS:
-        return (
-            f"the weight must be int4 or int8 in layout {' or '.join(LAYOUTS)}, not {weight.dtype} in {weight.layout}"
-        )
+    if weight.dtype != number or weight.layout not in LAYOUTS:
+        allowed = " or ".join(LAYOUTS)
+        return f"the weight must be {number} in layout {allowed}, not {weight.dtype} in {weight.layout}"
     if weight.zero is not None and weight.zero.dtype != torch.uint8:
         return f"zeros must be uint8, not {weight.zero.dtype}"
     if weight.scale2 is not None:
@@ -90,18 +96,18 @@ def refuses(x: Tensor, *rest: Any) -> str | None:
 
 def run(x: Tensor, *rest: Any) -> Tensor:
     weight = Weight(*rest[:10])
-    return product(x, weight, rest[10], size_of(x.numel() // weight.k, weight.n, weight.k))
+    return product(x, weight, rest[10], size_of(weight.dtype, x.numel() // weight.k, weight.n, weight.k))
 
 
 @functools.cache
-def size_of(m: int, n: int, k: int) -> Size:
-    return min(sizes(m, n, k))[1]
+def size_of(number: str, m: int, n: int, k: int) -> Size:
+    return min(sizes(number, m, n, k))[1]
 
 
-def sizes(m: int, n: int, k: int) -> list[tuple[float, Size]]:
+def sizes(number: str, m: int, n: int, k: int) -> list[tuple[float, Size]]:
     """(microseconds that it is thought to take, size)"""
     every = []
-    for size, cost in COSTS:
+    for size, cost in COSTS[number]:
         for splits, begin in (SMALL_BEGIN if size.blocks > 1 else BEGIN).items():
             blocks = -(-n // size.columns) * -(-m // size.rows) * splits
             steps = -(-k // (STEP * splits))

@@ -39,6 +39,7 @@ SCHEMES = (
 """Those asked for most come first."""
 RIVALS = {
     "many_rows": ("linear", "int4"),
+    "many_rows_int8": ("linear", "int8"),
     "int_mm": ("dyn_linear", "int8-dyn"),
     "scaled_mm": ("dyn_linear", "fp8-row"),
     "scaled_mm_blocks": ("dyn_linear", "fp8-block"),

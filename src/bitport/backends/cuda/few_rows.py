@@ -1,0 +1,228 @@
+"""int4 weights by 1 to 8 rows of x, as in decoding: kernels/few_rows.cu, in blocks of the size that fits.
+
+From sm90 on the kernel is launched so that it begins before the one ahead of it in the stream has ended, and copies its
+weight meanwhile. What it reads early must have been written before that one began. So it must when an earlier call has
+multiplied by these very tensors, as often written as now: that call waited for whoever wrote them, all later calls come
+after it, and it writes nothing but its result, which is no weight. The first call with a weight, and the first after it
+was written to, is launched to wait. x and the bias are read, and y is written, after all kernels ahead have ended.
+PyTorch does not count what is written through ``.data``, nor to tensors made in inference mode: the latter always wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from bitport.backends import aten
+from bitport.backends.cuda import capability
+from bitport.backends.cuda.compiled import SOURCES, Function, address, compiled, missing
+from bitport.ops import Weight
+
+MOST_ROWS = 8
+"""The matrix unit takes 8 rows of x."""
+STEP = 128
+"""Columns that a warp multiplies at a time."""
+TYPES = (torch.bfloat16, torch.float16)
+FOLDED = (32, 64)
+"""Blocks of the scale with which the weight is multiplied, not the sums of a step."""
+
+
+class Size(NamedTuple):
+    """Of a block, as the source explains."""
+
+    tiles: int
+    across: int
+    along: int
+    steps: int
+    stages: int
+    splits: int = 1
+
+    @property
+    def columns(self) -> int:
+        """Of y."""
+        return 16 * self.tiles * self.across
+
+    @property
+    def warps(self) -> int:
+        return self.across * self.along
+
+    def blocks(self, n: int) -> int:
+        return -(-n // self.columns) * self.splits
+
+    def shared(self, m: int, k: int, group: int) -> int:
+        """Bytes: what is copied ahead, or the sums; a scale and zero of each step; and others' sums."""
+        steps, per_stage = -(-k // (STEP * self.splits)), self.along * self.steps
+        slots = min(self.stages, -(-steps // per_stage))
+        codes = slots * 2 * self.tiles * self.steps * 32 * self.warps
+        x = slots * m * (16 * per_stage + 4)
+        sums = self.along * m * (self.columns + 4) * 4
+        entries = self.columns * (steps * (4 if group in FOLDED else 1) | 1) * 4
+        others = -(-m * self.columns // 16 // self.splits) * self.splits * 64 if self.splits > 1 else 0
+        return max(16 * (codes + x), sums) + entries + others
+
+
+class Form(NamedTuple):
+    """What the source is compiled for beside the size."""
+
+    group: int
+    """Columns with one scale; 0: the whole row."""
+    dtype: torch.dtype
+    clusters: bool
+
+
+WIDE, DEEP = Size(2, 2, 4, 1, 4), Size(1, 4, 4, 2, 3)
+MIDDLE, NARROW = Size(1, 2, 4, 2, 3), Size(1, 1, 8, 2, 3)
+SPLITS = (1, 2, 4, 8)
+AHEAD = 80 << 10
+"""Bytes of a weight for each multiprocessor, up to which WIDE was the fastest on an H100, where two of its blocks copy
+nearly all of it ahead (at 62 KiB it was; at 93 KiB DEEP was, of which one block has as many warps)."""
+BUSY = 0.9 * 16
+"""Warps for each multiprocessor that keep it busy; more blocks than that needs have more to add up."""
+OCCUPIED = 0.6
+"""Blocks for each multiprocessor, where K is not split, from which fewer and wider ones were the fastest."""
+MEMORY = 227 << 10
+"""Bytes that a block may have on sm90."""
+
+
+def refuses(x: Tensor, *rest: Any) -> str | None:
+    weight = Weight(*rest[:10])
+    if x.dtype not in TYPES or weight.scale.dtype != x.dtype:
+        return f"x and the scale must both be bfloat16 or both float16, not {x.dtype} and {weight.scale.dtype}"
+    if weight.dtype != "int4" or weight.layout != "plain":
+        return f"the weight must be int4 in layout plain, not {weight.dtype} in {weight.layout}"
+    if weight.zero is not None and weight.zero.dtype != torch.uint8:
+        return f"zeros must be uint8, not {weight.zero.dtype}"
+    if weight.scale2 is not None:
+        return "a scale of the scales is not taken"
+    if weight.k % STEP or weight.k % weight.block_k or weight.block_n != 1:
+        return f"K must be a multiple of {STEP} and of the scale's blocks, which are of one row; K is {weight.k}"
+    if weight.block_k % STEP and weight.block_k not in FOLDED:
+        return f"blocks of the scale must have 32 or 64 columns or a multiple of {STEP}, not {weight.block_k}"
+    m = x.numel() // weight.k
+    if not 0 < m <= MOST_ROWS:
+        return f"it multiplies 1 to {MOST_ROWS} rows; x has {m}"
+    return capability.below(x.device, 8, 0) or missing() or _too_large(x, weight)
+
+
+def _too_large(x: Tensor, weight: Weight) -> str | None:
+    if _size_on(x, weight) is None:
+        return f"a block of {x.device} has too little shared memory for K = {weight.k}"
+    return None
+
+
+def run(x: Tensor, *rest: Any) -> Tensor:
+    weight = Weight(*rest[:10])
+    size = _size_on(x, weight)
+    assert size is not None, "it was asked before"
+    return product(x, weight, rest[10], size)
+
+
+def _size_on(x: Tensor, weight: Weight) -> Size | None:
+    return size_of(
+        *(x.numel() // weight.k, weight.n, weight.k, capability.multiprocessors(x.device)),
+        *(weight.block_k, _clusters(x.device), capability.shared_memory(x.device)),
+    )
+
+
+def _clusters(device: torch.device) -> bool:
+    return capability.of(device) >= (9, 0)
+
+
+@functools.cache
+def size_of(
+    m: int, n: int, k: int, multiprocessors: int, group: int = STEP, clusters: bool = True, memory: int = MEMORY
+) -> Size | None:
+    """The first that fits into ``memory``: as it was the fastest, or with less of it copied ahead."""
+    for size in _clustered(n, k, multiprocessors) if clusters else _alone(n, multiprocessors):
+        for each in (size, size._replace(steps=1, stages=3), size._replace(steps=1, stages=2)):
+            if each.shared(m, k, group) <= memory:
+                return each
+    return None
+
+
+def _clustered(n: int, k: int, multiprocessors: int) -> Iterator[Size]:
+    """K is split until multiprocessors are busy, and no further than its steps go round."""
+    size, steps = WIDE if n * k // 2 <= AHEAD * multiprocessors else DEEP, k // STEP
+    splits = [each for each in SPLITS if -(-steps // each) * (each - 1) < steps]
+    sizes = [size._replace(splits=each) for each in splits]
+    enough = [each for each in sizes if each.blocks(n) * each.warps >= BUSY * multiprocessors]
+    yield from enough or sizes[-1:]
+    for narrower in (MIDDLE, NARROW):
+        yield narrower._replace(splits=splits[-1])
+
+
+def _alone(n: int, multiprocessors: int) -> Iterator[Size]:
+    enough = (each for each in (WIDE, MIDDLE) if each.blocks(n) >= OCCUPIED * multiprocessors)
+    yield from enough
+    yield NARROW
+
+
+def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tensor:
+    n, k = weight.n, weight.k
+    rows, y = aten.rows(x), x.new_empty(*x.shape[:-1], n)
+    given = (weight.data, weight.scale, weight.zero)
+    held = [None if part is None else part.contiguous() for part in given]
+    held[0] = _aligned(weight.data)
+    bias = None if bias is None else bias.to(x.dtype).contiguous()
+    form = Form(0 if weight.block_k == k else weight.block_k, x.dtype, _clusters(x.device))
+    as_given = all(part is own for part, own in zip(held, given, strict=True))
+    dependent = form.clusters and as_given and unchanged(*given)
+    with torch.cuda.device(x.device):
+        _function(size, form, x.device)(
+            *((size.blocks(n), 1, 1), 32 * size.warps, size.shared(rows.shape[0], k, weight.block_k)),
+            *map(address, (rows, *held, bias, y)),
+            *map(ctypes.c_int, (rows.shape[0], n, k)),
+            cluster=size.splits if size.splits > 1 else 0,
+            dependent=dependent,
+        )
+    return y
+
+
+_multiplied = WeakTensorKeyDictionary()
+"""Part of a weight -> how often it had been written to when it was last multiplied by."""
+
+
+def unchanged(*parts: Tensor | None) -> bool:
+    """Whether an earlier call asked this of each, and none was written to since."""
+    return all([_unchanged(part) for part in parts if part is not None])
+
+
+def _unchanged(part: Tensor) -> bool:
+    if part.is_inference():
+        return False
+    known = _multiplied.get(part) == part._version
+    if not known:
+        _multiplied[part] = part._version
+    return known
+
+
+def _aligned(data: Tensor) -> Tensor:
+    """From a multiple of the 16 bytes that are copied at a time."""
+    data = data.contiguous()
+    return data if data.data_ptr() % 16 == 0 else data.clone()
+
+
+@functools.cache
+def _function(size: Size, form: Form, device: torch.device) -> Function:
+    major, minor = capability.of(device)
+    architecture = "90a" if (major, minor) == (9, 0) else f"{major}{minor}"
+    return Function(compiled(source(size, form), architecture), "few_rows", capability.shared_memory(device))
+
+
+def source(size: Size, form: Form) -> str:
+    return defined(size, form) + (SOURCES / "few_rows.cu").read_text(encoding="utf-8")
+
+
+def defined(size: Size, form: Form) -> str:
+    values = {
+        **{"TILES": size.tiles, "ACROSS": size.across, "ALONG": size.along, "STEPS": size.steps},
+        **{"STAGES": size.stages, "SPLITS": size.splits, "GROUP": form.group},
+        **{"HALF": int(form.dtype == torch.float16), "CLUSTERS": int(form.clusters)},
+    }
+    return "".join(f"#define {name} {value}\n" for name, value in values.items())

@@ -1,0 +1,448 @@
+// y = x W^T for an int4 weight and 1 to 8 rows of x: as fast as the weight is read. sm_80 and newer.
+//
+//   x      [m, k]         16-bit floats             y     [m, n]  likewise, with bias [n] added where there is one
+//   codes  [n, k / 2]     the even column in the low half of a byte
+//   scale  [n, k / GROUP] of x's type               zero  likewise, bytes, or none: 8
+//
+// W = (code - zero) * scale; k is a multiple of 128; x and codes begin at multiples of 16 bytes. Sums are in float32.
+//
+// A block makes BN = 16 TILES ACROSS columns of y, rows of W. ALONG of its warps share them, and divide k in steps of
+// 128 columns; STEPS steps in a row of each warp are a stage. W and x are copied STAGES - 1 stages ahead, and a thread
+// multiplies of W what it has copied itself. k is further split among the SPLITS blocks of a cluster. Sums of the
+// warps, then of the blocks, are added in their order: the same result each time. No memory but the result is written.
+//
+// W is the first operand of mma.m16n8k16, x the second, of which 8 rows are multiplied: for those that are not there,
+// the last again. Lane (g, t) = (lane / 4, lane % 4) holds, of rows g and g + 8 of 16, the t-th 16 bytes of a step's
+// 64: 32 codes. The unit sums over k in any order that W and x share, so word w of the lane's four gives two products,
+// of the columns
+//     32 t + 8 w + {0, 4} and {1, 5}        32 t + 8 w + {2, 6} and {3, 7}
+// as k = {2 t, 2 t + 1} and {2 t + 8, 2 t + 9}: (word >> 4 q) & 0x000F000F are the codes of columns q and q + 4. What
+// they are multiplied by are the 8 columns 32 t + 8 w of x: one piece of 16 bytes. In shared memory pieces lie in the
+// order (w, t), so that lanes read one after the other.
+//
+// The scale: where GROUP is a multiple of 128, or 0 for the whole row, the sums of a step are multiplied by it. Where
+// it is 32 or 64, a lane's 32 codes have one, and the weight is multiplied: rounded once, to x's type.
+//
+// Compiled with TILES, ACROSS, ALONG, STEPS, STAGES, SPLITS, GROUP, HALF (x is float16, not bfloat16) and CLUSTERS: 0
+// for devices before sm_90, where SPLITS is 1 and the kernel begins when the one before it has ended. From sm_90 on it
+// may begin before: the weight is read at once, x and the bias only after the kernel before has ended, as y is written.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define THREADS (32 * ACROSS * ALONG)
+#define BN (16 * TILES * ACROSS)
+#define STAGE_STEPS (ALONG * STEPS)
+#define PIECES (2 * TILES * STEPS)       // of 16 bytes of codes, of a thread in a stage
+#define X_PITCH (STAGE_STEPS * 16 + 4)   // pieces of a row of x in a stage; 4 more: lanes then read different banks
+#define PITCH (BN + 4)                   // floats of a row of sums, likewise
+#define FOLD (GROUP == 32 || GROUP == 64)
+#define UNIT (FOLD ? 32 : 128)           // columns for which an entry, scale and zero, is kept
+#define ENTRIES (128 / UNIT)             // of a step
+#define CHAINS 2                         // of products that do not wait for each other
+#define MAGIC (HALF ? 0x6400u : 0x4300u) // 1024 or 128, to which the lowest bits are added
+#define BOTH(value) ((value) * 0x10001u)
+#if HALF
+#define TYPE "f16"
+#else
+#define TYPE "bf16"
+#endif
+
+#ifndef EMULATED // tests/backends/emulated.cpp has what follows by the same names
+#define DEVICE __device__ __forceinline__
+
+extern __shared__ __align__(128) u8 dynamic[];
+
+DEVICE u8* shared_memory() { return dynamic; }
+
+DEVICE u32 address_of(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+DEVICE void copy_codes(u8* to, const u8* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address_of(to)), "l"(from) : "memory");
+}
+
+DEVICE void copy_x(u8* to, const u16* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address_of(to)), "l"(from) : "memory");
+}
+
+DEVICE void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int groups> DEVICE void wait_for_all_copies_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+DEVICE void let_next_kernel_begin() {
+#if CLUSTERS
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+DEVICE void wait_for_kernel_before() {
+#if CLUSTERS
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Says that it is there, and nothing about what it has written
+DEVICE void begin_cluster() {
+#if SPLITS > 1
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+DEVICE void arrive_at_cluster() {
+#if SPLITS > 1
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+DEVICE void wait_for_cluster() {
+#if SPLITS > 1
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// At the same place in the shared memory of another block of the cluster
+DEVICE void write16_in(int block, u8* to, const float (&value)[4]) {
+#if SPLITS > 1
+  u32 there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address_of(to)), "r"(block));
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(value[0]), "f"(value[1]),
+               "f"(value[2]), "f"(value[3])
+               : "memory");
+#endif
+}
+
+// Of a weight, which does not change
+DEVICE u32 read_scale(const u16* at) {
+  u16 d;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(d) : "l"(at));
+  return d;
+}
+
+DEVICE u32 read_zero(const u8* at) {
+  u32 d;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(d) : "l"(at));
+  return d;
+}
+
+DEVICE u32 read_bias(const u16* at) {
+  u16 d;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(d) : "l"(at) : "memory");
+  return d;
+}
+
+DEVICE void read16(u32 (&d)[4], const u8* at) {
+  const uint4 read = *reinterpret_cast<const uint4*>(at);
+  d[0] = read.x, d[1] = read.y, d[2] = read.z, d[3] = read.w;
+}
+
+DEVICE void read16(float (&d)[4], const u8* at) {
+  const float4 read = *reinterpret_cast<const float4*>(at);
+  d[0] = read.x, d[1] = read.y, d[2] = read.z, d[3] = read.w;
+}
+
+DEVICE void write4(u16* to, u32 low, u32 high) { *reinterpret_cast<uint2*>(to) = make_uint2(low, high); }
+
+DEVICE void write1(u16* to, u32 value) { *to = (u16)value; }
+
+DEVICE u32 pick(u32 a, u32 b, u32 selector) {
+  u32 d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+}
+
+// (value & 0x000F000F) | MAGIC in both halves
+DEVICE u32 low_codes(u32 value) {
+  u32 d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(value), "n"(0x000F000F), "r"(BOTH(MAGIC)));
+  return d;
+}
+
+// Two numbers of 16 bits at a time
+#if HALF || CLUSTERS
+DEVICE u32 minus(u32 a, u32 b) {
+  u32 d;
+  asm("sub.rn." TYPE "x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+DEVICE u32 times(u32 a, u32 b) {
+  u32 d;
+  asm("mul.rn." TYPE "x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+#else // bfloat16 before sm_90 has a b + c alone: a - b = -1 b + a, and a b = a b + -0
+DEVICE u32 times_plus(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+DEVICE u32 minus(u32 a, u32 b) { return times_plus(b, 0xBF80BF80, a); }
+
+DEVICE u32 times(u32 a, u32 b) { return times_plus(a, b, 0x80008000); }
+#endif
+
+DEVICE float widen(u32 value) {
+  float d;
+#if HALF
+  asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"((u16)value));
+#else
+  d = __uint_as_float(value << 16);
+#endif
+  return d;
+}
+
+DEVICE u32 narrow(float low, float high) {
+  u32 d;
+  asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
+DEVICE void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "
+               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
+    const u16* x, const u8* codes, const u16* scale, const u8* zero, const u16* bias, u16* y, int m, int n, int k) {
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
+  const int across = warp / ALONG, along = warp % ALONG;
+  const int rank = blockIdx.x % SPLITS, n0 = blockIdx.x / SPLITS * BN;
+  const int all = k / 128, per_split = (all + SPLITS - 1) / SPLITS;
+  const int first = rank * per_split < all ? rank * per_split : all;
+  const int steps = (first + per_split < all ? first + per_split : all) - first;
+  const int stages = (steps + STAGE_STEPS - 1) / STAGE_STEPS;
+
+  // Shared memory: rings of codes and of x, over which sums are written when all is multiplied; entries; and the sums
+  // of all blocks for the results that this one adds up. Of the rings there is as much as is ever used.
+  const int most = (per_split + STAGE_STEPS - 1) / STAGE_STEPS, slots = most < STAGES ? most : STAGES;
+  const int code_bytes = slots * PIECES * THREADS * 16, ring_bytes = code_bytes + slots * m * X_PITCH * 16;
+  const int sum_bytes = ALONG * m * PITCH * 4, entry_pitch = per_split * ENTRIES | 1;
+  u8* const shared = shared_memory();
+  u8* const own_codes = shared + thread * 16;
+  u8* const shared_x = shared + code_bytes;
+  float* const sums = (float*)shared;
+  u32* const entries = (u32*)(shared + (ring_bytes > sum_bytes ? ring_bytes : sum_bytes));
+  u8* const others = (u8*)(entries + BN * entry_pitch);
+
+  let_next_kernel_begin();
+  begin_cluster();
+
+  // rows past the last are others again, and go nowhere
+  const u8* from[TILES][2];
+#pragma unroll
+  for (int r = 0; r < TILES; r++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int row = n0 + (across * TILES + r) * 16 + h * 8 + g;
+      from[r][h] = codes + (u64)(row < n ? row : n - 1) * (k / 2) + (u64)first * 64 + t * 16;
+    }
+  auto copy_stage_of_codes = [&](int stage, int slot) {
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+      const int step = (stage * ALONG + along) * STEPS + s;
+      if (step < steps) {
+#pragma unroll
+        for (int r = 0; r < TILES; r++)
+#pragma unroll
+          for (int h = 0; h < 2; h++)
+            copy_codes(own_codes + (slot * PIECES + (s * TILES + r) * 2 + h) * (THREADS * 16), from[r][h] + step * 64);
+      }
+    }
+  };
+  auto copy_stage_of_x = [&](int stage, int slot) {
+    u8* const to = shared_x + slot * (m * X_PITCH * 16);
+    const u16* const x_from = x + (u64)(first + stage * STAGE_STEPS) * 128;
+    const int left = (steps - stage * STAGE_STEPS) * 16; // pieces of a row that there are
+#pragma unroll 1
+    for (u32 i = thread; i < (u32)(m * STAGE_STEPS * 16); i += THREADS) {
+      const u32 row = i / (STAGE_STEPS * 16), piece = i % (STAGE_STEPS * 16);
+      if ((int)piece < left)
+        copy_x(to + (row * X_PITCH + piece / 16 * 16 + piece % 4 * 4 + piece / 4 % 4) * 16,
+               x_from + (u64)row * k + piece * 8);
+    }
+  };
+
+  // Entries of each row, scale << 16 | zero, by some threads of their own: those that can be at once are read first
+  constexpr int READERS = THREADS / BN, AT_ONCE = 4;
+  static_assert(THREADS % BN == 0, "each row of W has as many readers");
+  const int width = steps * ENTRIES, own_row = thread / READERS, own_first = thread % READERS;
+  const int groups = GROUP ? k / (GROUP ? GROUP : 1) : 1;
+  const u64 entries_from = (u64)(n0 + own_row < n ? n0 + own_row : n - 1) * groups;
+  u32 scales[AT_ONCE], zeros[AT_ONCE];
+  auto read_entries = [&](int begin) {
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) {
+      const int i = begin + j * READERS;
+      if (i < width) {
+        const u64 at = entries_from + (GROUP ? (u32)(first * ENTRIES + i) / (GROUP ? GROUP / UNIT : 1) : 0);
+        scales[j] = read_scale(scale + at);
+        zeros[j] = zero ? read_zero(zero + at) : 8u;
+      }
+    }
+  };
+  auto keep_entries = [&](int begin) {
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) {
+      const int i = begin + j * READERS;
+      if (i < width) entries[own_row * entry_pitch + i] = scales[j] << 16 | zeros[j];
+    }
+  };
+
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; stage++) copy_stage_of_codes(stage, stage);
+  read_entries(own_first);
+  wait_for_kernel_before();
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; stage++) {
+    copy_stage_of_x(stage, stage);
+    copies_end_group();
+  }
+  keep_entries(own_first);
+#pragma unroll 1
+  for (int begin = own_first + AT_ONCE * READERS; begin < width; begin += AT_ONCE * READERS) {
+    read_entries(begin);
+    keep_entries(begin);
+  }
+
+  float total[TILES][4];
+#pragma unroll
+  for (int r = 0; r < TILES; r++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) total[r][i] = 0.f;
+
+  int slot = 0;
+  for (int stage = 0; stage < stages; stage++) {
+    wait_for_all_copies_but<STAGES - 2>();
+    __syncthreads(); // the stage is there for all, and all are done with the one before
+    const int next = stage + STAGES - 1, free = slot == 0 ? STAGES - 1 : slot - 1;
+    if (next < stages) {
+      copy_stage_of_codes(next, free);
+      copy_stage_of_x(next, free);
+    }
+    copies_end_group();
+    const u8* const x_here = shared_x + (slot * m + (g < m ? g : m - 1)) * (X_PITCH * 16) + t * 16;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+      const int step = (stage * ALONG + along) * STEPS + s;
+      if (step >= steps) continue;
+      u32 words[TILES][2][4], zero_of[TILES][2], scale_of[TILES][2];
+      float part[CHAINS][TILES][4];
+#pragma unroll
+      for (int r = 0; r < TILES; r++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          read16(words[r][h], own_codes + (slot * PIECES + (s * TILES + r) * 2 + h) * (THREADS * 16));
+          const int row = (across * TILES + r) * 16 + h * 8 + g;
+          const u32 entry = entries[row * entry_pitch + (FOLD ? 4 * step + t : step)];
+          zero_of[r][h] = pick(entry, MAGIC >> 8, 0x4040); // MAGIC + zero
+          scale_of[r][h] = pick(entry, 0, 0x3232);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) part[0][r][i] = FOLD ? total[r][i] : 0.f, part[1][r][i] = 0.f;
+      }
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        u32 weight[TILES][2][4], columns[4];
+#pragma unroll
+        for (int r = 0; r < TILES; r++)
+#pragma unroll
+          for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+              const u32 difference = minus(low_codes(words[r][h][w] >> (4 * q)), zero_of[r][h]);
+              weight[r][h][q] = FOLD ? times(difference, scale_of[r][h]) : difference;
+            }
+        read16(columns, x_here + ((along * STEPS + s) * 16 + w * 4) * 16);
+        const u32 b0 = pick(columns[0], columns[2], 0x5410), b1 = pick(columns[0], columns[2], 0x7632);
+        const u32 b2 = pick(columns[1], columns[3], 0x5410), b3 = pick(columns[1], columns[3], 0x7632);
+#pragma unroll
+        for (int r = 0; r < TILES; r++) {
+          const u32(&a)[2][4] = weight[r];
+          multiply(part[0][r], a[0][0], a[1][0], a[0][1], a[1][1], b0, b1);
+          multiply(part[1][r], a[0][2], a[1][2], a[0][3], a[1][3], b2, b3);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < TILES; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const float sum = part[0][r][i] + part[1][r][i];
+          total[r][i] = FOLD ? sum : sum * widen(scale_of[r][i / 2] & 0xFFFF) + total[r][i];
+        }
+    }
+    slot = slot == STAGES - 1 ? 0 : slot + 1;
+  }
+
+  // The sums of the warps
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < TILES; r++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int row = 2 * t + i % 2, column = (across * TILES + r) * 16 + i / 2 * 8 + g;
+      if (row < m) sums[(along * m + row) * PITCH + column] = total[r][i];
+    }
+  __syncthreads();
+
+  auto write = [&](int row, int column, const float (&value)[4]) {
+    float each[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      each[i] = value[i] + (bias && column + i < n ? widen(read_bias(bias + column + i)) : 0.f);
+    const u32 both[2] = {narrow(each[0], each[1]), narrow(each[2], each[3])};
+    u16* const to = y + (u64)row * n + column;
+    if (n % 4 == 0) {
+      write4(to, both[0], both[1]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (column + i < n) write1(to + i, both[i / 2] >> i % 2 * 16);
+  };
+
+  // A unit is 4 results in a row, of which each block of the cluster adds up 4 units at a time, in turn
+  constexpr int ROW_UNITS = BN / 4;
+  const int units = m * ROW_UNITS, own_units = (m * (BN / 16) + SPLITS - 1) / SPLITS * 4;
+  wait_for_cluster(); // all have begun: there is memory to write to
+#pragma unroll 1
+  for (u32 unit = thread; unit < (u32)units; unit += THREADS) {
+    const int row = unit / ROW_UNITS, column = unit % ROW_UNITS * 4;
+    float value[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int j = 0; j < ALONG; j++) {
+      float part[4];
+      read16(part, (const u8*)(sums + (j * m + row) * PITCH + column));
+#pragma unroll
+      for (int i = 0; i < 4; i++) value[i] += part[i];
+    }
+    if (SPLITS > 1)
+      write16_in(unit / 4 % SPLITS, others + (rank * own_units + unit / (4 * SPLITS) * 4 + unit % 4) * 16, value);
+    else if (n0 + column < n)
+      write(row, n0 + column, value);
+  }
+  if (SPLITS == 1) return;
+  arrive_at_cluster();
+  wait_for_cluster(); // all have written, and none goes before
+#pragma unroll 1
+  for (int i = thread; i < own_units; i += THREADS) {
+    const int unit = i / 4 * 4 * SPLITS + rank * 4 + i % 4, row = unit / ROW_UNITS, column = unit % ROW_UNITS * 4;
+    if (unit >= units || n0 + column >= n) continue;
+    float value[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int j = 0; j < SPLITS; j++) {
+      float part[4];
+      read16(part, others + (j * own_units + i) * 16);
+#pragma unroll
+      for (int c = 0; c < 4; c++) value[c] += part[c];
+    }
+    write(row, n0 + column, value);
+  }
+}

@@ -1,0 +1,408 @@
+"""kernels/few_rows.cu on machines without a GPU: its numbers, by the same source as C++ on an emulated device; what is
+refused; which size is chosen; and that each compiles. Tests marked gpu run the kernel itself."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitport.backends.cuda import capability, few_rows
+from bitport.backends.cuda.compiled import SOURCES
+from bitport.backends.cuda.few_rows import DEEP, MEMORY, MIDDLE, NARROW, WIDE, Form, Size, defined, size_of, source
+from bitport.ops import Sample, Weight
+from tests.backends.products import products, shortfall
+
+HERE = Path(__file__).parent
+BF16, FP16 = torch.bfloat16, torch.float16
+HOPPER, AMPERE, ADA = (132, True, MEMORY), (108, False, 163 << 10), (128, False, 99 << 10)
+"""(multiprocessors, whether blocks come in clusters, bytes of shared memory)"""
+
+
+def arguments(scheme: str, dtype: torch.dtype = BF16, m: int = 5, k: int = 256) -> list[Any]:
+    (sample,) = products(scheme, dtype, "plain", 40, k, m=m)
+    return list(sample.args)
+
+
+def of_memory(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capability, "of", lambda device: (9, 0))
+    monkeypatch.setattr(capability, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(capability, "shared_memory", lambda device: memory)
+    monkeypatch.setattr(few_rows, "missing", lambda: None)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_memory(MEMORY, monkeypatch)
+
+
+class Emulated:
+    """Is called as a Function is."""
+
+    def __init__(self, library: Path) -> None:
+        self.emulate = ctypes.CDLL(str(library)).emulate
+        self.emulate.restype = ctypes.c_char_p
+        self.launches: list[tuple[int, bool]] = []
+
+    def __call__(
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        *given: Any,
+        cluster: int = 0,
+        dependent: bool = False,
+    ) -> None:
+        self.launches.append((cluster, dependent))
+        blocks, addresses = max(1, cluster), (ctypes.c_void_p * 6)(*(each.value for each in given[:6]))
+        wrong = self.emulate(
+            *(grid[0] // blocks, blocks, threads, shared, addresses),
+            (ctypes.c_int * 3)(*(each.value for each in given[6:])),
+        )
+        assert wrong is None, wrong.decode()
+
+
+@pytest.fixture(scope="session")
+def build(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Size, Form], Emulated]:
+    built: dict[tuple[Size, Form], Emulated] = {}
+
+    def one(size: Size, form: Form) -> Emulated:
+        if (size, form) not in built:
+            file = tmp_path_factory.mktemp("emulated") / "emulated.cpp"
+            named = f'#define SOURCE "{SOURCES / "few_rows.cu"}"\n'
+            file.write_text(defined(size, form) + named + (HERE / "emulated.cpp").read_text())
+            options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(file.with_suffix(".so"))]
+            done = subprocess.run([compiler, *options, str(file)], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            built[size, form] = Emulated(file.with_suffix(".so"))
+        return built[size, form]
+
+    return one
+
+
+@pytest.fixture
+def emulator(
+    build: Callable[[Size, Form], Emulated], monkeypatch: pytest.MonkeyPatch, hopper: None
+) -> Callable[[Size, Form], Emulated]:
+    monkeypatch.setattr(few_rows, "_function", lambda size, form, device: build(size, form))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    return build
+
+
+def product(sample: Sample, size: Size) -> torch.Tensor:
+    x, *rest = sample.args
+    return few_rows.product(x, Weight(*rest[:10]), rest[10], size)
+
+
+CASES = (
+    (WIDE, "int4", 64, 1280, 8, BF16, True),
+    (WIDE, "int4-g384-sym", 67, 768, 3, BF16, False),
+    (WIDE._replace(splits=2), "int4-channel", 33, 640, 5, BF16, True),
+    (WIDE._replace(splits=4), "int4", 132, 1280, 2, BF16, True),
+    (WIDE._replace(splits=8), "int4-g256-sym", 65, 1024, 8, FP16, True),
+    (WIDE._replace(steps=1, stages=3), "int4-g64", 40, 2048, 6, FP16, True),
+    (DEEP, "int4-sym", 64, 3328, 4, BF16, False),
+    (DEEP._replace(splits=2), "int4-g32", 71, 2304, 7, BF16, True),
+    (DEEP._replace(splits=4), "int4", 64, 3072, 1, BF16, True),
+    (DEEP._replace(steps=1, stages=3, splits=8), "int4-g64-sym", 50, 2048, 8, BF16, False),
+    (MIDDLE, "int4-g32-sym", 37, 1152, 1, BF16, True),
+    (MIDDLE._replace(splits=4), "int4-channel-sym", 36, 2176, 8, FP16, True),
+    (NARROW, "int4", 17, 6400, 8, BF16, True),
+    (NARROW._replace(steps=1, stages=2), "int4-g64", 18, 4224, 2, BF16, False),
+    (NARROW._replace(splits=8), "int4-g32", 1, 1152, 3, FP16, True),
+)
+"""Columns that are not a multiple of 4 or of a block's, and of K fewer and more stages than are copied ahead; with 9
+and 10 steps some of 8 and 4 blocks have fewer than others, or none."""
+
+
+@pytest.mark.parametrize(("size", "scheme", "n", "k", "m", "dtype", "bias"), CASES)
+def test_numbers(
+    emulator: Callable[[Size, Form], Emulated],
+    size: Size,
+    scheme: str,
+    n: int,
+    k: int,
+    m: int,
+    dtype: torch.dtype,
+    bias: bool,
+) -> None:
+    (sample,) = products(scheme, dtype, "plain", n, k, m=m, with_bias=bias)
+    assert few_rows.refuses(*sample.args) is None
+    y = product(sample, size)
+    assert y.dtype == dtype
+    assert shortfall(sample, y) <= 0
+    assert torch.equal(y, product(sample, size)), "other threads come first, and the sums are the same"
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int4-g32-sym"])
+def test_numbers_before_sm90(
+    emulator: Callable[[Size, Form], Emulated], monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setattr(capability, "of", lambda device: (8, 0))
+    (sample,) = products(scheme, BF16, "plain", 35, 1280, m=5)
+    assert shortfall(sample, product(sample, MIDDLE)) <= 0
+    assert shortfall(sample, product(sample, MIDDLE)) <= 0
+    launched = emulator(MIDDLE, Form(0 if sample.args[9] == 1280 else sample.args[9], BF16, False)).launches
+    assert launched == [(0, False)] * 2
+
+
+def test_parts_that_are_views(emulator: Callable[[Size, Form], Emulated]) -> None:
+    (sample,) = products("int4-g32", BF16, "plain", 20, 256, m=2)
+    x, data, scale, zero, *rest = sample.args
+    strided = [torch.cat([part, part], 1)[:, : part.shape[1]] for part in (x, data, scale, zero)]
+    shifted = torch.cat([data.new_zeros(1), data.flatten()])[1:].view_as(data)
+    for views in (strided, [x, shifted, scale, zero], [x.view(2, 1, 1, 256), data, scale, zero]):
+        y = few_rows.product(views[0], Weight(*views[1:], *rest[:-1]), rest[-1].double(), WIDE)
+        assert y.shape == (*views[0].shape[:-1], 20)
+        assert shortfall(sample, y.view(2, 20)) <= 0
+
+
+def test_what_wrote_a_weight_has_ended_before_it_is_read_early(emulator: Callable[[Size, Form], Emulated]) -> None:
+    (sample,) = products("int4", BF16, "plain", 24, 256, m=1)
+    _, data, scale, zero, *_ = sample.args
+    early = emulator(WIDE, Form(128, BF16, True)).launches
+    early.clear()
+
+    def next_is_early() -> bool:
+        product(sample, WIDE)
+        return early[-1][1]
+
+    assert [next_is_early() for _ in range(3)] == [False, True, True]
+    for part in (data, scale, zero):
+        part.copy_(part.clone())
+        assert [next_is_early() for _ in range(2)] == [False, True]
+    assert not few_rows.unchanged(data, scale, zero.clone()), "another, which nobody has waited for"
+    with torch.inference_mode():
+        counted_by_nobody = data.clone()
+    assert [few_rows.unchanged(counted_by_nobody) for _ in range(2)] == [False, False]
+
+
+def test_copies_of_a_weight_are_not_read_early(emulator: Callable[[Size, Form], Emulated]) -> None:
+    (sample,) = products("int4", BF16, "plain", 24, 256, m=1)
+    x, *rest = sample.args
+    weight = Weight(*rest[:10])
+    strided = weight._replace(scale=torch.cat([weight.scale, weight.scale], 1)[:, :2])
+    early = emulator(WIDE, Form(128, BF16, True)).launches
+    early.clear()
+    for _ in range(3):
+        few_rows.product(x, strided, None, WIDE)
+    assert early == [(0, False)] * 3
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("scheme", ["int4", "int4-sym", "int4-g32", "int4-g64", "int4-g256", "int4-channel"])
+def test_what_it_takes(scheme: str) -> None:
+    for dtype in (BF16, FP16):
+        for m in (1, 8):
+            assert few_rows.refuses(*arguments(scheme, dtype, m)) is None
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"scheme": "nf4"}, "int4 in layout plain"),
+        ({"scheme": "int8"}, "int4 in layout plain"),
+        ({"scheme": "int4", "dtype": torch.float32}, "bfloat16 or both float16"),
+        ({"scheme": "int4-g32", "k": 192}, "a multiple of 128"),
+        ({"scheme": "int4-g16"}, "32 or 64 columns or a multiple of 128"),
+        ({"scheme": "int4", "m": 9}, "1 to 8 rows"),
+        ({"scheme": "int4", "m": 0}, "1 to 8 rows"),
+    ],
+)
+def test_what_it_refuses(change: dict[str, Any], reason: str) -> None:
+    assert reason in str(few_rows.refuses(*arguments(**change)))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_what_it_refuses_of_a_weight() -> None:
+    x, *rest = arguments("int4")
+    weight = Weight(*rest[:10])
+    for changed, reason in (
+        (weight._replace(layout="signed_int8"), "in layout plain"),
+        (weight._replace(zero=weight.scale), "zeros must be uint8"),
+        (weight._replace(scale2=weight.scale), "a scale of the scales"),
+        (weight._replace(scale=weight.scale.float()), "the scale must both"),
+        (weight._replace(block_n=2), "of one row"),
+        (weight._replace(block_k=96), "of the scale's blocks"),
+    ):
+        assert reason in str(few_rows.refuses(x, *changed, *rest[10:]))
+
+
+def test_other_chips(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = arguments("int4")
+    of_memory(1 << 10, monkeypatch)
+    assert "too little shared memory for K = 256" in str(few_rows.refuses(*given))
+    monkeypatch.setattr(few_rows, "missing", lambda: "no compiler")
+    assert few_rows.refuses(*given) == "no compiler"
+    monkeypatch.setattr(capability, "of", lambda device: (7, 5))
+    assert "sm80" in str(few_rows.refuses(*given))
+    monkeypatch.setattr(capability, "of", lambda device: capability.ROCM)
+    assert "ROCm" in str(few_rows.refuses(*given))
+
+
+@pytest.mark.parametrize("chip", [HOPPER, AMPERE, ADA], ids=["hopper", "ampere", "ada"])
+def test_sizes_fit(chip: tuple[int, bool, int]) -> None:
+    multiprocessors, clusters, memory = chip
+    for n in (1, 1024, 4096, 14336, 152064):
+        for k in (128, 640, 4096, 14336, 65536):
+            for m in (1, 8):
+                for group in (32, 64, 128, k):
+                    size = size_of(m, n, k, multiprocessors, group, clusters, memory)
+                    if size is None:
+                        assert k == 65536, "the scales of all of K, which no cluster shares"
+                        assert not clusters
+                        continue
+                    assert size.shared(m, k, group) <= memory
+                    assert -(-k // 128 // size.splits) * (size.splits - 1) < k // 128, "each block has some of K"
+                    assert clusters or size.splits == 1
+
+
+MEASURED = {
+    (4096, 4096): WIDE._replace(splits=4),
+    (5120, 1280): WIDE._replace(splits=4),
+    (1024, 4096): WIDE._replace(splits=8),
+    (3072, 8192): DEEP._replace(splits=4),
+    (4096, 14336): DEEP._replace(splits=2),
+    (8192, 3072): DEEP,
+    (14336, 4096): DEEP,
+}
+"""(N, K) -> the size that was the fastest on an H100 for 1, 2, 4 and 8 rows, or within 9 % of it."""
+
+
+def test_sizes_are_those_that_were_fastest() -> None:
+    for m in (1, 2, 4, 8):
+        assert {(n, k): size_of(m, n, k, 132) for n, k in MEASURED} == MEASURED
+        assert [size_of(m, *each, 132, clusters=False) for each in ((1024, 4096), (4096, 4096), (8192, 3072))] == [
+            *(NARROW, MIDDLE, WIDE)
+        ]
+
+
+@pytest.mark.parametrize("architecture", ["80", "90a"])
+def test_registers_are_enough(architecture: str, tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs NVIDIA's compiler, nvcc, on the PATH")
+    clusters, file = architecture == "90a", tmp_path / "few_rows.cu"
+    options = [f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-std=c++17", "-Xptxas", "-v", "-cubin"]
+    for size in (WIDE, DEEP, MIDDLE, NARROW):
+        for group, dtype in ((128, BF16), (32, FP16), (64, BF16)):
+            file.write_text(source(size._replace(splits=4 if clusters else 1), Form(group, dtype, clusters)))
+            command = [nvcc, *options, "-o", str(tmp_path / "out"), str(file)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            assert re.findall(r"(\d+) bytes spill", done.stdout + done.stderr) == ["0", "0"]
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if not torch.cuda.is_available() or torch.version.hip:
+        pytest.skip("needs an NVIDIA GPU")
+    device = torch.device("cuda", torch.cuda.current_device())
+    why_not = capability.below(device, 8, 0) or few_rows.missing()
+    if why_not is not None:
+        pytest.skip(why_not)
+    return device
+
+
+def there(sample: Sample, device: torch.device) -> Sample:
+    args = tuple(part.to(device) if torch.is_tensor(part) else part for part in sample.args)
+    return dataclasses.replace(sample, args=args)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "scheme", "n", "k", "m", "dtype", "bias"), CASES)
+def test_numbers_on_a_gpu(
+    cuda: torch.device, size: Size, scheme: str, n: int, k: int, m: int, dtype: torch.dtype, bias: bool
+) -> None:
+    if size.splits > 1 and capability.of(cuda) < (9, 0):
+        pytest.skip("needs blocks in clusters: sm90")
+    (sample,) = products(scheme, dtype, "plain", n, k, m=m, with_bias=bias)
+    sample = there(sample, cuda)
+    waited, *early = (product(sample, size) for _ in range(3))
+    assert shortfall(sample, waited) <= 0
+    assert all(torch.equal(waited, each) for each in early)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize(
+    ("scheme", "n", "k"),
+    [("int4", 8192, 3072), ("int4-g32-sym", 1024, 4096), ("int4-channel", 4096, 1280), ("int4-g64", 152, 14336)],
+)
+def test_sizes_on_a_gpu(
+    cuda: torch.device, scheme: str, n: int, k: int, clusters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are chosen; also as on devices that have no clusters."""
+    if not clusters:
+        monkeypatch.setattr(few_rows, "_clusters", lambda device: False)
+    for m in (1, 8):
+        (sample,) = products(scheme, BF16, "plain", n, k, m=m)
+        sample = there(sample, cuda)
+        assert few_rows.refuses(*sample.args) is None
+        for _ in range(2):
+            assert shortfall(sample, few_rows.run(*sample.args)) <= 0
+
+
+def chain(m: int, device: torch.device) -> Callable[[torch.Tensor], list[torch.Tensor]]:
+    """Each multiplies what the one before has written a moment ago. Of 24 layers results are of about 1e22."""
+    weights = []
+    for n, k in ((1280, 1280), (4096, 1280), (1024, 4096), (1280, 1024)):
+        (sample,) = products("int4", BF16, "plain", n, k, m=m)
+        weights.append(there(sample, device).args[1:])
+
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        made = [x]
+        for weight in weights * 6:
+            made.append(few_rows.run(made[-1], *weight))
+        return made
+
+    return run
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [1, 8])
+def test_what_begins_early_reads_what_the_one_before_wrote(
+    cuda: torch.device, m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, run = torch.randn(m, 1280, device=cuda).to(BF16), chain(m, cuda)
+    with monkeypatch.context() as patch:
+        patch.setattr(few_rows, "unchanged", lambda *parts: False)
+        expected = run(x)
+    run(x)
+    for _ in range(20):
+        assert all(map(torch.equal, run(x), expected))
+
+
+@pytest.mark.gpu
+def test_in_a_graph(cuda: torch.device) -> None:
+    x, run = torch.randn(4, 1280, device=cuda).to(BF16), chain(4, cuda)
+    run(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = run(x)
+    for _ in range(3):
+        x.copy_(torch.randn(4, 1280, device=cuda))
+        graph.replay()
+        assert all(map(torch.equal, made, run(x)))
+
+
+@pytest.mark.gpu
+def test_a_weight_that_was_just_written(cuda: torch.device) -> None:
+    (sample,) = products("int4", BF16, "plain", 4096, 4096, m=2, with_bias=False)
+    sample = there(sample, cuda)
+    x, data, *rest = sample.args
+    first, other = data.clone(), data.bitwise_not()
+    expected = [few_rows.run(x, each, *rest) for each in (first, other)]
+    for turn in range(40):
+        data.copy_((first, other)[turn % 2])
+        assert torch.equal(few_rows.run(x, data, *rest), expected[turn % 2])
