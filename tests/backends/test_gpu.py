@@ -38,10 +38,11 @@ BF16 = torch.bfloat16
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
 FURTHER = {
     **{"int4pack_mm": 2, "int8pack_mm": 1, "scaled_mm_blocks": 1, "scaled_mm_mx": 1},
-    **{"dense_mm": 1, "triton_dense": 1},
+    **{"dense_mm": 1, "triton_dense": 1, "many_rows_int8": 1},
 }
 """Roundings beyond those of a budget (the weight's and the result's): a bias added to a rounded product, the shift that
-a zero point makes in tile-packed layouts, and the sums of parts of K, which PyTorch lets cuBLAS round."""
+a zero point makes in tile-packed layouts, the sums of parts of K, which PyTorch lets cuBLAS round, and the weight where
+it is rounded with a scale that is the row's, which others multiply in after the sum."""
 SHAPES = ((128, 256), (256, 640), (1024, 2048))
 """Sizes that every kernel takes; those of the conformance suite are small and odd, for the others."""
 ROWS = (1, 2, 7, 16, 33, 200, 1024)

@@ -272,10 +272,11 @@ def test_records_are_brought_once(results: Path, tmp_path: Path) -> None:
     [
         ({}, True, None),
         ({}, False, "no record of a run says 'measured on a stand-in'"),
-        ({"unmeasured": ["rows int4"]}, True, "it was stopped before rows int4"),
+        ({"unmeasured": ["tiles 64", "rows int4"]}, True, "it was stopped before tiles 64"),
+        ({"unmeasured": ["rows int4"]}, True, None),
         ({"version": 1}, True, "it is not of version"),
     ],
-    ids=["whole", "no record", "stopped", "old"],
+    ids=["whole", "no record", "stopped", "kinds left", "old"],
 )
 def test_a_table_is_shipped_whole_and_with_its_record(
     change: Row, recorded: bool, reason: str | None, results: Path, tmp_path: Path

@@ -109,10 +109,16 @@ def tune(device: torch.device, note: Note = lambda trial: None) -> Iterator[str]
         _keep(file, content)
         yield found
     del content["unmeasured"]
-    for kinds in content["most_rows"].values():
-        kinds["*"] = int(statistics.median(most for kind, most in kinds.items() if kind != "*"))
+    for_others(content)
     _keep(file, content)
     yield f"written to {file}"
+
+
+def for_others(content: dict[str, Any]) -> None:
+    """Kinds of weights that were not measured go by the median of those that were."""
+    for kinds in content["most_rows"].values():
+        if known := [most for kind, most in kinds.items() if kind != "*"]:
+            kinds["*"] = int(statistics.median(known))
 
 
 def _of_stage(stage: str, note: Note, trial: dict[str, Any]) -> None:
