@@ -49,7 +49,7 @@ def test_shipped_tables_are_sound(file: Path) -> None:
     if not content["source"].startswith("Reasoned, measured on no device. "):
         recorded = {line.get("source") for line in lines_of(RECORDS / "gpu-tune.jsonl")}
         assert content["source"] in recorded, "a figure needs the record of its run"
-        assert "unmeasured" not in content
+        assert [stage for stage in content.get("unmeasured", []) if not stage.startswith("rows ")] == []
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_tune_measures_and_keeps(trials: list[dict[str, Any]]) -> None:
     assert [(each["rows"], each["BN"]) for each in kept["tiles"]] == [(16, 32), (None, 128)]
     assert kept["most_rows"]["gemv"] == {"int4/group": 1, "int8/row": 1, "*": 1}
     assert kept["most_rows"]["tiles"] == {"int4/group": 4, "int8/row": 1, "*": 2}
-    assert kept["least_rows"] == {"int_mm": 2, "grouped_mm": 257, "theirs": 2, "many": None}
+    assert kept["least_rows"] == {**configs.shipped("sm90")["least_rows"], "theirs": 2, "many": None}
     assert "linear int8/row: gemv up to 1 rows, tiles up to 1, then a dense product" in lines
     assert lines[-1] == f"written to {configs.path('sm90')}"
     assert list(dict.fromkeys(each["stage"] for each in noted)) == STAGES
