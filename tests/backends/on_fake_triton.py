@@ -26,23 +26,23 @@ kernels.register(DEVICE)
 
 CHOSEN = """
 scheme           rows  sm80             sm90               sm100              rocm          xpu
-int4             1     triton_tiles     triton_tiles       triton_tiles       triton_gemv   int4pack_mm
+int4             1     triton_tiles     triton_gemv        triton_tiles       triton_gemv   int4pack_mm
 int4             64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  int4pack_mm
 int4             4096  triton_dense     triton_dense       triton_dense       triton_dense  int4pack_mm
-int4-g48         1     triton_tiles     triton_tiles       triton_tiles       triton_gemv   triton_gemv
-int4-g48         2     triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
+int4-g48         1     triton_tiles     triton_gemv        triton_tiles       triton_gemv   triton_gemv
+int4-g48         2     triton_tiles     triton_gemv        triton_tiles       triton_tiles  triton_tiles
 int4-g48         1024  triton_dense     triton_dense       triton_dense       triton_dense  triton_dense
 int3             16    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
 int8             1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   int8pack_mm
-nf4              200   triton_dense     triton_tiles       triton_tiles       triton_dense  triton_dense
-mxfp4-wo         1     triton_tiles     triton_tiles       triton_tiles       triton_gemv   triton_gemv
+nf4              200   triton_dense     triton_dense       triton_tiles       triton_dense  triton_dense
+mxfp4-wo         1     triton_tiles     triton_gemv        triton_tiles       triton_gemv   triton_gemv
 int8-dyn         1     triton_gemv      triton_gemv        triton_gemv        triton_gemv   triton_gemv
 int8-dyn         64    int_mm           int_mm             int_mm             triton_tiles  int_mm
 int4-int8        64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles
 fp8-row          64    triton_tiles     scaled_mm          scaled_mm          triton_tiles  scaled_mm
 fp8-block        64    triton_tiles     scaled_mm_blocks   triton_tiles       triton_tiles  triton_tiles
 mxfp8            64    triton_tiles     triton_tiles       scaled_mm_mx       triton_tiles  triton_tiles
-mxfp4            1     triton_tiles     triton_tiles       triton_scaled      triton_gemv   triton_gemv
+mxfp4            1     triton_tiles     triton_gemv        triton_scaled      triton_gemv   triton_gemv
 mxfp4            64    triton_tiles     triton_tiles       triton_scaled      triton_tiles  triton_tiles
 nvfp4            64    triton_tiles     triton_tiles       scaled_mm_mx       triton_tiles  triton_tiles
 experts:int4     64    triton_tiles     triton_tiles       triton_tiles       triton_tiles  triton_tiles

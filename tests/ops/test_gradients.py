@@ -119,4 +119,5 @@ def test_function_transforms_of_experts(scheme: str) -> None:
     def loss(z: torch.Tensor) -> torch.Tensor:
         return F.grouped_mm(z, weight.mT, offs=offs).square().sum()
 
-    torch.testing.assert_close(torch.func.grad(loss)(x.detach()), *torch.autograd.grad(loss(x), x))
+    one, (other,) = torch.func.grad(loss)(x.detach()), torch.autograd.grad(loss(x), x)
+    torch.testing.assert_close(one, other, rtol=64 * 2**-23, atol=1e-5)  # two sums of 64 products, in another order
