@@ -18,7 +18,7 @@ import torch
 
 from bitport.backends.cuda import capability, few_rows
 from bitport.backends.cuda.compiled import SOURCES
-from bitport.backends.cuda.few_rows import DEEP, MEMORY, MIDDLE, NARROW, WIDE, Form, Size, defined, size_of, source
+from bitport.backends.cuda.few_rows import DEEP, MEMORY, MIDDLE, NARROW, WIDE, Form, Size, macros, size_of, source
 from bitport.ops import Sample, Weight
 from tests.backends.products import products, shortfall
 
@@ -79,7 +79,7 @@ def build(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
         if (size, form) not in built:
             file = tmp_path_factory.mktemp("emulated") / "emulated.cpp"
             named = f'#define SOURCE "{SOURCES / "few_rows.cu"}"\n'
-            file.write_text(defined(size, form) + named + (HERE / "emulated.cpp").read_text())
+            file.write_text(macros(size, form) + named + (HERE / "emulated.cpp").read_text())
             options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(file.with_suffix(".so"))]
             done = subprocess.run([compiler, *options, str(file)], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr

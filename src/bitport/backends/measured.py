@@ -1,4 +1,4 @@
-"""Files in the user's cache folder that keep what ``bitport tune`` measured: JSON, ignored with a warning where it is
+"""Files in the user's cache folder, mostly what ``bitport tune`` measured: JSON, ignored with a warning where it is
 damaged or of another machine."""
 
 from __future__ import annotations
@@ -38,9 +38,13 @@ def read(file: Path, fault: Callable[[Any], str | None]) -> dict[str, Any] | Non
 
 
 def write(file: Path, content: dict[str, Any]) -> None:
+    write_bytes(file, json.dumps(content, indent=1).encode())
+
+
+def write_bytes(file: Path, content: bytes) -> None:
     """Whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, fresh = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".tmp")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        json.dump(content, stream, indent=1)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)
     os.replace(fresh, file)

@@ -3,12 +3,12 @@ needed. What was compiled is kept in the user's cache folder, by a hash of all t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import sys
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,11 @@ def address(part: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if part is None else part.data_ptr())
 
 
+def defined(values: Mapping[str, int]) -> str:
+    """What a source is compiled with, before it."""
+    return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
 def compiled(source: str, architecture: str) -> bytes:
     """``architecture``: as 90a."""
     options = [f"--gpu-architecture=sm_{architecture}", "--std=c++17"]
@@ -75,20 +80,9 @@ def compiled(source: str, architecture: str) -> bytes:
         return file.read_bytes()
     except OSError:
         made = _compile(source, options)
-    _keep(file, made)
+    with contextlib.suppress(OSError):  # then it is compiled again in the next process
+        measured.write_bytes(file, made)
     return made
-
-
-def _keep(file: Path, content: bytes) -> None:
-    """Whole or not at all; where it cannot be written it is compiled again in the next process."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, fresh = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-        os.replace(fresh, file)
-    except OSError:
-        return
 
 
 def _compile(source: str, options: list[str]) -> bytes:

@@ -20,15 +20,14 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bitport.backends import aten
-from bitport.backends.cuda import capability
-from bitport.backends.cuda.compiled import SOURCES, Function, address, compiled, missing
+from bitport.backends.cuda import capability, operand
+from bitport.backends.cuda.compiled import SOURCES, Function, address, compiled, defined, missing
 from bitport.ops import Weight
 
 MOST_ROWS = 8
 """The matrix unit takes 8 rows of x."""
 STEP = 128
 """Columns that a warp multiplies at a time."""
-TYPES = (torch.bfloat16, torch.float16)
 FOLDED = (32, 64)
 """Blocks of the scale with which the weight is multiplied, not the sums of a step."""
 
@@ -92,16 +91,10 @@ MEMORY = 227 << 10
 
 def refuses(x: Tensor, *rest: Any) -> str | None:
     weight = Weight(*rest[:10])
-    if x.dtype not in TYPES or weight.scale.dtype != x.dtype:
-        return f"x and the scale must both be bfloat16 or both float16, not {x.dtype} and {weight.scale.dtype}"
+    if reason := operand.refuses(x, weight, STEP):
+        return reason
     if weight.dtype != "int4" or weight.layout != "plain":
         return f"the weight must be int4 in layout plain, not {weight.dtype} in {weight.layout}"
-    if weight.zero is not None and weight.zero.dtype != torch.uint8:
-        return f"zeros must be uint8, not {weight.zero.dtype}"
-    if weight.scale2 is not None:
-        return "a scale of the scales is not taken"
-    if weight.k % STEP or weight.k % weight.block_k or weight.block_n != 1:
-        return f"K must be a multiple of {STEP} and of the scale's blocks, which are of one row; K is {weight.k}"
     if weight.block_k % STEP and weight.block_k not in FOLDED:
         return f"blocks of the scale must have 32 or 64 columns or a multiple of {STEP}, not {weight.block_k}"
     m = x.numel() // weight.k
@@ -168,7 +161,7 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tenso
     rows, y = aten.rows(x), x.new_empty(*x.shape[:-1], n)
     given = (weight.data, weight.scale, weight.zero)
     held = [None if part is None else part.contiguous() for part in given]
-    held[0] = _aligned(weight.data)
+    held[0] = operand.aligned(weight.data)
     bias = None if bias is None else bias.to(x.dtype).contiguous()
     form = Form(0 if weight.block_k == k else weight.block_k, x.dtype, _clusters(x.device))
     as_given = all(part is own for part, own in zip(held, given, strict=True))
@@ -202,12 +195,6 @@ def _unchanged(part: Tensor) -> bool:
     return known
 
 
-def _aligned(data: Tensor) -> Tensor:
-    """From a multiple of the 16 bytes that are copied at a time."""
-    data = data.contiguous()
-    return data if data.data_ptr() % 16 == 0 else data.clone()
-
-
 @functools.cache
 def _function(size: Size, form: Form, device: torch.device) -> Function:
     major, minor = capability.of(device)
@@ -216,13 +203,13 @@ def _function(size: Size, form: Form, device: torch.device) -> Function:
 
 
 def source(size: Size, form: Form) -> str:
-    return defined(size, form) + (SOURCES / "few_rows.cu").read_text(encoding="utf-8")
+    return macros(size, form) + (SOURCES / "few_rows.cu").read_text(encoding="utf-8")
 
 
-def defined(size: Size, form: Form) -> str:
+def macros(size: Size, form: Form) -> str:
     values = {
         **{"TILES": size.tiles, "ACROSS": size.across, "ALONG": size.along, "STEPS": size.steps},
         **{"STAGES": size.stages, "SPLITS": size.splits, "GROUP": form.group},
         **{"HALF": int(form.dtype == torch.float16), "CLUSTERS": int(form.clusters)},
     }
-    return "".join(f"#define {name} {value}\n" for name, value in values.items())
+    return defined(values)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from bitport.backends import aten
-from bitport.backends.cuda import capability
-from bitport.backends.cuda.compiled import SOURCES, Function, address, compiled, missing
+from bitport.backends.cuda import capability, operand
+from bitport.backends.cuda.compiled import SOURCES, Function, address, compiled, defined, missing
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
 
@@ -24,7 +24,6 @@ STEP = 64
 """Columns of x that are multiplied at a time."""
 MOST_ROWS = 1024
 """Beyond them a dense product was as fast for each weight that was measured on an H100."""
-TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 LAYOUTS = {"plain": 0, "signed_int8": 0x80}
 """-> what is inverted in a code."""
 MULTIPROCESSORS = 132
@@ -75,17 +74,11 @@ splits are what gives it two."""
 def refuses(number: str, x: Tensor, *rest: Any) -> str | None:
     """``number``: int4 or int8, which are the fastest from different numbers of rows on."""
     weight = Weight(*rest[:10])
-    if x.dtype not in TYPES or weight.scale.dtype != x.dtype:
-        return f"x and the scale must both be bfloat16 or both float16, not {x.dtype} and {weight.scale.dtype}"
+    if reason := operand.refuses(x, weight, STEP):
+        return reason
     if weight.dtype != number or weight.layout not in LAYOUTS:
         allowed = " or ".join(LAYOUTS)
         return f"the weight must be {number} in layout {allowed}, not {weight.dtype} in {weight.layout}"
-    if weight.zero is not None and weight.zero.dtype != torch.uint8:
-        return f"zeros must be uint8, not {weight.zero.dtype}"
-    if weight.scale2 is not None:
-        return "a scale of the scales is not taken"
-    if weight.k % STEP or weight.k % weight.block_k or weight.block_n != 1:
-        return f"K must be a multiple of {STEP} and of the scale's blocks, which are of one row; K is {weight.k}"
     if weight.block_k % STEP and weight.block_k != STEP // 2:
         return f"blocks of the scale must have {STEP // 2} columns or a multiple of {STEP}, not {weight.block_k}"
     m = x.numel() // weight.k
@@ -117,7 +110,7 @@ def sizes(number: str, m: int, n: int, k: int) -> list[tuple[float, Size]]:
 
 def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tensor:
     n, k, groups = weight.n, weight.k, weight.k // weight.block_k
-    rows, data = aten.rows(x), _aligned(weight.data)
+    rows, data = aten.rows(x), operand.aligned(weight.data)
     m, y = rows.shape[0], x.new_empty(*x.shape[:-1], n)
     parts = weight.scale, weight.zero, None if bias is None else bias.to(x.dtype)
     held = [None if part is None else part.contiguous() for part in parts]
@@ -133,12 +126,6 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tenso
     return y
 
 
-def _aligned(data: Tensor) -> Tensor:
-    """From a multiple of the 16 bytes that are copied at a time."""
-    data = data.contiguous()
-    return data if data.data_ptr() % 16 == 0 else data.clone()
-
-
 @functools.cache
 def _function(size: Size, form: Form, device: torch.device) -> Function:
     return Function(compiled(source(size, form), "90a"), "many_rows", size.shared(form.bits))
@@ -150,8 +137,8 @@ def source(size: Size, form: Form) -> str:
         **{"STAGES": size.stages, "SPLITS": size.splits, "BLOCKS": size.blocks},
         **{"PER_STEP": form.per_step, "HALF": int(form.dtype == torch.float16)},
     }
-    defined = "".join(f"#define {name} {value}\n" for name, value in values.items())
-    return defined + instruction(size.rows, TYPES[form.dtype]) + (SOURCES / "many_rows.cu").read_text(encoding="utf-8")
+    before = defined(values) + instruction(size.rows, operand.TYPES[form.dtype])
+    return before + (SOURCES / "many_rows.cu").read_text(encoding="utf-8")
 
 
 def instruction(rows: int, dtype: str) -> str:

@@ -1,0 +1,30 @@
+"""What the kernels in CUDA C++ ask of a weight, whatever they do with it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bitport.ops import Weight
+
+TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+"""Of x and the scale -> as instructions name them."""
+
+
+def refuses(x: Tensor, weight: Weight, step: int) -> str | None:
+    """``step``: columns that are multiplied at a time."""
+    if x.dtype not in TYPES or weight.scale.dtype != x.dtype:
+        return f"x and the scale must both be bfloat16 or both float16, not {x.dtype} and {weight.scale.dtype}"
+    if weight.zero is not None and weight.zero.dtype != torch.uint8:
+        return f"zeros must be uint8, not {weight.zero.dtype}"
+    if weight.scale2 is not None:
+        return "a scale of the scales is not taken"
+    if weight.k % step or weight.k % weight.block_k or weight.block_n != 1:
+        return f"K must be a multiple of {step} and of the scale's blocks, which are of one row; K is {weight.k}"
+    return None
+
+
+def aligned(data: Tensor) -> Tensor:
+    """Contiguous, from a multiple of the 16 bytes that are copied at a time."""
+    data = data.contiguous()
+    return data if data.data_ptr() % 16 == 0 else data.clone()
