@@ -185,7 +185,7 @@ static u32 narrowed(float value) {
 #endif
 
 static u32 narrow(float low, float high) { return narrowed(low) | narrowed(high) << 16; }
-static u32 low_codes(u32 value);
+template <u32 mask> static u32 with_magic(u32 value);
 static u32 minus(u32 a, u32 b) {
   return narrow(widen(a & 0xFFFF) - widen(b & 0xFFFF), widen(a >> 16) - widen(b >> 16));
 }
@@ -213,7 +213,8 @@ static void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u
 
 #include SOURCE
 
-static u32 low_codes(u32 value) { return (value & 0x000F000F) | BOTH(MAGIC); }
+template <u32 mask> static u32 with_magic(u32 value) { return (value & BOTH(mask)) | BOTH(MAGIC); }
+
 
 static int sizes[3];
 
@@ -260,7 +261,7 @@ extern "C" const char* emulate(int clusters, int cluster, int block_threads, int
   memcpy(given, arguments, sizeof given), memcpy(sizes, m_n_k, sizeof sizes);
   threads = block_threads, blocks = cluster, memory_bytes = shared, wrong = nullptr;
   const size_t m = sizes[0], n = sizes[1], k = sizes[2], entries = n * (GROUP ? k / (GROUP ? GROUP : 1) : 1);
-  const size_t bytes[6] = {m * k * 2, n * k / 2, entries * 2, entries, n * 2, m * n * 2};
+  const size_t bytes[6] = {m * k * 2, n * k / 8 * BITS, entries * 2, entries, n * 2, m * n * 2};
   memcpy(bytes_given, bytes, sizeof bytes);
   const int count = blocks * threads;
   fibers = (Fiber*)calloc(count, sizeof(Fiber));

@@ -23,7 +23,7 @@ DEVICE = os.environ["FAKE_DEVICE"]
 torch.ops.load_library(os.environ["FAKE_DEVICE_GUARD"])
 
 N, K, EXPERTS = 128, 256, 4
-COMPILED = ("few_rows", "many_rows", "many_rows_int8")
+COMPILED = ("few_rows", "few_rows_int8", "many_rows", "many_rows_int8")
 """Kernels in CUDA C++; test_cuda_few_rows.py and test_cuda_many_rows.py try what they take."""
 CAPABILITIES = {"sm75": (7, 5), "sm80": (8, 0), "sm89": (8, 9), "sm90": (9, 0), "sm100": (10, 0), "rocm": (0, 0)}
 

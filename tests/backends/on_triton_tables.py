@@ -137,7 +137,7 @@ class StandIn:
 
 def weight_in(args: tuple[Any, ...]) -> Weight:
     """Of an op's arguments; those of a grouped one begin with x and the ends, of another with x."""
-    at = 2 if len(args) == 12 else 1
+    at = 2 if args[1].dtype == torch.int32 else 1
     return Weight(*args[at : at + 10])
 
 
@@ -245,6 +245,24 @@ def test_tune_goes_on_where_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> N
     next(measure.tune(DEVICE))
     monkeypatch.setattr(StandIn, "about", lambda self: {"device": "another"})
     assert measure.begun(DEVICE)["unmeasured"] == STAGES, "of another device nothing is taken over"
+
+
+@pytest.mark.usefixtures("own_tables")
+def test_tune_measures_a_kernel_that_is_newer_than_the_table(
+    trials: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, and with as many rows as it takes."""
+    list(measure.tune(DEVICE))
+    trials.clear()
+    monkeypatch.setitem(measure.RIVALS, "newer", ("linear", "int4"))
+    one = Impl(
+        "linear", "newer", DEVICE.type, kernels.run_linear(linear.gemv), lambda x, *rest: "" if len(x) > 1 else None
+    )
+    register_kernel(one)
+    assert measure.begun(DEVICE)["unmeasured"] == ["from newer"]
+    list(measure.tune(DEVICE))
+    assert [(each["kernel"], each["rows"]) for each in trials] == [("newer", 1), ("triton_gemv", 1)]
+    assert json.loads(configs.path("sm90").read_text())["least_rows"]["newer"] == 1
 
 
 @pytest.mark.usefixtures("own_tables", "trials")

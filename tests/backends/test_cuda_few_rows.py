@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import itertools
 import re
 import shutil
 import subprocess
@@ -18,12 +19,14 @@ import torch
 
 from bitport.backends.cuda import capability, few_rows
 from bitport.backends.cuda.compiled import SOURCES
-from bitport.backends.cuda.few_rows import DEEP, MEMORY, MIDDLE, NARROW, WIDE, Form, Size, macros, size_of, source
+from bitport.backends.cuda.few_rows import DEEP, MIDDLE, NARROW, WIDE, Form, Size, macros, size_of, source
 from bitport.ops import Sample, Weight
 from tests.backends.products import products, shortfall
 
 HERE = Path(__file__).parent
 BF16, FP16 = torch.bfloat16, torch.float16
+MEMORY = 227 << 10
+"""Bytes that a block may have on sm90."""
 HOPPER, AMPERE, ADA = (132, True, MEMORY), (108, False, 163 << 10), (128, False, 99 << 10)
 """(multiprocessors, whether blocks come in clusters, bytes of shared memory)"""
 
@@ -31,6 +34,10 @@ HOPPER, AMPERE, ADA = (132, True, MEMORY), (108, False, 163 << 10), (128, False,
 def arguments(scheme: str, dtype: torch.dtype = BF16, m: int = 5, k: int = 256) -> list[Any]:
     (sample,) = products(scheme, dtype, "plain", 40, k, m=m)
     return list(sample.args)
+
+
+def refuses(x: torch.Tensor, *rest: Any) -> str | None:
+    return few_rows.refuses(Weight(*rest[:10]).dtype, x, *rest)
 
 
 def of_memory(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +126,18 @@ CASES = (
     (NARROW, "int4", 17, 6400, 8, BF16, True),
     (NARROW._replace(steps=1, stages=2), "int4-g64", 18, 4224, 2, BF16, False),
     (NARROW._replace(splits=8), "int4-g32", 1, 1152, 3, FP16, True),
+    (MIDDLE._replace(splits=2), "int4-g96", 20, 1152, 4, BF16, False),
+    (WIDE, "int8", 64, 1280, 8, BF16, True),
+    (WIDE._replace(splits=4), "int8-g128", 132, 640, 2, BF16, True),
+    (DEEP._replace(splits=2), "int8-g32", 71, 1152, 7, BF16, False),
+    (DEEP._replace(steps=1, stages=2), "int8-g64-sym", 50, 1024, 8, FP16, True),
+    (MIDDLE._replace(splits=8), "int8-g16", 36, 576, 1, FP16, True),
+    (NARROW, "int8-g48", 17, 3264, 5, BF16, True),
+    (NARROW._replace(splits=4), "int8", 1, 2112, 3, FP16, False),
 )
 """Columns that are not a multiple of 4 or of a block's, and of K fewer and more stages than are copied ahead; with 9
-and 10 steps some of 8 and 4 blocks have fewer than others, or none."""
+and 10 steps some of 8 and 4 blocks have fewer than others, or none. Blocks of the scale of a whole row, of several
+steps, of one, of several lanes' columns and of one's."""
 
 
 @pytest.mark.parametrize(("size", "scheme", "n", "k", "m", "dtype", "bias"), CASES)
@@ -136,14 +152,27 @@ def test_numbers(
     bias: bool,
 ) -> None:
     (sample,) = products(scheme, dtype, "plain", n, k, m=m, with_bias=bias)
-    assert few_rows.refuses(*sample.args) is None
+    assert refuses(*sample.args) is None
     y = product(sample, size)
     assert y.dtype == dtype
     assert shortfall(sample, y) <= 0
     assert torch.equal(y, product(sample, size)), "other threads come first, and the sums are the same"
 
 
-@pytest.mark.parametrize("scheme", ["int4", "int4-g32-sym"])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_every_code_and_zero_of_8_bits(emulator: Callable[[Size, Form], Emulated], dtype: torch.dtype) -> None:
+    """A row for each zero, a column for each code, in either layout: what they mean is exact."""
+    codes, zeros = torch.arange(256, dtype=torch.uint8).repeat(256, 1), torch.arange(256, dtype=torch.uint8)[:, None]
+    exact = codes.double() - zeros.double()
+    for layout, data in (("plain", codes), ("signed_int8", codes ^ 0x80)):
+        weight = Weight(data, torch.ones(256, 1, dtype=dtype), zeros, None, "int8", 256, 256, 1, 256, layout)
+        for begin in range(0, 256, 64):
+            x = torch.eye(256, dtype=dtype)[begin : begin + 64].view(8, 8, 256)
+            y = torch.cat([few_rows.product(rows, weight, None, WIDE) for rows in x])
+            assert torch.equal(y.double(), exact.T[begin : begin + 64])
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int4-g32-sym", "int8", "int8-g32"])
 def test_numbers_before_sm90(
     emulator: Callable[[Size, Form], Emulated], monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
@@ -151,7 +180,9 @@ def test_numbers_before_sm90(
     (sample,) = products(scheme, BF16, "plain", 35, 1280, m=5)
     assert shortfall(sample, product(sample, MIDDLE)) <= 0
     assert shortfall(sample, product(sample, MIDDLE)) <= 0
-    launched = emulator(MIDDLE, Form(0 if sample.args[9] == 1280 else sample.args[9], BF16, False)).launches
+    weight = Weight(*sample.args[1:11])
+    group = 0 if weight.block_k == weight.k else weight.block_k
+    launched = emulator(MIDDLE, Form(4 if weight.dtype == "int4" else 8, 0, group, BF16, False)).launches
     assert launched == [(0, False)] * 2
 
 
@@ -169,7 +200,7 @@ def test_parts_that_are_views(emulator: Callable[[Size, Form], Emulated]) -> Non
 def test_what_wrote_a_weight_has_ended_before_it_is_read_early(emulator: Callable[[Size, Form], Emulated]) -> None:
     (sample,) = products("int4", BF16, "plain", 24, 256, m=1)
     _, data, scale, zero, *_ = sample.args
-    early = emulator(WIDE, Form(128, BF16, True)).launches
+    early = emulator(WIDE, Form(4, 0, 128, BF16, True)).launches
     early.clear()
 
     def next_is_early() -> bool:
@@ -191,7 +222,7 @@ def test_copies_of_a_weight_are_not_read_early(emulator: Callable[[Size, Form], 
     x, *rest = sample.args
     weight = Weight(*rest[:10])
     strided = weight._replace(scale=torch.cat([weight.scale, weight.scale], 1)[:, :2])
-    early = emulator(WIDE, Form(128, BF16, True)).launches
+    early = emulator(WIDE, Form(4, 0, 128, BF16, True)).launches
     early.clear()
     for _ in range(3):
         few_rows.product(x, strided, None, WIDE)
@@ -199,28 +230,30 @@ def test_copies_of_a_weight_are_not_read_early(emulator: Callable[[Size, Form], 
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("scheme", ["int4", "int4-sym", "int4-g32", "int4-g64", "int4-g256", "int4-channel"])
+@pytest.mark.parametrize(
+    "scheme", ["int4", "int4-sym", "int4-g32", "int4-g64", "int4-g256", "int4-channel", "int8", "int8-g16"]
+)
 def test_what_it_takes(scheme: str) -> None:
     for dtype in (BF16, FP16):
         for m in (1, 8):
-            assert few_rows.refuses(*arguments(scheme, dtype, m)) is None
+            assert refuses(*arguments(scheme, dtype, m)) is None
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"scheme": "nf4"}, "int4 in layout plain"),
-        ({"scheme": "int8"}, "int4 in layout plain"),
+        ({"scheme": "nf4"}, "must be int4 in layout plain or signed_int8, not nf4"),
+        ({"scheme": "int8"}, "must be int4 in layout plain or signed_int8, not int8"),
         ({"scheme": "int4", "dtype": torch.float32}, "bfloat16 or both float16"),
         ({"scheme": "int4-g32", "k": 192}, "a multiple of 128"),
-        ({"scheme": "int4-g16"}, "32 or 64 columns or a multiple of 128"),
+        ({"scheme": "int4-g16"}, "a multiple of 32 columns"),
         ({"scheme": "int4", "m": 9}, "1 to 8 rows"),
         ({"scheme": "int4", "m": 0}, "1 to 8 rows"),
     ],
 )
 def test_what_it_refuses(change: dict[str, Any], reason: str) -> None:
-    assert reason in str(few_rows.refuses(*arguments(**change)))
+    assert reason in str(few_rows.refuses("int4", *arguments(**change)))
 
 
 @pytest.mark.usefixtures("hopper")
@@ -228,26 +261,28 @@ def test_what_it_refuses_of_a_weight() -> None:
     x, *rest = arguments("int4")
     weight = Weight(*rest[:10])
     for changed, reason in (
-        (weight._replace(layout="signed_int8"), "in layout plain"),
+        (weight._replace(layout="tile_packed_2"), "in layout plain or signed_int8, not int4 in tile_packed_2"),
         (weight._replace(zero=weight.scale), "zeros must be uint8"),
         (weight._replace(scale2=weight.scale), "a scale of the scales"),
         (weight._replace(scale=weight.scale.float()), "the scale must both"),
         (weight._replace(block_n=2), "of one row"),
         (weight._replace(block_k=96), "of the scale's blocks"),
     ):
-        assert reason in str(few_rows.refuses(x, *changed, *rest[10:]))
+        assert reason in str(refuses(x, *changed, *rest[10:]))
+    x, *rest = arguments("int8", k=96)
+    assert "K must be a multiple of 64" in str(refuses(x, *rest))
 
 
 def test_other_chips(monkeypatch: pytest.MonkeyPatch) -> None:
     given = arguments("int4")
     of_memory(1 << 10, monkeypatch)
-    assert "too little shared memory for K = 256" in str(few_rows.refuses(*given))
+    assert "too little shared memory for K = 256" in str(refuses(*given))
     monkeypatch.setattr(few_rows, "missing", lambda: "no compiler")
-    assert few_rows.refuses(*given) == "no compiler"
+    assert refuses(*given) == "no compiler"
     monkeypatch.setattr(capability, "of", lambda device: (7, 5))
-    assert "sm80" in str(few_rows.refuses(*given))
+    assert "sm80" in str(refuses(*given))
     monkeypatch.setattr(capability, "of", lambda device: capability.ROCM)
-    assert "ROCm" in str(few_rows.refuses(*given))
+    assert "ROCm" in str(refuses(*given))
 
 
 @pytest.mark.parametrize("chip", [HOPPER, AMPERE, ADA], ids=["hopper", "ampere", "ada"])
@@ -256,14 +291,17 @@ def test_sizes_fit(chip: tuple[int, bool, int]) -> None:
     for n in (1, 1024, 4096, 14336, 152064):
         for k in (128, 640, 4096, 14336, 65536):
             for m in (1, 8):
-                for group in (32, 64, 128, k):
-                    size = size_of(m, n, k, multiprocessors, group, clusters, memory)
+                for bits, group in itertools.product((4, 8), (0, 32, 64, 128)):
+                    form = Form(bits, 0, group, BF16, clusters)
+                    size = size_of(m, n, k, form, multiprocessors, memory)
                     if size is None:
-                        assert k == 65536, "the scales of all of K, which no cluster shares"
+                        assert k > 14000, "the scales of all of K, which no cluster shares"
+                        assert group
                         assert not clusters
                         continue
-                    assert size.shared(m, k, group) <= memory
-                    assert -(-k // 128 // size.splits) * (size.splits - 1) < k // 128, "each block has some of K"
+                    assert size.shared(m, k, form) <= memory
+                    steps = k // form.step
+                    assert -(-steps // size.splits) * (size.splits - 1) < steps, "each block has some of K"
                     assert clusters or size.splits == 1
 
 
@@ -280,11 +318,11 @@ MEASURED = {
 
 
 def test_sizes_are_those_that_were_fastest() -> None:
+    form = Form(4, 0, 128, BF16, True)
     for m in (1, 2, 4, 8):
-        assert {(n, k): size_of(m, n, k, 132) for n, k in MEASURED} == MEASURED
-        assert [size_of(m, *each, 132, clusters=False) for each in ((1024, 4096), (4096, 4096), (8192, 3072))] == [
-            *(NARROW, MIDDLE, WIDE)
-        ]
+        assert {(n, k): size_of(m, n, k, form, 132, MEMORY) for n, k in MEASURED} == MEASURED
+        alone = [size_of(m, n, 4096, form._replace(clusters=False), 132, MEMORY) for n in (1024, 4096, 8192)]
+        assert alone == [NARROW, MIDDLE, WIDE]
 
 
 @pytest.mark.parametrize("architecture", ["80", "90a"])
@@ -295,8 +333,9 @@ def test_registers_are_enough(architecture: str, tmp_path: Path) -> None:
     clusters, file = architecture == "90a", tmp_path / "few_rows.cu"
     options = [f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-std=c++17", "-Xptxas", "-v", "-cubin"]
     for size in (WIDE, DEEP, MIDDLE, NARROW):
-        for group, dtype in ((128, BF16), (32, FP16), (64, BF16)):
-            file.write_text(source(size._replace(splits=4 if clusters else 1), Form(group, dtype, clusters)))
+        for bits, flip, group, dtype in ((4, 0, 128, BF16), (4, 0, 32, FP16), (8, 0, 0, BF16), (8, 0x80, 32, FP16)):
+            form = Form(bits, flip, group, dtype, clusters)
+            file.write_text(source(size._replace(splits=4 if clusters else 1), form))
             command = [nvcc, *options, "-o", str(tmp_path / "out"), str(file)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
@@ -337,7 +376,10 @@ def test_numbers_on_a_gpu(
 @pytest.mark.parametrize("clusters", [True, False])
 @pytest.mark.parametrize(
     ("scheme", "n", "k"),
-    [("int4", 8192, 3072), ("int4-g32-sym", 1024, 4096), ("int4-channel", 4096, 1280), ("int4-g64", 152, 14336)],
+    [
+        *(("int4", 8192, 3072), ("int4-g32-sym", 1024, 4096), ("int4-channel", 4096, 1280), ("int4-g64", 152, 14336)),
+        *(("int8", 4096, 4096), ("int8-g128", 1024, 4096), ("int8-g32-sym", 152, 14336)),
+    ],
 )
 def test_sizes_on_a_gpu(
     cuda: torch.device, scheme: str, n: int, k: int, clusters: bool, monkeypatch: pytest.MonkeyPatch
@@ -348,7 +390,7 @@ def test_sizes_on_a_gpu(
     for m in (1, 8):
         (sample,) = products(scheme, BF16, "plain", n, k, m=m)
         sample = there(sample, cuda)
-        assert few_rows.refuses(*sample.args) is None
+        assert refuses(*sample.args) is None
         for _ in range(2):
             assert shortfall(sample, few_rows.run(*sample.args)) <= 0
 

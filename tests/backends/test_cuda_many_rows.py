@@ -82,7 +82,7 @@ def test_every_size_fits(number: str, bits: int) -> None:
     for size, _ in COSTS[number]:
         assert size.blocks * size.shared(bits) <= MEMORY
         assert size.stages > 3, "something is copied ahead"
-    for _, size in sizes(number, 64, 4096, 4096):
+    for _, size in sizes(number, 64, 4096, 4096, 132):
         assert size.rows % size.splits == 0, "a block adds up whole rows"
 
 
@@ -100,7 +100,7 @@ MEASURED = {
 
 
 def test_sizes_are_those_that_were_fastest() -> None:
-    chosen = {given: size_of("int4", *given) for given in MEASURED}
+    chosen = {given: size_of("int4", *given, 132) for given in MEASURED}
     assert {given: (size.rows, size.splits) for given, size in chosen.items()} == MEASURED
 
 

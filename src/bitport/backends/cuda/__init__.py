@@ -65,10 +65,12 @@ def scaled_grouped_mm_refuses(*args: Any) -> str | None:
 
 for _kernel in (
     Impl("linear", "dense_mm", "cuda", dense_mm.run, partial(dense_mm.refuses, DENSE), priority=5),
-    Impl("linear", "few_rows", "cuda", few_rows.run, from_rows("few_rows", few_rows.refuses)),
     *(
-        Impl("linear", name, "cuda", many_rows.run, from_rows(name, partial(many_rows.refuses, number)))
-        for name, number in (("many_rows", "int4"), ("many_rows_int8", "int8"))
+        Impl("linear", name, "cuda", its.run, from_rows(name, partial(its.refuses, number)))
+        for its, name, number in (
+            *((few_rows, "few_rows", "int4"), (few_rows, "few_rows_int8", "int8")),
+            *((many_rows, "many_rows", "int4"), (many_rows, "many_rows_int8", "int8")),
+        )
     ),
     Impl("linear", "int4pack_mm", "cuda", int4pack_mm.run, int4pack_mm.refuses),
     Impl("int4pack_mm", "aten", "cuda", int4pack_mm.as_is, int4pack_mm.as_is_refuses),

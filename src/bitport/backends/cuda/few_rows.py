@@ -22,14 +22,33 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from bitport.backends import aten
 from bitport.backends.cuda import capability, operand
 from bitport.backends.cuda.compiled import SOURCES, Function, address, compiled, defined, missing
+from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
 
 MOST_ROWS = 8
 """The matrix unit takes 8 rows of x."""
-STEP = 128
-"""Columns that a warp multiplies at a time."""
-FOLDED = (32, 64)
-"""Blocks of the scale with which the weight is multiplied, not the sums of a step."""
+STEP_BYTES = 64
+"""Of a row of the weight, which a warp multiplies at a time; a lane has a quarter."""
+
+
+class Form(NamedTuple):
+    """What the source is compiled for beside the size."""
+
+    bits: int
+    flip: int
+    group: int
+    """Columns with one scale; 0: the whole row."""
+    dtype: torch.dtype
+    clusters: bool
+
+    @property
+    def step(self) -> int:
+        """Columns."""
+        return STEP_BYTES * 8 // self.bits
+
+    def entries(self, steps: int) -> int:
+        """Scales of a row that are kept: of each lane, where they are of fewer columns than a step."""
+        return steps * (4 if self.group % self.step else 1) if self.group else 1
 
 
 class Size(NamedTuple):
@@ -54,25 +73,16 @@ class Size(NamedTuple):
     def blocks(self, n: int) -> int:
         return -(-n // self.columns) * self.splits
 
-    def shared(self, m: int, k: int, group: int) -> int:
-        """Bytes: what is copied ahead, or the sums; a scale and zero of each step; and others' sums."""
-        steps, per_stage = -(-k // (STEP * self.splits)), self.along * self.steps
+    def shared(self, m: int, k: int, form: Form) -> int:
+        """Bytes: what is copied ahead, or the sums; scales and zeros; and others' sums."""
+        steps, per_stage = -(-k // (form.step * self.splits)), self.along * self.steps
         slots = min(self.stages, -(-steps // per_stage))
         codes = slots * 2 * self.tiles * self.steps * 32 * self.warps
-        x = slots * m * (16 * per_stage + 4)
+        x = slots * m * (form.step // 8 * per_stage + 4)
         sums = self.along * m * (self.columns + 4) * 4
-        entries = self.columns * (steps * (4 if group in FOLDED else 1) | 1) * 4
+        entries = self.columns * (form.entries(steps) | 1) * 4
         others = -(-m * self.columns // 16 // self.splits) * self.splits * 64 if self.splits > 1 else 0
         return max(16 * (codes + x), sums) + entries + others
-
-
-class Form(NamedTuple):
-    """What the source is compiled for beside the size."""
-
-    group: int
-    """Columns with one scale; 0: the whole row."""
-    dtype: torch.dtype
-    clusters: bool
 
 
 WIDE, DEEP = Size(2, 2, 4, 1, 4), Size(1, 4, 4, 2, 3)
@@ -85,18 +95,16 @@ BUSY = 0.9 * 16
 """Warps for each multiprocessor that keep it busy; more blocks than that needs have more to add up."""
 OCCUPIED = 0.6
 """Blocks for each multiprocessor, where K is not split, from which fewer and wider ones were the fastest."""
-MEMORY = 227 << 10
-"""Bytes that a block may have on sm90."""
 
 
-def refuses(x: Tensor, *rest: Any) -> str | None:
+def refuses(number: str, x: Tensor, *rest: Any) -> str | None:
+    """``number``: int4 or int8."""
     weight = Weight(*rest[:10])
-    if reason := operand.refuses(x, weight, STEP):
+    step = STEP_BYTES * 8 // NUMBER_TYPES[number].bits
+    if reason := operand.refuses(number, x, weight, step):
         return reason
-    if weight.dtype != "int4" or weight.layout != "plain":
-        return f"the weight must be int4 in layout plain, not {weight.dtype} in {weight.layout}"
-    if weight.block_k % STEP and weight.block_k not in FOLDED:
-        return f"blocks of the scale must have 32 or 64 columns or a multiple of {STEP}, not {weight.block_k}"
+    if weight.block_k % (step // 4):
+        return f"blocks of the scale must have a multiple of {step // 4} columns, not {weight.block_k}"
     m = x.numel() // weight.k
     if not 0 < m <= MOST_ROWS:
         return f"it multiplies 1 to {MOST_ROWS} rows; x has {m}"
@@ -116,32 +124,33 @@ def run(x: Tensor, *rest: Any) -> Tensor:
     return product(x, weight, rest[10], size)
 
 
-def _size_on(x: Tensor, weight: Weight) -> Size | None:
-    return size_of(
-        *(x.numel() // weight.k, weight.n, weight.k, capability.multiprocessors(x.device)),
-        *(weight.block_k, _clusters(x.device), capability.shared_memory(x.device)),
-    )
+def _form(x: Tensor, weight: Weight) -> Form:
+    bits, group = NUMBER_TYPES[weight.dtype].bits, 0 if weight.block_k == weight.k else weight.block_k
+    return Form(bits, operand.FLIPPED[weight.layout], group, x.dtype, _clusters(x.device))
 
 
 def _clusters(device: torch.device) -> bool:
     return capability.of(device) >= (9, 0)
 
 
+def _size_on(x: Tensor, weight: Weight) -> Size | None:
+    device = capability.multiprocessors(x.device), capability.shared_memory(x.device)
+    return size_of(x.numel() // weight.k, weight.n, weight.k, _form(x, weight), *device)
+
+
 @functools.cache
-def size_of(
-    m: int, n: int, k: int, multiprocessors: int, group: int = STEP, clusters: bool = True, memory: int = MEMORY
-) -> Size | None:
-    """The first that fits into ``memory``: as it was the fastest, or with less of it copied ahead."""
-    for size in _clustered(n, k, multiprocessors) if clusters else _alone(n, multiprocessors):
+def size_of(m: int, n: int, k: int, form: Form, multiprocessors: int, memory: int) -> Size | None:
+    """The first that fits into ``memory``, bytes of a block: as it was the fastest, or with less of it copied ahead."""
+    for size in _clustered(n, k, form, multiprocessors) if form.clusters else _alone(n, multiprocessors):
         for each in (size, size._replace(steps=1, stages=3), size._replace(steps=1, stages=2)):
-            if each.shared(m, k, group) <= memory:
+            if each.shared(m, k, form) <= memory:
                 return each
     return None
 
 
-def _clustered(n: int, k: int, multiprocessors: int) -> Iterator[Size]:
+def _clustered(n: int, k: int, form: Form, multiprocessors: int) -> Iterator[Size]:
     """K is split until multiprocessors are busy, and no further than its steps go round."""
-    size, steps = WIDE if n * k // 2 <= AHEAD * multiprocessors else DEEP, k // STEP
+    size, steps = WIDE if n * k * form.bits // 8 <= AHEAD * multiprocessors else DEEP, k // form.step
     splits = [each for each in SPLITS if -(-steps // each) * (each - 1) < steps]
     sizes = [size._replace(splits=each) for each in splits]
     enough = [each for each in sizes if each.blocks(n) * each.warps >= BUSY * multiprocessors]
@@ -157,18 +166,17 @@ def _alone(n: int, multiprocessors: int) -> Iterator[Size]:
 
 
 def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tensor:
-    n, k = weight.n, weight.k
+    n, k, form = weight.n, weight.k, _form(x, weight)
     rows, y = aten.rows(x), x.new_empty(*x.shape[:-1], n)
     given = (weight.data, weight.scale, weight.zero)
     held = [None if part is None else part.contiguous() for part in given]
     held[0] = operand.aligned(weight.data)
     bias = None if bias is None else bias.to(x.dtype).contiguous()
-    form = Form(0 if weight.block_k == k else weight.block_k, x.dtype, _clusters(x.device))
     as_given = all(part is own for part, own in zip(held, given, strict=True))
     dependent = form.clusters and as_given and unchanged(*given)
     with torch.cuda.device(x.device):
         _function(size, form, x.device)(
-            *((size.blocks(n), 1, 1), 32 * size.warps, size.shared(rows.shape[0], k, weight.block_k)),
+            *((size.blocks(n), 1, 1), 32 * size.warps, size.shared(rows.shape[0], k, form)),
             *map(address, (rows, *held, bias, y)),
             *map(ctypes.c_int, (rows.shape[0], n, k)),
             cluster=size.splits if size.splits > 1 else 0,
@@ -209,7 +217,7 @@ def source(size: Size, form: Form) -> str:
 def macros(size: Size, form: Form) -> str:
     values = {
         **{"TILES": size.tiles, "ACROSS": size.across, "ALONG": size.along, "STEPS": size.steps},
-        **{"STAGES": size.stages, "SPLITS": size.splits, "GROUP": form.group},
-        **{"HALF": int(form.dtype == torch.float16), "CLUSTERS": int(form.clusters)},
+        **{"STAGES": size.stages, "SPLITS": size.splits, "BITS": form.bits, "FLIP": form.flip},
+        **{"GROUP": form.group, "HALF": int(form.dtype == torch.float16), "CLUSTERS": int(form.clusters)},
     }
     return defined(values)

@@ -24,9 +24,6 @@ STEP = 64
 """Columns of x that are multiplied at a time."""
 MOST_ROWS = 1024
 """Beyond them a dense product was as fast for each weight that was measured on an H100."""
-LAYOUTS = {"plain": 0, "signed_int8": 0x80}
-"""-> what is inverted in a code."""
-MULTIPROCESSORS = 132
 
 
 class Size(NamedTuple):
@@ -74,11 +71,8 @@ splits are what gives it two."""
 def refuses(number: str, x: Tensor, *rest: Any) -> str | None:
     """``number``: int4 or int8, which are the fastest from different numbers of rows on."""
     weight = Weight(*rest[:10])
-    if reason := operand.refuses(x, weight, STEP):
+    if reason := operand.refuses(number, x, weight, STEP):
         return reason
-    if weight.dtype != number or weight.layout not in LAYOUTS:
-        allowed = " or ".join(LAYOUTS)
-        return f"the weight must be {number} in layout {allowed}, not {weight.dtype} in {weight.layout}"
     if weight.block_k % STEP and weight.block_k != STEP // 2:
         return f"blocks of the scale must have {STEP // 2} columns or a multiple of {STEP}, not {weight.block_k}"
     m = x.numel() // weight.k
@@ -89,22 +83,23 @@ def refuses(number: str, x: Tensor, *rest: Any) -> str | None:
 
 def run(x: Tensor, *rest: Any) -> Tensor:
     weight = Weight(*rest[:10])
-    return product(x, weight, rest[10], size_of(weight.dtype, x.numel() // weight.k, weight.n, weight.k))
+    m, multiprocessors = x.numel() // weight.k, capability.multiprocessors(x.device)
+    return product(x, weight, rest[10], size_of(weight.dtype, m, weight.n, weight.k, multiprocessors))
 
 
 @functools.cache
-def size_of(number: str, m: int, n: int, k: int) -> Size:
-    return min(sizes(number, m, n, k))[1]
+def size_of(number: str, m: int, n: int, k: int, multiprocessors: int) -> Size:
+    return min(sizes(number, m, n, k, multiprocessors))[1]
 
 
-def sizes(number: str, m: int, n: int, k: int) -> list[tuple[float, Size]]:
+def sizes(number: str, m: int, n: int, k: int, multiprocessors: int) -> list[tuple[float, Size]]:
     """(microseconds that it is thought to take, size)"""
     every = []
     for size, cost in COSTS[number]:
         for splits, begin in (SMALL_BEGIN if size.blocks > 1 else BEGIN).items():
             blocks = -(-n // size.columns) * -(-m // size.rows) * splits
             steps = -(-k // (STEP * splits))
-            every.append((begin + cost * steps * math.ceil(blocks / MULTIPROCESSORS), size._replace(splits=splits)))
+            every.append((begin + cost * steps * math.ceil(blocks / multiprocessors), size._replace(splits=splits)))
     return every
 
 
@@ -115,7 +110,7 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tenso
     parts = weight.scale, weight.zero, None if bias is None else bias.to(x.dtype)
     held = [None if part is None else part.contiguous() for part in parts]
     per_step = 2 if weight.block_k < STEP else 1
-    form = Form(NUMBER_TYPES[weight.dtype].bits, LAYOUTS[weight.layout], per_step, x.dtype)
+    form = Form(NUMBER_TYPES[weight.dtype].bits, operand.FLIPPED[weight.layout], per_step, x.dtype)
     with torch.cuda.device(x.device):
         _function(size, form, x.device)(
             (-(-n // size.columns), -(-m // size.rows), size.splits),

@@ -9,10 +9,15 @@ from bitport.ops import Weight
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 """Of x and the scale -> as instructions name them."""
+FLIPPED = {"plain": 0, "signed_int8": 0x80}
+"""The layouts that are read -> what is inverted in a code."""
 
 
-def refuses(x: Tensor, weight: Weight, step: int) -> str | None:
-    """``step``: columns that are multiplied at a time."""
+def refuses(number: str, x: Tensor, weight: Weight, step: int) -> str | None:
+    """``number``: the type of the weight; ``step``: columns that are multiplied at a time."""
+    if weight.dtype != number or weight.layout not in FLIPPED:
+        allowed = " or ".join(FLIPPED)
+        return f"the weight must be {number} in layout {allowed}, not {weight.dtype} in {weight.layout}"
     if x.dtype not in TYPES or weight.scale.dtype != x.dtype:
         return f"x and the scale must both be bfloat16 or both float16, not {x.dtype} and {weight.scale.dtype}"
     if weight.zero is not None and weight.zero.dtype != torch.uint8:

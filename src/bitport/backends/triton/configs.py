@@ -9,8 +9,8 @@ the user's cache folder, comes before both. ::
     tiles       those of the kernel with them, by rows: the first entry that has as many (null: any number)
     scaled      those of the kernel whose matrix units take blocks with their scales
     most_rows   kernel -> kind of weight (* for the others) -> the most rows for which it runs (null: any number)
-    least_rows  kernel of PyTorch's that is asked before those here -> from how many rows on it runs (null: never; with
-                experts, for each of them)
+    least_rows  kernel that is asked before those here -> from how many rows on it runs (null: never; with experts, for
+                each of them)
     unmeasured  what bitport tune had not come to when it was stopped; absent where it was done, or never begun
 
 A block is BM rows of x by BN rows of the weight, in steps of BK columns; ``programs`` is how many of them keep the

@@ -38,6 +38,8 @@ SCHEMES = (
 )
 """Those asked for most come first."""
 RIVALS = {
+    "few_rows": ("linear", "int4"),
+    "few_rows_int8": ("linear", "int8"),
     "many_rows": ("linear", "int4"),
     "many_rows_int8": ("linear", "int8"),
     "int_mm": ("dyn_linear", "int8-dyn"),
@@ -48,7 +50,8 @@ RIVALS = {
     "int8pack_mm": ("linear", "int8"),
     "grouped_mm": ("grouped_linear", "int4"),
 }
-"""Kernels that are asked before those here, PyTorch's and those in CUDA C++ -> the op, and a scheme that they take."""
+"""Kernels that are asked before those here, PyTorch's and those in CUDA C++ -> the op, and a scheme that they take,
+with one row at least."""
 EXPERTS = 8
 """Of a grouped product, each with as many rows as a single weight."""
 SIZE = 4096
@@ -136,13 +139,17 @@ def source(device: torch.device) -> str:
 
 
 def begun(device: torch.device) -> dict[str, Any]:
-    """The table as far as it was measured here, with what is left to do."""
+    """The table as far as it was measured here, with what is left to do: also what other kernels there are by now."""
     content = copy.deepcopy(configs.of(device).content)
-    if content["source"] == source(device) and content.get("unmeasured"):
-        return content
+    rivals = [name for name in RIVALS if _rival(name, device)]
+    if content["source"] == source(device):
+        left = content.get("unmeasured", [])
+        new = [f"from {name}" for name in rivals if name not in content["least_rows"]]
+        if left or new:
+            return {**content, "unmeasured": [*(stage for stage in new if stage not in left), *left]}
     stages = ["gemv", *(f"tiles {rows or 'any'}" for rows in TILES), *(f"rows {scheme}" for scheme in SCHEMES)]
     stages += ["scaled"] if configs.of(device).scaled else []
-    stages += [f"from {name}" for name in RIVALS if _rival(name, device)]
+    stages += [f"from {name}" for name in rivals]
     tiles = [{**_nearest(content["tiles"], rows), "rows": rows} for rows in TILES]
     most = {kernel: {"*": kinds["*"]} for kernel, kinds in content["most_rows"].items()}
     return {**content, "source": source(device), "tiles": tiles, "most_rows": most, "unmeasured": stages}
@@ -283,11 +290,14 @@ def _crossovers(scheme: str, content: dict[str, Any], device: torch.device, note
 
 
 def _least_rows(name: str, content: dict[str, Any], device: torch.device, note: Note) -> str:
-    """From how many rows on a kernel of PyTorch's is at least as fast as the one that is chosen here without it."""
+    """From how many rows on, of those that it takes, a kernel of RIVALS is at least as fast as the one that is chosen
+    here without it."""
     (op, scheme), impl = RIVALS[name], _rival(name, device)
     weights, behind = _weights(scheme, device, layout="", experts=op == "grouped_linear"), 0
     inputs = {rows: _inputs(op, rows, weights[0]) for rows in ROWS}
     given = {rows: [_arguments(op, scheme, x, weight) for weight in weights] for rows, x in inputs.items()}
+    with _no_table(device):
+        given = {rows: every for rows, every in given.items() if impl.supports(*every[0]) is None}
     ours = {rows: _own(op, every[0]) for rows, every in given.items()}
     _compile((functools.partial(run, *given[rows][0]) for rows, (_, run) in ours.items()), device)
     for rows, every in given.items():
@@ -295,8 +305,9 @@ def _least_rows(name: str, content: dict[str, Any], device: torch.device, note: 
         theirs = _time(lambda args: impl.run(*args), every, device, note, rows=rows, kernel=name)
         mine = _time(lambda args: run(*args), every, device, note, rows=rows, kernel=own)  # noqa: B023
         behind = rows if theirs > mine else behind
-    content["least_rows"][name] = None if behind == ROWS[-1] else behind + 1
-    return f"{op} {scheme}: {name} " + ("never" if behind == ROWS[-1] else f"from {behind + 1} rows on")
+    never = behind == max(given)
+    content["least_rows"][name] = None if never else behind + 1
+    return f"{op} {scheme}: {name} " + ("never" if never else f"from {behind + 1} rows on")
 
 
 def _own(op: str, args: tuple[Any, ...]) -> tuple[str, Callable[..., Any]]:

@@ -1,31 +1,30 @@
-// y = x W^T for an int4 weight and 1 to 8 rows of x: as fast as the weight is read. sm_80 and newer.
+// y = x W^T for an int4 or int8 weight and 1 to 8 rows of x: as fast as the weight is read. sm_80 and newer.
 //
-//   x      [m, k]         16-bit floats             y     [m, n]  likewise, with bias [n] added where there is one
-//   codes  [n, k / 2]     the even column in the low half of a byte
-//   scale  [n, k / GROUP] of x's type               zero  likewise, bytes, or none: 8
+//   x      [m, k]           16-bit floats           y     [m, n]  likewise, with bias [n] added where there is one
+//   codes  [n, k BITS / 8]  of 4 bits: the even column in the low half of a byte
+//   scale  [n, k / GROUP]   of x's type             zero  likewise, bytes, or none: MIDPOINT
 //
-// W = (code - zero) * scale; k is a multiple of 128; x and codes begin at multiples of 16 bytes. Sums are in float32.
+// W = (code - zero) * scale; x and codes begin at multiples of 16 bytes. Sums are in float32.
 //
-// A block makes BN = 16 TILES ACROSS columns of y, rows of W. ALONG of its warps share them, and divide k in steps of
-// 128 columns; STEPS steps in a row of each warp are a stage. W and x are copied STAGES - 1 stages ahead, and a thread
-// multiplies of W what it has copied itself. k is further split among the SPLITS blocks of a cluster. Sums of the
-// warps, then of the blocks, are added in their order: the same result each time. No memory but the result is written.
+// A step is 64 bytes of a row of W: STEP = 512 / BITS columns, of which k is a multiple. A block makes BN =
+// 16 TILES ACROSS columns of y, rows of W. ALONG of its warps share them, and divide k in steps; STEPS steps in a row of
+// each warp are a stage. W and x are copied STAGES - 1 stages ahead, and a thread multiplies of W what it has copied
+// itself. k is further split among the SPLITS blocks of a cluster. Sums of the warps, then of the blocks, are added in
+// their order: the same result each time. No memory but the result is written.
 //
 // W is the first operand of mma.m16n8k16, x the second, of which 8 rows are multiplied: for those that are not there,
-// the last again. Lane (g, t) = (lane / 4, lane % 4) holds, of rows g and g + 8 of 16, the t-th 16 bytes of a step's
-// 64: 32 codes. The unit sums over k in any order that W and x share, so word w of the lane's four gives two products,
-// of the columns
-//     32 t + 8 w + {0, 4} and {1, 5}        32 t + 8 w + {2, 6} and {3, 7}
-// as k = {2 t, 2 t + 1} and {2 t + 8, 2 t + 9}: (word >> 4 q) & 0x000F000F are the codes of columns q and q + 4. What
-// they are multiplied by are the 8 columns 32 t + 8 w of x: one piece of 16 bytes. In shared memory pieces lie in the
-// order (w, t), so that lanes read one after the other.
+// the last again. Lane (g, t) = (lane / 4, lane % 4) holds, of rows g and g + 8 of 16, the t-th 16 bytes of a step: OWN =
+// STEP / 4 columns. The p-th 8 of these are one piece of x, of 16 bytes, and are multiplied in two products, each with
+// two pairs of columns as k = {2 t, 2 t + 1} and {2 t + 8, 2 t + 9}: the unit sums over k in any order that W and x
+// share. In shared memory pieces lie in the order (p, t), so that lanes read one after the other.
 //
-// The scale: where GROUP is a multiple of 128, or 0 for the whole row, the sums of a step are multiplied by it. Where
-// it is 32 or 64, a lane's 32 codes have one, and the weight is multiplied: rounded once, to x's type.
+// The scale: where GROUP is a multiple of STEP, or 0 for the whole row, the sums of a step are multiplied by it. Where
+// it is another multiple of OWN, a lane's codes have one, and the weight is multiplied: rounded once, to x's type.
 //
-// Compiled with TILES, ACROSS, ALONG, STEPS, STAGES, SPLITS, GROUP, HALF (x is float16, not bfloat16) and CLUSTERS: 0
-// for devices before sm_90, where SPLITS is 1 and the kernel begins when the one before it has ended. From sm_90 on it
-// may begin before: the weight is read at once, x and the bias only after the kernel before has ended, as y is written.
+// Compiled with BITS, FLIP (0x80 where the top bit of a code of 8 bits is inverted, else 0), TILES, ACROSS, ALONG, STEPS,
+// STAGES, SPLITS, GROUP, HALF (x is float16, not bfloat16) and CLUSTERS: 0 for devices before sm_90, where SPLITS is 1
+// and the kernel begins when the one before it has ended. From sm_90 on it may begin before: the weight is read at once,
+// x and the bias only after the kernel before has ended, as y is written.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -34,15 +33,21 @@ typedef unsigned long long u64;
 
 #define THREADS (32 * ACROSS * ALONG)
 #define BN (16 * TILES * ACROSS)
+#define STEP (512 / BITS)
+#define OWN (STEP / 4)
+#define OWN_PIECES (OWN / 8)             // of x, of a lane in a step
+#define STEP_PIECES (STEP / 8)           // of all
 #define STAGE_STEPS (ALONG * STEPS)
+#define STAGE_PIECES (STAGE_STEPS * STEP_PIECES)
+#define X_PITCH (STAGE_PIECES + 4)       // pieces from a row of x to the next: lanes then read different banks
 #define PIECES (2 * TILES * STEPS)       // of 16 bytes of codes, of a thread in a stage
-#define X_PITCH (STAGE_STEPS * 16 + 4)   // pieces of a row of x in a stage; 4 more: lanes then read different banks
 #define PITCH (BN + 4)                   // floats of a row of sums, likewise
-#define FOLD (GROUP == 32 || GROUP == 64)
-#define UNIT (FOLD ? 32 : 128)           // columns for which an entry, scale and zero, is kept
-#define ENTRIES (128 / UNIT)             // of a step
+#define FOLD (GROUP % STEP != 0)
+#define UNIT (FOLD ? OWN : STEP)         // columns for which an entry, scale and zero, is kept
+#define ENTRIES (STEP / UNIT)            // of a step
+#define MIDPOINT (1u << (BITS - 1))
 #define CHAINS 2                         // of products that do not wait for each other
-#define MAGIC (HALF ? 0x6400u : 0x4300u) // 1024 or 128, to which the lowest bits are added
+#define MAGIC (HALF ? 0x6400u : 0x4300u) // 1024 or 128, to which the lowest bits are added: 10, or 7
 #define BOTH(value) ((value) * 0x10001u)
 #if HALF
 #define TYPE "f16"
@@ -154,10 +159,10 @@ DEVICE u32 pick(u32 a, u32 b, u32 selector) {
   return d;
 }
 
-// (value & 0x000F000F) | MAGIC in both halves
-DEVICE u32 low_codes(u32 value) {
+// (value & mask) | MAGIC in both halves
+template <u32 mask> DEVICE u32 with_magic(u32 value) {
   u32 d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(value), "n"(0x000F000F), "r"(BOTH(MAGIC)));
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(value), "n"(BOTH(mask)), "r"(BOTH(MAGIC)));
   return d;
 }
 
@@ -210,12 +215,40 @@ DEVICE void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u
 }
 #endif
 
+// What a lane multiplies by its p-th piece of x: of its codes the q-th pair, as numbers of which that of the zero is to be
+// subtracted, and of the piece the columns that belong to them. Pairs 0 and 1 are one product, 2 and 3 the other.
+#if BITS == 4 // columns q and q + 4
+DEVICE u32 zero_as_number(u32 entry) { return pick(entry, MAGIC >> 8, 0x4040); }
+
+DEVICE u32 codes_as_numbers(const u32 (&words)[4], int p, int q) { return with_magic<0xF>(words[p] >> (4 * q)); }
+
+DEVICE u32 columns_of(const u32 (&piece)[4], int q) {
+  return pick(piece[q / 2], piece[q / 2 + 2], q % 2 ? 0x7632 : 0x5410);
+}
+#else // columns 2 q and 2 q + 1
+DEVICE u32 as_numbers(u32 codes) { // with MAGIC above each
+#if HALF
+  return codes;
+#else // code - 128, as (128 + its lower seven bits) - (128 if it has the eighth, else 256)
+  return minus(codes & BOTH(0xFF7F), with_magic<0x80>(~codes));
+#endif
+}
+
+DEVICE u32 zero_as_number(u32 entry) { return as_numbers(pick(entry, MAGIC >> 8, 0x4040)); }
+
+DEVICE u32 codes_as_numbers(const u32 (&words)[4], int p, int q) {
+  return as_numbers(pick(words[2 * p + q / 2] ^ FLIP * 0x01010101u, MAGIC >> 8, q % 2 ? 0x4342 : 0x4140));
+}
+
+DEVICE u32 columns_of(const u32 (&piece)[4], int q) { return piece[q]; }
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
     const u16* x, const u8* codes, const u16* scale, const u8* zero, const u16* bias, u16* y, int m, int n, int k) {
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
   const int across = warp / ALONG, along = warp % ALONG;
   const int rank = blockIdx.x % SPLITS, n0 = blockIdx.x / SPLITS * BN;
-  const int all = k / 128, per_split = (all + SPLITS - 1) / SPLITS;
+  const int all = k / STEP, per_split = (all + SPLITS - 1) / SPLITS;
   const int first = rank * per_split < all ? rank * per_split : all;
   const int steps = (first + per_split < all ? first + per_split : all) - first;
   const int stages = (steps + STAGE_STEPS - 1) / STAGE_STEPS;
@@ -224,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
   // of all blocks for the results that this one adds up. Of the rings there is as much as is ever used.
   const int most = (per_split + STAGE_STEPS - 1) / STAGE_STEPS, slots = most < STAGES ? most : STAGES;
   const int code_bytes = slots * PIECES * THREADS * 16, ring_bytes = code_bytes + slots * m * X_PITCH * 16;
-  const int sum_bytes = ALONG * m * PITCH * 4, entry_pitch = per_split * ENTRIES | 1;
+  const int sum_bytes = ALONG * m * PITCH * 4, entry_pitch = (GROUP ? per_split * ENTRIES : 1) | 1;
   u8* const shared = shared_memory();
   u8* const own_codes = shared + thread * 16;
   u8* const shared_x = shared + code_bytes;
@@ -242,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int row = n0 + (across * TILES + r) * 16 + h * 8 + g;
-      from[r][h] = codes + (u64)(row < n ? row : n - 1) * (k / 2) + (u64)first * 64 + t * 16;
+      from[r][h] = codes + (u64)(row < n ? row : n - 1) * (k / 8 * BITS) + (u64)first * 64 + t * 16;
     }
   auto copy_stage_of_codes = [&](int stage, int slot) {
 #pragma unroll
@@ -259,21 +292,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
   };
   auto copy_stage_of_x = [&](int stage, int slot) {
     u8* const to = shared_x + slot * (m * X_PITCH * 16);
-    const u16* const x_from = x + (u64)(first + stage * STAGE_STEPS) * 128;
-    const int left = (steps - stage * STAGE_STEPS) * 16; // pieces of a row that there are
+    const u16* const x_from = x + (u64)(first + stage * STAGE_STEPS) * STEP;
+    const int left = (steps - stage * STAGE_STEPS) * STEP_PIECES; // pieces of a row that there are
 #pragma unroll 1
-    for (u32 i = thread; i < (u32)(m * STAGE_STEPS * 16); i += THREADS) {
-      const u32 row = i / (STAGE_STEPS * 16), piece = i % (STAGE_STEPS * 16);
-      if ((int)piece < left)
-        copy_x(to + (row * X_PITCH + piece / 16 * 16 + piece % 4 * 4 + piece / 4 % 4) * 16,
-               x_from + (u64)row * k + piece * 8);
+    for (u32 i = thread; i < (u32)(m * STAGE_PIECES); i += THREADS) {
+      const u32 row = i / STAGE_PIECES, piece = i % STAGE_PIECES, of_lane = piece / OWN_PIECES % 4;
+      const u32 place = row * X_PITCH + piece / STEP_PIECES * STEP_PIECES + piece % OWN_PIECES * 4 + of_lane;
+      if ((int)piece < left) copy_x(to + place * 16, x_from + (u64)row * k + piece * 8);
     }
   };
 
   // Entries of each row, scale << 16 | zero, by some threads of their own: those that can be at once are read first
   constexpr int READERS = THREADS / BN, AT_ONCE = 4;
   static_assert(THREADS % BN == 0, "each row of W has as many readers");
-  const int width = steps * ENTRIES, own_row = thread / READERS, own_first = thread % READERS;
+  const int width = GROUP ? steps * ENTRIES : 1, own_row = thread / READERS, own_first = thread % READERS;
   const int groups = GROUP ? k / (GROUP ? GROUP : 1) : 1;
   const u64 entries_from = (u64)(n0 + own_row < n ? n0 + own_row : n - 1) * groups;
   u32 scales[AT_ONCE], zeros[AT_ONCE];
@@ -284,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
       if (i < width) {
         const u64 at = entries_from + (GROUP ? (u32)(first * ENTRIES + i) / (GROUP ? GROUP / UNIT : 1) : 0);
         scales[j] = read_scale(scale + at);
-        zeros[j] = zero ? read_zero(zero + at) : 8u;
+        zeros[j] = zero ? read_zero(zero + at) : MIDPOINT;
       }
     }
   };
@@ -341,33 +373,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
         for (int h = 0; h < 2; h++) {
           read16(words[r][h], own_codes + (slot * PIECES + (s * TILES + r) * 2 + h) * (THREADS * 16));
           const int row = (across * TILES + r) * 16 + h * 8 + g;
-          const u32 entry = entries[row * entry_pitch + (FOLD ? 4 * step + t : step)];
-          zero_of[r][h] = pick(entry, MAGIC >> 8, 0x4040); // MAGIC + zero
+          const u32 entry = entries[row * entry_pitch + (FOLD ? 4 * step + t : GROUP ? step : 0)];
+          zero_of[r][h] = zero_as_number(entry);
           scale_of[r][h] = pick(entry, 0, 0x3232);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) part[0][r][i] = FOLD ? total[r][i] : 0.f, part[1][r][i] = 0.f;
       }
 #pragma unroll
-      for (int w = 0; w < 4; w++) {
-        u32 weight[TILES][2][4], columns[4];
+      for (int p = 0; p < OWN_PIECES; p++) {
+        u32 weight[TILES][2][4], piece[4];
 #pragma unroll
         for (int r = 0; r < TILES; r++)
 #pragma unroll
           for (int h = 0; h < 2; h++)
 #pragma unroll
             for (int q = 0; q < 4; q++) {
-              const u32 difference = minus(low_codes(words[r][h][w] >> (4 * q)), zero_of[r][h]);
+              const u32 difference = minus(codes_as_numbers(words[r][h], p, q), zero_of[r][h]);
               weight[r][h][q] = FOLD ? times(difference, scale_of[r][h]) : difference;
             }
-        read16(columns, x_here + ((along * STEPS + s) * 16 + w * 4) * 16);
-        const u32 b0 = pick(columns[0], columns[2], 0x5410), b1 = pick(columns[0], columns[2], 0x7632);
-        const u32 b2 = pick(columns[1], columns[3], 0x5410), b3 = pick(columns[1], columns[3], 0x7632);
+        read16(piece, x_here + ((along * STEPS + s) * STEP_PIECES + p * 4) * 16);
+        const u32 b[4] = {columns_of(piece, 0), columns_of(piece, 1), columns_of(piece, 2), columns_of(piece, 3)};
 #pragma unroll
         for (int r = 0; r < TILES; r++) {
           const u32(&a)[2][4] = weight[r];
-          multiply(part[0][r], a[0][0], a[1][0], a[0][1], a[1][1], b0, b1);
-          multiply(part[1][r], a[0][2], a[1][2], a[0][3], a[1][3], b2, b3);
+          multiply(part[0][r], a[0][0], a[1][0], a[0][1], a[1][1], b[0], b[1]);
+          multiply(part[1][r], a[0][2], a[1][2], a[0][3], a[1][3], b[2], b[3]);
         }
       }
 #pragma unroll
