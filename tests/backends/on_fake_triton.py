@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction
 
+from bitport.backends.cuda import capability, few_rows, many_rows
 from bitport.backends.triton import configs, kernels
 from bitport.numerics import ACTIVATIONS
 from bitport.ops import IMPLS, Impl, Weight, decide, register_kernel
@@ -83,6 +84,37 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, dict[s
 def test_chosen(scheme: str, rows: int, chip: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch, chip)
     check_chosen(scheme, rows, kernel)
+
+
+CHOSEN_COMPILED = """
+scheme      rows  sm80           sm90            sm100
+int4        1     few_rows       few_rows        few_rows
+int4        8     few_rows       few_rows        few_rows
+int4        9     triton_tiles   triton_tiles    triton_tiles
+int4        64    triton_tiles   many_rows       triton_tiles
+int4        375   triton_dense   many_rows       triton_dense
+int4        1024  triton_dense   many_rows       triton_dense
+int4        1025  triton_dense   triton_dense    triton_dense
+int4-g48    1     triton_tiles   triton_gemv     triton_tiles
+int8        8     few_rows_int8  few_rows_int8   few_rows_int8
+int8        9     triton_tiles   many_rows_int8  triton_tiles
+int8        375   triton_dense   many_rows_int8  triton_dense
+int8-g128   1     few_rows_int8  few_rows_int8   few_rows_int8
+nf4         1     triton_tiles   triton_gemv     triton_tiles
+"""
+
+
+@pytest.mark.parametrize(("scheme", "rows", "chip", "kernel"), chosen(CHOSEN_COMPILED))
+def test_chosen_where_cuda_compiles(
+    scheme: str, rows: int, chip: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be(monkeypatch, chip)
+    for its in (few_rows, many_rows):
+        monkeypatch.setattr(its, "missing", lambda: None)
+    monkeypatch.setattr(capability, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(capability, "shared_memory", lambda device: 163 << 10)
+    op, args = arguments(scheme, rows)
+    assert decide(op, *args).kernel == kernel
 
 
 SCHEMES = {

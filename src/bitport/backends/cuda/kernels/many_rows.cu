@@ -139,7 +139,8 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
   const int steps = k / BK, per_split = (steps + SPLITS - 1) / SPLITS;
   const int first = min(steps, (int)blockIdx.z * per_split), count = min(steps, first + per_split) - first;
 
-  // what a thread copies, 16 bytes at a time; rows past the last are others again, and go nowhere
+  // What a thread copies, 16 bytes at a time. Rows past the last are zeros, and go nowhere: if the last were read for
+  // them, most blocks would ask for one line of the cache over and over, and wait for it.
   constexpr int TOGETHER = THREADS / 8, COPIES = (BM + TOGETHER - 1) / TOGETHER;
   constexpr int PARTS = ROW_BYTES / 16, CODE_COPIES = BN * PARTS / THREADS;
   const int x_row = thread / 8, x_part = thread % 8, code_row = thread / PARTS, code_part = thread % PARTS;
@@ -148,19 +149,23 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
   const int row_bytes = k / 8 * BITS;
   const u16* x_from = x + (u64)m0 * k + first * BK;
   const u8* code_from = codes + (u64)n0 * row_bytes + first * ROW_BYTES;
+  const int x_rows = m - m0, code_rows = n - n0; // that there are
 
   auto copy = [&](int step, int slot) {
-    const int bytes = step < count ? 16 : 0; // past the last step zeros are multiplied
+    const bool more = step < count; // past the last step zeros are multiplied
 #pragma unroll
     for (int j = 0; j < COPIES; j++) {
-      const u32 offset = min(x_row + j * TOGETHER, m - 1 - m0) * k + x_part * 8;
-      if (BM % TOGETHER == 0 || x_row < BM) copy16(x_to + slot * X_BYTES + j * TOGETHER * 128, x_from + offset, bytes);
+      const int row = x_row + j * TOGETHER;
+      const u32 offset = min(row, x_rows - 1) * k + x_part * 8;
+      if (BM % TOGETHER == 0 || x_row < BM)
+        copy16(x_to + slot * X_BYTES + j * TOGETHER * 128, x_from + offset, more && row < x_rows ? 16 : 0);
     }
     x_from += BK;
 #pragma unroll
     for (int j = 0; j < CODE_COPIES; j++) {
-      const u32 offset = min(code_row + j * (BN / CODE_COPIES), n - 1 - n0) * row_bytes + code_part * 16;
-      copy16(code_to + slot * CODE_BYTES + j * (CODE_BYTES / CODE_COPIES), code_from + offset, bytes);
+      const int row = code_row + j * (BN / CODE_COPIES);
+      const u32 offset = min(row, code_rows - 1) * row_bytes + code_part * 16;
+      copy16(code_to + slot * CODE_BYTES + j * (CODE_BYTES / CODE_COPIES), code_from + offset, more && row < code_rows ? 16 : 0);
     }
     code_from += ROW_BYTES;
     asm volatile("cp.async.commit_group;");
