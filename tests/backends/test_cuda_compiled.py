@@ -66,28 +66,28 @@ def nvrtc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Nvrtc:
 
 
 def test_compiled_once_for_all_that_it_depends_on(nvrtc: Nvrtc, tmp_path: Path) -> None:
-    first = compiled.compiled(SOURCE, "90a")
+    first = compiled.binary(SOURCE, "90a")
     assert first == f"1 {SOURCE}".encode()
-    assert compiled.compiled(SOURCE, "90a") == first, "as it was kept"
+    assert compiled.binary(SOURCE, "90a") == first, "as it was kept"
     assert nvrtc.made == [(SOURCE, ["--gpu-architecture=sm_90a", "--std=c++17"])]
-    assert compiled.compiled(SOURCE, "80") != first
-    assert compiled.compiled(SOURCE + " ", "90a") != first
+    assert compiled.binary(SOURCE, "80") != first
+    assert compiled.binary(SOURCE + " ", "90a") != first
     nvrtc.version = (13, 1)
-    assert compiled.compiled(SOURCE, "90a") != first
+    assert compiled.binary(SOURCE, "90a") != first
     assert len(nvrtc.made) == len(list(tmp_path.glob("cuda/*.cubin"))) == 4
 
 
 def test_where_nothing_can_be_kept(nvrtc: Nvrtc, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BITPORT_CACHE", "/dev/null")
     for _ in range(2):
-        assert compiled.compiled(SOURCE, "90a").endswith(SOURCE.encode())
+        assert compiled.binary(SOURCE, "90a").endswith(SOURCE.encode())
     assert len(nvrtc.made) == 2
 
 
 def test_what_the_compiler_says_is_told(nvrtc: Nvrtc, tmp_path: Path) -> None:
     nvrtc.fails = True
     with pytest.raises(RuntimeError, match=r"NVRTC_ERROR_COMPILATION.*\n.*what is this\?"):
-        compiled.compiled(SOURCE, "90a")
+        compiled.binary(SOURCE, "90a")
     assert not list(tmp_path.glob("cuda/*"))
 
 

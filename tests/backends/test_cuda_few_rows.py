@@ -3,8 +3,6 @@ refused; which size is chosen; and that each compiles. Tests marked gpu run the 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import itertools
 import re
@@ -18,12 +16,11 @@ import pytest
 import torch
 
 from bitport.backends.cuda import capability, few_rows
-from bitport.backends.cuda.compiled import SOURCES
-from bitport.backends.cuda.few_rows import DEEP, MIDDLE, NARROW, WIDE, Form, Size, macros, size_of, source
+from bitport.backends.cuda.few_rows import DEEP, MIDDLE, NARROW, WIDE, Form, Size, size_of, source
 from bitport.ops import Sample, Weight
+from tests.backends.emulated import Emulated, emulated, in_place_of_a_device
 from tests.backends.products import products, shortfall
 
-HERE = Path(__file__).parent
 BF16, FP16 = torch.bfloat16, torch.float16
 MEMORY = 227 << 10
 """Bytes that a block may have on sm90."""
@@ -52,56 +49,15 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     of_memory(MEMORY, monkeypatch)
 
 
-class Emulated:
-    """Is called as a Function is."""
-
-    def __init__(self, library: Path) -> None:
-        self.emulate = ctypes.CDLL(str(library)).emulate
-        self.emulate.restype = ctypes.c_char_p
-        self.launches: list[tuple[int, bool]] = []
-
-    def __call__(
-        self,
-        grid: tuple[int, int, int],
-        threads: int,
-        shared: int,
-        *given: Any,
-        cluster: int = 0,
-        dependent: bool = False,
-    ) -> None:
-        self.launches.append((cluster, dependent))
-        blocks, addresses = max(1, cluster), (ctypes.c_void_p * 6)(*(each.value for each in given[:6]))
-        wrong = self.emulate(
-            *(grid[0] // blocks, blocks, threads, shared, addresses),
-            (ctypes.c_int * 3)(*(each.value for each in given[6:])),
-        )
-        assert wrong is None, wrong.decode()
-
-
-@pytest.fixture(scope="session")
-def build(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Size, Form], Emulated]:
-    built: dict[tuple[Size, Form], Emulated] = {}
-
-    def one(size: Size, form: Form) -> Emulated:
-        if (size, form) not in built:
-            file = tmp_path_factory.mktemp("emulated") / "emulated.cpp"
-            named = f'#define SOURCE "{SOURCES / "few_rows.cu"}"\n'
-            file.write_text(macros(size, form) + named + (HERE / "emulated.cpp").read_text())
-            options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(file.with_suffix(".so"))]
-            done = subprocess.run([compiler, *options, str(file)], capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            built[size, form] = Emulated(file.with_suffix(".so"))
-        return built[size, form]
-
-    return one
-
-
 @pytest.fixture
 def emulator(
-    build: Callable[[Size, Form], Emulated], monkeypatch: pytest.MonkeyPatch, hopper: None
+    compiler: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, hopper: None
 ) -> Callable[[Size, Form], Emulated]:
+    def build(size: Size, form: Form) -> Emulated:
+        return emulated("few_rows", source(size, form), compiler, tmp_path_factory.getbasetemp())
+
     monkeypatch.setattr(few_rows, "_function", lambda size, form, device: build(size, form))
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    in_place_of_a_device(monkeypatch)
     return build
 
 

@@ -1,5 +1,5 @@
-"""kernels/many_rows.cu on machines without a GPU: what is refused, which size is chosen, and that each compiles to what
-it is meant to be. Its numbers are compared in test_gpu.py."""
+"""kernels/many_rows.cu on machines without a GPU: its numbers, by the same source on an emulated device; what is
+refused; which size is chosen; and that each compiles to what it is meant to be. test_gpu.py runs the kernel itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from bitport.backends.cuda import capability, many_rows
-from bitport.backends.cuda.many_rows import COSTS, Form, size_of, sizes, source
-from bitport.ops import Weight
+from bitport.backends.cuda.many_rows import COSTS, Form, Size, size_of, sizes, source
+from bitport.ops import Sample, Weight
 from bitport.schemes import preset
-from tests.backends.products import products
+from tests.backends.emulated import Emulated, emulated, in_place_of_a_device
+from tests.backends.products import products, shortfall
 
 BF16, FP16 = torch.bfloat16, torch.float16
 MEMORY = 227 << 10
@@ -32,6 +33,64 @@ def arguments(scheme: str, dtype: torch.dtype = BF16, m: int = 5, k: int = 256) 
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capability, "of", lambda device: (9, 0))
     monkeypatch.setattr(many_rows, "missing", lambda: None)
+
+
+NARROW, MIDDLE, WIDE = (size for size, _ in COSTS["int4"])
+FEW = COSTS["int8"][0][0]
+CASES = (
+    (NARROW, "int4", 64, 384, 64, BF16, True),
+    (NARROW._replace(splits=2), "int4-g32", 70, 320, 37, BF16, False),
+    (NARROW._replace(splits=4), "int4-channel", 65, 576, 3, FP16, True),
+    (MIDDLE, "int4-g64-sym", 130, 512, 129, BF16, True),
+    (MIDDLE._replace(splits=2), "int4-g192", 33, 576, 100, FP16, True),
+    (WIDE._replace(splits=2), "int4-channel-sym", 131, 192, 260, BF16, False),
+    (WIDE, "int4-g32-sym", 16, 128, 255, FP16, True),
+    (FEW, "int8", 67, 640, 1, BF16, True),
+    (FEW._replace(splits=4), "int8-g128", 64, 128, 16, BF16, True),
+    (NARROW._replace(splits=4), "int8-g32", 50, 576, 33, FP16, True),
+    (MIDDLE._replace(splits=2), "int8-sym", 128, 320, 128, FP16, False),
+    (WIDE, "int8-g64", 40, 256, 200, BF16, True),
+)
+"""Rows and columns that fill a block and that do not; scales of a row, of several steps, of one and of half of one; of
+K fewer and more steps than are copied ahead, and with 2 steps some of 4 blocks have none."""
+
+
+@pytest.fixture
+def emulator(
+    compiler: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, hopper: None
+) -> None:
+    def build(size: Size, form: Form, device: torch.device) -> Emulated:
+        return emulated("many_rows", source(size, form), compiler, tmp_path_factory.getbasetemp())
+
+    monkeypatch.setattr(many_rows, "_function", build)
+    in_place_of_a_device(monkeypatch)
+
+
+def product(sample: Sample, size: Size) -> torch.Tensor:
+    x, *rest = sample.args
+    return many_rows.product(x, Weight(*rest[:10]), rest[10], size)
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize(("size", "scheme", "n", "k", "m", "dtype", "bias"), CASES)
+def test_numbers(size: Size, scheme: str, n: int, k: int, m: int, dtype: torch.dtype, bias: bool) -> None:
+    (sample,) = products(scheme, dtype, "plain", n, k, m=m, with_bias=bias)
+    assert many_rows.refuses(preset(scheme).weight.dtype, *sample.args) is None
+    y = product(sample, size)
+    assert y.dtype == dtype
+    assert shortfall(sample, y) <= 0
+    assert torch.equal(y, product(sample, size)), "other threads come first, and the sums are the same"
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_every_code_and_zero_of_8_bits(dtype: torch.dtype) -> None:
+    """A row for each zero, a column for each code, in either layout: what they mean is exact."""
+    codes, zeros = torch.arange(256, dtype=torch.uint8).repeat(256, 1), torch.arange(256, dtype=torch.uint8)[:, None]
+    exact, x = codes.double() - zeros.double(), torch.eye(256, dtype=dtype)
+    for layout, data in (("plain", codes), ("signed_int8", codes ^ 0x80)):
+        weight = Weight(data, torch.ones(256, 1, dtype=dtype), zeros, None, "int8", 256, 256, 1, 256, layout)
+        assert torch.equal(many_rows.product(x, weight, None, WIDE).double(), exact.T)
 
 
 @pytest.mark.usefixtures("hopper")
@@ -105,7 +164,7 @@ def test_sizes_are_those_that_were_fastest() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [Form(4, 0, 1, BF16), Form(4, 0, 2, FP16), Form(8, 0, 1, BF16), Form(8, 0x80, 2, FP16)], ids=str
+    "form", [Form(4, 0, 1, BF16), Form(4, 0, 2, FP16), Form(8, 0, 0, BF16), Form(8, 0x80, 2, FP16)], ids=str
 )
 def test_registers_are_enough(form: Form, tmp_path: Path) -> None:
     """None is spilled, and products of the matrix unit overlap with what prepares the next: they do not where the

@@ -38,7 +38,7 @@ BF16 = torch.bfloat16
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
 FURTHER = {
     **{"int4pack_mm": 2, "int8pack_mm": 1, "scaled_mm_blocks": 1, "scaled_mm_mx": 1},
-    **{"dense_mm": 1, "triton_dense": 1, "many_rows_int8": 1},
+    **{"dense_mm": 1, "triton_dense": 1},
 }
 """Roundings beyond those of a budget (the weight's and the result's): a bias added to a rounded product, the shift that
 a zero point makes in tile-packed layouts, the sums of parts of K, which PyTorch lets cuBLAS round, and the weight where

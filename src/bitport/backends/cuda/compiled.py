@@ -66,13 +66,14 @@ def address(part: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if part is None else part.data_ptr())
 
 
-def defined(values: Mapping[str, int]) -> str:
-    """What a source is compiled with, before it."""
-    return "".join(f"#define {name} {value}\n" for name, value in values.items())
+def source(kernel: str, values: Mapping[str, int], before: str = "") -> str:
+    """What is compiled: the macros that the kernel's file explains, what is ``before`` it, and the files."""
+    files = [(SOURCES / name).read_text(encoding="utf-8") for name in ("device.cu", f"{kernel}.cu")]
+    return "".join([*(f"#define {name} {value}\n" for name, value in values.items()), before, *files])
 
 
-def compiled(source: str, architecture: str) -> bytes:
-    """``architecture``: as 90a."""
+def binary(source: str, architecture: str) -> bytes:
+    """What a source is compiled to, for an architecture as 90a."""
     options = [f"--gpu-architecture=sm_{architecture}", "--std=c++17"]
     depends = "\0".join([source, *options, str(torch.version.cuda), *map(str, _version())])
     file = measured.folder() / "cuda" / f"{hashlib.sha256(depends.encode()).hexdigest()}.cubin"

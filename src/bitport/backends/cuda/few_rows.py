@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bitport.backends import aten
-from bitport.backends.cuda import capability, operand
-from bitport.backends.cuda.compiled import SOURCES, Function, address, compiled, defined, missing
+from bitport.backends.cuda import capability, compiled, operand
+from bitport.backends.cuda.compiled import Function, address, missing
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
 
@@ -207,17 +207,13 @@ def _unchanged(part: Tensor) -> bool:
 def _function(size: Size, form: Form, device: torch.device) -> Function:
     major, minor = capability.of(device)
     architecture = "90a" if (major, minor) == (9, 0) else f"{major}{minor}"
-    return Function(compiled(source(size, form), architecture), "few_rows", capability.shared_memory(device))
+    return Function(compiled.binary(source(size, form), architecture), "few_rows", capability.shared_memory(device))
 
 
 def source(size: Size, form: Form) -> str:
-    return macros(size, form) + (SOURCES / "few_rows.cu").read_text(encoding="utf-8")
-
-
-def macros(size: Size, form: Form) -> str:
     values = {
         **{"TILES": size.tiles, "ACROSS": size.across, "ALONG": size.along, "STEPS": size.steps},
         **{"STAGES": size.stages, "SPLITS": size.splits, "BITS": form.bits, "FLIP": form.flip},
         **{"GROUP": form.group, "HALF": int(form.dtype == torch.float16), "CLUSTERS": int(form.clusters)},
     }
-    return defined(values)
+    return compiled.source("few_rows", values)

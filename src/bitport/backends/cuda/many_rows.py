@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from bitport.backends import aten
-from bitport.backends.cuda import capability, operand
-from bitport.backends.cuda.compiled import SOURCES, Function, address, compiled, defined, missing
+from bitport.backends.cuda import capability, compiled, operand
+from bitport.backends.cuda.compiled import Function, address, missing
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
 
@@ -51,6 +51,7 @@ class Form(NamedTuple):
     bits: int
     flip: int
     per_step: int
+    """Scales of STEP columns; 0: one for the row."""
     dtype: torch.dtype
 
 
@@ -109,7 +110,7 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tenso
     m, y = rows.shape[0], x.new_empty(*x.shape[:-1], n)
     parts = weight.scale, weight.zero, None if bias is None else bias.to(x.dtype)
     held = [None if part is None else part.contiguous() for part in parts]
-    per_step = 2 if weight.block_k < STEP else 1
+    per_step = 0 if groups == 1 else 2 if weight.block_k < STEP else 1
     form = Form(NUMBER_TYPES[weight.dtype].bits, operand.FLIPPED[weight.layout], per_step, x.dtype)
     with torch.cuda.device(x.device):
         _function(size, form, x.device)(
@@ -123,17 +124,16 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tenso
 
 @functools.cache
 def _function(size: Size, form: Form, device: torch.device) -> Function:
-    return Function(compiled(source(size, form), "90a"), "many_rows", size.shared(form.bits))
+    return Function(compiled.binary(source(size, form), "90a"), "many_rows", size.shared(form.bits))
 
 
 def source(size: Size, form: Form) -> str:
     values = {
         **{"BITS": form.bits, "FLIP": form.flip, "BM": size.rows, "WARPGROUPS": size.warpgroups},
-        **{"STAGES": size.stages, "SPLITS": size.splits, "BLOCKS": size.blocks},
-        **{"PER_STEP": form.per_step, "HALF": int(form.dtype == torch.float16)},
+        **{"STAGES": size.stages, "SPLITS": size.splits, "BLOCKS": size.blocks, "PER_STEP": form.per_step},
+        **{"HALF": int(form.dtype == torch.float16), "CLUSTERS": 1},
     }
-    before = defined(values) + instruction(size.rows, operand.TYPES[form.dtype])
-    return before + (SOURCES / "many_rows.cu").read_text(encoding="utf-8")
+    return compiled.source("many_rows", values, instruction(size.rows, operand.TYPES[form.dtype]))
 
 
 def instruction(rows: int, dtype: str) -> str:
@@ -146,4 +146,4 @@ def instruction(rows: int, dtype: str) -> str:
     given = ", ".join(f'"r"((a)[{each}])' for each in range(4))
     name = f"wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.{dtype}.{dtype}"
     code = f"{name} {{{named}}}, {{{first}}}, %{sums + 4}, 1, 1, 1, 0;"
-    return f'#define WGMMA(d, a, b) asm volatile("{code}" : {bound} : {given}, "l"(b))\n'
+    return f'#ifndef EMULATED\n#define WGMMA(d, a, b) asm volatile("{code}" : {bound} : {given}, "l"(b))\n#endif\n'

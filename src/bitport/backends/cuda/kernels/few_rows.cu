@@ -26,11 +26,6 @@
 // and the kernel begins when the one before it has ended. From sm_90 on it may begin before: the weight is read at once,
 // x and the bias only after the kernel before has ended, as y is written.
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 #define THREADS (32 * ACROSS * ALONG)
 #define BN (16 * TILES * ACROSS)
 #define STEP (512 / BITS)
@@ -45,199 +40,19 @@ typedef unsigned long long u64;
 #define FOLD (GROUP % STEP != 0)
 #define UNIT (FOLD ? OWN : STEP)         // columns for which an entry, scale and zero, is kept
 #define ENTRIES (STEP / UNIT)            // of a step
-#define MIDPOINT (1u << (BITS - 1))
 #define CHAINS 2                         // of products that do not wait for each other
-#define MAGIC (HALF ? 0x6400u : 0x4300u) // 1024 or 128, to which the lowest bits are added: 10, or 7
-#define BOTH(value) ((value) * 0x10001u)
-#if HALF
-#define TYPE "f16"
-#else
-#define TYPE "bf16"
-#endif
 
-#ifndef EMULATED // tests/backends/emulated.cpp has what follows by the same names
-#define DEVICE __device__ __forceinline__
-
-extern __shared__ __align__(128) u8 dynamic[];
-
-DEVICE u8* shared_memory() { return dynamic; }
-
-DEVICE u32 address_of(const void* at) { return (u32)__cvta_generic_to_shared(at); }
-
-DEVICE void copy_codes(u8* to, const u8* from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address_of(to)), "l"(from) : "memory");
-}
-
-DEVICE void copy_x(u8* to, const u16* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address_of(to)), "l"(from) : "memory");
-}
-
-DEVICE void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int groups> DEVICE void wait_for_all_copies_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
-}
-
-DEVICE void let_next_kernel_begin() {
-#if CLUSTERS
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-DEVICE void wait_for_kernel_before() {
-#if CLUSTERS
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Says that it is there, and nothing about what it has written
-DEVICE void begin_cluster() {
-#if SPLITS > 1
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-
-DEVICE void arrive_at_cluster() {
-#if SPLITS > 1
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-
-DEVICE void wait_for_cluster() {
-#if SPLITS > 1
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-// At the same place in the shared memory of another block of the cluster
-DEVICE void write16_in(int block, u8* to, const float (&value)[4]) {
-#if SPLITS > 1
-  u32 there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address_of(to)), "r"(block));
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(value[0]), "f"(value[1]),
-               "f"(value[2]), "f"(value[3])
-               : "memory");
-#endif
-}
-
-// Of a weight, which does not change
-DEVICE u32 read_scale(const u16* at) {
-  u16 d;
-  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(d) : "l"(at));
-  return d;
-}
-
-DEVICE u32 read_zero(const u8* at) {
-  u32 d;
-  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(d) : "l"(at));
-  return d;
-}
-
-DEVICE u32 read_bias(const u16* at) {
-  u16 d;
-  asm volatile("ld.global.u16 %0, [%1];" : "=h"(d) : "l"(at) : "memory");
-  return d;
-}
-
-DEVICE void read16(u32 (&d)[4], const u8* at) {
-  const uint4 read = *reinterpret_cast<const uint4*>(at);
-  d[0] = read.x, d[1] = read.y, d[2] = read.z, d[3] = read.w;
-}
-
-DEVICE void read16(float (&d)[4], const u8* at) {
-  const float4 read = *reinterpret_cast<const float4*>(at);
-  d[0] = read.x, d[1] = read.y, d[2] = read.z, d[3] = read.w;
-}
-
-DEVICE void write4(u16* to, u32 low, u32 high) { *reinterpret_cast<uint2*>(to) = make_uint2(low, high); }
-
-DEVICE void write1(u16* to, u32 value) { *to = (u16)value; }
-
-DEVICE u32 pick(u32 a, u32 b, u32 selector) {
-  u32 d;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
-  return d;
-}
-
-// (value & mask) | MAGIC in both halves
-template <u32 mask> DEVICE u32 with_magic(u32 value) {
-  u32 d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(value), "n"(BOTH(mask)), "r"(BOTH(MAGIC)));
-  return d;
-}
-
-// Two numbers of 16 bits at a time
-#if HALF || CLUSTERS
-DEVICE u32 minus(u32 a, u32 b) {
-  u32 d;
-  asm("sub.rn." TYPE "x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-
-DEVICE u32 times(u32 a, u32 b) {
-  u32 d;
-  asm("mul.rn." TYPE "x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-#else // bfloat16 before sm_90 has a b + c alone: a - b = -1 b + a, and a b = a b + -0
-DEVICE u32 times_plus(u32 a, u32 b, u32 c) {
-  u32 d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-
-DEVICE u32 minus(u32 a, u32 b) { return times_plus(b, 0xBF80BF80, a); }
-
-DEVICE u32 times(u32 a, u32 b) { return times_plus(a, b, 0x80008000); }
-#endif
-
-DEVICE float widen(u32 value) {
-  float d;
-#if HALF
-  asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"((u16)value));
-#else
-  d = __uint_as_float(value << 16);
-#endif
-  return d;
-}
-
-DEVICE u32 narrow(float low, float high) {
-  u32 d;
-  asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-
-DEVICE void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "
-               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-#endif
-
-// What a lane multiplies by its p-th piece of x: of its codes the q-th pair, as numbers of which that of the zero is to be
-// subtracted, and of the piece the columns that belong to them. Pairs 0 and 1 are one product, 2 and 3 the other.
+// What a lane multiplies by its p-th piece of x: of its codes the q-th pair, and of the piece the columns that belong to
+// them. Pairs 0 and 1 are one product, 2 and 3 the other.
 #if BITS == 4 // columns q and q + 4
-DEVICE u32 zero_as_number(u32 entry) { return pick(entry, MAGIC >> 8, 0x4040); }
-
-DEVICE u32 codes_as_numbers(const u32 (&words)[4], int p, int q) { return with_magic<0xF>(words[p] >> (4 * q)); }
+DEVICE u32 codes_of(const u32 (&words)[4], int p, int q) { return words[p] >> (4 * q); }
 
 DEVICE u32 columns_of(const u32 (&piece)[4], int q) {
   return pick(piece[q / 2], piece[q / 2 + 2], q % 2 ? 0x7632 : 0x5410);
 }
 #else // columns 2 q and 2 q + 1
-DEVICE u32 as_numbers(u32 codes) { // with MAGIC above each
-#if HALF
-  return codes;
-#else // code - 128, as (128 + its lower seven bits) - (128 if it has the eighth, else 256)
-  return minus(codes & BOTH(0xFF7F), with_magic<0x80>(~codes));
-#endif
-}
-
-DEVICE u32 zero_as_number(u32 entry) { return as_numbers(pick(entry, MAGIC >> 8, 0x4040)); }
-
-DEVICE u32 codes_as_numbers(const u32 (&words)[4], int p, int q) {
-  return as_numbers(pick(words[2 * p + q / 2] ^ FLIP * 0x01010101u, MAGIC >> 8, q % 2 ? 0x4342 : 0x4140));
+DEVICE u32 codes_of(const u32 (&words)[4], int p, int q) {
+  return pick(words[2 * p + q / 2] ^ FLIP * 0x01010101u, 0, q % 2 ? 0x4342 : 0x4140);
 }
 
 DEVICE u32 columns_of(const u32 (&piece)[4], int q) { return piece[q]; }
@@ -374,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
           read16(words[r][h], own_codes + (slot * PIECES + (s * TILES + r) * 2 + h) * (THREADS * 16));
           const int row = (across * TILES + r) * 16 + h * 8 + g;
           const u32 entry = entries[row * entry_pitch + (FOLD ? 4 * step + t : GROUP ? step : 0)];
-          zero_of[r][h] = zero_as_number(entry);
+          zero_of[r][h] = as_numbers(pick(entry, 0, 0x4040));
           scale_of[r][h] = pick(entry, 0, 0x3232);
         }
 #pragma unroll
@@ -389,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
           for (int h = 0; h < 2; h++)
 #pragma unroll
             for (int q = 0; q < 4; q++) {
-              const u32 difference = minus(codes_as_numbers(words[r][h], p, q), zero_of[r][h]);
+              const u32 difference = minus(as_numbers(codes_of(words[r][h], p, q)), zero_of[r][h]);
               weight[r][h][q] = FOLD ? times(difference, scale_of[r][h]) : difference;
             }
         read16(piece, x_here + ((along * STEPS + s) * STEP_PIECES + p * 4) * 16);

@@ -4,7 +4,8 @@
 //   codes  [n, k BITS / 8]  of 4 bits: the even column in the low half of a byte
 //   scale  [n, groups]      of x's type                zero  [n, groups]  bytes, or none: MIDPOINT
 //
-// W = (code - zero) * scale, rounded once to x's type: the difference is exact in it. Sums are in float32.
+// W = (code - zero) * scale, rounded once to x's type: the difference is exact in it. Where a row has one scale, the
+// difference is multiplied, and its sums by the scale. Sums are in float32.
 //
 // A block makes BN = 64 * WARPGROUPS columns of y, weight rows, by BM rows. W is the first operand: a thread decodes from
 // shared memory what it multiplies, and registers go to the matrix unit, while the products of the step before run. x is
@@ -15,13 +16,8 @@
 // order of the splits, some rows of all: no second kernel, no memory between, the same result each time.
 //
 // Compiled with BITS, FLIP (0x80 where the top bit of a code is inverted, else 0), BM, WARPGROUPS, STAGES, SPLITS, BLOCKS
-// (on a multiprocessor), PER_STEP (entries of the scale in 64 columns: 1, or 2 for groups of 32) and HALF (x is float16,
-// not bfloat16). WGMMA(d, a, b) is the instruction for BM rows: it names every register.
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+// (on a multiprocessor), PER_STEP (entries of the scale in 64 columns: 1, or 2 for groups of 32; 0: one for the row) and
+// HALF (x is float16, not bfloat16). WGMMA(d, a, b) is the instruction for BM rows: it names every register.
 
 #define BN (64 * WARPGROUPS)
 #define THREADS (128 * WARPGROUPS)
@@ -31,97 +27,27 @@ typedef unsigned long long u64;
 #define ROW_BYTES (BK * BITS / 8) // of codes, in a step
 #define CODE_BYTES (BN * ROW_BYTES)
 #define AHEAD (STAGES - 2)
-#define MIDPOINT (1 << (BITS - 1))
+#define ENTRIES (PER_STEP ? PER_STEP : 1)
 #define PITCH (BN + 4) // floats of a row of sums: threads of a warp then write to different banks
-#define MAGIC (HALF ? 0x64006400u : 0x43004300u) // 1024 and 128, to which the lowest bits are added
-#if HALF
-#define TYPE "f16x2"
-#else
-#define TYPE "bf16x2"
-#endif
 
-__device__ __forceinline__ u32 pick(u32 a, u32 b, u32 selector) {
-  u32 d;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
-  return d;
+// Two of W: ``number`` is of their codes, ``zero`` of theirs
+DEVICE u32 weight_of(u32 number, u32 zero, u32 scale) {
+  const u32 difference = minus(number, zero);
+  return PER_STEP ? times(difference, scale) : difference;
 }
 
-// Two numbers of 16 bits at a time
-__device__ __forceinline__ u32 minus(u32 a, u32 b) {
-  u32 d;
-  asm("sub.rn." TYPE " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
+// ``own`` picks the bytes of the quarter q from the 16 or 8 codes in a and b.
+#if BITS == 4 // columns 2q and 2q + 1 of 16 in ``near``, those 8 further on in ``far``
+DEVICE void decode(u32 a, u32 b, u32 own, u32 zero, u32 scale, u32& near, u32& far) {
+  const u32 bytes = pick(a, b, own), even = as_numbers(bytes), odd = as_numbers(bytes >> 4);
+  near = weight_of(pick(even, odd, 0x5410), zero, scale);
+  far = weight_of(pick(even, odd, 0x7632), zero, scale);
 }
-
-__device__ __forceinline__ u32 times(u32 a, u32 b) {
-  u32 d;
-  asm("mul.rn." TYPE " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-
-__device__ __forceinline__ u32 times_plus(u32 a, u32 b, u32 c) {
-  u32 d;
-  asm("fma.rn." TYPE " %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-
-// Four of W in a row of it, of the 16 columns whose codes are in a .. d (of 4 bits: in a, b): columns 2q and 2q + 1 in
-// ``near``, those 8 further on in ``far``. ``own`` picks the bytes of the quarter q; ``zero`` is MAGIC + the zero.
-#if BITS == 4
-__device__ __forceinline__ void decode(u32 a, u32 b, u32 own, u32 zero, u32 scale, u32& near, u32& far) {
-  const u32 bytes = pick(a, b, own), even = bytes & 0x000F000F | MAGIC, odd = bytes >> 4 & 0x000F000F | MAGIC;
-  near = times(minus(pick(even, odd, 0x5410), zero), scale);
-  far = times(minus(pick(even, odd, 0x7632), zero), scale);
-}
-#else
-__device__ __forceinline__ u32 stepped(u32 codes, u32 zero) { // in bytes 0 and 2
-#if HALF
-  return minus((codes & 0x00FF00FF ^ FLIP * 0x10001) | MAGIC, MAGIC + zero * 0x10001);
-#else // bfloat16 holds 8 bits: halves of a code one by one, 16 high + low
-  const u32 flipped = codes ^ FLIP * 0x10001, low = flipped & 0x000F000F | MAGIC, high = flipped >> 4 & 0x000F000F | MAGIC;
-  const u32 by_16 = 0x41804180;
-  return times_plus(minus(high, MAGIC + (zero >> 4) * 0x10001), by_16, minus(low, MAGIC + (zero & 15) * 0x10001));
-#endif
+#else // columns 2q and 2q + 1 of 8
+DEVICE void decode(u32 a, u32 b, u32 own, u32 zero, u32 scale, u32& both) {
+  both = weight_of(as_numbers(pick(a, b, own) ^ FLIP * 0x10001), zero, scale);
 }
 #endif
-
-__device__ __forceinline__ void copy16(u32 to, const void* from, int bytes) { // zeros for what is not read
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
-}
-
-__device__ __forceinline__ uint4 read16(u32 at) {
-  uint4 d;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w) : "r"(at));
-  return d;
-}
-
-__device__ __forceinline__ float widen(u16 value) {
-  float d;
-#if HALF
-  asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(value));
-#else
-  asm("cvt.f32.bf16 %0, %1;" : "=f"(d) : "h"(value));
-#endif
-  return d;
-}
-
-__device__ __forceinline__ u32 narrow(float low, float high) {
-  u32 d;
-#if HALF
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-#endif
-  return d;
-}
-
-__device__ __forceinline__ void cluster_barrier() {
-#if SPLITS > 1
-  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
 
 extern "C" __global__ void
 #if SPLITS > 1
@@ -131,8 +57,7 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
     const u16* __restrict__ x, const u8* __restrict__ codes, const u16* __restrict__ scale,
     const u8* __restrict__ zero, const u16* __restrict__ bias, u16* __restrict__ y,
     int m, int n, int k, int groups, int steps_per_group) {
-  extern __shared__ u8 dynamic[];
-  const u32 shared_x = ((u32)__cvta_generic_to_shared(dynamic) + 1023) & ~1023u;
+  const u32 shared_x = (shared_address() + 1023) & ~1023u;
   const u32 shared_codes = shared_x + STAGES * X_BYTES;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int n0 = blockIdx.x * BN, m0 = blockIdx.y * BM;
@@ -158,17 +83,17 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
       const int row = x_row + j * TOGETHER;
       const u32 offset = min(row, x_rows - 1) * k + x_part * 8;
       if (BM % TOGETHER == 0 || x_row < BM)
-        copy16(x_to + slot * X_BYTES + j * TOGETHER * 128, x_from + offset, more && row < x_rows ? 16 : 0);
+        copy16(x_to + slot * X_BYTES + j * TOGETHER * 128, x_from + offset, more && row < x_rows);
     }
     x_from += BK;
 #pragma unroll
     for (int j = 0; j < CODE_COPIES; j++) {
       const int row = code_row + j * (BN / CODE_COPIES);
       const u32 offset = min(row, code_rows - 1) * row_bytes + code_part * 16;
-      copy16(code_to + slot * CODE_BYTES + j * (CODE_BYTES / CODE_COPIES), code_from + offset, more && row < code_rows ? 16 : 0);
+      copy16(code_to + slot * CODE_BYTES + j * (CODE_BYTES / CODE_COPIES), code_from + offset, more && row < code_rows);
     }
     code_from += ROW_BYTES;
-    asm volatile("cp.async.commit_group;");
+    copies_end_group();
   };
 
   // a thread's rows of W, in its warp's 16, and their entries of scale and zero
@@ -176,7 +101,7 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
   // bytes 0 and 2 of what is picked
   const u32 own = BITS == 4 ? quarter | (4 + quarter) << 8 : 2 * quarter | (2 * quarter + 1) << 8;
   u32 entry[2];
-  u32 scales[2][PER_STEP], zeros[2][PER_STEP], next_scales[2][PER_STEP], next_zeros[2][PER_STEP];
+  u32 scales[2][ENTRIES], zeros[2][ENTRIES], next_scales[2][ENTRIES], next_zeros[2][ENTRIES];
 #pragma unroll
   for (int r = 0; r < 2; r++)
     entry[r] = min(warp_row + 8 * r, n - 1 - n0) * groups + first / steps_per_group * PER_STEP;
@@ -188,8 +113,8 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
 #pragma unroll
     for (int r = 0; r < 2; r++) {
 #pragma unroll
-      for (int i = 0; i < PER_STEP; i++)
-        next_scales[r][i] = scale[entry[r] + i], next_zeros[r][i] = zero ? zero[entry[r] + i] : MIDPOINT;
+      for (int i = 0; i < ENTRIES; i++)
+        next_scales[r][i] = read_scale(scale + entry[r] + i), next_zeros[r][i] = zero ? read_zero(zero + entry[r] + i) : MIDPOINT;
       entry[r] += PER_STEP;
     }
   };
@@ -197,9 +122,9 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
 #pragma unroll
     for (int r = 0; r < 2; r++) {
 #pragma unroll
-      for (int i = 0; i < PER_STEP; i++) {
+      for (int i = 0; i < ENTRIES; i++) {
         scales[r][i] = pick(next_scales[r][i], 0, 0x1010);
-        zeros[r][i] = BITS == 4 ? MAGIC + next_zeros[r][i] * 0x10001 : next_zeros[r][i];
+        zeros[r][i] = as_numbers(next_zeros[r][i] * 0x10001);
       }
     }
   };
@@ -211,8 +136,8 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
   int slot = 0, free = AHEAD;
 
   auto multiply = [&](int step, u32(&a)[4][4]) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1));
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    wait_for_all_copies_but<AHEAD - 1>();
+    let_products_see_copies();
     __syncthreads(); // the step is there for all, and all are done with the step before the last
     copy(step + AHEAD, free);
     if (left == 0) {
@@ -226,31 +151,32 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
     for (int r = 0; r < 2; r++) {
 #pragma unroll
       for (int piece = 0; piece < ROW_BYTES / 16; piece++) {
-        const uint4 words = read16(codes_at + r * 8 * ROW_BYTES + piece * 16);
-        const int entry = piece * PER_STEP / (ROW_BYTES / 16);
+        u32 words[4];
+        read16(words, codes_at + r * 8 * ROW_BYTES + piece * 16);
+        const int entry = piece * ENTRIES / (ROW_BYTES / 16);
         const u32 z = zeros[r][entry], s = scales[r][entry];
 #if BITS == 4
-        decode(words.x, words.y, own, z, s, a[2 * piece][r], a[2 * piece][2 + r]);
-        decode(words.z, words.w, own, z, s, a[2 * piece + 1][r], a[2 * piece + 1][2 + r]);
+        decode(words[0], words[1], own, z, s, a[2 * piece][r], a[2 * piece][2 + r]);
+        decode(words[2], words[3], own, z, s, a[2 * piece + 1][r], a[2 * piece + 1][2 + r]);
 #else
-        a[piece][r] = times(stepped(pick(words.x, words.y, own), z), s);
-        a[piece][2 + r] = times(stepped(pick(words.z, words.w, own), z), s);
+        decode(words[0], words[1], own, z, s, a[piece][r]);
+        decode(words[2], words[3], own, z, s, a[piece][2 + r]);
 #endif
       }
     }
     // 8 rows of x lie 1024 bytes from the next 8; 16 columns are 32 bytes of the 128 that are swizzled
     const u64 tile = (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)1 << 16 | (shared_x + slot * X_BYTES) >> 4;
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    products_begin_group();
 #pragma unroll
     for (int part = 0; part < 4; part++) WGMMA(sums, a[part], tile + 2 * part);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+    products_end_group();
+    wait_for_all_products_but<1>();
     slot = slot + 1 == STAGES ? 0 : slot + 1, free = free + 1 == STAGES ? 0 : free + 1;
   };
 
 #pragma unroll
   for (int step = 0; step < AHEAD; step++) copy(step, step);
-  if (count > 0) {
+  if (count > 0 || PER_STEP == 0) { // a sum of nothing too is multiplied by a row's scale
     read_entries();
     take_entries();
     if (left < count) read_entries(); // always a group ahead
@@ -259,50 +185,45 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
     multiply(step, weights[0]);
     multiply(step + 1, weights[1]);
   }
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  wait_for_all_products_but<0>();
+  wait_for_all_copies_but<0>();
   __syncthreads();
 
   // sums, by rows of x: a thread has two neighbours of these, for two rows of W
+  const float by[2] = {PER_STEP ? 1.f : widen(scales[0][0] & 0xFFFF), PER_STEP ? 1.f : widen(scales[1][0] & 0xFFFF)};
 #pragma unroll
   for (int i = 0; i < BM / 2; i++) {
     const int row = i / 4 * 8 + quarter * 2 + i % 2, column = warp_row + i / 2 % 2 * 8;
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared_x + (row * PITCH + column) * 4), "f"(sums[i]) : "memory");
+    write_shared(shared_x + (row * PITCH + column) * 4, sums[i] * by[i / 2 % 2]);
   }
-  cluster_barrier();
+  meet_cluster();
   const int rows = BM / SPLITS, mine = blockIdx.z * rows;
   for (int at = thread; at < rows * (BN / 4); at += THREADS) {
     const int row = mine + at / (BN / 4), column = at % (BN / 4) * 4;
     const u32 here = shared_x + (row * PITCH + column) * 4;
-    float4 sum = {0, 0, 0, 0};
+    float each[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int split = 0; split < SPLITS; split++) {
-      float4 part;
-#if SPLITS > 1
-      u32 there;
-      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(split));
-      asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(part.x), "=f"(part.y), "=f"(part.z), "=f"(part.w) : "r"(there));
-#else
-      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(part.x), "=f"(part.y), "=f"(part.z), "=f"(part.w) : "r"(here));
-#endif
-      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+      float part[4];
+      read16_of(split, part, here);
+#pragma unroll
+      for (int i = 0; i < 4; i++) each[i] += part[i];
     }
     if (m0 + row >= m) continue;
-    float each[4] = {sum.x, sum.y, sum.z, sum.w};
     const int to = n0 + column;
     u16* out = y + (u64)(m0 + row) * n + to;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      if (bias && to + i < n) each[i] += widen(bias[to + i]);
+      if (bias && to + i < n) each[i] += widen(read_bias(bias + to + i));
     const u32 low = narrow(each[0], each[1]), high = narrow(each[2], each[3]);
     if (n % 4 == 0 && to + 3 < n) {
-      *(uint2*)out = make_uint2(low, high);
+      write4(out, low, high);
     } else {
       const u32 both[2] = {low, high};
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        if (to + i < n) out[i] = (u16)(both[i / 2] >> i % 2 * 16);
+        if (to + i < n) write1(out + i, both[i / 2] >> i % 2 * 16);
     }
   }
-  cluster_barrier(); // others may still read what this block has
+  meet_cluster(); // others may still read what this block has
 }

@@ -1,0 +1,69 @@
+"""Kernels in CUDA C++ on machines without a GPU: emulated.cpp around the source that a device would get."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+GIVEN = "#define CALL(x, codes, scale, zero, bias, y, s) {0}(x, codes, scale, zero, bias, y, {1})\n"
+KERNELS = {
+    "few_rows": GIVEN.format("few_rows", "s[0], s[1], s[2]")
+    + "#define GROUPS GROUP ? k / (GROUP ? GROUP : 1) : 1\n#define BEGINS !CLUSTERS\n",
+    "many_rows": GIVEN.format("many_rows", "s[0], s[1], s[2], s[3], s[4]")
+    + "#define GROUPS sizes[3]\n#define BEGINS true\n",
+}
+"""-> what emulated.cpp asks of each; BEGINS: whether x may be read from the beginning on."""
+
+
+class Emulated:
+    """Is called as a Function is."""
+
+    def __init__(self, library: Path) -> None:
+        self.emulate = ctypes.CDLL(str(library)).emulate
+        self.emulate.restype = ctypes.c_char_p
+        self.launches: list[tuple[int, bool]] = []
+        """(blocks of a cluster, whether it began early) of each."""
+
+    def __call__(
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        *given: Any,
+        cluster: int = 0,
+        dependent: bool = False,
+    ) -> None:
+        self.launches.append((cluster, dependent))
+        addresses = (ctypes.c_void_p * 6)(*(each.value for each in given[:6]))
+        sizes = [each.value for each in given[6:]]
+        wrong = self.emulate(
+            *((ctypes.c_int * 3)(*grid), max(1, cluster), threads, shared, addresses),
+            *((ctypes.c_int * len(sizes))(*sizes), len(sizes)),
+        )
+        assert wrong is None, wrong.decode()
+
+
+@functools.cache
+def emulated(kernel: str, source: str, compiler: str, folder: Path) -> Emulated:
+    """The same for the same source. ``folder``: where it is compiled."""
+    place = folder / f"{kernel}-{len(list(folder.iterdir()))}"
+    place.mkdir()
+    (place / "source.cu").write_text(source)
+    file = place / "emulated.cpp"
+    file.write_text(f'#define SOURCE "{place / "source.cu"}"\n{KERNELS[kernel]}{(HERE / "emulated.cpp").read_text()}')
+    options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(file.with_suffix(".so"))]
+    done = subprocess.run([compiler, *options, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Emulated(file.with_suffix(".so"))
+
+
+def in_place_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
