@@ -60,24 +60,31 @@ def measure(gpu: Accelerator, sizes: Sizes, schemes: tuple[str, ...], repetition
     plays: dict[str, dict[str, Callable[[], Any]]] = {}
     nbytes: dict[str, dict[str, int]] = {}
     lost: list[Row] = []
+    for name in dict.fromkeys((BASE, *schemes)):
+        try:
+            plays[name], nbytes[name] = prepared(gpu, sizes, name)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            if name == BASE:
+                raise
+            lost.append({"candidate": name, "reason": str(error).strip().splitlines()[0][:300]})
+    yield lost
+    for method, part in METHODS.items():
+        times = take_turns(gpu, {name: mine[method] for name, mine in plays.items()}, repetitions)
+        yield [
+            {"method": method, "candidate": name, "nbytes": nbytes[name][part], **figures_of(mine, times[BASE])}
+            for name, mine in times.items()
+        ]
+
+
+def prepared(gpu: Accelerator, sizes: Sizes, scheme: str) -> tuple[dict[str, Callable[[], Any]], dict[str, int]]:
+    """(method -> a play of it, part -> bytes). As in ordinary use, the weights are made before inference_mode begins:
+    PyTorch does not tell whether those that are made in it were written to, so kernels may not read them early."""
+    with torch.no_grad():
+        made = program(sizes, gpu.device)
+        quantized(made, scheme)
     with torch.inference_mode():
-        for name in dict.fromkeys((BASE, *schemes)):
-            try:
-                made = program(sizes, gpu.device)
-                quantized(made, name)
-                plays[name] = {method: gpu.recorded(run)[0] for method, run in methods(made, gpu.device).items()}
-                nbytes[name] = {part: bytes_of(made.get_submodule(part)) for part in PARTS}
-            except (RuntimeError, ValueError, NotImplementedError) as error:
-                if name == BASE:
-                    raise
-                lost.append({"candidate": name, "reason": str(error).strip().splitlines()[0][:300]})
-        yield lost
-        for method, part in METHODS.items():
-            times = take_turns(gpu, {name: mine[method] for name, mine in plays.items()}, repetitions)
-            yield [
-                {"method": method, "candidate": name, "nbytes": nbytes[name][part], **figures_of(mine, times[BASE])}
-                for name, mine in times.items()
-            ]
+        plays = {method: gpu.recorded(run)[0] for method, run in methods(made, gpu.device).items()}
+    return plays, {part: bytes_of(made.get_submodule(part)) for part in PARTS}
 
 
 def take_turns(gpu: Accelerator, plays: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, dict[int, float]]:
