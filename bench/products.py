@@ -12,8 +12,9 @@ import dataclasses
 import os
 import statistics
 import sys
-from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
@@ -58,6 +59,7 @@ BOUND = ("torch", "bitport", "aten", "onednn", "torchao")
 """The peers that obey these: they compute with torch. The others look at the processor themselves."""
 
 Row = dict[str, Any]
+Result = TypeVar("Result")
 
 
 class Candidate(NamedTuple):
@@ -85,6 +87,8 @@ class Field:
 
     child: ClassVar[type[Child]] = Child
     peers: ClassVar[dict[str, str]] = PEERS
+    side_by_side: ClassVar[bool] = False
+    """Whether peers get ready at the same time; only their turns are timed."""
 
     def __init__(self, chosen: Chosen, reading: limits.Reading | None = None) -> None:
         """``reading``: of the memory that the candidates read; None where it is no processor's."""
@@ -129,8 +133,11 @@ class Point:
         """Bytes per second that memory gave, once in each repetition of the last turns."""
         self.ready: list[Candidate] = []
         self.refused: list[Row] = []
-        for peer in field.workers:
-            self._prepare(peer, [each for each in field.classes if each.peer == peer])
+        self._each_peer(lambda peer: self._prepare(peer, [each for each in field.classes if each.peer == peer]))
+
+    def _each_peer(self, run: Callable[[str], Result]) -> list[Result]:
+        with ThreadPoolExecutor(len(self.field.workers) if self.field.side_by_side else 1) as pool:
+            return list(pool.map(run, self.field.workers))
 
     def _prepare(self, peer: str, candidates: list[Candidate]) -> None:
         worker = self.field.workers[peer]
@@ -153,24 +160,29 @@ class Point:
         """How exact each candidate is with m rows, and about how fast. One that takes its process down is out from here
         on; the others of that peer start anew."""
         facts: dict[Candidate, Row] = {}
-        for peer, worker in self.field.workers.items():
-            left = [each for each in self.ready if each.peer == peer]
-            if worker.lost and left:
-                self._prepare(peer, left)
-            left = [each for each in left if not self.too_slow(each, m)]
-            while left := [each for each in left if each in self.ready and each not in facts]:
-                candidate = left.pop(0)
-                answer, reason = ask(worker, "judge", candidate.variant, m, TURN)
-                if not reason:
-                    facts[candidate] = answer
-                    self.last[candidate] = m, answer["seconds"]
-                    continue
-                self.refuse(candidate, m, reason)
-                if worker.lost:
-                    self.ready.remove(candidate)
-                    again = [each for each in self.ready if each.peer == peer]
-                    self._prepare(peer, again)
-                    left = [*(each for each in again if facts.pop(each, None)), *left]
+        for found in self._each_peer(lambda peer: self._judge(peer, m)):
+            facts |= found
+        return facts
+
+    def _judge(self, peer: str, m: int) -> dict[Candidate, Row]:
+        facts: dict[Candidate, Row] = {}
+        worker, left = self.field.workers[peer], [each for each in self.ready if each.peer == peer]
+        if worker.lost and left:
+            self._prepare(peer, left)
+        left = [each for each in left if not self.too_slow(each, m)]
+        while left := [each for each in left if each in self.ready and each not in facts]:
+            candidate = left.pop(0)
+            answer, reason = ask(worker, "judge", candidate.variant, m, TURN)
+            if not reason:
+                facts[candidate] = answer
+                self.last[candidate] = m, answer["seconds"]
+                continue
+            self.refuse(candidate, m, reason)
+            if worker.lost:
+                self.ready.remove(candidate)
+                again = [each for each in self.ready if each.peer == peer]
+                self._prepare(peer, again)
+                left = [*(each for each in again if facts.pop(each, None)), *left]
         return facts
 
     def too_slow(self, candidate: Candidate, m: int) -> bool:

@@ -44,7 +44,7 @@ class GpuChild(child.Child):
         )
 
     def prepare(self, variant: str) -> str:
-        with torch.inference_mode():
+        with torch.no_grad():  # not in inference_mode, as methods.prepared explains
             made = self.peer.prepare(variant, self._weight, self._group, copies_of(self._shape, self._gpu.cache))
             if isinstance(made, str):
                 return made

@@ -33,6 +33,7 @@ class GpuField(products.Field):
 
     child = GpuChild
     peers = PEERS
+    side_by_side = True
 
 
 def run(chosen: Chosen, about: Row, found: GpuLimits, head: Row | None) -> list[Row]:
