@@ -193,11 +193,21 @@ def test_names_in_samples_are_defined_before_their_use(path: Path) -> None:
         assert used - known == set(), ast.unparse(statement)
 
 
+def take_first_steps(folder: Path) -> None:
+    """The commands of the README that a reader tries first, with the model that comes along."""
+    (folder / "models").symlink_to(ROOT / "models")
+    block = (ROOT / "README.md").read_text().split("## First steps")[1].split("```sh\n")[1].split("```")[0]
+    commands = [shlex.split(line, comments=True) for line in block.splitlines() if line.startswith("bitport ")]
+    assert [cli.main(words[1:]) for words in commands] == [0] * 3
+
+
 @pytest.mark.parametrize("text", ["README.md", "docs/transforms.md", "docs/training.md", "docs/optimizers.md"])
 def test_python_that_is_shown_runs(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each statement as it stands, but for the device; what changes a model is given one that nobody changed."""
     families = pytest.importorskip("tests.algorithms.families", reason="needs the extra: pip install 'bitport[hf]'")
     monkeypatch.chdir(tmp_path)
+    if text == "README.md":
+        take_first_steps(tmp_path)
     names = {"build_model": lambda: families.model_of("gemma"), "batches": [families.batch_of("gemma")]}
     for block in python_of((ROOT / text).read_text()):
         for statement in ast.parse(block.replace('device="cuda"', 'device="cpu"')).body:
