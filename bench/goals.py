@@ -26,6 +26,8 @@ class Goal:
     """Why it is missed."""
     command: str = ""
     """What shows that reason; a profile, on a processor of which one is recorded."""
+    gpu: str = ""
+    """In whose name it is, if it is a goal of one; of a CPU otherwise."""
 
 
 STARTING = (
@@ -144,16 +146,19 @@ GOALS = (
         "H100: int4, 1 to 16 rows",
         ">= 0.85 of the copy bandwidth",
         reached.on_gpu("H100", reached.of_bandwidth("copy", INT4, (1, 16), 0.85)),
+        gpu="H100",
     ),
     Goal(
         "H100: int4, 512 rows and more",
         ">= 0.95x cuBLAS bf16",
         reached.on_gpu("H100", reached.over_bf16(INT4, (512, 4096), 0.95)),
+        gpu="H100",
     ),
     Goal(
         "H100: int4",
         "ahead of tinygemm, gemlite and bitsandbytes",
         reached.on_gpu("H100", reached.over_peers(INT4)),
+        gpu="H100",
     ),
 )
 
@@ -171,9 +176,14 @@ def told(goals: tuple[Goal, ...], records: Records) -> list[tuple[Goal, Told]]:
     return lines
 
 
-def section(records: Records) -> str:
-    """The part of the page."""
-    lines = told(GOALS, records)
+def of_device(gpu: str = "") -> tuple[Goal, ...]:
+    """Those of the GPU of that name, or of a CPU."""
+    return tuple(goal for goal in GOALS if bool(goal.gpu) == bool(gpu) and goal.gpu in gpu)
+
+
+def section(records: Records, gpu: str = "") -> str:
+    """The part of the page of a CPU, or of the GPU of that name."""
+    lines = told(of_device(gpu), records)
     rows = markdown.table(TITLES, [cells for _, cells in lines], words=range(4))
     why: dict[tuple[str, str], list[str]] = {}
     for goal, cells in lines:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from bench import goals
 from bench.gpu import methods, products
 from bench.measure import RESULTS
 from bench.page import DOCS, Row, chart_lines, table
 from bench.plot import chart
+from bench.reached import Records
 from bench.results import lines_of, newest, runs_of, timed
 from bench.suites import SUITES, Shape
 
@@ -26,24 +28,35 @@ GROUPS = {
 
 INTRODUCTION = """# Performance on GPUs
 
-How fast `F.linear` with a quantized weight is on the devices named, against bf16 by the device's own library.
-`make gpu PIECES="products methods"` measures, `make gpu-page` writes this page; nothing in it is typed by hand.
-How it is measured: [bench](../bench/README.md).
-
+How fast quantized weights are on the devices named, against bf16 by the device's own library: `F.linear` by itself, and
+the methods of a program. `make gpu PIECES="products methods"` measures, `make gpu-page` writes this page; nothing in it
+is typed by hand. How it is measured: [bench](../bench/README.md). What was checked on which device:
+[support](support.md).
+"""
+ABOUT_PRODUCTS = """
 In the tables: times as fast as bf16 in the same repetition (median), and the SQNR in dB against the float64 product
 with the weight that the candidate effectively uses. *Best peer* is the fastest other library of the same class. *Limit*
 is what the device could do at best: everything moved once at the speed of a copy, or all products done as fast as the
 largest product of its library, whichever takes longer, for the first scheme of the table.
+"""
+NO_PRODUCTS = """
+`F.linear` by itself, beside other libraries, has not been recorded on any device yet.
+"""
+OF_METHODS = """\
+Its layers have the shapes of Voxtral's, its weights are random, and each method is one graph. *x bf16*: times as fast
+as bf16; **below 1 it is slower**. *MB*: the weights that a method reads.
 """
 
 
 def page(lines: list[Row], programs: list[Row], folder: str = "performance-gpu") -> dict[str, str]:
     """File name -> content: of each device and shape the newest run, and the last of the program."""
     files: dict[str, str] = {}
-    text = [INTRODUCTION]
+    text = [INTRODUCTION + (ABOUT_PRODUCTS if lines else NO_PRODUCTS)]
     for device, mine in by_device(lines).items():
         rows, heads = newest(mine), runs_of(mine)
         text += [f"## {device}\n", *(about(heads[run]) for run in dict.fromkeys(row["run"] for row in rows))]
+        if goals.of_device(device):
+            text.append(goals.section(Records(RESULTS), device).replace("## Goals", "### Goals"))
         for suite in (*SUITES, "other"):
             for shape in dict.fromkeys(Shape(row["k"], row["n"]) for row in rows if row["suite"] == suite):
                 here = [row for row in rows if Shape(row["k"], row["n"]) == shape]
@@ -95,8 +108,8 @@ def of_methods(head: Row, rows: list[Row]) -> str:
             figures = f"{row['ms']:.3f}", f"{row['speedup']:.2f}", f"{row['nbytes'] / 1e6:.0f}"
             cells.append((row["method"], row["candidate"], *figures))
     lost = [f"- not measured: {row['candidate']}: {row['reason']}" for row in rows if "reason" in row]
-    where = f"Run {head['run']}, commit {head['commit']}; every method is one graph.\n"
-    return "\n".join([where, *(f"| {' | '.join(line)} |" for line in cells), "", *lost, ""])
+    where = f"Run {head['run']}, commit {head['commit']}.\n"
+    return "\n".join([OF_METHODS, where, *(f"| {' | '.join(line)} |" for line in cells), "", *lost, ""])
 
 
 def slug(text: str) -> str:

@@ -119,6 +119,12 @@ def test_a_gpus_figures_are_those_on_that_gpu(records: Make) -> None:
     assert ahead == ("0 of 1 points behind; 2.00x (int4 1000x1000 at 1, tinygemm int4); median 2.00x", "met")
 
 
+def test_a_page_has_the_goals_of_its_device(records: Make) -> None:
+    assert "H100" not in goals.section(records())
+    assert goals.section(records(), "NVIDIA H100 80GB HBM3").count("| H100") == 3
+    assert goals.of_device("NVIDIA A100") == ()
+
+
 def test_the_check_counts_its_failures(records: Make) -> None:
     point = {"run": "r1", "k": 8, "n": 8, "rows": 1, "variant": "int4", "note": ""}
     lines = [{**HEAD, "base": "bf16"}, {**point, **check.judged([2.0] * 5)}, {**point, **check.judged([0.5] * 21)}]

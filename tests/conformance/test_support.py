@@ -56,6 +56,14 @@ def test_a_run_is_kept_beside_others(tmp_path: Path) -> None:
     assert "| cuda | | | *not run* | | |" in text
 
 
+def test_what_else_is_known_stands_there_until_the_suite_has_run(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    keep(path, "cpu", [row()])
+    assert "H100" in table_of(path)
+    keep(path, "cuda:0", [row()])
+    assert "H100" not in table_of(path)
+
+
 def test_a_device_of_another_library_is_called_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Outside("torchax, XLA:CPU", "jax 1, torchax 2", {}, lambda *args: None)
     monkeypatch.setitem(OUTSIDE, "jax", lambda: place)
