@@ -54,12 +54,12 @@ def test_text_has_every_section(run: Run) -> None:
 
 @pytest.mark.parametrize("extra", doctor.EXTRAS, ids=lambda extra: extra.package)
 def test_commands_name_extras_that_exist(extra: doctor.Extra) -> None:
-    named = re.search(r"bitport\[(\w+)\]", extra.install)
+    named = re.search(r"bitport\[([\w-]+)\]", extra.install)
     if named is None:
         assert extra.install == f"pip install {extra.package}"
         return
     section = PYPROJECT.read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
-    extras = dict(re.findall(r"^(\w+) = \[(.*?)\]$", section.replace("bitport[hf]", "bitport-hf"), re.MULTILINE))
+    extras = dict(re.findall(r"^([\w-]+) = \[(.*?)\]$", section.replace("bitport[hf]", "bitport-hf"), re.MULTILINE))
     assert extra.package in extras[named[1]]
 
 

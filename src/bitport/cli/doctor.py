@@ -22,6 +22,11 @@ class Extra:
 EXTRAS = (
     Extra("transformers", "pip install 'bitport[hf]'", "eval, compare, generate, explain, export, quantize --data"),
     Extra("tokenizers", "pip install 'bitport[hf]'", "reading text for eval, compare, generate, quantize --data"),
+    Extra("gguf", "pip install 'bitport[gguf]'", "GGUF files with a tokenizer or with types IQ1 to IQ3"),
+    Extra("diffusers", "pip install 'bitport[diffusers]'", "models of images and video"),
+    Extra("lm_eval", "pip install 'bitport[lm-eval]'", "eval --tasks"),
+    Extra("onnx", "pip install 'bitport[onnx]'", "export --onnx"),
+    Extra("executorch", "pip install 'bitport[executorch]'", "export --executorch"),
     Extra("triton", "pip install triton", "Triton kernels on GPUs; torch's own and the generic kernels remain"),
     Extra("ml_dtypes", "pip install 'bitport[test]'", "test suite"),
     Extra("pytest", "pip install 'bitport[test]'", "test suite"),
