@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import bitport as bp
 from bitport import layouts, plugins
 from bitport.errors import ArgumentError, BitportError, KernelError
+from bitport.evaluate.speed import speeds
 from bitport.numerics import sqnr
 from bitport.ops import OPS, Sample, Weight, use_kernel
 from bitport.ops.product import operand
@@ -263,6 +264,12 @@ def test_explained() -> None:
     there, x = model("int4").to("sim"), torch.ones(1, 256, dtype=torch.bfloat16, device=SIM)
     with use_kernel("linear=own"), pytest.raises(KernelError, match="what sim has at the dispatcher has no name"):
         there(x)
+
+
+def test_measured() -> None:
+    """``bitport bench`` waits for the device by torch.accelerator."""
+    rows = speeds(256, 64, (1,), ("int4",), device=SIM, repetitions=1)
+    assert [row.kernel for row in rows] == ["sim's own (dispatcher)"]
 
 
 def test_compiled() -> None:

@@ -47,6 +47,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return getStream(stream.device()); }
   DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  void synchronizeDevice(DeviceIndex) const override {}  // what was called has been done
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 

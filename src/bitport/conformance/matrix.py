@@ -45,8 +45,9 @@ The row cpu is of an x86 processor. The native kernels for 64-bit ARM have passe
 (`make test-arm-torch`); they have not run on hardware. Rows of torchax name what XLA compiled for: XLA:CPU is no TPU.
 Each of their samples was computed twice, eagerly (`jax`) and compiled (`jax.jit`).
 
-To add a device: `python -m bitport.conformance --device NAME --json docs/support.json`, then `make support`. That of
-torchax is called `jax`: `make support-xla`; `sim` is the example of a package of its own: `make support-sim`.
+To add a device: `python -m bitport.conformance --device NAME --json docs/support.json`, then
+`python -m bitport.conformance --table docs/support.json > docs/support.md` (`make support` does both for the CPU). The
+device of torchax is called `jax`: `make support-xla`; `sim` is the example of a package of its own: `make support-sim`.
 """
 
 
