@@ -29,17 +29,23 @@ GROUPS = {
 }
 """What is shown in one chart and one table -> the classes in it."""
 
-INTRODUCTION = """# Performance
+INTRODUCTION = """# Performance on {cpu}
 
-How fast `F.linear` with a quantized weight is, against bf16 and against the libraries named, on one CPU{others}.
-`make bench-peers` measures, `make bench-page` writes this page; nothing in it is typed by hand. How it is measured:
-[bench](../bench/README.md).
+How fast `F.linear` with a quantized weight is, against bf16 and against other libraries, on one CPU{others}. GPUs have
+[a page of their own](performance-gpu.md). `make bench-peers` measures, `make bench-page` writes this page; nothing in
+it is typed by hand. How it is measured: [bench](../bench/README.md).
 
-In the tables: times as fast as bf16 eager in the same repetition (median), and the SQNR in dB against the float64
-product with the weight that the candidate effectively uses, which is what its kernel loses. *Prepacked* is bf16 as
-`torch.compile` with freezing computes it. *Best peer* is the fastest other library of the same class: as many bits per
-weight, inputs as they are or rounded to int8. *Limit* is what the machine could do at best: everything read from
-memory once, or all products done by its best multiply unit, whichever takes longer, for the first scheme of the table.
+In the tables:
+
+- a figure says how many times as fast as bf16 eager it was in the same repetition (median), and in brackets the SQNR in
+  dB against the float64 product with the weight that the candidate effectively uses: what its kernel loses;
+- *prepacked* is bf16 as `torch.compile` with freezing computes it;
+- *best peer* is the fastest other library of the same class: as many bits per weight, inputs as they are or rounded to
+  int8;
+- *limit* is what the machine could do at best: everything read from memory once, or all products done by its best
+  multiply unit, whichever takes longer, for the first scheme of the table.
+
+What was measured:
 """
 
 
@@ -50,7 +56,7 @@ def pages(folder: Path) -> dict[str, str]:
     files = {}
     for cpu, name in names.items():
         links = [f"[{other}]({names[other]}.md)" for other in cpus if other != cpu]
-        files |= page(Records(folder, cpu), name, f" (others: {', '.join(links)})" if links else "")
+        files |= page(Records(folder, cpu), name, f" (others: {', '.join(links)})" if links else "", cpu)
     return files
 
 
@@ -58,12 +64,12 @@ def _slug(cpu: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", cpu.lower()).strip("-.")
 
 
-def page(records: Records, folder: str = "performance", others: str = "") -> dict[str, str]:
+def page(records: Records, folder: str = "performance", others: str = "", cpu: str = "one machine") -> dict[str, str]:
     """File name -> content, for the newest rows of every suite. ``folder``: of its charts, and its own name."""
     lines = records.lines("products")
     rows = newest(lines)
     files: dict[str, str] = {}
-    text = [INTRODUCTION.format(others=others), _machines(rows, runs_of(lines)), goals.section(records)]
+    text = [INTRODUCTION.format(cpu=cpu, others=others), _machines(rows, runs_of(lines)), goals.section(records)]
     for suite in (*SUITES, "other"):
         mine = [row for row in rows if row["suite"] == suite]
         shapes = dict.fromkeys(Shape(row["k"], row["n"]) for row in mine)
