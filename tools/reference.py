@@ -16,6 +16,7 @@ import re
 import sys
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,25 @@ Every name to rely on; others may change with any version. `make reference` writ
 
 
 def page() -> str:
-    return "\n".join([HEAD, *(line for name in MODULES for line in _module(name))]).rstrip() + "\n"
+    body = "\n".join(line for name in MODULES for line in _module(name))
+    return "\n".join([HEAD, *_contents(body), "", body]).rstrip() + "\n"
+
+
+def _contents(body: str) -> Iterator[str]:
+    """A line for each module, with links as GitHub names headings: those that come again are numbered."""
+    seen: Counter[str] = Counter()
+    rows: list[list[str]] = []
+    for mark, title in re.findall(r"^(##|###) (.+)$", re.sub(r"^```.*?^```", "", body, flags=re.M | re.S), re.M):
+        slug = re.sub(r"[^\w-]", "", title.lower())
+        anchor = f"{slug}-{seen[slug]}" if seen[slug] else slug
+        seen[slug] += 1
+        if mark == "##":
+            rows.append([f"[{title}](#{anchor})"])
+        else:
+            rows[-1].append(f"[`{title}`](#{anchor})")
+    yield from ("| module | names |", "|---|---|")
+    for first, *others in rows:
+        yield f"| {first} | {', '.join(others)} |"
 
 
 def _module(name: str) -> Iterator[str]:
