@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import bitport
+from bench.results import RESULTS, lines_of, runs_of
 from bitport import QTensor, Scheme, algorithms, interop
 from bitport.cli import main as cli
 from bitport.cli import quantize
@@ -214,6 +215,18 @@ def test_python_that_is_shown_runs(text: str, tmp_path: Path, monkeypatch: pytes
             if {"quantize_", "mixed"} & {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}:
                 names["model"] = families.model_of("gemma")
             exec(compile(ast.Module([statement], []), text, "exec"), names)
+
+
+def test_what_is_said_of_an_h100_is_what_was_recorded() -> None:
+    """By the README, the changelog, docs/choosing.md and docs/transformers.md, in words: change these if this fails."""
+    lines = lines_of(RESULTS / "gpu-methods.jsonl")
+    run = [name for name, head in runs_of(lines).items() if "H100" in head["gpu"]["device"]][-1]
+    timed = [line for line in lines if line["run"] == run and "speedup" in line]
+    int4 = {line["method"]: line["speedup"] for line in timed if line["candidate"] == "int4"}
+    assert int4["text_decode"] > 1
+    assert int4["text_prefill"] < 1
+    assert int4["audio_encoder"] < 1
+    assert [line for line in timed if line["candidate"] in ("int8", "fp8-row") and line["speedup"] > 1.02] == []
 
 
 def test_the_decision_for_few_ops_lists_them() -> None:
