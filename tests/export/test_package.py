@@ -391,6 +391,13 @@ def test_methods_that_cannot_be_packed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_missing_kernels_are_told_before_anything_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bitport.export.compile.ARCHIVE", tmp_path / "libbitport_deploy.a")
+    monkeypatch.setattr(sys.modules[package.__module__], "exported", lambda method: pytest.fail("it was exported"))
+    with pytest.raises(ExportError, match=r"were not compiled when bitport was installed. Install g\+\+"):
+        package(Method(nn.Linear(4, 4), (torch.ones(1, 4),)), tmp_path / "m.pt2")
+
+
 def test_exporting_leaves_the_model_as_it_was(program: Program, modules: dict[str, nn.Module]) -> None:
     every = modules["every"]
     assert all(isinstance(layer.weight, QTensor) for layer in every.layers)

@@ -100,11 +100,6 @@ def compile_library(
     program: torch.export.ExportedProgram, graph: fx.GraphModule, folder: Path, level: str
 ) -> list[Path]:
     """The files of a library that keeps no weights; the first is the library itself."""
-    if not ARCHIVE.is_file():
-        raise ExportError(
-            f"{ARCHIVE.name} is missing: the native kernels were not compiled when bitport was installed. Install g++ "
-            "(with ar), then bitport again: pip install --no-deps -e . in the folder of its source"
-        )
     args, kwargs = program.example_inputs
     with torch.no_grad(), nothing_beyond(level):
         made: Any = torch._inductor.aot_compile(graph, args, kwargs, options=options(folder, level))
@@ -152,3 +147,8 @@ def check_compiler() -> None:
         )
     if not shutil.which(os.environ.get("CXX", "g++")):
         raise ExportError("compiling a program needs a C++ compiler: install g++, or name one in CXX")
+    if not ARCHIVE.is_file():
+        raise ExportError(
+            f"{ARCHIVE.name} is missing: the native kernels were not compiled when bitport was installed. Install g++ "
+            "(with ar), then bitport again: pip install --no-deps -e . in the folder of its source"
+        )
