@@ -17,6 +17,7 @@ from bitport.numerics import (
     quantize_codes,
     to_storage,
 )
+from bitport.numerics.packing import as_bytes
 
 E4M3 = number_type("float8_e4m3")
 
@@ -52,9 +53,7 @@ def choose(better: Tensor, tried: Params, best: Params) -> Params:
 
 def _where(mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """torch.where, which does not know the 8-bit floats on every device."""
-    if first.dtype.itemsize > 1:
-        return torch.where(mask, first, second)
-    return torch.where(mask, first.view(torch.uint8), second.view(torch.uint8)).view(first.dtype)
+    return torch.where(mask, as_bytes(first), as_bytes(second)).view(first.dtype)
 
 
 def scale_as_stored(raw: Tensor, like: Params) -> Tensor:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bitport.numerics.packing import as_bytes
+
 SPARE, LEAST = 4, 64
 """The part of the rows, and the number of tokens, by which memory grows at least."""
 
@@ -54,7 +56,4 @@ class Rows:
     @torch.inference_mode(False)
     def change(self, what: Callable[[Tensor], Tensor]) -> None:
         """Replace the rows by ``what`` makes of their bytes or numbers: another order or number of sequences."""
-        held, dtype = self.held, self.buffer.dtype
-        # as bytes, since torch indexes no 8-bit floats
-        self.buffer = what(held.view(torch.uint8)).view(dtype) if dtype.itemsize == 1 else what(held)
-        self.buffer = self.buffer.contiguous()
+        self.buffer = what(as_bytes(self.held)).view(self.buffer.dtype).contiguous()

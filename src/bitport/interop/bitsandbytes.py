@@ -40,6 +40,7 @@ from bitport.interop import codec
 from bitport.interop.checks import expect
 from bitport.interop.codec import Described, Weight, grouped, setting
 from bitport.numerics import FLOATS, NUMBER_TYPES, Format, Quantized
+from bitport.numerics.packing import from_signed, to_signed
 from bitport.schemes import Scheme, preset
 from bitport.schemes.presets import CHANNEL
 from bitport.tensor import QTensor, from_parts
@@ -112,7 +113,7 @@ class Reader(codec.Reader):
         if said is not None and (said.dtype != torch.uint8 or said.numel() != 1 or int(said) != 0):
             raise CheckpointError(f"{weight.parts[FORMAT]} must be 0, for rows as they are: save it anew")
         scale = statistics.to(torch.float32).reshape(n, 1) / 127
-        parts = Quantized(codes.contiguous().view(torch.uint8) ^ 0x80, scale)
+        parts = Quantized(from_signed(codes.contiguous()), scale)
         scheme = preset("int8" if self.outliers else "int8-dyn")
         return from_parts(parts, scheme, shape=(n, k), dtype=self.dtype)
 
@@ -150,7 +151,7 @@ class Writer(codec.Writer):
                 self.notes.append(INPUTS)
             module = name.removesuffix(".weight")
             scb = self._statistics(q.scale.flatten().float(), name)
-            weight = (q.qdata ^ 0x80).view(torch.int8)
+            weight = to_signed(q.qdata)
             return {name: weight, f"{module}.SCB": scb, f"{module}.{FORMAT}": torch.tensor(0, dtype=torch.uint8)}
         assert self.said is not None
         kind = _kind(self.said)

@@ -40,7 +40,7 @@ from bitport.interop.codec import NO_CONV1D, Described, Weight, exactly, setting
 from bitport.interop.shifts import ROUNDED, of_shifts, to_shifts
 from bitport.interop.skeleton import shapes_of
 from bitport.numerics import FLOATS, Quantized
-from bitport.numerics.packing import unpack_bits
+from bitport.numerics.packing import from_signed, to_signed, unpack_bits
 from bitport.schemes import Scheme, preset
 from bitport.tensor import QTensor, from_parts
 
@@ -156,7 +156,7 @@ class Reader(codec.Reader):
         expect(scale, weight.parts["scale"], FLOATS, () if n == 1 and scale.dim() == 0 else (n, *ones))
         data, scale = given.reshape(n, -1).contiguous(), scale.reshape(n, 1).contiguous()
         if kind == "qint8":
-            return Quantized(data.view(torch.uint8) ^ 0x80, scale), preset(name), tuple(given.shape)
+            return Quantized(from_signed(data), scale), preset(name), tuple(given.shape)
         return Quantized(data, scale.float()), preset(name), tuple(given.shape)
 
     def _packed(self, weight: Weight, tensors: dict[str, Tensor], kind: str) -> Parts:
@@ -231,7 +231,7 @@ class Writer(codec.Writer):
         self.kinds[module] = kind
         ones = {f"{module}.{end}": torch.ones((), dtype=q.dtype) for end in (INPUT, OUTPUT)}
         if kind in WHOLE:
-            data = (q.qdata ^ 0x80).view(torch.int8) if kind == "qint8" else q.qdata
+            data = to_signed(q.qdata) if kind == "qint8" else q.qdata
             scale = exactly(q.scale, q.dtype, f"{name}: a scale of quanto")
             return {f"{name}._data": data, f"{name}._scale": scale, **ones}
         group, bits = _group(q.matrix.k), PACKED[kind]

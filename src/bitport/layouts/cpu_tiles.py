@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bitport.layouts.base import Matrix, Packed, register_layout
 from bitport.numerics import NUMBER_TYPES, SCALES, ZEROS, Quantized
-from bitport.numerics.packing import from_storage, to_storage
+from bitport.numerics.packing import as_bytes, from_storage, to_storage
 
 TILE = 32
 DIGITS = (8, 4, 2, 1)
@@ -155,15 +155,14 @@ def _tile_shape(matrix: Matrix) -> tuple[int, int]:
 
 def _to_tiles(matrix: Matrix, part: Tensor) -> Tensor:
     """[.., N / block_n, groups] -> [.., N/32, groups, 32]"""
-    raw = part.view(torch.uint8) if part.dtype.itemsize == 1 else part  # not every op knows the 8-bit floats
+    raw = as_bytes(part)
     rows = raw.repeat_interleave(matrix.block_n, -2)[..., : matrix.n, :] if matrix.block_n > 1 else raw
     filled = F.pad(rows, (0, 0, 0, -matrix.n % TILE))
     return filled.unflatten(-2, (-1, TILE)).transpose(-1, -2).contiguous().view(part.dtype)
 
 
 def _from_tiles(matrix: Matrix, part: Tensor) -> Tensor:
-    raw = part.view(torch.uint8) if part.dtype.itemsize == 1 else part
-    rows = raw.transpose(-1, -2).flatten(-3, -2)[..., : matrix.n : matrix.block_n, :]
+    rows = as_bytes(part).transpose(-1, -2).flatten(-3, -2)[..., : matrix.n : matrix.block_n, :]
     return rows.clone(memory_format=torch.contiguous_format).view(part.dtype)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from bitport.layouts.base import Matrix, Packed, register_layout
 from bitport.numerics import Quantized
+from bitport.numerics.packing import from_signed, to_signed
 
 
 class SignedInt8:
@@ -32,12 +33,7 @@ class SignedInt8:
         return parts._replace(data=to_signed(parts.data))
 
     def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized:
-        return parts._replace(data=parts.data.view(torch.uint8) ^ 0x80)
-
-
-def to_signed(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 codes with the offset 128 as int8."""
-    return (codes ^ 0x80).view(torch.int8)
+        return parts._replace(data=from_signed(parts.data))
 
 
 register_layout(SignedInt8())

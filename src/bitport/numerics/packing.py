@@ -94,6 +94,22 @@ def _merge(parts: list[Tensor]) -> Tensor:
     return merged
 
 
+def as_bytes(part: Tensor) -> Tensor:
+    """A tensor of an 8-bit type as its bytes, uint8, and any other as it is: not every op of every device knows int8
+    and the 8-bit floats. ``.view(part.dtype)`` is the way back."""
+    return part.view(torch.uint8) if part.dtype.itemsize == 1 else part
+
+
+def to_signed(codes: Tensor) -> Tensor:
+    """uint8 codes of int8, whose midpoint is 128, as the int8 numbers that they stand for."""
+    return (codes ^ 0x80).view(torch.int8)
+
+
+def from_signed(numbers: Tensor) -> Tensor:
+    """The inverse: int8 numbers as uint8 codes."""
+    return numbers.view(torch.uint8) ^ 0x80
+
+
 def to_storage(codes: Tensor, number: NumberType) -> Tensor:
     """Codes to the form they are kept in: torch's own 8-bit float dtype (the same bytes), else the dense stream."""
     return pack_bits(codes, number.bits) if number.storage == torch.uint8 else codes.view(number.storage)

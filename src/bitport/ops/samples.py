@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bitport.numerics import quantize, static_scale
+from bitport.numerics.packing import as_bytes
 from bitport.ops.reference import value_of
 from bitport.ops.weight import Weight
 from bitport.schemes import PRESETS, Scheme, preset
@@ -153,7 +154,7 @@ def apart(weight: Weight) -> Weight:
 
 
 def _wider(part: Tensor) -> Tensor:
-    raw = part.view(torch.uint8) if part.dtype.itemsize == 1 else part  # not every op knows the 8-bit floats
+    raw = as_bytes(part)
     return torch.cat([raw, raw], -1)[..., : raw.shape[-1]].view(part.dtype)
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.numerics import Quantized
 from bitport.numerics.codec import block_scale
-from bitport.tensor.join import as_bytes, join
+from bitport.numerics.packing import as_bytes
+from bitport.tensor.join import join
 from bitport.tensor.parts import matrix_of
 from bitport.tensor.qtensor import EXTRA, QTensor
 

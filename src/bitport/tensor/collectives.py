@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitport.numerics.packing import as_bytes
 from bitport.tensor.aten import fill, same_bits
 from bitport.tensor.borders import unit
-from bitport.tensor.join import as_bytes, join
+from bitport.tensor.join import join
 from bitport.tensor.qtensor import ATEN, QTensor
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitport.numerics.packing import as_bytes
 from bitport.tensor.borders import cut_along, plain_shapes
-from bitport.tensor.join import as_bytes, padded
+from bitport.tensor.join import padded
 from bitport.tensor.parts import matrix_of, rows_and_columns
 from bitport.tensor.qtensor import PARTS, QTensor
 

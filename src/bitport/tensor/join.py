@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
+from bitport.numerics.packing import as_bytes
 from bitport.tensor.aten import INSTEAD, alias, checked_dim, implements, new_float, same_bits
 from bitport.tensor.borders import cut_along, plain_shapes, unit
 from bitport.tensor.parts import matrix_of, rows_and_columns
@@ -104,11 +105,6 @@ def zeros_like_piece(q: QTensor, dim: int, size: int) -> QTensor:
     made = plain.with_parts({name: part(name) for name in PARTS}, shape=tuple(shape), matrix=matrix)
     made.room = size
     return made
-
-
-def as_bytes(part: Tensor) -> Tensor:
-    """The 8-bit types that copies, concatenations and collectives of some devices do not know, as uint8."""
-    return part.view(torch.uint8) if part.dtype.itemsize == 1 else part
 
 
 SHARDING = ("torch.distributed.fsdp._fully_shard._fsdp_param", "torch.distributed.tensor._collective_utils")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bitport.errors import ArgumentError
+from bitport.numerics.packing import as_bytes
 from bitport.tensor.borders import check_pieces, cut_along, plain_shapes
-from bitport.tensor.join import as_bytes
 from bitport.tensor.qtensor import QTensor
 
 

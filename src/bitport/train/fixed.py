@@ -18,6 +18,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.numerics import Format, Quantized, from_storage, quantize_codes, to_storage
 from bitport.numerics.format import SCALE_DTYPES
+from bitport.numerics.packing import as_bytes
 from bitport.schemes import Target
 from bitport.tensor import QTensor
 from bitport.tensor.qtensor import rows_of
@@ -41,7 +42,7 @@ class Fixed(NamedTuple):
 
     def as_bytes(self) -> Fixed:
         """8-bit floats as the bytes that they are, for what does not know all of them: pickle, safetensors."""
-        return self.map(lambda part: part.view(torch.uint8) if part.dtype.itemsize == 1 else part)
+        return self.map(as_bytes)
 
     def from_bytes(self, fmt: Format) -> Fixed:
         dtype = SCALE_DTYPES[fmt.scale]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitport.backends.aten import finish, rounded
-from bitport.layouts.signed_int8 import to_signed
+from bitport.numerics.packing import to_signed
 
 ACTIVATIONS = ("int8", "int8-tensor")
 LARGEST_K = (2**31 - 1) // (255 * 128)

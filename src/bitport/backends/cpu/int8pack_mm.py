@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bitport.backends.aten import int8pack_mm
-from bitport.layouts.signed_int8 import to_signed
+from bitport.numerics.packing import to_signed
 
 MOST_ROWS = 32
 VECTOR = 32

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from bitport.backends.aten import int_mm
-from bitport.layouts.signed_int8 import to_signed
 from bitport.numerics import quantize_rows
+from bitport.numerics.packing import to_signed
 
 VNNI: bool = torch.cpu._is_vnni_supported()
 

@@ -36,6 +36,7 @@ from bitport.interop.checks import expect
 from bitport.interop.component import PREFIX
 from bitport.interop.swizzle import unswizzled
 from bitport.numerics import FLOATS, Format, Quantized
+from bitport.numerics.packing import from_signed
 from bitport.schemes import Scheme, preset
 from bitport.schemes.presets import CHANNEL, TENSOR
 
@@ -80,7 +81,7 @@ class Stored(NamedTuple):
         if fmt.number.bits == 4:
             data = data << 4 | data >> 4
         elif data.dtype == torch.int8:
-            data = data.view(torch.uint8) ^ 0x80
+            data = from_signed(data)
         second = None if self.second is None else _number(self.second, tensor).reshape(1, 1)
         return Quantized(data, self._scale(tensor, fmt.scale_shape(n, k)), None, second)
 
