@@ -28,6 +28,7 @@ from bitport.interop.checks import expect
 from bitport.interop.codec import Described, Weight, exactly, grouped, setting
 from bitport.interop.words import from_codes, to_codes, to_stream
 from bitport.numerics import FLOATS, Format, Quantized, pack_bits, unpack_bits
+from bitport.numerics.format import FLOAT8_SCALES
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
 
@@ -126,7 +127,7 @@ class Writer(codec.Writer):
             return wrong
         if fmt.dtype != "int4" or fmt.block[0] != 1 or fmt.zero == "float" or q.scheme.act:
             return "AWQ holds integers of 4 bits in groups, inputs as they are"
-        if fmt.scale in ("e8m0", "e4m3"):
+        if fmt.scale in FLOAT8_SCALES:
             return f"AWQ has scales in float16, not {fmt.scale}"
         if q.scheme != self.scheme:
             return f"AWQ has one scheme for all weights, here {self.scheme} and {q.scheme}"

@@ -40,6 +40,7 @@ from bitport.interop import codec
 from bitport.interop.checks import expect
 from bitport.interop.codec import Described, Weight, grouped, setting
 from bitport.numerics import FLOATS, NUMBER_TYPES, Format, Quantized
+from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import from_signed, to_signed
 from bitport.schemes import Scheme, preset
 from bitport.schemes.presets import CHANNEL
@@ -220,7 +221,7 @@ class State:
 def _settings(scheme: Scheme) -> dict[str, Any] | None:
     """What quantization_config says of a model whose weights are in this scheme; None where there is none such."""
     fmt = scheme.weight
-    if fmt.scale in ("e8m0", "e4m3") or fmt.zero != "none":
+    if fmt.scale in FLOAT8_SCALES or fmt.zero != "none":
         return None
     for kind, dtype in DTYPES.items():
         if fmt.dtype == dtype and fmt.block[0] == 1 and not scheme.act:

@@ -35,6 +35,7 @@ from bitport.interop import codec
 from bitport.interop.checks import expect
 from bitport.interop.codec import NO_CONV1D, Described, Weight, exactly, grouped
 from bitport.numerics import FLOATS, Format, Quantized
+from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import pack_bits, unpack_bits
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
@@ -127,7 +128,7 @@ class Writer(codec.Writer):
             return wrong
         if q.conv1d:
             return NO_CONV1D
-        if fmt.number.kind != "int" or fmt.block[0] != 1 or fmt.scale in ("e8m0", "e4m3") or q.scheme.act:
+        if fmt.number.kind != "int" or fmt.block[0] != 1 or fmt.scale in FLOAT8_SCALES or q.scheme.act:
             return "HQQ holds integers of 1 to 8 bits in groups along rows, inputs as they are"
         if q.scheme != self.scheme:
             return f"HQQ is written in one scheme for all weights, here {self.scheme} and {q.scheme}"

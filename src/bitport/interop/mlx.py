@@ -38,6 +38,7 @@ from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import FLOATS, Quantized
 from bitport.numerics.codec import block_scale
+from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import unpack_bits
 from bitport.schemes import Scheme, preset
 from bitport.tensor import QTensor, from_parts
@@ -322,6 +323,6 @@ def _settings(scheme: Scheme, k: int) -> Settings | None:
             return Settings(group, bits, mode)
     size = fmt.block[1] or k
     group = next((group for group in GROUPS if size % group == 0), 0)
-    if fmt.number.kind != "int" or fmt.block[0] != 1 or fmt.scale in ("e8m0", "e4m3") or not group:
+    if fmt.number.kind != "int" or fmt.block[0] != 1 or fmt.scale in FLOAT8_SCALES or not group:
         return None
     return Settings(group, min(bits for bits in BITS if bits >= fmt.number.bits), AFFINE)

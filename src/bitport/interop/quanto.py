@@ -40,6 +40,7 @@ from bitport.interop.codec import NO_CONV1D, Described, Weight, exactly, setting
 from bitport.interop.shifts import ROUNDED, of_shifts, to_shifts
 from bitport.interop.skeleton import shapes_of
 from bitport.numerics import FLOATS, Quantized
+from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import from_signed, to_signed, unpack_bits
 from bitport.schemes import Scheme, preset
 from bitport.tensor import QTensor, from_parts
@@ -259,9 +260,9 @@ def _kind(scheme: Scheme) -> str | None:
     for kind, (_, name) in WHOLE.items():
         its = preset(name).weight
         same = (fmt.dtype, fmt.block, fmt.zero) == (its.dtype, its.block, its.zero)
-        if same and fmt.scale not in ("e8m0", "e4m3") and not scheme.act:
+        if same and fmt.scale not in FLOAT8_SCALES and not scheme.act:
             return kind
-    packed = fmt.block[0] == 1 and fmt.scale not in ("e8m0", "e4m3") and not scheme.act
+    packed = fmt.block[0] == 1 and fmt.scale not in FLOAT8_SCALES and not scheme.act
     return next((kind for kind, bits in PACKED.items() if packed and fmt.dtype == f"int{bits}"), None)
 
 

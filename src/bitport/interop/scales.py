@@ -20,13 +20,12 @@ from bitport.errors import ArgumentError
 from bitport.interop.codec import Described
 from bitport.interop.sources import Readable
 from bitport.numerics import decibels, squares
+from bitport.numerics.format import FLOAT8_SCALES
 from bitport.ops.by_rows import dequantized_rows
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
 
 NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-FLOATS = ("input", "float32", *NARROW)
-"""Formats of scales that are floats: others are of 8 bits already."""
 
 
 class Narrowed:
@@ -65,12 +64,12 @@ class Narrowed:
 
     def _scheme(self, scheme: Scheme) -> Scheme:
         fmt = scheme.weight
-        if fmt.scale not in FLOATS or fmt.scale == "input":  # which may be any of them
+        if fmt.scale in FLOAT8_SCALES or fmt.scale == "input":  # which may be any of them
             return scheme
         return dataclasses.replace(scheme, weight=dataclasses.replace(fmt, scale=self.dtype))
 
     def _narrow(self, name: str, q: QTensor) -> QTensor:
-        if q.scheme.weight.scale not in FLOATS:
+        if q.scheme.weight.scale in FLOAT8_SCALES:
             return q
         scale, zero = self._rounded(f"{name}: a scale", q.scale), q.zero
         if zero is not None and zero.is_floating_point():

@@ -21,6 +21,7 @@ SCALE_DTYPES: dict[str, torch.dtype | None] = {
     "e8m0": torch.float8_e8m0fnu,
     "e4m3": torch.float8_e4m3fn,
 }
+FLOAT8_SCALES = ("e8m0", "e4m3")
 
 
 LONGEST_BLOCK = 1 << 31
@@ -64,7 +65,7 @@ class Format:
             )
         if self.zero != "none" and number.kind != "int":
             raise ValueError(f"Format.zero={self.zero!r}: only integer types have a zero point, {self.dtype} has none")
-        if self.zero != "none" and self.scale in ("e8m0", "e4m3"):
+        if self.zero != "none" and self.scale in FLOAT8_SCALES:
             raise ValueError(f"Format.zero={self.zero!r} needs a 16- or 32-bit float scale, not scale={self.scale!r}")
         if self.scale_rule != "floor" and self.scale != "e8m0":
             raise ValueError(f"Format.scale_rule={self.scale_rule!r} is for scale='e8m0', not scale={self.scale!r}")

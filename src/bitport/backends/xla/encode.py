@@ -18,6 +18,7 @@ from jax import Array
 from bitport.backends.xla.decode import decode, decode_float, pack_bits
 from bitport.numerics import Format, NumberType, number_type
 from bitport.numerics.codebooks import midpoints
+from bitport.numerics.format import FLOAT8_SCALES
 
 E4M3, E8M0 = number_type("float8_e4m3"), number_type("float8_e8m0")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -106,7 +107,7 @@ def dequantize_codes(fmt: Format, encoded: Encoded) -> Array:
 
 def block_scale(fmt: Format, scale: Array, scale2: Array | None) -> Array:
     """float32 factor of each block."""
-    if fmt.scale in ("e8m0", "e4m3"):
+    if fmt.scale in FLOAT8_SCALES:
         scale = decode_float(scale, E8M0 if fmt.scale == "e8m0" else E4M3)
     scale = scale.astype(jnp.float32)
     return scale if scale2 is None else scale * scale2

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from bitport.interop.torchao.floats import FLOAT8
 from bitport.interop.torchao.integers import INTX
 from bitport.numerics import Format
+from bitport.numerics.format import FLOAT8_SCALES
 from bitport.schemes import PRESETS, Scheme
 from bitport.schemes.presets import CHANNEL, TENSOR
 
@@ -55,7 +56,7 @@ def form_of(scheme: Scheme) -> Form | None:
             return _mx(*MX[name]) if scheme.act == name else None
     if _alike(fmt, PRESETS["nvfp4"].weight):
         return _nvfp4(scheme.act) if scheme.act in ("", "nvfp4") and not scheme.static else None
-    if scheme.static or fmt.scale in ("e8m0", "e4m3") or fmt.zero == "float":
+    if scheme.static or fmt.scale in FLOAT8_SCALES or fmt.zero == "float":
         return None
     if fmt.dtype in FLOAT8.values():
         return _float8(fmt, scheme.act)
