@@ -25,7 +25,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Described, Weight, exactly, grouped, setting
+from bitport.interop.codec import Described, Weight, exactly, grouped, setting, tensors_of
 from bitport.interop.words import from_codes, to_codes, to_stream
 from bitport.numerics import FLOATS, Format, Quantized, pack_bits, unpack_bits
 from bitport.numerics.format import FLOAT8_SCALES
@@ -68,7 +68,7 @@ class Reader(codec.Reader):
 
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
         found = grouped(held, "qweight", {"qzeros": "qzeros", "scales": "scales"}, frozenset())
-        known = {name for weight in found for name in weight.parts.values()}
+        known = tensors_of(found)
         for name in held:
             if name.endswith(".act.scales") and name not in known:
                 raise CheckpointError(

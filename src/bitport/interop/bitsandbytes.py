@@ -38,7 +38,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Described, Weight, grouped, setting
+from bitport.interop.codec import Described, Weight, check_complete, grouped, setting, tensors_of
 from bitport.numerics import FLOATS, NUMBER_TYPES, Format, Quantized
 from bitport.numerics.format import FLOAT8_SCALES
 from bitport.numerics.packing import from_signed, to_signed
@@ -72,7 +72,7 @@ class Reader(codec.Reader):
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
         int8 = grouped(held, "SCB", {"weight": "weight", FORMAT: FORMAT}, frozenset({FORMAT}))
         found = _of_4_bits(held) + int8
-        known = {name for weight in found for name in weight.parts.values()}
+        known = tensors_of(found)
         ends = tuple(f".{part}" for part in (*STATISTICS, *NESTED, FORMAT))
         for name, it in held.items():
             packed = name.endswith(".weight") and it.dtype in (torch.int8, torch.uint8)
@@ -298,7 +298,6 @@ def _of_4_bits(held: Mapping[str, Held]) -> list[Weight]:
         nested = any(f"{parameter}.{role}" in held for role in NESTED)
         roles = STATISTICS + NESTED if nested else STATISTICS
         parts = {"weight": parameter, "state": name, **{role: f"{parameter}.{role}" for role in roles}}
-        if lost := [part for part in parts.values() if part not in held]:
-            raise CheckpointError(f"{name} is there without {lost[0]}; fetch the checkpoint again")
+        check_complete(name, parts.values(), held)
         found.append(Weight(parameter, parts))
     return found

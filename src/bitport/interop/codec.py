@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -141,6 +141,17 @@ def kind_of(name: str, shape: tuple[int, ...]) -> str:
     return found.kind if found else "other"
 
 
+def tensors_of(weights: Iterable[Weight]) -> set[str]:
+    """The names of all tensors that make up ``weights``."""
+    return {name for weight in weights for name in weight.parts.values()}
+
+
+def check_complete(found: str, parts: Iterable[str], held: Container[str]) -> None:
+    """CheckpointError unless the files, which have the tensor ``found`` of a weight, have all ``parts`` of it."""
+    if missing := [part for part in parts if part not in held]:
+        raise CheckpointError(f"{found} is there without {shortened(missing)}; fetch the checkpoint again")
+
+
 def grouped(held: Iterable[str], first: str, others: Mapping[str, str], optional: frozenset[str]) -> list[Weight]:
     """The weights that have a tensor ``<module>.<first>``. ``others``: further roles -> how their tensors' names end;
     those that are not ``optional`` must be there."""
@@ -151,9 +162,7 @@ def grouped(held: Iterable[str], first: str, others: Mapping[str, str], optional
         if last != first:
             continue
         parts = {role: f"{module}.{end}" for role, end in {first: first, **others}.items()}
-        missing = [part for role, part in parts.items() if part not in names and role not in optional]
-        if missing:
-            raise CheckpointError(f"{name} is there without {shortened(missing)}; fetch the checkpoint again")
+        check_complete(name, (part for role, part in parts.items() if role not in optional), names)
         found.append(Weight(f"{module}.weight", {role: part for role, part in parts.items() if part in names}))
     return found
 

@@ -24,7 +24,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Weight, setting
+from bitport.interop.codec import Weight, check_complete, setting, tensors_of
 from bitport.numerics import Quantized
 from bitport.schemes import preset
 from bitport.tensor import from_parts
@@ -52,10 +52,9 @@ class Reader(codec.Reader):
         found = []
         for name, it in held.items():
             if it.dtype == E4M3 and name.endswith((".weight", *EXPERTS)):
-                if f"{name}_scale" not in held:
-                    raise CheckpointError(f"{name} is there without {name}_scale; fetch the checkpoint again")
+                check_complete(name, [f"{name}_scale"], held)
                 found.append(Weight(name, {"weight": name, "scale": f"{name}_scale"}))
-        known = {name for weight in found for name in weight.parts.values()}
+        known = tensors_of(found)
         for name, it in held.items():
             if name not in known and (it.dtype.itemsize == 1 or name.endswith(SCALES)):
                 raise CheckpointError(f"{name}, {it.dtype}, belongs to no weight in {E4M3} that has a scale")

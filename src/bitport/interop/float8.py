@@ -37,7 +37,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec, modelopt
 from bitport.interop.checks import expect
-from bitport.interop.codec import Described, Weight, setting
+from bitport.interop.codec import Described, Weight, setting, tensors_of
 from bitport.numerics import FLOATS, Format, Quantized
 from bitport.schemes import PRESETS, Scheme
 from bitport.schemes.presets import CHANNEL, TENSOR
@@ -115,7 +115,7 @@ class Reader(codec.Reader):
                 raise CheckpointError(f"{name} is {it.dtype}; {E4M3} is read")
             if it.dtype == E4M3 or _is_fp4(name, held):
                 found.append(Weight(name, self._parts(name, held)))
-        known = {name for weight in found for name in weight.parts.values()}
+        known = tensors_of(found)
         for name, it in held.items():
             ours = name.endswith(("_scale_inv", "weight_scale", *INPUT_SCALES)) or it.dtype == E8M0
             if name not in known and (ours or (name.endswith(".weight") and it.dtype in (torch.int8, torch.uint8))):

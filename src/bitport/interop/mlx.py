@@ -33,7 +33,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import NO_CONV1D, Described, Weight, setting
+from bitport.interop.codec import NO_CONV1D, Described, Weight, check_complete, setting
 from bitport.interop.shifts import ROUNDED, ROUNDED_BACK, of_shifts, to_shifts
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import FLOATS, Quantized
@@ -128,8 +128,7 @@ class Reader(codec.Reader):
             module, _, last = name.rpartition(".")
             if last == "scales":
                 weight = (self._stacked if len(held[name].shape) == 3 else self._weight)(module, held)
-                if lost := [part for part in weight.parts.values() if part not in held]:
-                    raise CheckpointError(f"{name} is there without {lost[0]}; fetch the checkpoint again")
+                check_complete(name, weight.parts.values(), held)
                 if not known.issuperset(weight.parts.values()):
                     found.append(weight)
                 known.update(weight.parts.values())

@@ -33,7 +33,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import Weight, setting
+from bitport.interop.codec import Weight, check_complete, setting, tensors_of
 from bitport.numerics import FLOATS, STATIC, Quantized
 from bitport.schemes import PRESETS, Scheme, preset
 from bitport.tensor import from_parts
@@ -84,7 +84,7 @@ class Reader(codec.Reader):
                 found.append(self._weight(f"{module}.weight", f"{module}.", self._of(module), ROLES[2:], held))
             elif last.endswith(f"_{ROLES[0]}"):
                 found.append(self._stacked(name.removesuffix(f"_{ROLES[0]}"), held))
-        known = {name for weight in found for name in weight.parts.values()}
+        known = tensors_of(found)
         for name, it in held.items():
             packed = it.dtype in (E4M3, torch.uint8) or name.endswith(ROLES)
             if name not in known and (packed or ".svdquant_" in name):
@@ -98,8 +98,7 @@ class Reader(codec.Reader):
     ) -> Weight:
         needed = ROLES[: 2 if scheme.weight.global_scale else 1]
         parts = {"weight": parameter, **{role: prefix + role for role in needed}}
-        if lost := [part for part in parts.values() if part not in held]:
-            raise CheckpointError(f"{prefix}{ROLES[0]} is there without {lost[0]}; fetch the checkpoint again")
+        check_complete(prefix + ROLES[0], parts.values(), held)
         return Weight(parameter, parts | {role: prefix + role for role in optional if prefix + role in held})
 
     def _stacked(self, parameter: str, held: Mapping[str, Held]) -> Weight:

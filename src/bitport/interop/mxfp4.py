@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from bitport.checkpoint.source import Held
-from bitport.errors import ArgumentError, CheckpointError
+from bitport.errors import ArgumentError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import Described, Weight
+from bitport.interop.codec import Described, Weight, check_complete
 from bitport.numerics import Quantized
 from bitport.schemes import PRESETS, preset
 from bitport.tensor import QTensor, from_parts
@@ -40,8 +40,7 @@ class Reader(codec.Reader):
             if name.endswith((BLOCKS, SCALES)) and it.dtype in EXPONENTS:
                 parameter = name.removesuffix(BLOCKS).removesuffix(SCALES)
                 parts = {"blocks": parameter + BLOCKS, "scales": parameter + SCALES}
-                if lost := [part for part in parts.values() if part not in held]:
-                    raise CheckpointError(f"{name} is there without {lost[0]}; fetch the checkpoint again")
+                check_complete(name, parts.values(), held)
                 found[parameter] = Weight(parameter, parts)
         return list(found.values())
 

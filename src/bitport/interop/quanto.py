@@ -36,7 +36,7 @@ from bitport.checkpoint.source import Held
 from bitport.errors import ArgumentError, CheckpointError
 from bitport.interop import codec
 from bitport.interop.checks import expect
-from bitport.interop.codec import NO_CONV1D, Described, Weight, exactly, setting
+from bitport.interop.codec import NO_CONV1D, Described, Weight, check_complete, exactly, setting, tensors_of
 from bitport.interop.shifts import ROUNDED, of_shifts, to_shifts
 from bitport.interop.skeleton import shapes_of
 from bitport.numerics import FLOATS, Quantized
@@ -107,7 +107,7 @@ class Reader(codec.Reader):
         self.held = held
         ends = {name: next((end for end in ENDS if name.endswith(end)), None) for name in held}
         found = [self._weight(name, end) for name, end in ends.items() if end]
-        known = {name for weight in found for name in (weight.name, *weight.parts.values())}
+        known = tensors_of(found) | {weight.name for weight in found}
         for module, its in self.own.items():
             if its.weights != "none" and f"{module}.weight" not in known:
                 raise CheckpointError(f"{module} is {its.weights}, and its weight is not there: freeze it first")
@@ -123,8 +123,7 @@ class Reader(codec.Reader):
         parameter, (roles, kinds) = name.removesuffix(end), ENDS[end]
         module, _, last = parameter.rpartition(".")
         parts = {role: parameter + end for role, end in roles.items()}
-        if lost := [part for part in parts.values() if part not in self.held]:
-            raise CheckpointError(f"{name} is there without {lost[0]}; fetch the checkpoint again")
+        check_complete(name, parts.values(), self.held)
         if last != "weight" or parameter in self.held:
             raise CheckpointError(f"{name} must be of a weight, and the only form of it; fetch the checkpoint again")
         if (its := self._of(module).weights) not in kinds:

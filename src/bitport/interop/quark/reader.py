@@ -34,7 +34,7 @@ from bitport.errors import CheckpointError
 from bitport.interop import codec
 from bitport.interop.awq import PER_WORD, PLACE
 from bitport.interop.checks import expect, number_in
-from bitport.interop.codec import Weight
+from bitport.interop.codec import Weight, check_complete, tensors_of
 from bitport.interop.quark.settings import Layer, Settings
 from bitport.interop.words import to_codes, word_count
 from bitport.numerics import FLOATS, Format, Quantized
@@ -65,7 +65,7 @@ class Reader(codec.Reader):
             module, _, last = name.rpartition(".")
             if last == "weight_scale":
                 found.append(self._weight(module, held))
-        known = {name for weight in found for name in weight.parts.values()} | self.dropped(held).keys()
+        known = tensors_of(found) | self.dropped(held).keys()
         for name, it in held.items():
             whole = not it.dtype.is_floating_point or it.dtype.itemsize == 1
             if name not in known and (name.endswith(ROLES) or (name.endswith(".weight") and whole)):
@@ -82,11 +82,8 @@ class Reader(codec.Reader):
             "weight_zero_point": not (layer.symmetric and layer.signed),
             "input_scale_2" if nvfp4 else "input_scale": layer.scheme.static,
         }
-        if lost := [role for role, needed in needs.items() if needed and f"{module}.{role}" not in held]:
-            raise CheckpointError(
-                f"{module}.weight_scale is there without {module}.{lost[0]}; fetch the checkpoint again"
-            )
         roles = [role for role, needed in needs.items() if needed]
+        check_complete(f"{module}.weight_scale", (f"{module}.{role}" for role in roles), held)
         zeros = {"weight_zero_point": fmt.number.kind == "int", "input_zero_point": layer.scheme.act.startswith("int")}
         roles += [role for role, may in zeros.items() if may and role not in roles and f"{module}.{role}" in held]
         return Weight(f"{module}.weight", {role: f"{module}.{role}" for role in roles})
