@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 
 from bitport.errors import ArgumentError
+from bitport.layouts import Matrix
 from bitport.numerics import ACTIVATIONS, number_type
 from bitport.tensor.parts import matrix_of, part_specs, rows_and_columns
 from bitport.tensor.qtensor import QTensor
@@ -74,9 +75,14 @@ def unit(q: QTensor, dim: int) -> int:
     return math.lcm(block[1] or 1, of_inputs or 1, in_bytes)
 
 
+def matrix_like(q: QTensor, shape: Sequence[int]) -> Matrix:
+    """The matrix behind a tensor like ``q`` of another ``shape``."""
+    return matrix_of(q.scheme.weight, *rows_and_columns(tuple(shape), q.batched, q.transposed))
+
+
 def plain_shapes(q: QTensor, shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """The shapes of the plain parts in a tensor like ``q`` of another ``shape``."""
-    matrix = matrix_of(q.scheme.weight, *rows_and_columns(tuple(shape), q.batched, q.transposed))
+    matrix = matrix_like(q, shape)
     batch = tuple(shape[:-2]) if q.batched else ()
     shapes = {name: (*batch, *spec.shape) for name, spec in part_specs(q.scheme.weight, matrix).items()}
     shapes |= {"qdata": shapes.pop("data"), "perm": (matrix.k,), "pre_scale": (matrix.k,)}

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from bitport.numerics.packing import as_bytes
-from bitport.tensor.borders import cut_along, plain_shapes
+from bitport.tensor.borders import cut_along, matrix_like, plain_shapes
 from bitport.tensor.join import padded
-from bitport.tensor.parts import matrix_of, rows_and_columns
 from bitport.tensor.qtensor import PARTS, QTensor
 
 
@@ -41,7 +40,7 @@ def post_all_gather(
     *gathered, rows = outputs
     n = int(rows.sum()) if out is None else out.shape[0]
     shape = (n, *self.shape[1:])
-    matrix = matrix_of(self.scheme.weight, *rows_and_columns(shape, self.batched, self.transposed))
+    matrix = matrix_like(self, shape)
     plain, shapes = self.to_layout("plain"), plain_shapes(self, shape)
     parts = {name: getattr(plain, name) for name in PARTS}
     theirs = {part.untyped_storage().data_ptr() for part in (*outputs, *parts.values()) if part is not None}

@@ -17,8 +17,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.numerics.packing import as_bytes
 from bitport.tensor.aten import INSTEAD, alias, checked_dim, implements, new_float, same_bits
-from bitport.tensor.borders import cut_along, plain_shapes, unit
-from bitport.tensor.parts import matrix_of, rows_and_columns
+from bitport.tensor.borders import cut_along, matrix_like, plain_shapes, unit
 from bitport.tensor.qtensor import PARTS, QTensor
 
 aten = torch.ops.aten
@@ -61,8 +60,8 @@ def join(pieces: Sequence[Tensor], dim: int) -> QTensor:
 
     shape = [*first.shape]
     shape[dim] = sum(piece.shape[dim] for piece in plain)
-    matrix = matrix_of(first.scheme.weight, *rows_and_columns(tuple(shape), first.batched, first.transposed))
-    return first.with_parts({name: joined(name) for name in PARTS}, shape=tuple(shape), matrix=matrix)
+    parts = {name: joined(name) for name in PARTS}
+    return first.with_parts(parts, shape=tuple(shape), matrix=matrix_like(first, shape))
 
 
 @implements(aten.constant_pad_nd.default)
@@ -101,8 +100,8 @@ def zeros_like_piece(q: QTensor, dim: int, size: int) -> QTensor:
         blank = torch.zeros(math.prod(shapes[name]) * own.itemsize, dtype=torch.uint8, device=own.device)
         return blank.view(own.dtype).view(shapes[name])
 
-    matrix = matrix_of(q.scheme.weight, *rows_and_columns(tuple(shape), q.batched, q.transposed))
-    made = plain.with_parts({name: part(name) for name in PARTS}, shape=tuple(shape), matrix=matrix)
+    parts = {name: part(name) for name in PARTS}
+    made = plain.with_parts(parts, shape=tuple(shape), matrix=matrix_like(q, shape))
     made.room = size
     return made
 
