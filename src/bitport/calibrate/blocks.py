@@ -132,11 +132,7 @@ class Walk:
     ) -> Iterator[dict[str, Magnitudes]]:
         """Of those ``targets`` that lie in ``step``; ``found``: of all, by storage."""
         own = [target for target in targets if target in (self.targets[step] if step else self.rest)]
-        watch = Watch(
-            {target.name: target.weight(self.model) for target in own},
-            [target.name for target in own if target.transposed],
-            collect=Magnitudes,
-        )
+        watch = Watch.of(self.model, own, Magnitudes)
         watch.seen = {target.name: found.setdefault(target.storage, Magnitudes()) for target in own}
         with in_use(self.model), watch:
             yield watch.seen
@@ -221,13 +217,11 @@ class Walk:
         """The inputs of ``targets`` while the module ``step`` (the model, for REST) runs on ``batches``, by ``work``
         where that does it in another way."""
         module = self.model.get_submodule(step)
-        weights = {each.name: each.weight(self.model) for each in targets}
-        seen = [each for each in targets if each.name in self.wanted and not isinstance(weights[each.name], QTensor)]
-        weights = {target.name: weights[target.name] for target in seen}  # a tied one is quantized already
-        transposed = [target.name for target in seen if target.transposed]
+        wanted = [each for each in targets if each.name in self.wanted]
+        seen = [each for each in wanted if not isinstance(each.weight(self.model), QTensor)]  # as a tied one may be
         steps = work or (run_fresh(module, batch) for batch in batches)
         with in_use(self.model):
-            inputs = self._inputs(weights, transposed, steps) if seen else {}
+            inputs = self._inputs(seen, steps) if seen else {}
             for name, each in inputs.items():
                 check_inputs(name, each)
             if self.prepare is not None and seen:
@@ -235,9 +229,9 @@ class Walk:
         for target in targets:
             yield target, inputs.pop(target.name, None)
 
-    def _inputs(self, weights: dict[str, Tensor], transposed: list[str], steps: Iterator[Any]) -> dict[str, Inputs]:
+    def _inputs(self, targets: list[Target], steps: Iterator[Any]) -> dict[str, Inputs]:
         """Of those weights that this process owns, over the batches of all; ``steps`` runs those of this one."""
-        watch = Watch(weights, transposed)
+        watch = Watch.of(self.model, targets)
         if self.processes.world == 1:
             with watch:
                 for _ in steps:
@@ -245,8 +239,7 @@ class Walk:
             return watch.seen
         found = {name: each for name, each in watch.seen.items() if self.owner[name] == self.processes.rank}
         for _ in range(self.rounds):
-            rows = Watch(weights, transposed, collect=Rows)
-            with rows:
+            with Watch.of(self.model, targets, Rows) as rows:
                 next(steps, None)
             for name, _, _ in rows.weights.values():  # of tied ones the first
                 self.processes.total(self.owner[name], found.get(name), rows.seen[name])

@@ -7,17 +7,18 @@ of a parameter are seen like any nn.Linear.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bitport.calibrate.batches import no_autocast
 from bitport.calibrate.stand_in import Between, StandIn
 from bitport.errors import ArgumentError
+from bitport.schemes import Target
 
 PANEL = 512
 """Columns of a sum of x x^T that are made at once. Each is made from the diagonal on: the rest lies there already, the
@@ -136,6 +137,13 @@ class Watch(TorchFunctionMode):
             if first == name:
                 self.seen[name] = collect(tuple(weight.shape[:-2]), weight.shape[-2 if flipped else -1], weight.device)
             self.seen[name] = self.seen[first]  # tied: what goes into either goes into both
+
+    @classmethod
+    def of(cls, model: nn.Module, targets: Iterable[Target], collect: Callable[..., Any] = Inputs) -> Watch:
+        """Of the weights of ``model`` that ``targets`` describe."""
+        every = list(targets)
+        weights = {target.name: target.weight(model) for target in every}
+        return cls(weights, [target.name for target in every if target.transposed], collect)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in PRODUCTS:

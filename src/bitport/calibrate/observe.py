@@ -25,9 +25,7 @@ def input_scales(
 
     ``calibrate``: batches (:mod:`bitport.calibrate.batches`), or a function that runs the model.
     """
-    weights = {target.name: target.weight(model) for target in activations}
-    watch = Watch(weights, [target.name for target in activations if target.transposed], collect=Magnitudes)
-    with in_use(model), watch:
+    with in_use(model), Watch.of(model, activations, Magnitudes) as watch:
         if callable(calibrate):
             calibrate(model)
         else:

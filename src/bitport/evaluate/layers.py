@@ -49,9 +49,7 @@ class Rows:
 def sampled(model: nn.Module) -> Iterator[dict[str, Rows]]:
     """Within this context: what goes into each weight of ``model``, by its name."""
     targets = [target for target in find_targets(model) if not isinstance(target.weight(model), QTensor)]
-    weights = {target.name: target.weight(model) for target in targets}
-    watch = Watch(weights, [target.name for target in targets if target.transposed], Rows)
-    with watch:
+    with Watch.of(model, targets, Rows) as watch:
         yield watch.seen
 
 
