@@ -109,8 +109,13 @@ def _unseen(inputs: Inputs) -> str:
 
 
 def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:
-    w = rows_of(value.detach().float(), target.kind, target.transposed)
-    error = w - rows_of(q.dequantize(torch.float32), target.kind, target.transposed)
-    gram = inputs.gram.to(w.device)
-    signal, noise = (objective(each, gram).double().sum().clamp(min=0) for each in (w, error))
+    signal, noise = (each.clamp(min=0) for each in output_squares(value, q, target, inputs))
     return float(torch.where(noise == 0, torch.inf, 10 * torch.log10(signal / noise)))
+
+
+def output_squares(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """|y|^2 and |y - y'|^2 in float64, of the outputs y of a weight and y' of its quantized form on ``inputs``."""
+    exact = rows_of(value.detach().float(), target.kind, target.transposed)
+    error = exact - rows_of(q.dequantize(torch.float32), target.kind, target.transposed)
+    gram = inputs.gram.to(exact.device)
+    return objective(exact, gram).double().sum(), objective(error, gram).double().sum()

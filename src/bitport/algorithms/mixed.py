@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from bitport.algorithms import Algorithm
 from bitport.algorithms import algorithm as algorithm_of
-from bitport.algorithms.apply import apply
+from bitport.algorithms.apply import apply, output_squares
 from bitport.algorithms.distance import Distance
-from bitport.algorithms.gptq_core import objective
 from bitport.algorithms.mixed_core import Option, check_least, choose
 from bitport.calibrate.batches import batches_of, no_autocast
 from bitport.calibrate.blocks import measured
@@ -37,7 +36,6 @@ from bitport.report.progress import progress as with_progress
 from bitport.schemes import Recipe, Rule, Scheme, Target, preset
 from bitport.schemes.recipe import DEFAULT_KINDS
 from bitport.tensor import QTensor
-from bitport.tensor.qtensor import rows_of
 
 CANDIDATES = ("int2", "int3", "int4", "int8")
 COSTS = ("kl", "output")
@@ -204,11 +202,7 @@ def costs(
 
 @no_autocast()
 def of_output(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:
-    exact, rounded = (
-        rows_of(each, target.kind, target.transposed) for each in (value.detach().float(), q.dequantize(torch.float32))
-    )
-    gram = inputs.gram.to(exact.device)
-    signal, noise = (float(objective(each, gram).double().sum()) for each in (exact, exact - rounded))
+    signal, noise = map(float, output_squares(value, q, target, inputs))
     return noise / signal if signal else 0.0
 
 
