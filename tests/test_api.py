@@ -96,9 +96,9 @@ def test_by_name_alone_what_feeds_a_product_is_quantized() -> None:
         "up.weight",
     }
     assert {layer.name: layer.reason for layer in report.skipped} == {
-        "embed.weight": "a scheme by its name leaves embeddings as they are; a rule for them quantizes them",
-        "conv.weight": "a scheme by its name leaves convolutions as they are; a rule for them quantizes them",
-        "image.weight": "a scheme by its name leaves convolutions as they are; a rule for them quantizes them",
+        "embed.weight": "a scheme given by name leaves embeddings as they are; a rule for them quantizes them",
+        "conv.weight": "a scheme given by name leaves convolutions as they are; a rule for them quantizes them",
+        "image.weight": "a scheme given by name leaves convolutions as they are; a rule for them quantizes them",
         "head.weight": "tied to embed.weight, which stays as it is; a rule for that one quantizes both",
     }
 

@@ -82,7 +82,7 @@ def quantize_(
         if isinstance(q, QTensor):
             choice = dataclasses.replace(choice, reason=f"is {q.scheme} already")
         elif choice.name in solving.untied:
-            since = f"{by.name} has untied it since: quantize_ again quantizes it alone"
+            since = f"{by.name} has untied it since: call quantize_ again to quantize it by itself"
             choice = dataclasses.replace(choice, reason=f"{choice.reason}; {since}")
         return LayerReport.kept(choice, size, size)
 
@@ -98,7 +98,9 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
         if isinstance(module, ParametrizationList) and any(
             isinstance(own(param), QTensor) for param in module.parameters()
         ):
-            raise ArgumentError(f"{name} computes a weight from a quantized one; bitport.train.convert_(model) first")
+            raise ArgumentError(
+                f"{name} computes a weight from a quantized one: call bitport.train.convert_(model) first"
+            )
     _refuse_trained(model)
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -169,7 +171,7 @@ def _check_sharded(sharded: list[Choice], by: Algorithm, device: torch.device | 
         return
     named = f"{len(sharded)} weights are sharded ({sharded[0].name}, ...)"
     if by.needs_inputs or any(choice.static for choice in sharded):
-        raise ArgumentError(f"{named}; what is calibrated is so in one piece: quantize_ first, then shard the model")
+        raise ArgumentError(f"{named}; calibration needs the model in one piece: quantize_ first, then shard it")
     if device is not None:
         raise ArgumentError(f"{named}; they stay on the devices of their mesh: leave out device={device!r}")
 

@@ -101,8 +101,8 @@ def _brought(name: str, bring: Callable[[], Any]) -> Any:
     cause = _broken[name]
     module = "bitport's own" if name in IN_TREE else installed()[name].value
     raise BackendError(
-        f"the backend {name} ({module}) cannot be loaded: {type(cause).__name__}: {cause}. Update or mend its package, "
-        f"or leave it out: BITPORT_DISABLE={name}"
+        f"the backend {name} ({module}) cannot be loaded: {type(cause).__name__}: {cause}. Update or repair its "
+        f"package, or leave it out: BITPORT_DISABLE={name}"
     ) from cause
 
 

@@ -71,7 +71,7 @@ def test_outputs_of_zeros() -> None:
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 8))
     for param in model[1].parameters():
         nn.init.zeros_(param)
-    with pytest.raises(ArgumentError, match=r"the data tell nothing of 0\.weight"):
+    with pytest.raises(ArgumentError, match=r"the data say nothing about 0\.weight"):
         costs(model, CANDIDATES, calibrate=BATCHES)
 
 
@@ -208,8 +208,8 @@ def test_weights_together_and_rules(model: Model) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param({"bits": 3.0, "nbytes": 100}, "bits= or as nbytes=", id="two sizes"),
-        pytest.param({}, "bits= or as nbytes=", id="no size"),
+        pytest.param({"bits": 3.0, "nbytes": 100}, "either bits= or nbytes=", id="two sizes"),
+        pytest.param({}, "either bits= or nbytes=", id="no size"),
         pytest.param({"bits": 1.0}, r"smallest choice takes 2\.\d\d bits .* the 1.0 that", id="too small"),
         pytest.param({"nbytes": 100}, "smallest choice .* more than the 100", id="too few bytes"),
         pytest.param({"bits": 0.0}, "above 0, not 0.0", id="no bits"),
@@ -265,7 +265,7 @@ def test_a_weight_of_which_the_data_tell_nothing(cost: str) -> None:
     """It would get the fewest bits. Where others share its scheme, these tell; a rule says it outright."""
     model = nn.ModuleDict({"used": nn.Linear(64, 64), "unused": nn.Linear(64, 64)})
     model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
-    with pytest.raises(ArgumentError, match=r"the data tell nothing of unused\.weight: .* or rules that fit these"):
+    with pytest.raises(ArgumentError, match=r"the data say nothing about unused\.weight: .* or rules for these"):
         costs(model, CANDIDATES, calibrate=BATCHES, cost=cost)
     assert len(costs(model, CANDIDATES, calibrate=BATCHES, cost=cost, rules=[Rule("unused", "int8")]).groups) == 1
     assert len(costs(model, CANDIDATES, calibrate=BATCHES, cost=cost, together=[["*"]]).groups) == 1
@@ -278,7 +278,7 @@ def test_outputs_that_are_no_numbers(logits: bool, factor: float) -> None:
     layer = nn.Linear(64, 64)
     model = nn.ModuleDict({"layer": layer})
     model.forward = lambda x: SimpleNamespace(logits=layer(x) * factor) if logits else layer(x) * factor  # type: ignore
-    with pytest.raises(ArgumentError, match="the outputs of the model as it is hold NaN or infinity, on batch 1"):
+    with pytest.raises(ArgumentError, match="the outputs of the unquantized model hold NaN or infinity on batch 1"):
         bitport.mixed(model, ("int4", "int8"), bits=6, calibrate=[torch.zeros(0, 64), torch.randn(2, 64)])
 
 

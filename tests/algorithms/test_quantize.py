@@ -104,7 +104,7 @@ def test_what_an_algorithm_cannot_treat_is_told(model: Model) -> None:
     report = bitport.quantize_(copy.deepcopy(model), {"*": "int4-g32"}, algorithm="gptq", calibrate=BATCHES)
     told = {layer.name: (layer.algorithm, layer.reason) for layer in report.layers}
     assert told["embed.weight"][0] == told["conv.weight"][0] == "rtn"
-    assert "gptq needs a product" in told["conv.weight"][1]
+    assert "gptq is for the weights of products" in told["conv.weight"][1]
     assert told["experts"] == (
         "gptq",
         "rule '*'; 1 of 3 matrices saw no input in calibration: rounded to nearest",

@@ -58,9 +58,9 @@ def test_outliers_are_spread() -> None:
 ROTATED = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "mixtral", "qwen3-moe"), "residual stream"),
     "gemma2": "residual stream left: the output would change",
-    "phi": "residual stream left: a LayerNorm takes off the mean",
-    "gpt2": "residual stream left: a LayerNorm takes off the mean",
-    "opt": "residual stream left: a LayerNorm takes off the mean",
+    "phi": "residual stream left: a LayerNorm subtracts the mean",
+    "gpt2": "residual stream left: a LayerNorm subtracts the mean",
+    "opt": "residual stream left: a LayerNorm subtracts the mean",
 }
 HEADS = {"llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "mixtral", "qwen3-moe", "gemma2", "phi", "opt", "gpt2"}
 
@@ -102,7 +102,7 @@ def test_a_head_that_was_parted_is_in_the_report() -> None:
     )
     layers = {layer.name: layer for layer in report.layers}
     assert not layers["lm_head.weight"].tied
-    assert "rotate+smooth has untied it since: quantize_ again" in layers["lm_head.weight"].reason
+    assert "rotate+smooth has untied it since: call quantize_ again" in layers["lm_head.weight"].reason
     again = bitport.quantize_(model, {"lm_head": "int4", "*": "skip"}, measure=False)
     assert [layer.name for layer in again.quantized] == ["lm_head.weight"]
     assert layers["model.layers.0.mlp.down_proj.weight"].scheme == "int8"

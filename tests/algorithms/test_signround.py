@@ -205,4 +205,4 @@ def test_what_its_start_refuses_it_refuses() -> None:
     from bitport.algorithms import HQQ
 
     assert "powers of two" in str(SignRound(start=HQQ()).refuses(preset("mxfp4").weight, "linear"))
-    assert "needs a product" in str(SignRound().refuses(preset("int4").weight, "conv"))
+    assert "is for the weights of products" in str(SignRound().refuses(preset("int4").weight, "conv"))

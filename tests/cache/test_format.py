@@ -37,9 +37,9 @@ def test_a_name_says_it_all(name: str, keys: str, values: str, first: int, last:
         ("int8+last9999999999", "write KEYS"),
         ("int8-dyn", "rounds the inputs.*weight-only"),
         ("int8:mxfp4", "mxfp4 rounds the inputs"),
-        ("int8-tensor", "keys .* one scale for all tokens cannot"),
-        ("int8:int4-tensor", "values .* one scale for all tokens cannot"),
-        ("nvfp4-wo", "a scale over all tokens cannot"),
+        ("int8-tensor", "keys .* one scale cannot serve all tokens"),
+        ("int8:int4-tensor", "values .* one scale cannot serve all tokens"),
+        ("nvfp4-wo", "a global scale cannot serve all tokens"),
     ],
 )
 def test_what_is_no_format_says_why(name: str, says: str) -> None:

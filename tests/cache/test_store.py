@@ -203,11 +203,11 @@ def test_attention_is_that_over_the_tokens_it_holds(name: str) -> None:
 WRONG = {
     "int": (tokens().long(), tokens(), "keys must be float32.*not torch.int64"),
     "three axes": (tokens()[0], tokens()[0], r"\[batch, heads, tokens, width\]"),
-    "no heads": (tokens()[:, :0], tokens()[:, :0], "none of them 0"),
+    "no heads": (tokens()[:, :0], tokens()[:, :0], "of which only tokens may be 0"),
     "other tokens": (tokens(), tokens(5), "values must be .* as the keys are"),
     "other dtype": (tokens(), tokens().bfloat16(), "values must be torch.float32.*not torch.bfloat16"),
-    "other width than before": (tokens(width=32), tokens(width=48), "keys must be .*64.* as those before them"),
-    "other heads than before": (tokens()[:, :1], tokens(width=48)[:, :1], "as those before them"),
+    "other width than before": (tokens(width=32), tokens(width=48), "keys must be .*64.* like those before them"),
+    "other heads than before": (tokens()[:, :1], tokens(width=48)[:, :1], "like those before them"),
     "other dtype than before": (tokens().half(), tokens(width=48).half(), "keys must be torch.float32.*float16"),
 }
 

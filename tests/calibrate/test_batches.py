@@ -35,7 +35,7 @@ def test_a_batch_is_the_arguments(batch: object) -> None:
 
 @pytest.mark.parametrize("given", [torch.ones(2, 3), {"a": torch.ones(2)}, "some text"], ids=["tensor", "dict", "text"])
 def test_what_is_no_list_of_batches(given: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"one {type(given).__name__}, not batches: give a list"):
+    with pytest.raises(ArgumentError, match=f"a single {type(given).__name__}: give a list"):
         batches_of(Sum(), given)
 
 

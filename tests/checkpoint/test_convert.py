@@ -271,7 +271,7 @@ def test_both_names_of_a_tied_weight_say_what_was_done(tmp_path: Path) -> None:
     assert {layer.name: layer for layer in report.layers} == expected
     head = expected["lm_head.weight"]
     assert (head.tied, head.algorithm) == (True, "rtn")
-    assert head.reason == "rule 'lm_head'; hqq fits scales, those of this format are powers of two"
+    assert head.reason == "rule 'lm_head'; hqq fits scales, but those of this format are powers of two"
 
 
 def test_static_schemes_need_the_model(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ BAD_SOURCES = {
         "tensors of .* are in no file: ",
     ),
     "in two shards": (_written(lambda d: _twice(d, None)), f"{TWICE}names no file for it"),
-    "in two shards but not there": (_written(lambda d: _twice(d, THIRD)), f"{TWICE}names {THIRD} for it: have it name"),
+    "in two shards but not there": (_written(lambda d: _twice(d, THIRD)), f"{TWICE}names {THIRD} for it: make it name"),
     "index leads out": (
         _written(
             lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x.safetensors"}}')

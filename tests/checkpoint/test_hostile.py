@@ -87,7 +87,7 @@ def test_manifest_as_text(name: str, saved: Path) -> None:
 def test_edited_manifest(saved: Path) -> None:
     path = saved / NAME
     path.write_text(path.read_text().replace('"bfloat16"', '"float16"').replace('"float32"', '"float16"'))
-    refused(saved, "checksum is not that of its content")
+    refused(saved, "checksum does not match its content")
 
 
 QDATA = ("tensors", WEIGHT, "parts", "qdata")

@@ -125,7 +125,7 @@ def test_full_disk(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         original(*args)
 
     monkeypatch.setattr(os, call, limited)
-    told = "No space left on device. What finished steps wrote stays: make room, and resume"
+    told = "No space left on device. What finished steps wrote is kept: free some space, then resume"
     for allowed in itertools.count():
         left = allowed
         try:

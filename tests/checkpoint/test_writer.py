@@ -133,7 +133,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
-        CheckpointError, match=r"No space left on device.*What was there before is untouched; make room"
+        CheckpointError, match=r"No space left on device.*What was there before is untouched; free some space"
     ):
         bp.save(nn.Linear(8, 8), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

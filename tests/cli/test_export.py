@@ -22,7 +22,7 @@ MODEL = ROOT / "models" / "tinylm"
     [
         (["-o", "model.zip"], "a .pt2 file"),
         (["-o", "model.pt2", "--capacity", "4"], "a cache of 4 positions"),
-        (["-o", "model.pt2", "--capacity", "4096"], "which the model knows"),
+        (["-o", "model.pt2", "--capacity", "4096"], "which the model supports"),
         (["-o", "model.pt2", "--weights", "../weights"], "name of a file"),
         (["-o", "there.pt2"], "there.pt2 exists already; --overwrite"),
         (["-o", "model.pt2", "--weights", "there.pt2"], "there.pt2 exists already; --overwrite"),

@@ -54,13 +54,13 @@ def test_the_format_is_named_beside_the_figures(run: Run, llama: Path, text: Pat
 def test_eval_of_tasks_has_no_such_cache(run: Run, llama: Path, words: tuple[str, ...]) -> None:
     ran = run("eval", llama, *words, "--kv-cache", "int8")
     assert ran.code == 1
-    assert "--kv-cache acts on the reading of a text" in ran.err
+    assert "--kv-cache applies to reading a text" in ran.err
 
 
 def test_compare_times_no_such_cache(run: Run, llama: Path, text: Path) -> None:
     ran = run("compare", llama, "--text", text, "--speed", 2, "--kv-cache", "int8")
     assert ran.code == 1
-    assert "not on --speed" in ran.err
+    assert "not to --speed" in ran.err
 
 
 @pytest.mark.parametrize("name", ["int9", "int8-dyn", "int8+last", "nvfp4-wo"])

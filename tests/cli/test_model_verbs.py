@@ -199,7 +199,10 @@ def test_generate_draws_by_its_seed_alone(run: Run, int4: Path) -> None:
         (("--prompt", "a", "--temperature", "-1"), "give 0, or a number"),
         (("--prompt", "a", "--temperature", "nan"), "give 0, or a number"),
         (("--prompt", "a", "--temperature", "1e-300"), "give 0, or a number from 1e-30 on"),
-        (("--prompt", "abc", "--max-new-tokens", 255), "256 positions that the model knows; give --max-new-tokens 254"),
+        (
+            ("--prompt", "abc", "--max-new-tokens", 255),
+            "256 positions that the model supports; give --max-new-tokens 254",
+        ),
         (("--prompt", "a" * 257), "give a shorter prompt"),
     ],
 )
@@ -229,4 +232,4 @@ def test_tokens_that_the_model_does_not_have(run: Run, llama: Path, text: Path, 
     ):
         ran = run(*words)
         assert ran.code == 1
-        assert "there is a token 320, and the model has 320" in ran.err
+        assert "the data have a token 320, but the model has only 320" in ran.err

@@ -16,7 +16,7 @@ IN_MEMORY = [*PLAIN, "--in-memory"]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*IN_MEMORY, "--resume"], "--resume: not with --in-memory, by which the whole"),
+        ([*IN_MEMORY, "--resume"], "--resume: not with --in-memory, which keeps the whole"),
         ([*IN_MEMORY, "--memory-limit", "1GB"], "--memory-limit: not with --in-memory"),
         ([*IN_MEMORY, "--algorithm", "gptq", "--activations", "disk"], "--activations: not with --in-memory"),
         ([*AUTO, "--resume", "--memory-limit", "1GB"], "--resume, --memory-limit: not with --scheme auto"),

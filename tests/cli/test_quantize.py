@@ -384,7 +384,7 @@ def test_what_one_process_does_alone(
     monkeypatch.setattr(Processes, "of_torchrun", lambda: contextlib.nullcontext(Processes(1, 2)))
     ran = run("quantize", llama, "--scheme", "int4", *words, "-o", tmp_path / "out")
     assert ran.code == 1
-    assert "2 processes share the batches" in ran.err
+    assert "several processes (2) share the batches" in ran.err
 
 
 def test_steps_in_a_row(run: Run, llama: Path, text: Path, tmp_path: Path) -> None:

@@ -61,5 +61,5 @@ def test_results(name: str) -> None:
 
 
 def test_a_model_without_a_cache() -> None:
-    with pytest.raises(ArgumentError, match=r"gives back no cache .*: a decoder is needed"):
+    with pytest.raises(ArgumentError, match=r"returns no cache .*: it must be a decoder"):
         cache_of({"logits": 0})

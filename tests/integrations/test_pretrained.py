@@ -286,7 +286,7 @@ def damaged(out: Path, what: str) -> None:
     [
         ("shard", r"model-.* cannot be opened"),
         ("data", r"the data of model.norm.weight is damaged. Fetch or save the checkpoint again"),
-        ("manifest", r"bitport\.json: its checksum is not that of its content"),
+        ("manifest", r"bitport\.json: its checksum does not match its content"),
         (
             "shape",
             r"6 of another shape: model.layers.0.mlp.down_proj.weight \(checkpoint \[64, 128\], model \[64, 96\]\)",

@@ -106,7 +106,10 @@ def test_what_has_no_scale_and_what_is_no_layer(tmp_path: Path) -> None:
             r"scale_weight is 2, and .*proj.weight is torch.bfloat16",
         ),
         ({"spare.scale_weight": torch.ones(())}, r"spare.scale_weight is there without spare.weight"),
-        ({"t_embedder.mlp.0.bias": torch.ones(256, dtype=torch.int8)}, r"mlp.0.bias is torch.int8, in no format"),
+        (
+            {"t_embedder.mlp.0.bias": torch.ones(256, dtype=torch.int8)},
+            r"mlp.0.bias is torch.int8, and nothing says in which format",
+        ),
         ({"context_embedder.weight": None}, r"context_embedder.scale_weight is there without context_embedder.weight"),
         ({"x_embedder.proj.weight": None}, r"not those of a SD3Transformer2DModel as diffusers knows them \(KeyError"),
     ],

@@ -124,9 +124,9 @@ def _refuse(*_: Any) -> None:
 
 def test_where_it_may_write(ours: Path, theirs: Path, tmp_path: Path) -> None:
     for source, target, to, overwrite, reason in (
-        (ours, ours / "in", "gptq_v2", False, "lie in one another"),
-        (ours, ours, "gptq_v2", True, "lie in one another"),
-        (theirs, theirs.parent, "bitport", False, "lie in one another"),
+        (ours, ours / "in", "gptq_v2", False, "lies in the other"),
+        (ours, ours, "gptq_v2", True, "lies in the other"),
+        (theirs, theirs.parent, "bitport", False, "lies in the other"),
         (ours, theirs, "gptq_v2", False, "--overwrite replaces"),
         (theirs, ours, "bitport", False, "--overwrite replaces"),
         (ours, tmp_path / "f", "gptq_v2", True, "is a file"),
@@ -271,7 +271,7 @@ def test_bytes_that_nobody_explains(theirs: Path, tmp_path: Path) -> None:
 def test_a_part_of_a_weight_that_is_not_known(last: str, theirs: Path, tmp_path: Path) -> None:
     """As newer versions of a library may write them; without it the numbers of the weight would be others."""
     path = changed(theirs, tmp_path / "more", {f"model.layers.0.mlp.up_proj.{last}": torch.full((1,), 2.0)})
-    with pytest.raises(CheckpointError, match=rf"up_proj.{last} lies beside a quantized weight, and is none"):
+    with pytest.raises(CheckpointError, match=rf"up_proj.{last} lies beside a quantized weight, and is not one"):
         convert(path, tmp_path / "out", progress=False)
 
 

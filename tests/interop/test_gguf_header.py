@@ -83,7 +83,7 @@ HUGE = 1 << 60
         ([], [entry("w", (2, 48), Q4_0)], "no whole blocks of Q4_0"),
         ([], [entry("w", (0, 32))], "empty"),
         ([], [entry("w", (2,)), entry("w", (2,), F32, 32)], "there twice"),
-        ([], [entry("v", (9,)), entry("w", (2,), F32, 32)], "w lies upon another"),
+        ([], [entry("v", (9,)), entry("w", (2,), F32, 32)], "w overlaps another"),
         ([], [entry("w", (17,))], "ends before w"),
         ([], [entry("w", (HUGE, HUGE, HUGE))], "ends before w"),
         ([], [entry("w", (1,), F32, (1 << 64) - 1)], "ends before w"),

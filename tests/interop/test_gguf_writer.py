@@ -331,7 +331,7 @@ def test_what_fails_leaves_nothing(llama: Path, tmp_path: Path, monkeypatch: pyt
         raise OSError("no space")
 
     monkeypatch.setattr(Output, "publish", full)
-    with pytest.raises(CheckpointError, match="no space; make room"):
+    with pytest.raises(CheckpointError, match="no space; free some space"):
         convert(llama / "q", target, to="gguf", progress=False)
     assert list(target.parent.iterdir()) == []
 

@@ -455,8 +455,8 @@ def test_what_it_cannot_hold_is_refused() -> None:
         ("int4-g16", (64, 128), "linear", "", "multiples of 32 columns"),
         ("int4-b32x32", (64, 128), "linear", "", "integers in groups of rows"),
         ("int4-channel", (64, 100), "linear", "", "of 100 columns"),
-        ("int4", (64, 192), "linear", "", "192 columns are none of int4"),
-        ("mxfp4-wo", (64, 100), "linear", "", "100 columns are none of mxfp4-wo"),
+        ("int4", (64, 192), "linear", "", "192 columns do not divide into those of int4"),
+        ("mxfp4-wo", (64, 100), "linear", "", "100 columns do not divide into those of mxfp4-wo"),
         ("int4", (64, 128), "linear", "perm", "no perm"),
         ("int4", (64, 128), "linear", "pre_scale", "no pre_scale"),
     ):

@@ -76,7 +76,7 @@ def test_what_it_cannot_hold_is_refused() -> None:
         (Described(NAME, bitport.preset("mxfp4"), shape, "experts", True, parts), "not mxfp4"),
         (Described(NAME, bitport.preset("nvfp4-wo"), shape, "experts", True, parts), "not nvfp4-wo"),
         (Described(NAME, bitport.preset("int4-g32"), shape, "experts", True, parts), "not int4-g32"),
-        (Described(NAME, scheme, (4, 48, 96), "experts", True, parts), "and 48 are none"),
+        (Described(NAME, scheme, (4, 48, 96), "experts", True, parts), "and 48 do not divide"),
         (Described(NAME, scheme, shape, "experts", True, parts | {"pre_scale"}), "no pre_scale"),
     ):
         assert reason in str(writer.refuses(bad))

@@ -99,7 +99,7 @@ def test_each_number_is_off_by_no_more_than_the_rounding(scheme: str, dtype: str
     assert bool((off <= most + in_float32).all())
 
     level = 10 * math.log10(float(q.dequantize(torch.float32).double().square().sum() / off.square().sum()))
-    told = f"scales of 1 weights were rounded to {dtype}: {level:.1f} dB at the least, w"
+    told = f"scales of 1 weights were rounded to {dtype}: {level:.1f} dB at worst, for w"
     assert files.notes == ["a note of theirs", told]
 
 
@@ -108,7 +108,7 @@ def test_it_is_told_of_the_weight_that_changed_most() -> None:
     files = Narrowed(Weights(fine=weight("int8"), coarse=weight("int8", size=1e-5), bias=torch.ones(3)), "float16")
     assert [type(tensor) for _, tensor in files.items()] == [QTensor, QTensor, Tensor]
     assert files.levels["coarse"] < files.levels["fine"] - 20
-    assert files.notes[-1].endswith(f"{files.levels['coarse']:.1f} dB at the least, coarse")
+    assert files.notes[-1].endswith(f"{files.levels['coarse']:.1f} dB at worst, for coarse")
 
 
 def test_rows_are_compared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,7 @@ def test_other_refusals() -> None:
         (Described(NAME, scheme, (64, 128), "embedding", False, PARTS), "embedding"),
         (Described(NAME, scheme, (4, 64, 128), "experts", False, PARTS), "experts"),
         (Described(NAME, scheme, (64, 128), "linear", True, PARTS), "linear"),
-        (Described(NAME, scheme, (64, 192), "linear", False, PARTS), "64x192 are none of int4"),
+        (Described(NAME, scheme, (64, 192), "linear", False, PARTS), "64x192 does not divide into those of int4"),
         (Described(NAME, scheme, (64, 128), "linear", False, PARTS | {"perm"}), "perm"),
         (Described(NAME, scheme, (64, 128), "linear", False, PARTS | {"pre_scale"}), "pre_scale"),
         (Described(NAME, bitport.preset("int8"), (64, 128), "linear", False, PARTS), "one scheme"),

@@ -70,7 +70,7 @@ def test_a_quantized_model_is_saved_and_moved_as_the_errors_say(tmp_path: Path) 
     model, x = model_of(), torch.randn(2, 96)
     bitport.quantize_(model, "int4-g32")
     wanted = model(x)
-    with pytest.raises(ArgumentError, match="Of accelerate cpu_offload takes it, disk_offload does not"):
+    with pytest.raises(ArgumentError, match="In accelerate, cpu_offload takes it and disk_offload does not"):
         accelerate.disk_offload(model, tmp_path / "disk", execution_device="cpu")
     with pytest.raises(ArgumentError, match="save_state of accelerate takes it with safe_serialization=False"):
         accelerate.utils.save(model.state_dict(), tmp_path / "state", safe_serialization=True)

@@ -114,7 +114,7 @@ def test_what_is_quantized_already_is_kept() -> None:
 
 
 def test_what_is_not_swapped() -> None:
-    with pytest.raises(ArgumentError, match=r"the layer itself: .* QuantizedLinear\.from_linear"):
+    with pytest.raises(ArgumentError, match=r"itself a linear layer: .* QuantizedLinear\.from_linear"):
         swap_linears_(nn.Linear(32, 16), "int8")
     model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 8))
     nn.init.constant_(model[1].weight, float("nan"))

@@ -145,7 +145,9 @@ def test_attention_with_keys_of_another_size_has_three_matrices() -> None:
 
 @pytest.mark.parametrize("given", [{}, nn.Linear, torch.ones(2, 2)], ids=["state_dict", "class", "tensor"])
 def test_what_is_no_module_is_refused(given: object) -> None:
-    with pytest.raises(ArgumentError, match=r"a model is a torch.nn.Module, not .* of a pipeline give its model"):
+    with pytest.raises(
+        ArgumentError, match=r"a model is a torch.nn.Module, not .* of a pipeline, give the model in it"
+    ):
         find_targets(given)  # type: ignore[arg-type]
 
 

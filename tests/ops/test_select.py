@@ -151,7 +151,7 @@ def test_a_predicate_that_raises_is_named(op: str) -> None:
         "linear": (lambda: who(args), lambda: decide("linear", *args), lambda: call("linear", *args, kernel="mine")),
         STEP: (lambda: optimizer_step("adam", [target]),),
     }
-    said = f"{op} on cpu: supports of kernel 'mine' has raised AttributeError: .*'dtype'; it is to answer None"
+    said = f"{op} on cpu: supports of kernel 'mine' has raised AttributeError: .*'dtype'; it must return None"
     for ask in asks[op]:
         with pytest.raises(KernelError, match=said):
             ask()
@@ -162,7 +162,9 @@ def test_a_kernel_at_the_dispatcher_has_no_name_to_force_it_by() -> None:
     library = torch.library.Library("bitport", "IMPL")
     try:
         library.impl("dequantize", lambda data, *rest: data, "CPU")
-        with pytest.raises(KernelError, match=r"has only: .*generic; what cpu has at the dispatcher has no name"):
+        with pytest.raises(
+            KernelError, match=r"has only: .*generic; the kernel that cpu has at the dispatcher has no name"
+        ):
             call("dequantize", *args, kernel="cpu's own (dispatcher)")
     finally:
         library._destroy()

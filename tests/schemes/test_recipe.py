@@ -53,7 +53,7 @@ def test_the_first_rule_that_fits_decides() -> None:
 
 
 def test_a_rule_that_comes_too_late_is_an_error() -> None:
-    with pytest.raises(RecipeError, match=r"rule 'layers.0.\*' decides nothing: .* put it first"):
+    with pytest.raises(RecipeError, match=r"rule 'layers.0.\*' decides nothing: .* put it before '"):
         Recipe.of({"*": "int8", "layers.0.*": "int4"}).resolve(UNTIED)
     known = [target for target in UNTIED if target.kind != "other"]
     assert chosen({"layers.*": "int4", "*.q": "int8", "conv": "int8", "*": "skip"}, known)["layers.0.attn.q"] == "int4"
@@ -152,7 +152,7 @@ def test_reasons_of_a_scheme_by_its_name_speak_of_no_rule() -> None:
     plan = Recipe.of("int8").resolve([*UNTIED, target("embed", "embedding"), router])
     assert plan["layers.0.attn.q.weight"].reason == "the scheme for all linear layers"
     assert plan["layers.0.mlp.experts.weight"].reason == "the scheme for all experts"
-    left = "a scheme by its name leaves {} as they are"
+    left = "a scheme given by name leaves {} as they are"
     assert plan["conv.weight"].reason == left.format("convolutions") + "; a rule for them quantizes them"
     assert plan["embed.weight"].reason == left.format("embeddings") + "; a rule for them quantizes them"
     assert plan["mlp.gate.weight"].reason == left.format("routers")
@@ -213,13 +213,15 @@ def test_a_rule_that_fits_nothing_is_an_error() -> None:
 def test_a_rule_for_other_kinds_says_which_it_would_fit() -> None:
     """A model of convolutions alone, and a scheme for linear layers."""
     convolutions = [target for target in MODEL if target.kind == "conv"]
-    with pytest.raises(RecipeError, match=r"^int4, a scheme .* some: \[\('\*', 'int4', \('conv',\)\)\] takes these"):
+    with pytest.raises(RecipeError, match=r"^int4, a scheme .*'conv'\): \[\('\*', 'int4', \('conv',\)\)\] takes these"):
         chosen("int4", convolutions)
     assert chosen([("*", "int4", ("conv",))], convolutions) == {"conv": "int4"}
     with pytest.raises(RecipeError) as caught:
         chosen({"nowhere": "int4"}, convolutions)
     assert "would fit" not in str(caught.value)
-    with pytest.raises(RecipeError, match=r"'other' it would fit some: \[\('mystery', 'int4', \('other',\)\)\]"):
+    with pytest.raises(
+        RecipeError, match=r"would fit weights of other kinds \('other'\): \[\('mystery', 'int4', \('other',\)\)\]"
+    ):
         chosen({"mystery": "int4"})
     with pytest.raises(RecipeError, match=r"the model has mystery\.weight \(other\)$"):
         chosen("int4", [target for target in MODEL if target.kind == "other"])

@@ -107,7 +107,7 @@ def test_weights_outside_of_blocks_are_there(tmp_path: Path, make: type[Model]) 
 
 
 def test_weights_of_blocks_are_not_there_outside(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"Reaches cannot be .*: outside of a block it uses .* \(in sum\)"):
+    with pytest.raises(ArgumentError, match=r"Reaches cannot be .*: outside a block it uses .* \(in sum\)"):
         Stream(empty(Reaches), write(tmp_path, Reaches), tmp_path / "out", "int3-g32", batches=batches())
 
 
@@ -257,7 +257,9 @@ class FirstKept(Model):
     ("make", "message"),
     [
         pytest.param(Unused, r"calibration never reached layers\.1\.spare\.weight; give batches that use", id="unused"),
-        pytest.param(FirstKept, "FirstKept uses the output of more than its last block: load it whole", id="kept"),
+        pytest.param(
+            FirstKept, "FirstKept uses the outputs of more blocks than its last: load the whole model", id="kept"
+        ),
     ],
 )
 @pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
@@ -276,7 +278,9 @@ def test_static_scales_that_cannot_be_measured(
 
 def test_a_model_that_keeps_the_output_of_a_block_is_not_streamed(tmp_path: Path) -> None:
     stream = Stream(empty(FirstKept), write(tmp_path, FirstKept), tmp_path / "out", "int4-g32", batches=batches())
-    with pytest.raises(ArgumentError, match="FirstKept uses the output of more than its last block: load it whole"):
+    with pytest.raises(
+        ArgumentError, match="FirstKept uses the outputs of more blocks than its last: load the whole model"
+    ):
         stream.run()
 
 

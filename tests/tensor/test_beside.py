@@ -60,7 +60,7 @@ def test_what_the_whole_has_once() -> None:
     whole = beside([piece("int8-static", act_scale=scale), piece("int8-static", act_scale=scale)])
     assert whole.act_scale is not None
     assert torch.equal(whole.act_scale, scale)
-    with pytest.raises(ArgumentError, match="the pieces have not the same act_scale"):
+    with pytest.raises(ArgumentError, match="the pieces differ in act_scale"):
         beside([piece("int8-static", act_scale=scale), piece("int8-static", act_scale=other)])
     with pytest.raises(ArgumentError, match="each has its own pre_scale, the whole only one"):
         stacked([piece("int4", pre_scale=torch.rand(128)), piece("int4")])

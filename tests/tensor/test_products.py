@@ -437,7 +437,9 @@ def test_vmap(make: Make) -> None:
         ),
         pytest.param(lambda q: torch.bmm(torch.randn(3, 96), q.t()), "bmm takes two 3-D tensors", id="bmm-2d"),
         pytest.param(
-            lambda q: torch.bmm(torch.randn(2, 3, 96), q.t().expand(4, 96, 64)), "as many matrices", id="bmm-counts"
+            lambda q: torch.bmm(torch.randn(2, 3, 96), q.t().expand(4, 96, 64)),
+            "the same number of matrices",
+            id="bmm-counts",
         ),
         pytest.param(lambda q: torch.mv(q, torch.randn(96, 2)), r"not \[64, 96\] and \[96, 2\]", id="mv-2d"),
         pytest.param(lambda q: F.linear(torch.randn(3, 95), q), r"\[..., 96\].*not \[3, 95\]", id="columns"),

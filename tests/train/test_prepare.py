@@ -188,13 +188,13 @@ def test_what_takes_a_prepared_model_for_a_float_one_is_told(tmp_path: Path) -> 
     prepare_(model, "int4-g32")
     with pytest.raises(ArgumentError, match=r"is a TrainedTensor.* quantized by its convert_\(\)"):
         bp.quantize_(model, "int8")
-    with pytest.raises(ArgumentError, match=r"is a TrainedTensor.* to save it, convert_\(model\) or release_"):
+    with pytest.raises(ArgumentError, match=r"is a TrainedTensor.* to save it, first convert_\(model\) or release_"):
         bp.save(model, tmp_path)
     for verb in (bp.explain, bp.dequantize_):
         with pytest.raises(ArgumentError, match=r"weight is in training, .*convert_\(model\) .*, and release_"):
             verb(model)
     bp.save(Model(), tmp_path)
-    with pytest.raises(ArgumentError, match=r"goes on from its state_dict\(\).* load before prepare_"):
+    with pytest.raises(ArgumentError, match=r"from its state_dict\(\).* load before prepare_"):
         bp.load(model, tmp_path)
     assert convert_(model).layers
 
@@ -279,4 +279,4 @@ def test_values_that_diverged_are_not_converted() -> None:
 def test_what_was_chosen_can_be_read() -> None:
     text = str(prepare_(linears(), "int8"))
     assert "0.weight: int8 (the scheme for all linear layers)" in text
-    assert "2.weight: left as it is (a scheme by its name leaves embeddings as they are; " in text
+    assert "2.weight: left as it is (a scheme given by name leaves embeddings as they are; " in text

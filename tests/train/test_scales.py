@@ -338,7 +338,7 @@ def broken(model: Any) -> Any:
         (lambda model: bp.dequantize_(model), "0.parametrizations.weight .*convert_"),
         (lambda model: learn_scales_(nn.Linear(4, 4)), "(?s)no scales of this model can be learned.*not quantized"),
         (lambda model: convert_(broken(model)), "0.weight: scales that were learned are NaN or infinite"),
-        (lambda model: model[0].weight + 1, "on a weight in training, which stands in products"),
+        (lambda model: model[0].weight + 1, "on a weight in training, which can only be used in products"),
     ],
 )
 def test_refusals(call: Callable[[Any], Any], message: str) -> None:

@@ -101,7 +101,9 @@ def _unseen(inputs: Inputs) -> str:
     empty, columns = int((inputs.rows == 0).sum()), inputs.gram.shape[-1]
     if not empty:
         least = int(inputs.rows.min())
-        few = f"calibrated on {least} rows of {columns} numbers: on others its output is worse than it says here"
+        few = (
+            f"calibrated on only {least} rows of {columns} numbers: on other inputs its output is worse than shown here"
+        )
         return few if least < columns else ""
     if inputs.rows.dim() == 0:
         return "calibration showed no input of it: rounded to nearest"

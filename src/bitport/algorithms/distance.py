@@ -35,9 +35,9 @@ class Distance:
         for at, outputs in enumerate(self.exact):
             if bool((outputs.value.isnan() if outputs.are_logarithms else ~outputs.value.isfinite()).any()):
                 raise ArgumentError(
-                    f"the outputs of the model as it is hold NaN or infinity, on batch {at} of the calibration, and "
-                    f"tell nothing of what a weight costs. Give other batches, a model in bfloat16 or float32, or "
-                    f"cost='output', which looks at the outputs of each weight"
+                    f"the outputs of the unquantized model hold NaN or infinity on batch {at} of the calibration, so "
+                    "they cannot show what a weight costs. Give other batches, a model in bfloat16 or float32, or "
+                    "cost='output', which looks at the outputs of each weight"
                 )
 
     def __call__(self, targets: Sequence[Target], q: QTensor) -> float:

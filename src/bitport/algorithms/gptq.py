@@ -44,7 +44,9 @@ class GPTQ:
     needs_inputs: ClassVar[bool] = True
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
-        return None if kind in KINDS else f"gptq needs a product, not the weight of a module of kind {kind}"
+        return (
+            None if kind in KINDS else f"gptq is for the weights of products, not for those of modules of kind {kind}"
+        )
 
     def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None) -> Quantized:
         assert inputs is not None

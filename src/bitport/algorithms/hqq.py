@@ -22,7 +22,7 @@ class HQQ:
     needs_inputs: ClassVar[bool] = False
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
-        return "hqq fits scales, those of this format are powers of two" if fmt.scale == "e8m0" else None
+        return "hqq fits scales, but those of this format are powers of two" if fmt.scale == "e8m0" else None
 
     def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None = None) -> Quantized:
         scale, zero, scale2 = solve(w, fmt, self.steps, self.p)

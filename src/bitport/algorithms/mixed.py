@@ -139,11 +139,11 @@ def _size(model: nn.Module, target: Target, scheme: Scheme) -> int:
 def _budget(weights: int, bits: float | None, nbytes: int | None) -> int:
     """Bytes for so many weights."""
     if (bits is None) == (nbytes is None):
-        raise ArgumentError(f"give the size as bits= or as nbytes=, one of them, not bits={bits}, nbytes={nbytes}")
+        raise ArgumentError(f"give the size as either bits= or nbytes=, not bits={bits}, nbytes={nbytes}")
     if nbytes is not None:
         return nbytes
     if bits is None or not 0 < bits < math.inf:
-        raise ArgumentError(f"bits= is how many a weight may take, a number above 0, not {bits}")
+        raise ArgumentError(f"bits= is how many bits a weight may take on average, a number above 0, not {bits}")
     return int(bits * weights / 8)
 
 
@@ -164,10 +164,10 @@ def costs(
     if cost not in COSTS:
         raise ArgumentError(f"unknown cost {cost!r}; known: {', '.join(COSTS)}")
     if sample < 1:
-        raise ArgumentError(f"sample={sample}: the predictions of at least one batch must be looked at")
+        raise ArgumentError(f"sample={sample}: the predictions of at least one batch must be compared")
     targets, batches = _chosen_for(model, schemes[0], rules), batches_of(model, calibrate)
     if not batches:
-        raise ArgumentError("the cost of bits is measured on data, and calibrate holds no batch")
+        raise ArgumentError("the cost of bits is measured on data, but calibrate holds no batch")
     tied = _grouped(targets, lambda target: target.storage)
     every = [names[0] for names in tied.values()]
     distance = Distance(model, batches[:sample]) if cost == "kl" else None
@@ -192,8 +192,8 @@ def costs(
     alike = _grouped(every, lambda target: _label(tied[target.storage], together)).values()
     if unknown := [group[0].name for group in alike if silent.issuperset(each.storage for each in group)]:
         raise ArgumentError(
-            f"the data tell nothing of {', '.join(unknown)}: the outputs stay, whatever it is rounded to. Give batches "
-            f"that reach every weight, or rules that fit these"
+            f"the data say nothing about {', '.join(unknown)}: the outputs stay the same, whatever these are rounded "
+            "to. Give batches that reach every weight, or rules for these"
         )
     groups = (tuple(itertools.chain(*(tied[target.storage] for target in group))) for group in alike)
     sums = (_summed([found[target.storage] for target in group]) for group in alike)

@@ -50,7 +50,9 @@ class Stream:
                     param.data.copy_(rotation.apply(param.data))
             if not whole.keeps_output(whole.run()):
                 mean = any(isinstance(module, nn.LayerNorm) for module in model.modules())
-                return "a LayerNorm takes off the mean, which no rotation keeps" if mean else "the output would change"
+                return (
+                    "a LayerNorm subtracts the mean, which no rotation preserves" if mean else "the output would change"
+                )
             keep()
         return None
 
@@ -79,4 +81,4 @@ def find_stream(whole: Trial, pairs: Sequence[tuple[str, Pair]]) -> Stream | str
         if name not in fed and weight.shape[out] == size:
             writers[name] = out
     folded = tuple((block, pair) for block, pair in norms if pair.count == size)
-    return Stream(size, folded, readers, writers) if folded else "no norm that feeds weights alone was found"
+    return Stream(size, folded, readers, writers) if folded else "no norm was found that feeds only weights"

@@ -32,7 +32,7 @@ class SignRound:
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
         if kind not in KINDS:
-            return f"signround needs a product, not the weight of a module of kind {kind}"
+            return f"signround is for the weights of products, not for those of modules of kind {kind}"
         return self.start.refuses(fmt, kind)
 
     def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None) -> Quantized:

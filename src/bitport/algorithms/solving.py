@@ -75,7 +75,7 @@ class Solving:
             model.to(self.device)
         batches = batches_of(model, calibrate) if self.runs and calibrate is not None else []
         if self.runs and not batches:
-            raise ArgumentError(f"{by.name} looks at the inputs of layers, and calibrate holds no batch")
+            raise ArgumentError(f"{by.name} looks at the inputs of layers, but calibrate holds no batch")
         prepared = Preparation(model, by, [*self.targets.values()], self.chosen)
         if self.runs:
             before = by_storage(self.targets.values())

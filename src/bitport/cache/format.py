@@ -38,12 +38,15 @@ class CacheFormat:
         for name, fmt in (("keys", self.keys), ("values", self.values)):
             if fmt.block[0] == 0:
                 raise SchemeError(
-                    f"{name} of a cache grow: one scale for all tokens cannot, give it one per token or -g<N>"
+                    f"{name} of a cache grow, so one scale cannot serve all tokens: give each token its own, or use "
+                    "-g<N>"
                 )
             if fmt.global_scale:
-                raise SchemeError(f"{name} of a cache grow: a scale over all tokens cannot; take a format without one")
+                raise SchemeError(
+                    f"{name} of a cache grow, so a global scale cannot serve all tokens: take a format without one"
+                )
         if self.first < 0 or self.last < 0:
-            raise SchemeError(f"first={self.first}, last={self.last}: a number of tokens is not negative")
+            raise SchemeError(f"first={self.first}, last={self.last}: a number of tokens cannot be negative")
 
     @property
     def block(self) -> int:
@@ -80,8 +83,8 @@ def _weight_only(scheme: str) -> Format:
     found = preset(scheme)
     if found.act:
         raise SchemeError(
-            f"{scheme} rounds the inputs of products, and a cache has none; take a weight-only scheme, as fp8-wo, "
-            f"mxfp4-wo or int8"
+            f"{scheme} rounds the inputs of products, which a cache does not have; take a weight-only scheme, such as "
+            "fp8-wo, mxfp4-wo or int8"
         )
     return found.weight
 

@@ -211,8 +211,8 @@ class KeyValueStore:
     def _check(self, keys: Tensor, values: Tensor) -> None:
         if keys.dtype not in FLOATS or keys.dim() != 4 or not keys.shape[0] * keys.shape[1] * keys.shape[3]:
             raise ArgumentError(
-                f"keys must be float32, bfloat16 or float16 [batch, heads, tokens, width], none of them 0 but tokens, "
-                f"not {keys.dtype} {[*keys.shape]}"
+                "keys must be float32, bfloat16 or float16 [batch, heads, tokens, width], of which only tokens may be "
+                f"0, not {keys.dtype} {[*keys.shape]}"
             )
         alike = values.dtype == keys.dtype and values.device == keys.device
         if values.dim() != 4 or values.shape[:3] != keys.shape[:3] or not values.shape[3] or not alike:
@@ -225,6 +225,6 @@ class KeyValueStore:
             shape = (*held.shape[:2], new.shape[2], held.shape[3])
             if new.shape != shape or new.dtype != held.dtype or new.device != held.device:
                 raise ArgumentError(
-                    f"{name} must be {held.dtype} {[*shape]} on {held.device} as those before them, "
-                    f"not {new.dtype} {[*new.shape]} on {new.device}"
+                    f"{name} must be {held.dtype} {[*shape]} on {held.device} like those before them, not {new.dtype} "
+                    f"{[*new.shape]} on {new.device}"
                 )

@@ -97,7 +97,7 @@ def no_autocast() -> Iterator[None]:
 def each_batch(calibrate: Iterable[Any]) -> Iterator[Any]:
     """Mappings of every kind as dicts, of which the leaves are known."""
     if isinstance(calibrate, (str, Tensor, Mapping)):
-        raise ArgumentError(f"calibrate is one {type(calibrate).__name__}, not batches: give a list of batches")
+        raise ArgumentError(f"calibrate is a single {type(calibrate).__name__}: give a list of batches")
     return (dict(batch) if isinstance(batch, Mapping) else batch for batch in calibrate)
 
 

@@ -200,7 +200,7 @@ class Walk:
             if not self.place.must_stream:
                 raise
             raise ArgumentError(
-                f"{type(self.model).__name__} uses the output of more than its last block: load it whole"
+                f"{type(self.model).__name__} uses the outputs of more blocks than its last: load the whole model"
             ) from error
 
     def _rest(self, runs: bool) -> Measured:

@@ -50,8 +50,8 @@ class Present(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name not in SHOWN and any(map(_is_absent, tree_leaves((args, kwargs or {})))):
             raise ArgumentError(
-                f"{self.model} cannot be calibrated block by block: outside of a block it uses weights of that block, "
-                f"or their device (in {name}). Load it whole"
+                f"{self.model} cannot be calibrated block by block: outside a block it uses the weights of that block, "
+                f"or their device (in {name}). Load the whole model"
             )
         return func(*args, **(kwargs or {}))
 

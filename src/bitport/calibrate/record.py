@@ -53,7 +53,7 @@ def recorded(
 ) -> Record:
     """The calls of ``blocks``; where the model does something between these, the true inputs of those of ``own``, from
     a run of the whole model as it is."""
-    reason = "it has no blocks, which are the children of its ModuleLists and Sequentials"
+    reason = "it has no blocks (children of a ModuleList or a Sequential)"
     if blocks:
         try:
             record = _run_through(model, blocks, batches, store, place, stand_ins=True)
@@ -63,7 +63,9 @@ def recorded(
         except Between:
             reason = "it does something with the output of a block before the next one gets it"
     if place.must_stream:
-        raise ArgumentError(f"{type(model).__name__} cannot be calibrated block by block: {reason}. Load it whole")
+        raise ArgumentError(
+            f"{type(model).__name__} cannot be calibrated block by block: {reason}. Load the whole model"
+        )
     return _run_through(model, own, batches, store, place, stand_ins=False)
 
 

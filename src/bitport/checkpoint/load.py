@@ -56,8 +56,8 @@ def load(
     plugins.load()
     if not callable(model):
         raise ArgumentError(
-            f"load takes a module or a function that returns one, and then the directory of its checkpoint, not a "
-            f"{type(model).__name__} first"
+            "load takes a module or a function that returns one, and then the directory of its checkpoint: the first "
+            f"argument cannot be a {type(model).__name__}"
         )
     if device is not None:
         check_present(device)

@@ -182,7 +182,7 @@ def _resumable(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"{folder} cannot be written: {error}. What finished steps wrote stays: make room, and resume"
+            f"{folder} cannot be written: {error}. What finished steps wrote is kept: free some space, then resume"
         ) from error
 
 
@@ -257,9 +257,10 @@ def _read(path: Path, expected: Fingerprint) -> dict[str, Any]:
         found = state["fingerprint"]
         other = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error!r}); begin anew with --overwrite") from error
+        raise CheckpointError(f"{path} is damaged ({error!r}); start again with --overwrite") from error
     if other:
         raise ArgumentError(
-            f"{path.parent} was begun with another {', '.join(sorted(other))}: give the same, or --overwrite it"
+            f"{path.parent} was begun with another {', '.join(sorted(other))}: give the same again, or start again "
+            "with --overwrite"
         )
     return state

@@ -68,7 +68,7 @@ class _Parser:
         keys = ("format", "version", "bitport", "schemes", "shards", "tied", "tensors", "crc32")
         self.keys(root, "the manifest", keys)
         if root.pop("crc32") != checksum(root):
-            self.fail("its checksum is not that of its content: it was damaged or edited")
+            self.fail("its checksum does not match its content: it was damaged or edited")
         described, files, every = (self.object(root[key], f"'{key}'") for key in ("schemes", "shards", "tensors"))
         schemes = {key: self.scheme(value, key) for key, value in described.items()}
         shards = {self.shard_name(key): self.count(value, key) for key, value in files.items()}
@@ -146,7 +146,9 @@ class _Parser:
 
     def shard_name(self, name: str) -> str:
         if not SHARD_NAME.fullmatch(name) or ".." in name:
-            self.fail(f"{reprlib.repr(name)} cannot be the name of a shard: a plain file name, *.safetensors, is")
+            self.fail(
+                f"{reprlib.repr(name)} cannot be the name of a shard, which must be a plain file name, *.safetensors"
+            )
         return name
 
     def dtype(self, value: Any, where: str) -> torch.dtype:
@@ -159,7 +161,7 @@ class _Parser:
             self.fail(f"{where}: 'shape' must be a list of at most 16 sizes, not {reprlib.repr(value)}")
         shape = tuple(self.count(size, f"{where}: 'shape'") for size in value)
         if not countable(shape):
-            self.fail(f"{where}: 'shape' is that of 2^63 elements or more: {value}")
+            self.fail(f"{where}: 'shape' has 2^63 elements or more: {value}")
         return shape
 
     def count(self, value: Any, where: str) -> int:

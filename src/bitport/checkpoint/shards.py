@@ -87,7 +87,7 @@ class Shards:
     def _check(self, reader: SafetensorsReader, size: int, entries: Iterable[Entry]) -> None:
         if reader.size != size:
             raise CheckpointError(
-                f"{reader.path} has {reader.size} bytes, the manifest says {size}: it was cut or changed. {AGAIN}"
+                f"{reader.path} has {reader.size} bytes, the manifest says {size}: it was truncated or changed. {AGAIN}"
             )
         for entry in entries:
             for name, part in entry.parts.items():

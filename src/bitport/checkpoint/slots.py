@@ -64,9 +64,9 @@ def slots(model: nn.Module) -> Iterator[Slot]:
 def _check(name: str, tensor: Tensor) -> None:
     if is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, QTensor):
         raise ArgumentError(
-            f"{name} is a {type(tensor).__name__}; a checkpoint holds dense and quantized tensors, and would put "
-            f"them in its place. What bitport.train prepared goes on from its state_dict(); to save it, "
-            f"convert_(model) or release_(model), and load before prepare_(model)"
+            f"{name} is a {type(tensor).__name__}; a checkpoint holds dense and quantized tensors, and would replace "
+            "it by one. Resume what bitport.train prepared from its state_dict(); to save it, first convert_(model) "
+            "or release_(model), and load before prepare_(model)"
         )
 
 

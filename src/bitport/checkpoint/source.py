@@ -52,7 +52,7 @@ MLX = "quantization"
 """Where config.json says it of MLX, which names no method."""
 TOKEN_EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|tok_embeddings|word_embeddings|embed_in|shared)\.weight")
 HEAD = "lm_head.weight"
-FETCH = "a model of the hub comes to this machine by: hf download NAME --local-dir DIR"
+FETCH = "download a model of the hub with: hf download NAME --local-dir DIR"
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -109,7 +109,7 @@ class Source:
         if self.quantization is not None and not quantized:
             raise CheckpointError(
                 f"{self.path} is quantized already ({self.quantization.get('quant_method')}); give the original model, "
-                f"or bring this one as it is: bitport convert"
+                "or convert this one as it is: bitport convert"
             )
 
     @functools.cached_property
@@ -238,7 +238,7 @@ class Source:
         if (said := self.weight_map.get(name)) not in held:
             raise CheckpointError(
                 f"{name} is in {' and in '.join(held)} of {self.path}, and 'weight_map' of its index names "
-                f"{said or 'no file'} for it: have it name the one that counts"
+                f"{said or 'no file'} for it: make it name the right one"
             )
         return held[said]
 
@@ -309,7 +309,7 @@ def check_others(path: Path) -> None:
     for relative in others(path):
         inside(path, str(relative))
     if path.is_dir() and (path / FOLDER).is_dir():
-        warnings.warn(f"{path / FOLDER} is not carried over: bitport has what is unfinished there", stacklevel=3)
+        warnings.warn(f"{path / FOLDER} is not carried over: bitport keeps unfinished work there", stacklevel=3)
 
 
 def carried(
@@ -379,6 +379,6 @@ def _about_pickles(paths: list[Path]) -> str:
     if not any(path.suffix in PICKLES for path in paths):
         return "Give a Hugging Face directory or a .safetensors file"
     return (
-        f"{shortened(path.name for path in paths)} is a pickle, which can run any code when it is read: bitport does "
-        f"not. Convert it with safetensors first (transformers: save_pretrained)"
+        f"{shortened(path.name for path in paths)} is a pickle, which can run any code when it is read, so bitport "
+        "does not read it. Convert it with safetensors first (transformers: save_pretrained)"
     )

@@ -83,7 +83,9 @@ class Writer:
     def tie(self, alias: str, name: str) -> None:
         """Make ``alias`` another name of the tensor ``name``."""
         if name not in self.entries or alias in self.entries or alias in self.tied:
-            raise ArgumentError(f"{alias!r} cannot be tied to {name!r}: the first must be new, the second be there")
+            raise ArgumentError(
+                f"{alias!r} cannot be tied to {name!r}: the first must be a new name, the second that of a tensor"
+            )
         self.tied[alias] = name
 
     def carry(self, relative: Path, content: Path | str) -> None:
@@ -112,7 +114,7 @@ class Writer:
             with turn(self.directory):
                 for name, size in self.shards.items():
                     if os.path.getsize(self.directory / name) != size:
-                        raise OSError(f"{name} was changed by somebody else meanwhile")
+                        raise OSError(f"{name} was changed by another process in the meantime")
                 for copy, path in self.carried.items():
                     path.parent.mkdir(parents=True, exist_ok=True)
                     os.replace(copy, path)
@@ -167,8 +169,8 @@ class Writer:
             self.abandon()
             there = "The new one is complete" if self._committed() else "What was there before is untouched"
             raise CheckpointError(
-                f"writing the checkpoint {self.directory} failed: {error}. {there}; make room or choose another "
-                f"directory, and save again"
+                f"writing the checkpoint {self.directory} failed: {error}. {there}; free some space or choose another "
+                "directory, and save again"
             ) from error
 
 

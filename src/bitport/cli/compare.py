@@ -21,8 +21,8 @@ def add_parser(verbs: Any) -> None:
         "compare",
         run,
         "Compare models with the first. Sizes, perplexity, and how far the predictions are from those of the first "
-        "model, the original: KL divergence (mean and 99th percentile) and how often both hold the same token for the "
-        "most likely. One model is in memory at a time.",
+        "model, the original: KL divergence (mean and 99th percentile) and how often both find the same token most "
+        "likely. One model is in memory at a time.",
         "llama llama-int8 llama-int4 --text wiki.txt",
         "llama llama-int4 llama-int3 --text wiki.txt --max-tokens 16384 --speed 64 --layers --report compare.html",
     )
@@ -36,7 +36,7 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     check_reports(args)
     if args.kv_cache and args.speed:
-        raise ArgumentError("--kv-cache acts on the reading of the text, not on --speed: give one of them")
+        raise ArgumentError("--kv-cache applies to reading the text, not to --speed: give only one of them")
     text, how = read_text(args.text), how_of(args, args.speed or 0)
     rows = list(evaluate_directories(args.directories, text, how, layers=args.layers, tell=tell))
     data = [as_data(row) for row in rows]

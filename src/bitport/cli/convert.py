@@ -21,8 +21,8 @@ def add_parser(verbs: Any) -> None:
         "convert",
         run,
         "Bring a quantized model from one format to another. Every code, scale and zero point stays the number it is, "
-        "unless --scales rounds it; what a format cannot hold is an error. Read are bitport's checkpoints, GGUF files, "
-        f"and Hugging Face directories with the quant_method {', '.join(READERS)}; see docs/interop.md.",
+        "unless --scales rounds it; what a format cannot hold is an error. It reads bitport's checkpoints, GGUF "
+        f"files, and Hugging Face directories with the quant_method {', '.join(READERS)}; see docs/interop.md.",
         "llama-gptq -o llama-bitport",
         "llama-Q4_K_M.gguf -o llama-bitport",
         "llama-Q4_K_M.gguf --scales float16 -o llama-smaller",
@@ -60,7 +60,10 @@ def add_parser(verbs: Any) -> None:
         "what some formats ask for (default: every number stays)",
     )
     verb.add_argument(
-        "--shard-size", type=nbytes, default="4GB", help="of a file of weights, at most; GGUF is one (default: 4GB)"
+        "--shard-size",
+        type=nbytes,
+        default="4GB",
+        help="largest size of a file of weights; GGUF is always one file (default: 4GB)",
     )
     verb.add_argument("--overwrite", action="store_true", help="replace the model that is there")
 

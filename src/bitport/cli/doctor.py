@@ -101,7 +101,7 @@ def _kernels(rows: list[dict[str, Any]], types: list[str]) -> list[str]:
         by_op.setdefault(row["op"], {})[row["device"]] = row["kernels"]
     shown = table(("op", *types), [(op, *(", ".join(found[kind]) for kind in types)) for op, found in by_op.items()])
     slow = [kind for kind in types if all(len(found[kind]) == 1 for found in by_op.values())]
-    notes = [f"{kind} has no kernels of its own: every op is right there, but not fast" for kind in slow]
+    notes = [f"{kind} has no kernels of its own: every op is computed correctly, but not fast" for kind in slow]
     return [*shown.splitlines(), *notes]
 
 

@@ -25,8 +25,8 @@ def add_parser(verbs: Any) -> None:
         "eval",
         run,
         "Measure how good a model is. Perplexity on a text; with --against, the KL divergence of its predictions from "
-        "those of the original, how often both hold the same token for the most likely, and the error of every layer; "
-        "with --tasks, the scores of lm-evaluation-harness. One model is in memory at a time.",
+        "those of the original, how often both find the same token most likely, and the error of every layer; with "
+        "--tasks, the scores of lm-evaluation-harness. One model is in memory at a time.",
         "llama-int4 --text wiki.txt",
         "llama-int4 --against llama --text wiki.txt --max-tokens 16384 --report quality.html",
         "llama-int4 --against llama --tasks arc_easy,hellaswag --limit 200",
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.text is None and not args.tasks:
         raise ArgumentError("say what to measure: --text FILE for perplexity, --tasks NAMES for tasks, or both")
     if args.kv_cache and (args.text is None or args.tasks):
-        raise ArgumentError("--kv-cache acts on the reading of a text: give it with --text FILE and without --tasks")
+        raise ArgumentError("--kv-cache applies to reading a text: give it with --text FILE and without --tasks")
     check_reports(args)
     if args.tasks:
         check_installed()

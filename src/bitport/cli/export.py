@@ -42,7 +42,7 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument(
         "--capacity",
         type=count,
-        help="positions of the cache (default: what the model knows, at most 2048); ONNX models have no limit",
+        help="positions of the cache (default: as many as the model supports, at most 2048); ONNX models have no limit",
     )
     verb.add_argument(
         "--level", choices=LEVELS, help="instruction set to compile a package for (default: that of this machine)"
@@ -51,7 +51,7 @@ def add_parser(verbs: Any) -> None:
         "--dtype", choices=DTYPES, help="dtype to compute in (default: that of the files; float32 in other runtimes)"
     )
     verb.add_argument(
-        "--standard", action="store_true", help="in an ONNX model standard operators alone, for other runtimes"
+        "--standard", action="store_true", help="use only standard operators in an ONNX model, for other runtimes"
     )
     verb.add_argument("--overwrite", action="store_true", help="replace the output file, and that of --weights")
 

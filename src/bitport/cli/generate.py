@@ -21,7 +21,7 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "generate",
         run,
-        "Let a model go on with a text. The most likely token is taken each time, or one is drawn (--temperature).",
+        "Have a model continue a text. The most likely token is taken each time, or one is drawn (--temperature).",
         'llama-int4 --prompt "Once upon a time"',
         'llama-int4 --prompt "Once upon a time" --temperature 0.8 --seed 1',
         'llama-int4 --prompt "Once upon a time" --kv-cache int8',
@@ -30,7 +30,7 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument("--prompt", required=True, help="the text to go on with")
     verb.add_argument("--max-new-tokens", type=count, default=64, help="tokens to write at most (default: 64)")
     verb.add_argument("--temperature", type=float, default=0.0, help="0 (default): the most likely token each time")
-    verb.add_argument("--seed", type=seed, default=0, help="of the draws, with a temperature (default: 0)")
+    verb.add_argument("--seed", type=seed, default=0, help="seed of the draws, with --temperature (default: 0)")
     add_cache(verb)
     add_device(verb)
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     inputs = tokenizer(args.prompt, return_tensors="pt").to(model.device)
     length = inputs.input_ids.shape[1]
     if not length:
-        raise ArgumentError("the prompt has no tokens; give a text to go on with")
+        raise ArgumentError("the prompt has no tokens; give a text to continue")
     check_ids(model, [inputs.input_ids])
     check_positions(model, length, args.max_new_tokens)
     cache = {}
@@ -80,7 +80,7 @@ def check_positions(model: Any, prompt: int, new: int) -> None:
         advice = f"--max-new-tokens {known + 1 - prompt}" if prompt <= known else "a shorter prompt"
         raise ArgumentError(
             f"{prompt} tokens of the prompt and {new} new ones are more than the {known} positions that the model "
-            f"knows; give {advice}"
+            f"supports; give {advice}"
         )
 
 

@@ -77,9 +77,9 @@ def add_parser(verbs: Any) -> None:
         default="rtn",
         metavar="NAME[+NAME..]",
         help="how codes and scales are chosen: to nearest (rtn, the default), in the best of several ranges (clip), by "
-        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq; signround goes on "
-        "from there, and takes longer). "
-        f"Before it may stand what changes the model around its weights: {', '.join(TRANSFORMS)}, as in awq+gptq",
+        "a norm that forgives outliers (hqq), or so that outputs on --data stay close (gptq; signround improves on "
+        "that, and takes longer). Before it may stand what changes the model around its weights: "
+        f"{', '.join(TRANSFORMS)}, as in awq+gptq",
     )
     streamed.add_arguments(verb)
     verb.add_argument("-o", "--output", type=location, help="the directory to write")
@@ -112,7 +112,7 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     if not args.dry_run:
         _check_output(args)
     if auto != (args.bits is not None):
-        raise RecipeError("--scheme auto and --bits belong together: how many bits a weight may take on average")
+        raise RecipeError("--scheme auto and --bits belong together: the bits that a weight may take on average")
     if auto and (args.dry_run or args.recipe):
         raise ArgumentError("--scheme auto measures the model: give no --recipe and no --dry-run")
     by = algorithm(args.algorithm)
@@ -128,8 +128,8 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
         )
     if processes.world > 1 and (auto or args.in_memory or not runs):
         raise ArgumentError(
-            f"{processes.world} processes share the batches that a model runs on from its files, as for gptq; start "
-            f"one for anything else"
+            f"several processes ({processes.world}) share the batches on which a model is run from its files, as for "
+            "gptq; start only one for anything else"
         )
     if recipe is None or args.in_memory:
         report = in_memory(args, recipe, dtype, runs)
@@ -138,12 +138,12 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     else:
         Source(args.source)  # what is wrong with the files is no note
         model, notes = named(args.source)
-        notes += ["what each weight is was told from its name"] if notes else []
+        notes += ["what each weight is was guessed from its name"] if notes else []
         advice = "--in-memory quantizes the model in the form it has"
         if part:
             advice = f"{part}.from_pretrained(.., quantization_config=BitportConfig(..)) quantizes the form it has"
             if model is None:
-                notes.append("what this model keeps in float32 is not known, and quantized")
+                notes.append("what this model keeps in float32 is not known, so that is quantized too")
             else:
                 recipe = spared(recipe, model, find_targets(model))
         notes += naming_notes(

@@ -43,22 +43,24 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "these or of .parquet or .arrow files, or token ids in a .safetensors or .npy file (default: text that the "
         "model writes itself)",
     )
-    verb.add_argument("--data-tokens", type=count, help=f"take at most so many of them (default: {TOKENS})")
+    verb.add_argument("--data-tokens", type=count, help=f"use at most this many of them (default: {TOKENS})")
     verb.add_argument(
-        "--data-seed", type=seed, help="take them from all over the data, by this seed (default: the first)"
+        "--data-seed", type=seed, help="take them at random from all the data, with this seed (default: the first ones)"
     )
     verb.add_argument(
         "--activations",
         choices=KEEP,
-        help=f"where what goes from block to block waits (default: {KEEP[0]})",
+        help=f"where activations are kept between blocks (default: {KEEP[0]})",
     )
     verb.add_argument(
         "--memory-limit",
         type=nbytes,
         metavar="SIZE",
-        help="refuse to begin what would take more memory, such as 4GiB (default: what the machine allows)",
+        help="refuse to start what would take more memory than this, such as 4GiB (default: what the machine allows)",
     )
-    verb.add_argument("--resume", action="store_true", help="go on with what an interrupted run has left in the output")
+    verb.add_argument(
+        "--resume", action="store_true", help="continue the interrupted run whose work lies in the output"
+    )
 
 
 def check_options(args: argparse.Namespace, by: Algorithm, *, runs: bool, in_memory: bool) -> None:
@@ -70,7 +72,7 @@ def check_options(args: argparse.Namespace, by: Algorithm, *, runs: bool, in_mem
         )
     if in_memory and (given := _given(args, FROM_FILES)):
         why = "--scheme auto" if args.scheme == "auto" else "--in-memory"
-        raise ArgumentError(f"{given}: not with {why}, by which the whole model is in memory from beginning to end")
+        raise ArgumentError(f"{given}: not with {why}, which keeps the whole model in memory from beginning to end")
     args.data_tokens = args.data_tokens or TOKENS
     args.activations = args.activations or KEEP[0]
 

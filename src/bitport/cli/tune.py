@@ -14,9 +14,9 @@ def add_parser(verbs: Any) -> None:
         verbs,
         "tune",
         run,
-        "Measure which kernels are the fastest on this machine. Takes a minute; do it while nothing else runs. What is "
-        "found is kept in the user's cache folder (BITPORT_CACHE names another) and chosen by from then on; explain "
-        "says where it decides.",
+        "Measure which kernels are the fastest on this machine. Takes a minute; do it while nothing else runs. The "
+        "result is kept in the user's cache folder (BITPORT_CACHE names another) and used from then on; explain shows "
+        "where it decides.",
         "",
         "--json",
     )

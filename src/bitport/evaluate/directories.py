@@ -102,7 +102,9 @@ def evaluate_directories(
             tell(f"evaluating {directory}")
             model, own = _loaded(directory, text, how)
             if tokens is not None and not torch.equal(own, tokens):
-                raise ArgumentError(f"{directory} and {directories[0]} read the text as other tokens: not comparable")
+                raise ArgumentError(
+                    f"{directory} and {directories[0]} split the text into different tokens, so they cannot be compared"
+                )
             tokens = own
             if at == 0 and len(directories) > 1:
                 scored = scored_tokens(len(tokens), how.window, how.stride)
@@ -146,7 +148,7 @@ def _loaded(directory: str | Path, text: str, how: How) -> tuple[Any, Tensor]:
     positions = getattr(model.config, "max_position_embeddings", how.window)
     if how.window > positions:
         raise ArgumentError(
-            f"{directory} knows {positions} positions; --window {how.window} is more, give at most that"
+            f"{directory} supports {positions} positions: give a --window of at most that, not {how.window}"
         )
     tokens = token_ids(load_tokenizer(directory), text)[: how.max_tokens]
     check_ids(model, [tokens])

@@ -25,7 +25,7 @@ class LogitsFile(contextlib.AbstractContextManager["LogitsFile"]):
     def __init__(self, rows: int, folder: Path | None = None) -> None:
         self.folder = Path(folder or tempfile.gettempdir())
         if not self.folder.is_dir():
-            raise ArgumentError(f"{self.folder} is no folder; name one that is there for the logits of the original")
+            raise ArgumentError(f"{self.folder} is not a folder; name an existing one for the logits of the original")
         self.rows = rows
         self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  (closed on exit)
         self._parts: list[tuple[torch.Size, torch.dtype]] = []

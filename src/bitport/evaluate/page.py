@@ -17,7 +17,7 @@ from bitport.report.text import size
 
 KL_NOTE = (
     "KL: how far the predictions of the next token are from the original's, in nats per token; 0 is no difference. "
-    "Top-1: how often both hold the same token for the most likely."
+    "Top-1: how often both find the same token most likely."
 )
 
 CHART_NOTE = "Further down is closer to the original, further left is smaller."

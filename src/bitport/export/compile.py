@@ -62,7 +62,7 @@ def exported(method: Method) -> torch.export.ExportedProgram:
     program = _traced(method.module, method)
     if any(map(_drops, program.graph.nodes)):
         raise ExportError(
-            "the model is in training, and the program would drop numbers by chance: call its eval() first"
+            "the model is in training mode, so the program would drop numbers at random: call its eval() first"
         )
     if has_pieces(program):
         graph = program.module(check_guards=False)
@@ -143,7 +143,7 @@ def check_compiler() -> None:
     if not hasattr(torch._inductor.config.cpp, "march"):
         raise ExportError(
             f"a program is compiled for a level of instructions, which the inductor of PyTorch {torch.__version__} "
-            f"cannot be told: that of 2.13 can. The model runs as it is, and with torch.compile"
+            "cannot be told: PyTorch 2.13 is needed. Without a package the model runs, with torch.compile too"
         )
     if not shutil.which(os.environ.get("CXX", "g++")):
         raise ExportError("compiling a program needs a C++ compiler: install g++, or name one in CXX")

@@ -88,7 +88,7 @@ def _check_example(name: str, method: dict[str, Any], archive: ArchiveReader) ->
     for key, allowed in method["example"]["atol"].items():
         kind, _, at = key.partition(".")
         if not at.isdecimal() or int(at) >= counts.get(kind, 0) or not isinstance(allowed, int | float):
-            raise ExportError(f"{name} has no {key} that may be {allowed!r} off")
+            raise ExportError(f"{name} has no {key} for which an error of {allowed!r} could be allowed")
 
 
 def _compare(data: bytes, wanted: dict[str, Any]) -> None:
@@ -110,7 +110,9 @@ def _check_header(path: Path, data: Tensor, wanted: dict[str, int]) -> None:
     """Whether the tensors lie where they did at export: constants are found by their place."""
     header = data[: wanted["size"]].numpy().tobytes()
     if (len(header), zlib.crc32(header)) != (wanted["size"], wanted["crc32"]):
-        raise ExportError(f"{path} holds other tensors, or elsewhere, than the package was exported with")
+        raise ExportError(
+            f"{path} holds other tensors than the package was exported with, or holds them in other places"
+        )
 
 
 def _constants(data: Tensor, listed: dict[str, Any]) -> dict[str, Tensor]:

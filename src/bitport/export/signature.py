@@ -41,7 +41,7 @@ def describe(name: str, method: Method, program: torch.export.ExportedProgram) -
         raise ExportError(
             f"{name} writes into its buffers ({', '.join(signature.buffers_to_mutate.values())}), which programs share "
             "and map from a file: take what changes, such as a cache, as an argument instead"
-            + (", and call eval() first, if these are the statistics of a training" if method.module.training else "")
+            + (", and call eval() first if these are statistics of training" if method.module.training else "")
         )
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs = list(signature.user_inputs)

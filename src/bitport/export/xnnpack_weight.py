@@ -48,7 +48,7 @@ def refusal(q: QTensor, op: str) -> str | None:
     if grouped and (matrix.dtype != "int4" or matrix.block_k % GROUP or matrix.k % matrix.block_k):
         return (
             f"XNNPACK takes groups for int4 alone, of a multiple of {GROUP} columns that divides k, not {matrix.dtype} "
-            f"in groups of {matrix.block_k}; whole rows (-channel) fit always"
+            f"in groups of {matrix.block_k}; whole rows (-channel) always fit"
         )
     scale = parts.scale.float()
     if not bool((scale.isfinite() & (scale >= torch.finfo(torch.float32).smallest_normal)).all()):

@@ -27,7 +27,7 @@ def cache_of(result: Any) -> Any:
     found = next((result[name] for name in NAMES if name in result), None)
     if found is None:
         raise ArgumentError(
-            f"the model gives back no cache of keys and values ({' or '.join(NAMES)}): a decoder is needed, which goes "
-            f"from token to token"
+            f"the model returns no cache of keys and values ({' or '.join(NAMES)}): it must be a decoder, which "
+            "generates token by token"
         )
     return found

@@ -160,8 +160,8 @@ def check_names(model: Any, path: Path, held: Manifest) -> None:
 def check_brought(work: Stored) -> None:
     if left := sorted(work.wanted.keys() - work.brought):
         raise ArgumentError(
-            f"diffusers passed over {len(left)} tensors of {work.path}: {shortened(left)}; load it without "
-            f"ignore_mismatched_sizes and offload_state_dict, which are for plain arrays"
+            f"diffusers skipped {len(left)} tensors of {work.path}: {shortened(left)}; load it without "
+            "ignore_mismatched_sizes and offload_state_dict, which are for plain arrays"
         )
 
 
@@ -179,8 +179,8 @@ def save_pretrained(
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ArgumentError(
             f"{type(model).__name__} has adapters ({', '.join(model.peft_config)}), which are not a part of a "
-            f"checkpoint: save_lora_adapter(directory) writes them, unload_lora() or the pipeline's "
-            f"unload_lora_weights() takes them off"
+            "checkpoint: save_lora_adapter(directory) writes them, unload_lora() or the pipeline's "
+            "unload_lora_weights() removes them"
         )
     given |= {"use_flashpack": use_flashpack, "safe_serialization": safe_serialization}
     pretrained.save_pretrained(model, save_directory, is_main_process, max_shard_size, variant, **given)

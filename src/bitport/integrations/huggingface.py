@@ -43,7 +43,7 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportEr
 SAFELY = {"local_files_only": True, "trust_remote_code": False}
 """Without the second, transformers asks whether to run the code that comes with a model."""
 CAUSAL = "AutoModelForCausalLM"
-OWN_MODEL = "build the model yourself, bitport.load puts the weights of a checkpoint into it"
+OWN_MODEL = "build the model yourself: bitport.load puts the weights of a checkpoint into it"
 OUR_WORDS = {
     "trust_remote_code": f"it comes with code of its own, which is never run; {OWN_MODEL}",
     "Unrecognized configuration class": f"it is no causal language model; {OWN_MODEL}",
@@ -230,7 +230,9 @@ def check_ids(model: Any, ids: Iterable[Tensor]) -> None:
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max((int(each.max()) for each in ids if each.numel()), default=0)
     if largest >= rows:
-        raise ArgumentError(f"there is a token {largest}, and the model has {rows}: are tokenizer and data its own?")
+        raise ArgumentError(
+            f"the data have a token {largest}, but the model has only {rows}: do tokenizer and data belong to it?"
+        )
 
 
 def own_text(model: Any, *, tokens: int, window: int, seed: int) -> list[Tensor]:

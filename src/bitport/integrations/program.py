@@ -82,7 +82,7 @@ def fits(model: Any, capacity: int | None) -> int:
     known = int(getattr(model.config, "max_position_embeddings", LONGEST))
     capacity = min(known, LONGEST) if capacity is None else capacity
     if not SAMPLE < capacity <= known:
-        raise ArgumentError(f"a cache of {capacity} positions: give {SAMPLE + 1} to {known}, which the model knows")
+        raise ArgumentError(f"a cache of {capacity} positions: give {SAMPLE + 1} to {known}, which the model supports")
     return capacity
 
 

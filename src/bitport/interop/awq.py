@@ -63,7 +63,7 @@ class Reader(codec.Reader):
         if self.version not in VERSIONS or backend == "llm-awq":
             raise CheckpointError(
                 f"AWQ in the version {backend if backend == 'llm-awq' else self.version!r}: {', '.join(VERSIONS)} are "
-                f"read; the others lie in the order of one kernel"
+                "read; the others are ordered for one kernel"
             )
 
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:

@@ -112,7 +112,7 @@ class Reader(codec.Reader):
         statistics = expect(tensors["SCB"], weight.parts["SCB"], FLOATS, (n,))
         said = tensors.get(FORMAT)
         if said is not None and (said.dtype != torch.uint8 or said.numel() != 1 or int(said) != 0):
-            raise CheckpointError(f"{weight.parts[FORMAT]} must be 0, for rows as they are: save it anew")
+            raise CheckpointError(f"{weight.parts[FORMAT]} must be 0, for rows as they are: save the model again")
         scale = statistics.to(torch.float32).reshape(n, 1) / 127
         parts = Quantized(from_signed(codes.contiguous()), scale)
         scheme = preset("int8" if self.outliers else "int8-dyn")
@@ -276,7 +276,7 @@ def _told(said: dict[str, Any], *keys: str) -> str:
 def _absmax(weight: Weight, tensors: dict[str, Tensor], count: int, state: State) -> Tensor:
     name = weight.parts["absmax"]
     if (state.nested is None) != ("nested_absmax" not in tensors):
-        raise CheckpointError(f"{weight.parts['state']} and the tensors of {name} disagree whether it is nested")
+        raise CheckpointError(f"{weight.parts['state']} and the tensors of {name} disagree about whether it is nested")
     if state.nested is None:
         return expect(tensors["absmax"], name, FLOATS, (count,))
     block, offset = state.nested

@@ -115,8 +115,8 @@ class Component:
             raise CheckpointError(f"it does not fit the {self.name} of the configuration. {'; '.join(said)}")
         if computed := [name for name, each in found.items() if each.runs is None]:
             raise CheckpointError(
-                f"diffusers computes {shortened(computed, 3)} from its numbers, or takes columns of them; rows can be "
-                f"brought alone. Quantize the model in the form of diffusers: bitport quantize"
+                f"diffusers computes {shortened(computed, 3)} from its numbers, or takes columns of them; only whole "
+                "rows can be carried over. Quantize the model in the form of diffusers: bitport quantize"
             )
 
 

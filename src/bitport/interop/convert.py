@@ -208,9 +208,11 @@ def _check_target(source: Path, target: Path, to: str, overwrite: bool) -> None:
         raise ArgumentError(f"{target} is a file; give a directory")
     here, there = source.resolve(), target.resolve()
     if there.is_relative_to(here) or here.is_relative_to(there):
-        raise ArgumentError(f"{target} and the source {source} lie in one another; choose another directory")
+        raise ArgumentError(f"one of {target} and the source {source} lies in the other; choose another directory")
     if (target / FOLDER).exists():
-        raise ArgumentError(f"{target / FOLDER} is there, from a run that ended early or goes on; remove it first")
+        raise ArgumentError(
+            f"{target / FOLDER} is there, from a run that ended early or is still going on; remove it first"
+        )
     ours, others = (target / MANIFEST).exists(), (target / "config.json").exists() and not (target / MANIFEST).exists()
     if (others if to == BITPORT else ours) or ((ours or others) and not overwrite):
         how = "remove it" if overwrite else "--overwrite replaces one of the same format"

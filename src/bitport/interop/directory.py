@@ -58,7 +58,7 @@ class Directory:
         shutil.rmtree(self.folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise CheckpointError(
-                f"writing {self.directory} failed: {error}; make room or choose another directory"
+                f"writing {self.directory} failed: {error}; free some space or choose another directory"
             ) from error
 
     def add(self, name: str, tensor: Tensor) -> None:

@@ -283,7 +283,7 @@ class Writer(codec.Writer):
                 f"{q.scheme} of {q.shape[1]} columns"
             )
         if q.shape[1] % its.group or q.shape[1] % q.scheme.weight.block_shape(*q.shape)[1]:
-            return f"MLX has whole groups, and {q.shape[1]} columns are none of {q.scheme}"
+            return f"MLX has whole groups, and {q.shape[1]} columns do not divide into those of {q.scheme}"
         if extra := codec.no_place(q, "MLX"):
             return extra
         return None

@@ -75,7 +75,7 @@ class Writer(codec.Writer):
         if extra := codec.no_place(q, "it"):
             return extra
         if q.shape[1] % FORMAT.block[1]:
-            return f"it has whole blocks of {FORMAT.block[1]} columns, and {q.shape[1]} are none"
+            return f"it has whole blocks of {FORMAT.block[1]} columns, and {q.shape[1]} do not divide into these"
         return None
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
@@ -85,5 +85,7 @@ class Writer(codec.Writer):
     def config(self, left: list[str]) -> dict[str, Any]:
         for module in {name.rpartition(".")[0] for name in self.written}:
             if lost := [each for each in BOTH if f"{module}.{each}" not in self.written]:
-                raise ArgumentError(f"{module}: {lost[0]} is not quantized; experts of mxfp4 are so as a whole")
+                raise ArgumentError(
+                    f"{module}: {lost[0]} is not quantized; in mxfp4 all experts of a module are quantized, or none"
+                )
         return {"quant_method": self.name, "modules_to_not_convert": left}

@@ -66,8 +66,8 @@ ENDS = {
 """How the name of a weight's codes ends -> what all of its parts are called, and of which kinds it is."""
 INPUT, OUTPUT = "input_scale", "output_scale"
 OUTPUTS = (
-    "quanto rounds outputs of layers too (output_scale), and an input that comes so rounded not again; here inputs are "
-    "rounded, with input_scale, and outputs are not"
+    "quanto rounds outputs of layers too (output_scale), and does not round an input again that comes rounded; here "
+    "inputs are rounded, with input_scale, and outputs are not"
 )
 
 Parts = tuple[Quantized, Scheme, tuple[int, ...]]

@@ -60,7 +60,7 @@ class Narrowed:
             return [*self.files.notes, f"every scale is a {self.dtype} already, or has 8 bits: no number was changed"]
         worst = min(self.levels, key=self.levels.__getitem__)
         said = f"scales of {len(self.levels)} weights were rounded to {self.dtype}"
-        return [*self.files.notes, f"{said}: {self.levels[worst]:.1f} dB at the least, {worst}"]
+        return [*self.files.notes, f"{said}: {self.levels[worst]:.1f} dB at worst, for {worst}"]
 
     def _scheme(self, scheme: Scheme) -> Scheme:
         fmt = scheme.weight

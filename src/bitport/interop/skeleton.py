@@ -51,8 +51,8 @@ def shapes_of(config: Mapping[str, Any], tensors: int) -> dict[str, tuple[int, .
         transformers = importlib.import_module("transformers")
     except ModuleNotFoundError as error:
         raise BitportError(
-            f"the files do not hold the shapes of their weights; transformers knows them by config.json, and it "
-            f"is not installed: {INSTALL}"
+            "the files do not hold the shapes of their weights; transformers tells them from config.json, but is not "
+            f"installed: {INSTALL}"
         ) from error
     check_layers(config, tensors)
     kept = {key: value for key, value in config.items() if key not in LEFT_OUT}
@@ -66,8 +66,8 @@ def shapes_of(config: Mapping[str, Any], tensors: int) -> dict[str, tuple[int, .
         raise
     except (*UNREADABLE, bad_config) as error:
         raise CheckpointError(
-            f"the files do not hold the shapes of these weights, and transformers makes no causal language model of "
-            f"config.json, from which they would follow: {' '.join(str(error).split())}"
+            "the files do not hold the shapes of these weights, and transformers cannot make the causal language "
+            f"model of config.json, which has them: {' '.join(str(error).split())}"
         ) from error
 
 

@@ -159,8 +159,8 @@ class Foreign:
                 raise CheckpointError(f"{self.path}: {name} is {held.dtype}, and nothing says what its numbers mean")
             if module in quantized and not last.endswith("bias"):
                 raise CheckpointError(
-                    f"{self.path}: {name} lies beside a quantized weight, and is none of the parts that {self.format} "
-                    f"is read with: without it the weight may be another. Quantize the original model: bitport quantize"
+                    f"{self.path}: {name} lies beside a quantized weight, and is not one of the parts of {self.format} "
+                    "that are read: without it the numbers may be wrong. Quantize the original model: bitport quantize"
                 )
 
     def _dtype(self) -> torch.dtype:
@@ -216,7 +216,7 @@ def source_of(path: Path, config: Path | None = None) -> Readable:
             return comfy.Comfy(path, config)
         raise ArgumentError(
             f"--config is for diffusion models in GGUF, or as ComfyUI has them in one {comfy.SUFFIX} file, which have "
-            f"none; {path} is no such: leave it out"
+            f"none; {path} is not one: leave it out"
         )
     if ours:
         return Own(path)

@@ -75,11 +75,9 @@ LAYOUTS: dict[str, Layout] = {}
 def register_layout(layout: Layout) -> None:
     """Add a layout. Later ones are preferred to earlier ones on the devices that both name."""
     if missing := [name for name in WHOLE if not hasattr(layout, name)]:
-        raise LayoutError(
-            f"the layout {type(layout).__name__} lacks {', '.join(missing)}: bitport.layouts.Layout tells what"
-        )
+        raise LayoutError(f"the layout {type(layout).__name__} lacks {', '.join(missing)}: see bitport.layouts.Layout")
     if isinstance(layout.devices, str):
-        raise LayoutError(f"layout {layout.name!r}: devices is a tuple of names, ({layout.devices!r},), not a text")
+        raise LayoutError(f"layout {layout.name!r}: devices is a tuple of names, ({layout.devices!r},), not a string")
     if numbered := [device for device in layout.devices if ":" in device]:
         raise LayoutError(
             f"layout {layout.name!r}: devices are types, as {numbered[0].partition(':')[0]!r}, not {numbered[0]!r}"

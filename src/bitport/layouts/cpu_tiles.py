@@ -87,7 +87,7 @@ class CpuTiles:
 def refuses_matrix(matrix: Matrix) -> str | None:
     """Why no such matrix is held, whatever the dtypes of its parts."""
     if matrix.dtype not in NUMBER_TYPES:
-        return f"{matrix.dtype} is for states of optimizers, no product takes it"
+        return f"{matrix.dtype} is for states of optimizers; no product takes it"
     if matrix.block_k % UNIT and matrix.block_k < matrix.k:
         return f"a group must be a multiple of {UNIT} columns or the whole row, not {matrix.block_k} of {matrix.k}"
     return None if matrix.k and matrix.n else f"an empty matrix has no tiles: {matrix.n}x{matrix.k}"

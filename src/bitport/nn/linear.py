@@ -99,7 +99,9 @@ class QuantizedLinear(nn.Module):
             shift = (zero_point[:, None] if per_channel else zero_point.t()).float()
             zero = (number.midpoint + torch.where(shift == 0, 0, shift / scale.float())).to(scale.dtype)
             if not bool(zero.isfinite().all()):
-                raise ArgumentError("zero_point cannot be kept in units of codes where it is this large beside scaler")
+                raise ArgumentError(
+                    "zero_point cannot be kept in units of codes where it is this large compared with scaler"
+                )
         parts = Quantized(to_storage(codes.to(torch.uint8), number), scale, zero)
         scheme = dataclasses.replace(self.scheme, weight=dataclasses.replace(fmt, scale="input"))
         self._set(from_parts(parts, scheme, shape=(n, k), dtype=self.weight.dtype).to_device_layout())
@@ -116,7 +118,7 @@ def swap_linears_(model: nn.Module, recipe: RecipeLike) -> list[str]:
     """Replace each nn.Linear that ``recipe`` chooses by a QuantizedLinear, in place; the names of those replaced. One
     layer under two names stays one, and so does one weight in two layers."""
     if type(model) is nn.Linear:
-        raise ArgumentError("the model is the layer itself: make another of it by QuantizedLinear.from_linear(..)")
+        raise ArgumentError("the model is itself a linear layer: convert it with QuantizedLinear.from_linear(..)")
     targets = find_targets(model)
     plan = Recipe.of(recipe).resolve(targets)
     layers: dict[nn.Module, QuantizedLinear] = {}

@@ -60,7 +60,9 @@ def lie_transposed(shapes: Collection[tuple[int, ...]]) -> bool:
 
 def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"a model is a torch.nn.Module, not {type(model).__name__}; of a pipeline give its model")
+        raise ArgumentError(
+            f"a model is a torch.nn.Module, not {type(model).__name__}; of a pipeline, give the model in it"
+        )
 
 
 def find_targets(model: nn.Module) -> list[Target]:

@@ -94,7 +94,9 @@ def _with_rank(name: str, rank: int) -> Callable[..., Tensor]:
         if input.dim() != rank or mat2.dim() != rank:
             raise ArgumentError(f"{name} takes two {rank}-D tensors, not {[*input.shape]} and {[*mat2.shape]}")
         if input.shape[:-2] != mat2.shape[:-2]:
-            raise ArgumentError(f"{name} takes as many matrices on both sides, not {[*input.shape]}, {[*mat2.shape]}")
+            raise ArgumentError(
+                f"{name} takes the same number of matrices on both sides, not {[*input.shape]}, {[*mat2.shape]}"
+            )
         return matmul(input, mat2)
 
     product_of_rank.__qualname__ = name  # in what Python says of arguments that it does not take

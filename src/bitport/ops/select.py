@@ -228,7 +228,7 @@ def named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:
                 raise KernelError(f"kernel {kernel!r} was forced for {op} on {device}, but refuses this call: {reason}")
             return impl.run
     names = ", ".join([*(impl.name for impl in known), GENERIC])
-    own = f"; what {device} has at the dispatcher has no name, and runs where no kernel is forced"
+    own = f"; the kernel that {device} has at the dispatcher has no name, and runs where none is forced"
     hint = own if own_kernel(op, args[0].device) else ""
     raise KernelError(f"kernel {kernel!r} was forced for {op}, but {device} has only: {names}{hint}")
 
@@ -240,7 +240,7 @@ RAISED = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeE
 def _raised(impl: Impl, error: Exception) -> KernelError:
     return KernelError(
         f"{impl.op} on {impl.device}: supports of kernel {impl.name!r} has raised {type(error).__name__}: {error}; it "
-        "is to answer None where the kernel takes the call, and otherwise why not, in words"
+        "must return None where the kernel takes the call, and otherwise a text that says why not"
     )
 
 
@@ -253,8 +253,8 @@ def refusal(impl: Impl, *args: Any) -> str | None:
     if reason is None or (isinstance(reason, str) and reason):
         return reason
     raise KernelError(
-        f"{impl.op}: supports of kernel {impl.name!r} has answered {reason!r}, which counts as a refusal: it is to "
-        "answer None where the kernel takes the call, and otherwise why not, in words"
+        f"{impl.op}: supports of kernel {impl.name!r} has answered {reason!r}, which counts as a refusal: it must "
+        "return None where the kernel takes the call, and otherwise a text that says why not"
     )
 
 

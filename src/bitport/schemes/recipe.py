@@ -97,7 +97,7 @@ class Rule:
         if self.kinds is not None:
             object.__setattr__(self, "kinds", tuple(self.kinds))
             if not self.kinds:
-                raise RecipeError(f"rule {self.match!r}: kinds names none; leave it out for all, or name some")
+                raise RecipeError(f"rule {self.match!r}: kinds is empty; leave it out for all kinds, or name some")
             if unknown := set(self.kinds) - set(KINDS):
                 raise RecipeError(f"rule {self.match!r}: unknown kinds {sorted(unknown)}; known: {', '.join(KINDS)}")
         if self.match.startswith("re:"):
@@ -167,7 +167,7 @@ class Recipe:
         used = set(itertools.chain(*fitting))
         for at, rule in enumerate(self.rules):
             if at not in used:
-                what = f"{rule.scheme}, a scheme by its name," if _is_by_name(rule) else f"rule {rule.match!r}"
+                what = f"{rule.scheme}, a scheme given by name," if _is_by_name(rule) else f"rule {rule.match!r}"
                 raise RecipeError(
                     f"{what} (kinds: {', '.join(rule.kinds or KINDS[:-1])}) fits no weight; "
                     f"the model has {_preview(targets, rule.match)}{_otherwise(targets, rule)}"
@@ -197,7 +197,7 @@ class Recipe:
             if self.rules[at] not in first:
                 raise RecipeError(
                     f"rule {self.rules[at].match!r} decides nothing: the first rule that fits a weight decides, and "
-                    f"'*' stands before it; put it first"
+                    "'*' comes before it; put it before '*'"
                 )
 
     def _decide(self, target: Target, fits: Sequence[int]) -> Choice:
@@ -216,7 +216,7 @@ class Recipe:
             return Choice(target.name, rule.scheme, said)
         router = is_router(target.module, target.shape)
         if any(map(_is_by_name, self.rules)):
-            left = f"a scheme by its name leaves {'routers' if router else PLURALS[target.kind]} as they are"
+            left = f"a scheme given by name leaves {'routers' if router else PLURALS[target.kind]} as they are"
             more = "" if target.kind == "other" else "; a rule for them quantizes them"
             return Choice(target.name, None, left + more)
         what = f"{target.kind} weight" if target.kind != "other" else "weight of a module of unknown type"
@@ -316,7 +316,7 @@ def _otherwise(targets: Sequence[Target], rule: Rule) -> str:
     if fits:
         kinds = ", ".join(repr(kind) for kind in KINDS if kind in fits)
         wider = f"({rule.match!r}, {str(rule.scheme)!r}, ({kinds},))"
-        return f". Of the kinds {kinds} it would fit some: [{wider}] takes these"
+        return f". It would fit weights of other kinds ({kinds}): [{wider}] takes these"
     try:
         expression = dataclasses.replace(rule, match=f"re:{rule.match}")
     except RecipeError:

@@ -29,7 +29,8 @@ class Disk:
             file.finish()
         except OSError as error:
             raise CheckpointError(
-                f"activations cannot be written to {self.folder}: {error}. Make room or keep them in memory, and resume"
+                f"activations cannot be written to {self.folder}: {error}. Free some space or keep them in memory, "
+                "then resume"
             ) from error
 
     def get(self, step: str, batch: int) -> Tensors:

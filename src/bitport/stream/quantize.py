@@ -200,8 +200,8 @@ class Stream:
     def _check_transforms(self) -> None:
         if whole := [each.name for each in self.prepared.transforms if each.needs_model]:
             raise ArgumentError(
-                f"{', '.join(whole)} changes the model as a whole, which does not come block by block: load it and use "
-                f"quantize_(model, recipe, algorithm=.., calibrate=batches), or --in-memory"
+                f"{', '.join(whole)} changes the model as a whole, which is not possible block by block: load it and "
+                "use quantize_(model, recipe, algorithm=.., calibrate=batches), or --in-memory"
             )
         if self.prepared.transforms and self.processes.world > 1:
             names = ", ".join(each.name for each in self.prepared.transforms)

@@ -97,9 +97,9 @@ def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False
         raise ArgumentError("a float tensor cannot be copied into a quantized one: quantize it first")
     if target.piece_of_packed:
         raise ArgumentError(
-            f"{target!r} is a copy of a part of a packed tensor, which a write into it would not reach: "
-            f"cut the plain one, whole.to_layout('plain'). With torch.distributed.checkpoint save and load not the "
-            f"state_dict itself but bitport.checkpoint.ModelState(model)"
+            f"{target!r} is a copy of a part of a packed tensor, so a write into it would not reach that tensor: slice "
+            "the plain one, whole.to_layout('plain'). With torch.distributed.checkpoint save and load not the "
+            "state_dict itself but bitport.checkpoint.ModelState(model)"
         )
     if (source.scheme, source.matrix, source.transposed) != (target.scheme, target.matrix, target.transposed):
         raise ArgumentError(f"cannot copy {source!r} into {target!r}: scheme and shape must be equal")

@@ -105,7 +105,7 @@ def check_pieces(q: QTensor, dim: int, size: int) -> None:
         fitting = [str(ways) for ways in range(2, MOST_LISTED + 1) if -(-total // ways) % step == 0]
         ways = f"It can be cut {', '.join(fitting)} ways" if fitting else "No number of equal pieces does that"
         raise ArgumentError(
-            f"dim {dim} of {q!r} cannot be cut into pieces of {size}: they must be multiples of {step}, so that blocks"
-            f"{' and bytes' * (axis == 'k')} stay whole. {ways}; a scheme with smaller blocks has more, and a weight "
-            f"that is not sharded needs none"
+            f"dim {dim} of {q!r} cannot be cut into pieces of {size}: they must be multiples of {step}, so that "
+            f"blocks{' and bytes' * (axis == 'k')} stay whole. {ways}; a scheme with smaller blocks allows more, and a "
+            "weight that is not sharded is not cut"
         )

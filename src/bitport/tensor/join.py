@@ -53,8 +53,8 @@ def join(pieces: Sequence[Tensor], dim: int) -> QTensor:
             return torch.cat([as_bytes(part) for part in parts], cut[name]).view(parts[0].dtype)
         if not all(same_bits(part, parts[0]) for part in parts):
             raise ArgumentError(
-                f"{first!r} cannot be joined along dim {dim}: the pieces have not the same {name}, which one tensor "
-                f"has for all of that dimension"
+                f"{first!r} cannot be joined along dim {dim}: the pieces differ in {name}, of which a tensor has "
+                "only one for all of that dimension"
             )
         return parts[0]
 
@@ -69,7 +69,7 @@ def _pad(func: Any, q: QTensor, pad: Sequence[int], value: float = 0) -> QTensor
     """Zeros at the end of one dimension: room that a collective wants, and that is cut off again."""
     at = [index for index, size in enumerate(pad) if size]
     if value or len(at) > 1 or any(index % 2 == 0 or pad[index] < 0 for index in at):
-        raise ArgumentError(f"a QTensor is filled up with zeros at the end of one dimension only, not by {list(pad)}")
+        raise ArgumentError(f"a QTensor is padded only with zeros, at the end of one dimension, not by {list(pad)}")
     if not at:
         return q.replace()
     dim = q.dim() - 1 - at[0] // 2

@@ -331,8 +331,8 @@ def _storage(q: QTensor) -> NoReturn:
 
 def _outside(q: QTensor, *args: Any, **kwargs: Any) -> NoReturn:
     raise ArgumentError(
-        "a quantized tensor has no memory that other libraries can read: give them its dequantize(). Of accelerate "
-        "cpu_offload takes it, disk_offload does not"
+        "a quantized tensor has no memory that other libraries can read: give them its dequantize(). In accelerate, "
+        "cpu_offload takes it and disk_offload does not"
     )
 
 
@@ -381,7 +381,9 @@ def from_parts(
         raise ArgumentError(f"a quantized tensor stands for a float tensor, not for {dtype}")
     batched = parts.data.ndim > layouts.layout(bits_layout).data_ndim
     if transposed and not batched and len(shape) > 2:
-        raise ArgumentError(f"only a matrix or a stack of them lies transposed, not one of the shape {list(shape)}")
+        raise ArgumentError(
+            f"only a matrix or a stack of matrices can lie transposed, not a tensor of the shape {list(shape)}"
+        )
     n, k = rows_and_columns(shape, batched, transposed)
     matrix = matrix_of(scheme.weight, n, k)
     batch = tuple(shape[:-2]) if batched else ()
@@ -464,8 +466,9 @@ def rebuild(
         raise ArgumentError(f"a saved quantized tensor lacks {', '.join(sorted(missing))}")
     if _is_unread(tensors["qdata"]):
         raise ArgumentError(
-            "the old format of torch.save gives a tensor before its numbers, which can be neither checked nor packed: "
-            "write the file without _use_new_zipfile_serialization=False, or with bitport.save(model, directory)"
+            "the old format of torch.save hands over a tensor before its numbers, so it can be neither checked nor "
+            "packed: write the file without _use_new_zipfile_serialization=False, or with bitport.save(model, "
+            "directory)"
         )
     described = Scheme.from_json(scheme)
     data = tensors["qdata"]  # of 8-bit floats in the canonical form alone

@@ -75,7 +75,7 @@ def shard_of(value: Tensor, like: Tensor) -> Tensor:
     mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise ArgumentError(f"this process is not in the mesh {mesh} of the tensor that it is to have a shard of")
+        raise ArgumentError(f"this process is not in the mesh {mesh} of the tensor whose shard it should hold")
     for at in sorted(range(mesh.ndim), key=lambda at: hasattr(placements[at], "split_factor")):
         if placements[at].is_partial():
             raise ArgumentError(f"a value cannot be cut into the terms of a sum, which {placements[at]} asks for")

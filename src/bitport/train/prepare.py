@@ -217,9 +217,9 @@ def _exchange_(model: nn.Module, weights: Sequence[tuple[Sequence[Target], Tenso
     if replaced:
         warnings.warn(
             f"the parameters of {len(replaced)} weights ({shortened(replaced, 3)}) are new objects, since something "
-            f"else holds the old ones, as an output with its graph or DistributedDataParallel does: an optimizer made "
-            f"before does not train them. Make it, and what else holds parameters, afterwards, or delete what does "
-            f"before",
+            "else holds the old ones, such as an output with its graph or DistributedDataParallel: an optimizer made "
+            "before does not train them. Make the optimizer, and whatever else holds parameters, afterwards; or "
+            "delete first what holds them",
             stacklevel=3,
         )
 

@@ -116,8 +116,8 @@ def before_pre_scale(
 def refuse_transforms() -> None:
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         raise ArgumentError(
-            "torch.func and torch.vmap do not go through products with weights in training, whose gradient is that of "
-            "backward() alone: use that, or release_(model) before"
+            "torch.func and torch.vmap cannot transform products with weights in training, which have only the "
+            "gradient of backward(): use that, or release_(model) first"
         )
 
 

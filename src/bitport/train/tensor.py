@@ -228,9 +228,9 @@ class _Floats(torch.autograd.Function):
 
 def outside_of_products(func: Any) -> ArgumentError:
     return ArgumentError(
-        f"{func} on a weight in training, which stands in products (linear, embedding, convolution, matmul) only: "
-        f"what it will be quantized to takes part in nothing else. For a penalty on its values take weight.floats(); "
-        f"to leave this weight as it is, a rule 'skip'"
+        f"{func} on a weight in training, which can only be used in products (linear, embedding, convolution, matmul), "
+        "like the quantized weight that it becomes. For a penalty on its values take weight.floats(); to leave this "
+        "weight as it is, a rule 'skip'"
     )
 
 

@@ -92,7 +92,7 @@ def refused(mesh: DeviceMesh) -> None:
     state["state"][0]["exp_avg"] = torch.ones(4, 6)
     expect("its saved state is not: load it by torch.distributed.checkpoint", lambda: optimizer.load_state_dict(state))
     state["state"][0]["exp_avg"] = distribute_tensor(torch.ones(4, 6), mesh, [Shard(1)])
-    expect("they must lie alike", lambda: optimizer.load_state_dict(state))
+    expect("both must be placed the same way", lambda: optimizer.load_state_dict(state))
     partial = nn.Parameter(DTensor.from_local(torch.ones(4, 6), mesh, [Partial()]))
     partial.grad = DTensor.from_local(torch.ones(4, 6), mesh, [Partial()])
     expect("is a sum over processes", AdamW([partial]).step)

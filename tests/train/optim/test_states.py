@@ -61,7 +61,7 @@ def test_codes_are_the_nearest_and_kept(name: str) -> None:
     error = np.abs(q.dequantize().double().numpy() - value.double().numpy())
     least = np.abs(table * scale[..., None] - value.double().numpy()[..., None]).min(-1)
     assert (error <= least + 2.0**-22 * scale).all()
-    with pytest.raises(LayoutError, match=f"{name} is for states of optimizers, no product takes it"):
+    with pytest.raises(LayoutError, match=f"{name} is for states of optimizers; no product takes it"):
         q.to_layout("cpu_tiles")
 
 

@@ -239,7 +239,7 @@ def test_data_of_another_shape_is_refused(states: str) -> None:
         optimizer.step()
     param.grad = None
     param.grad = torch.ones(32, 256)
-    with pytest.raises(ArgumentError, match=r"make the gradient and the optimizer anew"):
+    with pytest.raises(ArgumentError, match=r"make the gradient and the optimizer again"):
         optimizer.step()
     assert not param.any()
 

@@ -26,7 +26,7 @@ def refuses(x: Tensor, ends: Tensor, *rest: Any) -> str | None:
 
 
 def empty(x: Tensor, ends: Tensor) -> str | None:
-    return None if x.numel() and ends.numel() else "x has no rows, or nobody to multiply them"
+    return None if x.numel() and ends.numel() else "x has no rows, or there are no experts"
 
 
 def run(x: Tensor, ends: Tensor, *weight: Any) -> Tensor:

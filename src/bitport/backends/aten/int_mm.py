@@ -31,7 +31,10 @@ def refuses(layout: str, *args: Any) -> str | None:
     if its_layout != layout:
         return f"the weight must be in layout {layout}, not {its_layout}"
     if not 1 < k <= LARGEST_K:
-        return f"K must be 2 to {LARGEST_K}: of one column PyTorch reads past the end, of more sums overflow; it is {k}"
+        return (
+            f"K must be from 2 to {LARGEST_K}, not {k}: with one column PyTorch reads past the end, with more the sums "
+            "overflow"
+        )
     return None
 
 

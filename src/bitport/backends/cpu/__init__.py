@@ -64,7 +64,7 @@ def describe() -> list[str]:
             f"choice between native and dense_mm: {measured}" if LIBRARY.multiplies else NO_PRODUCTS,
         ]
         if NOT_AT_DISPATCHER:
-            lines.append(f"called by way of Python and on one thread: {NOT_AT_DISPATCHER}")
+            lines.append(f"called through Python and on one thread: {NOT_AT_DISPATCHER}")
         return lines
     return [
         f"no native kernels: {LIBRARY}",

@@ -64,7 +64,7 @@ def _described(fmt: Format, n: int, k: int, dtype: torch.dtype) -> FormatOfWeigh
 
 def refuses(value: Tensor, fmt: str) -> str | None:
     if (dtype := parse_format(fmt).dtype) not in NUMBER_TYPES:
-        return f"{dtype} is for states of optimizers, no weight is rounded to it"
+        return f"{dtype} is for states of optimizers; no weight is rounded to it"
     return None if value.numel() else f"an empty matrix has nothing to round: {[*value.shape]}"
 
 

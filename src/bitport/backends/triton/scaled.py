@@ -55,7 +55,7 @@ def refuses(x: Tensor, weight: Weight, act: str, config: Config) -> str | None:
             f"not {weight.dtype} with {weight.scale.dtype} scales per {weight.block_n}x{weight.block_k}"
         )
     if not config.mixed and NUMBER_TYPES[weight.dtype].bits != ACTIVATIONS[act].number.bits:
-        return f"its matrix units take as many bits on both sides, not {weight.dtype} with {act} inputs"
+        return f"its matrix units take the same number of bits on both sides, not {weight.dtype} with {act} inputs"
     if weight.layout != "plain":
         return f"the weight must be in layout plain, not {weight.layout}"
     if weight.k % UNIT or not weight.n:

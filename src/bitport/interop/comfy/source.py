@@ -90,7 +90,10 @@ class Comfy:
         for run in made.runs:
             if run.name not in self.stored and held[run.name].dtype not in FLOATS:
                 told = ", ".join(map(str, FLOATS))
-                raise CheckpointError(f"{run.name} is {held[run.name].dtype}, in no format; {told} are read so")
+                raise CheckpointError(
+                    f"{run.name} is {held[run.name].dtype}, and nothing says in which format; without one {told} are "
+                    "read"
+                )
         shape, sources = self.component.shapes[name], {run.name for run in made.runs}
         of, row = self.stored.get(made.runs[0].name), math.prod(shape[1:])
         if len(sources) > 1 or of is None or name not in self.component.quantizable or not in_rows(made.runs, row):

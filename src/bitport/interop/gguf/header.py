@@ -154,7 +154,9 @@ def _parse(cursor: Cursor, path: Path, size: int) -> Header:
         raise CheckpointError(f"{path} is no GGUF file")
     version, tensors, settings = (*cursor.numbers("I"), *cursor.numbers("Q", 2))
     if version not in VERSIONS:
-        raise CheckpointError(f"{path} is of version {version} (or big-endian); {VERSIONS} are read: convert it anew")
+        raise CheckpointError(
+            f"{path} is of version {version} (or big-endian); {VERSIONS} are read: convert the model again"
+        )
     said: dict[str, Any] = {}
     for _ in range(settings):
         key = cursor.text()
@@ -222,7 +224,7 @@ def _placed(
     end = start
     for each in sorted(found.values(), key=lambda each: each.start):
         if each.start < end:
-            raise CheckpointError(f"{path}: {each.name} lies upon another tensor; fetch it again")
+            raise CheckpointError(f"{path}: {each.name} overlaps another tensor; fetch it again")
         end = each.start + each.nbytes
         if end > size:
             raise CheckpointError(f"{path} ends before {each.name} does; fetch it again")

@@ -63,7 +63,7 @@ class Output:
         self.unfinished.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise CheckpointError(
-                f"writing {self.path} failed: {error}; make room or choose another directory"
+                f"writing {self.path} failed: {error}; free some space or choose another directory"
             ) from error
 
     def add(self, name: str, kind: str, shape: tuple[int, ...], data: Tensor, part: int = 0) -> None:

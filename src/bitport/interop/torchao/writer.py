@@ -56,7 +56,7 @@ class Writer(codec.Writer):
         if "pre_scale" in q.parts and "act_pre_scale" not in KINDS[form.kind].optional:
             return f"a {form.kind} of torchao has no scales that inputs are multiplied by (pre_scale)"
         if any(size % step for size, step in zip(q.shape, q.scheme.weight.block_shape(*q.shape), strict=True)):
-            return f"torchao has whole blocks, and {q.shape[0]}x{q.shape[1]} are none of {q.scheme}"
+            return f"torchao has whole blocks, and {q.shape[0]}x{q.shape[1]} does not divide into those of {q.scheme}"
         return None
 
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:

@@ -130,8 +130,8 @@ class LowBitOptimizer(torch.optim.Optimizer):
         held = [_plain(state, name) for name in moments]
         if grad.shape != local.shape or not all(fits(each, local) for each in held):
             raise ArgumentError(
-                f"parameter {position} has the shape {[*param.shape]}, and its gradient or moments have another: where "
-                f"other data was put into a parameter, make the gradient and the optimizer anew"
+                f"parameter {position} has the shape {[*param.shape]}, and its gradient or moments have another: after "
+                "other data was put into a parameter, make the gradient and the optimizer again"
             )
         kept = [moment_of(each, positive) for each, positive in zip(held, moments.values(), strict=True)]
         keys = None

@@ -52,7 +52,9 @@ def local_part(value: Any, param: Any = None) -> Any:
         return value
     if param is not None and (not is_sharded(param) or value.placements != param.placements):
         placed = param.placements if is_sharded(param) else "on one process"
-        raise ArgumentError(f"a saved state is placed {value.placements}, its parameter {placed}: they must lie alike")
+        raise ArgumentError(
+            f"a saved state is placed {value.placements}, its parameter {placed}: both must be placed the same way"
+        )
     return value.to_local()
 
 
