@@ -45,21 +45,21 @@ def quantize_(
     ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), a dict
     ``{pattern: scheme}`` over module names, of which the first that fits decides (``{"*": "int4"}`` takes embeddings
     and convolutions too), or whatever else :meth:`Recipe.of` takes.
-    ``algorithm``: how codes and scales are chosen, by name or as one of bitport.algorithms: "rtn" (to nearest),
-    "clip", "hqq", "gptq", "signround". Weights that it cannot treat are rounded to nearest, and the report says so.
-    Before it may stand what changes the model around its weights and not what it computes: "awq", "awq+gptq",
-    ("awq", GPTQ()).
+    ``algorithm``: how codes and scales are chosen, by name or as one of bitport.algorithms: "rtn" (to nearest), "clip",
+    "hqq", "gptq", "signround". Weights that it cannot treat are rounded to nearest, and the report says so. Transforms
+    may come before it, which change the model around its weights but not what it computes: "awq", "awq+gptq", ("awq",
+    GPTQ()).
     ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale
-    and for algorithms that look at inputs. The model runs in
-    eval mode for it, and is put back into its previous mode afterwards.
-    ``device``: quantize there, layer by layer, and leave the model there; what looks at inputs runs it there.
+    and for algorithms that look at inputs. The model runs in eval mode meanwhile, and gets its previous mode back.
+    ``device``: quantize there, layer by layer, and leave the model there; it also runs there, where inputs are looked
+    at.
     ``measure``: work out the error of each weight for the report.
     """
     plugins.load()
     by, rules = algorithm_of(algorithm), Recipe.of(recipe)
     targets = find_targets(model)
     plan = rules.resolve(targets)
-    by_name = dict(zip((target.name for target in targets), targets, strict=True))
+    by_name = {target.name: target for target in targets}
     chosen = [choice for choice in plan.quantized if not is_quantized(by_name[choice.name].weight(model))]
     if chosen:
         refuse_fsdp(model, "quantize_")
@@ -116,7 +116,7 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
 
 def explain(model: nn.Module, rows: Sequence[int] = (1, 64, 1024)) -> Explanation:
     """For each quantized weight: scheme, layout, and for each number of rows the kernel that will run and why each
-    faster one was refused. Of a sharded one: for the shard of this process."""
+    faster one was refused. For a sharded weight: for the shard of this process."""
     plugins.load()
     check_model(model)
     if any(is_sharded(param) for param in model.parameters()):

@@ -1,5 +1,5 @@
-"""Algorithms that choose the codes and scales of quantized weights: NAME_core.py is the maths on tensors, NAME.py what
-it makes of a weight, ``measure`` what it brought."""
+"""Algorithms that choose the codes and scales of quantized weights: NAME_core.py is the maths on tensors, NAME.py
+applies it to a weight, and ``apply`` runs it on a weight of a model and measures the result."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from bitport.numerics import Format, Quantized, quantize
 class Algorithm(Protocol):
     @property
     def name(self) -> str:
-        """By which reports name it."""
+        """What reports call it."""
 
     needs_inputs: ClassVar[bool]
-    """Whether it wants to know what goes into a weight: then there must be calibration data."""
+    """Whether it looks at what goes into a weight; then there must be calibration data."""
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
         """Why weights of this format and kind of target are rounded to nearest instead."""

@@ -89,14 +89,15 @@ def _spread(rows: Tensor, limit: int) -> Tensor:
 
 
 class Transform(Protocol):
-    """A change of a model that leaves what it computes as it is, in float, and makes rounding hurt less."""
+    """A change to a model that keeps what it computes in float, and makes rounding hurt less."""
 
     name: ClassVar[str]
     needs_model: ClassVar[bool]
-    """Whether model_() changes it: then all of it must be in memory."""
+    """Whether model_() changes the model, all of which must then be in memory."""
 
     def model_(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, str]:
-        """Before all blocks: change the model in place. Says of weights by name what was done, or why not."""
+        """Change the model in place, before any of its blocks. Returns by the names of weights what was done, or why
+        not."""
 
     def block_(self, block: Block) -> None:
-        """Change a block in place. Says in the notes of its weights what was done, or why not."""
+        """Change a block in place, and say in the notes of its weights what was done, or why not."""

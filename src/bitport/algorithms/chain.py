@@ -22,8 +22,8 @@ from bitport.schemes.recipe import static_inputs
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """``transforms`` in their order, first those of the whole model, then block by block, then ``solver`` on each
-    weight. ``name``: as it was asked for."""
+    """``transforms`` in their order, first on the whole model, then on one block after the other, then ``solver`` on
+    each weight. ``name``: the text by which it was asked for."""
 
     transforms: tuple[Transform, ...]
     solver: Algorithm

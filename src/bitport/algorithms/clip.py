@@ -14,8 +14,8 @@ from bitport.numerics import Format, Quantized, quantize
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """The ranges that lose least, in the mean square of the weights; no data needed. Where inputs are known, each
-    column counts by their mean square; ``damping``: this share of the mean of all is added."""
+    """The range of each block with the least mean square error of its weights; no data needed. Where inputs are known,
+    each column is weighted by their mean square, plus ``damping`` times the mean of that over all columns."""
 
     damping: float = 0.01
     name: ClassVar[str] = "clip"

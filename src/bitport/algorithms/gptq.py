@@ -32,8 +32,8 @@ def hessian_of(inputs: Inputs, fmt: Format, coarse: float, device: torch.device)
 @dataclasses.dataclass(frozen=True)
 class GPTQ:
     """``damping``, ``block`` and ``sort``: as in :mod:`bitport.algorithms.gptq_core`. ``clip``: search the ranges of
-    the blocks first, each column weighted by the mean square of its inputs; rows (of blocks) whose output is nearer by
-    rounding to nearest in the widest range are rounded so. ``coarse``: as in :func:`hessian_of`."""
+    the blocks first, each column weighted by the mean square of its inputs; rows (of blocks) whose output comes out
+    closer by rounding to nearest in the widest range are rounded that way. ``coarse``: as in :func:`hessian_of`."""
 
     damping: float = 0.01
     block: int = 128

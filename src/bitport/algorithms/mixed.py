@@ -84,14 +84,14 @@ def mixed(
     """The recipe that keeps the model closest to what it is, within ``bits`` for each weight, scales and zero points
     included, or ``nbytes`` for all.
 
-    ``candidates``: schemes for all linear layers, attention projections and experts, of which each gets one; but what
-    fits one of ``rules`` gets the scheme of that.
+    ``candidates``: schemes of which each linear layer, attention projection and expert gets one, except that what fits
+    one of ``rules`` gets the scheme of that rule.
     ``calibrate``: batches to run through the model, or a function that runs it.
-    ``algorithm``: that the model will be quantized by. Of several in a row, as ``"awq+gptq"``, the last one measures:
-    what those before it change of the model is left out of the costs.
-    ``cost``: what a candidate costs a weight, all others as they are: "kl", how far the model's predictions move on the
-    first ``sample`` batches, by one run for each weight and candidate; or "output", how far the weight's own output
-    moves, by one run in all.
+    ``algorithm``: the one that the model will be quantized by. Of several in a row, such as ``"awq+gptq"``, only the
+    last is used to measure: the costs leave out what the others change in the model.
+    ``cost``: what a candidate costs a weight while all others stay as they are: "kl", how far the model's predictions
+    move on the first ``sample`` batches, which takes one run for each weight and candidate; or "output", how far the
+    weight's own output moves, which takes one run in all.
     ``together``: globs of names; weights of one module (its children) that fit globs of the same entry share a scheme,
     as tied ones always do.
     """

@@ -27,10 +27,10 @@ from bitport.tensor import QTensor
 
 @dataclasses.dataclass(frozen=True)
 class Rotate:
-    """``heads``: rotate values too: for schemes that round the input of the layer behind the attention, where a few
-    channels of it are large; without such it may cost. ``untie``: an output head that is the embedding gets weights of
-    its own, since the last norm's weight is folded into it: the model grows by that. Without it the residual stream of
-    such a model is not rotated."""
+    """``heads``: rotate values too, for schemes that round the input of the layer after the attention and models in
+    which a few channels of that are large; elsewhere it may do harm. ``untie``: an output head that is the embedding
+    gets weights of its own, since the last norm's weight is folded into it, and the model grows by that much. Without
+    it the residual stream of such a model is not rotated."""
 
     seed: int = 0
     heads: bool = False
@@ -40,7 +40,7 @@ class Rotate:
     needs_model: ClassVar[bool] = True
 
     def block_(self, block: Block) -> None:
-        """All is done before, since one rotation goes through all blocks."""
+        """Nothing is left to do: model_() has rotated all blocks, by one rotation."""
 
     def model_(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, str]:
         if any(isinstance(param, QTensor) for param in model.parameters()):

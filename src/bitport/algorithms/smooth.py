@@ -16,7 +16,7 @@ from bitport.algorithms.smooth_core import Factor, search
 
 @dataclasses.dataclass(frozen=True)
 class Smooth(Scaling):
-    """``rows``: the largest inputs are those of the first batches; so many of them are multiplied to know the error."""
+    """``rows``: on how many of the inputs, those of the first batches, the error is measured."""
 
     rows: int = 512
     name: ClassVar[str] = "smooth"

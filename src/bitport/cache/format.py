@@ -59,7 +59,7 @@ class CacheFormat:
         return self.block * -(-AT_ONCE // self.block) if self.last else self.block
 
     def quantized(self, tokens: int) -> int:
-        """How many of so many tokens are quantized, if none was ever taken away."""
+        """How many of ``tokens`` tokens are quantized, if none was ever removed."""
         return max(tokens - self.first - self.last, 0) // self.step * self.step
 
 
@@ -90,5 +90,5 @@ def _weight_only(scheme: str) -> Format:
 
 
 def cache_format(name: str | CacheFormat) -> CacheFormat:
-    """The format called ``name``; SchemeError for a name that is none."""
+    """The format called ``name``; SchemeError if there is none."""
     return name if isinstance(name, CacheFormat) else _parsed(name)

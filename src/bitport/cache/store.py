@@ -188,11 +188,11 @@ class KeyValueStore:
         self._change(lambda rows: rows.index_select(0, sequences.to(rows.device)))
 
     def repeat(self, times: int) -> None:
-        """Every sequence so many times, side by side."""
+        """Repeat every sequence ``times`` times, side by side."""
         self._change(lambda rows: rows.repeat_interleave(times, 0))
 
     def to(self, device: torch.device | str | int) -> None:
-        """Move what is kept there, in place; no number changes."""
+        """Move what is kept to ``device``, in place; no number changes."""
         self._change(lambda rows: rows.to(device))
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""Several processes that calibrate one model together, with the very result of one.
+"""Several processes that calibrate one model together, with exactly the result of one.
 
 Each runs its share of the batches. The sum over the inputs of a weight is made by one process, its owner, from the rows
 that all have seen, in the order of the batches: the same additions in the same order as one process makes. (Adding up
@@ -37,7 +37,7 @@ class Processes:
     @classmethod
     @contextlib.contextmanager
     def of_torchrun(cls) -> Iterator[Processes]:
-        """Those that torchrun has started, which meet within; else this one alone.
+        """The processes that torchrun has started, connected within this context; otherwise this one alone.
 
         torch._dynamo, which some op imports sooner or later, keeps the group alive if it is there first. The group's
         threads then end with the interpreter, and now and then that aborts the process.
@@ -89,7 +89,7 @@ class Processes:
         return total
 
     def shared(self, owner: int, make: Callable[[], T]) -> T:
-        """What ``make`` gives in the process ``owner``, in all of them."""
+        """What ``make`` returns in the process ``owner``; every process gets it."""
         if self.world == 1:
             return make()
         held: list[Any] = [make() if self.rank == owner else None]

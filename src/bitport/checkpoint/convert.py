@@ -68,17 +68,17 @@ def quantize_files(
 ) -> Report:
     """Quantize ``source``, a Hugging Face directory or a .safetensors file, into the checkpoint directory ``target``.
 
-    ``recipe``: as in quantize_. ``model``: what the files are the weights of, built on the meta device, whose modules
-    say what each weight is; without it their names and shapes do (:mod:`bitport.checkpoint.names`), which may be wrong
-    where names are not the usual ones, and know no max_norm: such a table is refused when it is used. ``arrangement``:
-    for a model that has the tensors under other names than the files. ``algorithm``: as in quantize_, one that needs no
-    inputs. ``dtype``: cast all float tensors to it first. ``measure``: work out the error of each weight for the
-    report. Configuration, tokenizer and all other files that hold no weights are carried over.
+    ``recipe``: as in quantize_. ``model``: the one whose weights the files hold, built on the meta device; its modules
+    tell what each weight is. Without it names and shapes do (:mod:`bitport.checkpoint.names`), which may be wrong where
+    names are unusual, and do not show a max_norm: such a table is refused when it is used. ``arrangement``: for a model
+    that has the tensors under other names than the files. ``algorithm``: as in quantize_, one that needs no inputs.
+    ``dtype``: cast all float tensors to it first. ``measure``: work out the error of each weight for the report.
+    Configuration, tokenizer and all other files that hold no weights are carried over.
 
-    ``memory_limit``: bytes that the process may take, by default what the machine allows: what would take more is
-    refused before it begins. ``resume``: go on with what a run that ended early has left in ``target``; ``overwrite``:
-    throw that away, and replace the checkpoint that is there. The files that come out are the same however often the
-    run was killed and resumed.
+    ``memory_limit``: bytes that the process may take, by default what the machine allows; a run that would take more is
+    refused before it begins. ``resume``: continue what a run that ended early has left in ``target``; ``overwrite``:
+    throw that away, and replace the checkpoint that is there. The resulting files are the same however often the run
+    was killed and resumed.
     """
     return Conversion(
         source,

@@ -34,7 +34,7 @@ class ModelState:
         self.model = model
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain tensors and DTensors. They share the memory of the model, but for weights in a packed layout."""
+        """Plain tensors and DTensors. They share the memory of the model, except for weights in a packed layout."""
         return {key: part for entries in self._every().values() for key, part in entries.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -41,9 +41,8 @@ def load(
 
     ``model``: a module, possibly built on the meta device, or a function without arguments that builds one; it is
     called with meta as the default device, so that nothing is allocated twice.
-    ``device``: where every tensor goes; None: where the model has it, and the CPU for what is on meta.
-    A model whose parameters are sharded (DTensors) stays so, each process takes its shards; they go to the devices of
-    their mesh.
+    ``device``: where every tensor goes; None: where the model has it, or to the CPU if it is on meta. A model whose
+    parameters are sharded (DTensors) stays sharded: each process loads its own shards, to the devices of their mesh.
     ``strict``: every parameter and persistent buffer must be in the checkpoint, and nothing else; False: warn.
     ``verify``: compare all data with the checksums of the manifest (at the speed of crc32, about 2 GB/s). False: trust
     the disk, and with ``mmap`` read nothing before it is used.

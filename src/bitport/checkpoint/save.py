@@ -22,9 +22,9 @@ def save(
     """Write every parameter and buffer of ``model``, quantized or not, to ``directory``, in place of the checkpoint
     that is there. Files that are not bitport's stay. An interrupted save leaves the old checkpoint whole.
 
-    A tensor on another device, or in a packed layout, is brought to the CPU in its canonical form on its own: besides
-    the model one tensor is in memory. A model that several processes hold together (DTensors) is saved by all of them:
-    they gather it tensor by tensor, and the first writes.
+    A tensor on another device, or in a packed layout, is brought to the CPU in its canonical form on its own: beside
+    the model only one tensor is in memory at a time. A model that several processes hold together (DTensors) is saved
+    by all of them: they gather it tensor by tensor, and the first writes.
     """
     check_model(model)
     reshard_(model)

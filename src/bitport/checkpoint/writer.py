@@ -89,8 +89,8 @@ class Writer:
         self.tied[alias] = name
 
     def carry(self, relative: Path, content: Path | str) -> None:
-        """A file ``relative`` to the directory, a copy of another or of that text; it appears when the checkpoint
-        does."""
+        """Add the file ``relative`` of the directory: a copy of the file ``content``, or that text. It appears together
+        with the checkpoint."""
         staged = self._staged(len(self.carried))
         self.carried[staged] = self.directory / relative
         with self._reported():
@@ -147,7 +147,7 @@ class Writer:
         return self.current
 
     def end_shard(self) -> None:
-        """Bring what was added to the disk; the next tensor begins a new shard."""
+        """Write what was added to the disk; the next tensor begins a new shard."""
         if self.current is not None:
             with self._reported():
                 self.shards[self.current.path.name] = self.current.finish()

@@ -41,7 +41,7 @@ class Row:
     """Least of SQNR - budget in dB."""
     kernels: tuple[str, ...]
     refused: tuple[str, ...] = ()
-    """What the device says no to, one line per sample: it is none of the samples above."""
+    """What the device refuses, one line per sample; these do not count among ``samples``."""
     forced: tuple[str, ...] = ()
     """Kernels that were tried by name where they take a sample and another is chosen."""
 

@@ -24,7 +24,7 @@ def executorch(
     those that it has left, and the size of the file.
 
     Products with quantized weights are all XNNPACK's, or the export fails: 8-bit inputs with 4-bit groups or 8-bit
-    rows. Sizes in ``dynamic_shapes`` need a most. Buffers that the module writes into are state of the program.
+    rows. Sizes in ``dynamic_shapes`` need an upper bound. Buffers that the module writes into are state of the program.
     """
     target = check_target(path, ".pte", "a program of ExecuTorch")
     check_float32(module, args)

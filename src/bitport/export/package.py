@@ -59,9 +59,9 @@ def package(
 
     ``weights``: the name of a file beside the package for the weights, which are in the package otherwise.
     ``level``: the instruction set to compile for, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX-512); default: the highest
-    that this machine runs. ``examples``: put the methods' arguments in, and what they give in eager mode; a method that
-    compiled gives something else is an error. ``tolerance``: how much else, as a part of the largest number; default:
-    half of the digits of the dtype. ``meta``: numbers and texts for whoever runs the package.
+    that this machine runs. ``examples``: include the methods' arguments and their results in eager mode; it is an error
+    if a compiled method gives something else. ``tolerance``: how far off it may be, as a part of the largest number;
+    default: half of the digits of the dtype. ``meta``: numbers and texts for whoever runs the package.
     """
     chosen = {"forward": methods} if isinstance(methods, Method) else methods
     if not isinstance(chosen, Mapping) or not chosen:

@@ -188,7 +188,7 @@ def _pretrained(root: Path, name: str) -> tuple[Any, list[str]]:
 
 
 def load_tokenizer(directory: str | Path) -> Any:
-    """What ``AutoTokenizer`` of transformers makes of ``directory``; no code that lies there is run."""
+    """What ``AutoTokenizer`` of transformers makes of ``directory``; no code in it is run."""
     root = model_directory(directory)
     return _made(root, "AutoTokenizer.from_pretrained", root, **SAFELY)
 

@@ -1,5 +1,5 @@
-"""transformers loads checkpoints of bitport, and quantizes others while it loads them, tensor by tensor: no float model
-is ever there as a whole::
+"""transformers loads checkpoints of bitport, and quantizes others while it loads them, tensor by tensor: the float
+model is never in memory as a whole::
 
     from bitport.integrations.transformers import BitportConfig
 
@@ -54,8 +54,8 @@ class Method(str, enum.Enum):
 @register_quantization_config(NAME)
 class BitportConfig(QuantizationConfigMixin):
     """``recipe``, ``algorithm``, ``measure``: as for :func:`bitport.quantize_`; only algorithms without data. What it
-    returns is ``model.hf_quantizer.report``. For a checkpoint of bitport, which is quantized, they say nothing. Models
-    of diffusers take it too, where bitport.integrations.diffusers was imported."""
+    returns is ``model.hf_quantizer.report``. For a checkpoint of bitport, which is quantized already, they change
+    nothing. Models of diffusers take it too, where bitport.integrations.diffusers was imported."""
 
     def __init__(
         self,

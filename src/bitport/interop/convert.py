@@ -69,9 +69,9 @@ def convert(
     of :data:`bitport.interop.WRITERS`; or, with "gguf", to the file ``target``, whatever the ``shard_size``. A GGUF
     model in several files is given by the first of them, or by their directory.
 
-    Every code, scale and zero point stays the number it is (but for "float", a model that is not quantized);
+    Every code, scale and zero point stays the number it is (except for "float", a model that is not quantized);
     ArgumentError where the format cannot hold one, and then nothing is written. Configuration, tokenizer and other
-    files come along. ``overwrite``: replace the model that is in ``target``.
+    files are copied. ``overwrite``: replace the model that is in ``target``.
 
     ``config``: of a diffusion model in GGUF, or in float8 as ComfyUI has it (one .safetensors file), which has none:
     its config.json as diffusers has it, or the directory that holds it. diffusers must be installed then.

@@ -42,14 +42,14 @@ class Packed(NamedTuple):
 
 class Layout(Protocol):
     name: str
-    """By which tensors, kernels and reports name it."""
+    """What tensors, kernels and reports call it."""
     devices: tuple[str, ...]
     """Device types on which a tensor that fits is put into this layout when it arrives; () for on request only."""
     data_ndim: int
     """Number of dimensions of ``data`` for one matrix; further leading ones are batch (experts)."""
     weight_only: bool = False
-    """Whether its kernels are for inputs as they are and one matrix alone: weights whose inputs are rounded, and
-    experts, do not take it when they arrive on a device. A layout that does not say so is for all."""
+    """Whether its kernels take only single matrices, and inputs that are not rounded: weights of other kinds are not
+    put into it when they arrive on a device. A layout without this member is for all."""
 
     def expects(self, matrix: Matrix) -> Packed:
         """What the parts of one packed matrix look like; checked before any kernel touches them."""
@@ -58,7 +58,7 @@ class Layout(Protocol):
         """Why these parts cannot be held, or None."""
 
     def pack(self, matrix: Matrix, parts: Quantized) -> Quantized:
-        """Canonical parts in this layout. Only of those that it does not refuse."""
+        """Canonical parts in this layout; asked only for parts that it does not refuse."""
 
     def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized:
         """The canonical parts again, bit for bit."""

@@ -36,13 +36,13 @@ class _OneLevel(fx.Tracer):
 
 
 def fuse_activations_(model: nn.Module) -> list[str]:
-    """Have ``activation(linear(x))`` and ``activation(linear(x)) * y`` done by one op, in place, wherever a module's
-    forward is nothing but children called and products of their results. Returns what was fused, e.g.
+    """Have ``activation(linear(x))`` and ``activation(linear(x)) * y`` computed by one op, in place, wherever a
+    module's forward does nothing but call its children and multiply their results. Returns what was fused, e.g.
     ``"model.layers.0.mlp: silu(gate_proj) * .."``.
 
     Modules keep their class, children, parameters and hooks; only ``forward`` is replaced on the instance. A linear
     layer or an activation with hooks of its own is left alone, and so is one whose device has no kernel for both; hooks
-    and adapters that come later are called.
+    and adapters that are added later still run.
     """
     check_model(model)
     return [f"{name}: {what}" for name, module in list(model.named_modules()) for what in _fuse(module)]

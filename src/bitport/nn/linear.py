@@ -115,8 +115,8 @@ class QuantizedLinear(nn.Module):
 
 
 def swap_linears_(model: nn.Module, recipe: RecipeLike) -> list[str]:
-    """Replace each nn.Linear that ``recipe`` chooses by a QuantizedLinear, in place; the names of those replaced. One
-    layer under two names stays one, and so does one weight in two layers."""
+    """Replace each nn.Linear that ``recipe`` chooses by a QuantizedLinear, in place, and return their names. One layer
+    under two names stays one, and so does one weight in two layers."""
     if type(model) is nn.Linear:
         raise ArgumentError("the model is itself a linear layer: convert it with QuantizedLinear.from_linear(..)")
     targets = find_targets(model)

@@ -68,8 +68,8 @@ def check_model(model: object) -> None:
 def find_targets(model: nn.Module) -> list[Target]:
     """Every weight a recipe may name, in the model's order; tied ones under each of their names.
 
-    A matrix of a module that is not known here is listed as "other": it is quantized only by a rule that names that
-    kind, but never passed over in silence.
+    A matrix of a module that is not known here is listed as "other": only a rule that names that kind quantizes it, but
+    it is never skipped silently.
     """
     check_model(model)
     refuse_offloaded(model)

@@ -81,8 +81,8 @@ def quantize_codes(
     rounding: Rounding = "half_even",
     generator: RandomSource = None,
 ) -> Tensor:
-    """uint8 codes [..., N, K], not packed. Floats of a block whose scale is NaN are nan_code: which sign a quotient by
-    NaN has, IEEE 754 leaves open, and processors differ."""
+    """uint8 codes [..., N, K], not packed. Floats of a block whose scale is NaN are nan_code: IEEE 754 does not say
+    which sign a quotient by NaN has, and processors differ."""
     number = fmt.number
     if rounding == "stochastic":
         generator = to_blocks(random_bits(x, generator), fmt.block)

@@ -80,15 +80,15 @@ class Format:
 
     @property
     def number(self) -> NumberType:
-        """That of the codes."""
+        """The number type of the codes."""
         return number_type(self.dtype)
 
     def scale_dtype(self, input_dtype: torch.dtype) -> torch.dtype:
-        """In which the scales of a tensor of ``input_dtype`` are kept."""
+        """The dtype that the scales of a tensor of ``input_dtype`` are kept in."""
         return SCALE_DTYPES[self.scale] or input_dtype
 
     def zero_dtype(self, input_dtype: torch.dtype) -> torch.dtype | None:
-        """In which its zero points are kept; None where it has none."""
+        """The dtype that its zero points are kept in; None where it has none."""
         return {"none": None, "int": torch.uint8, "float": self.scale_dtype(input_dtype)}[self.zero]
 
     def block_shape(self, n: int, k: int) -> tuple[int, int]:
@@ -108,5 +108,5 @@ class Format:
         return n * packed_size(k, self.number.bits) + rows * columns * per_block + (4 if self.global_scale else 0)
 
     def bits_per_weight(self, n: int, k: int, input_dtype: torch.dtype = torch.bfloat16) -> float:
-        """:meth:`nbytes` in bits, by the numbers of the matrix."""
+        """:meth:`nbytes` in bits, divided by the number of elements."""
         return 8 * self.nbytes(n, k, input_dtype) / (n * k)

@@ -1,5 +1,5 @@
-"""Devices of other libraries, whose tensors never come to PyTorch's dispatcher: nothing that is asked of it, of kernels
-or of layouts says what computes there. Their backend does."""
+"""Devices of other libraries, whose tensors never come to PyTorch's dispatcher: neither the dispatcher nor the tables
+of kernels and layouts say what computes there. Their backend does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OUTSIDE: dict[str, Callable[[], Outside]] = {}
 
 
 def outside(device: torch.device | str | int) -> Outside | None:
-    """None of a device that PyTorch's dispatcher knows."""
+    """What computes on ``device``; None if PyTorch's dispatcher knows it."""
     plugins.load()
     bring = OUTSIDE.get(str(device).partition(":")[0])
     return None if bring is None else bring()

@@ -73,7 +73,7 @@ def register_kernel(impl: Impl) -> None:
 
 
 def unregister_kernel(impl: Impl) -> None:
-    """Take back what :func:`register_kernel` added; calls are chosen anew from then on."""
+    """Take back what :func:`register_kernel` added; from then on kernels are chosen without it."""
     IMPLS[impl.op, impl.device].remove(impl)
     changed()
 

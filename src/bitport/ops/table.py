@@ -31,7 +31,7 @@ Backward = Callable[..., tuple[Any, ...]]
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """Arguments to try an op with, the float64 result they should have, and the least acceptable SQNR in dB: infinite
-    where all bits must agree, of which the result are the :func:`bits`."""
+    where all bits must agree; what is expected are then the :func:`bits`."""
 
     name: str
     args: tuple[Any, ...]

@@ -28,7 +28,7 @@ class LayerReport:
     algorithm: str | None = None
     sqnr_rtn: float | None = None
     output_sqnr: float | None = None
-    """The error of the layer's output over the calibration data, the rounding of inputs aside."""
+    """The error of the layer's output over the calibration data, without that of rounding its inputs."""
     output_sqnr_rtn: float | None = None
     tied: bool = False
     """A second name of a parameter that is listed under another one."""
@@ -73,7 +73,7 @@ class Report:
     algorithm: str = ""
     """The name, or the Python expression of one with other settings."""
     memory_estimate: int | None = None
-    """Bytes: how much a streamed run was to take at most, worked out before it."""
+    """Bytes that a streamed run was expected to take at most, worked out beforehand."""
     memory_peak: int | None = None
     """The most that the process has taken since it began."""
     calibration: str | None = None
@@ -145,7 +145,7 @@ class Report:
     __repr__ = __str__  # what a notebook shows of a cell that ends with it
 
     def run_text(self) -> str:
-        """Lines on the run, as far as it was streamed."""
+        """Lines about the run, where it was streamed."""
         lines = [] if self.calibration is None else [f"calibrated on {self.calibration}"]
         if self.memory_estimate is not None:
             measured = "" if self.memory_peak is None else f"; peak: {size(self.memory_peak)}"

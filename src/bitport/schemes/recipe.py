@@ -58,18 +58,18 @@ class Target:
     storage: str
     transposed: bool = False
     unfit: str = ""
-    """Why no rule quantizes it, if none does."""
+    """Why no rule can quantize it; empty if rules can."""
 
     @property
     def name(self) -> str:
-        """That of the parameter in the model, such as "model.layers.0.mlp.up_proj.weight"."""
+        """The name of the parameter in the model, such as "model.layers.0.mlp.up_proj.weight"."""
         return f"{self.module}.{self.param}" if self.module else self.param
 
     def weight(self, model: nn.Module) -> Tensor:
         return getattr(model.get_submodule(self.module), self.param)
 
     def put(self, model: nn.Module, weight: Tensor) -> None:
-        """Under this name alone: a tied one is put under each."""
+        """Set it under this name only: a tied one has to be put under each of its names."""
         setattr(model.get_submodule(self.module), self.param, weight)
 
 
@@ -118,7 +118,7 @@ class Rule:
         return re.compile(self.match[3:] if self.match.startswith("re:") else fnmatch.translate(self.match))
 
     def fits(self, target: Target) -> bool:
-        """Whether it is of one of the kinds, and the name of its module or of itself fits the whole pattern."""
+        """Whether ``target`` is of one of the kinds, and the whole name of its module, or its own, fits the pattern."""
         if target.kind not in (self.kinds or KINDS[:-1]):
             return False
         names = (target.module, target.name)

@@ -44,15 +44,16 @@ class Stream:
     """A model's files into a checkpoint, calibrated block by block: ``Stream(model, source, target, recipe,
     batches=batches, algorithm="gptq").run()``. Any algorithm will do; fixed scales of inputs are measured first.
 
-    ``model``: what the files in ``source`` are the weights of, built on the meta device; it holds no more than one
-    block at a time. ``batches``: as for quantize_. ``dtype``: cast float tensors to it first. ``activations``: what
-    goes from block to block waits in "memory" or on "disk". ``memory_limit``: bytes that the process may take, by
-    default what the machine allows: what would take more is refused before it begins. ``resume``: go on with what a run
-    that ended early has left in ``target``; ``overwrite``: throw that away, and replace the checkpoint that is there.
+    ``model``: the one whose weights the files in ``source`` hold, built on the meta device; it has no more than one
+    block in memory at a time. ``batches``: as for quantize_. ``dtype``: cast float tensors to it first.
+    ``activations``: whether they are kept in "memory" or on "disk" between blocks. ``memory_limit``: bytes that the
+    process may take, by default what the machine allows; a run that would take more is refused before it begins.
+    ``resume``: continue what a run that ended early has left in ``target``; ``overwrite``: throw that away, and replace
+    the checkpoint that is there.
 
     ``processes``: those that do it together, each calling this with the same arguments (Processes.joined()).
     ``arrangement``: for a model that has the tensors under other names or in other pieces than the files; the
-    checkpoint has them as the model.
+    checkpoint has them as the model does.
 
     The files that come out are the same however often the run was killed and resumed.
     """

@@ -419,8 +419,8 @@ def quantize_tensor(
     A convolution's weight ([out, in, *kernel], ``kind="conv"``) is quantized as the matrix [out, in * kernel]; a
     ``transposed`` one lies as [.., K, N]. ``by`` chooses codes and scales of the matrix in another way.
 
-    A module takes it as a parameter of its own, ``layer.weight = nn.Parameter(q, requires_grad=False)``. Not by
-    ``layer.weight.data = q``: a float parameter would lose its numbers, and PyTorch crash when it looks for them.
+    Give it to a module as a new parameter, ``layer.weight = nn.Parameter(q, requires_grad=False)``. After
+    ``layer.weight.data = q`` the float parameter would have no numbers, and PyTorch would crash when it looks for them.
     """
     if not value.is_floating_point():
         raise ArgumentError(f"only a float tensor can be quantized, not {value.dtype}")

@@ -146,8 +146,8 @@ class Held:
 
 
 def convert_(model: nn.Module, *, measure: bool = True) -> Report:
-    """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with, and put the scales
-    that were learned into quantized ones. An optimizer made before holds the float weights still: delete it.
+    """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with, and put learned
+    scales into quantized ones. An optimizer made before still holds the float weights: delete it.
     ``measure``: work out the error of each prepared weight for the report."""
     refuse_fsdp(model, "convert_", OF_ONE_PROCESS)
     before = sum(param.nbytes for param in model.parameters())
@@ -183,7 +183,7 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
 
 def release_(model: nn.Module) -> nn.Module:
     """Turn the prepared weights of ``model`` back into ordinary float parameters, in place; tied ones stay tied, and
-    optimizers go on with them, as after :func:`prepare_`."""
+    optimizers keep training them, as after :func:`prepare_`."""
     refuse_fsdp(model, "release_", OF_ONE_PROCESS)
     prepared = [*_prepared(model)]
     weights = {target.storage: param for target, param in prepared}

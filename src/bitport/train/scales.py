@@ -41,9 +41,9 @@ LEARNED = "scales learned"
 
 
 def learn_scales_(model: nn.Module) -> Plan:
-    """From now on the scales of the quantized weights of ``model`` are trained, and their codes stay: what any
-    algorithm or library found is adapted, with a fraction of the memory that training the weights takes. Make the
-    optimizer afterwards; :func:`convert_` ends it. Returns which weights it is, and why not the others.
+    """From now on the scales of the quantized weights of ``model`` are trained, and their codes stay: this adapts what
+    any algorithm or library found, with a fraction of the memory that training the weights takes. Make the optimizer
+    afterwards; :func:`convert_` ends the training. Returns for which weights that is, and why not for the others.
 
     Parameters that are not quantized stay as they are, trained if they require a gradient.
     """

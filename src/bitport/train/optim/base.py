@@ -29,10 +29,10 @@ Group = dict[str, Any]
 
 
 class LowBitOptimizer(torch.optim.Optimizer):
-    """``states``: in which numbers moments are kept, a key of STATES. ``min_elements``: smaller tensors keep them in
+    """``states``: the numbers that moments are kept in, a key of STATES. ``min_elements``: smaller tensors keep them in
     float32. ``stochastic_rounding``: parameters of 16 bits, and moments kept in bfloat16, are rounded up or down at
-    random so that the expected value is right, instead of to nearest, where small steps would be lost. ``seed``: of
-    that.
+    random so that the expected value is right, instead of to nearest, where small steps would be lost. ``seed``: of its
+    random bits.
 
     Parameters are float32, bfloat16 or float16 on any device; all arithmetic is float32.
     """
@@ -171,9 +171,9 @@ class LowBitOptimizer(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def load_state_dict(self, state_dict: Group) -> None:
-        """As in torch.optim: options are those of the state dict. A state dict of torch.optim is taken too: options
-        that it does not know stay, and its moments are rounded to ``states``. torch casts float states to the
-        parameter's dtype; here they stay as they were saved."""
+        """As in torch.optim: options are those of the state dict. A state dict of torch.optim is accepted too: options
+        that it lacks stay, and its moments are rounded to ``states``. torch casts float states to the parameter's
+        dtype; here they stay as they were saved."""
         final: Group = {}
         handle = self.register_load_state_dict_pre_hook(lambda _, given: final.update(given))  # after all others
         before = self.__getstate__()
