@@ -325,16 +325,22 @@ def _as_data(found: limits.Limits | str) -> Any:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
+    made = choosing(description, suites.SCHEMES, PEERS)
+    made.add_argument("--threads", type=int, default=torch.get_num_threads())
+    made.add_argument("--isa", choices=ISA, default="", help="bitport, torch and what uses it: no more than this")
+    return made
+
+
+def choosing(description: str | None, schemes: Iterable[str], peers: Iterable[str]) -> argparse.ArgumentParser:
+    """What to measure of these schemes and peers; :func:`chosen_from` reads the options."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help="few shapes, rows and schemes: minutes instead of hours")
     made.add_argument("--suites", nargs="+", choices=suites.SUITES, help="default: all")
     made.add_argument("--shapes", nargs="+", type=shape_of, help="KxN, in x out features, instead of suites")
     made.add_argument("--rows", nargs="+", type=int, help=f"default: {' '.join(map(str, suites.ROWS))}")
-    made.add_argument("--schemes", nargs="+", help=f"of bitport; default: {' '.join(suites.SCHEMES)}")
-    made.add_argument("--peers", nargs="*", choices=PEERS, help="default: all")
+    made.add_argument("--schemes", nargs="+", help=f"of bitport; default: {' '.join(schemes)}")
+    made.add_argument("--peers", nargs="*", choices=peers, help="default: all")
     made.add_argument("--repetitions", type=int, default=11)
-    made.add_argument("--threads", type=int, default=torch.get_num_threads())
-    made.add_argument("--isa", choices=ISA, default="", help="bitport, torch and what uses it: no more than this")
     return made
 
 
@@ -349,17 +355,25 @@ def chosen_of(options: argparse.Namespace) -> Chosen:
     peers = options.peers if options.peers is not None else BOUND if options.isa else PEERS
     if options.isa and (unbound := [peer for peer in peers if peer not in BOUND]):
         raise SystemExit(f"{', '.join(unbound)} cannot be kept to {options.isa}; with --isa: {', '.join(BOUND)}")
+    schemes = suites.QUICK_SCHEMES if options.quick else suites.SCHEMES
+    return chosen_from(options, schemes, peers, options.threads, options.isa)
+
+
+def chosen_from(
+    options: argparse.Namespace, schemes: Iterable[str], peers: Iterable[str], threads: int, isa: str = ""
+) -> Chosen:
+    """``schemes``: those that are measured where the options name none."""
     every = tuple(shape for name in options.suites or suites.SUITES for shape in suites.SUITES[name])
     if options.quick and not options.suites:
         every = suites.QUICK_SHAPES
     return Chosen(
         shapes=tuple(options.shapes or every),
         rows=tuple(options.rows or (suites.QUICK_ROWS if options.quick else suites.ROWS)),
-        schemes=tuple(options.schemes or (suites.QUICK_SCHEMES if options.quick else suites.SCHEMES)),
+        schemes=tuple(options.schemes or schemes),
         peers=tuple(peers),
         repetitions=options.repetitions,
-        threads=options.threads,
-        isa=options.isa,
+        threads=threads,
+        isa=isa,
     )
 
 

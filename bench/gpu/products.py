@@ -103,29 +103,12 @@ def as_data(found: GpuLimits) -> Row:
 
 
 def chosen_of(options: argparse.Namespace) -> Chosen:
-    every = tuple(shape for name in options.suites or suites.SUITES for shape in suites.SUITES[name])
-    if options.quick and not options.suites:
-        every = suites.QUICK_SHAPES
-    return Chosen(
-        shapes=tuple(options.shapes or every),
-        rows=tuple(options.rows or (suites.QUICK_ROWS if options.quick else suites.ROWS)),
-        schemes=tuple(options.schemes or (QUICK_SCHEMES if options.quick else SCHEMES)),
-        peers=tuple(PEERS if options.peers is None else options.peers),
-        repetitions=options.repetitions,
-        threads=torch.get_num_threads(),
-        isa="",
-    )
+    peers = PEERS if options.peers is None else options.peers
+    return products.chosen_from(options, QUICK_SCHEMES if options.quick else SCHEMES, peers, torch.get_num_threads())
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help="few shapes, rows and schemes")
-    made.add_argument("--suites", nargs="+", choices=suites.SUITES, help="default: all")
-    made.add_argument("--shapes", nargs="+", type=products.shape_of, help="KxN, in x out features, instead of suites")
-    made.add_argument("--rows", nargs="+", type=int, help=f"default: {' '.join(map(str, suites.ROWS))}")
-    made.add_argument("--schemes", nargs="+", help=f"of bitport; default: {' '.join(SCHEMES)}")
-    made.add_argument("--peers", nargs="*", choices=PEERS, help="default: all")
-    made.add_argument("--repetitions", type=int, default=11)
+    made = products.choosing(__doc__, SCHEMES, PEERS)
     made.add_argument("--go-on", action="store_true", help="leave out shapes that a stopped run of the same has left")
     made.add_argument("--json", action="store_true", help=f"append the results to bench/results/{SUITE}.jsonl")
     return made
