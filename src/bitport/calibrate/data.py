@@ -37,7 +37,7 @@ def token_batches(
     tensor of a .safetensors file or a .npy file. ``encode``: text -> token ids. ``seed``: documents are taken in random
     order, and windows at random from what they give; None: the first ones.
     """
-    file, few = Path(path), 2
+    file = Path(path)
     draw = None if seed is None else torch.Generator().manual_seed(seed)
     enough = tokens if draw is None else REACH * tokens
     if file.suffix in TOKENS:
@@ -49,7 +49,7 @@ def token_batches(
                 break
             found += list(encode(document))
         ids = torch.tensor(found, dtype=torch.int64, device="cpu")
-    if len(ids) < few:
+    if len(ids) < 2:
         raise ArgumentError(f"{file} gives {len(ids)} tokens; calibration needs at least two")
     pieces = [piece[None] for piece in ids[:enough].split(window)]
     if draw is None:

@@ -23,9 +23,9 @@ from bitport.interop import comfy, gguf
 from bitport.interop.codec import Described, Reader, Weight, kind_of
 from bitport.interop.formats import READERS
 from bitport.interop.skeleton import shapes_of
+from bitport.numerics import FLOATS
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor
-from bitport.tensor.parts import FLOATS
 
 CPU = torch.device("cpu")
 MISTRAL = "params.json"

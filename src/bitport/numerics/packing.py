@@ -96,8 +96,13 @@ def _merge(parts: list[Tensor]) -> Tensor:
 
 def as_bytes(part: Tensor) -> Tensor:
     """A tensor of an 8-bit type as its bytes, uint8, and any other as it is: not every op of every device knows int8
-    and the 8-bit floats. ``.view(part.dtype)`` is the way back."""
+    and the 8-bit floats."""
     return part.view(torch.uint8) if part.dtype.itemsize == 1 else part
+
+
+def from_bytes(part: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The inverse, where ``dtype`` is what was viewed as bytes; None, as a longer type, says that nothing was."""
+    return part.view(dtype) if dtype is not None and dtype.itemsize == 1 and part.dtype == torch.uint8 else part
 
 
 def to_signed(codes: Tensor) -> Tensor:

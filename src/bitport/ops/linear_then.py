@@ -77,7 +77,7 @@ def _samples(of: Op, device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
 
         k = sample.args[7]
         budget = _budget(sample.expected(), then, times, dtype, k)
-        yield Sample(f"{sample.name}", (*sample.args, then, times), expected, budget)
+        yield Sample(sample.name, (*sample.args, then, times), expected, budget)
 
 
 def _budget(z: Tensor, then: str, times: Tensor | None, dtype: torch.dtype, k: int) -> float:

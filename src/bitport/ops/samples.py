@@ -169,7 +169,7 @@ def inputs(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[s
     yield "batch", batch
     yield "empty", rows(device, dtype, 0, k)
     yield "strided", rows(device, dtype, k, 4).t()
-    yield "every-other", rows(device, dtype, 3, math.prod((2, k)))[:, 1::2]
+    yield "every-other", rows(device, dtype, 3, 2 * k)[:, 1::2]
 
 
 def with_nan(device: torch.device, dtype: torch.dtype, k: int) -> Tensor:

@@ -30,6 +30,7 @@ from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
 from bitport.numerics import FLOATS, Format, Quantized, dequantize, quantize
 from bitport.numerics.format import SCALE_DTYPES
+from bitport.numerics.packing import from_bytes
 from bitport.schemes import KINDS, Scheme, preset
 from bitport.tensor.cache_key import source_key
 from bitport.tensor.dispatch import function_for, handled
@@ -292,10 +293,6 @@ def _as_bytes(part: Tensor) -> Tensor:
     return part.view(torch.uint8) if part.is_floating_point() and part.dtype.itemsize == 1 else part
 
 
-def _from_bytes(part: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return part.view(dtype) if dtype is not None and dtype.itemsize == 1 and part.dtype == torch.uint8 else part
-
-
 def _is_unread(part: Tensor) -> bool:
     """Whether torch.load has not come to these numbers yet; its mark of such storages stays when it has."""
     marked = getattr(part.untyped_storage(), "_torch_load_uninitialized", False)
@@ -472,8 +469,8 @@ def rebuild(
         )
     described = Scheme.from_json(scheme)
     data = tensors["qdata"]  # of 8-bit floats in the canonical form alone
-    data = _from_bytes(data, described.weight.number.storage) if bits_layout == "plain" else data
-    scale = _from_bytes(tensors["scale"], SCALE_DTYPES[described.weight.scale])
+    data = from_bytes(data, described.weight.number.storage) if bits_layout == "plain" else data
+    scale = from_bytes(tensors["scale"], SCALE_DTYPES[described.weight.scale])
     parts = Quantized(data, scale, tensors.get("zero"), tensors.get("scale2"))
     extra = {name: tensors.get(name) for name in EXTRA}
     result = from_parts(

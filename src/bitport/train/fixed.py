@@ -18,7 +18,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 from bitport.numerics import Format, Quantized, from_storage, quantize_codes, to_storage
 from bitport.numerics.format import SCALE_DTYPES
-from bitport.numerics.packing import as_bytes
+from bitport.numerics.packing import as_bytes, from_bytes
 from bitport.schemes import Target
 from bitport.tensor import QTensor
 from bitport.tensor.qtensor import rows_of
@@ -45,10 +45,7 @@ class Fixed(NamedTuple):
         return self.map(as_bytes)
 
     def from_bytes(self, fmt: Format) -> Fixed:
-        dtype = SCALE_DTYPES[fmt.scale]
-        if dtype is None or dtype.itemsize > 1 or self.scale.dtype != torch.uint8:
-            return self
-        return self._replace(scale=self.scale.view(dtype))
+        return self._replace(scale=from_bytes(self.scale, SCALE_DTYPES[fmt.scale]))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Fixed:
         return Fixed(*(None if part is None else fn(part) for part in self))  # type: ignore[arg-type]

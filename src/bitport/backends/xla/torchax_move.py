@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bitport.backends.xla.move import as_bytes, to_array, to_tensor
 from bitport.backends.xla.torchax_register import register, tensor_module, wrap
 from bitport.numerics import Quantized
 from bitport.numerics.format import SCALE_DTYPES
+from bitport.numerics.packing import from_bytes
 from bitport.tensor import QTensor
 
 
@@ -39,15 +39,9 @@ def _moved_back(tensor: Tensor) -> Tensor:
         plain = tensor.to_layout("plain")
     plain = plain.map_parts(lambda part: to_tensor(part.jax()))  # type: ignore[attr-defined]
     fmt = plain.scheme.weight
-    scale = _viewed(plain.scale, SCALE_DTYPES[fmt.scale])
-    parts = Quantized(
-        _viewed(plain.qdata, fmt.number.storage), scale, plain.zero, plain.scale2 if fmt.global_scale else None
-    )
+    data, scale = from_bytes(plain.qdata, fmt.number.storage), from_bytes(plain.scale, SCALE_DTYPES[fmt.scale])
+    parts = Quantized(data, scale, plain.zero, plain.scale2 if fmt.global_scale else None)
     return plain.replace(parts).to_device_layout()
-
-
-def _viewed(part: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return part.view(dtype) if dtype is not None and dtype.itemsize == 1 else part
 
 
 def to_jax(model: nn.Module) -> nn.Module:
