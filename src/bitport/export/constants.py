@@ -11,8 +11,9 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -47,7 +48,7 @@ class Constants:
         for method, graph in graphs.items():
             _drop_unread(graph)
             for node in _nodes(graph):
-                self._named[node] = names.name_of(method, str(node.target), _value(graph, node))
+                self._named[node] = names.name_of(method, str(node.target), value_of(graph, node))
             for name in dict.fromkeys(self._named[node] for node in _nodes(graph) if _is_operand(node)):
                 methods.setdefault(name, []).append(method)
         spans: dict[tuple[tuple[str, ...], torch.dtype], list[str]] = {}
@@ -75,7 +76,7 @@ class Constants:
             part = self._place([name], places)
             if name not in span_of or not _is_operand(node):
                 found[target] = part
-                if not _value(graph, node).is_contiguous():
+                if not value_of(graph, node).is_contiguous():
                     _keep(graph, target, read(part))
                 continue
             number = span_of[name]
@@ -96,6 +97,11 @@ class Constants:
         return Constant(first.dtype, ((places[names[-1]] + last.nbytes - at) // first.dtype.itemsize,), at)
 
 
+def value_of(graph: fx.GraphModule, node: fx.Node) -> Any:
+    """The constant that ``node`` reads."""
+    return attrgetter(str(node.target))(graph)
+
+
 def _drop_unread(graph: fx.GraphModule) -> None:
     for node in graph.graph.find_nodes(op="get_attr"):
         if not node.users:
@@ -104,17 +110,11 @@ def _drop_unread(graph: fx.GraphModule) -> None:
 
 def _nodes(graph: fx.GraphModule) -> list[fx.Node]:
     """Where it reads tensors of its own."""
-    return [node for node in graph.graph.find_nodes(op="get_attr") if isinstance(_value(graph, node), Tensor)]
+    return [node for node in graph.graph.find_nodes(op="get_attr") if isinstance(value_of(graph, node), Tensor)]
 
 
 def _is_operand(node: fx.Node) -> bool:
     return all(user.target in OURS for user in node.users)
-
-
-def _value(graph: fx.GraphModule, node: fx.Node) -> Tensor:
-    owner, _, name = str(node.target).rpartition(".")
-    value: Tensor = getattr(graph.get_submodule(owner), name)
-    return value
 
 
 def _read(data: mmap.mmap, start: int, constant: Constant) -> Tensor:

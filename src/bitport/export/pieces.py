@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from bitport.export.constants import value_of
 from bitport.tensor import QTensor
 from bitport.tensor.exporting import INNER
 
@@ -21,7 +22,7 @@ def keep_pieces(graph: fx.GraphModule) -> None:
     known: dict[fx.Node, Any] = {}
     for node in graph.graph.nodes:
         if node.op == "get_attr":
-            known[node] = _value(graph, str(node.target))
+            known[node] = value_of(graph, node)
         elif _is_made(node) and node.target != INNER and all(each in known for each in node.all_input_nodes):
             args, kwargs = (fx.map_arg(given, known.__getitem__) for given in (node.args, node.kwargs))
             if any(isinstance(each, QTensor) for each in pytree.tree_leaves((args, kwargs))):
@@ -59,8 +60,3 @@ def _parts(value: Any) -> list[Any]:
     """Equal for views that show the same parts, such as a transposed one."""
     names = value.__tensor_flatten__()[0] if isinstance(value, QTensor) else []
     return [(name, part.data_ptr(), part.shape) for name in names for part in (getattr(value, name),)]
-
-
-def _value(graph: fx.GraphModule, target: str) -> Any:
-    owner, _, name = target.rpartition(".")
-    return getattr(graph.get_submodule(owner), name)

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from bitport.errors import ExportError
 from bitport.export.compile import Method, exported
+from bitport.export.constants import value_of
 from bitport.ops import OPS
 from bitport.ops.linear_then import follow
 from bitport.tensor import QTensor
@@ -127,6 +128,4 @@ def _tensor_of(graph: fx.GraphModule, node: Any) -> tuple[str, Any]:
             "every call: compute with all of them and pick among the results, or leave this one as it is (a rule that "
             "says skip)"
         )
-    name = str(node.target)
-    owner, _, attribute = name.rpartition(".")
-    return name, getattr(graph.get_submodule(owner), attribute, None)
+    return str(node.target), value_of(graph, node)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bitport.export.constants import value_of
 from bitport.export.names import Names
 from bitport.export.ops import FAKES, overload
 from bitport.layouts import Matrix, layout
@@ -43,7 +44,7 @@ def lie_by_row(graphs: Iterable[fx.GraphModule], names: Names) -> None:
         for node in _calls(graph, LOOKUP):
             given: Any = node.args
             data, scale, zero, scale2, _, n, k, group, bits, *_ = given[1:]
-            old = Quantized(_value(graph, data), _value(graph, scale), _maybe(graph, zero), _maybe(graph, scale2))
+            old = Quantized(value_of(graph, data), value_of(graph, scale), _maybe(graph, zero), _maybe(graph, scale2))
             at = old.data.data_ptr()
             if at in multiplied:
                 continue
@@ -76,14 +77,8 @@ def _calls(graph: fx.GraphModule, op: str) -> list[fx.Node]:
 def _constants(graph: fx.GraphModule, node: fx.Node) -> Iterator[Tensor]:
     for arg in node.args:
         if isinstance(arg, fx.Node) and arg.op == "get_attr":
-            yield _value(graph, arg)
+            yield value_of(graph, arg)
 
 
-def _maybe(graph: fx.GraphModule, node: Any) -> Tensor | None:
-    return None if node is None else _value(graph, node)
-
-
-def _value(graph: fx.GraphModule, node: Any) -> Tensor:
-    owner, _, name = node.target.rpartition(".")
-    value: Tensor = getattr(graph.get_submodule(owner), name)
-    return value
+def _maybe(graph: fx.GraphModule, node: fx.Node | None) -> Tensor | None:
+    return None if node is None else value_of(graph, node)
