@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bitport.algorithms import TRANSFORMS, algorithm
+from bitport.algorithms import TRANSFORMS, Algorithm, algorithm
 from bitport.algorithms.mixed import CANDIDATES, check_size, mixed
 from bitport.api import quantize_
 from bitport.calibrate.processes import Processes
@@ -106,27 +106,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def quantized(args: argparse.Namespace, processes: Processes) -> int:
-    auto = args.scheme == "auto"
-    recipe, dtype = None if auto else recipe_of(args), dtype_of(args)
+    recipe, dtype = None if args.scheme == "auto" else recipe_of(args), dtype_of(args)
     check_reports(args)
     if not args.dry_run:
         _check_output(args)
-    if auto != (args.bits is not None):
-        raise RecipeError("--scheme auto and --bits belong together: the bits that a weight may take on average")
-    if auto and (args.dry_run or args.recipe):
-        raise ArgumentError("--scheme auto measures the model: give no --recipe and no --dry-run")
+    _check_auto(args)
     by = algorithm(args.algorithm)
     runs = recipe is None or recipe.static or by.needs_inputs
-    if not auto and args.candidates:
-        raise ArgumentError("--candidates goes with --scheme auto and --bits, which choose among them")
-    streamed.check_options(args, by, runs=runs, in_memory=auto or args.in_memory)
-    if (part := class_name(args.source)) and (runs or args.in_memory):
+    whole = recipe is None or args.in_memory
+    streamed.check_options(args, by, runs=runs, in_memory=whole)
+    if (part := class_name(args.source)) and (runs or whole):
         raise ArgumentError(
             f"{args.source} is a {part} of diffusers, which is quantized from its files and without data; its pipeline "
             f"runs where inputs are looked at: quantize_(pipe.transformer, .., calibrate=lambda model: pipe(prompt)), "
             f"then save_model of bitport.integrations.huggingface"
         )
-    if processes.world > 1 and (auto or args.in_memory or not runs):
+    if processes.world > 1 and (whole or not runs):
         raise ArgumentError(
             f"several processes ({processes.world}) share the batches on which a model is run from its files, as for "
             "gptq; start only one for anything else"
@@ -136,30 +131,48 @@ def quantized(args: argparse.Namespace, processes: Processes) -> int:
     elif runs:
         report = streamed.quantize(args, recipe, dtype, by, processes)
     else:
-        Source(args.source)  # what is wrong with the files is no note
-        model, notes = named(args.source)
-        notes += ["what each weight is was guessed from its name"] if notes else []
-        advice = "--in-memory quantizes the model in the form it has"
-        if part:
-            advice = f"{part}.from_pretrained(.., quantization_config=BitportConfig(..)) quantizes the form it has"
-            if model is None:
-                notes.append("what this model keeps in float32 is not known, so that is quantized too")
-            else:
-                recipe = spared(recipe, model, find_targets(model))
-        notes += naming_notes(
-            model, args.source, lambda as_model: Source(args.source, arrangement=as_model).tensors, advice
-        )
-        for note in notes:
-            print(f"note: {note}", file=sys.stderr)
-        report = streamed.convert(args, recipe, dtype, by, model)
-    if not processes.first:
-        return 0
+        report = from_files(args, recipe, dtype, by, part)
+    if processes.first:
+        _show(args, report)
+    return 0
+
+
+def _check_auto(args: argparse.Namespace) -> None:
+    auto = args.scheme == "auto"
+    if auto != (args.bits is not None):
+        raise RecipeError("--scheme auto and --bits belong together: the bits that a weight may take on average")
+    if auto and (args.dry_run or args.recipe):
+        raise ArgumentError("--scheme auto measures the model: give no --recipe and no --dry-run")
+    if not auto and args.candidates:
+        raise ArgumentError("--candidates goes with --scheme auto and --bits, which choose among them")
+
+
+def _show(args: argparse.Namespace, report: Report) -> None:
     end = "dry run: nothing was written" if args.dry_run else f"written to {args.output}"
     output = None if args.output is None else str(args.output)
     data = {"dry_run": args.dry_run, "output": output, **report.as_data()}
     show(args, data, f"{report if args.verbose else summary(report)}\n{end}")
     write_reports(args, lambda command: page(report, args.source.name, command), data)
-    return 0
+
+
+def from_files(
+    args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, part: str | None
+) -> Report:
+    """Quantizes tensor by tensor, without running the model. ``part``: its class, if it is a part of diffusers."""
+    Source(args.source)  # what is wrong with the files is no note
+    model, notes = named(args.source)
+    notes += ["what each weight is was guessed from its name"] if notes else []
+    advice = "--in-memory quantizes the model in the form it has"
+    if part:
+        advice = f"{part}.from_pretrained(.., quantization_config=BitportConfig(..)) quantizes the form it has"
+        if model is None:
+            notes.append("what this model keeps in float32 is not known, so that is quantized too")
+        else:
+            recipe = spared(recipe, model, find_targets(model))
+    notes += naming_notes(model, args.source, lambda made: Source(args.source, arrangement=made).tensors, advice)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return streamed.convert(args, recipe, dtype, by, model)
 
 
 def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtype | None, runs: bool) -> Report:
@@ -206,8 +219,8 @@ def named(directory: Path) -> tuple[Any | None, list[str]]:
 def naming_notes(
     model: Any | None, directory: Path, names_of: Callable[[Arrangement], Iterable[str]], advice: str
 ) -> list[str]:
-    """Whether ``model``, that of ``directory``, will find its weights under the names that ``names_of`` its
-    arrangement."""
+    """What to say where ``model``, that of ``directory``, will not find its weights under the names that ``names_of``
+    gives for its arrangement."""
     if model is None:
         return []
     try:
