@@ -26,6 +26,7 @@ from bitport.algorithms import algorithm as algorithm_of
 from bitport.algorithms.apply import apply, output_squares
 from bitport.algorithms.distance import Distance
 from bitport.algorithms.mixed_core import Option, check_least, choose
+from bitport.algorithms.solving import by_storage
 from bitport.calibrate.batches import batches_of, no_autocast
 from bitport.calibrate.blocks import measured
 from bitport.calibrate.inputs import Inputs
@@ -168,7 +169,7 @@ def costs(
     targets, batches = _chosen_for(model, schemes[0], rules), batches_of(model, calibrate)
     if not batches:
         raise ArgumentError("the cost of bits is measured on data, but calibrate holds no batch")
-    tied = _grouped(targets, lambda target: target.storage)
+    tied = by_storage(targets)
     every = [names[0] for names in tied.values()]
     distance = Distance(model, batches[:sample]) if cost == "kl" else None
     seen = {target.name for target in every} if by.needs_inputs or distance is None else set()
@@ -189,7 +190,10 @@ def costs(
         found[target.storage] = tuple(options)
         if not any(option.error for option in options) and not torch.equal(value, outcome.q.dequantize(value.dtype)):
             silent.add(target.storage)
-    alike = _grouped(every, lambda target: _label(tied[target.storage], together)).values()
+    labelled: dict[str, list[Target]] = {}
+    for target in every:
+        labelled.setdefault(_label(tied[target.storage], together), []).append(target)
+    alike = labelled.values()
     if unknown := [group[0].name for group in alike if silent.issuperset(each.storage for each in group)]:
         raise ArgumentError(
             f"the data say nothing about {', '.join(unknown)}: the outputs stay the same, whatever these are rounded "
@@ -235,13 +239,6 @@ def _label(tied: Sequence[Target], together: Sequence[Sequence[str]]) -> str:
             if any(fnmatchcase(name, each) for name in (target.module, target.name) for each in globs):
                 return f"{at} {target.module.rpartition('.')[0]}"
     return tied[0].storage
-
-
-def _grouped(targets: Sequence[Target], label: Callable[[Target], str]) -> dict[str, list[Target]]:
-    groups: dict[str, list[Target]] = {}
-    for target in targets:
-        groups.setdefault(label(target), []).append(target)
-    return groups
 
 
 def _summed(several: Sequence[tuple[Option, ...]]) -> tuple[Option, ...]:
