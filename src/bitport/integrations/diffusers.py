@@ -41,17 +41,17 @@ __all__ = ["BitportConfig"]
 SIZES: tuple[tuple[float, str], ...] = ((0.25, "INT2"), (0.5, "INT4"), (1, "FP8"))
 """Bytes of a number -> what accelerate calls a type of that size."""
 ROOM = 0.88
-"""Of the memory of a device is planned with, so that a weight of 4 bits may have 12 % of scales beside them."""
+"""The part of a device's memory that is planned with: a weight of 4 bits may have scales of 12 % on top."""
 
 
 class Quantizer(Loading, DiffusersQuantizer):
-    """diffusers hands every tensor that ``work`` names to it, and leaves it to put it into the model."""
+    """Makes the tensors that ``work`` names, and puts them into the model: diffusers hands it each one that is read."""
 
     use_keep_in_fp32_modules = True
     dtype: torch.dtype | None = None
-    """Of floats; None: that of the checkpoint."""
+    """What float tensors become; None: that of the checkpoint."""
     files: list[str] | None = None
-    """Of a checkpoint of bitport that is being loaded, and ``held``, its manifest."""
+    """Set while a checkpoint of bitport is being loaded, as is ``held``, its manifest."""
 
     @property
     def config(self) -> BitportConfig:
@@ -68,7 +68,7 @@ class Quantizer(Loading, DiffusersQuantizer):
         return torch_dtype
 
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
-        """Called between finding files and reading them."""
+        """Called when the files are found, before they are read."""
         if not self.pre_quantized:
             return loaded_keys
         self.files, self.held = checkpoint_files, read_manifest(Path(checkpoint_files[0]).parent)
@@ -90,7 +90,7 @@ class Quantizer(Loading, DiffusersQuantizer):
         return self.work is not None and param_name in self.work.wanted
 
     def create_quantized_param(self, *args: Any, **kwargs: Any) -> Any:
-        """Of a tensor, its name and its device, for a model."""
+        """Called with a model, a tensor, its name and its device."""
         model, param_value, param_name, target_device, *_ = args
         device = torch.device(target_device)
         if isinstance(self.work, Stored):
@@ -103,7 +103,7 @@ class Quantizer(Loading, DiffusersQuantizer):
         setattr(model.get_submodule(module), attribute, made)
 
     def get_special_dtypes_update(self, model: Any, torch_dtype: Any) -> dict[str, Any]:
-        """What devices are planned by: of a checkpoint what it takes there, of a float model what it takes now."""
+        """The sizes by which tensors are spread over devices: in a checkpoint the quantized, else the float ones."""
         if not isinstance(self.work, Stored):
             return {}
         from accelerate.utils import CustomDtype
@@ -132,7 +132,7 @@ class Quantizer(Loading, DiffusersQuantizer):
 
     @property
     def supports_parallel_loading(self) -> bool:
-        """One tensor at a time is in memory besides the model."""
+        """Only one tensor at a time is in memory besides the model."""
         return False
 
     @property
@@ -147,8 +147,8 @@ AUTO_QUANTIZATION_CONFIG_MAPPING[NAME] = BitportConfig
 
 
 def check_names(model: Any, path: Path, held: Manifest) -> None:
-    """CheckpointError where the checkpoint ``held`` at ``path`` lacks a tensor of ``model``, or has one too many: of
-    such diffusers warns alone, and leaves a model without numbers."""
+    """CheckpointError where the checkpoint ``held`` at ``path`` lacks a tensor of ``model``, or has one too many:
+    diffusers would only warn, and return a model with parts that were never filled."""
     own, ignored = model.state_dict().keys(), model._keys_to_ignore_on_load_unexpected or ()
     there = {name for name, entry in held.tensors.items() if entry.buffer != "derived"} | held.tied.keys()
     unknown = [name for name in there - own if not any(re.search(pattern, name) for pattern in ignored)]
@@ -175,7 +175,7 @@ def save_pretrained(
     use_flashpack: bool = False,
     **given: Any,
 ) -> None:
-    """In the place of that method of a model that bitport has quantized. Pipelines pass on what it names."""
+    """Takes the place of this method in a model that bitport has quantized. Pipelines pass on what it names."""
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ArgumentError(
             f"{type(model).__name__} has adapters ({', '.join(model.peft_config)}), which are not a part of a "

@@ -1,8 +1,8 @@
 """What from_pretrained and save_pretrained of transformers and diffusers do with models of bitport.
 
-Both libraries open files of weights themselves, and give a quantizer each tensor by the name that the model has for it,
-with the device it goes to. So for a checkpoint of bitport they are given a file of empty tensors, one for each of the
-checkpoint's; in the place of each, bitport's own reader brings the tensor.
+Both libraries open files of weights themselves, and hand a quantizer each tensor with its name in the model and the
+device it goes to. So for a checkpoint of bitport they get a file of empty tensors, one for each tensor of the
+checkpoint, and bitport's own reader puts the tensor in the place of each.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ IDLE = ("token", "save_peft_format", "save_original_format")
 
 
 class Stored:
-    """The checkpoint in the folder of ``files`` as the tensors of ``model``, which is on meta. ``files`` becomes the
-    one file that the library is to open. ``held``: its manifest; ``manifest``: that under the names of the model.
-    ``ties``: the names that the library makes one by itself, alias -> name."""
+    """A checkpoint, read tensor by tensor into ``model``, which is on the meta device. ``files``: those of the
+    checkpoint; the list is changed to the one file that the library is to open. ``held``: the manifest; ``manifest``:
+    the same under the names of the model. ``ties``: alias -> name, where the library itself ties the two."""
 
     def __init__(
         self, model: nn.Module, files: list[str], held: Manifest, manifest: Manifest, ties: Mapping[str, str]
@@ -85,7 +85,7 @@ class Stored:
             )
 
     def tensor(self, name: str, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-        """``dtype``: of floats, and of what quantized ones stand for; None: that of the file."""
+        """``dtype``: what float tensors become, and what quantized ones are dequantized to; None: that of the file."""
         entry, there = self.wanted[name], self.own[name]
         self.brought.add(name)
         if entry.name in self.shared:
@@ -108,7 +108,7 @@ class Stored:
 
 
 class Original:
-    """The weights ``targets`` of a model in float, which are quantized when they come."""
+    """A float model whose weights are quantized as the library reads them. ``targets``: the weights of the model."""
 
     def __init__(self, targets: Sequence[Target], recipe: Recipe, algorithm: Algorithm, measure: bool) -> None:
         self.recipe, self.algorithm, self.measure = recipe, algorithm, measure
@@ -117,12 +117,13 @@ class Original:
         self.targets = {target.name: target for target in targets}
         self.wanted = {choice.name: choice for choice in self.plan.quantized}
         self.told: dict[str, LayerReport] = {}
-        """By storage: what came out."""
+        """Storage -> the report on its weight."""
         self.misfits: dict[str, torch.Size] = {}
-        """Of another shape in the files: an error of the library, or it makes new ones (ignore_mismatched_sizes)."""
+        """Name -> the shape in the files where it is not the model's: the library raises an error for such a weight, or
+        makes a new one (ignore_mismatched_sizes)."""
 
     def tensor(self, name: str, value: Tensor) -> Tensor:
-        """``value`` is where it is to be."""
+        """What goes into the model for ``value``, which is on its device already."""
         target, choice = self.targets[name], self.wanted[name]
         assert choice.scheme is not None
         if value.shape != target.shape:
@@ -151,7 +152,8 @@ class Original:
         return Report(layers, before, after, self.recipe.to_json(), expression(self.algorithm))
 
     def _refuse_misfits(self, model: nn.Module) -> None:
-        """Those that the library has taken as they are: transformers before 5.23, of any model with a quantizer."""
+        """ArgumentError where the library has taken one as it is: transformers before 5.23 does if there is a
+        quantizer."""
         taken = [
             f"{name} {[*shape]}, not {[*self.targets[name].shape]}"
             for name, shape in self.misfits.items()
@@ -165,13 +167,13 @@ class Original:
 
 
 class Loading:
-    """What the quantizers of both libraries answer alike."""
+    """What the quantizers for both libraries have in common."""
 
     work: Stored | Original | None = None
-    """Of a model that is being loaded."""
+    """Set while a model is being loaded."""
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Called with what the user gives, and with what is made of "auto"."""
+        """Called with the device map that the user gives, and again with the one that "auto" stands for."""
         places = device_map.items() if isinstance(device_map, dict) else ()
         if on_disk := [name or "all" for name, place in places if place == "disk"]:
             raise ArgumentError(
@@ -189,8 +191,9 @@ class Loading:
 
 
 class Saving:
-    """``write`` in the place of the save_pretrained of ``model``, which it does not keep alive: ``del model`` frees its
-    memory. In ``from_pretrained(..).save_pretrained(..)`` nothing else does, and its ``twin`` is saved."""
+    """Calls ``write`` in the place of the save_pretrained of ``model``. It does not keep ``model`` alive, so that
+    ``del model`` frees the memory; where nothing else keeps it, as in ``from_pretrained(..).save_pretrained(..)``,
+    ``twin`` is saved."""
 
     def __init__(self, write: Callable[..., None], model: Any, twin: Any) -> None:
         self.write, self.model, self.twin = write, weakref.ref(model), twin
@@ -205,8 +208,8 @@ class Saving:
 
 
 def twin_of(model: Any) -> Any:
-    """A module that shares the children, parameters and buffers of ``model``, also those that it gets later: for what
-    ``model`` holds, and would keep it alive."""
+    """A module that shares the children, parameters and buffers of ``model``, also those that it gets later. For what
+    ``model`` itself holds, where a reference back to ``model`` would keep it alive."""
     twin = copy.copy(model)
     for own in ("hf_quantizer", "save_pretrained"):
         vars(twin).pop(own, None)
@@ -221,8 +224,8 @@ def save_pretrained(
     variant: str | None = None,
     **given: Any,
 ) -> None:
-    """In the place of that method of a model that bitport has quantized. Pipelines of diffusers look for ``variant``
-    among its arguments, and pass on no others than it names."""
+    """Takes the place of this method in a model that bitport has quantized. It names ``variant`` because pipelines of
+    diffusers pass on only arguments that are named."""
     given |= {"variant": variant, "safe_serialization=False": not given.pop("safe_serialization", True)}
     if wrong := sorted(name for name, value in given.items() if name not in IDLE and value):
         raise ArgumentError(

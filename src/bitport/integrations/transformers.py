@@ -83,25 +83,26 @@ class BitportConfig(QuantizationConfigMixin):
 
 @register_quantizer(NAME)
 class Quantizer(Loading, HfQuantizer):
-    """transformers hands every tensor that ``work`` names to it, when it is on its device, and takes what it makes."""
+    """Makes the tensors that ``work`` names: transformers hands it each one that is read, on its device, and puts what
+    it returns into the model."""
 
     quantization_config: BitportConfig
     model: Any
-    """The twin of what was loaded."""
+    """The twin of the model that was loaded."""
     parts: Sequence[Sequence[str]] = ()
-    """Of each conversion, in what names of tensors differ that are one in the files."""
+    """For each conversion: the parts of names in which tensors differ that are a single one in the files."""
 
     def update_attn_implementation(self, config: Any) -> Any:
-        """What is called with the config before files are looked for: says which list them."""
+        """Called with the config before files are looked for: sets the name of the one that lists them."""
         if self.pre_quantized:
             config.transformers_weights = INDEX
         return config
 
     update_tp_plan = update_attn_implementation
-    """The same before transformers 5.20."""
+    """Called in its place before transformers 5.20."""
 
     def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
-        """A checkpoint comes under the names of the model."""
+        """None for a checkpoint, whose tensors are handed over under the names of the model."""
         if isinstance(self.work, Stored):
             return []
         conversions: list[Any] = super().update_weight_conversions(weight_conversions, *args)
@@ -124,8 +125,8 @@ class Quantizer(Loading, HfQuantizer):
         self.dtype = dtype
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
-        """Of tensors that the files have as one, transformers asks for the first; afterwards again for each whose shape
-        is not that of the model, of which it tells itself."""
+        """For tensors that are one in the files, transformers asks about the first. Later it asks again about each
+        whose shape is not that of the model, which it reports itself."""
         if isinstance(self.work, Original) and param_name in self.work.misfits:
             return False
         return self.work is not None and not self.work.wanted.keys().isdisjoint(self._with(param_name))
@@ -135,7 +136,7 @@ class Quantizer(Loading, HfQuantizer):
         return [name, *others]
 
     def param_element_size(self, model: Any, param_name: str, param: Tensor) -> float:
-        """What devices are planned by: of a checkpoint what it takes there, of a float model what it takes now."""
+        """The size by which tensors are spread over devices: in a checkpoint the quantized one, else the float one."""
         if isinstance(self.work, Stored) and param_name in self.work.wanted and param.numel():
             return self.work.wanted[param_name].nbytes / param.numel()
         return param.element_size()
@@ -155,7 +156,7 @@ class Quantizer(Loading, HfQuantizer):
         return model
 
     def dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        """What model.dequantize(dtype) of transformers calls: from then on it is a float model, and saved as one."""
+        """Called by model.dequantize(dtype) of transformers. From then on it is a float model, and saved as one."""
         dequantize_(model, dtype)
         del model.save_pretrained
         self.remove_quantization_config(model)
@@ -193,8 +194,8 @@ class Give(ConversionOps):
 
 
 class Late(dict[str, Any]):
-    """Makes each tensor when it is taken. What goes wrong before, transformers catches: it goes on with the next one,
-    and tells of it in a table when all are read."""
+    """Makes each tensor when it is taken. An error raised before that transformers would catch: it would go on with the
+    next tensor, and list the error in a table once all are read."""
 
     def items(self) -> Any:
         return [(name, make()) for name, make in super().items()]
@@ -211,7 +212,7 @@ def stored(model: Any, files: list[str], ties: dict[str, str]) -> Stored:
 
 
 def kept(ties: dict[str, str], files: Sequence[str]) -> dict[str, str]:
-    """Those of ``ties`` that transformers will make: where ``files`` hold both with other numbers, it does not."""
+    """Those of ``ties`` that transformers will make: not a pair that ``files`` hold with different numbers."""
     with contextlib.ExitStack() as stack:
         readers = [
             stack.enter_context(SafetensorsReader(Path(file))) for file in files if file.endswith(".safetensors")
@@ -228,7 +229,7 @@ def kept(ties: dict[str, str], files: Sequence[str]) -> dict[str, str]:
 
 
 def tied(targets: list[Target], alias_of: dict[str, str]) -> list[Target]:
-    """transformers ties weights when they are loaded; these will be one."""
+    """``targets`` with one storage for those that transformers will tie once they are loaded."""
     storages = {target.name: target.storage for target in targets}
     return [
         dataclasses.replace(target, storage=storages.get(alias_of.get(target.name, ""), target.storage))
@@ -244,7 +245,7 @@ def save(
     variant: str | None = None,
     **given: Any,
 ) -> None:
-    """Of a model with adapters transformers writes these."""
+    """If the model has adapters, transformers' own method writes those alone."""
     size = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     adapted = getattr(model, "_hf_peft_config_loaded", False)
     write = type(model).save_pretrained if adapted else save_pretrained
