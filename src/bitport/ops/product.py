@@ -208,6 +208,10 @@ def prepare(x: Tensor, q: QTensor) -> Tensor:
 
 def in_code_order(x: Tensor, q: QTensor) -> Tensor:
     """Rows of the input, or of what belongs to the value, as they meet the codes."""
+    if q.pre_scale is None and q.perm is None:
+        return x
+    if x.dim() == 0 or x.size(-1) != q.matrix.k:  # a single column would be repeated over all scales
+        raise ArgumentError(f"x must have shape [..., {q.matrix.k}] for {q!r}, not {[*x.shape]}")
     if q.pre_scale is not None:
         x = x * q.pre_scale.to(x.dtype)
     if q.perm is not None:
