@@ -13,7 +13,7 @@ from bitport.algorithms.rotation_core import Rotation, factors, hadamard, hadama
 from bitport.numerics import quantize, sqnr
 from bitport.schemes import preset
 
-from .families import batch_of, model_of, output, plant_outliers
+from .families import batch_of, model_of, output, plant_outliers, transformers
 from .weights import value
 
 ORDERS = [order for order in range(1, 130) if is_known(order)]
@@ -80,6 +80,16 @@ def test_a_rotated_model_computes_what_it_did(name: str) -> None:
         key for key, param in model.named_parameters() if key in weights and not torch.equal(param, weights[key])
     }
     assert any("embed" in key or "wte" in key for key in changed) == stream
+
+
+def test_a_cache_that_a_model_always_uses_does_not_grow_from_run_to_run() -> None:
+    """Flaubert makes one whatever its config says; each block begins with what it was given."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 96, "emb_dim": 64, "n_layers": 2, "n_heads": 4}
+    model = transformers.FlaubertWithLMHeadModel(transformers.FlaubertConfig(**sizes)).eval()
+    before = output(model, "flaubert")
+    Rotate(heads=True, untie=True).model_(model, [batch_of("flaubert")])
+    assert sqnr(before, output(model, "flaubert")) > 100
 
 
 def test_a_head_that_is_the_embedding_is_kept_or_parted() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bitport.calibrate.blocks import blocks_of, measured
+from bitport.calibrate.blocks import blocks_of, in_use, measured
 from bitport.calibrate.inputs import Watch
 from bitport.nn import find_targets
 
@@ -228,6 +228,15 @@ def test_a_model_is_left_as_it_was() -> None:
     assert model.training
     assert model.config.use_cache
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+def test_a_decoder_within_a_model_uses_no_cache_either() -> None:
+    """As those of models with images, whose own config does not say whether one is used."""
+    model = nn.Sequential(Model())
+    model[0].config = type("Config", (), {"use_cache": True})()
+    with in_use(model):
+        assert not model[0].config.use_cache
+    assert model[0].config.use_cache
 
 
 class Moving(nn.Module):

@@ -6,20 +6,21 @@ done on a copy in float32 and proven there: the model computes what it did, or i
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bitport.algorithms.block import Block
 from bitport.algorithms.pairs import Pair, find_pairs, shared_parameters
 from bitport.algorithms.residual import find_stream
 from bitport.algorithms.rotation_core import Rotation
 from bitport.algorithms.trial import Trial
-from bitport.calibrate.batches import Call, run_fresh
+from bitport.calibrate.batches import Call, each_once, run_fresh
 from bitport.calibrate.blocks import blocks_of, in_use
 from bitport.nn.targets import find_targets
 from bitport.tensor import QTensor
@@ -99,7 +100,7 @@ def _trials(whole: Trial) -> Iterator[tuple[str, Trial]]:
     calls: dict[str, list[Call]] = {name: [] for name in blocks_of(whole.block)}
 
     def note(name: str) -> Any:
-        return lambda module, args, kwargs: calls[name].append(Call(args, kwargs))
+        return lambda module, *given: calls[name].append(each_once(_as_it_is, Call(*given)))
 
     hooks = [whole.block.get_submodule(name).register_forward_pre_hook(note(name), with_kwargs=True) for name in calls]
     for batch in whole.batches:
@@ -109,6 +110,11 @@ def _trials(whole: Trial) -> Iterator[tuple[str, Trial]]:
     for name, given in calls.items():
         if len(given) == len(whole.batches):
             yield name, Trial(whole.block.get_submodule(name), given)
+
+
+def _as_it_is(leaf: Any) -> Any:
+    """A cache that a model uses whatever its config says has grown when its block has run."""
+    return leaf if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
 
 def _untie(model: nn.Module) -> None:

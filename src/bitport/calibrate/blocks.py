@@ -281,15 +281,14 @@ def _inside(target: Target, block: str) -> bool:
 @contextlib.contextmanager
 def in_use(model: nn.Module) -> Iterator[None]:
     """As it is used, but without a cache of keys and values: one that grows with every run of a block would be wrong
-    the second time."""
-    config = getattr(model, "config", None)
-    before = getattr(config, "use_cache", None)
+    the second time. A model with images has the setting at its decoder, which is a module with a config of its own."""
+    configs = {id(config): config for each in model.modules() if (config := getattr(each, "config", None)) is not None}
+    before = [(each, uses) for each in configs.values() if (uses := getattr(each, "use_cache", None)) is not None]
     with evaluating(model):
-        if config is None or before is None:
-            yield
-            return
-        config.use_cache = False
+        for config, _ in before:
+            config.use_cache = False
         try:
             yield
         finally:
-            config.use_cache = before
+            for config, uses in before:
+                config.use_cache = uses
