@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitport
+from bitport.numerics import sqnr
 from bitport.schemes import PRESETS, preset
 from bitport.tensor import cache_key, quantize_tensor
 
@@ -130,6 +132,15 @@ def test_the_key_of_torchs_cache_has_all_that_a_graph_depends_on(
     keys.append(packed._stable_hash_for_caching())
     cache_key.source_key.cache_clear()
     assert len(set(keys)) == len(keys)
+
+
+def test_a_copy_of_an_exported_model_moves() -> None:
+    """As docs/deploy.md has it: PyTorch moves no tensor of several parts that torch.export has seen."""
+    model, ids = quantized("int4"), torch.arange(8).reshape(2, 4)
+    torch.export.export(model, (ids,))
+    y = copy.deepcopy(model).to(torch.bfloat16)(ids)
+    assert y.dtype == torch.bfloat16
+    assert sqnr(model(ids), y) > 30  # 8 bits of each number: 2^-9 of it, and of sums over a few layers
 
 
 def test_a_cast_that_changes_nothing_is_exported() -> None:
