@@ -11,6 +11,7 @@ import torch
 import bitport as bp
 from bitport.cli.main import main
 from bitport.numerics import sqnr
+from bitport.schemes import RecipeLike
 
 from .test_pretrained import assert_same
 from .zoo import ZOO, model_of, outputs, transformers
@@ -20,11 +21,13 @@ from bitport.integrations.transformers import BitportConfig  # isort: skip
 SCHEME = "int4"
 
 
+@pytest.mark.parametrize("recipe", [SCHEME, {"*": SCHEME}], ids=["by name", "a rule for all"])
 @pytest.mark.parametrize("name", ZOO)
-def test_it_computes_its_dequantized_values(name: str) -> None:
-    """Float32 all the way: only the order of sums may differ."""
+def test_it_computes_its_dequantized_values(name: str, recipe: RecipeLike) -> None:
+    """Float32 all the way: only the order of sums may differ. A rule for all takes tables and convolutions too, but not
+    those that a model reads in another way."""
     model = model_of(name)
-    report = bp.quantize_(model, SCHEME)
+    report = bp.quantize_(model, recipe)
     assert all(layer.reason for layer in report.skipped)
     dense = bp.dequantize_(copy.deepcopy(model))
     pairs = list(zip(outputs(model, name), outputs(dense, name), strict=True))

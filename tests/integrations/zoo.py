@@ -219,6 +219,22 @@ ZOO: dict[str, Kind] = {
         },
         lambda: {"pixel_values": noise(2, 3, 64, 64)},
     ),
+    "voxtral's encoder, a table of positions that is added whole": Kind(
+        "VoxtralEncoder",
+        "VoxtralEncoderConfig",
+        {**ENCODER, "head_dim": 16, "num_mel_bins": 8, "max_source_positions": 12},
+        lambda: {"input_features": noise(2, 8, 24)},
+    ),
+    "prophetnet, a table of which single rows are added": Kind(
+        "ProphetNetModel",
+        "ProphetNetConfig",
+        {
+            **{"vocab_size": 96, "hidden_size": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "ngram": 2},
+            **{"num_encoder_layers": 1, "num_decoder_layers": 1, "num_encoder_attention_heads": 4},
+            **{"num_decoder_attention_heads": 4, "max_position_embeddings": 64},
+        },
+        two_texts,
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -26,6 +26,11 @@ WEIGHTS: tuple[tuple[type[nn.Module], str, str], ...] = (
 """(module type, parameter, kind)."""
 
 POSITIONS = ("rel_pos_bias", "rel_pos_x_bias", "rel_pos_y_bias")
+QUERIES = ("queries_embedder", "queries_features", "level_embed")
+PROMPTS = ("point_embed", "not_a_point_embed", "no_mask_embed")
+TOKENS = ("iou_token", "mask_tokens", "hq_token", "obj_score_token")
+SAM = ("Sam", "SamHQ", "Sam2", "Sam2Video", "Sam3Tracker", "Sam3TrackerVideo", "EdgeTam", "EdgeTamVideo")
+CONCEPTS = ("cls_embed", "query_embed", "reference_points", "presence_token")
 READ_OTHERWISE: dict[str, tuple[str, ...]] = {
     "DeepseekV4GroupedLinear": ("",),
     "TDNNLayer": ("kernel",),
@@ -39,9 +44,27 @@ READ_OTHERWISE: dict[str, tuple[str, ...]] = {
     "LayoutLMv2Encoder": POSITIONS,
     "LayoutLMv3Encoder": POSITIONS,
     "PPDocLayoutV2ReadingOrderEncoder": POSITIONS,
+    "WeightStandardizedConv2d": ("",),
+    "ProphetNetDecoder": ("ngram_embeddings",),
+    "Siglip2VisionEmbeddings": ("position_embedding",),
+    **dict.fromkeys(
+        ("VoxtralEncoder", "Qwen2AudioEncoder", "AudioFlamingo3Encoder", "MossTranscribeDiarizeAudioModel"),
+        ("embed_positions",),
+    ),
+    **dict.fromkeys(("DetrModel", "ConditionalDetrModel", "TableTransformerModel"), ("query_position_embeddings",)),
+    **dict.fromkeys(("DebertaEncoder", "DebertaV2Encoder", "SEWDTransformerEncoder"), ("rel_embeddings",)),
+    "DabDetrModel": ("query_refpoint_embeddings",),
+    **dict.fromkeys(
+        ("MaskFormerTransformerModule", "Mask2FormerTransformerModule", "OneFormerTransformerModule"), QUERIES
+    ),
+    **{f"{family}PromptEncoder": PROMPTS for family in SAM},
+    **{f"{family}MaskDecoder": TOKENS for family in SAM},
+    **dict.fromkeys(("Sam3GeometryEncoder", "Sam3DetrDecoder"), CONCEPTS),
+    **dict.fromkeys(("Sam3LiteTextGeometryEncoder", "Sam3LiteTextDetrDecoder"), CONCEPTS),
 }
-"""Class of transformers -> its children ("": itself) that are linear layers whose weight is reshaped, looked up, joined
-or scaled in place when the model runs, which needs a plain tensor: "other"."""
+"""Class of transformers -> its children ("": itself) whose weights are reshaped, looked up, joined, added or scaled in
+place when the model runs, which needs plain tensors, where others of their kind are multiplied with or looked up in:
+"other"."""
 
 REWRITTEN = "max_norm rewrites the rows that are looked up"
 
@@ -77,10 +100,7 @@ def find_targets(model: nn.Module) -> list[Target]:
     classes: dict[str, str] = {}
     for module_name, module in model.named_modules(remove_duplicate=False):
         classes[module_name] = type(module).__name__
-        parent, _, child = module_name.rpartition(".")
-        otherwise = any(
-            name in READ_OTHERWISE.get(classes.get(of, ""), ()) for of, name in ((module_name, ""), (parent, child))
-        )
+        otherwise = _is_read_otherwise(module_name, classes)
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
             if is_lazy(param):
                 full = f"{module_name}.{name}".lstrip(".")
@@ -90,6 +110,13 @@ def find_targets(model: nn.Module) -> list[Target]:
                 unfit = REWRITTEN if getattr(module, "max_norm", None) is not None and kind == "embedding" else ""
                 targets.append(Target(module_name, name, kind, tuple(param.shape), str(id(param)), transposed, unfit))
     return targets
+
+
+def _is_read_otherwise(module: str, classes: Mapping[str, str]) -> bool:
+    """Whether its own class says so, or one above of the child in which it is. ``classes``: of each module, by name."""
+    names = module.split(".")
+    children = ((".".join(names[:at]), name) for at, name in enumerate(names))
+    return any(name in READ_OTHERWISE.get(classes.get(of, ""), ()) for of, name in (*children, (module, "")))
 
 
 def _kind(module_name: str, module: nn.Module, name: str, param: Tensor) -> tuple[str, bool]:
