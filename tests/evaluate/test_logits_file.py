@@ -32,5 +32,5 @@ def test_a_full_disk_is_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="is no folder"):
+    with pytest.raises(ArgumentError, match="is not a folder"):
         LogitsFile(1, tmp_path / "none")
