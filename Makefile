@@ -164,13 +164,9 @@ sanitize-step: $(VENV)/.test $(STEP_LIBRARY)
 	  ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:$(FILLED) \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider -n 0 $(STEP_TESTS)
 
-$(STEP_LIBRARY): $(patsubst native/%.cpp,$(SANITIZED)/pic/%.o,$(wildcard native/kernels/*.cpp native/torch/*.cpp))
+$(STEP_LIBRARY): $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(wildcard native/kernels/*.cpp native/torch/*.cpp))
 	rm -rf $(SANITIZED)/src && cp -r src $(SANITIZED)/src
 	$(SANITIZE_CXX) -shared -o $@ $^ -ldl
-
-$(SANITIZED)/pic/%.o: native/%.cpp $(wildcard native/*/*.h)
-	@mkdir -p $(@D)
-	$(SANITIZE_CXX) -fPIC -fvisibility=hidden -c -o $@ $<
 
 $(SANITIZED)/kernels_test: $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(wildcard native/kernels/*.cpp native/tests/*.cpp))
 	$(SANITIZE_CXX) -o $@ $^
@@ -180,9 +176,10 @@ SHIM_SOURCES := $(wildcard native/kernels/*.cpp native/shim/*.cpp native/shim/te
 $(SANITIZED)/shim_test: $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(SHIM_SOURCES))
 	$(SANITIZE_CXX) -o $@ $^
 
+# As for a library, which programs do with too: what takes minutes to compile is compiled once for both.
 $(SANITIZED)/%.o: native/%.cpp $(wildcard native/*/*.h native/shim/tests/*.h)
 	@mkdir -p $(@D)
-	$(SANITIZE_CXX) -c -o $@ $<
+	$(SANITIZE_CXX) -fPIC -fvisibility=hidden -c -o $@ $<
 
 # The page of a report is opened in a browser; where there is none, its tests are skipped, and say so.
 browser:
