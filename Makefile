@@ -372,7 +372,7 @@ $(PEERS_VENV)/.peers: bench/peers/requirements.txt bench/peers/requirements-alon
 	touch $@
 
 $(XLA_VENV)/.xla: pyproject.toml $(NATIVE)
-	$(MAKE) VENV=$(XLA_VENV) $(XLA_VENV)/.test
+	$(MAKE) VENV=$(XLA_VENV) $(XLA_VENV)/.torch
 	$(XLA_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[test,xla]'
 	touch $@
 
@@ -386,7 +386,7 @@ $(OLDEST_VENV)/.oldest: pyproject.toml $(NATIVE)
 	touch $@
 
 $(RUNTIMES_VENV)/.runtimes: pyproject.toml $(NATIVE)
-	$(MAKE) VENV=$(RUNTIMES_VENV) $(RUNTIMES_VENV)/.test
+	$(MAKE) VENV=$(RUNTIMES_VENV) $(RUNTIMES_VENV)/.torch
 	$(RUNTIMES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[test,onnx,executorch,lm-eval]'
 	touch $@
 
