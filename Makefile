@@ -162,7 +162,7 @@ STEP_LIBRARY := $(SANITIZED)/src/bitport/backends/cpu/libbitport_kernels.so
 sanitize-step: $(VENV)/.test $(STEP_LIBRARY)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" PYTHONPATH=$(SANITIZED)/src:. \
 	  ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:$(FILLED) \
-	  $(BIN)/python -m pytest -q -p no:cacheprovider -n 0 $(STEP_TESTS)
+	  $(BIN)/python -m pytest -p no:cacheprovider -n 0 $(STEP_TESTS)
 
 $(STEP_LIBRARY): $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(wildcard native/kernels/*.cpp native/torch/*.cpp))
 	rm -rf $(SANITIZED)/src && cp -r src $(SANITIZED)/src
