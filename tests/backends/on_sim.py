@@ -262,7 +262,7 @@ def test_explained() -> None:
     assert "sim's own (dispatcher)" in str(explanation)
     assert "sim_rows8" in str(explanation)
     there, x = model("int4").to("sim"), torch.ones(1, 256, dtype=torch.bfloat16, device=SIM)
-    with use_kernel("linear=own"), pytest.raises(KernelError, match="what sim has at the dispatcher has no name"):
+    with use_kernel("linear=own"), pytest.raises(KernelError, match="sim has at the dispatcher has no name"):
         there(x)
 
 

@@ -1,4 +1,5 @@
-"""Inputs that are no dense tensors: nested ones of torch.jagged are taken, all others refused in words."""
+"""Inputs that do not fit are refused in words: other numbers of columns, and what is no dense tensor but for nested
+ones of torch.jagged, which are taken."""
 
 from __future__ import annotations
 
@@ -61,3 +62,10 @@ def test_other_inputs_are_refused(make: Make, kind: str, product: str, scheme: s
 def test_other_ids_are_refused(make: Make) -> None:
     with pytest.raises(ArgumentError, match="ids is a nested tensor of the layout"):
         F.embedding(nested(torch.arange(3), torch.strided), make())
+
+
+def test_what_comes_before_the_codes_makes_no_other_columns_fit(full: QTensor) -> None:
+    """One column times a scale would be as many as the weight has."""
+    for shape in ((3, 1), (1,), (), (3, 95), (3, 97)):
+        with pytest.raises(ArgumentError, match=r"x must have shape \[\.\.\., 96\]"):
+            F.linear(torch.ones(shape), full)

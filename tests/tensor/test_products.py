@@ -253,13 +253,6 @@ def test_perm_and_pre_scale_are_invisible_in_the_value(make: Make, parts: tuple[
     torch.testing.assert_close(torch.randn(2, 64).zero_() @ q, torch.zeros(2, 96))
 
 
-def test_what_comes_before_the_codes_makes_no_other_columns_fit(full: QTensor) -> None:
-    """One column times a scale would be as many as the weight has."""
-    for shape in ((3, 1), (1,), (), (3, 95), (3, 97)):
-        with pytest.raises(ArgumentError, match=r"x must have shape \[\.\.\., 96\]"):
-            F.linear(torch.ones(shape), full)
-
-
 def test_a_pre_scale_comes_before_the_rounding_of_the_input(make: Make) -> None:
     """SmoothQuant: what is rounded to int8 is x times the scale."""
     scale = torch.logspace(-2, 2, 96)
