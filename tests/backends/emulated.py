@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from bitport.ops import Weight
+
 HERE = Path(__file__).parent
 GIVEN = "#define CALL(x, codes, scale, zero, bias, y, s) {0}(x, codes, scale, zero, bias, y, {1})\n"
 KERNELS = {
@@ -63,6 +65,15 @@ def emulated(kernel: str, source: str, compiler: str, folder: Path) -> Emulated:
     done = subprocess.run([compiler, *options, str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Emulated(file.with_suffix(".so"))
+
+
+def every_code_and_zero(dtype: torch.dtype) -> tuple[list[Weight], torch.Tensor]:
+    """(int8 weights with a row for each zero and a column for each code, one in each layout; what they mean)"""
+    codes, zeros = torch.arange(256, dtype=torch.uint8).repeat(256, 1), torch.arange(256, dtype=torch.uint8)[:, None]
+    layouts = {"plain": codes, "signed_int8": codes ^ 0x80}
+    ones = torch.ones(256, 1, dtype=dtype)
+    weights = [Weight(data, ones, zeros, None, "int8", 256, 256, 1, 256, layout) for layout, data in layouts.items()]
+    return weights, codes.double() - zeros.double()
 
 
 def in_place_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import torch
 from bitport.backends.cuda import capability, few_rows
 from bitport.backends.cuda.few_rows import DEEP, MIDDLE, NARROW, WIDE, Form, Size, size_of, source
 from bitport.ops import Sample, Weight
-from tests.backends.emulated import Emulated, emulated, in_place_of_a_device
+from tests.backends.emulated import Emulated, emulated, every_code_and_zero, in_place_of_a_device
 from tests.backends.products import products, shortfall
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -117,11 +117,9 @@ def test_numbers(
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 def test_every_code_and_zero_of_8_bits(emulator: Callable[[Size, Form], Emulated], dtype: torch.dtype) -> None:
-    """A row for each zero, a column for each code, in either layout: what they mean is exact."""
-    codes, zeros = torch.arange(256, dtype=torch.uint8).repeat(256, 1), torch.arange(256, dtype=torch.uint8)[:, None]
-    exact = codes.double() - zeros.double()
-    for layout, data in (("plain", codes), ("signed_int8", codes ^ 0x80)):
-        weight = Weight(data, torch.ones(256, 1, dtype=dtype), zeros, None, "int8", 256, 256, 1, 256, layout)
+    """What they mean is exact."""
+    weights, exact = every_code_and_zero(dtype)
+    for weight in weights:
         for begin in range(0, 256, 64):
             x = torch.eye(256, dtype=dtype)[begin : begin + 64].view(8, 8, 256)
             y = torch.cat([few_rows.product(rows, weight, None, WIDE) for rows in x])

@@ -16,7 +16,7 @@ from bitport.backends.cuda import capability, many_rows
 from bitport.backends.cuda.many_rows import COSTS, Form, Size, size_of, sizes, source
 from bitport.ops import Sample, Weight
 from bitport.schemes import preset
-from tests.backends.emulated import Emulated, emulated, in_place_of_a_device
+from tests.backends.emulated import Emulated, emulated, every_code_and_zero, in_place_of_a_device
 from tests.backends.products import products, shortfall
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -85,12 +85,10 @@ def test_numbers(size: Size, scheme: str, n: int, k: int, m: int, dtype: torch.d
 @pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 def test_every_code_and_zero_of_8_bits(dtype: torch.dtype) -> None:
-    """A row for each zero, a column for each code, in either layout: what they mean is exact."""
-    codes, zeros = torch.arange(256, dtype=torch.uint8).repeat(256, 1), torch.arange(256, dtype=torch.uint8)[:, None]
-    exact, x = codes.double() - zeros.double(), torch.eye(256, dtype=dtype)
-    for layout, data in (("plain", codes), ("signed_int8", codes ^ 0x80)):
-        weight = Weight(data, torch.ones(256, 1, dtype=dtype), zeros, None, "int8", 256, 256, 1, 256, layout)
-        assert torch.equal(many_rows.product(x, weight, None, WIDE).double(), exact.T)
+    """What they mean is exact."""
+    weights, exact = every_code_and_zero(dtype)
+    for weight in weights:
+        assert torch.equal(many_rows.product(torch.eye(256, dtype=dtype), weight, None, WIDE).double(), exact.T)
 
 
 @pytest.mark.usefixtures("hopper")

@@ -31,6 +31,11 @@ STEP_BYTES = 64
 """Of a row of the weight, which a warp multiplies at a time; a lane has a quarter."""
 
 
+def step_of(bits: int) -> int:
+    """Columns in STEP_BYTES."""
+    return STEP_BYTES * 8 // bits
+
+
 class Form(NamedTuple):
     """What the source is compiled for beside the size."""
 
@@ -43,8 +48,7 @@ class Form(NamedTuple):
 
     @property
     def step(self) -> int:
-        """Columns."""
-        return STEP_BYTES * 8 // self.bits
+        return step_of(self.bits)
 
     def entries(self, steps: int) -> int:
         """Scales of a row that are kept: of each lane, where they are of fewer columns than a step."""
@@ -100,7 +104,7 @@ OCCUPIED = 0.6
 def refuses(number: str, x: Tensor, *rest: Any) -> str | None:
     """``number``: int4 or int8."""
     weight = Weight(*rest[:10])
-    step = STEP_BYTES * 8 // NUMBER_TYPES[number].bits
+    step = step_of(NUMBER_TYPES[number].bits)
     if reason := operand.refuses(number, x, weight, step):
         return reason
     if weight.block_k % (step // 4):

@@ -235,3 +235,20 @@ DEVICE u32 as_numbers(u32 codes) {
   return minus(with_magic<0x7F>(codes), with_magic<0x80>(~codes));
 #endif
 }
+
+// Four results in a row, the first of a multiple of 4 below n, with their bias where there is one; no more than there are
+DEVICE void write_results(u16* y, const u16* bias, int row, int column, int n, const float (&value)[4]) {
+  float each[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    each[i] = value[i] + (bias && column + i < n ? widen(read_bias(bias + column + i)) : 0.f);
+  const u32 both[2] = {narrow(each[0], each[1]), narrow(each[2], each[3])};
+  u16* const to = y + (u64)row * n + column;
+  if (n % 4 == 0) {
+    write4(to, both[0], both[1]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    if (column + i < n) write1(to + i, both[i / 2] >> i % 2 * 16);
+}

@@ -238,22 +238,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
     }
   __syncthreads();
 
-  auto write = [&](int row, int column, const float (&value)[4]) {
-    float each[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      each[i] = value[i] + (bias && column + i < n ? widen(read_bias(bias + column + i)) : 0.f);
-    const u32 both[2] = {narrow(each[0], each[1]), narrow(each[2], each[3])};
-    u16* const to = y + (u64)row * n + column;
-    if (n % 4 == 0) {
-      write4(to, both[0], both[1]);
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (column + i < n) write1(to + i, both[i / 2] >> i % 2 * 16);
-  };
-
   // A unit is 4 results in a row, of which each block of the cluster adds up 4 units at a time, in turn
   constexpr int ROW_UNITS = BN / 4;
   const int units = m * ROW_UNITS, own_units = (m * (BN / 16) + SPLITS - 1) / SPLITS * 4;
@@ -272,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
     if (SPLITS > 1)
       write16_in(unit / 4 % SPLITS, others + (rank * own_units + unit / (4 * SPLITS) * 4 + unit % 4) * 16, value);
     else if (n0 + column < n)
-      write(row, n0 + column, value);
+      write_results(y, bias, row, n0 + column, n, value);
   }
   if (SPLITS == 1) return;
   arrive_at_cluster();
@@ -289,6 +273,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
 #pragma unroll
       for (int c = 0; c < 4; c++) value[c] += part[c];
     }
-    write(row, n0 + column, value);
+    write_results(y, bias, row, n0 + column, n, value);
   }
 }

@@ -209,21 +209,7 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
 #pragma unroll
       for (int i = 0; i < 4; i++) each[i] += part[i];
     }
-    if (m0 + row >= m) continue;
-    const int to = n0 + column;
-    u16* out = y + (u64)(m0 + row) * n + to;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (bias && to + i < n) each[i] += widen(read_bias(bias + to + i));
-    const u32 low = narrow(each[0], each[1]), high = narrow(each[2], each[3]);
-    if (n % 4 == 0 && to + 3 < n) {
-      write4(out, low, high);
-    } else {
-      const u32 both[2] = {low, high};
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        if (to + i < n) write1(out + i, both[i / 2] >> i % 2 * 16);
-    }
+    if (m0 + row < m && n0 + column < n) write_results(y, bias, m0 + row, n0 + column, n, each);
   }
   meet_cluster(); // others may still read what this block has
 }
