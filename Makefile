@@ -94,11 +94,13 @@ bench-xla: $(XLA_VENV)/.xla
 xla-page: $(XLA_VENV)/.xla
 	$(XLA_VENV)/bin/python -m bench.xla_page
 
-# Programs for ExecuTorch and ONNX Runtime, run there, and tasks of lm-evaluation-harness; then the files of other libraries
-# beside those libraries. None of them is in the ordinary environment.
+# Programs for ExecuTorch and ONNX Runtime, run there, and tasks of lm-evaluation-harness; then the files and the algorithms of
+# other libraries beside those libraries. None of them is in the ordinary environment.
+ALGORITHMS_TEST := tests/bench/test_algorithms.py
+
 test-peers: $(RUNTIMES_VENV)/.runtimes $(FORMATS_VENV)/.formats
-	$(RUNTIMES_VENV)/bin/python -m pytest -n $(WORKERS) -m peers --ignore tests/interop $(PYTEST_ARGS)
-	$(FORMATS_VENV)/bin/python -m pytest -n $(WORKERS) -m peers $(PYTEST_ARGS) tests/interop
+	$(RUNTIMES_VENV)/bin/python -m pytest -n $(WORKERS) -m peers --ignore tests/interop --ignore $(ALGORITHMS_TEST) $(PYTEST_ARGS)
+	$(FORMATS_VENV)/bin/python -m pytest -n $(WORKERS) -m peers $(PYTEST_ARGS) tests/interop $(ALGORITHMS_TEST)
 
 # vLLM itself, which wants other packages than any of these.
 test-vllm: $(VLLM_VENV)/.vllm
@@ -390,12 +392,13 @@ $(RUNTIMES_VENV)/.runtimes: pyproject.toml $(NATIVE)
 	$(RUNTIMES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[test,onnx,executorch,lm-eval]'
 	touch $@
 
-# Their torch stays the one that is there already. llama-cpp-python is compiled, as above.
+# Their torch stays the one that is there already, which llmcompressor would not have. llama-cpp-python is compiled, as above.
 $(FORMATS_VENV)/.formats: pyproject.toml tests/interop/requirements.txt $(NATIVE)
 	$(MAKE) VENV=$(FORMATS_VENV) $(FORMATS_VENV)/.test
 	$(FORMATS_VENV)/bin/python -m pip freeze | grep '^torch==' > $(FORMATS_VENV)/torch.txt
 	BUILD_CUDA_EXT=0 $(FORMATS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet \
 	  --constraint $(FORMATS_VENV)/torch.txt --requirement tests/interop/requirements.txt
+	$(FORMATS_VENV)/bin/python -m pip install --quiet --no-deps llmcompressor loguru
 	CXXFLAGS="-fno-tree-dse -fno-dse" $(FORMATS_VENV)/bin/python -m pip install --quiet llama-cpp-python \
 	  || echo "not installed: llama-cpp-python; tests beside llama.cpp are skipped"
 	touch $@

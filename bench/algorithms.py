@@ -49,9 +49,9 @@ def reference(name: str) -> ModuleType | str:
         return f"{type(error).__name__}: {error}"
 
 
-def operands(k: int, n: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+def operands(k: int, n: int, rows: int = ROWS, seed: int = 0) -> tuple[Tensor, Tensor]:
     """A weight with outliers; inputs that are correlated, of uneven size, as a trained model has them."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)

@@ -24,46 +24,46 @@ struct Few {
   int64_t step_bytes = 0;          // of codes
 };
 
-template <int R>
-AVX512_BF16_INLINE void multiply_pair(const uint16_t* x, const uint16_t* panel, __m512 (&sum)[R][2]) {
-  const __m512bh low = reinterpret_cast<__m512bh>(_mm512_load_si512(panel));
-  const __m512bh high = reinterpret_cast<__m512bh>(_mm512_load_si512(panel + 512));
+// R rows of x, H times 16 rows of the weight.
+template <int R, int H>
+AVX512_BF16_INLINE void multiply_pair(const uint16_t* x, const uint16_t* panel, __m512 (&sum)[R][H]) {
+  __m512bh values[H];
+#pragma GCC unroll 2
+  for (int h = 0; h < H; ++h) values[h] = reinterpret_cast<__m512bh>(_mm512_load_si512(panel + h * 512));
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     const __m512bh both = pair_of(x + r * 32);
-    sum[r][0] = _mm512_dpbf16_ps(sum[r][0], low, both);
-    sum[r][1] = _mm512_dpbf16_ps(sum[r][1], high, both);
+#pragma GCC unroll 2
+    for (int h = 0; h < H; ++h) sum[r][h] = _mm512_dpbf16_ps(sum[r][h], values[h], both);
   }
 }
 
-template <int R>
-AVX512_BF16_INLINE void multiply(const Few& few, __m512 (&sum)[R][2]) {
+template <int R, int H>
+AVX512_BF16_INLINE void multiply(const Few& few, __m512 (&sum)[R][H]) {
   const uint16_t *x = few.x, *panel = few.panel;
   const uint8_t* next = few.next;
   for (int64_t step = 0; step < few.columns / 32; ++step, x += few.stride, panel += 1024) {
     if (next) next = fetch_next(next, few.step_bytes);
 #pragma GCC unroll 4
-    for (int pair = 0; pair < 16; ++pair) multiply_pair<R>(x + pair * 2, panel + pair * 32, sum);
+    for (int pair = 0; pair < 16; ++pair) multiply_pair<R, H>(x + pair * 2, panel + pair * 32, sum);
   }
   const int64_t pairs = (few.columns % 32 + 1) / 2;
-  for (int64_t pair = 0; pair < pairs; ++pair) multiply_pair<R>(x + pair * 2, panel + pair * 32, sum);
+  for (int64_t pair = 0; pair < pairs; ++pair) multiply_pair<R, H>(x + pair * 2, panel + pair * 32, sum);
 }
 
 // sum += x * panel
-template <int R>
+template <int R, int H>
 AVX512_BF16 void add(const Few& few) {
-  __m512 sum[R][2];
+  __m512 sum[R][H];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    sum[r][0] = _mm512_load_ps(few.sum + r * 32);
-    sum[r][1] = _mm512_load_ps(few.sum + r * 32 + 16);
-  }
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int h = 0; h < H; ++h) sum[r][h] = _mm512_load_ps(few.sum + r * 32 + h * 16);
   multiply(few, sum);
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    _mm512_store_ps(few.sum + r * 32, sum[r][0]);
-    _mm512_store_ps(few.sum + r * 32 + 16, sum[r][1]);
-  }
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int h = 0; h < H; ++h) _mm512_store_ps(few.sum + r * 32 + h * 16, sum[r][h]);
 }
 
 // sum += (x * panel - shift * sum of x) * scale, or, where of_x is a scale, x * panel * scale * of_x
@@ -72,7 +72,7 @@ AVX512_BF16 void add_scaled(const Few& few) {
   __m512 part[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = _mm512_setzero_ps();
-  multiply(few, part);
+  multiply<R, 2>(few, part);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
@@ -92,8 +92,10 @@ template <int R>
 void add_block(const Few& few) { add_scaled<R, true>(few); }
 
 using Function = void (*)(const Few&);
-constexpr Function kAdd[kAtOnce] = {add<1>, add<2>, add<3>, add<4>,  add<5>,  add<6>,
-                                    add<7>, add<8>, add<9>, add<10>, add<11>, add<12>};
+constexpr Function kAdd[2][kAtOnce] = {{add<1, 1>, add<2, 1>, add<3, 1>, add<4, 1>, add<5, 1>, add<6, 1>,
+                                        add<7, 1>, add<8, 1>, add<9, 1>, add<10, 1>, add<11, 1>, add<12, 1>},
+                                       {add<1, 2>, add<2, 2>, add<3, 2>, add<4, 2>, add<5, 2>, add<6, 2>,
+                                        add<7, 2>, add<8, 2>, add<9, 2>, add<10, 2>, add<11, 2>, add<12, 2>}};
 constexpr Function kAddGroup[kAtOnce] = {add_group<1>, add_group<2>, add_group<3>, add_group<4>,  add_group<5>,  add_group<6>,
                                          add_group<7>, add_group<8>, add_group<9>, add_group<10>, add_group<11>, add_group<12>};
 constexpr Function kAddBlock[kAtOnce] = {add_block<1>, add_block<2>, add_block<3>, add_block<4>,  add_block<5>,  add_block<6>,
@@ -105,9 +107,10 @@ void multiply_panel(const Job& job, const Panel& panel, int64_t row, int64_t row
   const uint8_t* next = tile_at(*job.weight, panel.tile, (panel.k + panel.count) / 32);
   const int64_t step = 128 * job.weight->bits;
   if (panel.k == 0) std::memset(sum, 0, size_t(rows) * 128);
+  const bool second = job.weight->n - panel.tile * 32 > 16;   // whether the tile has more than 16 rows
   by_few(rows, job.block, kAtOnce, [&](int64_t r, int64_t count) {
     const uint16_t* x = static_cast<const uint16_t*>(job.rows) + job.at(row + r, panel.k);
-    kAdd[count - 1]({x, job.block * 32, columns, values, sum + r * 32, nullptr, nullptr, 0, r ? nullptr : next, step});
+    kAdd[second][count - 1]({x, job.block * 32, columns, values, sum + r * 32, nullptr, nullptr, 0, r ? nullptr : next, step});
   });
 }
 
@@ -155,11 +158,11 @@ void end() { _mm_sfence(); }   // what was streamed
 }  // namespace
 
 const Engine avx512_bf16_engine = {
-    true, kDepth, {384, size_t(1) << 19, 8, 8}, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish,
+    true, kDepth, {384, size_t(1) << 19, 8, 4}, avx512_widen, avx512_decode_bf16, avx512_look_up_bf16, avx512_finish,
     multiply_panel, nullptr, fuses, fused, avx512_store, avx512_stream, nullptr, end};
 
 const Engine avx512_bf16_blocks_engine = {
-    true, kBlocksDepth, {384, size_t(1) << 19, 8, 8}, avx512_widen, avx512_decode_blocks, nullptr, nullptr,
+    true, kBlocksDepth, {384, size_t(1) << 19, 8, 4}, avx512_widen, avx512_decode_blocks, nullptr, nullptr,
     multiply_blocks, nullptr, fuses_blocks, avx512_fused_bf16, avx512_store, avx512_stream, nullptr, end};
 
 }  // namespace bitport

@@ -42,7 +42,7 @@ bool sweep(const Sweep& s, const Work& work) {
   const int64_t stays = int64_t(s.at_once.x_bytes / (size_t(part) * s.column_bytes)) / s.stretch * s.stretch;
   const int64_t spans = ceil_div(s.columns, stays ? stays : s.stretch);
   const int64_t span = ceil_div(ceil_div(s.columns, spans), s.stretch) * s.stretch;
-  const int64_t pieces = whole < parts ? ceil_div(s.threads * s.at_once.pieces, parts - whole) : 1;
+  const int64_t pieces = whole < parts ? smaller(ceil_div(s.threads * s.at_once.pieces, parts - whole), s.tiles) : 1;
   const bool waits = span < s.columns || !s.ahead;
   const size_t sums = size_t(part) * 32;   // of a tile; engines may write whole blocks of 32 rows
   std::atomic<bool> failed{false};
@@ -50,10 +50,9 @@ bool sweep(const Sweep& s, const Work& work) {
   share(whole + (parts - whole) * pieces, s.threads, [&](int64_t i) {
     const bool apart = i < whole;
     const int64_t row = (apart ? i : whole + (i - whole) / pieces) * part, rows = smaller(s.m - row, part);
-    const int64_t piece = apart ? s.tiles : ceil_div(s.tiles, pieces);
-    const int64_t tiles = apart ? 0 : (i - whole) % pieces * piece, tiles_end = smaller(tiles + piece, s.tiles);
-    if (tiles >= tiles_end) return;
-    const int64_t together = waits ? smaller(piece, s.at_once.tiles) : piece;
+    const int64_t nth = apart ? 0 : (i - whole) % pieces, cut = apart ? 1 : pieces;
+    const int64_t tiles = s.tiles * nth / cut, tiles_end = s.tiles * (nth + 1) / cut, piece = tiles_end - tiles;
+    const int64_t together = waits ? ceil_div(piece, ceil_div(piece, s.at_once.tiles)) : piece;
     const size_t sum_bytes = sums * size_t(waits ? together : 1) * 4, row_bytes = apart ? size_t(part) * s.row_bytes : 0;
     char* memory = own_buffer.need(2 * s.panel_bytes + sum_bytes + row_bytes);
     if (!memory) { failed = true; return; }

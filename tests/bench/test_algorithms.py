@@ -61,8 +61,9 @@ def test_no_more_than_a_hundredth_further_than_the_reference(name: str) -> None:
     module = algorithms.reference(name)
     if isinstance(module, str):
         pytest.skip(module)
-    weight, x = algorithms.operands(256, 128, 2048)
-    ours, theirs = (
-        algorithms.error(name, weight, q, x) for q in (algorithms.ours(module, weight, x), module.solve(weight, x))
-    )
+    ours, theirs = 0.0, 0.0
+    for seed in range(8):  # a search over few candidates has better and worse luck with a small layer
+        weight, x = algorithms.operands(256, 128, 2048, seed)
+        ours += algorithms.error(name, weight, algorithms.ours(module, weight, x), x)
+        theirs += algorithms.error(name, weight, module.solve(weight, x), x)
     assert ours < 1.01 * theirs

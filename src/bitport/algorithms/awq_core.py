@@ -7,7 +7,7 @@ With G = sum of x x^T over the inputs and Q rounding to nearest, over scales s o
 that is the error of the outputs on the calibration data; of all weights that share the input together. Candidates are
 x^alpha and x^alpha / w^(1 - alpha), alpha in steps: x the root mean square of a channel's inputs, w the mean of its
 weights relative to the largest in their block. Along alpha the error falls and rises again but for small noise, so
-alpha first goes in long strides, then shorter ones around the best.
+in each family alpha first goes in long strides, then shorter ones around the best.
 """
 
 from __future__ import annotations
@@ -43,31 +43,34 @@ def search(factors: Sequence[Factor], shape: tuple[int, ...], steps: int = 20) -
     factors = [factor._replace(w=few_rows(factor.w, factor.fmt)) for factor in factors]
     x, w = sizes(factors, shape)
     plain = errors(factors, torch.ones_like(x))
-    found = Found(torch.ones_like(x), plain, plain)
-    at, by_weights = x.new_zeros(shape[:-1]), torch.ones(shape[:-1], dtype=torch.bool, device=x.device)
+    nothing = found = Found(torch.ones_like(x), plain, plain)
+    for by in (w, w.sign()):
+        best = _along(factors, nothing, x, by, steps)
+        found = found.or_(best.scale, best.error)
+    return found
 
-    def try_(step: Tensor, with_weights: Tensor) -> None:
-        nonlocal found, at, by_weights
+
+def _along(factors: Sequence[Factor], found: Found, x: Tensor, w: Tensor, steps: int) -> Found:
+    """The best of ``found`` and of x^alpha / w^(1 - alpha)."""
+    at = x.new_zeros(x.shape[:-1])
+
+    def try_(step: Tensor) -> None:
+        nonlocal found, at
         step = step.clamp(0, steps)
         alpha = (step / steps)[..., None]
-        scale = power(x, alpha, w, torch.where(with_weights[..., None], 1 - alpha, 0.0))
+        scale = power(x, alpha, w, 1 - alpha)
         error = errors(factors, scale)
-        better = error < found.error
-        found = found._replace(
-            scale=torch.where(better[..., None], scale, found.scale), error=torch.where(better, error, found.error)
-        )
-        at, by_weights = torch.where(better, step, at), torch.where(better, with_weights, by_weights)
+        at = torch.where(error < found.error, step, at)
+        found = found.or_(scale, error)
 
     stride = 2 ** max(0, int(math.log2(steps / STRIDES)))
     for step in range(0, steps + 1, stride):
-        for family in (True, False):
-            if step > 0 or family:  # x^0 is no scale
-                try_(torch.full_like(at, step), torch.full_like(by_weights, family))
+        try_(torch.full_like(at, step))
     while stride > 1:
         stride //= 2
-        around, family_there = at, by_weights
+        around = at
         for step in (around - stride, around + stride):
-            try_(step, family_there)
+            try_(step)
     return found
 
 

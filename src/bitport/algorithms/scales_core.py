@@ -29,6 +29,13 @@ class Found(NamedTuple):
     error: Tensor
     error_plain: Tensor
 
+    def or_(self, scale: Tensor, error: Tensor) -> Found:
+        """With what has the smaller error, for each matrix."""
+        better = error < self.error
+        return self._replace(
+            scale=torch.where(better[..., None], scale, self.scale), error=torch.where(better, error, self.error)
+        )
+
     @property
     def gain(self) -> float:
         """In dB, over all matrices; 0 where rounding changes nothing."""
@@ -39,13 +46,11 @@ class Found(NamedTuple):
 def best(candidates: Iterable[Tensor], error: Callable[[Tensor], Tensor], ones: Tensor) -> Found:
     """``error``: of a scale [.., C], one number [..] per matrix. No scale at all is among the candidates, and wins
     ties."""
-    chosen, least = ones, error(ones)
-    plain = least
+    plain = error(ones)
+    found = Found(ones, plain, plain)
     for scale in candidates:
-        tried = error(scale)
-        better = tried < least
-        chosen, least = torch.where(better[..., None], scale, chosen), torch.where(better, tried, least)
-    return Found(chosen, least, plain)
+        found = found.or_(scale, error(scale))
+    return found
 
 
 def power(x: Tensor, alpha: float | Tensor, w: Tensor, beta: float | Tensor) -> Tensor:
