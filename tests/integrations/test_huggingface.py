@@ -269,3 +269,24 @@ def test_missing_transformers_is_named_with_its_command(directory: Path, monkeyp
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(BitportError, match=r"pip install 'bitport\[hf\]'"):
         hf.load_model(directory)
+
+
+def test_a_text_of_the_models_own_is_drawn_by_its_seed_alone(directory: Path) -> None:
+    model, state = pretrained(directory), torch.random.get_rng_state()
+    first, again, other = (hf.own_text(model, tokens=24, window=16, seed=seed) for seed in (1, 1, 2))
+    assert [ids.shape for ids in first] == [(1, 16), (1, 8)]
+    assert torch.equal(torch.cat(first, 1), torch.cat(again, 1))
+    assert not torch.equal(torch.cat(first, 1), torch.cat(other, 1))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_random_numbers_of_the_models_device_alone_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: drawn.append(device) or torch.empty(0))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *args: None)
+    for device in ("cpu", "cuda:3"):
+        with hf.random_apart(torch.device(device)):
+            pass
+    assert drawn == [torch.device("cuda:3")]

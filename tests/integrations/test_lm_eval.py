@@ -7,7 +7,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,13 +58,14 @@ class Harness:
 def test_what_the_harness_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     harness = Harness(monkeypatch)
     state = torch.random.get_rng_state()
-    found = run_tasks("model", "tokenizer", ["some", {"task": "own"}], batch=3, shots=2, limit=5, include=tmp_path)
+    model = SimpleNamespace(device=torch.device("cpu"))
+    found = run_tasks(model, "tokenizer", ["some", {"task": "own"}], batch=3, shots=2, limit=5, include=tmp_path)
     assert found == {
         "some": {"acc": 0.5, "acc_stderr": 0.1, "exact_match,strict": 1.0},
         "other": {"ppl": 3.5},
         "third": {},
     }
-    assert harness.asked["model"] == {"pretrained": "model", "tokenizer": "tokenizer", "batch_size": 3}
+    assert harness.asked["model"] == {"pretrained": model, "tokenizer": "tokenizer", "batch_size": 3}
     assert harness.asked["tasks"] == ["some", {"task": "own"}]
     assert (harness.asked["num_fewshot"], harness.asked["limit"], harness.asked["include"]) == (2, 5, str(tmp_path))
     assert torch.equal(torch.random.get_rng_state(), state)

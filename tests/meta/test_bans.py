@@ -39,7 +39,7 @@ PROCESS_WIDE_METHODS = {"addHandler", "setLevel"}
 PROCESS_WIDE_ROOTS = ("torch.", "os.environ", "sys.path", "sys.modules", "warnings.", "logging.")
 """Assigning to anything below these changes every user of the process (torch._inductor.config, torch.backends, ...)."""
 
-FORK = "torch.random.fork_rng()"
+FORKS = ("torch.random.fork_rng", "random_apart")
 VENDORS = ("cuda", "xpu", "mps", "mtia", "hpu", "npu")
 DESERIALIZERS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
@@ -55,10 +55,14 @@ def swallowed_errors(path: str, tree: ast.Module) -> Iterator[ast.AST]:
                 yield node
 
 
+def is_fork(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and dotted(node.func) in FORKS
+
+
 def process_wide_changes(path: str, tree: ast.Module) -> Iterator[ast.AST]:
-    """A seed may be set inside ``with torch.random.fork_rng()``, which puts the state back."""
+    """A seed may be set inside ``with torch.random.fork_rng()``, or what calls it, which puts the state back."""
     withs = (node for node in ast.walk(tree) if isinstance(node, ast.With))
-    forks = (node for node in withs if any(ast.unparse(item.context_expr) == FORK for item in node.items))
+    forks = (node for node in withs if any(is_fork(item.context_expr) for item in node.items))
     undone = {id(node) for fork in forks for node in ast.walk(fork)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):

@@ -10,7 +10,7 @@ import torch
 
 from bitport.cli.common import add_cache, add_device, add_verb, count, dtype_of, location, seed, show
 from bitport.errors import ArgumentError
-from bitport.integrations.huggingface import check_ids, load_model, load_tokenizer
+from bitport.integrations.huggingface import check_ids, load_model, load_tokenizer, random_apart
 
 COLDEST = 1e-30
 """Logits divided by less overflow."""
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         cache = with_cache(model, KVCache.of(model, args.kv_cache))
     draw = {"do_sample": True, "temperature": args.temperature, "num_beams": 1} if args.temperature else greedy(model)
     start = time.perf_counter()
-    with torch.random.fork_rng():
+    with random_apart(model.device):
         torch.manual_seed(args.seed)
         result = model.generate(
             input_ids=inputs.input_ids,

@@ -12,6 +12,7 @@ import importlib
 import operator
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -239,25 +240,32 @@ def own_text(model: Any, *, tokens: int, window: int, seed: int) -> list[Tensor]
     """Token ids [1, window] that ``model`` writes itself, each text after a first token drawn by ``seed``, every
     following one by its own probabilities: a calibration set where there is no other."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    texts = []
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        for start in range(0, tokens, window):
-            length = min(window, tokens - start)
-            first = torch.randint(vocabulary, (1, 1), device=model.device)
-            texts.append(_written(model, first, length).cpu())
-    return texts
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        _written(model, torch.randint(vocabulary, (1, 1), generator=draw), min(window, tokens - start), draw)
+        for start in range(0, tokens, window)
+    ]
 
 
-def _written(model: Any, ids: Tensor, length: int) -> Tensor:
+def _written(model: Any, ids: Tensor, length: int, draw: torch.Generator) -> Tensor:
+    """``ids`` and what follows, drawn on the CPU, so that a seed means the same on every device."""
     cache = None
     with torch.no_grad():
         while ids.shape[1] < length:
             new = ids if cache is None else ids[:, -1:]
-            out = model(input_ids=new, use_cache=True, **with_cache(model, cache))
+            out = model(input_ids=new.to(model.device), use_cache=True, **with_cache(model, cache))
             cache = cache_of(out)
-            ids = torch.cat([ids, out.logits[:, -1].float().softmax(-1).multinomial(1)], 1)
+            likely = out.logits[:, -1].float().softmax(-1).cpu()
+            ids = torch.cat([ids, likely.multinomial(1, generator=draw)], 1)
     return ids
+
+
+def random_apart(device: torch.device) -> AbstractContextManager[None]:
+    """Random numbers that are drawn within, on the CPU and on ``device``, leave the program's own as they were. Other
+    devices are not even started."""
+    accelerator = torch.accelerator.current_accelerator()
+    kind = "cuda" if accelerator is None else accelerator.type
+    return torch.random.fork_rng([device] if device.type == kind else [], device_type=kind)
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bitport.errors import ArgumentError, BitportError
+from bitport.integrations.huggingface import random_apart
 
 __all__ = ["run_tasks"]
 
@@ -41,7 +40,7 @@ def run_tasks(
         _module("lm_eval.models.huggingface"),
     )
     _check_known(tasks, manager.all_tasks)
-    with torch.random.fork_rng():
+    with random_apart(model.device):
         found = evaluator.simple_evaluate(
             model=wrapper.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch),
             tasks=list(tasks),
