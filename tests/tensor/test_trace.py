@@ -162,6 +162,23 @@ def test_inductor(scheme: str) -> None:
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(ids), model(ids), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["mxfp4-wo", "mxfp8"])
+def test_inductor_dequantizes_scales_that_are_powers_of_two(scheme: str) -> None:
+    """It makes no loops over e8m0 on the CPU, which the scales of a weight in a layout are in."""
+    table, stack = quantize_tensor(torch.randn(64, 96), scheme), quantize_tensor(torch.randn(3, 64, 96), scheme)
+    conv = quantize_tensor(torch.randn(16, 4, 3, 3), scheme, kind="conv")
+    assert {each.bits_layout for each in (table, stack, conv)} == {"cpu_tiles"}
+
+    def run(x: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return table.dequantize() + 1, x @ stack.mT, F.conv2d(image, conv)
+
+    inputs = torch.randn(3, 2, 96), torch.randn(1, 4, 8, 8)
+    torch.compiler.reset()
+    for made, eager in zip(torch.compile(run, fullgraph=True)(*inputs), run(*inputs), strict=True):
+        assert sqnr(eager.double(), made) > 120  # float32 sums in another order
+
+
 class Attending(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -135,6 +135,12 @@ def block_scale(scale: Tensor, scale2: Tensor | None = None) -> Tensor:
     return scale if scale2 is None else scale * scale2
 
 
+def readable(parts: Quantized) -> Quantized:
+    """e8m0 scales as the float32 that they stand for: before a layout is undone, for inductor (torch 2.13, CPU) makes
+    no loop that reads or writes that dtype, not even as bytes."""
+    return parts._replace(scale=block_scale(parts.scale)) if parts.scale.dtype == torch.float8_e8m0fnu else parts
+
+
 def _check_parts(scale: Tensor, zero: Tensor | None, scale2: Tensor | None, fmt: Format, x: Tensor) -> None:
     expected: dict[str, tuple[Tensor | None, torch.dtype | None, tuple[int, ...]]] = {
         "scale": (scale, fmt.scale_dtype(x.dtype), fmt.scale_shape(*x.shape[-2:])),

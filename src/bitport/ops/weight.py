@@ -12,6 +12,7 @@ from bitport import layouts
 from bitport.errors import ArgumentError
 from bitport.layouts import Matrix
 from bitport.numerics import NUMBER_TYPES, SCALES, ZEROS, Format, Quantized, dequantize
+from bitport.numerics.codec import readable
 
 SCHEMA = (
     "Tensor data, Tensor scale, Tensor? zero, Tensor? scale2, "
@@ -54,7 +55,7 @@ class Weight(NamedTuple):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The float matrix, computed in float32 and rounded once to ``dtype``."""
-        parts = self.plain()
+        parts = layouts.repack(self.matrix, readable(Quantized(*self[:4])), self.layout, "plain")
         return dequantize(parts, self.format(parts), self.n, self.k, dtype)
 
     def format(self, parts: Quantized) -> Format:
