@@ -19,6 +19,7 @@ from bitport.checkpoint import safetensors_writer as module
 from bitport.checkpoint.manifest import INDEX
 from bitport.checkpoint.safetensors_reader import SafetensorsReader
 from bitport.errors import ArgumentError, CheckpointError
+from bitport.tensor import quantize_tensor
 
 from .models import assert_same, long_ago
 
@@ -44,6 +45,21 @@ def test_headers(movable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert first % 8 == 0
             assert (first == 8 + module.ROOM) == (movable == 0) or first > 8 + module.ROOM
     assert not made
+
+
+@pytest.mark.parametrize("quantized_first", [True, False])
+def test_no_two_tensors_have_parts_of_one_name(quantized_first: bool, tmp_path: Path) -> None:
+    """What was written so could not be read, and had taken the place of a checkpoint that could."""
+    (first, one), (second, other) = [
+        ("w", quantize_tensor(torch.randn(4, 32), "int8")),
+        ("w.scale", torch.ones(4)),
+    ][:: 1 if quantized_first else -1]
+    said = rf"{second} and {first} cannot be in one checkpoint: .* both would be w\.scale\. Rename"
+    with Writer(tmp_path) as writer:
+        writer.add(first, one)
+        with pytest.raises(ArgumentError, match=said):
+            writer.add(second, other)
+    assert list(read_manifest(tmp_path).tensors) == [first]
 
 
 def test_tensors_may_lie_anyhow(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ class Writer:
         self.entries: dict[str, Entry] = dict(begun.tensors) if begun else {}
         self.tied: dict[str, str] = dict(begun.tied) if begun else {}
         self.shards: dict[str, int] = dict(begun.shards) if begun else {}
+        self.owners = {entry.key(part): name for name, entry in self.entries.items() for part in entry.parts}
+        """By the name of each part in the shards, the tensor it is of."""
         self.carried: dict[Path, Path] = {}
         self.current: SafetensorsWriter | None = None
         with self._reported():
@@ -70,9 +72,17 @@ class Writer:
         if name in self.entries or name in self.tied:
             raise ArgumentError(f"{name} was added already")
         parts = _parts(name, tensor)
+        for key in (keys := [_key(name, part) for part in parts]):
+            if key in self.owners:
+                raise ArgumentError(
+                    f"{name} and {self.owners[key]} cannot be in one checkpoint: the parts of a quantized tensor are "
+                    f"stored under its name and their own, and both would be {key}. Rename one of the two, or leave "
+                    f"the quantized one as it is (a rule 'skip')"
+                )
         with self._reported():
-            shard = self._shard_for({_key(name, part): value for part, value in parts.items()})
+            shard = self._shard_for(dict(zip(keys, parts.values(), strict=True)))
             written = {part: shard.write(_key(name, part), value) for part, value in parts.items()}
+        self.owners |= dict.fromkeys(keys, name)
         described = (tensor.dtype, tuple(tensor.shape), written)
         if isinstance(tensor, QTensor):
             entry = Entry(name, shard.path.name, *described, tensor.scheme, tensor.transposed, buffer)
