@@ -225,6 +225,14 @@ def test_slices_keep_what_the_input_is_multiplied_by(make: Make) -> None:
     torch.testing.assert_close(F.linear(x, q[:, 32:]), x @ q.dequantize()[:, 32:].T, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("scheme", ["int4-g32", "fp8", "nvfp4"])
+def test_no_experts(make: Make, scheme: str) -> None:
+    """Picked for tokens, of which there may be none."""
+    picked = make(scheme, 3, 64, 96)[torch.zeros(0, dtype=torch.int64)]
+    assert picked.dequantize().shape == (0, 64, 96)
+    assert torch.bmm(torch.randn(0, 2, 96), picked.mT).shape == (0, 2, 64)
+
+
 def test_permuted_columns_are_sliced_by_rows_only(make: Make) -> None:
     q = make("int4-g32", perm=torch.randperm(96))
     assert torch.equal(q[8:16].dequantize(), q.dequantize()[8:16])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -122,7 +121,10 @@ def register(library: Library) -> None:
         if not weight.batch:
             return library.dense(weight, dtype)
         matrices = zip(*(([None] * len(weight.data) if part is None else part) for part in weight[:4]), strict=True)
-        return torch.stack([dequantize(*parts, *weight[4:], dtype) for parts in matrices])
+        dense = weight.data.new_empty((*weight.batch, weight.n, weight.k), dtype=dtype)
+        for at, parts in enumerate(matrices):
+            dense[at] = dequantize(*parts, *weight[4:], dtype)
+        return dense
 
     def distance(value: Tensor, weight: Weight) -> Tensor | None:
         return None if value.dtype not in FLOATS or refuses(weight) else library.distance(value, weight)
