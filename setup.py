@@ -42,12 +42,12 @@ def compilers() -> list[list[str]]:
 
 def compile_kernels(place: Path) -> str | None:
     """Compile native/kernels, native/torch and native/shim into LIBRARY, and into ARCHIVE what is linked into exported
-    programs; the reason if that fails. What was there goes first, so that it cannot pass for this."""
-    for target in (LIBRARY, ARCHIVE, REASON):
-        (place / target).parent.mkdir(parents=True, exist_ok=True)
-        (place / target).unlink(missing_ok=True)
+    programs; the reason if that fails. Programs may run what was there: it stays until what replaces it is whole.
+    After a failure it goes, so that it cannot pass for this, unless it is of the same sources."""
     sources = {folder: sorted((ROOT / "native" / folder).glob("*.cpp")) for folder in SOURCES["FOLDERS"]}
     if not all(sources.values()):
+        put(None, place / ARCHIVE)
+        put(None, place / LIBRARY)
         return "native/kernels, native/torch and native/shim are not there"
     reason = "no C++ compiler was found (c++, g++, clang++, or another in CXX)"
     for compiler in compilers():
@@ -58,23 +58,42 @@ def compile_kernels(place: Path) -> str | None:
                 said = getattr(error, "stderr", None) or str(error)
                 reason = f"{shlex.join(compiler)}: {said[-4000:]}"
                 continue
-            shutil.copyfile(library, place / LIBRARY)
-            if archive is not None:
-                shutil.copyfile(archive, place / ARCHIVE)
+            put(archive, place / ARCHIVE)
+            put(library, place / LIBRARY)  # last, for it alone is asked which sources it is of
+            put(None, place / REASON)
             return None
+    if (place / LIBRARY).is_file() and stamp().encode() in (place / LIBRARY).read_bytes():
+        print(f"warning: the native CPU kernels stay as they were, of the same sources: {reason}", file=sys.stderr)
+        return None
+    put(None, place / ARCHIVE)
+    put(None, place / LIBRARY)
     return reason
+
+
+def put(made: Path | None, target: Path) -> None:
+    """In place of what is there, at once: who has that open keeps it. None: nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if made is None:
+        return target.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".bitport-") as folder:
+        os.replace(shutil.copyfile(made, Path(folder, target.name)), target)
+
+
+def stamp() -> str:
+    """What a library says of itself by ``bitport_sources``."""
+    return SOURCES["fingerprint"](ROOT / "native")
 
 
 def build(compiler: list[str], sources: dict[str, list[Path]], folder: Path) -> tuple[Path, Path | None]:
     """Every source compiled once, into the library and the archive; of that, none without ``ar``."""
-    stamp = f'-DBITPORT_SOURCES="{SOURCES["fingerprint"](ROOT / "native")}"'
+    define = f'-DBITPORT_SOURCES="{stamp()}"'
 
     def run(*command: object) -> None:
         subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True, timeout=PATIENCE)
 
     def compiled(source: Path) -> Path:
         target = folder / f"{source.parent.name}-{source.stem}.o"
-        run(*compiler, *OPTIONS, stamp, "-c", "-o", target, source)
+        run(*compiler, *OPTIONS, define, "-c", "-o", target, source)
         return target
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:

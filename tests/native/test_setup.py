@@ -90,6 +90,35 @@ def test_a_path_with_blanks_and_options(
     assert all(line.startswith("-O1 ") == called.endswith("-O1") for line in lines)
 
 
+def test_a_library_stays_until_the_next_one_is_whole(setup: dict[str, Any], compiler: Compiler, tmp_path: Path) -> None:
+    """A build that is interrupted takes it from nobody, and a program that has it open reads on what it opened."""
+    library, archive = tmp_path / setup["LIBRARY"], tmp_path / setup["ARCHIVE"]
+    for path in (library, archive):
+        path.parent.mkdir(parents=True)
+        path.write_text("the one before")
+    compiler("c++", WRITES.replace("\n", f"\ntest -s '{library}' -a -s '{archive}' || exit 1\n", 1))
+    with open(library) as opened:
+        assert setup["compile_kernels"](tmp_path) is None
+        assert opened.read() == "the one before"
+    assert library.read_bytes() == b""
+    assert sorted(path.name for path in library.parent.iterdir()) == [library.name]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_after_a_failure_a_library_of_other_sources_goes(
+    setup: dict[str, Any], compiler: Compiler, tmp_path: Path, same: bool
+) -> None:
+    library, archive = tmp_path / setup["LIBRARY"], tmp_path / setup["ARCHIVE"]
+    for path in (library, archive):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"code {fingerprint(ROOT / 'native') if same else 'f' * 64} code")
+    for name in ("c++", "g++", "clang++"):
+        compiler(name, "#!/bin/sh\necho no room >&2\nexit 1\n")
+    reason = setup["compile_kernels"](tmp_path)
+    assert reason is None if same else reason == "clang++: no room\n"
+    assert library.exists() == archive.exists() == same
+
+
 def test_why_there_is_no_library_is_left_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip shows nothing of an installation that went on without."""
     environment = {**os.environ, "CXX": "no-such-compiler"}
