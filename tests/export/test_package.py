@@ -23,13 +23,14 @@ from bitport.export.compile import options
 from bitport.export.constants import SPANS
 from bitport.export.level import best_level
 from bitport.export.load import compare
+from bitport.export.names import Names
 from bitport.export.package import WEIGHTS
 from bitport.export.weights import ALIGNMENT, PAD
 from bitport.tensor import QTensor
 
 from .conftest import SCHEMES, arguments
 from .needs import needs_packages
-from .test_pieces import ROWS, Pieces
+from .test_pieces import ROWS, Lookups, Pieces
 
 pytestmark = [pytest.mark.xdist_group("package"), needs_packages]  # made once, by one worker
 
@@ -197,8 +198,10 @@ def various() -> tuple[nn.Module, dict[str, Tensor]]:
         "strided": torch.randn(4, 5),
         "fixed": torch.randn(3, 64).bfloat16(),
         "pieces": torch.randn(3, 128).bfloat16(),
+        "lookups": torch.tensor([3, 0, 31]),
     }
-    parts = {"masked": Masked(), "turned": Turned(), "strided": Strided(), "pieces": Pieces("int4-g32")}
+    parts = {"masked": Masked(), "turned": Turned(), "strided": Strided()}
+    parts |= {"pieces": Pieces("int4-g32"), "lookups": Lookups()}
     return Various(**parts, fixed=fixed(given["fixed"])).eval(), given
 
 
@@ -222,7 +225,7 @@ def test_arguments_of_other_strides_are_exported_dense(
     assert of_various.forward({**various[1], "turned": dense})["turned"].stride() == dense.transpose(0, 1).stride()
 
 
-@pytest.mark.parametrize("name", ["strided", "fixed", "pieces"])
+@pytest.mark.parametrize("name", ["strided", "fixed", "pieces", "lookups"])
 def test_constants_of_every_kind(name: str, of_various: Program, various: tuple[nn.Module, dict[str, Tensor]]) -> None:
     """Of other strides, which lie dense in the file, and generated code has to know; scales of inputs; pieces of
     weights, for another number of rows."""
@@ -231,6 +234,18 @@ def test_constants_of_every_kind(name: str, of_various: Program, various: tuple[
     wanted, got = (run({**given, name: x})[name] for run in (module, of_various.forward))
     exact = {"rtol": 0.0, "atol": 0.0} if name != "strided" else {}
     torch.testing.assert_close(got, wanted, **exact)
+
+
+def test_weights_of_one_name_in_several_methods_are_apart() -> None:
+    """The second method has a weight that is called as one of the first, and, behind its own name, as another."""
+    one, other = nn.Module(), nn.Module()
+    one.w, one.b, other.w = nn.Parameter(torch.zeros(3)), nn.Module(), nn.Parameter(torch.full((3,), 2.0))
+    one.b.w = nn.Parameter(torch.ones(3))
+    names = Names({"a": one, "b": other})
+    named = {names.name_of("b", "w", each): each for each in (one.w, one.b.w, other.w, torch.full((3,), 3.0))}
+    assert len(named) == 4
+    assert {name: names.tensors[name] for name in named} == named
+    assert names.name_of("a", "other.w", other.w) in named
 
 
 def test_dictionaries_are_taken_by_key(of_various: Program, various: tuple[nn.Module, dict[str, Tensor]]) -> None:

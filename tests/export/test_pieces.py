@@ -41,6 +41,24 @@ class Pieces(nn.Module):
         }
 
 
+class Lookups(nn.Module):
+    """Two of these weights begin where the whole table does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(N, K).bfloat16()
+        bp.quantize_(self, {"table": "int4-g32"}, measure=False, progress=False)
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        weight = self.table.weight
+        return {
+            "whole": F.embedding(ids, weight),
+            "first rows": F.embedding(ids, weight[:64]),
+            "other rows": F.embedding(ids, weight[32:]),
+            "first columns": F.embedding(ids, weight[:, :64]),
+        }
+
+
 class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()

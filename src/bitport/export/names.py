@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,12 +22,11 @@ class Names:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._known: dict[tuple[Any, ...], str] = {}
-        taken: set[str] = set()
+        self._taken: set[str] = set()
         for method, module in modules.items():
             for name, tensor in _plain(module):
                 if tensor.numel() and _key(tensor) not in self._known:
-                    self._known[_key(tensor)] = name if name not in taken else f"{method}.{name}"
-                    taken.add(name)
+                    self._known[_key(tensor)] = self._free(name, f"{method}.{name}")
 
     def follow(self, before: Tensor, after: Tensor) -> None:
         """``after`` stands where ``before`` stood."""
@@ -35,10 +35,18 @@ class Names:
 
     def name_of(self, method: str, constant: str, tensor: Tensor) -> str:
         """``constant``: what the method's library calls it."""
-        name = self._known.get(_key(tensor)) if tensor.numel() else None
+        known = self._known if tensor.numel() else {}
+        name = known.get(_key(tensor), constant if constant.startswith("bitport_tables.") else None)
         if name is None:
-            name = constant if constant.startswith("bitport_tables.") else f"{method}.{constant}"
+            name = known[_key(tensor)] = self._free(f"{method}.{constant}")
         self.tensors.setdefault(name, tensor)
+        return name
+
+    def _free(self, *names: str) -> str:
+        """The first that no other tensor has: one module's weight may be called as another one is here."""
+        numbered = (f"{names[-1]}.{number}" for number in itertools.count(2))
+        name = next(name for name in itertools.chain(names, numbered) if name not in self._taken)
+        self._taken.add(name)
         return name
 
 

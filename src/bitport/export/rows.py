@@ -37,7 +37,7 @@ def lie_by_row(graphs: Iterable[fx.GraphModule], names: Names) -> None:
         if op != LOOKUP
         for tensor in _constants(graph, node)
     }
-    made: dict[int, Quantized] = {}
+    made: dict[tuple[int, ...], Quantized] = {}
     for graph in graphs:
         kept = torch.nn.Module()
         graph.add_module(KEPT, kept)
@@ -45,9 +45,10 @@ def lie_by_row(graphs: Iterable[fx.GraphModule], names: Names) -> None:
             given: Any = node.args
             data, scale, zero, scale2, _, n, k, group, bits, *_ = given[1:]
             old = Quantized(value_of(graph, data), value_of(graph, scale), _maybe(graph, zero), _maybe(graph, scale2))
-            at = old.data.data_ptr()
-            if at in multiplied:
+            if old.data.data_ptr() in multiplied:
                 continue
+            # The first rows of a weight, or its first columns, may begin where the whole of it does.
+            at = (*(part.data_ptr() for part in old if part is not None), n, k, group, bits)
             if at not in made:
                 matrix = Matrix(DTYPES[bits], n, k, 1, min(group, k))
                 made[at] = layout(CpuTiles.name).unpack(matrix, old)
