@@ -50,6 +50,25 @@ std::vector<Tensor> random_inputs(const Program& program, const Method& method, 
   return made;
 }
 
+// A name that nobody reads is a mistake, which zeros in place of an input would hide.
+void check_names(const Method& method, const TensorFile& file, const std::map<std::string, Tensor>& results, const std::string& where) {
+  std::map<std::string, Tensor> known = results;
+  for (size_t i = 0; i < method.input_count(); ++i) known["input." + std::to_string(i)];
+  std::string names;
+  for (const auto& [name, tensor] : known) names += (names.empty() ? "" : ", ") + name;
+  for (const auto& [name, tensor] : file.tensors)
+    if (!known.count(name)) fail(where, ": ", name, " is nothing that ", method.name(), " takes or gives, which is ", names);
+}
+
+void check_sizes(const Program& program, const RunOptions& options) {
+  std::string names;
+  if (program.manifest())
+    for (const auto& [name, range] : program.manifest()->ranges) names += (names.empty() ? "" : ", ") + name;
+  for (const auto& [name, size] : options.sizes)
+    if (!program.manifest() || !program.manifest()->ranges.count(name))
+      fail("--size ", name, ": this package has ", names.empty() ? "no sizes with names" : "the sizes " + names);
+}
+
 }  // namespace
 
 double now_ms() {
@@ -63,6 +82,7 @@ double Report::quantile(double share) const {
 }
 
 Report measure(Program& program, const std::string& name, const RunOptions& options) {
+  check_sizes(program, options);
   Report report;
   report.method = name;
   const double start = now_ms();
@@ -73,8 +93,9 @@ Report measure(Program& program, const std::string& name, const RunOptions& opti
   if (!options.inputs.empty()) recorded = read_tensors(options.inputs);
   else if (!options.random && options.shapes.empty()) recorded = program.example(name);
   const std::string where = options.inputs.empty() ? "the example of " + name : options.inputs;
-  const std::vector<Tensor> inputs = recorded.tensors.empty() ? random_inputs(program, method, options)
-                                                              : recorded_inputs(method, recorded, where);
+  const bool drawn = options.inputs.empty() && recorded.tensors.empty();
+  if (!drawn && !options.sizes.empty()) fail("--size is for random inputs: give --random too, or leave ", where, " its sizes");
+  const std::vector<Tensor> inputs = drawn ? random_inputs(program, method, options) : recorded_inputs(method, recorded, where);
   for (const Tensor& input : inputs) report.inputs.push_back(text_of(*input.type, input.sizes));
 
   const double first = now_ms();
@@ -85,6 +106,7 @@ Report measure(Program& program, const std::string& name, const RunOptions& opti
   for (size_t i = 0; i < outputs.size(); ++i) results["output." + std::to_string(i)] = outputs[i];
   for (size_t i = 0; i < method.inputs().size(); ++i)
     if (method.inputs()[i].mutated) results["after." + std::to_string(i)] = inputs[i];
+  if (!options.inputs.empty()) check_names(method, recorded, results, where);
   std::map<std::string, double> allowed;
   if (program.manifest() && program.manifest()->methods.at(name).example) allowed = program.manifest()->methods.at(name).example->allowed;
   for (const auto& [key, result] : results) {

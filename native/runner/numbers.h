@@ -22,7 +22,7 @@ struct Difference {
   bool ok() const { return alike && !beyond; }
 };
 
-// With both tolerances 0: bit for bit.
+// NaN is what NaN is wanted for, whichever it is, and -0 is 0; all else is bit for bit with both tolerances 0.
 Difference compare(const Tensor& got, const Tensor& want, double relative, double absolute);
 
 }  // namespace bitport::runner

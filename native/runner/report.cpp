@@ -75,7 +75,8 @@ std::string text_of(const Summary& summary) {
             milliseconds("median", report.quantile(0.5)) + milliseconds("p99", report.quantile(0.99));
     text += !report.check ? "  not compared" : report.check->ok() ? "  as recorded" : "  DIFFERS from what was recorded";
     if (report.check && !report.check->ok())
-      text += report.check->alike ? ": " + std::to_string(report.check->beyond) + " elements, by up to " + number(report.check->worst)
+      text += report.check->alike ? ": " + std::to_string(report.check->beyond) + " elements, by up to " +
+                                        (std::isfinite(report.check->worst) ? number(report.check->worst) : "infinity or NaN")
                                   : ": in type or sizes";
     text += "\n";
   }

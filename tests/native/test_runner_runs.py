@@ -93,6 +93,28 @@ def test_another_output_is_told(folder: Path, tmp_path: Path) -> None:
     assert "DIFFERS from what was recorded: 1 elements" in done.stdout
 
 
+def test_whichever_nan_and_zero_are_alike(folder: Path, tmp_path: Path) -> None:
+    """Compiled code may give another NaN than eager mode, or -0 for 0: for `package` too these are what was wanted."""
+    memory = torch.zeros(LENGTH, K, dtype=torch.bfloat16)
+    memory[6, 3] = float("nan")
+    inputs = {"input.0": torch.tensor([3, 7, 1]), "input.1": torch.tensor([0, 2, 5]), "input.2": memory}
+    given, outputs = tmp_path / "i.safetensors", tmp_path / "o.safetensors"
+    save_file(inputs, given)
+    assert run(folder, "--inputs", given, "--outputs", outputs).returncode == 0
+    found = load_file(outputs)
+    special = {name: each.isnan() | (each == 0) for name, each in found.items()}
+    assert int(special["output.0"].sum()) == N
+    assert int(special["after.2"].sum()) > (LENGTH - 4) * K
+    for name, each in found.items():
+        each.copy_(torch.where(special[name], -each, each))
+    save_file({**inputs, **found}, given)
+    assert run(folder, "--inputs", given, "--atol", 0).returncode == 0
+    found["output.0"][6, 5] = 0
+    save_file({**inputs, **found}, given)
+    done = run(folder, "--inputs", given, "--atol", 9)
+    assert (done.returncode, "1 elements, by up to infinity or NaN" in done.stdout) == (2, True)
+
+
 def test_sizes_that_have_names(folder: Path) -> None:
     (method,) = report(folder, "--random", "--size", "count=5")["methods"]
     assert method["inputs"][:2] == ["I64[5]", "I64[5]"]
@@ -107,6 +129,9 @@ WRONG = {
     "type": (["read", "--shape", "i32[3]", "--shape", "i64[3]", *MEMORY], "I64[count] is wanted"),
     "no language model": (["--generate", "1,2"], "no language model"),
     "an index beyond": (["read", "--inputs", "beyond.safetensors"], "read: "),
+    "an input that is none": (["--inputs", "misnamed.safetensors"], "input2 is nothing that read takes or gives"),
+    "a size that is none": (["--random", "--size", "counts=3"], "--size counts: this package has the sizes count"),
+    "a size of recorded inputs": (["--size", "count=3"], "--size is for random inputs: give --random too"),
 }  # fmt: skip
 
 
@@ -115,7 +140,9 @@ def test_what_does_not_fit_is_refused(name: str, folder: Path) -> None:
     arguments, said = WRONG[name]
     beyond = {"input.0": torch.tensor([3, WORDS + 100]), "input.1": torch.tensor([0, 1])}
     save_file({**beyond, "input.2": torch.zeros(LENGTH, K, dtype=torch.bfloat16)}, folder / "beyond.safetensors")
-    done = run(folder, *(folder / each if each == "beyond.safetensors" else each for each in arguments))
+    named = {"input.0": torch.tensor([3, 1]), "input.1": torch.tensor([0, 1])}
+    save_file({**named, "input2": torch.ones(LENGTH, K, dtype=torch.bfloat16)}, folder / "misnamed.safetensors")
+    done = run(folder, *(folder / each if each.endswith(".safetensors") else each for each in arguments))
     assert done.returncode == 1
     assert said in done.stderr
 
