@@ -296,6 +296,15 @@ def test_what_cannot_be_quantized_is_reported(module: nn.Module) -> None:
     assert all("unknown type" in layer.reason for layer in report.skipped)
 
 
+def test_weight_norm_of_a_quantized_weight_is_refused_at_once() -> None:
+    """torch goes on after a NotImplementedError in right_inverse: _WeightNorm.forward() missing 'weight_v'."""
+    quantized = layer()
+    before = quantized.weight
+    with pytest.raises(ArgumentError, match=r"dequantize_\(model\) first"):
+        nn.utils.parametrizations.weight_norm(quantized)
+    assert quantized.weight is before
+
+
 def test_a_rule_that_fits_nothing_is_no_silence() -> None:
     with pytest.raises(RecipeError, match="fits no weight"):
         bitport.quantize_(nn.Sequential(nn.Linear(8, 8)), {"layers.*": "int8"})

@@ -337,6 +337,14 @@ def _apply(q: QTensor, callable: Callable[..., Any]) -> NoReturn:
     unsupported("Tensor.apply_")
 
 
+def _norm(q: QTensor, *args: Any) -> NoReturn:
+    """Asked for by weight_norm, which would take a NotImplementedError for a parametrization without an inverse."""
+    raise ArgumentError(
+        "weight_norm cannot take a quantized weight apart: bitport.dequantize_(model) first, and quantize_ it again "
+        "after torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')"
+    )
+
+
 def _requires_grad(q: QTensor, requires_grad: bool = True) -> QTensor:
     """It stays False: where torch itself records a function, it would make a gradient, of floats, for the weight."""
     if requires_grad and isinstance(q, torch.nn.Parameter):  # nn.Parameter(q) asks by default, of what is none yet
@@ -360,6 +368,7 @@ FUNCTIONS[Tensor.requires_grad_] = _requires_grad
 FUNCTIONS[Tensor.requires_grad.__set__] = _requires_grad  # type: ignore[attr-defined]
 FUNCTIONS.update(dict.fromkeys((Tensor.__dlpack__, Tensor.numpy, Tensor.__array__, Tensor.tolist), _outside))
 FUNCTIONS[Tensor.element_size] = _element_size
+FUNCTIONS[torch.norm_except_dim] = _norm
 FUNCTIONS[Tensor.apply_] = _apply  # torch's own looks for numbers where a QTensor has none
 
 
