@@ -223,6 +223,11 @@ def test_other_refusals() -> None:
         {"bits": True},
         {"group_size": 0},
         {"group_size": None},
+        {"group_size": 1 << 31},
+        {"group_size": 1 << 32},  # as an int32: 0
+        {"group_size": (1 << 32) + 32},  # as an int32: 32
+        {"group_size": 1 << 70},
+        {"desc_act": "yes"},
         {"sym": "yes"},
         {"checkpoint_format": "marlin"},
         {"is_marlin_format": True},
@@ -270,6 +275,26 @@ def test_damaged_tensors_are_errors(name: str, tensor: Tensor | None) -> None:
         tensors[name] = tensor
     with pytest.raises(BitportError):
         read(gptq.Reader(config(4, 32), torch.float16), tensors)
+
+
+def test_an_order_that_is_not_there_is_an_error() -> None:
+    """Read as they lie the columns would have the scales of others."""
+    tensors, value = layer(32, 64, 4, 32, shuffled=True)
+    order = tensors.pop("m.g_idx")
+    with pytest.raises(CheckpointError, match="without g_idx, and quantization_config says desc_act"):
+        read(gptq.Reader(config(4, 32, desc_act=True), torch.float16), tensors)
+    (q,) = read(gptq.Reader(config(4, 32, desc_act=True), torch.float16), {**tensors, "m.g_idx": order}).values()
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+
+
+def test_one_group_for_a_row_has_no_order_and_no_second_group() -> None:
+    tensors, value = layer(32, 64, 4, 64)
+    del tensors["m.g_idx"]
+    (q,) = read(gptq.Reader(config(4, -1, desc_act=True), torch.float16), tensors).values()
+    np.testing.assert_array_equal(q.dequantize(torch.float32).double().numpy(), value)
+    tensors["m.g_idx"] = torch.arange(64, dtype=torch.int32) // 32
+    with pytest.raises(CheckpointError, match="does not give each group 64 columns"):
+        read(gptq.Reader(config(4, -1, desc_act=True), torch.float16), tensors)
 
 
 def test_an_embedding_is_refused() -> None:

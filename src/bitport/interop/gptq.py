@@ -9,7 +9,7 @@ A file of the first kind (``checkpoint_format: gptq``) stores every zero point l
 GPTQModel (``meta: {quantizer: [gptqmodel:..]}``) subtracts from whole words, so that a zero point of 0 borrows from the
 next one; of 3 bits each is less 1 by itself, and 0 becomes 7. Of other programs the largest number stands for 2^b.
 Where g_idx does not ascend ("act-order") the columns of a group lie apart: bitport keeps them in the order of their
-groups, with the permutation that finds them.
+groups, with the permutation that finds them. A file without g_idx has its columns in order, unless it says desc_act.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from bitport.interop import codec
 from bitport.interop.codec import Described, Weight, exactly, grouped, kind_of, order_of, setting
 from bitport.interop.words import from_codes, from_stream, to_codes, to_stream
 from bitport.numerics import Format, Quantized
+from bitport.numerics.format import LONGEST_BLOCK
 from bitport.numerics.packing import pack_bits, unpack_bits
 from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
@@ -43,15 +44,20 @@ class Settings(NamedTuple):
     group: int
     """Columns of a group; 0: all of a row."""
     symmetric: bool
+    reordered: bool
+    """Whether the columns of a group may lie apart."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
         bits, group = setting(config, "bits", int), setting(config, "group_size", int)
         if bits not in BITS:
             raise CheckpointError(f"GPTQ with bits={bits}: {', '.join(map(str, BITS))} are read; {PLANAR}")
-        if group < 1 and group != -1:
-            raise CheckpointError(f"GPTQ with group_size={group}: must be at least 1, or -1 for one group a row")
-        return cls(bits, max(group, 0), setting(config, "sym", bool, False))
+        if not 1 <= group < LONGEST_BLOCK and group != -1:
+            raise CheckpointError(
+                f"GPTQ with group_size={group}: must be at least 1 and below 2^31, or -1 for one group a row"
+            )
+        symmetric, reordered = setting(config, "sym", bool, False), setting(config, "desc_act", bool, False)
+        return cls(bits, max(group, 0), symmetric, reordered)
 
 
 class Overrides:
@@ -122,14 +128,24 @@ class Reader(codec.Reader):
             raise CheckpointError(f"{weight.parts['qzeros']} has the zero point 256: 8 bits end at 255")
         plain = its.symmetric and bool((zero == 1 << (its.bits - 1)).all())
         stream = to_stream(qweight.t(), k, its.bits)
-        ordered = "g_idx" in tensors and its.group > 0
-        perm = order_of(tensors["g_idx"], k, its.group, weight.parts["g_idx"]) if ordered else None
+        perm = self._order(weight, tensors, k, its)
         if perm is not None:
             stream = pack_bits(unpack_bits(stream, its.bits, k)[:, perm.long()], its.bits)
         zeros = None if plain else zero.to(torch.uint8).contiguous()
         parts = Quantized(stream, tensors["scales"].t().contiguous(), zeros, None)
         fmt = Format(dtype=f"int{its.bits}", block=(1, its.group), zero="none" if plain else "int", scale="input")
         return from_parts(parts, Scheme(weight=fmt), shape=(n, k), dtype=self.dtype, perm=perm)
+
+    def _order(self, weight: Weight, tensors: dict[str, Tensor], k: int, its: Settings) -> Tensor | None:
+        group = its.group or max(k, 1)
+        if "g_idx" in tensors:
+            return order_of(tensors["g_idx"], k, group, weight.parts["g_idx"])
+        if its.reordered and group < k:
+            raise CheckpointError(
+                f"{weight.parts['qweight']} is there without g_idx, and quantization_config says desc_act: nothing "
+                f"tells which columns a scale belongs to; fetch the checkpoint again"
+            )
+        return None
 
     def _zero(self, qzeros: Tensor, n: int, bits: int) -> Tensor:
         """int16 [groups, n]"""
