@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import bitport as bp
 from bitport.errors import ArgumentError
@@ -134,6 +135,28 @@ def check_scales_that_are_held(mesh: Any) -> None:
         follows = sharded(model_of(scheme), mesh)
         with pytest.raises(RuntimeError, match=r"_extra_state holds .*, 0\.weight {}: load it before"):
             follows.load_state_dict(together.state_dict())
+
+
+def check_tensor_parallelism_takes_gradients_at_inputs_as_they_are(mesh: Any) -> None:
+    """The sum over the rows of x rounds each of its terms at most as often as there are rows."""
+    torch.manual_seed(0)
+    alone = nn.Linear(64, 32 * mesh.size(), bias=False)
+    prepare_(alone, "mxfp4")
+    together = parallelize_module(copy.deepcopy(alone), mesh, ColwiseParallel(output_layouts=Replicate()))
+    x, g = torch.randn(16, 64), torch.randn(16, 32 * mesh.size())
+    y = together(x)
+    assert torch.equal(y, alone(x))
+    y.backward(g)
+    error = together.weight.grad.full_tensor().double() - g.t().double() @ x.double()
+    assert bool((error.abs() <= len(x) * 2.0**-24 * (g.t().abs() @ x.abs())).all())
+
+
+def check_tensor_parallelism_does_not_round_gradients(mesh: Any) -> None:
+    model = nn.Linear(64, 32 * mesh.size(), bias=False)
+    prepare_(model, "mxfp8", gradients="mxfp8")
+    together = parallelize_module(model, mesh, ColwiseParallel())
+    with pytest.raises(ArgumentError, match="does not round its gradients"):
+        together(torch.randn(16, 64))
 
 
 def check_what_is_sharded_is_not_prepared(mesh: Any) -> None:
