@@ -63,8 +63,12 @@ def test_memory_is_read_whenever_it_is_asked_for() -> None:
 @pytest.mark.skipif(not any(map(shutil.which, limits.COMPILERS)), reason="needs a C++ compiler")
 def test_no_operation_is_counted_that_the_compiler_left_out() -> None:
     """avx2 multiplies 32 bytes by two instructions for the ports that take one for 8 floats: twice the rate at most."""
-    found = limits.measure(threads=1, seconds=0.05, megabytes=8, times=3)
-    assert isinstance(found, Limits), found
-    if "avx2_int8" not in found.units:
-        pytest.skip("needs a processor with AVX2")
-    assert found.units["avx2_int8"] < 3 * found.units["avx2_f32"], "measured apart: half as much again for noise"
+
+    def ratio() -> float:
+        found = limits.measure(threads=1, seconds=0.05, megabytes=8, times=3)
+        assert isinstance(found, Limits), found
+        if "avx2_int8" not in found.units:
+            pytest.skip("needs a processor with AVX2")
+        return found.units["avx2_int8"] / found.units["avx2_f32"]
+
+    assert any(ratio() < 3 for _ in range(5)), "noise takes one measurement, a compiler that leaves work out all"
