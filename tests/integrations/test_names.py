@@ -233,6 +233,23 @@ def test_experts_that_lie_the_other_way_round_in_the_files(tmp_path: Path, capsy
     assert isinstance(loaded.model.language_model.layers[1].mlp.experts.gate_up_proj, QTensor)
 
 
+def test_convolutions_apart_in_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of OLMo hybrid for queries, keys and values, which transformers has as one. A rule for all takes them."""
+    linear = {"linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_value_head_dim": 16, "pad_token_id": 0}
+    kinds = {"linear_key_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]}
+    torch.manual_seed(0)
+    kind = transformers.OlmoHybridForCausalLM
+    kind(transformers.OlmoHybridConfig(**SIZES, **linear, **kinds)).save_pretrained(tmp_path / "float")
+    right = kind.from_pretrained(tmp_path / "float")
+    quantize_(right, {"*": "int4-g32"})
+    assert main(["quantize", str(tmp_path / "float"), "--rule", "*=int4-g32", "-o", str(tmp_path / "out")]) == 0
+    assert "note: " not in capsys.readouterr().err
+    loaded = kind.from_pretrained(tmp_path / "out")
+    assert isinstance(loaded.model.layers[0].linear_attn.conv1d.weight, QTensor)
+    for name, param in right.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), param), name
+
+
 def test_parts_that_are_not_equal(tmp_path: Path) -> None:
     """Queries, keys and values of NomicBert are one matrix in its files, here with a row too much."""
     kind = transformers.NomicBertModel

@@ -55,6 +55,13 @@ def test_transposed() -> None:
     assert torch.equal(beside(pieces).dequantize(), torch.cat([each.dequantize() for each in pieces], 1))
 
 
+@pytest.mark.parametrize("scheme", ["int4", "int8", "nf4", "fp8-wo", "int8-tensor"])
+@pytest.mark.parametrize("kernel", [(1, 4), (8, 3, 3)])
+def test_convolutions(scheme: str, kernel: tuple[int, ...]) -> None:
+    pieces = [quantize_tensor(torch.randn(n, *kernel), preset(scheme), kind="conv") for n in (32, 16)]
+    assert torch.equal(beside(pieces).dequantize(), torch.cat([each.dequantize() for each in pieces]))
+
+
 def test_what_the_whole_has_once() -> None:
     scale, other = torch.full((1, 1), 0.5), torch.full((1, 1), 0.25)
     whole = beside([piece("int8-static", act_scale=scale), piece("int8-static", act_scale=scale)])

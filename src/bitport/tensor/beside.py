@@ -14,6 +14,7 @@ from bitport.errors import ArgumentError
 from bitport.numerics import Quantized
 from bitport.numerics.codec import block_scale
 from bitport.numerics.packing import as_bytes
+from bitport.tensor.borders import is_conv
 from bitport.tensor.join import join
 from bitport.tensor.parts import matrix_of
 from bitport.tensor.qtensor import EXTRA, QTensor
@@ -38,12 +39,13 @@ def stacked(pieces: Sequence[QTensor]) -> QTensor:
 
 
 def beside(pieces: Sequence[QTensor]) -> QTensor:
-    """[N1, K], [N2, K] .. as [N1 + N2 + .., K], in the plain layout."""
+    """[N1, K], [N2, K] .. as [N1 + N2 + .., K], in the plain layout; convolutions alike, whose outputs come first."""
     plain = [piece.to_layout("plain") for piece in pieces]
     block = plain[0].scheme.weight.block[0]
     apart = block == 0 or any(piece.matrix.n % block for piece in plain[:-1])
     plain = [_without_global(_by_rows(piece) if apart else piece) for piece in plain]
-    return join(plain, -1 if plain[0].transposed else -2)
+    outputs = 0 if is_conv(plain[0]) else -1 if plain[0].transposed else -2
+    return join(plain, outputs)
 
 
 def _by_rows(q: QTensor) -> QTensor:
