@@ -118,6 +118,21 @@ def test_a_head_that_was_parted_is_in_the_report() -> None:
     assert layers["model.layers.0.mlp.down_proj.weight"].scheme == "int8"
 
 
+def test_tables_that_are_tied_are_rotated_once() -> None:
+    """As those of CSM's backbone and depth decoder."""
+    model = model_of("llama")
+    table = model.model.embed_tokens.weight
+    model.more = torch.nn.Embedding(*table.shape)
+    model.more.weight = table
+    before, as_it_was = output(model, "llama"), table.clone()
+    told = Rotate().model_(model, [batch_of("llama")])
+    assert "residual stream" in told["model.layers.0.mlp.up_proj.weight"]
+    assert "residual stream left" not in told["model.layers.0.mlp.up_proj.weight"]
+    assert model.more.weight is model.model.embed_tokens.weight
+    assert not torch.equal(table, as_it_was)
+    assert sqnr(before, output(model, "llama")) > 100
+
+
 def test_the_seed_decides() -> None:
     models = [model_of("llama") for _ in range(3)]
     for model, seed in zip(models, (0, 0, 1), strict=True):

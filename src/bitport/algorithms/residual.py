@@ -18,6 +18,7 @@ from bitport.algorithms.rotation_core import Rotation
 from bitport.algorithms.trial import Trial
 from bitport.calibrate.blocks import blocks_of
 from bitport.nn.targets import find_targets
+from bitport.schemes import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,10 @@ class Stream:
 def find_stream(whole: Trial, pairs: Sequence[tuple[str, Pair]]) -> Stream | str:
     """Or why there is none. ``pairs``: (block, pair)."""
     targets = find_targets(whole.block)
-    tables = [target for target in targets if target.kind == "embedding"]
+    tables: list[Target] = []
+    for target in targets:
+        if target.kind == "embedding" and target.storage not in {table.storage for table in tables}:
+            tables.append(target)  # those tied to each other once, by the first name
     if not tables:
         return "no embedding begins it"
     if any(target.kind != "embedding" and target.storage == table.storage for table in tables for target in targets):
