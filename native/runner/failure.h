@@ -18,6 +18,19 @@ template <typename... Parts>
   throw Failure(text.str());
 }
 
+// What `text` makes of each value, with commas between.
+template <typename Values, typename Text>
+std::string joined(const Values& values, const Text& text) {
+  std::string made;
+  for (const auto& value : values) made += std::string(made.empty() ? "" : ", ") + text(value);
+  return made;
+}
+
+template <typename Strings>
+std::string joined(const Strings& strings) {
+  return joined(strings, [](const auto& each) -> const auto& { return each; });
+}
+
 // What fails in `work` is about `what`, and says so first.
 template <typename Work>
 auto about(const std::string& what, const Work& work) {

@@ -119,8 +119,7 @@ void Manifest::check_machine() const {
 }
 
 void Argument::check(const Type& given, const Sizes& given_sizes, const Ranges& ranges, Named& named) const {
-  std::string wanted = std::string(type->name) + "[";
-  for (size_t i = 0; i < shape.size(); ++i) wanted += (i ? ", " : "") + shape[i];
+  const std::string wanted = std::string(type->name) + "[" + joined(shape);
   const auto refuse = [&](const std::string& why) { fail(name, ": ", text_of(given, given_sizes), " was given, ", wanted, "] is wanted", why); };
   if (&given != type || given_sizes.size() != shape.size()) refuse("");
   for (size_t i = 0; i < shape.size(); ++i) {

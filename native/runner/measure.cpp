@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <set>
 
 namespace bitport::runner {
 namespace {
@@ -52,21 +53,19 @@ std::vector<Tensor> random_inputs(const Program& program, const Method& method, 
 
 // A name that nobody reads is a mistake, which zeros in place of an input would hide.
 void check_names(const Method& method, const TensorFile& file, const std::map<std::string, Tensor>& results, const std::string& where) {
-  std::map<std::string, Tensor> known = results;
-  for (size_t i = 0; i < method.input_count(); ++i) known["input." + std::to_string(i)];
-  std::string names;
-  for (const auto& [name, tensor] : known) names += (names.empty() ? "" : ", ") + name;
+  std::set<std::string> known;
+  for (const auto& [name, tensor] : results) known.insert(name);
+  for (size_t i = 0; i < method.input_count(); ++i) known.insert("input." + std::to_string(i));
   for (const auto& [name, tensor] : file.tensors)
-    if (!known.count(name)) fail(where, ": ", name, " is nothing that ", method.name(), " takes or gives, which is ", names);
+    if (!known.count(name)) fail(where, ": ", name, " is nothing that ", method.name(), " takes or gives, which is ", joined(known));
 }
 
 void check_sizes(const Program& program, const RunOptions& options) {
-  std::string names;
-  if (program.manifest())
-    for (const auto& [name, range] : program.manifest()->ranges) names += (names.empty() ? "" : ", ") + name;
+  const Ranges known = program.manifest() ? program.manifest()->ranges : Ranges();
   for (const auto& [name, size] : options.sizes)
-    if (!program.manifest() || !program.manifest()->ranges.count(name))
-      fail("--size ", name, ": this package has ", names.empty() ? "no sizes with names" : "the sizes " + names);
+    if (!known.count(name))
+      fail("--size ", name, ": this package has ",
+           known.empty() ? "no sizes with names" : "the sizes " + joined(known, [](const auto& each) { return each.first; }));
 }
 
 }  // namespace

@@ -133,11 +133,7 @@ void Program::check() {
 
 const Method& Program::load(const std::string& name) {
   if (const auto known = loaded_.find(name); known != loaded_.end()) return known->second;
-  if (!code_.count(name)) {
-    std::string known;
-    for (const std::string& each : methods()) known += (known.empty() ? "" : ", ") + each;
-    fail(path_, ": no method ", name, "; it has ", known);
-  }
+  if (!code_.count(name)) fail(path_, ": no method ", name, "; it has ", joined(methods()));
   MethodSource source{name, code_of(name), constants_of(name), {}, {}, {}};
   if (options_.resident)
     for (const auto& [constant, tensor] : source.constants) make_resident(tensor);

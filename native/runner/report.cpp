@@ -9,13 +9,6 @@
 namespace bitport::runner {
 namespace {
 
-template <typename Values, typename Text>
-std::string joined(const Values& values, Text text) {
-  std::string made;
-  for (const auto& value : values) made += (made.empty() ? "" : ", ") + text(value);
-  return made;
-}
-
 std::string number(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.6g", value);

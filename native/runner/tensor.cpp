@@ -30,9 +30,7 @@ const std::vector<Type>& types() {
 const Type& type_of(const std::string& name) {
   for (const Type& type : types())
     if (name == type.name || name == type.torch) return type;
-  std::string known;
-  for (const Type& type : types()) known += std::string(known.empty() ? "" : ", ") + type.name;
-  fail("unknown type '", name, "'; known: ", known);
+  fail("unknown type '", name, "'; known: ", joined(types(), [](const Type& type) { return type.name; }));
 }
 
 int64_t count_of(const Sizes& sizes, int64_t element_bytes) {
@@ -48,9 +46,7 @@ int64_t count_of(const Sizes& sizes, int64_t element_bytes) {
 }
 
 std::string text_of(const Type& type, const Sizes& sizes) {
-  std::string text = std::string(type.name) + "[";
-  for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
-  return text + "]";
+  return std::string(type.name) + "[" + joined(sizes, [](int64_t size) { return std::to_string(size); }) + "]";
 }
 
 Sizes dense_strides(const Sizes& sizes) {
