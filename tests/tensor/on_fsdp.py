@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import bitport
+from bitport.backends.cuda import few_rows
 from bitport.errors import ArgumentError
 from bitport.tensor import QTensor
 
@@ -93,6 +94,23 @@ def check_a_model_computes_what_it_did(mesh: DeviceMesh) -> None:
             for _ in range(2):
                 assert torch.equal(model(x), y), scheme
             assert all(torch.equal(tensor, state[name]) for name, tensor in full(model).items())
+
+
+def check_what_is_gathered_anew_is_not_taken_for_unchanged(mesh: DeviceMesh) -> None:
+    """FSDP2 leaves the count of writes as it is, by which a kernel for CUDA knows which weight it may read early."""
+    model = nn.Sequential(Block(), Block())
+    bitport.quantize_(model, "int4-g32", measure=False)
+    shard(model, mesh, reshard_after_forward=True)
+    x = torch.randn(5, K)
+    seen = []
+    for _ in range(3):
+        model(x)
+        model[0].unshard()
+        weight = model[0].up.weight
+        seen.append((weight.qdata, weight.qdata._version))
+        assert not few_rows.unchanged(weight.qdata, weight.scale, weight.zero)
+        model[0].reshard()
+    assert all(qdata is seen[0][0] and version == seen[0][1] for qdata, version in seen)
 
 
 def check_training_of_adapters(mesh: DeviceMesh) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bitport.numerics.packing import as_bytes
+from bitport.tensor import versions
 from bitport.tensor.borders import cut_along, matrix_like, plain_shapes
 from bitport.tensor.join import padded
 from bitport.tensor.qtensor import PARTS, QTensor
@@ -60,6 +61,7 @@ def post_all_gather(
     target = out if isinstance(out, QTensor) else out.to_local()  # type: ignore[attr-defined]
     for name, part in ours.items():
         there = getattr(target, name)
+        versions.leave_uncounted(there)
         if there.data_ptr() != part.data_ptr():  # packed anew, or shared by all shards and replaced since then
             with torch.autograd._unsafe_preserve_version_counter(there):
                 there.copy_(part)

@@ -1,11 +1,12 @@
-"""int4 weights by 1 to 8 rows of x, as in decoding: kernels/few_rows.cu, in blocks of the size that fits.
+"""int4 and int8 weights by 1 to 8 rows of x, as in decoding: kernels/few_rows.cu, in blocks of the size that fits.
 
 From sm90 on the kernel is launched so that it begins before the one ahead of it in the stream has ended, and copies its
 weight meanwhile. What it reads early must have been written before that one began. So it must when an earlier call has
 multiplied by these very tensors, as often written as now: that call waited for whoever wrote them, all later calls come
 after it, and it writes nothing but its result, which is no weight. The first call with a weight, and the first after it
 was written to, is launched to wait. x and the bias are read, and y is written, after all kernels ahead have ended.
-PyTorch does not count what is written through ``.data``, nor to tensors made in inference mode: the latter always wait.
+Where PyTorch does not count writes to a weight (bitport.tensor.versions) all calls wait. What is written through
+``.data`` is not noticed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from bitport.backends.cuda import capability, compiled, operand
 from bitport.backends.cuda.compiled import Function, address, missing
 from bitport.numerics import NUMBER_TYPES
 from bitport.ops import Weight
+from bitport.tensor import versions
 
 MOST_ROWS = 8
 """The matrix unit takes 8 rows of x."""
@@ -199,7 +201,7 @@ def unchanged(*parts: Tensor | None) -> bool:
 
 
 def _unchanged(part: Tensor) -> bool:
-    if part.is_inference():
+    if not versions.counts(part):
         return False
     known = _multiplied.get(part) == part._version
     if not known:
