@@ -1,4 +1,4 @@
-// What follows a product, in plain C++ by the formula in double: the reference for the vectors.
+// The functions after a product in plain C++, by the formula in double: the reference for the vector code.
 #include "activation.h"
 #include <cmath>
 #include "number.h"

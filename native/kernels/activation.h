@@ -1,9 +1,9 @@
-// What may follow a product, on the sums of a tile, before they are rounded: sum = f(sum + bias) * times.
+// The function applied to the sums of a tile before they are rounded: sum = f(sum + bias) * times.
 //   f(z) = max(z, 0) - |z| tail(|z|),   tail(a) = Phi(-a)                                    gelu, Phi: the normal distribution
 //                                                 sigmoid(-a)                                silu
 //                                                 sigmoid(-2 sqrt(2 / pi) (a + 0.044715 a^3))   gelu_tanh
-// so that nothing cancels which is not small. A tail exp(-e) is off by less than (16 + 2 e) 2^-24 of itself. From some a
-// on it stays what it is there, less than 1e-12 after its product with a: -infinity gives as good as 0, the limit.
+// This form avoids cancellation except where the result is small. The relative error of a tail exp(-e) is below
+// (16 + 2 e) 2^-24. Beyond some a the tail is constant, and less than 1e-12 times a: -infinity yields nearly the limit, 0.
 #pragma once
 #include "bitport_kernels.h"
 
@@ -11,8 +11,8 @@ namespace bitport {
 
 struct Following {
   int32_t then;
-  const float* bias;    // of this tile's columns, or null
-  const void* times;    // of the first row and these columns, or null; rows lie `next` numbers apart
+  const float* bias;    // for the columns of this tile, or null
+  const void* times;    // for the first row and these columns, or null; rows are `next` elements apart
   int32_t type;         // of times
   int64_t next, count;  // count: columns of this tile
 };
@@ -24,7 +24,7 @@ void avx2_activate(const Following& f, float* sum, int64_t rows);
 void avx512_activate(const Following& f, float* sum, int64_t rows);
 void neon_activate(const Following& f, float* sum, int64_t rows);
 
-constexpr int64_t kActivated = 8;   // rows at once: their sums stay in the nearest memory from step to step
+constexpr int64_t kActivated = 8;   // rows at once, so that their sums stay in L1 from step to step
 
 Activate activate_for(int32_t isa);
 

@@ -1,6 +1,6 @@
-// Attention over keys and values in few bits, read once: panel by panel (attention.h), with a running maximum and sums that
-// are scaled down when it grows. A piece of work is one head of keys, the query rows that read it (kRows at most) and
-// kRange tokens; at the end the pieces of a row are put together, so that the result does not depend on the threads.
+// Attention over keys and values in few bits, read once: panel by panel (attention.h), with a running maximum and sums
+// that are scaled down when it grows. A work item is one head of keys, up to kRows of the query rows that use it, and
+// kRange tokens; finally the items of a row are merged, so that the result does not depend on the number of threads.
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -16,7 +16,7 @@ namespace bitport {
 namespace {
 
 constexpr int64_t kRows = 64, kRange = 2048;
-constexpr int64_t kPieces = 64;   // so many occupy the threads, and take all tokens: each range more has sums of its own
+constexpr int64_t kPieces = 64;   // items that occupy the threads: these take all tokens, as each range needs its own sums
 constexpr float kLog2E = 1.44269504f;
 
 void plain_score(const float* q, int64_t rows, const float* keys, int64_t wide, float* scores) {
@@ -54,8 +54,8 @@ constexpr Attending scalar_attending{{}, plain_score, plain_largest, plain_weigh
 
 int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// The least finite masks stay finite: a row that has no others sees all of its tokens alike. The product is not asked:
-// g++ 14 believes that it is infinite only where the mask is.
+// The lowest finite mask values stay finite: a row with no others attends to all of its tokens equally. The mask is
+// tested rather than the product: g++ 14 assumes that the product is infinite only if the mask is.
 float in_log2(float mask) {
   return mask <= -FLT_MAX / kLog2E && mask != -INFINITY ? -FLT_MAX : mask * kLog2E;
 }
@@ -68,14 +68,14 @@ const char* moved(const void* data, int64_t numbers, int32_t type) {
   return static_cast<const char*>(data) + numbers * width_of(type);
 }
 
-// Null: this decodes as rows of a weight do.
+// Null: these tokens are decoded like rows of a weight.
 Decode decoder(const Attending& attend, const BitportTokens& t) {
   const bool even = t.width % 16 == 0, e4m3 = !t.integer && t.bits == 8 && t.table[0x38] == 1.0f && t.table[0x40] == 2.0f;
   if (!even || !(e4m3 || (t.integer && (t.bits == 2 || t.bits == 4 || t.bits == 8)))) return nullptr;
   return attend.decode[e4m3 ? kE4M3 : t.bits == 2 ? kInt2 : t.bits == 4 ? kInt4 : kInt8];
 }
 
-// Tokens as a weight whose rows they are, from token `first` of a head on.
+// Views tokens of a head, from token `first` on, as rows of a weight.
 BitportTiles rows_of(const BitportTokens& t, int64_t sequence, int64_t head, int64_t first) {
   static constexpr float ones[kPanel] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
                                          1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -106,14 +106,15 @@ class Piece {
 
   static int64_t rows_of_head(const BitportAttention& a) { return a.heads / a.groups * a.rows; }
 
-  // Floats of memory: a panel, scores, rows of q as they are and times the scales of a block, keep.
+  // Number of floats of scratch memory: a panel, scores, rows of q unscaled and multiplied by the scales of a block,
+  // keep.
   static int64_t room(const BitportAttention& a) {
     const int64_t keys = rounded_up(a.keys.width), values = rounded_up(a.values.width);
     const int64_t groups = most(groups_of(a.keys), groups_of(a.values));
     return most(keys, values) * kPanel + kRows * (kPanel + 2 * keys + 2) + 2 * kPanel * groups;
   }
 
-  // Into sums [rows][wide], and the largest score and the sum of weights of each row [rows][2].
+  // Writes sums [rows][wide], and the largest score and the sum of weights of each row [rows][2].
   void run(float* memory, float* sums, float* state) {
     const int64_t wide = rounded_up(a_.keys.width), out = rounded_up(a_.values.width);
     panel_ = memory;
@@ -151,7 +152,7 @@ class Piece {
   int64_t query_head(int64_t row) const { return head_ * (a_.heads / a_.groups) + (first_row_ + row) / a_.rows; }
   int64_t query_row(int64_t row) const { return (first_row_ + row) % a_.rows; }
 
-  // Tokens that the newest of these rows sees.
+  // The number of tokens that the last of these rows sees.
   int64_t seen_at_most() const {
     const int64_t tokens = a_.quantized + a_.dense, last = query_row(0) + rows_ - 1;
     return a_.causal && last < a_.rows ? tokens - a_.rows + last + 1 : tokens;
@@ -168,7 +169,8 @@ class Piece {
     }
   }
 
-  // q k = sum of (q scale) (code - zero): the rows times the scales of a block of tokens, and what the zeros take away.
+  // q k = sum of (q scale) (code - zero): returns the rows times the scales of a block; less_ is the contribution of
+  // the zeros.
   const float* scale_queries(int64_t block, int64_t wide) {
     const BitportTokens& k = a_.keys;
     const int64_t scale_at = sequence_ * k.scale_step[0] + head_ * k.scale_step[1] + block * k.width;
@@ -198,7 +200,7 @@ class Piece {
       for (int64_t i = 0; i < count; ++i)
         engine_.widen(from + i * t.width * width_of(a_.type), a_.type, t.width, panel_ + i * wide);
     }
-    // What is left of another panel may be no number, and counts for nothing.
+    // Leftovers of another panel may be NaN, which a weight of 0 would not cancel.
     if (count < kPanel) std::memset(panel_ + count * wide, 0, size_t((kPanel - count) * wide) * sizeof(float));
   }
 
@@ -211,7 +213,7 @@ class Piece {
     return {w.codes, count, w.k, w.group, group_scale_, group_less_, wide};
   }
 
-  // Scores of the tokens [first, first + count) to weights.
+  // Converts scores of tokens [first, first + count) to softmax weights.
   void soften(int64_t first, int64_t count, const float* less, float* state) {
     for (int64_t r = 0; r < rows_; ++r) {
       float* const s = scores_ + r * kPanel;
@@ -227,7 +229,7 @@ class Piece {
       for (int64_t t = seen < 0 ? 0 : seen; t < kPanel; ++t) s[t] = -INFINITY;
       const float before = state[2 * r], here = attend_.largest(s), most = here > before ? here : before;
       keep_[r] = 1;
-      if (most == -INFINITY) {   // of no number there is no largest: its weights are none either
+      if (most == -INFINITY) {   // without a number there is no maximum: all weights are 0, and a NaN is kept in the sum
         float sum = 0;
         for (int64_t t = 0; t < kPanel; ++t) sum += s[t] = std::isnan(s[t]) ? s[t] : 0.0f;
         state[2 * r + 1] += sum;
@@ -247,12 +249,12 @@ class Piece {
   float *panel_, *scores_, *q_, *scaled_, *keep_, *less_, *group_scale_, *group_less_;
 };
 
-// The ranges of one row, [ranges] apart from one another, to a row of y.
+// Merges the ranges of one row, with the given strides, into a row of y.
 void put_together(const BitportAttention& a, const float* sums, const float* state, int64_t ranges, int64_t sums_apart,
                   int64_t state_apart, int64_t row) {
   float most = -INFINITY, sum = 0;
   for (int64_t i = 0; i < ranges; ++i) most = state[i * state_apart] > most ? state[i * state_apart] : most;
-  float part[256];   // of the width at a time
+  float part[256];   // a slice of the width
   for (int64_t first = 0; first < a.values.width; first += 256) {
     const int64_t count = smaller(256, a.values.width - first);
     std::memset(part, 0, sizeof(part));
@@ -332,7 +334,7 @@ int32_t bitport_attention(const BitportAttention* attention, int32_t threads, in
   float* const sums = reinterpret_cast<float*>(results.need(size_t(items * (sums_apart + state_apart)) * sizeof(float)));
   if (!sums) return kNoMemory;
   float* const state = sums + items * sums_apart;
-  constexpr double kGrain = 1 << 16;   // numbers of keys and values for which a second thread pays
+  constexpr double kGrain = 1 << 16;   // elements of keys and values for which a second thread pays off
   if (threads < 1 || double(pairs) * double(tokens) * double(a.keys.width + a.values.width) < kGrain) threads = 1;
   std::atomic<bool> failed{false};
   share(items, threads, [&](int64_t item) {

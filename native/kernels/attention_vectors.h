@@ -1,14 +1,14 @@
-// attention.h in vectors. Loops over arrays that registers are to hold are unrolled by name: g++ else keeps them in memory. A
-// file that includes this says before what V, a vector of kWidth floats, is, INLINE, TARGET, and
-//   all(number)  load(floats)  store(floats, v)  madd(a, b, c)  larger(limit, x)  smaller(limit, x)   a NaN of x stays one
-//   whole(x)     two_to(x)                           x rounded to a whole number; 2^x of one from -127 (0) to 0
-//   sums(vectors)  the sums of kWidth vectors, in one        sum_of(v)  most_of(v)  over one vector
+// attention.h in vectors. Loops over arrays meant for registers are unrolled explicitly: g++ else keeps them in memory. A
+// file that includes this defines V, a vector of kWidth floats, INLINE and TARGET, and
+//   all(number)  load(floats)  store(floats, v)  madd(a, b, c)  larger(limit, x)  smaller(limit, x)   a NaN in x is kept
+//   whole(x)     two_to(x)                           x rounded to an integer; 2^x of an integer from -127 (gives 0) to 0
+//   sums(vectors)  the sums of kWidth vectors, as a vector    sum_of(v)  most_of(v)  reductions of one vector
 //   numbers<Kind>(codes)                                     kWidth codes as floats
 
 namespace bitport {
 namespace {
 
-// Groups of so many vectors, or of any number of them: loops of a few turns that are not known cost as much as their work.
+// Groups of `Vectors` vectors, or of any number if 0: short loops of unknown length cost as much as their work.
 template <Kind Of, int64_t Vectors>
 TARGET void decode_groups(const TokenCodes& c, float* panel) {
   constexpr int64_t kBits = Of == kInt2 ? 2 : Of == kInt4 ? 4 : 8, kBytes = kWidth * kBits / 8;
@@ -35,7 +35,7 @@ TARGET void decode(const TokenCodes& c, float* panel) {
   decode_groups<Of, 0>(c, panel);
 }
 
-// Rows by tokens, as many as sums() takes.
+// As many pairs of rows and tokens as sums() takes.
 template <int64_t Rows>
 TARGET void score_of(const float* q, const float* keys, int64_t wide, float* scores) {
   constexpr int64_t kTokens = kWidth / Rows;
@@ -88,7 +88,7 @@ TARGET float weigh(float* scores, float most) {
   return sum_of(sum);
 }
 
-// Rows by Columns vectors of the sums.
+// Updates Rows by Columns vectors of the sums.
 template <int64_t Rows, int64_t Columns>
 TARGET void mix_of(const float* weights, const float* keep, const float* values, int64_t tokens, int64_t wide, float* sums) {
   V sum[Rows][Columns];

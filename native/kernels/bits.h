@@ -1,4 +1,4 @@
-// Eight codes at a time: a byte each in 64 bits, the first one lowest, or dense.
+// Eight codes at a time, in 64 bits with a byte each (the first one lowest), or dense.
 #pragma once
 #include <cstdint>
 
@@ -6,7 +6,7 @@ namespace bitport {
 
 constexpr uint64_t low(int bits) { return bits < 64 ? (uint64_t(1) << bits) - 1 : ~uint64_t(0); }
 
-// The lowest 8 * Bits bits, Bits at a time, to a byte each: halves move apart, then halves of halves.
+// Spreads the lowest 8 * Bits bits to bytes, Bits to each: halves move apart, then quarters, then eighths.
 template <int Bits>
 constexpr uint64_t spread(uint64_t v) {
   constexpr uint64_t half = low(4 * Bits), quarter = low(2 * Bits) * 0x100000001u;

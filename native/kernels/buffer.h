@@ -1,4 +1,4 @@
-// Memory of a thread that is kept for the next call.
+// Thread-local scratch memory, kept for the next call.
 #pragma once
 #include <cstddef>
 #include <cstdlib>
@@ -8,12 +8,12 @@
 
 namespace bitport {
 
-// Fresh pages would cost more than the copy they are for. Large pages where the system gives them: blocks in 4 KiB
-// pages fill L2 unevenly, and their addresses take longer to find.
+// Reused, since fresh pages would cost more than the copies made into them. Huge pages where the system provides them:
+// 4 KiB pages fill L2 unevenly and need more TLB entries.
 struct Buffer {
   void* data = nullptr;
   size_t size = 0;
-  char* need(size_t bytes) {   // null where there is no memory
+  char* need(size_t bytes) {   // null if out of memory
     if (!data || bytes > size) {
       std::free(data);
       constexpr size_t kPage = size_t(2) << 20;
@@ -21,7 +21,7 @@ struct Buffer {
       data = std::aligned_alloc(kPage, size);
       if (!data) size = 0;
 #if defined(__linux__)
-      if (data) madvise(data, size, MADV_HUGEPAGE);   // advice: what it answers changes nothing
+      if (data) madvise(data, size, MADV_HUGEPAGE);   // only a hint: the result does not matter
 #endif
     }
     return static_cast<char*>(data);
@@ -33,7 +33,7 @@ struct Buffer {
   ~Buffer() { std::free(data); }
 };
 
-inline thread_local Buffer own_buffer;   // of a thread that works on a piece of a product
+inline thread_local Buffer own_buffer;   // for a thread that works on a part of a product
 
 static inline size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 

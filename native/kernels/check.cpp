@@ -1,4 +1,4 @@
-// What every entry point asks of a weight, what the return codes mean, and which sources this library is of.
+// Validation of a weight, texts of the return codes, and the sources that the library was built from.
 #include "status.h"
 #include "tiles.h"
 

@@ -15,7 +15,7 @@ constexpr int64_t kMostRows = 16;
 
 thread_local Buffer digits_buffer;
 
-// Null for scalar code, which has none.
+// Null for scalar code, which does not use digits.
 const Digits* digits_for(int32_t isa) {
 #if BITPORT_X86
   if (isa >= BITPORT_AVX512_VNNI) return &avx512_digits;
@@ -29,17 +29,18 @@ const Digits* digits_for(int32_t isa) {
   return nullptr;
 }
 
-// The power of two by which the largest of k numbers stays below 2^15 - 128; 0 where one is not finite, or the power and
+// The power of two that scales the largest of k numbers below 2^15 - 128; 0 if one is not finite, or if the power and
 // its inverse would not both be normal.
 float unit_of(uint16_t largest) {
   if (largest == 0) return 1;
   const int exponent = (largest >> 7) - 127;
   if (exponent < -112 || exponent > 127) return 0;
-  const int shift = (largest & 0x7f) == 0x7f ? 13 : 14;   // 255 * 2^7 + 128 would be one too many for the high digit
+  const int shift = (largest & 0x7f) == 0x7f ? 13 : 14;   // 255 * 2^7 + 128 would overflow the high digit
   return std::ldexp(1.0f, exponent - shift);
 }
 
-// Whether at least half of the k numbers of a row, zeros aside, are whole multiples of its unit, as those of 2^7 and more are.
+// Whether at least half of the nonzero numbers of a row are exact multiples of its unit, as those of 2^7 units and more
+// are.
 bool mostly_exact(const uint16_t* x, int64_t k, float unit) {
   const int16_t least = int16_t(bits_of_float(unit * 128) >> 16);
   uint32_t exact = 0, all = 0;   // k is at most 2^31
@@ -51,8 +52,8 @@ bool mostly_exact(const uint16_t* x, int64_t k, float unit) {
   return exact >= all - exact;
 }
 
-// Up to how many rows digits are faster than what the instruction set does otherwise: measured on x86, on ARM as the
-// instructions of the inner loops were counted. Short groups cost it twice.
+// The number of rows up to which digits are faster than the alternative of the instruction set: measured on x86,
+// estimated on ARM from the instructions in the inner loops. Short groups cost digits twice.
 int64_t most_rows(int32_t isa, const BitportTiles& w) {
   const bool wide = w.bits > 6, short_groups = w.group <= 32;
   switch (isa) {

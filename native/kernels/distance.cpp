@@ -1,5 +1,5 @@
-// How far a weight is from the numbers that it was made of, some rows at a time: as floats the whole of it would take
-// several times its memory.
+// The error of a weight relative to the original floats, a few rows at a time: all of it as floats would take several
+// times the memory of the weight.
 #include "buffer.h"
 #include "engine.h"
 #include "rows.h"
@@ -9,8 +9,8 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kRows = 16;    // that a thread takes at once
-constexpr int64_t kLanes = 16;   // sums side by side, as vectors want them
+constexpr int64_t kRows = 16;    // rows per work item
+constexpr int64_t kLanes = 16;   // independent sums, for vectorization
 
 struct Squares { double signal = 0, noise = 0; };
 

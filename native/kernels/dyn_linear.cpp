@@ -1,5 +1,5 @@
-// y = then(round(x) W^T + bias) * times. Rows that are rounded to floats become x of the product with floats; integers have
-// a product of their own.
+// y = then(round(x) W^T + bias) * times. Rows rounded to floats become x of the float product; integers have a product
+// of their own.
 #include "buffer.h"
 #include "engine.h"
 #include "round.h"
@@ -11,7 +11,7 @@ namespace {
 thread_local Buffer rounded_buffer;
 
 #if BITPORT_X86
-// Few products are done in vectors before tile registers have handed over their first sums.
+// Small products are finished in vector code before tile registers have delivered their first sums.
 bool is_small(const Product& p) {
   constexpr int64_t kFew = 1 << 15;
   return p.weight.n * p.weight.k <= kFew / p.m;
@@ -39,7 +39,7 @@ int32_t linear_rounded(Product product, int32_t act, const float* act_scale) {
   const Engine& engine = engine_for_rounded(product, act);
   const bool in_blocks = act == BITPORT_FP8_128 && engine.bf16;
   const size_t row_bytes = aligned(size_t(product.m) * w.k * (engine.bf16 ? 2 : 4));
-  const int64_t scales_of_row = in_blocks ? ceil_div(w.k, kScaled) : 1;   // those of 32 rows in the last block may be read
+  const int64_t scales_of_row = in_blocks ? ceil_div(w.k, kScaled) : 1;   // 32 rows of the last block may be read
   char* memory = rounded_buffer.need(row_bytes + size_t(product.m * scales_of_row + 31) * 4);
   if (!memory) return kNoMemory;
   float* scales = reinterpret_cast<float*>(memory + row_bytes);

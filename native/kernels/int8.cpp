@@ -1,4 +1,4 @@
-// y = round(x) W^T + bias in integers: rounds the rows of x, and shares the tiles of the weight among threads.
+// y = round(x) W^T + bias in integers: rounds the rows of x and distributes the tiles of the weight over threads.
 #include "activation.h"
 #include "int8.h"
 #include "number.h"
@@ -20,12 +20,12 @@ struct Int8Call : Product {
   decltype(Engine::store) const store;
   const int32_t act;
   const bool fused, stays_int, streams;
-  Int8Job job, ones;         // ones: one row of them
+  Int8Job job, ones;         // ones: a single row of them
   float* sums;
-  Rounding* roundings;       // of each row
-  Rounding all;              // what every row is rounded by, where it is the tensor that has one
+  Rounding* roundings;       // per row
+  Rounding all;              // the rounding of every row, for BITPORT_INT8_TENSOR
   const float* bias_values;
-  float* one_results;        // of the row of ones, or null
+  float* one_results;        // results for the row of ones, or null
   std::atomic<bool> failed{false};
 
   Int8Call(const Product& product, const Int8Engine& chosen, int32_t act)
@@ -37,13 +37,13 @@ struct Int8Call : Product {
   const char* row_at(int64_t row) const { return static_cast<const char*>(x) + size_t(row * weight.k) * width(x_type); }
   size_t panel_bytes() const { return size_t(engine.stretch * engine.item) * 32; }
 
-  size_t row_bytes() const { return size_t(int8_steps(weight) * kInt8Step); }   // of one that is laid out
+  size_t row_bytes() const { return size_t(int8_steps(weight) * kInt8Step); }   // of a laid-out row
   Sweep plan() const {
     return {m,       tiles_of(weight), weight.k, engine.stretch, row_bytes(), 1, panel_bytes(),
             threads, engine.multiply_ahead != nullptr, engine.at_once};
   }
 
-  // Cuts the memory of the call; without any, says how much that is.
+  // Divides the memory of the call; without memory, only returns the required size.
   size_t cut(char* memory, bool zeros) {
     const int64_t block = smaller(m, 32), apart = fused ? 0 : plan().rows_apart();
     const int64_t stretch = stays_int ? kInt32Columns : engine.stretch;
@@ -78,7 +78,7 @@ struct Int8Call : Product {
     return used;
   }
 
-  // Calls work on every row from the first on, by several threads where one would take longer than they take to start.
+  // Calls work on every row from `first` on, with several threads if there is enough to do.
   template <class Work>
   void each_row(int64_t first, const Work& work) const {
     constexpr int64_t kAlone = 1 << 16;   // numbers
@@ -89,12 +89,12 @@ struct Int8Call : Product {
     });
   }
 
-  // What all of x is rounded by.
+  // The rounding for all of x.
   Rounding measure() {
-    each_row(0, [&](int64_t row) {   // ranges stand where the roundings will
+    each_row(0, [&](int64_t row) {   // roundings temporarily hold the ranges
       engine.range(row_at(row), x_type, weight.k, &roundings[row].scale, &roundings[row].zero);
     });
-    float low = 0, high = 0;   // a NaN is taken and stays
+    float low = 0, high = 0;   // a NaN is propagated
     for (int64_t row = 0; row < m; ++row) {
       const Rounding own = roundings[row];
       if (own.scale < low || own.scale != own.scale) low = own.scale;
@@ -170,7 +170,7 @@ struct Int8Call : Product {
     stop();
   }
 
-  // What a sweep over many rows calls.
+  // The interface that sweep() calls.
   void start() const { if (engine.begin) engine.begin(weight); }
   void stop() const { if (engine.end) engine.end(); }
   Int8Job laid_out(int64_t row, int64_t rows, char* memory) const {
@@ -219,7 +219,7 @@ int32_t linear_int8(const Product& product, int32_t act, const float* act_scale)
 
 const Int8Engine& int8_engine_for(int32_t isa, const BitportTiles& weight) {
 #if BITPORT_X86
-  const bool steps_fit = weight.group % 32 == 0 || weight.group >= weight.k;   // of K, that a tile register takes
+  const bool steps_fit = weight.group % 32 == 0 || weight.group >= weight.k;   // within a step of a tile register
   if (isa == BITPORT_AMX && steps_fit) return amx_int8_engine;
   if (isa >= BITPORT_AVX512_VNNI) return avx512_int8_engine;
   if (isa == BITPORT_AVX2) return avx2_int8_engine;

@@ -1,6 +1,6 @@
-// Rows of x rounded to int8, as bfloat16. Where groups are short, turning sums of integers into floats takes tile registers
-// longer than multiplying does; whole numbers up to 256 are bfloat16 numbers, and so the same product can be had from the
-// bfloat16 registers, with weights that are scaled before. These are rounded to bfloat16 as they are for x that is not
+// Rows of x rounded to int8, as bfloat16. With short groups, converting integer sums to floats takes longer than the
+// products in tile registers; integers up to 256 are exact in bfloat16, so the same product can be computed by the
+// bfloat16 tile instructions with scaled weights. These are rounded to bfloat16, as for x that is not rounded.
 // rounded.
 #include <atomic>
 #include "buffer.h"
@@ -34,7 +34,7 @@ bool int8_as_floats(const Product& p, int32_t act) {
   const int64_t group = p.weight.group;
   if (act == BITPORT_INT8_TENSOR || !p.weight.integer || p.isa != BITPORT_AMX || p.x_type != BITPORT_BF16 || group >= p.weight.k)
     return false;
-  return group % 32 ? p.m > 8 : group == 32 && p.m > 24;   // measured; other groups fill no steps of the int8 registers
+  return group % 32 ? p.m > 8 : group == 32 && p.m > 24;   // measured; other groups do not fill steps of the int8 registers
 }
 
 bool round_rows_to_int8(const Product& p, int32_t act, uint16_t* rows, float* row_scale) {

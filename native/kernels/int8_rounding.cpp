@@ -1,5 +1,4 @@
-// How a row or a tensor is rounded: its scale and zero point from its range, in float32 and number for number as
-// bitport.numerics.qparams chooses them.
+// The scale and zero point of a row or tensor from its range, in float32 and bit-identical to bitport.numerics.qparams.
 #include "uncontracted.h"
 #include <cmath>
 #include "int8.h"
@@ -10,7 +9,7 @@ namespace {
 
 constexpr double kLargest[] = {0x1.fffffep127, 0x1.fep127, 65504};   // of float32, bfloat16, float16
 
-// Division is done by the caller; what is stored must not be 0, and the largest code times it must be finite.
+// Clamps a scale that the caller has divided: it must not be 0, and the largest code times it must be finite.
 float stored(float scale, float amax, double largest_code, int32_t type) {
   const double end = kLargest[type] / largest_code * (1 - 0x1p-23);
   const float highest = float(end < kLargest[BITPORT_F32] ? end : kLargest[BITPORT_F32]);
@@ -24,7 +23,7 @@ float stored(float scale, float amax, double largest_code, int32_t type) {
 Rounding rounding_of(float low, float high, int32_t type, int32_t act) {
   const float amax = low == low ? (high > -low ? high : -low) : low;
   if (act != BITPORT_INT8_ROW_ASYM) return {stored(amax / 127.0f, amax, 127, type), 0};
-  const float end = float(kLargest[type] * (255.0 / 257.0));   // the ends move by up to half a step
+  const float end = float(kLargest[type] * (255.0 / 257.0));   // the ends of the range move by up to half a step
   if (low < -end) low = -end;
   if (high > end) high = end;
   const float scale = stored((high / 2 - low / 2) / 127.5f, amax, 1, type);

@@ -1,4 +1,4 @@
-// Which instruction sets this machine has, and whether its system lets us use the tile registers.
+// Detects the instruction sets of this machine, and whether the operating system permits tile registers.
 #include "activation.h"
 #include "engine.h"
 #if BITPORT_X86
@@ -18,14 +18,15 @@
 namespace {
 
 #if BITPORT_X86
-// Linux hands out the 8 KiB of tile state (feature 18) only to a process that asked. Threads started before inherit it.
+// Linux enables the 8 KiB of tile state (feature 18) only for processes that request it. Threads started later inherit
+// it.
 bool tiles_permitted() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// cpuid, read by hand where older compilers do not know a name. Leaf 7: edx bit 22 amx-bf16, bit 24 amx-tile, bit 25
-// amx-int8. Leaf 1: ecx bit 29 f16c, whose registers are those of avx2.
+// Reads cpuid directly, for names that older compilers do not know. Leaf 7: edx bit 22 amx-bf16, bit 24 amx-tile, bit
+// 25 amx-int8. Leaf 1: ecx bit 29 f16c, which uses the same register state as avx2.
 bool has_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 3) == 3;
@@ -37,7 +38,7 @@ bool has_f16c() {
 }
 
 int32_t detect() {
-  __builtin_cpu_init();   // its answers include whether the system saves the registers
+  __builtin_cpu_init();   // also checks whether the system saves the registers
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
     return BITPORT_SCALAR;
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
@@ -69,7 +70,7 @@ int32_t detect() { return BITPORT_SCALAR; }
 #endif
 
 #if BITPORT_ARM
-constexpr int32_t kFirst = BITPORT_NEON;   // above scalar code, of this architecture
+constexpr int32_t kFirst = BITPORT_NEON;   // the lowest of this architecture above scalar
 #else
 constexpr int32_t kFirst = BITPORT_AVX2;
 #endif
@@ -91,8 +92,8 @@ const char* bitport_isa_name(int32_t isa) {
 namespace bitport {
 
 #if BITPORT_X86
-// Its rate is twice that of float32 on AMD's processors; half of it on Intel's that were measured, which have tile registers
-// for that: there it runs where it is asked for by name.
+// Its rate is twice that of float32 on AMD; half of it on the Intel processors that were measured, which have tile
+// registers for bfloat16: there it is only used if the ISA is requested by name.
 bool fast_bf16() {
   static const bool fast = bitport_best_isa() == BITPORT_AMX || __builtin_cpu_is("amd");
   return fast;

@@ -1,4 +1,5 @@
-// y = x W^T + bias: checks the arguments, lays the rows of x out, and shares the tiles of the weight among threads.
+// y = x W^T + bias: validates the arguments, lays out the rows of x, and distributes the tiles of the weight over
+// threads.
 #include "activation.h"
 #include "engine.h"
 #include "number.h"
@@ -15,18 +16,18 @@ struct Call : Product {
   const Engine& engine;
   const Activate activate;
   const float* bias_values;
-  float* sums_of_x = nullptr;   // those of the job, or null
+  float* sums_of_x = nullptr;   // Job::sums, or null
   Job job;
   std::atomic<bool> failed{false};
 
   Call(const Product& product, const Engine& chosen)
       : Product(product), engine(chosen), activate(activate_for(product.isa)) {}
   bool streams = false;
-  const float* row_scale = nullptr;   // what each row of sums is to be multiplied by, or null
+  const float* row_scale = nullptr;   // a factor for each row of sums, or null
 
   static size_t width(int32_t type) { return type == BITPORT_F32 ? 4 : 2; }
   bool late() const { return engine.look_up && groups_of(weight) == 1; }
-  size_t item() const { return engine.bf16 ? 2 : 4; }   // of a row that is laid out
+  size_t item() const { return engine.bf16 ? 2 : 4; }   // bytes per element of a laid-out row
   size_t row_bytes() const { return size_t(steps_of(weight)) * 32 * item(); }
   Sweep plan() const {
     return {m,      tiles_of(weight), steps_of(weight) * 32, engine.depth, row_bytes(), item(), panel_bytes(),
@@ -42,7 +43,7 @@ struct Call : Product {
       const int64_t count = weight.k - k < 32 ? weight.k - k : 32;
       if (count < 32) std::memset(to, 0, 32 * item);
       if (!engine.bf16) engine.widen(from, x_type, count, reinterpret_cast<float*>(to));
-      else if (count == 32) std::memcpy(to, from, 64);   // a size that the compiler knows
+      else if (count == 32) std::memcpy(to, from, 64);   // compile-time size
       else std::memcpy(to, from, size_t(count) * 2);
     }
     if (!sums_of_x) return;
@@ -80,7 +81,7 @@ struct Call : Product {
       return;
     }
     const char* const y_at = static_cast<char*>(y);
-    for (int64_t r = 0; r < rows; r += kActivated) {   // a few rows, while they are at hand
+    for (int64_t r = 0; r < rows; r += kActivated) {   // a few rows, while they are in L1
       const int64_t few = rows - r < kActivated ? rows - r : kActivated;
       const char* factor = times ? static_cast<const char*>(times) + (to - y_at) : nullptr;
       activate({then, bias_at, factor, y_type, weight.n, count}, sum + r * 32, few);
@@ -101,7 +102,7 @@ struct Call : Product {
     stop();
   }
 
-  // What a sweep over many rows calls.
+  // The interface that sweep() calls.
   void start() const { if (engine.begin) engine.begin(); }
   void stop() const { if (engine.end) engine.end(); }
   Job laid_out(int64_t row, int64_t rows, char* memory) const {
@@ -134,8 +135,8 @@ struct Call : Product {
   }
 };
 
-// Whether sums of x times what codes mean, up to 2^16 each, stay in the range of float32 without their scale, however many
-// they are: whether all of x is below 2^80. Halves always are.
+// Whether unscaled sums of x times table values of up to 2^16 stay in the range of float32 for any K: all of x must be
+// below 2^80. float16 always is.
 bool sums_stay_in_range(const void* x, int32_t type, int64_t count) {
   constexpr uint16_t kLimit = (127 + 80) << 7;   // as the upper half of a float
   uint16_t most = 0;
@@ -160,7 +161,7 @@ int32_t linear_of_floats(const Product& product, const Engine& engine, const flo
   if (!in_blocks) call.row_scale = row_scale;
   const bool tiles_of_rows = engine.bf16 && !fused;   // a tile register takes 16 rows, whatever m is
   const int64_t block = m < 32 && !tiles_of_rows ? m : 32;
-  const int64_t apart = fused ? 0 : call.plan().rows_apart();   // rows that a thread lays out where it needs them
+  const int64_t apart = fused ? 0 : call.plan().rows_apart();   // rows that each thread lays out in its own memory
   const size_t row_bytes = aligned(size_t(ceil_div(m - apart, block)) * block * call.row_bytes());
   const size_t sum_bytes = w.zero && (fused || call.late()) ? aligned(size_t(m * groups_of(w)) * 4) : 0;
   char* memory = call_buffer.need(row_bytes + sum_bytes + (product.bias ? size_t(w.n) * 4 : 0));

@@ -1,4 +1,4 @@
-// Conversions of one number at a time, and what each type of a scale, a zero or a bias means.
+// Scalar conversions between float32 and the types of scales, zeros and biases.
 #pragma once
 #include <cstring>
 #include "bitport_kernels.h"
@@ -15,8 +15,8 @@ static inline uint16_t bf16_of_float(float f) {
   return uint16_t(((bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000 : nearest) >> 16);   // a NaN stays one
 }
 
-// Subnormal numbers of short types count steps, and are never taken for floats: a thread may have been told to flush
-// subnormal floats to zero.
+// Subnormal numbers of short types are computed from integers and never interpreted as subnormal floats: the thread may
+// flush those to zero.
 static inline float float_of_f16(uint16_t h) {
   const uint32_t sign = uint32_t(h & 0x8000) << 16, rest = uint32_t(h & 0x7fff) << 13;
   if (rest >= 0x0f800000u) return float_of_bits(sign | rest | 0x7f800000u);     // infinity and NaN
@@ -34,12 +34,12 @@ static inline uint16_t f16_of_float(float f) {
   return sign | uint16_t((size - 0x38000000u + 0xfff + (size >> 13 & 1)) >> 13);
 }
 
-// A power of two, 2^(bits - 127); 255 is NaN. 2^-127 is a subnormal float.
+// A power of two, 2^(bits - 127); 255 is NaN. 2^-127 is a subnormal float32.
 static inline float float_of_e8m0(uint8_t bits) {
   return float_of_bits(bits == 255 ? 0x7fc00000u : bits ? uint32_t(bits) << 23 : 0x00400000u);
 }
 
-// Sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity, NaN where all bits but the sign are set.
+// Sign, 4 exponent bits (bias 7), 3 mantissa bits; no infinity, NaN if all bits but the sign are set.
 static inline float float_of_e4m3(uint8_t bits) {
   const uint32_t sign = uint32_t(bits & 0x80) << 24, rest = bits & 0x7f;
   const uint32_t steps = bits_of_float(float(int32_t(rest)) * 0x1p-9f), normal = (rest << 20) + (120u << 23);
@@ -61,7 +61,7 @@ static inline void store_number(float f, void* p, int32_t type, int64_t i) {
   switch (type) {
     case BITPORT_F32: static_cast<float*>(p)[i] = f; break;
     case BITPORT_BF16: static_cast<uint16_t*>(p)[i] = bf16_of_float(f); break;
-    case BITPORT_U8: static_cast<uint8_t*>(p)[i] = uint8_t(f); break;   // a whole number
+    case BITPORT_U8: static_cast<uint8_t*>(p)[i] = uint8_t(f); break;   // an integer
     default: static_cast<uint16_t*>(p)[i] = f16_of_float(f);
   }
 }

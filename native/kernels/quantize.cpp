@@ -1,5 +1,5 @@
-// A weight of floats to dense codes, scales and zeros: what bitport.numerics.quantize does, bit for bit. A row is measured,
-// then encoded while it lies in the cache; where a block has several rows, all of them are measured first.
+// A float weight to dense codes, scales and zeros, bit-identical to bitport.numerics.quantize. A row is measured, then
+// encoded while it is in the cache; if a block has several rows, all of them are measured first.
 #include "quantize.h"
 #include <atomic>
 #include "buffer.h"
@@ -12,8 +12,8 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kPiece = 1024;     // columns that are encoded at once; codes of whole bytes
-constexpr int64_t kGrain = 1 << 14;  // numbers for which another thread pays
+constexpr int64_t kPiece = 1024;     // columns encoded at once; their codes fill whole bytes
+constexpr int64_t kGrain = 1 << 14;  // elements for which another thread pays off
 
 thread_local Buffer block_buffer;
 
@@ -30,7 +30,7 @@ struct Quantizing {
   Loops::Encode encode;
   Scales scales{format, type};
 
-  int64_t columns() const { return ceil_div(k, format.block_k); }   // of blocks
+  int64_t columns() const { return ceil_div(k, format.block_k); }   // in blocks
   int64_t strips() const { return ceil_div(n, format.block_n); }
   int64_t width() const { return type == BITPORT_F32 ? 4 : 2; }
   const char* row_at(int64_t row) const { return x + row * k * width(); }
@@ -44,7 +44,7 @@ struct Quantizing {
     scales.choose(ranges, columns(), scale, zero, strip * columns(), steps);
   }
 
-  // next: a row that is read after this one and comes from memory meanwhile, which encoding leaves idle.
+  // next: a row needed after this one; it is prefetched while encoding leaves the memory idle.
   void write(int64_t row, const Step* steps, int64_t next) const {
     alignas(64) float wide[kPiece];
     alignas(64) uint8_t apart[kPiece];
@@ -67,7 +67,7 @@ struct Quantizing {
     }
   }
 
-  // Rows of blocks, one after another.
+  // Quantizes a strip (a row of blocks).
   bool strip(int64_t at) const {
     const int64_t first = at * format.block_n, end = smaller(format.block_n, n - first) + first;
     char* memory = block_buffer.need(size_t(columns()) * (sizeof(Range) + sizeof(Step)));
@@ -81,7 +81,7 @@ struct Quantizing {
     return true;
   }
 
-  // Fewer rows of blocks than threads: these share rows, once to measure them and once more to write.
+  // For fewer strips than threads: threads share the rows, first to measure, then to write them.
   bool tall(int32_t threads) const {
     const int64_t blocks = strips() * columns();
     Buffer memory;
@@ -101,7 +101,8 @@ struct Quantizing {
     return true;
   }
 
-  // The largest magnitude of all finite blocks: of rows where all are finite they need not be told apart.
+  // The largest magnitude over all finite blocks; the blocks of a strip are only distinguished if it has non-finite
+  // numbers.
   bool measure_all(int32_t threads, float* amax) const {
     std::atomic<uint32_t> most{0};
     std::atomic<bool> failed{false};

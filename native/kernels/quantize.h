@@ -1,12 +1,13 @@
-// A weight rounded to nearest, in two parts: the scale and the zero point of each block from its range
-// (quantize_scales.cpp), and the loops over numbers, in every instruction set (quantize_loops.cpp).
+// Rounds a weight to nearest in two parts: the scale and zero point of each block from its range (quantize_scales.cpp),
+// and the loops over elements for every instruction set (quantize_loops.cpp).
 #pragma once
 #include "bitport_kernels.h"
 
 namespace bitport {
 
-// The largest magnitude among the positive and among the negative numbers of a block, 0 without any. They are bits of the
-// numbers without the sign, 16 of bfloat16 and float16: ordered like the numbers, infinity and NaN above all.
+// The largest magnitudes of the positive and of the negative elements of a block, 0 if there are none. Stored as bit
+// patterns without the sign, 16 bits for bfloat16 and float16: these are ordered like the numbers, with infinity and
+// NaN above all.
 struct Range {
   uint32_t positive = 0, negative = 0;
   void add(const Range& other) {
@@ -15,9 +16,9 @@ struct Range {
   }
 };
 
-// How the numbers of a block become codes. constant: there is no scale. The rest have x / scale from products with the
-// inverse and two, one or no correction (quantize_loops.cpp). near: the quotient may be off by one unit in the last place,
-// but not where a code ends. exact: the scale is a power of two.
+// How the elements of a block become codes. constant: there is no scale. The others compute x / scale by multiplying
+// with the inverse, with two, one or no correction (quantize_loops.cpp). near: the quotient may be off by one ulp, but
+// not where that changes the code. exact: the scale is a power of two.
 enum class Way : int32_t { constant, division, product, near, exact };
 
 inline bool has_whole_offset(const BitportFormat& f) {   // of its codes
@@ -25,18 +26,18 @@ inline bool has_whole_offset(const BitportFormat& f) {   // of its codes
 }
 
 struct Step {
-  float scale, inverse, offset;   // scale: of the block, times the global one
+  float scale, inverse, offset;   // scale: of the block, times the global scale
   Way way;
 };
 
-// From ranges of one format to scales; what all blocks share is worked out once.
+// Computes scales from ranges for one format; what all blocks share is computed once.
 class Scales {
  public:
   Scales(const BitportFormat& format, int32_t x_type);
-  float amax(const Range& range) const;   // NaN where the block holds a number that is not finite
-  void measured(float amax);              // the largest of all finite blocks: the global scale follows from it
+  float amax(const Range& range) const;   // NaN if the block holds a non-finite number
+  void measured(float amax);              // the maximum over all finite blocks, which determines the global scale
   float global() const { return global_; }
-  // Scales, and zeros if there are any, are written to elements from `at` on.
+  // Writes scales, and zeros if there are any, to elements from `at` on.
   void choose(const Range* ranges, int64_t count, void* scales, void* zeros, int64_t at, Step* steps) const;
 
  private:
@@ -48,18 +49,18 @@ class Scales {
   const int32_t type_;
   float global_ = 1, of_zeros_, smallest_, highest_, end_ = 0;
   int32_t emax_;
-  uint32_t up_;      // added to the fraction of amax, in units of 2^-23: where it carries, the next power of two is taken
+  uint32_t up_;      // added to the fraction of amax, in units of 2^-23: a carry selects the next power of two
 };
 
 struct Loops {
-  // A row of k columns, its blocks of `block` columns added to ranges[0 ..].
+  // Merges a row of k columns, in blocks of `block` columns, into ranges[0 ..].
   void (*measure16)(const void* x, int64_t k, int64_t block, Range* ranges);
   void (*measure32)(const void* x, int64_t k, int64_t block, Range* ranges);
-  // Columns [from, to) of a row to a byte each, x (float32 or bfloat16) and codes at the first of them; steps of the whole
-  // row.
+  // Encodes columns [from, to) of a row to a byte each. x (float32 or bfloat16) and codes point to the first of them;
+  // steps belong to the whole row.
   using Encode = void (*)(const BitportFormat& format, const void* x, int32_t type, int64_t from, int64_t to,
                           const Step* steps, uint8_t* codes);
-  Encode (*encode)(const BitportFormat& format);   // null for a type that is not known
+  Encode (*encode)(const BitportFormat& format);   // null for an unknown type
   void (*pack)(const uint8_t* codes, int64_t count, int32_t bits, uint8_t* dense);
 };
 

@@ -1,4 +1,4 @@
-// The loops over the numbers of a weight, made into vectors of each width by the compiler.
+// The loops over the elements of a weight, auto-vectorized for each register width.
 #include <cstring>
 #include <type_traits>
 #include "bits.h"
@@ -18,7 +18,7 @@ namespace {
 #define BITPORT_INLINE inline
 #endif
 
-// As signed integers the positive numbers are the largest, as unsigned ones the negative: two comparisons per number.
+// As signed integers, positive numbers are the largest; as unsigned ones, negative numbers: two comparisons per number.
 template <class T>
 struct Extremes {
   using Signed = std::make_signed_t<T>;
@@ -43,8 +43,7 @@ BITPORT_INLINE void measure(const void* numbers, int64_t k, int64_t block, Range
 }
 
 #if BITPORT_X86
-// The same for 16 bits. One instruction finds the smallest of eight unsigned numbers: of what is left of a block the
-// largest are brought there.
+// The same for 16 bits. minpos finds the smallest of eight unsigned numbers, so the maxima are complemented.
 __attribute__((target("avx2"))) void measure_words(const void* numbers, int64_t k, int64_t block, Range* ranges) {
   const uint16_t* x = static_cast<const uint16_t*>(numbers);
   for (int64_t from = 0; from < k; from += block, ++ranges) {
@@ -67,16 +66,17 @@ __attribute__((target("avx2"))) void measure_words(const void* numbers, int64_t 
 }
 #endif
 
-// A number in steps of its block, of at most 2^21, to a whole number, ties to even, and more: it ends up in the lowest bits
-// of the sum.
+// Rounds an element divided by its scale, of magnitude at most 2^21, to an integer, ties to even, and adds `more`: the
+// result is in the lowest bits of the sum.
 BITPORT_INLINE int32_t whole(float q, int32_t more = 0) {
   return int32_t(bits_of_float(q + 12582912.0f) + (uint32_t(more) - 0x4b400000u));
 }
-constexpr float kFar = 0x1p20f;   // larger quotients are brought to it: no code is as large
+constexpr float kFar = 0x1p20f;   // larger quotients are clamped to it: it exceeds every code
 
-// Codes of q, a number in steps of its block; x is what it was, whose sign it has. constant: where a block has no scale.
+// Codes of q, an element divided by its scale; x is the element itself, with the same sign. constant: for blocks
+// without scale.
 
-struct Integer {   // a whole offset is added after rounding, which keeps the sum exact
+struct Integer {   // an integer offset is added after rounding, which keeps the sum exact
   int32_t offset, most;
   Integer(const BitportFormat& f, const Step& step) : offset(int32_t(step.offset)), most((1 << f.bits) - 1) {}
   BITPORT_INLINE int32_t operator()(float q, float) const {
@@ -86,7 +86,7 @@ struct Integer {   // a whole offset is added after rounding, which keeps the su
   BITPORT_INLINE int32_t constant() const { return offset; }
 };
 
-struct Shifted {   // any other before
+struct Shifted {   // any other offset is added before rounding
   float offset;
   int32_t most;
   Shifted(const BitportFormat& f, const Step& step) : offset(step.offset), most((1 << f.bits) - 1) {}
@@ -97,13 +97,14 @@ struct Shifted {   // any other before
   BITPORT_INLINE int32_t constant() const { return int32_t(offset); }
 };
 
-// [sign | exponent | mantissa]. A number is added to the power of two whose last bit is one step between the codes around it:
-// the sum counts these steps, rounded to even. Below the least normal number steps are as long as above it.
+// [sign | exponent | mantissa]. A magnitude is added to the power of two whose ulp is the distance between the adjacent
+// codes: the low bits of the sum are the number of these steps, rounded to even. Subnormal steps equal those of the
+// lowest binade.
 template <int Exponent, int Mantissa>
 struct Float {
   static constexpr int kCut = 23 - Mantissa, kSign = Exponent + Mantissa;
-  static constexpr int32_t kNormal = (129 - (1 << (Exponent - 1))) << 23;   // the least normal number, its bits
-  int32_t largest, nan_code;   // largest: its bits
+  static constexpr int32_t kNormal = (129 - (1 << (Exponent - 1))) << 23;   // bits of the smallest normal number
+  int32_t largest, nan_code;   // largest: as bits
   Float(const BitportFormat& f, const Step&) : largest(int32_t(bits_of_float(f.largest))), nan_code(f.nan_code) {}
   BITPORT_INLINE int32_t operator()(float q, float x) const {
     const int32_t whole_size = int32_t(bits_of_float(q) & 0x7fffffffu);
@@ -115,7 +116,7 @@ struct Float {
   BITPORT_INLINE int32_t constant() const { return nan_code; }
 };
 
-struct Codebook {   // of 4 bits: how many thresholds lie below, found by halves
+struct Codebook {   // 4 bits: the number of thresholds below, by binary search
   float thresholds[15];
   int32_t nan_code;
   Codebook(const BitportFormat& f, const Step&) : nan_code(f.nan_code) {
@@ -135,9 +136,9 @@ struct Codebook {   // of 4 bits: how many thresholds lie below, found by halves
   BITPORT_INLINE int32_t constant() const { return nan_code; }
 };
 
-// x / scale. With the inverse rounded to nearest, x * inverse is off by less than two units in the last place; each of the
-// steps that follow takes what is missing, exactly, and the second one rounds as a division does (Markstein). It takes a
-// quarter of the time.
+// x / scale. With the inverse rounded to nearest, x * inverse is off by less than two ulps; each of the following steps
+// adds the remainder, computed exactly, and the second one rounds like a division (Markstein). It takes a quarter of
+// the time.
 template <int Steps>
 BITPORT_INLINE float quotient(float x, float scale, float inverse) {
   float q = x * inverse;
@@ -147,7 +148,7 @@ BITPORT_INLINE float quotient(float x, float scale, float inverse) {
 
 template <int Count, int Steps, class Code, class Number>
 BITPORT_INLINE void encode_piece(const Code& code, float scale, float inverse, const Number* x, uint8_t* y) {
-  int32_t codes[Count];   // bytes only in the end: else the compiler packs each term of a code to bytes by itself
+  int32_t codes[Count];   // narrowed at the end: else the compiler narrows each term of a code separately
   for (int i = 0; i < Count; ++i) {
     const float number = x[i];
     codes[i] = code(quotient<Steps>(number, scale, inverse), number);
@@ -190,7 +191,7 @@ BITPORT_INLINE void encode(const BitportFormat& f, const Number* x, int64_t from
   }
 }
 
-// Codes of 2 or 4 bits: those of a byte of the result lie in one word.
+// Codes of 2 or 4 bits: the codes of an output byte are in one word.
 template <int Bits, class Word>
 BITPORT_INLINE void pack_words(const uint8_t* codes, int64_t count, uint8_t* dense) {
   for (int64_t i = 0; i < count; ++i) {

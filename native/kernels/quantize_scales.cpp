@@ -1,4 +1,4 @@
-// Scales and zero points from ranges, in float32 and number for number as bitport.numerics.qparams chooses them.
+// Scales and zero points from ranges, in float32 and bit-identical to bitport.numerics.qparams.
 #include "uncontracted.h"
 #include <cmath>
 #include "number.h"
@@ -12,12 +12,12 @@ constexpr double kFloat32Max = 0x1.fffffep127;
 constexpr float kNoScale = __builtin_nanf(""), kLargest = float(kFloat32Max);
 constexpr float kE4m3Max = 448, kE4m3Smallest = 0x1p-9f;
 
-struct Limits { double largest, smallest, eps; };   // smallest: above 0
+struct Limits { double largest, smallest, eps; };   // smallest: the smallest positive number
 constexpr Limits kLimits[] = {{kFloat32Max, 0x1p-149, 0x1p-23}, {0x1.fep127, 0x1p-133, 0x1p-7}, {65504, 0x1p-24, 0x1p-10}};
 
 float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
-// Of a number from 2^-9 to 448, or NaN, whose bits are larger than those of any. Below 2^-6 the codes count steps of 2^-9.
+// The code of a number from 2^-9 to 448, or of a NaN, whose bits are larger. Below 2^-6 codes count steps of 2^-9.
 int32_t e4m3_of(float x) {
   const int32_t bits = int32_t(bits_of_float(x)), steps = int32_t(bits_of_float(x + 0x1p14f) - bits_of_float(0x1p14f));
   const int32_t normal = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3);
@@ -36,7 +36,7 @@ void floats_of(const uint32_t* bits, int64_t count, int32_t type, float* numbers
 
 float steps_of(const BitportFormat& f) { return float((1 << f.bits) - 1); }
 
-// Stores scales or zeros; they become what their type keeps of them.
+// Stores scales or zeros, and replaces them by the values as rounded to their type.
 void keep(float* numbers, int64_t count, void* to, int32_t type, int64_t at) {
   if (type == BITPORT_F32) {
     std::memcpy(static_cast<float*>(to) + at, numbers, size_t(count) * sizeof(float));
@@ -96,7 +96,7 @@ void Scales::choose(const Range* ranges, int64_t count, void* scales, void* zero
     choose_some(ranges + i, smaller(count - i, kAtOnce), scales, zeros, at + i, steps + i);
 }
 
-// Loops without branches, whose constants are read before: the compiler makes them into vectors.
+// Branch-free loops over constants in local variables, so that the compiler vectorizes them.
 void Scales::choose_some(const Range* ranges, int64_t count, void* scales, void* zeros, int64_t at, Step* steps) const {
   const float largest = f_.largest, global = global_, smallest = smallest_, highest = highest_, of_zeros = of_zeros_;
   const auto defined = [=](float scale, float amax) { return amax != amax ? kNoScale : amax == 0 ? of_zeros : scale; };
@@ -138,12 +138,12 @@ void Scales::choose_some(const Range* ranges, int64_t count, void* scales, void*
       offset[i] = zero > 0 ? (zero < most ? zero : most) : 0;   // NaN: 0
     }
     if (f_.zero_type == BITPORT_U8)
-      for (int64_t i = 0; i < count; ++i) offset[i] = (offset[i] + 0x1.8p23f) - 0x1.8p23f;   // a whole number, ties to even
+      for (int64_t i = 0; i < count; ++i) offset[i] = (offset[i] + 0x1.8p23f) - 0x1.8p23f;   // an integer, ties to even
     keep(offset, count, zeros, f_.zero_type, at);
   }
-  // Codes end at numbers of at most 10 bits, unless they come from a table or have an offset with a fraction. Where x has 11
-  // bits and the scale 12, x / scale is such a number or differs from it by 2^-22 of it at least: one correction finds the
-  // number itself, and is off by less than 2^-23 elsewhere.
+  // Code boundaries have at most 10 significant bits, unless codes come from a table or have a fractional offset. If x
+  // has 11 bits and the scale 12, x / scale is either a boundary or differs from it by a relative 2^-22 at least: one
+  // correction yields boundaries exactly, and is off by less than 2^-23 elsewhere.
   const bool short_ends = type_ != BITPORT_F32 && (f_.kind == BITPORT_FLOAT || has_whole_offset(f_));
   const uint32_t beyond = short_ends ? 0xfff : 0x7fffff;
   float inverse[kAtOnce];
@@ -151,7 +151,7 @@ void Scales::choose_some(const Range* ranges, int64_t count, void* scales, void*
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t mantissa = bits_of_float(scale[i]) & 0x7fffff;
     const Way by_products = mantissa == 0 ? Way::exact : (mantissa & beyond) == 0 ? Way::near : Way::product;
-    // They give the very quotient where nothing on the way leaves the exponents of float32.
+    // Products give the exact quotient if no intermediate result leaves the exponent range of float32.
     const bool tame = scale[i] > 0x1p-80f && scale[i] < 0x1p80f && amax[i] <= scale[i] * 0x1p16f;
     const Way way = !(scale[i] > 0) ? Way::constant : tame ? by_products : Way::division;
     steps[i] = {scale[i], tame ? inverse[i] : 0, offset[i], way};

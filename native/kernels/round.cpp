@@ -1,4 +1,4 @@
-// Rounding rows of x to float8 and float4, by blocks: amax, scale, nearest value with ties to even.
+// Rounds rows of x to float8 and float4, by blocks: amax, scale, nearest value with ties to even.
 #include "round.h"
 #include <atomic>
 #include <cmath>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint32_t kInfinity = 0x7f800000u;
 
-// Bits of the largest magnitude: as integers they are ordered like the numbers, infinity and NaN above all.
+// Bits of the largest magnitude: as integers they are ordered like the numbers, with infinity and NaN above all.
 BITPORT_INLINE uint32_t largest_of(const float* x, int64_t count) {
   uint32_t most = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -27,11 +27,11 @@ BITPORT_INLINE uint32_t largest_of(const float* x, int64_t count) {
   return most;
 }
 
-// Nearest number with Mantissa bits behind the leading one, at most `largest`, not finer than `step`; ties to even.
-// Adding and taking off 1.5 * 2^23 * step rounds a small number to a multiple of step.
+// The nearest number with Mantissa bits after the leading one, of magnitude at most `largest` and a multiple of `step`;
+// ties to even. Adding and subtracting 1.5 * 2^23 * step rounds a small number to a multiple of step.
 template <int Mantissa>
 BITPORT_INLINE float nearest(float x, float largest, float smallest_normal, float step) {
-  const float clipped = x > largest ? largest : x < -largest ? -largest : x;   // a NaN stays
+  const float clipped = x > largest ? largest : x < -largest ? -largest : x;   // a NaN is kept
   const float magic = 12582912.0f * step;
   const float fine = (clipped + magic) - magic;
   constexpr int kCut = 23 - Mantissa;
@@ -50,7 +50,7 @@ BITPORT_INLINE void e2m1_of(const float* x, int64_t count, float scale, float ti
   for (int64_t i = 0; i < count; ++i) y[i] = nearest<1>(x[i] / scale, 6.0f, 1.0f, 0.5f) * times;
 }
 
-BITPORT_INLINE void halve(const float* x, int64_t count, uint16_t* y) {   // bfloat16 numbers
+BITPORT_INLINE void halve(const float* x, int64_t count, uint16_t* y) {   // values are exact in bfloat16
   for (int64_t i = 0; i < count; ++i) y[i] = uint16_t(bits_of_float(x[i]) >> 16);
 }
 
@@ -63,7 +63,7 @@ struct Loops {
   void (*halve)(const float* x, int64_t count, uint16_t* y);
 };
 
-// The same loops, made into vectors of each width by the compiler.
+// The same loops, auto-vectorized for each register width.
 #define BITPORT_LOOPS(name, attribute)                                                                             \
   namespace name {                                                                                                 \
   attribute uint32_t largest(const float* x, int64_t n) { return largest_of(x, n); }                               \
@@ -96,8 +96,8 @@ float scale_in(int32_t type, uint32_t amax_bits) {
   return raw < low ? low : raw > high ? high : raw;
 }
 
-// A power of two: 2^(code - 127) with code = exponent of amax, moved up if its fraction is above `above` ("rceil") or, once
-// rounded to `mantissa` bits, two ("even"), less emax.
+// A power of two, 2^(code - 127), with code = exponent of amax - emax. The exponent is incremented if the fraction
+// exceeds `above` ("rceil") or reaches 2 when rounded to `mantissa` bits ("even").
 float power_of_two(uint32_t amax_bits, bool even, int mantissa, uint32_t above, int emax) {
   if (amax_bits >= kInfinity) return NAN;
   const uint32_t position =
@@ -109,14 +109,14 @@ float power_of_two(uint32_t amax_bits, bool even, int mantissa, uint32_t above, 
   return float_of_e8m0(uint8_t(code < 0 ? 0 : code > 254 - emax ? 254 - emax : code));
 }
 
-// Nearest e4m3 of a scale between the smallest, 2^-9, and the largest.
+// A scale rounded to the nearest e4m3 between the smallest, 2^-9, and the largest.
 float e4m3_scale(float raw) { return nearest<3>(raw < 0x1p-9f ? 0x1p-9f : raw, 448.0f, 0x1p-6f, 0x1p-9f); }
 
 struct Rounding {
   const Product& product;
   const Loops& loops;
   int32_t act;
-  float global;   // the scale of a tensor, or the global one of nvfp4
+  float global;   // the scale of the tensor, or the global scale of nvfp4
 
   int64_t block() const {
     switch (act) {
@@ -127,7 +127,7 @@ struct Rounding {
     }
   }
 
-  // In place. scales: what the row, or with `apart` each block, is to be multiplied by; these lie m apart.
+  // Rounds in place. scales: the factor of the row, or with `apart` of each block, with a stride of m.
   void round(float* x, bool apart, float* scales) const {
     const int64_t k = product.weight.k, step = block();
     float of_row = act == BITPORT_NVFP4 ? global : 1.0f;

@@ -1,4 +1,4 @@
-// Single rows of a weight as numbers: what an embedding looks up.
+// Dequantizes single rows of a weight, for embedding lookups.
 #include "engine.h"
 #include "number.h"
 #include "rows.h"
@@ -8,7 +8,7 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kAtOnce = 4096, kGroups = kAtOnce / 16;   // columns of a row, and the groups that they may lie in
+constexpr int64_t kAtOnce = 4096, kGroups = kAtOnce / 16;   // columns of a row, and the most groups that they span
 
 void write_plain(const Stretch& s, char* y) {
   int64_t group = 0, end = s.first;
@@ -19,9 +19,9 @@ void write_plain(const Stretch& s, char* y) {
   }
 }
 
-// Numbers that lie `apart` from one another.
+// Converts numbers with a stride of `apart`.
 void load_all(const void* numbers, int32_t type, int64_t place, int64_t apart, int64_t count, float* to) {
-  if (type == BITPORT_BF16) {   // the loop of most weights
+  if (type == BITPORT_BF16) {   // the loop that most weights take
     const uint16_t* const bits = static_cast<const uint16_t*>(numbers) + place;
     for (int64_t i = 0; i < count; ++i) to[i] = float_of_bf16(bits[i * apart]);
   } else {
@@ -29,11 +29,11 @@ void load_all(const void* numbers, int32_t type, int64_t place, int64_t apart, i
   }
 }
 
-// How the rows of a weight are found: in tiles, or dense, with scales [n][groups].
+// Access to the rows of a weight: in tiles, or dense with scales [n][groups].
 struct Rows {
   const BitportTiles& w;
   bool dense;
-  ReadCodes read;       // or null: codes are written as they lie
+  ReadCodes read;       // null: codes are used in place
   WriteStretch write;
   int32_t type;
 
@@ -70,9 +70,9 @@ struct Rows {
     }
   }
 
-  // A dense row from beyond the caches, while the one before it is written (who reads tiles sees to it); its scales lie
-  // elsewhere. Inlined always: g++ takes a function of prefetches alone for one that does nothing, and leaves its calls
-  // out.
+  // Prefetches a dense row, and its scales elsewhere, while the previous one is written (readers of tiles prefetch by
+  // themselves). Always inlined: g++ considers a function that only prefetches to have no effect, and drops calls to
+  // it.
   __attribute__((always_inline)) void fetch(int64_t row) const {
     const int64_t bytes = row_bytes(), place = scale_at(row, 0);
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(w.codes + row * bytes + at);
@@ -81,7 +81,7 @@ struct Rows {
   }
 };
 
-// The fastest that writes rows of this weight.
+// The fastest function that writes rows of this weight.
 WriteStretch writer(int32_t isa, const BitportTiles& w, int32_t type) {
 #if BITPORT_X86
   const bool even = w.k % 32 == 0 && !splits_steps(w);
@@ -113,7 +113,7 @@ int32_t rows_on(int32_t isa, const BitportTiles* w, bool dense, const int64_t* i
     if (ids[i] < 0 || ids[i] >= w->n) return kBadRow;
   const ReadCodes read = dense ? codes_of_dense(w->bits) : codes_of_tiles(w->bits);
   const Rows rows{*w, dense, read, writer(isa, *w, type), type};
-  constexpr int64_t kGrain = 1 << 15;   // numbers for which a thread pays
+  constexpr int64_t kGrain = 1 << 15;   // elements for which another thread pays off
   const int64_t pieces = count * w->k / kGrain, most = threads < 1 ? 1 : threads;
   const int64_t shares = pieces < 2 ? 1 : pieces < most ? pieces : most;
   share(shares, int32_t(shares), [&](int64_t piece) {

@@ -1,4 +1,4 @@
-// The codes of one row as they lie dense: nibbles or bytes (rows.h).
+// Reads the codes of one row densely, as nibbles or bytes (rows.h).
 #include <cstring>
 #include "bits.h"
 #include "rows.h"
@@ -6,17 +6,17 @@
 namespace bitport {
 namespace {
 
-// A row has few bytes in each line of memory: they are asked for by so many tiles before they are read.
+// A row has few bytes in each cache line of a tile; these are prefetched this many tiles ahead.
 constexpr int64_t kAhead = 12;
 
 constexpr uint64_t words(uint64_t word) { return word * 0x1000100010001u; }
 
-// 16 columns of a row, whose digits lie in four lines (tiles.h): as nibbles.
+// 16 columns of a row, whose digits are in four lines (tiles.h), as nibbles.
 template <int Digit>
 uint64_t sixteen(const uint8_t* line, int64_t row) {
   uint64_t found = 0;
   for (int i = 0; i < 4; ++i, line += 8 * Digit) {
-    uint16_t word;   // digits of columns 0, 2, 1 and 3 in its nibbles; of one bit, those of 0 and 1 lie in one byte
+    uint16_t word;   // nibbles: digits of columns 0, 2, 1 and 3; 1-bit digits of columns 0 and 1 share a byte
     if constexpr (Digit == 1) word = uint16_t(line[row / 4] | line[4 + row / 4] << 8);
     else std::memcpy(&word, line + row % (4 * Digit) * 2, 2);
     found |= uint64_t(word) << 16 * i;
@@ -29,7 +29,7 @@ uint64_t sixteen(const uint8_t* line, int64_t row) {
   return (found & words(0xf00f)) | (found & words(0x0f00)) >> 4 | (found & words(0x00f0)) << 4;
 }
 
-// All digits of `Bits` that are not wider than Digits.
+// The digits of `Bits` that are no wider than Digits.
 template <int Bits, int Digits>
 uint64_t nibbles(const uint8_t* tile, int64_t line, int64_t row) {
   uint64_t found = 0;
@@ -39,7 +39,7 @@ uint64_t nibbles(const uint8_t* tile, int64_t line, int64_t row) {
   return found;
 }
 
-// 16 columns of a row, to codes; gives the place behind them.
+// Writes 16 columns of a row to codes; returns the position after them.
 template <int Bits>
 uint8_t* read_16(const uint8_t* tile, int64_t line, int64_t row, uint8_t* codes) {
   if constexpr (Bits == 8) {
@@ -60,7 +60,7 @@ uint8_t* read_16(const uint8_t* tile, int64_t line, int64_t row, uint8_t* codes)
   }
 }
 
-// The lines of memory in which 16 rows lie in a tile.
+// Prefetches the cache lines of a tile that hold these 16 rows.
 template <int Bits>
 __attribute__((always_inline)) inline void fetch(const uint8_t* tile, int64_t line) {
   for (int digit = 8; digit; digit /= 2)

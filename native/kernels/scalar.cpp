@@ -1,4 +1,5 @@
-// The product in plain C++: the reference for every other variant, and what a machine without vectors we know runs.
+// The product in plain C++: the reference for every other variant, and the fallback on machines without supported
+// vectors.
 #include "engine.h"
 #include "number.h"
 #include "tiles.h"

@@ -1,4 +1,4 @@
-// Work over threads: by the pool that bitport_use_pool named, else by OpenMP where it was compiled with it.
+// Distributes work over threads: by the pool set with bitport_use_pool, else by OpenMP if compiled with it.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -6,11 +6,11 @@
 
 namespace bitport {
 
-// Calls body on the numbers below count, each in a thread of its own if the pool has as many.
+// Calls body on [0, count), one index per thread if the pool has enough threads.
 void share_pieces(int64_t count, BitportBody body, void* context);
 
-// Calls work(i) for every i below count, at most `threads` at a time; alone within a parallel region of the caller. A
-// thread begins with the piece of its own number, of which its caches may hold something since the call before.
+// Calls work(i) for every i below count, at most `threads` at a time; serially within a parallel region of the caller.
+// A thread starts with the item of its own index, for which its caches may still hold data from the previous call.
 template <class Work>
 static void share(int64_t count, int32_t threads, const Work& work) {
   if (threads <= 1 || count <= 1) {

@@ -1,5 +1,5 @@
-// One step of an optimizer on many parameters: what is asked of the arguments, and how the blocks of all of them are shared
-// among threads.
+// An optimizer step on many parameters: validates the arguments and distributes the blocks of all parameters over
+// threads.
 #include "engine.h"
 #include "share.h"
 #include "status.h"
@@ -8,7 +8,7 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kPiece = 64;   // blocks that a thread takes at a time
+constexpr int64_t kPiece = 64;   // blocks per work item
 
 int64_t block_of(const BitportStep& step) {
   for (int32_t i = 0; i < step.count; ++i)

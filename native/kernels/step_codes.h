@@ -1,4 +1,4 @@
-// Codes of a moment one after another, and what one block has: where it lies, its scale.
+// Scalar coding of moments, and the location and scale of a block.
 #pragma once
 #include <cfloat>
 #include "bitport_kernels.h"
@@ -25,8 +25,8 @@ static BITPORT_INLINE Place place_of(const BitportMoment& m, int64_t k, int64_t 
 
 static BITPORT_INLINE bool is_finite(uint32_t bits) { return (bits & 0x7f800000u) != 0x7f800000u; }
 
-// numerics/qparams.py: clipped below the end, NaN where a number is not finite. None is below the smallest normal number, so
-// that its reciprocal is finite.
+// As in numerics/qparams.py: clamped below the largest float, NaN if a number is not finite. At least the smallest
+// normal number, so that its reciprocal is finite.
 static BITPORT_INLINE float scale_of(uint32_t amax, const BitportMap& map) {
   if (amax == 0) return map.scale_of_zeros;
   if (!is_finite(amax)) return float_of_bits(0x7fc00000u);
@@ -40,7 +40,7 @@ static BITPORT_INLINE uint8_t code_of(uint32_t bits, const BitportMap& map) {
   return uint8_t(code + (float_of_bits(bits) > map.thresholds[code]));
 }
 
-// `count` numbers in steps of their block.
+// Codes `count` numbers that were divided by the scale of their block.
 static BITPORT_INLINE void code_one_by_one(const BitportMap& map, const float* steps, int64_t count, uint8_t* codes) {
   if (map.bits == 4) {
     for (int64_t i = 0; i < count / 2; ++i)

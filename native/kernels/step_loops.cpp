@@ -1,5 +1,5 @@
-// A block of a step: moments are read, moved and rounded again while they lie in L1, made into vectors of each width by the
-// compiler.
+// The update of one block: moments are dequantized, updated and requantized while they are in L1, in loops that the
+// compiler vectorizes for each register width.
 #include "uncontracted.h"
 #include <cfloat>
 #include <cmath>
@@ -17,7 +17,7 @@
 namespace bitport {
 namespace {
 
-// The numbers of one block, up to whole vectors filled with zeros.
+// The numbers of one block, zero-padded to whole vectors.
 constexpr int64_t kWhole = 16;
 struct alignas(64) Numbers { float at[kMostInBlock]; };
 
@@ -43,7 +43,7 @@ BITPORT_INLINE uint16_t bf16_by_chance(float f, uint32_t random) {
   return is_finite(bits) ? uint16_t((bits + (random & 0xffffu)) >> 16) : bf16_of_float(f);
 }
 
-// Below 2^-14 in steps of 2^-24.
+// Below 2^-14, float16 numbers are multiples of 2^-24.
 BITPORT_INLINE uint16_t f16_by_chance(float f, uint32_t random) {
   const uint32_t bits = bits_of_float(f), size = bits & 0x7fffffffu;
   if (!is_finite(bits)) return f16_of_float(f);
@@ -90,7 +90,7 @@ BITPORT_INLINE void write(const BitportMap& map, const Place& place, int64_t cou
   }
   const float scale = *place.scale = scale_of(amax, map), inverse = 1 / scale;
   Numbers q;
-  if (map.positive)   // what is tiny stays above zero
+  if (map.positive)   // tiny numbers stay above zero
     for (int64_t i = 0; i < whole; ++i) {
       const float least = x[i] < FLT_MIN ? x[i] : FLT_MIN, steps = x[i] * inverse;
       q.at[i] = steps < least ? least : steps;
@@ -100,7 +100,7 @@ BITPORT_INLINE void write(const BitportMap& map, const Place& place, int64_t cou
   code_one_by_one(map, q.at, count, place.codes);
 }
 
-// Roots, which compilers do not make into vectors where errno may be asked for.
+// Square roots, which compilers do not vectorize while sqrt may set errno.
 struct Plain {
   static BITPORT_INLINE void roots(const float* x, int64_t whole, float* y) {
     for (int64_t i = 0; i < whole; ++i) y[i] = std::sqrt(x[i]);
@@ -125,7 +125,7 @@ struct Neon {
 };
 #endif
 
-// NaN where x is not finite.
+// NaN if x is not finite.
 BITPORT_INLINE float sign_of(float x) { return float(x > 0) - float(x < 0) + 0 * x; }
 
 template <class Isa>

@@ -1,7 +1,8 @@
-// The order in which a product of many rows is worked off. A part of the rows of x, of which a span of K stays in L2,
-// meets one tile of the weight after another. A tile is unpacked by stretches of K, into panels that stay in L1 while the
-// rows of the part go over them; there are two where an engine can unpack one while it multiplies by the other. The sums of
-// a few tiles wait in L2: for the next span of K, where it has several; and to be written side by side.
+// The loop order of a product of many rows. A part of the rows of x, with a span of K resident in L2, is multiplied by
+// one tile of the weight after another. A tile is unpacked in stretches of K into panels that stay in L1 while all rows
+// of the part are multiplied by them; there are two panels if the engine can unpack one while it multiplies by the
+// other. The sums of a few tiles are kept in L2, for the next span of K if there are several, and so that they can be
+// written side by side.
 #pragma once
 #include <atomic>
 #include "buffer.h"
@@ -11,31 +12,31 @@
 
 namespace bitport {
 
-constexpr int64_t kDoneRows = 8;   // of y that are written side by side
+constexpr int64_t kDoneRows = 8;   // rows of y that are written together
 
 struct Sweep {
   int64_t m, tiles, columns, stretch;
-  size_t row_bytes, column_bytes, panel_bytes;   // of a row of x that is laid out, a column of it, a whole panel
+  size_t row_bytes, column_bytes, panel_bytes;   // bytes of a laid-out row of x, of one of its columns, of a panel
   int32_t threads;
-  bool ahead;   // whether the next panel is unpacked beside a product
+  bool ahead;   // whether the next panel is unpacked during a product
   AtOnce at_once;
 
   int64_t parts() const { return ceil_div(m, part()); }
   int64_t part() const { return ceil_div(ceil_div(m, ceil_div(m, at_once.rows)), 32) * 32; }   // rows
-  // Parts that one thread works off each, and lays their rows out in memory of its own. The last parts are cut into
-  // pieces, which several threads share, so that no thread waits long for another.
+  // Parts that are processed by one thread each, which lays out their rows in its own memory. The last parts are split
+  // into pieces shared by several threads, to balance the load.
   int64_t whole() const { return threads == 1 ? parts() : parts() > threads ? parts() - threads : 0; }
-  int64_t rows_apart() const { return whole() * part() < m ? whole() * part() : m; }   // the rows of those
+  int64_t rows_apart() const { return whole() * part() < m ? whole() * part() : m; }   // rows of these parts
 };
 
-// Work brings
-//   start(), stop()                              once per thread and piece of work
-//   laid_out(row, rows, memory)                  the rows, laid out there or, where memory is null, already
+// Work provides
+//   start(), stop()                              once per thread and work item
+//   laid_out(row, rows, memory)                  the rows, laid out in memory, or, if memory is null, laid out before
 //   unpack(panel)
 //   multiply(x, panel, row, rows, sum, next)     adds to sum [rows][32], which the first panel of a tile overwrites, and
-//                                                unpacks next, if it is not null; x: what laid_out() gave
+//                                                unpacks next unless null; x: the result of laid_out()
 //   done(tile, row, rows, sum)
-// False where there is no memory.
+// Returns false if out of memory.
 template <class Work>
 bool sweep(const Sweep& s, const Work& work) {
   const int64_t parts = s.parts(), part = s.part(), whole = s.whole();
@@ -44,7 +45,7 @@ bool sweep(const Sweep& s, const Work& work) {
   const int64_t span = ceil_div(ceil_div(s.columns, spans), s.stretch) * s.stretch;
   const int64_t pieces = whole < parts ? smaller(ceil_div(s.threads * s.at_once.pieces, parts - whole), s.tiles) : 1;
   const bool waits = span < s.columns || !s.ahead;
-  const size_t sums = size_t(part) * 32;   // of a tile; engines may write whole blocks of 32 rows
+  const size_t sums = size_t(part) * 32;   // per tile; engines may write whole blocks of 32 rows
   std::atomic<bool> failed{false};
 
   share(whole + (parts - whole) * pieces, s.threads, [&](int64_t i) {

@@ -1,4 +1,5 @@
-// Dense codes to tiles and back (the layout is drawn in bitport_kernels.h): eight codes of a row at a time, or a word of them.
+// Dense codes to tiles and back (layout in bitport_kernels.h), processing eight codes of a row at a time, or a word of
+// them.
 #include <cstring>
 #include "bits.h"
 #include "share.h"
@@ -8,11 +9,11 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kSteps = 8;   // whose rows are copied at once: rows far apart may share a line of the cache
+constexpr int64_t kSteps = 8;   // steps copied at once: distant rows may map to the same cache set
 
-struct Line { uint16_t pair[2][16]; };   // by place: two neighbours in K of each row, then the next two
+struct Line { uint16_t pair[2][16]; };   // by place(): two neighbours in K of each row, then the next two
 
-// The digits of a line of codes that its plane holds. Single bits of eight neighbours are moved together.
+// Writes the digits of a line of codes to their plane. 1-bit digits of eight neighbours are moved together.
 template <int Digit>
 void write_digits(const uint8_t* codes, int32_t below, uint8_t* plane) {
   for (int64_t byte = 0; byte < 8 * Digit; ++byte) {
@@ -64,19 +65,19 @@ Line read_line(const uint8_t* tile, int64_t number) {
   return line;
 }
 
-// 32 rows of dense codes, of which `rows` are there, and their tiles.
+// 32 rows of dense codes, of which `rows` exist, and their tiles.
 struct Strip { uint8_t* dense; int64_t rows, row_bytes, k; uint8_t* tiles; };
 
 template <int Bits>
 struct Block {   // of kSteps steps
-  static constexpr int64_t kBytes = kSteps * 4 * Bits, kRow = kBytes + 8;   // eights are read and written as 8 bytes
+  static constexpr int64_t kBytes = kSteps * 4 * Bits, kRow = kBytes + 8;   // eight codes are moved as 8 bytes
   uint8_t bytes[32 * kRow];
   uint8_t* at(int64_t row, int64_t step, int64_t eight) { return bytes + row * kRow + (step * 4 + eight) * Bits; }
 };
 
-using Eights = uint64_t[4][32];   // of one step: eights of columns of a row
+using Eights = uint64_t[4][32];   // for one step: groups of eight columns of each row
 
-// Clears the columns of a step that a row does not have.
+// Clears the columns of a step that are past the end of the row.
 void cut_off(Eights& codes, int64_t columns) {
   for (int64_t eight = 0; eight < 4 && columns < 32; ++eight) {
     const int64_t left = columns - eight * 8;
@@ -84,7 +85,7 @@ void cut_off(Eights& codes, int64_t columns) {
   }
 }
 
-// One step of the block to its tile, of which so many columns are left.
+// Packs one step of the block into its tile; columns: how many are left in the row.
 template <int Bits>
 void pack_lines(Block<Bits>& block, int64_t step, int64_t columns, uint8_t* tile) {
   Eights codes;
@@ -122,16 +123,15 @@ void unpack_lines(Block<Bits>& block, int64_t step, int64_t columns, const uint8
   cut_off(codes, columns);
   for (auto& eight : codes)
     for (uint64_t& v : eight) v = gather<Bits>(v);
-  for (int64_t row = 0; row < 32; ++row)   // what an eight writes too much, the next one writes over
+  for (int64_t row = 0; row < 32; ++row)   // bytes written beyond a group of eight are overwritten by the next one
     for (int64_t eight = 0; eight < 4; ++eight) std::memcpy(block.at(row, step, eight), &codes[eight][row], 8);
 }
 
-// Codes of 4 and 8 bits have one plane: 128 bytes of it are a word of each of 16 rows, transposed in pairs of columns. Row
-// 4g + r lies at [r][g], so that transpose() does the same to four words side by side.
+// Codes of 4 and 8 bits have a single plane: 128 bytes of it are one word of each of 16 rows, transposed in pairs of
+// columns. Row 4g + r is at [r][g], so that transpose() handles four words side by side.
 using Words = uint64_t[4][4];
 
-// Four rows of four pairs of columns to four pairs of columns of four rows, and back: first halves of words change places,
-// then quarters.
+// Transposes four rows of four pairs of columns, and back: first halves of words are exchanged, then quarters.
 void transpose(Words& words) {
   constexpr uint64_t kFirst = 0xffffffffu, kOdd = 0xffff0000ffff0000u;
   for (int64_t g = 0; g < 4; ++g) {
@@ -145,7 +145,7 @@ void transpose(Words& words) {
   }
 }
 
-// Of four codes of 4 bits the second and the third change places: those of two neighbours in K are a byte apart then.
+// Swaps the second and third of four 4-bit codes, so that two neighbours in K are a byte apart.
 uint64_t swap_middle(uint64_t v) {
   const uint64_t differ = (v ^ v >> 4) & 0x00f000f000f000f0u;
   return v ^ differ ^ differ << 4;
@@ -193,7 +193,7 @@ void unpack_words(Block<Bits>& block, int64_t step, int64_t columns, const uint8
     }
 }
 
-// A part of a row, nearly always a whole one, which needs no loop.
+// Copies a part of a row, nearly always of the compile-time size.
 template <int64_t Whole>
 void copy(uint8_t* to, const uint8_t* from, int64_t count) {
   if (count == Whole) std::memcpy(to, from, Whole);

@@ -1,5 +1,6 @@
-// Included before anything else (functions of other options are not inlined): in this file every product and sum is
-// rounded by itself, as PyTorch's ops do it one after another. Compilers for ARM otherwise make one of both.
+// Include before anything else (functions with other options are not inlined). Every product and sum in the file is
+// rounded separately, like a sequence of PyTorch ops; compilers for ARM would otherwise contract them to fused
+// multiply-adds.
 #pragma once
 #if defined(__clang__)
 #pragma clang fp contract(off)
