@@ -1,4 +1,4 @@
-// What follows a product, with 256-bit vectors.
+// The functions after a product, with 256-bit vectors.
 #include "activation.h"
 #include "engine.h"
 #if BITPORT_X86
@@ -13,11 +13,11 @@ constexpr int64_t kWidth = 8;
 
 INLINE V all(float x) { return _mm256_set1_ps(x); }
 INLINE V madd(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
-INLINE V smaller(V limit, V x) { return _mm256_min_ps(limit, x); }   // of a NaN and a number the second is taken
+INLINE V smaller(V limit, V x) { return _mm256_min_ps(limit, x); }   // returns the second operand if either is NaN
 INLINE V larger(V limit, V x) { return _mm256_max_ps(limit, x); }
 INLINE V size(V x) { return _mm256_andnot_ps(all(-0.0f), x); }
 INLINE V fraction(V x) { return x - _mm256_floor_ps(x); }
-INLINE V scaled(V v, V x) {   // by the exponent of a normal number
+INLINE V scaled(V v, V x) {   // through the exponent field of a normal number
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_floor_ps(x)), _mm256_set1_epi32(127));
   return v * _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
 }

@@ -1,14 +1,14 @@
-// activation.h in vectors. A file that includes this says before what V, a vector of kWidth floats, is, INLINE, and
-//   all(number)  madd(a, b, c)  smaller(limit, x)  larger(limit, x)   a NaN of x stays one
+// activation.h in vectors. A file that includes this defines V, a vector of kWidth floats, INLINE, and
+//   all(number)  madd(a, b, c)  smaller(limit, x)  larger(limit, x)   a NaN in x is kept
 //   size(x)      fraction(x)    scaled(v, x)       over_one(x)        |x|, x - floor(x), v 2^floor(x), 1 / x
-//   load_part(numbers, type, i, end)                                   kWidth numbers from i on, 0 from the end on
+//   load_part(numbers, type, i, end)                                   kWidth numbers from i on, 0 past the end
 
 namespace bitport {
 namespace {
 
 constexpr int64_t kVectors = 32 / kWidth;
 
-// A row of a tile: every step for all of it before the next step, of which one vector alone would wait for the last.
+// A row of a tile: every step is done for all of its vectors, since a single one would be bound by latency.
 struct F { V v[kVectors]; };
 #define BITPORT_EACH(expression)                               \
   {                                                            \
@@ -30,7 +30,7 @@ INLINE F scaled(const F& v, const F& x) BITPORT_EACH(scaled(v.v[i], x.v[i]))
 INLINE F over_one(const F& x) BITPORT_EACH(over_one(x.v[i]))
 #undef BITPORT_EACH
 
-// A polynomial, the highest power first.
+// A polynomial, highest power first.
 template <size_t N>
 INLINE F polynomial(const float (&factors)[N], const F& x) {
   F p = x * all(factors[0]) + all(factors[1]);
@@ -42,7 +42,7 @@ INLINE F polynomial(const float (&factors)[N], const F& x) {
 constexpr float kPower[] = {0.001867131912f, 0.009017026983f, 0.0557999164f, 0.240164444f, 0.6931512952f, 1.0f};
 INLINE F power_of_two(const F& x) { return scaled(polynomial(kPower, fraction(x)), x); }
 
-// log2(Phi(-a)) within 2^-23 for a <= 5.5; from there on it falls, to -63.6 where a is 9.
+// log2(Phi(-a)) within 2^-23 for a <= 5.5; beyond, it decreases to -63.6 at a = 9.
 constexpr float kNormal[] = {-2.043680070e-08f, 6.332544444e-07f, -8.431464266e-06f, 6.095763820e-05f, -2.236221044e-04f, -1.222959690e-04f,
                              0.007104698103f, -0.05255453289f, -0.4591809213f, -1.151109457f, -0.9999998808f};
 
@@ -73,7 +73,7 @@ INLINE void activate_as(const Following& f, float* sum, int64_t rows) {
     const F y = activated<Then>(at + bias);
     for (int64_t i = 0; i < kVectors; ++i)
       at.v[i] = f.times ? y.v[i] * load_part(f.times, f.type, r * f.next + i * kWidth, r * f.next + f.count) : y.v[i];
-    // the next tile's, which lie where no prefetcher of the machine looks
+    // for the next tile; the access pattern defeats the hardware prefetcher
     if (f.times) __builtin_prefetch(static_cast<const char*>(f.times) + (r * f.next + 32) * bytes);
   }
 }

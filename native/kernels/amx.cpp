@@ -1,4 +1,5 @@
-// The product with AMX: 16 x 16 float32 sums in a tile register, 16 x 32 bfloat16 of x times 32 x 16 of the weight a step.
+// The product with AMX: 16 x 16 float32 sums in a tile register, 16 x 32 bfloat16 of x times 32 x 16 of the weight per
+// step.
 #include "engine.h"
 #if BITPORT_X86
 #include "amx.h"
@@ -49,9 +50,9 @@ struct Piece {
   int64_t rows;
   float* sum;
   const float* of_x;
-  int64_t next;   // from that of one row to that of the next
+  int64_t next;   // stride between rows
   const BitportTiles* weight;
-  int64_t at;     // where the scales stand
+  int64_t at;     // position of the scales
 
   struct Scales { Affine of[2]; };
   AMX_MEMBER Scales scales() const { return {{affine(*weight, at), affine(*weight, at + 16)}}; }
@@ -67,8 +68,8 @@ struct Piece {
   }
 };
 
-// Groups as pieces: values of the table in bfloat16, looked up while those of the group before are multiplied, and exact
-// scales on float32 sums.
+// Groups as pieces: table values in bfloat16, looked up while the previous group is multiplied, and exact scales
+// applied to float32 sums.
 template <class Format, bool Shifts>
 AMX void fused_as(const Job& job, int64_t tile, void* panels, float* sum) {
   using All = Quarters<Format, Unscaled, Fetch::at_once>;

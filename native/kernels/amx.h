@@ -1,4 +1,5 @@
-// What the products with AMX share: how the tile registers are laid out, and work of the vectors beside theirs.
+// Shared by the products with AMX: the layout of the tile registers, and vector work interleaved with tile
+// instructions.
 #pragma once
 #include <type_traits>
 #include <utility>
@@ -10,7 +11,7 @@
 
 namespace bitport {
 
-// Tiles 0..3 hold sums, 4 and 5 x: two times 16 rows, or as many as said, of `bytes`; 6 and 7 two times 16 rows of the
+// Tiles 0..3 hold sums; 4 and 5 hold x, each 16 rows, or as many as given, of `bytes`; 6 and 7 each hold 16 rows of the
 // weight.
 AMX_INLINE void configure(int64_t rows0, int64_t rows1, int64_t bytes) {
   struct __attribute__((packed)) {
@@ -23,17 +24,17 @@ AMX_INLINE void configure(int64_t rows0, int64_t rows1, int64_t bytes) {
   config.rows[0] = config.rows[1] = config.rows[4] = uint8_t(rows0);
   config.rows[2] = config.rows[3] = config.rows[5] = uint8_t(rows1);
   config.rows[6] = config.rows[7] = uint8_t(bytes / 4);
-  asm volatile("" ::"r"(&config) : "memory");   // g++ 12 does not see that the next line reads it
+  asm volatile("" ::"r"(&config) : "memory");   // g++ 12 does not know that the next line reads it
   _tile_loadconfig(&config);
 }
 
 AMX_INLINE void release() {
   _tile_release();
-  _mm_sfence();   // what was streamed
+  _mm_sfence();   // fences non-temporal stores
 }
 
-// Sums of 32 rows (or 16), float32 or int32 [rows][32]. g++ 12 does not see that loads of tiles read memory, and stores
-// write it.
+// Sums of 32 rows (or 16), float32 or int32 [rows][32]. g++ 12 does not know that tile loads read memory and tile
+// stores write it.
 template <bool Two>
 AMX_INLINE void zero_sums() {
   _tile_zero(0);
@@ -58,15 +59,14 @@ AMX_INLINE void store_sums(void* to) {
   asm volatile("" ::: "memory");
 }
 
-// What is done beside a step of K, part by part: an instruction for the tile registers takes 16 cycles, and none of the
-// vectors' time.
+// Work done during a step of K, in parts: a tile product takes 16 cycles, in which the vector units are free.
 struct Nothing {
   AMX_MEMBER int begin() const { return 0; }
   AMX_MEMBER void part(int, int64_t) const {}
   AMX_MEMBER void end() const {}
 };
 
-// Sums of 32 rows that stay in the tile registers from one step to the next.
+// Sums of 32 rows stay in the tile registers from one step to the next.
 struct Stay {
   AMX_MEMBER void first() const {}
   AMX_MEMBER void second() const {}
@@ -74,9 +74,9 @@ struct Stay {
   AMX_MEMBER void fourth() const {}
 };
 
-// Sums that leave the tile registers for `out`, if it is not null, while others come from `in`, or begin at zero. Each goes
-// right before the first product of the one that takes its place: a store waits for all products of its register, and
-// after a store of all four the registers would stand still until the last product is done.
+// Sums leave the tile registers for `out`, unless it is null, while others are loaded from `in`, or begin at zero. Each
+// move is placed right before the first product of the register: a store waits for all products of its register, and
+// after stores of all four at once the tile unit would stall until the last product is done.
 struct Turn {
   float* out;   // float32 or int32 [32][32]
   const float* in;
@@ -106,8 +106,8 @@ struct Bytes {};    // signed bytes, sums in int32
   if constexpr (std::is_same_v<Number, Floats>) _tile_dpbf16ps(to, x, panel); \
   else _tile_dpbssd(to, x, panel)
 
-// One step of K, of 32 rows (or 16): 64 bytes of each row of x, of which the second 16 lie 1024 bytes on, times those of 32
-// rows of the weight, of which the second 16 lie `half` bytes on. The panel is to stay in L1, x streams through it.
+// One step of K for 32 rows (or 16): 64 bytes of each row of x, of which the second 16 are at +1024 bytes, times those
+// of 32 rows of the weight, of which the second 16 are at +`half` bytes. The panel should stay in L1; x is streamed.
 template <class Number, bool Two, class Sums, class Beside>
 AMX_INLINE void multiply_step(const void* x, const void* panel, int64_t half, const Sums& sums, Beside& beside) {
   const char* const rows = static_cast<const char*>(x);
@@ -136,17 +136,17 @@ AMX_INLINE void multiply_step(const void* x, const void* panel, int64_t half, co
   beside.end();
 }
 
-// A panel times all rows of x, by blocks of 32, of which the last may hold up to 16: added to sum [rows][32], or written to it
-// where the panel is the first. In x the next step lies `next` bytes on, the next block `block` bytes.
+// Multiplies a panel by all rows of x, in blocks of 32, the last of which may hold up to 16. Adds to sum [rows][32], or
+// overwrites it if the panel is the first. Steps of x are `next` bytes apart, blocks `block` bytes.
 template <class Number, class Beside>
 AMX_INLINE void multiply_rows(const void* x, int64_t next, int64_t block, int64_t rows, const void* panel, int64_t steps,
                               bool first, float* sum, Beside& beside) {
   const char* at = static_cast<const char*>(x);
-  float* open = nullptr;   // whose sums the tile registers hold
+  float* open = nullptr;   // the sums held by the tile registers
   for (; rows > 0; rows -= 32, at += block, sum += 1024) {
     const char* from = at;
     const char* weights = static_cast<const char*>(panel);
-    asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
+    asm volatile("" ::: "memory");   // g++ 12 does not know that tile loads read memory
     if (rows > 16) {
       multiply_step<Number, true>(from, weights, 1024, Turn{open, first ? nullptr : sum}, beside);
       for (int64_t step = 1; step < steps; ++step)
@@ -165,21 +165,21 @@ AMX_INLINE void multiply_rows(const void* x, int64_t next, int64_t block, int64_
   if (open) store_sums<true>(open);
 }
 
-// Pieces of K on their way, whose sums are scaled by themselves: while one is multiplied, the sums of the one before leave the
-// tile registers, and those of the one before that are scaled beside and added to what they belong to. Of a Piece,
-//   rows             are those that x has, 1 to 32, or 0: there is no piece; kAtOnce of them are scaled beside one product.
-//                    What stands behind them is no number of x: where it is a subnormal one, the processor takes some
-//                    hundred cycles to scale it
-//   scales()         are loaded once for all rows
+// A pipeline of pieces of K whose sums are scaled separately: while one is multiplied, the sums of the previous one leave
+// the tile registers, and those of the one before are scaled and added to their destination. A Piece has
+//   rows             rows of x, 1 to 32, or 0: no piece; kAtOnce of them are scaled during one product. The rows beyond
+//                    must not be scaled: they are not numbers of x, and if they hold subnormal ones, scaling takes some
+//                    hundred cycles
+//   scales()         loaded once for all rows
 //   add(scales, parts, row)   adds the parts [32] of a row
 template <class Piece, class Work>
 struct Stages {
   using Scales = decltype(Piece().scales());
   Work* work;
-  float *leaving, *left;   // [32][32]: where sums go that leave, and where those are that are scaled
+  float *leaving, *left;   // [32][32]: where leaving sums go, and where sums to be scaled are
   Piece open = {}, earlier = {};
   Scales scales = {};
-  int64_t row = 0;   // of the earlier one, that comes next
+  int64_t row = 0;   // of `earlier`, to be scaled next
 
   AMX_MEMBER Stages(Work& beside, float (*memory)[32 * 32]) : work(&beside), leaving(memory[0]), left(memory[1]) {}
 
@@ -203,10 +203,10 @@ struct Stages {
   AMX_MEMBER void add_all() { while (row < earlier.rows) add_some(); }
 
   AMX_MEMBER Turn turn() const { return {open.rows ? leaving : nullptr, nullptr}; }
-  // What was open has left the registers, `now` is in them.
+  // The sums of `open` have left the registers, which hold those of `now`.
   AMX_MEMBER void pass(const Piece& now) {
     add_all();
-    asm volatile("" ::: "memory");   // g++ 12 does not see that stores of tiles write it
+    asm volatile("" ::: "memory");   // g++ 12 does not know that tile stores write it
     earlier = open;
     if (open.rows) scales = open.scales();
     row = 0;
@@ -220,12 +220,12 @@ struct Stages {
     pass({});
   }
 
-  // Rows of a block, up to 32 (or 16), times the steps of a piece: x_at(step) gives them.
+  // Multiplies rows of a block, up to 32 (or 16), by the steps of a piece; x_at(step) returns the rows.
   template <class Number, bool Two, class Rows>
   AMX_MEMBER void multiply(const Piece& now, const Rows& x_at, const void* panel, int64_t step_bytes, int64_t steps) {
     const char* weights = static_cast<const char*>(panel);
     if (open.rows > 16 != Two) close();
-    asm volatile("" ::: "memory");   // g++ 12 does not see that loads of tiles read memory
+    asm volatile("" ::: "memory");   // g++ 12 does not know that tile loads read memory
     for (int64_t step = 0; step < steps; ++step, weights += step_bytes)
       if (step == 0) multiply_step<Number, Two>(x_at(step), weights, step_bytes / 2, turn(), *this);
       else multiply_step<Number, Two>(x_at(step), weights, step_bytes / 2, Stay{}, *this);
@@ -233,15 +233,16 @@ struct Stages {
   }
 };
 
-// How codes come that are unpacked beside products: those of few bits come in time either way, and windows cost some.
+// Prefetching of codes that are unpacked during products: narrow codes arrive in time either way, and windows have a
+// cost.
 constexpr Fetch beside_products(int64_t bits) { return bits > 4 ? Fetch::windows : Fetch::stream; }
 
-// Decodes a panel by quarters of a tile, so much of it a step that it is ready when `steps` steps are over.
+// Decodes a panel in quarters of a tile, enough of them per step to be finished after `steps` steps.
 template <class Quarters>
 struct Ahead {
   Quarters quarters;
   const int64_t at_once;
-  bool any = true;   // left to decode
+  bool any = true;   // whether any are left to decode
 
   AMX_MEMBER Ahead(const Quarters& all, int64_t steps) : quarters(all), at_once((all.end + steps - 1) / steps) {}
 

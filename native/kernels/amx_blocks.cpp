@@ -1,4 +1,4 @@
-// The product with AMX where a scale of x holds for 128 columns.
+// The product with AMX if x has a scale per 128 columns.
 #include "engine.h"
 #if BITPORT_X86
 #include "amx.h"
@@ -27,7 +27,7 @@ struct Piece {
   }
 };
 
-// Rows of a block, up to 32 (or 16), times a panel.
+// Multiplies rows of a block, up to 32 (or 16), by a panel.
 template <bool Two, class Work>
 AMX_INLINE void multiply_block(const Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
                                Stages<Piece, Work>& stages) {

@@ -16,7 +16,7 @@ INLINE V all(float x) { return _mm256_set1_ps(x); }
 INLINE V load(const float* p) { return _mm256_loadu_ps(p); }
 INLINE void store(float* p, V v) { _mm256_storeu_ps(p, v); }
 INLINE V madd(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
-INLINE V larger(V limit, V x) { return _mm256_max_ps(limit, x); }   // of a NaN and a number the second is taken
+INLINE V larger(V limit, V x) { return _mm256_max_ps(limit, x); }   // returns the second operand if either is NaN
 INLINE V whole(V x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE V two_to(V x) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127)), 23));
@@ -44,7 +44,7 @@ INLINE V numbers(const uint8_t* codes) {
     return e4m3_of(bytes);
   }
   constexpr int kBits = Of == kInt4 ? 4 : 2;
-  uint32_t word = 0;   // of 8 codes
+  uint32_t word = 0;   // 8 codes
   __builtin_memcpy(&word, codes, kBits);
   const __m256i places = _mm256_mullo_epi32(_mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0), _mm256_set1_epi32(kBits));
   const __m256i found = _mm256_srlv_epi32(_mm256_set1_epi32(int32_t(word)), places);

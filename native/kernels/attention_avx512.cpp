@@ -16,13 +16,13 @@ INLINE V all(float x) { return _mm512_set1_ps(x); }
 INLINE V load(const float* p) { return _mm512_loadu_ps(p); }
 INLINE void store(float* p, V v) { _mm512_storeu_ps(p, v); }
 INLINE V madd(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-INLINE V larger(V limit, V x) { return _mm512_max_ps(limit, x); }   // of a NaN and a number the second is taken
+INLINE V larger(V limit, V x) { return _mm512_max_ps(limit, x); }   // returns the second operand if either is NaN
 INLINE V whole(V x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE V two_to(V x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127)), 23));
 }
 
-// Of lanes of four floats: each step adds two vectors half by half, until four have become one.
+// Within lanes of four floats: each step adds two vectors pairwise, until four have become one.
 INLINE V four(V a, V b, V c, V d) {
   const V ab = _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b), cd = _mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d);
   const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
@@ -42,12 +42,12 @@ template <Kind Of>
 INLINE V numbers(const uint8_t* codes) {
   if constexpr (Of == kE4M3) return load16(codes, BITPORT_E4M3, 0);
   if constexpr (Of == kInt8) return load16(codes, BITPORT_U8, 0);
-  if constexpr (Of == kInt4) {   // a byte in 64 bits: its nibbles to the two double words of these
+  if constexpr (Of == kInt4) {   // a byte per 64 bits: its nibbles go to both double words
     const __m512i pairs = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
     const __m512i apart = _mm512_or_si512(pairs, _mm512_slli_epi64(pairs, 28));
     return _mm512_cvtepi32_ps(_mm512_and_si512(apart, _mm512_set1_epi32(15)));
   }
-  int32_t word;   // of 16 codes
+  int32_t word;   // 16 codes
   __builtin_memcpy(&word, codes, 4);
   const __m512i places = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
   return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(word), places), _mm512_set1_epi32(3)));

@@ -1,4 +1,4 @@
-// Attention over a panel, with pairs of 128-bit vectors: eight numbers, of which enough sums are under way at once.
+// Attention over a panel, with pairs of 128-bit vectors: eight numbers, so that enough sums are in flight.
 #include "attention.h"
 #include "engine.h"
 #if BITPORT_ARM
@@ -19,7 +19,7 @@ INLINE V all(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
 INLINE V load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
 INLINE void store(float* p, V v) { vst1q_f32(p, v.low), vst1q_f32(p + 4, v.high); }
 INLINE V madd(V a, V b, V c) { return {vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)}; }
-INLINE V larger(V limit, V x) {   // a NaN stays one
+INLINE V larger(V limit, V x) {   // a NaN is kept
   return {vmaxq_f32(limit.low, x.low), vmaxq_f32(limit.high, x.high)};
 }
 INLINE V whole(V x) { return {vrndnq_f32(x.low), vrndnq_f32(x.high)}; }
@@ -41,14 +41,14 @@ INLINE V numbers(const uint8_t* codes) {
     const uint16x8_t words = vmovl_u8(vld1_u8(codes));
     if constexpr (Of == kInt8)
       return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(words))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(words)))};
-    // A half with the same fields, but for the bias of the exponent: 15 and not 7. All bits set is no number.
+    // float16 has the same fields, but an exponent bias of 15, not 7. All bits set is NaN.
     const uint16x8_t size = vandq_u16(words, vdupq_n_u16(0x7f)), sign = vshlq_n_u16(vsubq_u16(words, size), 8);
     const uint16x8_t none = vandq_u16(vceqq_u16(size, vdupq_n_u16(0x7f)), vdupq_n_u16(0x7e00));
     const float16x8_t floats = vreinterpretq_f16_u16(vorrq_u16(vorrq_u16(sign, vshlq_n_u16(size, 7)), none));
     return V{vcvt_f32_f16(vget_low_f16(floats)), vcvt_f32_f16(vget_high_f16(floats))} * all(256.0f);
   }
   constexpr int kBits = Of == kInt4 ? 4 : 2;
-  uint32_t word = 0;   // of 8 codes
+  uint32_t word = 0;   // 8 codes
   __builtin_memcpy(&word, codes, kBits);
   const int32_t to_right[] = {0, -kBits, -2 * kBits, -3 * kBits};
   const int32x4_t low = vld1q_s32(to_right), high = vsubq_s32(low, vdupq_n_s32(4 * kBits));

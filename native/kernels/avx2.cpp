@@ -1,5 +1,5 @@
-// The product with 256-bit vectors, in float32: for x of every type on machines without AVX-512. A few rows go without a
-// panel: what codes mean stays in registers, and the scale of a group acts on its sums.
+// The product with 256-bit vectors, in float32: for x of every type on machines without AVX-512. A few rows need no
+// panel: values of codes stay in registers, and the scale of a group is applied to its sums.
 #include "engine.h"
 #if BITPORT_X86
 #include "avx2_values.h"
@@ -14,11 +14,11 @@ AVX2_INLINE void widen_as(const void* from, int32_t type, int64_t count, float* 
 }
 
 AVX2 void widen(const void* from, int32_t type, int64_t count, float* to) {
-  if (type == BITPORT_BF16) widen_as(from, BITPORT_BF16, count, to);   // a loop that asks for no type
+  if (type == BITPORT_BF16) widen_as(from, BITPORT_BF16, count, to);   // a loop without type dispatch
   else widen_as(from, type, count, to);
 }
 
-// Scales and shifts of 16 rows, a half of a tile, in one group.
+// Scales and shifts of 16 rows, half a tile, in one group.
 struct Affine {
   __m256 scale[2], shift[2];
   AVX2_MEMBER Affine(const BitportTiles& w, int64_t tile, int64_t group, int64_t half) {
@@ -31,7 +31,7 @@ struct Affine {
   }
 };
 
-// 16 columns of 16 rows, two at a time: take(i, columns), i being the first of them.
+// 16 columns of 16 rows, two at a time: calls take(i, columns), where i is the first of them.
 template <class Meaning, int32_t Bits, Fetch How>
 struct Unit {
   const BitportTiles& w;
@@ -72,14 +72,15 @@ AVX2 void decode_as(const BitportTiles& w, const Panel& panel) {
     }
 }
 
-// Sums of 16 rows of the weight, of even and odd columns apart if there is one row of x: an addition waits for the last.
+// Sums of 16 rows of the weight; with one row of x, even and odd columns have separate sums to hide the latency of
+// additions.
 template <int R>
 struct Sums {
   static constexpr int kApart = R == 1 ? 2 : 1;
   __m256 of[R][kApart][2];
 };
 
-// R rows of x times a tile, whose codes are read in the order of memory: 32 columns of one half of the rows, then of the
+// Multiplies R rows of x by a tile, reading codes in memory order: 32 columns of one half of the rows, then of the
 // other.
 template <int R, class Meaning, int32_t Bits, Fetch How>
 AVX2 void multiply_tile(const Job& job, int64_t tile, int64_t row, float* sum) {
@@ -159,9 +160,9 @@ void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, flo
   multiply_few(job, panel, row, rows, sum, by_rows);
 }
 
-constexpr int64_t kRows = 4;   // of x that are multiplied at once without a panel
+constexpr int64_t kRows = 4;   // rows of x multiplied at once without a panel
 
-// By what codes of a weight mean, and by rows of x.
+// Functions by the meaning of the codes and the number of rows of x.
 struct Ways {
   void (*decode)(const BitportTiles& w, const Panel& panel);
   void (*multiply[kRows])(const Job& job, int64_t tile, int64_t row, float* sum);
@@ -185,7 +186,7 @@ void decode(const BitportTiles& w, const Panel& panel) {
   with_fetch([&](auto how) { ways_of<how>(w).decode(w, panel); });
 }
 
-// Measured: scales of short groups cost each few rows anew.
+// Measured: with short groups, loading scales has a cost for every few rows.
 bool fuses(const BitportTiles& w, int64_t m) { return m <= (w.group < 32 && w.group < w.k ? kRows : 2 * kRows); }
 
 void fused(const Job& job, int64_t tile, void*, float* sum) {

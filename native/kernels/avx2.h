@@ -1,5 +1,4 @@
-// What the files for 256-bit vectors share: numbers, and the codes of a line (the layout is drawn in
-// bitport_kernels.h).
+// Shared by the files with 256-bit vectors: conversions, and reading the codes of a line (layout in bitport_kernels.h).
 #pragma once
 #include <immintrin.h>
 #include "fetch.h"
@@ -12,7 +11,7 @@
 
 namespace bitport {
 
-// A half of the layout of e4m3 numbers, but for the bias of its exponent: 15 and not 7.
+// float16 has the same fields as e4m3, but an exponent bias of 15, not 7.
 AVX2_INLINE __m256 e4m3_of(__m128i bytes) {
   const __m128i codes = _mm_cvtepu8_epi16(bytes), size = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
   const __m128i sign = _mm_slli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x80)), 8);
@@ -22,7 +21,7 @@ AVX2_INLINE __m256 e4m3_of(__m128i bytes) {
 }
 
 AVX2_INLINE __m256 e8m0_of(__m128i bytes) {
-  const __m256i codes = _mm256_cvtepu8_epi32(bytes);   // the exponents of floats, whose ends are special
+  const __m256i codes = _mm256_cvtepu8_epi32(bytes);   // exponents of float32; 0 and 255 are special
   const __m256i least = _mm256_cmpeq_epi32(codes, _mm256_setzero_si256());
   const __m256i none = _mm256_cmpeq_epi32(codes, _mm256_set1_epi32(255));
   const __m256i bits = _mm256_blendv_epi8(_mm256_slli_epi32(codes, 23), _mm256_set1_epi32(0x00400000), least);
@@ -52,7 +51,7 @@ AVX2_INLINE __m128i bf16_of(__m256 v) {
   return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
 }
 
-// The 64 codes of a line in the order of the layout, a byte each: two columns of 16 rows, then the two behind them.
+// The 64 codes of a line as bytes in the order of the layout: two columns of 16 rows, then the next two.
 struct Line { __m256i pair[2]; };
 
 AVX2_INLINE Line read_line(const uint8_t* tile, int32_t bits, int64_t line) {
@@ -94,7 +93,7 @@ AVX2_INLINE Line read_line(const uint8_t* tile, int32_t bits, int64_t line) {
   return {{low, high}};
 }
 
-// The product of few rows with x in integers, as Int8Engine and Digits have it.
+// The product of few rows with x in integers, for Int8Engine and Digits.
 struct Int8Job;
 constexpr int64_t kInt8Stretch = 256;   // columns: a panel of 16 KiB
 void avx2_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum);

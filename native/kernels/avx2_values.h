@@ -1,27 +1,27 @@
-// What codes mean, in 256-bit registers: one description of a format feeds a panel and a few rows of x. All are exact.
+// Values of codes in 256-bit registers: one description of a format serves panels and few rows of x. All are exact.
 #pragma once
 #include "avx2.h"
 
 namespace bitport {
 
-// Two columns of 16 rows in float32. rows[0] are 0-3 and 8-11, rows[1] are 4-7 and 12-15: as bytes come to lie when they are
-// interleaved.
+// Two columns of 16 rows in float32. rows[0] are 0-3 and 8-11, rows[1] are 4-7 and 12-15: the order in which bytes end
+// up when they are interleaved.
 struct Columns { __m256 of[2][2]; };
 
-// The same, as rows 0-7 and 8-15.
+// The same as rows 0-7 and 8-15.
 AVX2_INLINE void in_order(__m256 first, __m256 second, __m256* to) {
   to[0] = _mm256_permute2f128_ps(first, second, 0x20);
   to[1] = _mm256_permute2f128_ps(first, second, 0x31);
 }
 
-// From the upper halves of floats whose lower halves are 0.
+// Columns from the upper halves of floats; the lower halves are 0.
 AVX2_INLINE Columns apart(__m256i first, __m256i second) {
   const __m256i upper = _mm256_set1_epi32(int(0xffff0000));
   return {{{_mm256_castsi256_ps(_mm256_slli_epi32(first, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(second, 16))},
            {_mm256_castsi256_ps(_mm256_and_si256(first, upper)), _mm256_castsi256_ps(_mm256_and_si256(second, upper))}}};
 }
 
-// A byte of each of 16 floats, in both halves.
+// One byte of each of 16 floats, in both halves.
 AVX2_INLINE __m256i bytes_of(const float* numbers, int which) {
   __m128i bytes[4];
   for (int i = 0; i < 4; ++i) {
@@ -32,7 +32,7 @@ AVX2_INLINE __m256i bytes_of(const float* numbers, int which) {
       _mm_packus_epi16(_mm_packus_epi32(bytes[0], bytes[1]), _mm_packus_epi32(bytes[2], bytes[3])));
 }
 
-// Up to 16 numbers that bfloat16 holds: both of their bytes are looked up.
+// Up to 16 values that are exact in bfloat16: two bytes of each are looked up.
 struct Short {
   __m256i low, high;
   AVX2_MEMBER explicit Short(const BitportTiles& w) {
@@ -47,7 +47,7 @@ struct Short {
   }
 };
 
-// Up to 16 numbers: all of their bytes are.
+// Up to 16 values of float32: all four bytes are looked up.
 struct Few {
   __m256i bytes[4];
   AVX2_MEMBER explicit Few(const BitportTiles& w) {
@@ -69,7 +69,7 @@ struct Few {
   }
 };
 
-// 64 numbers that bfloat16 holds: as Short, in four parts of 16 that bits 4 and 5 of a code pick from.
+// 64 values that are exact in bfloat16: like Short, with four parts of 16 selected by bits 4 and 5 of a code.
 struct Quarters {
   __m256i low[4], high[4];
   AVX2_MEMBER explicit Quarters(const BitportTiles& w) {
@@ -84,7 +84,7 @@ struct Quarters {
   }
 
  private:
-  AVX2_MEMBER static __m256i look_up(const __m256i (&bytes)[4], __m256i codes) {   // a blend asks for bit 7
+  AVX2_MEMBER static __m256i look_up(const __m256i (&bytes)[4], __m256i codes) {   // a blend tests bit 7
     const __m256i fourth = _mm256_slli_epi16(codes, 3), fifth = _mm256_slli_epi16(codes, 2);
     const __m256i index = _mm256_and_si256(codes, _mm256_set1_epi8(15));
     const auto of = [&](int part) AVX2 { return _mm256_shuffle_epi8(bytes[part], index); };
@@ -92,7 +92,7 @@ struct Quarters {
   }
 };
 
-// Whole numbers: a code becomes the lowest bits of 2^23 and more, from which that and the center are taken.
+// Integers: a code becomes the lowest bits of a float of 2^23 and more, from which 2^23 and the center are subtracted.
 struct Whole {
   __m256 less;
   AVX2_MEMBER explicit Whole(const BitportTiles& w) : less(_mm256_set1_ps(8388608.0f + float(1 << (w.bits - 1)))) {}
@@ -110,15 +110,15 @@ struct Whole {
   }
 };
 
-// Float8: the fields of a normal number move to where bfloat16 has them, and its exponent gets the other bias. Subnormal
-// ones and the ends of the table are rare, and are gathered.
+// Float8: the fields of normal numbers are shifted to their positions in bfloat16, and the exponent bias is corrected.
+// Subnormal numbers and the ends of the table are rare, and are gathered.
 struct Float8 {
   const float* table;
-  __m128i shift;     // by how much the fields move down from the upper byte
-  __m256i offset;    // what the exponent lacks
-  __m256i above;     // how far the last finite code lies above the first normal one, or the next ones
+  __m128i shift;     // right shift of the fields from the upper byte
+  __m256i offset;    // correction of the exponent
+  __m256i above;     // distance from the first normal code, or the next few, to the last finite one
   AVX2_MEMBER explicit Float8(const BitportTiles& w) : table(w.table) {
-    const bool e5m2 = w.table[0x3c] == 1.0f;   // in e4m3 one is 0x38
+    const bool e5m2 = w.table[0x3c] == 1.0f;   // 1.0 is 0x38 in e4m3
     shift = _mm_cvtsi32_si128(e5m2 ? 3 : 4);
     offset = _mm256_set1_epi16(short((bits_of_float(w.table[0x40]) >> 16) - (0x40u << (e5m2 ? 5 : 4))));
     above = _mm256_set1_epi8(char((e5m2 ? 0x7b : 0x7e) - 8));

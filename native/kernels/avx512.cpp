@@ -73,7 +73,7 @@ AVX512 void avx512_widen(const void* from, int32_t type, int64_t count, float* t
   for (; i < count; ++i) to[i] = load_number(from, type, i);
 }
 
-// 32 numbers of two bytes: a line of a cache.
+// 32 two-byte numbers: a cache line.
 AVX512_INLINE __m512i line_of(const float* sum, const float* bias, int32_t type) {
   __m512 low = _mm512_load_ps(sum), high = _mm512_load_ps(sum + 16);
   if (bias) {

@@ -1,4 +1,4 @@
-// What the files for 512-bit vectors share: numbers, and the codes of a line (the layout is drawn in bitport_kernels.h).
+// Shared by the files with 512-bit vectors: conversions, and reading the codes of a line (layout in bitport_kernels.h).
 #pragma once
 #include <immintrin.h>
 #include "fetch.h"
@@ -30,12 +30,12 @@ AVX512_INLINE __m512 load16(const void* p, int32_t type, int64_t i) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint8_t*>(p) + i));
   if (type == BITPORT_E8M0) {
     const __m512i codes = _mm512_cvtepu8_epi32(bytes);
-    __m512i bits = _mm512_slli_epi32(codes, 23);   // of a float with this exponent; the ends are special
+    __m512i bits = _mm512_slli_epi32(codes, 23);   // float32 with this exponent; 0 and 255 are special
     bits = _mm512_mask_mov_epi32(bits, _mm512_testn_epi32_mask(codes, codes), _mm512_set1_epi32(0x00400000));
     return _mm512_castsi512_ps(_mm512_mask_mov_epi32(
         bits, _mm512_cmpeq_epi32_mask(codes, _mm512_set1_epi32(255)), _mm512_set1_epi32(0x7fc00000)));
   }
-  if (type == BITPORT_E4M3) {   // a half with the same fields, but for the bias of the exponent: 15 and not 7
+  if (type == BITPORT_E4M3) {   // float16 has the same fields, but an exponent bias of 15, not 7
     const __m256i codes = _mm256_cvtepu8_epi16(bytes), size = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
     const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x80)), 8);
     const __m256i half = _mm256_mask_mov_epi16(_mm256_slli_epi16(size, 7),
@@ -46,7 +46,7 @@ AVX512_INLINE __m512 load16(const void* p, int32_t type, int64_t i) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
 }
 
-// Up to 16 numbers; those past the end are 0.
+// Up to 16 numbers, padded with 0.
 AVX512_INLINE __m512 load_some(const void* x, int32_t type, int64_t i, int64_t count) {
   if (count - i >= 16) return load16(x, type, i);
   const __mmask16 mask = __mmask16((1u << (count - i)) - 1);
@@ -56,17 +56,17 @@ AVX512_INLINE __m512 load_some(const void* x, int32_t type, int64_t i, int64_t c
                              : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-// What turns what the table says into weights, for 16 rows: (value - shift) * scale.
+// Converts table values to weights, for 16 rows: (value - shift) * scale.
 struct Affine { __m512 scale, shift; };
 
-// at: place of the 16 rows in the arrays of scales and zeros
+// at: position of the 16 rows in the arrays of scales and zeros
 AVX512_INLINE Affine affine(const BitportTiles& w, int64_t at) {
   return {load16(w.scale, w.scale_type, at), w.zero ? _mm512_sub_ps(load16(w.zero, w.zero_type, at),
                                                                     _mm512_set1_ps(middle(w)))
                                                     : _mm512_setzero_ps()};
 }
 
-// The 64 codes of a line, a byte each, in the order of the layout.
+// The 64 codes of a line as bytes, in the order of the layout.
 template <int Bits>
 AVX512_INLINE __m512i read_codes(const uint8_t* tile, int64_t line) {
   __m512i codes = _mm512_setzero_si512();
@@ -93,27 +93,27 @@ AVX512_INLINE __m512i read_codes(const uint8_t* tile, int64_t line) {
   return codes;
 }
 
-// What the codes of a line mean, unscaled: values[c] column 4p + c of 16 rows in float32; pairs[0] columns 4p and 4p + 1
-// of 16 rows in bfloat16, side by side, pairs[1] the next two. Exact for every table of bfloat16 numbers; the pairs of
-// another table (nf4) are rounded. In the order of the line: the same pairs in float32, of rows 0-7 and of rows 8-15.
+// The unscaled values of the codes of a line. values[c]: column 4p + c of 16 rows in float32; pairs[0]: columns 4p and
+// 4p + 1 of 16 rows in bfloat16, interleaved; pairs[1]: the next two. Exact for every table of bfloat16 values; pairs
+// of another table (nf4) are rounded. in_order(): the same pairs in float32, for rows 0-7 and rows 8-15.
 struct Values { __m512 c[4]; };
 struct Pairs { __m512i c[2]; };
 
-// 16 entries of a table of `count`, from entry `at`; a shorter one is repeated.
+// 16 entries of a table of `count`, from entry `at` on; a shorter table is repeated.
 AVX512_INLINE __m512 entries(const float* table, int64_t count, int64_t at) {
   if (count >= 16) return _mm512_loadu_ps(table + at % count);
   const __m512i index = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   return _mm512_i32gather_ps(_mm512_and_si512(index, _mm512_set1_epi32(int(count) - 1)), table, 4);
 }
 
-// To bfloat16, to nearest even, in the upper half of each lane; a NaN is the caller's.
+// Rounds to bfloat16, to nearest even, in the upper half of each lane; the caller handles NaN.
 AVX512_INLINE __m512i rounded(__m512 v) {
   const __m512i bits = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
 }
 
-// The same with a NaN that stays one.
+// The same, keeping NaN.
 AVX512_INLINE __m512i bf16_above(__m512 v) {
   const __m512i quiet = _mm512_or_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x400000));
   return _mm512_mask_mov_epi32(rounded(v), _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
@@ -134,9 +134,9 @@ struct Codes {
   static constexpr bool kSigned = !Integer && Bits > 6;   // float8: a sign, 7 bits of magnitude
   static constexpr int kVectors = kSigned || Bits == 6 ? 2 : Bits < 6 ? 1 : 0;
   __m512 table;
-  // Of float8: how far its fields move, their bits there, what the exponent lacks, the last finite code less kRare.
+  // For float8: left shift of its fields, mask of their bits, correction of the exponent, last finite code minus kRare.
   __m512i shift, kept, offset, most;
-  static constexpr char kRare = 8;   // codes below it may be subnormal numbers
+  static constexpr char kRare = 8;   // lower codes may be subnormal
   __m512i words[kVectors ? kVectors : 1];
 
   AVX512_MEMBER explicit Codes(const BitportTiles& w) {
@@ -144,7 +144,7 @@ struct Codes {
     table = entries(w.table, kCount, 0);
     for (int v = 0; v < kVectors; ++v) words[v] = words_of(w.table, kCount, kSigned ? v * 96 : v * 32);
     shift = kept = offset = most = _mm512_setzero_si512();
-    if constexpr (kSigned) {   // one is 0x3c in e5m2 and 0x38 in e4m3
+    if constexpr (kSigned) {   // 1.0 is 0x3c in e5m2 and 0x38 in e4m3
       const int move = w.table[0x3c] == 1.0f ? 5 : 4;
       shift = _mm512_set1_epi16(short(move));
       kept = _mm512_set1_epi16(short(0x8000 | 0x7f << move));
@@ -162,7 +162,7 @@ struct Codes {
   }
 
   AVX512_MEMBER Pairs pairs(const uint8_t* tile, int64_t line) const {
-    if constexpr (Bits == 4) {   // vpermw looks at five bits of an index and finds the table twice
+    if constexpr (Bits == 4) {   // vpermw uses five bits of an index, so the table is there twice
       const __m512i bytes =
           _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 32)));
       return {{_mm512_permutexvar_epi16(bytes, words[0]),
@@ -170,7 +170,7 @@ struct Codes {
     } else if constexpr (kSigned) {
       const uint8_t* at = tile + line * 64;
       const __m512i size = _mm512_and_si512(_mm512_loadu_si512(at), _mm512_set1_epi8(0x7f));
-      // less kRare, without a sign: those below it are above all others then
+      // the magnitude minus kRare, unsigned: magnitudes below kRare wrap around to the top
       const __mmask64 rare = _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(size, _mm512_set1_epi8(kRare)), most);
       Pairs p = {{moved(at), moved(at + 32)}};
       if (__builtin_expect(rare != 0, 0)) {
@@ -179,7 +179,7 @@ struct Codes {
       }
       return p;
     } else if constexpr (Integer && Bits > 6) {
-      const Values v = values(tile, line);   // whole numbers of 8 bits: the upper half of a float holds them
+      const Values v = values(tile, line);   // 8-bit integers are exact in the upper half of a float
       return {{join(v.c[0], v.c[1]), join(v.c[2], v.c[3])}};
     } else {
       const __m512i codes = read_codes<Bits>(tile, line);
@@ -206,7 +206,7 @@ struct Codes {
   }
 
   AVX512_MEMBER Values values(const uint8_t* tile, int64_t line) const {
-    if constexpr (Bits == 4) {   // two bytes of a row, as one lane, are its columns 0, 2, 1, 3 from the low nibble up
+    if constexpr (Bits == 4) {   // the two bytes of a row, as a lane, are columns 0, 2, 1, 3 from the low nibble up
       const __m512i lanes =
           _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 32)));
       return {{_mm512_permutexvar_ps(lanes, table), _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 8), table),
@@ -224,12 +224,12 @@ struct Codes {
   }
 
  private:
-  // 32 codes of float8: the fields of a normal number move up, and its exponent gets the other bias
+  // 32 codes of float8: shifts the fields of normal numbers and corrects the exponent bias
   AVX512_MEMBER __m512i moved(const uint8_t* codes) const {
     const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
     return _mm512_add_epi16(_mm512_and_si512(_mm512_sllv_epi16(words, shift), kept), offset);
   }
-  // the same, of which these are taken from the table, but for their sign
+  // replaces the selected ones by table entries with their sign
   AVX512_MEMBER __m512i looked_up(__m512i moved, __mmask32 which, const uint8_t* codes) const {
     const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
     const __m512i small = _mm512_permutexvar_epi16(at, words[0]), large = _mm512_permutexvar_epi16(at, words[1]);
@@ -239,7 +239,7 @@ struct Codes {
                                  _mm512_ternarylogic_epi32(size, _mm512_slli_epi16(at, 8), _mm512_set1_epi16(short(0x8000)),
                                                            kFirstOrBothOthers));
   }
-  // of the code in the lowest byte of a lane
+  // value of the code in the lowest byte of a lane
   AVX512_MEMBER __m512 meaning(__m512i lanes) const {
     if constexpr (Bits <= 4) return _mm512_permutexvar_ps(lanes, table);
     constexpr int kFirstOrBothOthers = 0xf8;   // 2^23 + code, as the bits of a float

@@ -1,4 +1,4 @@
-// What the products in bfloat16 share: panels, sums with a scale for the whole row, and a few rows by vdpbf16ps.
+// Shared by the bfloat16 products: panels, sums with a scale for the whole row, and few rows by vdpbf16ps.
 #include "engine.h"
 #if BITPORT_X86
 #include "avx512_bf16.h"
@@ -6,7 +6,7 @@
 namespace bitport {
 namespace {
 
-// The 16 rows of a half after those of the other: scales are made ready once for all columns that they hold for.
+// One half of 16 rows after the other: scales are prepared once for all columns they apply to.
 template <class Format, class By>
 AVX512_BF16 void decode_as(const BitportTiles& w, const Panel& panel) {
   const Format format(w);
@@ -26,7 +26,7 @@ AVX512_BF16 void decode_as(const BitportTiles& w, const Panel& panel) {
     }
 }
 
-// By whole tiles, for a few rows that wait for it.
+// By whole tiles, for a few rows that wait for them.
 template <class Format, Fetch How>
 AVX512_BF16 void look_up_as(const BitportTiles& w, const Panel& panel) {
   const Format format(w);
@@ -39,8 +39,8 @@ AVX512_BF16 void look_up_as(const BitportTiles& w, const Panel& panel) {
   }
 }
 
-// R rows of x against a tile as it is read: no panel, unscaled sums of a group in registers. Few rows get several
-// sums each (C), for one alone would wait for its own latency.
+// R rows of x times a tile as it is read: no panel, unscaled group sums in registers. Few rows have several sums each
+// (C), since a single one would be bound by latency.
 template <class Format, int R, Fetch How>
 AVX512_BF16 void fused_rows(const Job& job, int64_t tile, float* sum) {
   constexpr int C = R <= 2 ? 4 : 2;
@@ -107,7 +107,7 @@ void avx512_decode_bf16(const BitportTiles& w, const Panel& panel) {
 
 AVX512 bool avx512_raises(const BitportTiles& w, const Panel& panel) {
   if (w.integer || w.zero || w.scale_type != BITPORT_E8M0) return false;
-  const __m512 least = _mm512_set1_ps(0x1p-16f), most = _mm512_set1_ps(0x1p16f);   // float8 lies between them
+  const __m512 least = _mm512_set1_ps(0x1p-16f), most = _mm512_set1_ps(0x1p16f);   // float8 is within these limits
   for (int64_t i = 0; w.bits < 8 && i < int64_t(1) << w.bits; i += 16) {
     const __m512 size = _mm512_abs_ps(_mm512_loadu_ps(w.table + i));
     const __mmask16 zeros = _mm512_cmp_ps_mask(size, _mm512_setzero_ps(), _CMP_EQ_OQ);

@@ -1,4 +1,4 @@
-// The parts of the product in bfloat16 that need no tile registers.
+// The parts of the bfloat16 product that do not need tile registers.
 #pragma once
 #include <type_traits>
 #include "avx512.h"
@@ -6,17 +6,18 @@
 
 namespace bitport {
 
-// Rows up to which vdpbf16ps beats float32 on every processor: where its rate is half of a float32 product's, it pays only
-// while reading the codes is what takes the time.
+// The number of rows up to which vdpbf16ps beats float32 on every processor: with half the rate of float32, it pays off
+// only while reading the codes is the bottleneck.
 constexpr int64_t kVectorRows = 4;
 
-// What turns the values of a line into weights, of 16 rows whose scales stand at a place: nothing, where scales act on sums.
+// How values of a line become weights, for 16 rows whose scales are at a position. Unscaled: not at all, scales apply
+// to sums.
 struct Unscaled {
   AVX512_BF16_MEMBER Unscaled() {}
   AVX512_BF16_MEMBER Unscaled(const BitportTiles&, int64_t) {}
 };
 
-// In the order of the line: of 8 rows, two columns each.
+// Scales in the order of the line: 8 rows, two columns each.
 struct Twice {
   __m512 scale[2], offset[2];
 
@@ -33,9 +34,9 @@ struct Twice {
   }
 };
 
-// A power of two, where avx512_raises() says so: what the exponent of a bfloat16 number rises by, in its place.
+// Scales that are powers of two and satisfy avx512_raises(): increments of the bfloat16 exponent field.
 struct Raised {
-  __m512i by;   // of 16 rows, two columns each
+  __m512i by;   // for 16 rows, two columns each
 
   AVX512_BF16_MEMBER Raised() {}
   AVX512_BF16_MEMBER Raised(const BitportTiles& w, int64_t at) {
@@ -46,8 +47,8 @@ struct Raised {
   }
 };
 
-// One line of a tile to 4 columns of 16 rows of a panel, scaled or not:
-//   panel [count / 32][2 halves of 16 rows][16 pairs of columns][16 rows][2]: what AMX takes as its second operand
+// Writes one line of a tile to 4 columns of 16 rows of a panel, scaled or not:
+//   panel [count / 32][2 halves of 16 rows][16 pairs of columns][16 rows][2]: the second operand of AMX
 template <class Format>
 AVX512_BF16_INLINE void write_line(const Format& format, const uint8_t* codes, int64_t line, const Twice& by, uint16_t* to) {
   Values v = format.in_order(codes, line);
@@ -58,7 +59,7 @@ AVX512_BF16_INLINE void write_line(const Format& format, const uint8_t* codes, i
 template <class Format>
 AVX512_BF16_INLINE void write_line(const Format& format, const uint8_t* codes, int64_t line, const Raised& raised, uint16_t* to) {
   const Pairs p = format.pairs(codes, line);
-  for (int c = 0; c < 2; ++c) {   // zeros stay as they are, and numbers that are not finite
+  for (int c = 0; c < 2; ++c) {   // zeros and non-finite numbers are not changed
     const __m512i size = _mm512_and_si512(p.c[c], _mm512_set1_epi16(0x7fff));
     const __mmask32 rises =
         Format::kSigned ? _mm512_cmplt_epu16_mask(_mm512_sub_epi16(size, _mm512_set1_epi16(1)), _mm512_set1_epi16(0x7f7f))
@@ -73,7 +74,7 @@ AVX512_BF16_INLINE void write_line(const Format& format, const uint8_t* codes, i
   _mm512_store_si512(to + 32, p.c[1]);
 }
 
-// A panel decoded by quarters of a tile, between other work: 16 rows by 16 columns, 4 lines of 64 codes.
+// Decodes a panel in quarters of a tile, interleaved with other work: 16 rows by 16 columns, 4 lines of 64 codes.
 template <class Format, class By, Fetch How>
 struct Quarters {
   struct Quarter {
@@ -87,7 +88,7 @@ struct Quarters {
   const Format format;
   const uint8_t* codes;
   uint16_t* to;
-  int64_t at = 0, end, columns_left, groups_left, scales;   // scales: where those of the group stand
+  int64_t at = 0, end, columns_left, groups_left, scales;   // scales: position of those of the group
 
   AVX512_BF16_MEMBER Quarters(const BitportTiles& weight, const Panel& panel)
       : w(weight), format(weight), codes(tile_at(weight, panel.tile, panel.k / 32)),
@@ -125,35 +126,36 @@ struct Quarters {
   }
 };
 
-// Whether the scales of a panel are powers of two by which no exponent of its numbers leaves the range of bfloat16.
+// Whether the scales of a panel are powers of two that keep the exponents of all its values within the range of
+// bfloat16.
 bool avx512_raises(const BitportTiles& weight, const Panel& panel);
 
-// Groups whose sums are worth scales of their own: what is done for each of them takes long beside the products of a small
-// one, and two panels hold no larger one than `most`.
+// Whether groups are long enough that scaling the sums of each pays off beside its products, and short enough for two
+// panels (`most`).
 static inline bool has_long_groups(const BitportTiles& w, int64_t most) {
   return w.group >= 64 && w.group <= most && w.group % 32 == 0;
 }
 
-AVX512_BF16_INLINE __m512bh pair_of(const uint16_t* x) {   // two neighbours in K, for all 16 rows
+AVX512_BF16_INLINE __m512bh pair_of(const uint16_t* x) {   // neighbours in K, for all 16 rows
   int32_t bits;
   __builtin_memcpy(&bits, x, 4);
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
 }
 
-// Where a scale of x holds for 128 columns, x holds codes, exact in bfloat16; times their scale, which is no power of two,
-// they would be rounded once more. So scales act on the sums over those columns: that of x, and with it that of the weight,
-// where one holds for as many. A weight of few values under one scale is not rounded as at random: with 128 x 128 blocks a
-// rounded one is off by more than a product's budget.
-constexpr int64_t kBlocksDepth = 256, kBlocksPanel = kBlocksDepth * 32;   // columns, and numbers, of a panel
+// If x has a scale per 128 columns, its rows hold codes, which are exact in bfloat16; multiplied by a scale that is not
+// a power of two they would be rounded once more. So the scales of x apply to the sums over these columns, and with
+// them those of the weight if they are constant there. Rounding errors of a weight with few values under one scale are
+// not random: with 128 x 128 blocks a rounded weight exceeds the error budget of a product.
+constexpr int64_t kBlocksDepth = 256, kBlocksPanel = kBlocksDepth * 32;   // columns and elements of a panel
 static_assert(kBlocksDepth / kScaled * 32 * sizeof(float) <= kBehindPanel, "the scales of a panel lie behind it");
 
-// Values, and behind them what the sums over each 128 columns are to be multiplied by; these alone.
+// Values, followed by the factors of the sums over each 128 columns; and these factors alone.
 void avx512_decode_blocks(const BitportTiles& weight, const Panel& panel);
 void avx512_scales_of_blocks(const BitportTiles& weight, const Panel& panel);
 
 void avx512_decode_bf16(const BitportTiles& weight, const Panel& panel);
 void avx512_look_up_bf16(const BitportTiles& weight, const Panel& panel);   // the same, unscaled
-// Up to kVectorRows rows. Where x has scales, a group of the weight is as long as what they hold for.
+// Up to kVectorRows rows. If x has scales, groups of the weight must cover the same columns as these.
 void avx512_fused_bf16(const Job& job, int64_t tile, void* panel, float* sum);
 void avx512_finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum);   // one scale per row of the weight
 

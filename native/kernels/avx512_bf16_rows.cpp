@@ -1,4 +1,4 @@
-// Many rows in bfloat16 by vdpbf16ps, for processors on which it multiplies twice as fast as in float32.
+// Many rows in bfloat16 by vdpbf16ps, for processors on which it has twice the rate of float32.
 #include "engine.h"
 #if BITPORT_X86
 #include <cstring>
@@ -8,20 +8,20 @@ namespace bitport {
 namespace {
 
 constexpr int64_t kDepth = 256;
-constexpr int64_t kAtOnce = 12;     // rows whose sums, 32 each, stay in registers, beside two of the weight and one of x
+constexpr int64_t kAtOnce = 12;     // rows whose sums, 32 each, stay in registers, besides two of the weight and one of x
 constexpr int64_t kFusedRows = 64;
 
-// A few rows and a stretch of K: where they lie, what they meet, and where it goes.
+// A few rows and a stretch of K: operands and destination.
 struct Few {
   const uint16_t* x;
-  int64_t stride, columns;   // from one step of 32 columns to the next, and how many columns
+  int64_t stride, columns;   // stride between steps of 32 columns; number of columns
   const uint16_t* panel;
   float* sum;                // [rows][32]
-  const Affine* scales;      // of the group, of two times 16 rows of the weight
-  const float* of_x;         // the sum of x over the group, or null, or its scale; that of the next row lies `groups` on
+  const Affine* scales;      // of the group, for two times 16 rows of the weight
+  const float* of_x;         // the sum of x over the group, or null, or its scale; rows are `groups` apart
   int64_t groups;
-  const uint8_t* next = nullptr;   // the codes behind those of the stretch, which memory sends meanwhile; or null
-  int64_t step_bytes = 0;          // of codes
+  const uint8_t* next = nullptr;   // codes after the stretch, to prefetch; or null
+  int64_t step_bytes = 0;          // bytes of codes per step
 };
 
 // R rows of x, H times 16 rows of the weight.
@@ -66,7 +66,7 @@ AVX512_BF16 void add(const Few& few) {
     for (int h = 0; h < H; ++h) _mm512_store_ps(few.sum + r * 32 + h * 16, sum[r][h]);
 }
 
-// sum += (x * panel - shift * sum of x) * scale, or, where of_x is a scale, x * panel * scale * of_x
+// sum += (x * panel - shift * sum of x) * scale, or, if of_x is a scale, x * panel * scale * of_x
 template <int R, bool Scales>
 AVX512_BF16 void add_scaled(const Few& few) {
   __m512 part[R][2];
@@ -153,7 +153,7 @@ bool fuses_blocks(const BitportTiles& w, int64_t m) {
   return m <= kVectorRows && !w.zero && groups_of(w) == ceil_div(w.k, kScaled);
 }
 
-void end() { _mm_sfence(); }   // what was streamed
+void end() { _mm_sfence(); }   // fences non-temporal stores
 
 }  // namespace
 

@@ -25,7 +25,7 @@ AVX2_INLINE int32_t sum_of(__m256i v) {
   return ((each[0] + each[1]) + (each[2] + each[3])) + ((each[4] + each[5]) + (each[6] + each[7]));
 }
 
-AVX2_INLINE void store_bytes(int8_t* to, __m256i words) {   // 8 numbers of 32 bits
+AVX2_INLINE void store_bytes(int8_t* to, __m256i words) {   // 8 32-bit integers
   const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(half, half));
 }

@@ -1,5 +1,5 @@
 // The product with int8 inputs by AMX: 16 x 16 int32 sums in a tile register, 16 x 64 codes of x times 64 x 16 of the
-// weight a step, all signed. Groups of an odd number of 32 columns take steps of 32.
+// weight per step, all signed. Groups of an odd multiple of 32 columns take steps of 32.
 #include "int8.h"
 #if BITPORT_X86
 #include "amx.h"
@@ -13,7 +13,7 @@ int64_t step_of(const BitportTiles& w) { return w.group >= w.k || w.group % 64 =
 AMX void begin(const BitportTiles& w) { configure(16, 16, step_of(w)); }
 AMX void end() { release(); }
 
-// The codes of a panel less the center, by quarters of a tile: 16 rows by 16 columns, 4 lines of 64 codes.
+// The codes of a panel minus the center, in quarters of a tile: 16 rows by 16 columns, 4 lines of 64 codes.
 //   panel [K / step][2 halves of 16 rows][step / 4][16 rows][4]
 template <int Bits, Fetch How>
 struct Quarters {
@@ -69,7 +69,7 @@ struct Piece {
   float* sum;
   const float* of_x;
   const BitportTiles* weight;
-  int64_t at;   // where the scales stand
+  int64_t at;   // position of the scales
 
   struct Scales { PieceScale of[2]; };
   AMX_MEMBER Scales scales() const { return {{piece_scale(*weight, at), piece_scale(*weight, at + 16)}}; }
@@ -85,7 +85,7 @@ struct Piece {
   }
 };
 
-// Rows of a block, up to 32 (or 16), times a panel.
+// Multiplies rows of a block, up to 32 (or 16), by a panel.
 template <bool Two, bool Shifts, class Work>
 AMX_INLINE void multiply_block(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum,
                                Stages<Piece<Shifts>, Work>& stages) {
@@ -148,7 +148,7 @@ AMX void multiply_by(const Int8Job& job, const Panel& panel, int64_t row, int64_
 void multiply_ahead(const Int8Job& job, const Panel& panel, int64_t row, int64_t rows, float* sum, const Panel& next) {
   if (rows > 32) {
     BITPORT_WITH_BITS(job.weight->bits, (multiply_by<Bits, beside_products(Bits)>(job, panel, row, rows, sum, next)))
-  } else {   // codes come in bursts, which windows would make longer
+  } else {   // codes are needed in bursts, which windows would lengthen
     BITPORT_WITH_BITS(job.weight->bits, (multiply_by<Bits, Fetch::stream>(job, panel, row, rows, sum, next)))
   }
 }

@@ -1,7 +1,7 @@
-// The product with int8 inputs. A few rows: by vpmaddubsw, from the codes as they lie. Its sums of two products saturate at
-// 16 bits, which digits of 4 bits stay clear of: a code of more bits is a low digit plus 16 times a high one. 15 * 128 * 8
-// fits, so that 8 products of digits are summed before they are widened. More rows: by vpmaddwd, from a panel of words. The
-// pairs of columns that both sum are those of the layout.
+// The product with int8 inputs. Few rows: by vpmaddubsw, directly from the codes. It saturates sums of two products at
+// 16 bits, which 4-bit digits never reach: wider codes are split into a low digit plus 16 times a high one. 15 * 128 *
+// 8 fits, so 8 products of digits are summed before they are widened. More rows: by vpmaddwd, from a panel of words.
+// Both sum the pairs of columns that are adjacent in the layout.
 #include "int8.h"
 #if BITPORT_X86
 #include "avx2.h"
@@ -69,7 +69,7 @@ AVX2 int32_t round(const void* x, int32_t type, int64_t count, Rounding rounding
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-// panel [K / 2][32 rows][2 columns], words: codes less their center
+// panel [K / 2][32 rows][2 columns], words: codes minus their center
 AVX2 void unpack(const BitportTiles& w, const Panel& panel) {
   int16_t* to = static_cast<int16_t*>(panel.data);
   const __m256i minus = _mm256_set1_epi16(int16_t(center(w)));
@@ -87,7 +87,7 @@ AVX2 void unpack(const BitportTiles& w, const Panel& panel) {
       }
 }
 
-// Sums of R rows of x and 16 rows of the weight become float32.
+// Converts sums of R rows of x and 16 rows of the weight to float32.
 template <int R>
 AVX2_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sums, const __m256i (*whole)[2],
                            float* sum) {
@@ -106,7 +106,7 @@ AVX2_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sum
   }
 }
 
-// R rows of x, as words, times the panel.
+// Multiplies R rows of x, as words, by the panel.
 template <int R>
 AVX2 void multiply_rows(const Int8Job& job, const Panel& panel, int64_t row, float* sum) {
   const BitportTiles& w = *job.weight;
@@ -158,7 +158,7 @@ AVX2_INLINE __m256i two_of(const int8_t* x) {   // neighbours in K, for 16 rows 
   return _mm256_set1_epi16(bits);
 }
 
-// Sums of 16 rows, 16 bits wide, to 32.
+// Adds 16-bit sums of 16 rows to 32-bit ones.
 AVX2_INLINE void widen_to(__m256i* sum, __m256i words, int left) {
   const __m256i low = _mm256_cvtepi16_epi32(_mm256_castsi256_si128(words));
   const __m256i high = _mm256_cvtepi16_epi32(_mm256_extracti128_si256(words, 1));
@@ -166,8 +166,8 @@ AVX2_INLINE void widen_to(__m256i* sum, __m256i words, int left) {
   sum[1] = _mm256_add_epi32(sum[1], _mm256_slli_epi32(high, left));
 }
 
-// Codes of a half of a tile as they lie there. Bits: 4 or 8, whose lines are whole vectors; 1 and 5 stand for any other up
-// to 4 and to 7.
+// The codes of half a tile, in place. Bits: 4 or 8, whose lines are whole vectors; 1 and 5 stand for any other up to 4
+// and 7.
 template <int Bits, Fetch How>
 struct FromTile {
   const BitportTiles& weight;
@@ -215,8 +215,8 @@ AVX2_INLINE void multiply_unit(const int8_t* x, const FromTile<Bits, How>& sourc
   }
 }
 
-// Up to two rows go with both halves of a tile by turns, whose lines memory gives in this order; the others with one and then
-// the other, while its lines are near.
+// Up to two rows alternate between both halves of a tile, whose lines are in this order in memory; more rows process
+// one half and then the other, while its lines are in L1.
 template <int R, int Bits, Fetch How>
 AVX2 void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) {
   constexpr int kHalves = R <= 2 ? 2 : 1;
@@ -273,7 +273,7 @@ AVX2 void finish(float* sum, const float* ones, Rounding rounding, int64_t count
 
 void avx2_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum) {
   const BitportTiles& w = *job.weight;
-  if (job.m <= (w.bits > 4 ? 4 : 8)) {   // measured: no panel is worth it
+  if (job.m <= (w.bits > 4 ? 4 : 8)) {   // measured: a panel does not pay off
     return with_fetch([&](auto how) {
       if (w.bits == 8) fused_as<8, how>(job, tile, sum);
       else if (w.bits > 4) fused_as<5, how>(job, tile, sum);

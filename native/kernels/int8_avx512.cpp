@@ -1,5 +1,5 @@
-// The product with int8 inputs by vpdpbusd: codes without a sign times x with one, so that sums start at -center times
-// the sum of x.
+// The product with int8 inputs by vpdpbusd: unsigned codes times signed x, so that sums start at -center times the sum
+// of x.
 #include "int8.h"
 #if BITPORT_X86
 #include "int8_avx512.h"
@@ -21,7 +21,7 @@ AVX512_INLINE void add_piece(const PieceScale& s, bool shifts, float x_sum, __m5
   _mm512_store_ps(to, _mm512_fmadd_ps(part, s.scale, _mm512_load_ps(to)));
 }
 
-// R rows of x against a tile as it is read. Few rows get several sums each (C), for one alone would wait for its own
+// R rows of x times a tile as it is read. Few rows have several sums each (C), since a single one would be bound by
 // latency. Rows past the last repeat it and are not stored.
 template <int Bits, int R, Fetch How>
 AVX512_VNNI void fused_rows(const Int8Job& job, int64_t tile, int64_t row, float* sum) {
@@ -101,8 +101,8 @@ void unpack(const BitportTiles& w, const Panel& panel) {
   BITPORT_WITH_BITS(w.bits, unpack_as<Bits>(w, panel))
 }
 
-// R rows times a panel. Every loop over rows is unrolled: g++ keeps in registers only what no variable indexes. `next`,
-// unless it is null, are the codes behind those of the panel: memory sends them meanwhile.
+// R rows times a panel. Every loop over rows is unrolled: g++ keeps only arrays with constant indices in registers.
+// `next`, unless null: the codes after those of the panel, to prefetch.
 template <int R>
 AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t row, float* sum, const uint8_t* next) {
   const uint8_t* panel = static_cast<const uint8_t*>(stretch.data);
@@ -140,7 +140,7 @@ AVX512_VNNI void multiply_rows(const Int8Job& job, const Panel& stretch, int64_t
   }
 }
 
-constexpr int64_t kAtOnce = 12;   // rows whose sums, 32 each, stay in registers, beside two of the weight and one of x
+constexpr int64_t kAtOnce = 12;   // rows whose sums, 32 each, stay in registers, besides two of the weight and one of x
 constexpr void (*kMultiply[kAtOnce])(const Int8Job&, const Panel&, int64_t, float*, const uint8_t*) = {
     multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,  multiply_rows<5>,  multiply_rows<6>,
     multiply_rows<7>, multiply_rows<8>, multiply_rows<9>, multiply_rows<10>, multiply_rows<11>, multiply_rows<12>};

@@ -1,4 +1,4 @@
-// What the 512-bit variants of the products with int8 inputs share.
+// Shared by the 512-bit variants of the products with int8 inputs.
 #pragma once
 #include "avx512.h"
 #include "int8.h"
@@ -8,15 +8,15 @@
 
 namespace bitport {
 
-// The codes of a line, 4 neighbours in K of each of 16 rows, as dot products of bytes want them.
+// The codes of a line, 4 neighbours in K for each of 16 rows, as needed for dot products of bytes.
 template <int Bits>
 AVX512_INLINE __m512i read_quads(const uint8_t* tile, int64_t line) {
-  if constexpr (Bits == 4) {   // two bytes of a row are its columns 0, 2, 1, 3 from the low nibble up
+  if constexpr (Bits == 4) {   // two bytes of a row are columns 0, 2, 1, 3 from the low nibble up
     const __m512i two =
         _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + line * 32)));
     constexpr int kMerge = 0xa8;   // (first | second) & third
     return _mm512_ternarylogic_epi32(two, _mm512_slli_epi32(two, 12), _mm512_set1_epi32(0x0f0f0f0f), kMerge);
-  } else {   // pairs of columns 0 and 1 of 16 rows, then of 2 and 3: one row after another
+  } else {   // pairs of columns 0 and 1 of 16 rows, then of 2 and 3, are interleaved by row
     const __m512i order = _mm512_set_epi32(0x001f000f, 0x001e000e, 0x001d000d, 0x001c000c, 0x001b000b, 0x001a000a,
                                            0x00190009, 0x00180008, 0x00170007, 0x00160006, 0x00150005, 0x00140004,
                                            0x00130003, 0x00120002, 0x00110001, 0x00100000);
@@ -27,7 +27,7 @@ AVX512_INLINE __m512i read_quads(const uint8_t* tile, int64_t line) {
 // Scale and shift of 16 rows.
 struct PieceScale { __m512 scale, shift; };
 
-AVX512_INLINE PieceScale piece_scale(const BitportTiles& w, int64_t at) {   // at: place of the first in the array of scales
+AVX512_INLINE PieceScale piece_scale(const BitportTiles& w, int64_t at) {   // at: position of the first scale
   __m512 scale = load16(w.scale, w.scale_type, at);
   if (w.scale2) scale = _mm512_mul_ps(scale, _mm512_set1_ps(*w.scale2));
   const __m512 zero = w.zero ? load16(w.zero, w.zero_type, at) : _mm512_set1_ps(middle(w));

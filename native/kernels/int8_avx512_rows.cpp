@@ -1,4 +1,4 @@
-// Rounding rows of x to int8, and finishing rows of y, with 512-bit vectors.
+// Rounding of rows of x to int8, and finishing of rows of y, with 512-bit vectors.
 #include "int8.h"
 #if BITPORT_X86
 #include "int8_avx512.h"
@@ -17,9 +17,9 @@ AVX512 void avx512_int8_range(const void* x, int32_t type, int64_t count, float*
   *high = nan ? float_of_bits(0x7fc00000u) : _mm512_reduce_max_ps(most);
 }
 
-// A product with the reciprocal picks the code that the division picks unless x / scale lies near the middle between
-// two codes: it is off by less than 3 * 2^-24 of at most 256 steps. Only there, and where the reciprocal is no normal
-// number, it divides.
+// Multiplication by the reciprocal yields the same code as division unless x / scale is near the midpoint between two
+// codes: it is off by less than 3 * 2^-24 of at most 256 steps. Only there, and if the reciprocal is not a normal
+// number, divide.
 AVX512 int32_t avx512_int8_round(const void* x, int32_t type, int64_t count, Rounding rounding, int8_t* to,
                                  int64_t from, int64_t next) {
   const float size = rounding.scale < 0 ? -rounding.scale : rounding.scale;
@@ -28,7 +28,7 @@ AVX512 int32_t avx512_int8_round(const void* x, int32_t type, int64_t count, Rou
   const __m512 reciprocal = _mm512_set1_ps(normal ? 1 / rounding.scale : float_of_bits(0x7fc00000u));
   const __m512 most = _mm512_set1_ps(1024), least = _mm512_set1_ps(-1024), clear = _mm512_set1_ps(0.4998f);
   const __m512i zero = _mm512_set1_epi32(int32_t(rounding.zero));
-  constexpr int kToInteger = 8;   // x minus its nearest whole number, no exceptions
+  constexpr int kToInteger = 8;   // x minus the nearest integer, no exceptions
   __m512i sum = _mm512_setzero_si512();
   for (int64_t i = 0, at = from; i < count; i += 16, at += 16) {
     const __m512 v = load_some(x, type, i, count);

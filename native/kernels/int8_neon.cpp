@@ -1,5 +1,5 @@
-// The product with int8 inputs where there is no sdot: neighbours in K are multiplied to 16 bits and summed to 32. Of
-// codes of up to 4 bits eight products, 15 * 128 * 8, are summed before.
+// The product with int8 inputs without sdot: products of neighbours in K are 16 bits wide and accumulated in 32. With
+// codes of up to 4 bits, eight products (15 * 128 * 8) are summed in 16 bits first.
 #include "int8.h"
 #if BITPORT_ARM
 #include "neon.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kRows = 2, kLines = 1;
 
-struct Lanes { int8x16_t v[4]; };   // pairs of columns, as they lie
+struct Lanes { int8x16_t v[4]; };   // pairs of columns, in layout order
 
 NEON_INLINE Lanes lanes(const Line (&line)[1]) {
   Lanes pairs;
@@ -21,14 +21,14 @@ NEON_INLINE Lanes lanes(const Line (&line)[1]) {
 template <int R>
 using Sums = RowSums<R>;
 
-// Products of 8 pairs of columns, of rows 0 .. 3, 4 .. 7, ..
+// Products of 8 pairs of columns, for rows 0 .. 3, 4 .. 7, ..
 template <int R>
 struct Words { int16x8_t v[R][4]; };
 
 // The I-th pair of columns, 32 codes.
 template <int32_t Bits, int I, int R>
 NEON_INLINE void add_pair(const int8x16_t* codes, const int8x16_t (&x)[R], Words<R>& words, Sums<R>& whole) {
-  constexpr int kSummed = Bits == 4 ? 8 : 1;   // pairs, before their sums are widened
+  constexpr int kSummed = Bits == 4 ? 8 : 1;   // pairs summed before they are widened
   for (int r = 0; r < R; ++r) {
     const int8x16_t two = vreinterpretq_s8_s16(vdupq_laneq_s16(vreinterpretq_s16_s8(x[r]), I));
     for (int j = 0; j < 4; j += 2) {
@@ -66,7 +66,7 @@ NEON_INLINE void add_unit(const Unit& unit, const int8x16_t (&x)[R], Sums<R>& wh
 namespace bitport {
 
 void neon_range(const void* x, int32_t type, int64_t count, float* low, float* high) {
-  float32x4_t least = vdupq_n_f32(0), most = least;   // NaN once a number is
+  float32x4_t least = vdupq_n_f32(0), most = least;   // NaN if a number is
   for (int64_t i = 0; i < count; i += 4) {
     const float32x4_t v = load_some(x, type, i, count);
     least = vminq_f32(least, v);
@@ -83,7 +83,7 @@ int32_t neon_round(const void* x, int32_t type, int64_t count, Rounding rounding
   int32_t sum = 0;
   for (int64_t i = 0, at = from; i < count; i += 16, at += 16) {
     int16x4_t words[4];
-    for (int64_t j = 0; j < 4; ++j) {   // NaN becomes 0, all else stays within the range
+    for (int64_t j = 0; j < 4; ++j) {   // NaN becomes 0, all else saturates
       const int64_t first = i + j * 4;
       const int32x4_t steps = vcvtnq_s32_f32(vdivq_f32(load_some(x, type, first, count), scale));
       words[j] = vqmovn_s32(vqaddq_s32(steps, zero));

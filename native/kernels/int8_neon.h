@@ -1,17 +1,17 @@
-// The product with int8 inputs, with 128-bit vectors. A file that includes this says before what TARGET is, and
-//   kRows      how many rows of x are multiplied at once
-//   kLines     how many lines are multiplied at once
-//   Lanes      those lines as they are multiplied: bytes of 16 rows and 4 columns each
+// The product with int8 inputs, with 128-bit vectors. A file that includes this defines TARGET, and
+//   kRows      rows of x multiplied at once
+//   kLines     lines multiplied at once
+//   Lanes      these lines as operands: bytes of 16 rows and 4 columns each
 //   lanes(lines)
-//   Sums<R>    of R rows of x and 16 rows of the weight, as RowSums
+//   Sums<R>    sums of R rows of x and 16 rows of the weight, like RowSums
 //   add_unit<Bits>(unit, x, sums)   16 columns of 16 rows of the weight, Lanes unit(0), unit(1) .., times 16 columns of
-//              rows of x; Bits: 4 where codes have no more, or 8
-// Codes of 8 bits are multiplied less their center, others as they are: their sums begin at -center times the sum of x.
+//              rows of x; Bits: 4 if codes have at most 4, or 8
+// 8-bit codes are multiplied minus their center, others as is: their sums begin at -center times the sum of x.
 
 namespace bitport {
 namespace {
 
-// Codes as bytes with a sign.
+// Codes as signed bytes.
 template <int32_t Bits>
 NEON_INLINE Line bytes_of(const uint8_t* tile, int32_t bits, int64_t line) {
   Line codes = read_line(tile, bits, line);
@@ -20,8 +20,8 @@ NEON_INLINE Line bytes_of(const uint8_t* tile, int32_t bits, int64_t line) {
   return codes;
 }
 
-// Units of codes as they lie in a tile. Bits: 4 or 8; 1 and 5 stand for any other up to 4 and to 7.
-// kRun: columns of one half of the rows that are taken before those of the other; so lines are read in the order of memory.
+// Units of codes read from a tile. Bits: 4 or 8; 1 and 5 stand for any other up to 4 and 7. kRun: columns of one half
+// of the rows processed before those of the other, so that lines are read in memory order.
 template <int32_t Bits>
 struct FromTile {
   static constexpr int32_t kBits = Bits > 4 ? 8 : 4;
@@ -40,9 +40,9 @@ struct FromTile {
   }
 };
 
-constexpr int64_t kLanes = 4 / kLines;   // of a unit
+constexpr int64_t kLanes = 4 / kLines;   // per unit
 
-// Units that were unpacked: [K / 16][2 halves][kLanes].
+// Unpacked units: [K / 16][2 halves][kLanes].
 template <int32_t Bits>
 struct FromPanel {
   static constexpr int32_t kBits = Bits;
@@ -71,7 +71,7 @@ void unpack(const BitportTiles& w, const Panel& panel) {
   else unpack_as<1>(w, panel);
 }
 
-// Sums of R rows of x and 16 rows of the weight become float32.
+// Converts sums of R rows of x and 16 rows of the weight to float32.
 template <int R>
 NEON_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sums, const Sums<R>& whole, float* sum) {
   for (int j = 0; j < 4; ++j) {
@@ -89,14 +89,14 @@ NEON_INLINE void add_piece(const BitportTiles& w, int64_t at, const float* x_sum
 
 struct Columns { int64_t tile, k, end; };   // [k, end) of a tile
 
-// R rows of x times columns, added to sum.
+// Multiplies R rows of x by columns and adds to sum.
 template <int R, class Source>
 TARGET void multiply_rows(const Int8Job& job, const Source& source, const Columns& columns, int64_t row, float* sum) {
   const auto [tile, k, end] = columns;
   const BitportTiles& w = *job.weight;
   const int64_t step = job.block * kInt8Step, scales = tile * groups_of(w) * 32;
   const int8_t* const codes = codes_at(job, row, 0);
-  const int32_t taken = w.bits == 8 ? 0 : center(w);   // from codes, by way of the sums of x
+  const int32_t taken = w.bits == 8 ? 0 : center(w);   // subtracted from codes, through the sums of x
   for (Pieces piece(w, job.stretch, k); piece.begin < end; piece.next()) {
     const float* const sums = sums_at(job, row, piece.index);
     int32_t first[R];

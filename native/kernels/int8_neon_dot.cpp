@@ -2,7 +2,7 @@
 #include "int8.h"
 #if BITPORT_ARM
 #include "neon.h"
-#define TARGET __attribute__((target("arch=armv8.2-a+dotprod")))   // g++ wants the architecture too
+#define TARGET __attribute__((target("arch=armv8.2-a+dotprod")))   // g++ needs the architecture too
 
 namespace bitport {
 namespace {

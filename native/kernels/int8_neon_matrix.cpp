@@ -25,7 +25,7 @@ NEON_INLINE Lanes lanes(const Line (&lines)[2]) {
 template <int R>
 struct Sums {
   using P = Pairs<R>;
-  int32x4_t v[P::kCount][8];   // of two rows of x and two of the weight
+  int32x4_t v[P::kCount][8];   // two rows of x by two of the weight
   NEON_MEMBER explicit Sums(const int32_t (&first)[R]) {
     for (int p = 0; p < P::kCount; ++p)
       for (int32x4_t& each : v[p]) each = vcombine_s32(vdup_n_s32(first[2 * p]), vdup_n_s32(first[P::second(p)]));
@@ -56,7 +56,7 @@ TARGET NEON_INLINE void add_unit(const Unit& unit, const int8x16_t (&x)[R], Sums
 
 namespace bitport {
 
-// One row has no second to go with it.
+// A single row has no partner, so it uses sdot.
 void neon_matrix_int8_fused(const Int8Job& job, int64_t tile, void* panel, float* sum) {
   (job.m == 1 ? neon_dot_int8_fused : fused)(job, tile, panel, sum);
 }

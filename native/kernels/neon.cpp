@@ -1,5 +1,5 @@
-// The product with 128-bit vectors, in float32. A few rows go without a panel: what codes mean stays in registers, and
-// the scale of a group acts on its sums.
+// The product with 128-bit vectors, in float32. A few rows need no panel: values of codes stay in registers, and the
+// scale of a group is applied to its sums.
 #include "engine.h"
 #if BITPORT_ARM
 #include "neon_values.h"
@@ -24,7 +24,7 @@ void decode_as(const BitportTiles& w, const Panel& panel) {
     }
 }
 
-// Rows of x, of which lane c of x is column c, times 4 columns.
+// Multiplies rows of x, where lane c of x is column c, by 4 columns.
 template <int C, int R>
 NEON_INLINE void add_column(const Column& column, const float32x4_t (&x)[R], float32x4_t (&sum)[R][4]) {
   for (int j = 0; j < 4; ++j)
@@ -38,7 +38,7 @@ NEON_INLINE void add_columns(const Columns& columns, const float32x4_t (&x)[R], 
   add_column<3>(columns.of[3], x, sum);
 }
 
-// R rows of x times a tile, whose codes are read in the order of memory: 32 columns of one half of the rows, then of the
+// Multiplies R rows of x by a tile, reading codes in memory order: 32 columns of one half of the rows, then of the
 // other.
 template <int R, class Meaning, int32_t Bits>
 void multiply_tile(const Job& job, int64_t tile, int64_t row, float* sum) {
@@ -82,7 +82,7 @@ void multiply_tile(const Job& job, int64_t tile, int64_t row, float* sum) {
   }
 }
 
-// R rows of x, `stride` apart from one step of 32 columns to the next, times a panel.
+// Multiplies R rows of x, with steps of 32 columns `stride` elements apart, by a panel.
 template <int R>
 void multiply_rows(const float* x, int64_t stride, int64_t steps, const float* panel, float* sum) {
   for (int64_t half = 0; half < 2; ++half) {
@@ -111,7 +111,7 @@ void multiply(const Job& job, const Panel& panel, int64_t row, int64_t rows, flo
   multiply_few(job, panel, row, rows, sum, by_rows);
 }
 
-// By rows of x.
+// Functions by the number of rows of x.
 struct Ways {
   void (*decode)(const BitportTiles& w, const Panel& panel);
   void (*multiply[kNeonRows])(const Job& job, int64_t tile, int64_t row, float* sum);

@@ -1,4 +1,4 @@
-// What the files for NEON share: numbers, and the codes of a line (the layout is drawn in bitport_kernels.h).
+// Shared by the files with NEON: conversions, and reading the codes of a line (layout in bitport_kernels.h).
 #pragma once
 #include <arm_neon.h>
 #include "number.h"
@@ -21,18 +21,18 @@ NEON_INLINE float32x4_t load4(const void* p, int32_t type, int64_t i) {
   uint32_t four;
   __builtin_memcpy(&four, static_cast<const uint8_t*>(p) + i, 4);
   const uint16x4_t words = vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four))));
-  if (type == BITPORT_E4M3) {   // a half with the same fields, but for the bias of the exponent: 15 and not 7
+  if (type == BITPORT_E4M3) {   // float16 has the same fields, but an exponent bias of 15, not 7
     const uint16x4_t size = vand_u16(words, vdup_n_u16(0x7f)), sign = vshl_n_u16(vsub_u16(words, size), 8);
-    const uint16x4_t none = vand_u16(vceq_u16(size, vdup_n_u16(0x7f)), vdup_n_u16(0x7e00));   // all bits set: no number
+    const uint16x4_t none = vand_u16(vceq_u16(size, vdup_n_u16(0x7f)), vdup_n_u16(0x7e00));   // all bits set: NaN
     return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(vorr_u16(sign, vshl_n_u16(size, 7)), none))), 256.0f);
   }
   const uint32x4_t codes = vmovl_u16(words);
   if (type == BITPORT_U8) return vcvtq_f32_u32(codes);
-  const uint32x4_t power = vbslq_u32(vceqzq_u32(codes), vdupq_n_u32(0x00400000), vshlq_n_u32(codes, 23));   // of e8m0
+  const uint32x4_t power = vbslq_u32(vceqzq_u32(codes), vdupq_n_u32(0x00400000), vshlq_n_u32(codes, 23));   // e8m0
   return vreinterpretq_f32_u32(vbslq_u32(vceqq_u32(codes, vdupq_n_u32(255)), vdupq_n_u32(0x7fc00000), power));
 }
 
-// Four numbers, those from the end on 0.
+// Four numbers, those past the end 0.
 NEON_INLINE float32x4_t load_some(const void* x, int32_t type, int64_t i, int64_t end) {
   if (end - i >= 4) return load4(x, type, i);
   float some[4] = {};
@@ -60,7 +60,7 @@ struct Line { uint8x16_t v[4]; };
 NEON_INLINE Line read_line(const uint8_t* tile, int32_t bits, int64_t line) {
   Line codes{};
   int below = 0;
-  const auto put = [&](int i, uint8x16_t digits) INLINED {   // above those that are there
+  const auto put = [&](int i, uint8x16_t digits) INLINED {   // above the digits already there
     codes.v[i] = vorrq_u8(codes.v[i], vshlq_u8(digits, vdupq_n_s8(int8_t(below))));
   };
   if (bits & 8)
@@ -93,15 +93,15 @@ NEON_INLINE Line read_line(const uint8_t* tile, int32_t bits, int64_t line) {
   return codes;
 }
 
-// Of the product with floats.
-constexpr int64_t kNeonRows = 4;   // of x that are multiplied at once: with 16 rows of the weight, 16 registers of sums
+// For the product with floats.
+constexpr int64_t kNeonRows = 4;   // rows of x multiplied at once: with 16 rows of the weight, 16 registers of sums
 void neon_widen(const void* from, int32_t type, int64_t count, float* to);
 void neon_store(const float* sum, int64_t count, const float* bias, void* y, int32_t type);
 
-// A line by quarters of its rows: the four columns of each, of rows 0 .. 3, 4 .. 7, ..
+// Reorders a line by rows: the four columns of each, for rows 0 .. 3, 4 .. 7, ..
 NEON_INLINE Line by_rows(const Line& line) {
   Line rows;
-  for (int i = 0; i < 2; ++i) {   // of pairs of columns
+  for (int i = 0; i < 2; ++i) {   // pairs of columns
     const uint16x8_t low = vreinterpretq_u16_u8(line.v[i]), high = vreinterpretq_u16_u8(line.v[2 + i]);
     rows.v[2 * i] = vreinterpretq_u8_u16(vzip1q_u16(low, high));
     rows.v[2 * i + 1] = vreinterpretq_u8_u16(vzip2q_u16(low, high));
@@ -109,7 +109,7 @@ NEON_INLINE Line by_rows(const Line& line) {
   return rows;
 }
 
-// Sums of products of bytes, of R rows of x and 16 rows of the weight.
+// Sums of products of bytes, for R rows of x and 16 rows of the weight.
 template <int R>
 struct RowSums {
   int32x4_t v[R][4];
@@ -120,15 +120,15 @@ struct RowSums {
   NEON_MEMBER int32x4_t of(int row, int four) const { return v[row][four]; }
 };
 
-// Rows of x two by two, as products of matrices take them: sums are [x0 w0, x0 w1, x1 w0, x1 w1]. The last of an odd number
-// of rows stands twice.
+// Pairs of rows of x, as matrix products take them: sums are [x0 w0, x0 w1, x1 w0, x1 w1]. The last of an odd number of
+// rows is paired with itself.
 template <int R>
 struct Pairs {
   static constexpr int kCount = (R + 1) / 2;
   static constexpr int second(int pair) { return 2 * pair + 1 < R ? 2 * pair + 1 : 2 * pair; }
 };
 
-// Of the product with x in integers, as Int8Engine and Digits have it: what differs is `fused`.
+// For the product with x in integers (Int8Engine and Digits); `fused` differs between variants.
 struct Int8Job;
 struct Rounding;
 constexpr int64_t kInt8Stretch = 256;   // columns: a panel of 8 KiB

@@ -7,10 +7,10 @@
 namespace bitport {
 namespace {
 
-// A panel, [columns / 4][16 pairs of rows][2 rows][4 columns]: what bfmmla takes as its second operand.
+// A panel, [columns / 4][16 pairs of rows][2 rows][4 columns]: the second operand of bfmmla.
 constexpr int64_t kDepth = 256, kPair = 8, kColumns = 16 * kPair;
 
-// Scaled or as they are.
+// Scaled or unscaled.
 template <class Meaning, int32_t Bits, bool Scaled>
 TARGET void decode_as(const BitportTiles& w, const Panel& panel) {
   const Lines<Meaning, Bits> lines(w);
@@ -21,7 +21,7 @@ TARGET void decode_as(const BitportTiles& w, const Panel& panel) {
       for (int64_t i = 0; i < 4; ++i, to += kColumns) {
         const Columns columns = lines(tile_at(w, panel.tile, k / 32), first_line(k, half) + i);
         for (int j = 0; j < 4; j += 2) {
-          uint16x8x4_t rows;   // four columns of eight rows, which are stored row by row
+          uint16x8x4_t rows;   // four columns of eight rows, stored row by row
           for (int c = 0; c < 4; ++c) {
             float32x4_t v[2];
             for (int l = 0; l < 2; ++l) {
@@ -45,13 +45,13 @@ struct AsTheyAre { static constexpr Unpack ways = decode_as<Meaning, Bits, false
 void decode(const BitportTiles& w, const Panel& panel) { ways_of<Scaled>(w)(w, panel); }
 void look_up(const BitportTiles& w, const Panel& panel) { ways_of<AsTheyAre>(w)(w, panel); }
 
-// R rows of x, `stride` apart from one step of 32 columns to the next, times a panel.
+// Multiplies R rows of x, with steps of 32 columns `stride` elements apart, by a panel.
 template <int R>
 TARGET void multiply_rows(const uint16_t* x, int64_t stride, int64_t steps, const uint16_t* panel, float* sum) {
   using P = Pairs<R>;
   for (int64_t half = 0; half < 2; ++half) {
     float* const to = sum + half * 16;
-    float32x4_t sums[P::kCount][8];   // of two rows of x and two of the weight
+    float32x4_t sums[P::kCount][8];   // two rows of x by two of the weight
     for (int p = 0; p < P::kCount; ++p)
       for (int j = 0; j < 8; ++j)
         sums[p][j] = vcombine_f32(vld1_f32(to + 2 * p * 32 + j * 2), vld1_f32(to + P::second(p) * 32 + j * 2));
@@ -101,8 +101,8 @@ void finish(const Job& job, int64_t tile, int64_t row, int64_t rows, float* sum)
   }
 }
 
-// Where x has a scale per 128 columns, which acts on the sums over them, and so does that of the weight if one holds for as
-// many: either would be rounded once more with what it scales. The scales of the weight, or ones, lie behind the panel.
+// If x has a scale per 128 columns, it is applied to the sums over them, and so is the scale of the weight if it is
+// constant there: products with either would be rounded once more. The scales of the weight, or ones, follow the panel.
 float* scales_of(const Panel& panel) { return reinterpret_cast<float*>(static_cast<uint16_t*>(panel.data) + kDepth * 32); }
 static_assert(kDepth / kScaled * 32 * sizeof(float) <= kBehindPanel, "");
 

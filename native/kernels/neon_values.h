@@ -1,17 +1,16 @@
-// What codes mean, in 128-bit registers: one description of a format feeds panels and a few rows of x.
+// Values of codes in 128-bit registers: one description of a format serves panels and few rows of x.
 #pragma once
 #include "neon.h"
 
 namespace bitport {
 
-struct Column { float32x4_t v[4]; };   // of 16 rows
+struct Column { float32x4_t v[4]; };   // 16 rows
 
-// What codes mean. Whole numbers: a byte less the center goes to the top of a word, which is then converted with 24
-// bits behind the point.
+// Integers: a byte minus the center becomes the top of a word, which is converted as fixed point with 24 fraction bits.
 struct Whole {
   uint8x16_t center, places[4];
   explicit Whole(const BitportTiles& w) : center(vdupq_n_u8(uint8_t(1 << (w.bits - 1)))) {
-    const uint32_t first[] = {0x00ffffff, 0x01ffffff, 0x02ffffff, 0x03ffffff};   // a byte outside the 16 gives 0
+    const uint32_t first[] = {0x00ffffff, 0x01ffffff, 0x02ffffff, 0x03ffffff};   // an index outside the 16 bytes yields 0
     for (uint32_t i = 0; i < 4; ++i)
       places[i] = vreinterpretq_u8_u32(vaddq_u32(vld1q_u32(first), vdupq_n_u32(i << 26)));
   }
@@ -24,7 +23,7 @@ struct Whole {
   }
 };
 
-// Up to 16 numbers: each of their four bytes is looked up.
+// Up to 16 values of float32: all four bytes are looked up.
 struct Few {
   uint8x16x4_t bytes;
   explicit Few(const BitportTiles& w) {
@@ -47,7 +46,7 @@ struct Few {
   }
 };
 
-// Numbers that bfloat16 holds, up to 16 or 64: two bytes are looked up.
+// Up to 16 or 64 values that are exact in bfloat16: two bytes are looked up.
 template <int Sixteens>
 struct Short {
   uint8x16x4_t low, high;
@@ -70,7 +69,7 @@ struct Short {
     if constexpr (Sixteens == 1) return vqtbl1q_u8(bytes.val[0], codes);
     else return vqtbl4q_u8(bytes, codes);
   }
-  // Words of 16 bits as the upper halves of floats.
+  // 16-bit words as the upper halves of floats.
   NEON_MEMBER static Column above(uint8x16_t first, uint8x16_t second) {
     const uint16x8_t zero = vdupq_n_u16(0), words[] = {vreinterpretq_u16_u8(first), vreinterpretq_u16_u8(second)};
     Column found;
@@ -82,7 +81,8 @@ struct Short {
   }
 };
 
-// Float8 as a half with the same fields, which of e4m3 is smaller by 2^8. The ends of the table are rare, and are looked up.
+// Float8 as float16 with the same fields, which for e4m3 is smaller by 2^8. The ends of the table are rare, and are
+// looked up.
 template <bool E5m2>
 struct Float8 {
   const float* table;
@@ -115,7 +115,7 @@ struct Float8 {
   }
 };
 
-// Scales and shifts of 16 rows, a half of a tile, in one group.
+// Scales and shifts of 16 rows, half a tile, in one group.
 struct Affine {
   float32x4_t scale[4], shift[4];
   Affine(const BitportTiles& w, int64_t tile, int64_t group, int64_t half) {
@@ -130,7 +130,7 @@ struct Affine {
 // The four columns of a line.
 struct Columns { Column of[4]; };
 
-// A tile by its lines; of 16 rows from column k on they are those from first_line(k, half) on.
+// The lines of a tile; 16 rows from column k on begin at line first_line(k, half).
 template <class Meaning, int32_t Bits>
 struct Lines {
   const BitportTiles& w;
@@ -144,12 +144,12 @@ struct Lines {
 };
 NEON_INLINE int64_t first_line(int64_t k, int64_t half) { return half * 8 + k % 32 / 4; }
 
-// Table<Meaning, Bits>::ways for what the codes of a weight mean.
+// Table<Meaning, Bits>::ways for the codes of a weight.
 template <template <class, int32_t> class Table>
 const auto& ways_of(const BitportTiles& w) {
   if (w.integer && w.bits > 1)
     return w.bits == 4 ? Table<Whole, 4>::ways : w.bits == 8 ? Table<Whole, 8>::ways : Table<Whole, 0>::ways;
-  if (w.bits == 8)   // of e4m3 one is 0x38
+  if (w.bits == 8)   // in e4m3 1.0 is 0x38
     return w.table[0x3c] == 1 ? Table<Float8<true>, 8>::ways : Table<Float8<false>, 8>::ways;
   if (w.bits > 4) return Table<Short<4>, 6>::ways;
   if (w.bits < 4) return Table<Short<1>, 0>::ways;

@@ -1,5 +1,5 @@
-// Rows as numbers, with 256-bit vectors. Of up to 4 bits a group has 16 different numbers at most: those of two bytes
-// are computed once and looked up by the bytes of a register.
+// Dequantizes rows with 256-bit vectors. With up to 4 bits a group has at most 16 different values: 16-bit ones are
+// computed once and looked up bytewise in registers.
 #include "rows.h"
 #if defined(__x86_64__) && defined(__linux__)
 #include <cstring>
@@ -18,7 +18,7 @@ AVX2_INLINE __m256 times(__m256 meant, const Affine8& group) {
   return _mm256_mul_ps(_mm256_sub_ps(meant, group.shift), group.scale);
 }
 
-// The 16-bit numbers of codes below 16: a byte of each in `low`, the other in `high`.
+// The 16-bit values of codes below 16, split into low and high bytes.
 struct Bytes { __m256i low, high; };
 
 AVX2_INLINE Bytes bytes_of(const float* table, const Affine8& group, int32_t type) {

@@ -1,5 +1,5 @@
-// Rows as numbers, with 512-bit vectors. Of up to 4 bits the 16 numbers of a group are computed once and fill a
-// register, in which words (of float32, double words) are looked up; wider integers are computed each.
+// Dequantizes rows with 512-bit vectors. With up to 4 bits the 16 values of a group are computed once and fill a
+// register, in which words (for float32, double words) are looked up; wider integers are converted one by one.
 #include "rows.h"
 #if defined(__x86_64__) && defined(__linux__)
 #include <cfloat>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-// 16 numbers as look_up() takes them: those of two bytes stand in both words of a double word.
+// 16 values as look_up() takes them: 16-bit ones are in both words of a double word.
 template <int32_t Type>
 AVX512_INLINE __m512i rounded_to(__m512 v) {
   if constexpr (Type == BITPORT_F32) return _mm512_castps_si512(v);
@@ -24,13 +24,13 @@ AVX512_INLINE __m512i rounded_to(__m512 v) {
   return _mm512_or_si512(below, _mm512_slli_epi32(below, 16));
 }
 
-// A register full of numbers, of codes two in a byte, the first lowest.
+// Looks up a register of values for nibble codes, the first one low.
 template <int32_t Type>
 AVX512_INLINE __m512i look_up(const uint8_t* codes, __m512i numbers) {
-  if constexpr (Type == BITPORT_F32) {   // a double word is found by the lowest 4 bits of an index
+  if constexpr (Type == BITPORT_F32) {   // the lowest 4 bits of an index select a double word
     const __m512i pairs = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
     return _mm512_permutexvar_epi32(_mm512_or_si512(pairs, _mm512_slli_epi64(pairs, 28)), numbers);
-  } else {   // a word by the lowest 5: the code, and below it a bit that may be anything
+  } else {   // the lowest 5 bits select a word: the code, and below it an arbitrary bit
     const __m512i lanes = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
     const __m512i twice = _mm512_set_epi8(   // a byte above another, in both words
         15, 0, 15, 0, 14, 0, 14, 0, 13, 0, 13, 0, 12, 0, 12, 0, 11, 0, 11, 0, 10, 0, 10, 0, 9, 0, 9, 0, 8, 0, 8, 0,
@@ -41,12 +41,12 @@ AVX512_INLINE __m512i look_up(const uint8_t* codes, __m512i numbers) {
 }
 
 template <int32_t Type>
-constexpr int64_t kStep = Type == BITPORT_F32 ? 16 : 32;   // numbers that fill a register
+constexpr int64_t kStep = Type == BITPORT_F32 ? 16 : 32;   // values per register
 
-// What each nibble of a group is.
+// The value of each nibble of a group.
 template <int32_t Type>
 struct Nibbles {
-  static constexpr int64_t kBytes = kStep<Type> / 2;   // of codes, for a step
+  static constexpr int64_t kBytes = kStep<Type> / 2;   // code bytes per step
   __m512i numbers;
 };
 
@@ -60,7 +60,7 @@ AVX512_INLINE __m512i step_of(const uint8_t* codes, const Nibbles<Type>& group) 
   return look_up<Type>(codes, group.numbers);
 }
 
-// Integers of a byte each.
+// Integers of one byte each.
 template <int32_t Type>
 struct Bytes {
   static constexpr int64_t kBytes = kStep<Type>;
@@ -86,14 +86,14 @@ AVX512_INLINE __m512i step_of(const uint8_t* codes, const Bytes<Type>& group) {
   const __m512 second = meant(codes + 16, group);
   if constexpr (Type == BITPORT_BF16) {
     const __m512i upper = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
-                                           23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);   // words of both
+                                           23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);   // upper words of both
     return _mm512_permutex2var_epi16(bf16_above(first), upper, bf16_above(second));
   }
   return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(first, kNearest)), _mm512_cvtps_ph(second, kNearest), 1);
 }
 
-// Integers of 8 bits times a scale, as bfloat16. The processor rounds, and takes what is too small for a normal number for
-// zero: of such a scale no product is.
+// Whether 8-bit integers times the scale can be rounded to bfloat16 by hardware. It flushes subnormal results to zero,
+// but with a normal scale no product is subnormal.
 bool is_simple(const float* table, float shift, float scale) {
   return table[0] == -128 && shift == 0 && std::fabs(scale) >= FLT_MIN;
 }

@@ -1,5 +1,5 @@
-// Rows as numbers, with 128-bit vectors. Of up to 4 bits a group has 16 different numbers at most: those are computed
-// once, and looked up byte by byte.
+// Dequantizes rows with 128-bit vectors. With up to 4 bits a group has at most 16 different values, which are computed
+// once and looked up bytewise.
 #include "engine.h"
 #include "rows.h"
 #if BITPORT_ARM
@@ -14,7 +14,7 @@ NEON_INLINE float32x4_t times(float32x4_t meant, const Group& by) {
   return vmulq_f32(vsubq_f32(meant, by.shift), by.scale);
 }
 
-// The numbers of codes below 16, by their bytes: planes[b] has the byte b of each.
+// The values of codes below 16 as byte planes: planes[b] has byte b of each.
 struct Planes { uint8x16_t planes[4]; };
 
 NEON_INLINE Planes planes_of(const float* table, const Group& by, int32_t type) {

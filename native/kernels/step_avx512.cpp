@@ -1,6 +1,6 @@
-// Whole blocks of a step, 64 numbers at a time, with AVX-512 and its table lookups in bytes (VBMI): 256 entries of 4 bytes are
-// four tables of bytes, looked up for 64 codes each and put together again. What has no whole blocks of 64 numbers is left
-// to step_loops.cpp, which gives the same bits.
+// Whole blocks of a step, 64 numbers at a time, with AVX-512 and byte table lookups (VBMI): a table of 256 4-byte
+// entries is four tables of bytes, each looked up for 64 codes, then merged. Blocks that are not multiples of 64
+// numbers are left to step_loops.cpp, which computes the same bits.
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
@@ -23,18 +23,18 @@ namespace {
 struct Four { __m512 at[4]; };
 struct FourWhole { __m512i at[4]; };
 
-// 64 codes so turned that lane l holds codes 16 j + 4 l .. of each j one after another, as instructions that pack and unpack
-// within lanes leave and take them; and back.
+// Reorders 64 codes so that lane l holds codes 16 j + 4 l .. of each j in turn, the order of pack and unpack
+// instructions, which work within lanes; also the inverse.
 FAST_INLINE __m512i turn(__m512i codes) {
   return _mm512_permutexvar_epi32(_mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), codes);
 }
 
-// Bytes of whole numbers, turned; what is below 0 becomes 0.
+// Packs integers to bytes, in turned order; negative ones become 0.
 FAST_INLINE __m512i packed(const FourWhole& x) {
   return _mm512_packus_epi16(_mm512_packus_epi32(x.at[0], x.at[1]), _mm512_packus_epi32(x.at[2], x.at[3]));
 }
 
-// Entries of 4 bytes by 64 codes that are turned; entry i of vector j is that of code 16 j + i.
+// Looks up 4-byte entries for 64 turned codes; entry i of vector j belongs to code 16 j + i.
 FAST_INLINE FourWhole look_up(const uint8_t* bytes, __m512i turned) {
   const __mmask64 upper = _mm512_movepi8_mask(turned);
   __m512i part[4];
@@ -91,7 +91,7 @@ FAST_INLINE __m512i mix(__m512i x) {
   return _mm512_xor_si512(_mm512_srli_epi32(x, 15), x);
 }
 
-// To nearest bits are added as half a step, and one less where that leaves an even number; a NaN stays one.
+// Rounding to nearest adds half a step, or one bit less if the result is even then; a NaN stays one.
 FAST_INLINE __m256i to_bf16(__m512 x, bool by_chance, __m512i random) {
   const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i half = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), odd);
@@ -162,7 +162,7 @@ FAST_INLINE Four read(const Kept& kept, int64_t i) {
   return x;
 }
 
-// The codes of 64 numbers, which are q in steps of their block (BitportMap tells how).
+// The codes of 64 numbers q, already divided by the scale of their block (see BitportMap).
 FAST_INLINE __m512i codes_of(const Four& q, const BitportMap& map) {
   const __m512 low = _mm512_loadu_ps(map.borders), high = _mm512_loadu_ps(map.borders + 16);
   const __m512i zone_low = _mm512_loadu_si512(map.zones), zone_high = _mm512_loadu_si512(map.zones + 16);
@@ -182,7 +182,7 @@ FAST_INLINE __m512i codes_of(const Four& q, const BitportMap& map) {
     const __m512i bits = _mm512_castps_si512(q.at[j]), negative = _mm512_srai_epi32(bits, 31);
     const __mmask16 more = _mm512_cmpgt_epu32_mask(_mm512_rol_epi32(bits, 1), ranked.at[j]);
     __m512i code = _mm512_mask_add_epi32(rank.at[j], more, rank.at[j], _mm512_set1_epi32(1));
-    if (map.way == BITPORT_CENTRED) {   // what falls below 0 becomes 0 as it is packed
+    if (map.way == BITPORT_CENTRED) {   // packing clamps negative codes to 0
       code = _mm512_sub_epi32(_mm512_xor_si512(code, negative), negative);
       code = _mm512_add_epi32(code, _mm512_set1_epi32(map.zero));
     } else if (map.way == BITPORT_SIGN) {
@@ -217,7 +217,7 @@ FAST_INLINE void write(const Kept& kept, int64_t count, const Numbers& x, __m512
   }
 }
 
-// A moment that was moved: into memory, or, if it is to become codes, into `numbers`; the largest magnitudes so far.
+// Stores an updated moment in memory, or, if it will be coded, in `numbers`; returns the largest magnitudes so far.
 template <int32_t Bits>
 FAST_INLINE __m512i put(const Kept& kept, const Four& x, int64_t i, bool by_chance, __m512i largest, Numbers* numbers) {
   if (Bits == 0) {
@@ -249,7 +249,7 @@ FAST_INLINE void move(const BitportStep& s, __m512 g, __m512* p, __m512* m, __m5
     const __m512 zero = _mm512_setzero_ps(), one = _mm512_set1_ps(1.0f);
     const __m512 above = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(mean, zero, _CMP_GT_OQ), one);
     const __m512 below = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(mean, zero, _CMP_LT_OQ), one);
-    *p = *p - (above - below + zero * mean) * rate;   // NaN where the mean is not finite
+    *p = *p - (above - below + zero * mean) * rate;   // NaN if the mean is not finite
     *m = *m * beta2 + g * rest2;
   } else if (s.count == 0) {
     *p = *p - g * rate;
@@ -259,7 +259,7 @@ FAST_INLINE void move(const BitportStep& s, __m512 g, __m512* p, __m512* m, __m5
   }
 }
 
-// Bits of the codes of all moments, 0 for floats; Count: how many moments there are.
+// Bits: of the codes of all moments, 0 for floats; Count: number of moments.
 template <int32_t Rule, int32_t Count, int32_t Bits>
 FAST void step_block(const BitportStep& s, int64_t row, int64_t begin, int64_t count) {
   const int64_t at = row * s.k + begin;
