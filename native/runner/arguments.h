@@ -1,4 +1,4 @@
-// What stands on the command line.
+// The command line arguments.
 #pragma once
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@ struct Arguments {
   RunOptions run;
   std::vector<int64_t> prompt;
   int64_t tokens = 32;
-  int64_t threads = 0;   // 0: what OpenMP takes
+  int64_t threads = 0;   // 0: the default of OpenMP
   bool help = false, list = false, check = false, json = false;
 };
 

@@ -12,7 +12,7 @@
 namespace bitport::runner {
 namespace {
 
-// table[k][b]: what a byte b does to the sum, k bytes before its end.
+// table[k][b]: the contribution of byte b to the checksum, k bytes before the end.
 using Tables = std::array<std::array<uint32_t, 256>, 8>;
 
 constexpr Tables tables() {
@@ -30,9 +30,10 @@ constexpr Tables tables() {
 constexpr Tables kTables = tables();
 
 #if defined(__x86_64__)
-// 64 bytes at once, of a whole number of these, by products without carry. What lies n bits before the end counts as its
-// product with x^n mod P: k[0] and k[1] move a half of a register by 512 bits, k[2] and k[3] by 128 (bits reversed, as all
-// of this checksum). What is left has the same remainder as the whole; its 16 bytes are for the tables.
+// Folds a multiple of 64 bytes, 64 at a time, by carry-less products. Bits that are n bits before the end contribute
+// their product with x^n mod P: `far` moves the halves of a register by 512 bits, `near` by 128 (bit-reversed, like
+// everything in this checksum). The remaining 16 bytes have the same remainder as the whole, and are left to the
+// tables.
 __attribute__((target("pclmul,sse4.1"))) void fold(const uint8_t* at, const uint8_t* end, uint32_t sum, uint8_t* left) {
   const auto load = [](const uint8_t* from) __attribute__((target("pclmul,sse4.1"))) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -54,7 +55,7 @@ bool folds() { return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports
 #endif
 
 uint32_t by_tables(const uint8_t* at, const uint8_t* end, uint32_t sum) {
-  for (; end - at >= 8; at += 8) {   // eight bytes at once, each by its own table
+  for (; end - at >= 8; at += 8) {   // eight bytes at a time, each with its own table
     uint64_t word;
     std::memcpy(&word, at, 8);
     word ^= sum;

@@ -1,5 +1,5 @@
-// A stretch of memory that belongs to somebody else, and a file mapped for reading. Every access is checked against the
-// end: what stands in a file decides no address.
+// A view of memory owned by others, and a file mapped for reading. Every access is bounds-checked, so that no content
+// of a file can lead to an invalid address.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -19,7 +19,7 @@ struct Bytes {
     return {data + offset, count};
   }
 
-  // A number, least significant byte first.
+  // A little-endian number.
   template <typename Number>
   Number number(uint64_t offset) const {
     Number value;
@@ -32,8 +32,8 @@ struct Bytes {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are least significant byte first, as the machine must be");
 
-// The pages are the file's: what is not used is not read, and processes that use the same file share them. A file that is
-// cut while it is mapped ends the process (SIGBUS), as with every mapped file: replace one by renaming another over it.
+// A read-only mapping: unused pages are not read, and processes that use the same file share memory. Truncating a
+// mapped file kills the process (SIGBUS), as with any mapping: replace a file by renaming another one over it.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);

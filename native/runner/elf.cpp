@@ -29,7 +29,7 @@ std::string string_at(Bytes strings, uint64_t offset) {
   return std::string(reinterpret_cast<const char*>(rest.data));
 }
 
-// A table of `count` records of which the file says that one takes `bytes`.
+// A table of `count` records; `bytes` is the record size given in the file.
 template <typename Record>
 Bytes table(Bytes file, uint64_t offset, uint64_t count, uint64_t bytes) {
   if (bytes != sizeof(Record) || count > file.size / sizeof(Record)) fail("a table of it is damaged");

@@ -1,4 +1,4 @@
-// What must hold of a shared library before the system's loader sees it, since that trusts its files.
+// Validation of a shared library before it is passed to the dynamic loader, which trusts its input.
 #pragma once
 #include <set>
 #include <string>
@@ -7,10 +7,10 @@
 namespace bitport::runner {
 
 struct Library {
-  std::set<std::string> offers, wants;   // the symbols that it defines, and those that others must bring
+  std::set<std::string> offers, wants;   // defined and undefined symbols
 };
 
-// A library for this machine whose parts lie within the file, or a Failure.
+// Checks that the file is a library for this machine whose parts are within the file; throws Failure.
 Library library_of(Bytes file, const std::string& where);
 
 }  // namespace bitport::runner

@@ -1,4 +1,4 @@
-// What went wrong, in words for the user: what was given, what is allowed, what to do.
+// Error messages for the user: what was given, what is allowed, what to do.
 #pragma once
 #include <sstream>
 #include <stdexcept>
@@ -10,7 +10,7 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The parts, one after another.
+// Throws a Failure whose message is the concatenation of the parts.
 template <typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream text;
@@ -18,7 +18,7 @@ template <typename... Parts>
   throw Failure(text.str());
 }
 
-// What `text` makes of each value, with commas between.
+// The results of `text` for each value, separated by commas.
 template <typename Values, typename Text>
 std::string joined(const Values& values, const Text& text) {
   std::string made;
@@ -31,7 +31,7 @@ std::string joined(const Strings& strings) {
   return joined(strings, [](const auto& each) -> const auto& { return each; });
 }
 
-// What fails in `work` is about `what`, and says so first.
+// Runs `work`, prefixing the message of a Failure with `what`.
 template <typename Work>
 auto about(const std::string& what, const Work& work) {
   try {

@@ -7,11 +7,11 @@
 namespace bitport::runner {
 
 struct Generated {
-  std::vector<int64_t> ids;   // the new ones
+  std::vector<int64_t> ids;   // the new tokens
   double prompt_ms = 0, tokens_ms = 0;
 };
 
-// The most likely token again and again, until `count` tokens, the end of the text, or the end of the cache.
+// Generates the most likely token until `count` tokens, an end-of-text token, or the end of the cache.
 Generated generate(Program& program, const std::vector<int64_t>& prompt, int64_t count);
 
 }  // namespace bitport::runner

@@ -69,7 +69,7 @@ class Reader {
   }
 
   static bool has_twins(const JsonObject& members) {
-    constexpr size_t kFew = 8;   // compared one by one
+    constexpr size_t kFew = 8;   // compared pairwise
     if (members.size() <= kFew) {
       for (size_t i = 1; i < members.size(); ++i)
         for (size_t j = 0; j < i; ++j)
@@ -130,7 +130,7 @@ class Reader {
       code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
     }
     if (code < 0x80) return void(out += char(code));
-    const int rest = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;   // bytes that follow the first in UTF-8
+    const int rest = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;   // continuation bytes in UTF-8
     out += char((rest == 1 ? 0xc0 : rest == 2 ? 0xe0 : 0xf0) | code >> 6 * rest);
     for (int i = rest - 1; i >= 0; --i) out += char(0x80 | (code >> 6 * i & 63));
   }

@@ -1,4 +1,4 @@
-// bitport-run: runs the methods of a package, checks them against what was recorded, and times them.
+// bitport-run: runs the methods of a package, compares them with recorded outputs, and times them.
 #include <cstdlib>
 #include <iostream>
 #include "arguments.h"
@@ -20,7 +20,7 @@ int run(const Arguments& given) {
   double start = now_ms();
   Program program(given.package, given.options);
   summary.program_ms = now_ms() - start;
-  if (!program.manifest()) setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);   // then the code itself refuses inputs that do not fit
+  if (!program.manifest()) setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);   // the code then rejects mismatched inputs itself
   if (given.check) program.check();
   if (given.check || given.list) {
     std::string lines;
@@ -52,7 +52,7 @@ int run(const Arguments& given) {
 int main(int count, char** values) {
   try {
     return run(arguments_of(count, values));
-  } catch (const std::exception& failure) {   // the last handler of the program: std::bad_alloc has a text too
+  } catch (const std::exception& failure) {   // the outermost handler: std::bad_alloc has a message, too
     std::cerr << "bitport-run: " << failure.what() << "\n";
     return kFailed;
   }

@@ -1,4 +1,4 @@
-// What a package says of itself in extra/bitport.json (docs/deploy.md): its target, methods, their inputs and outputs.
+// The manifest of a package, extra/bitport.json (docs/deploy.md): its target, methods, their inputs and outputs.
 #pragma once
 #include <map>
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace bitport::runner {
 
-// Least and most of a size that has a name.
+// The limits of a named size.
 struct Range {
   int64_t least = 0, most = 0;
 };
@@ -19,17 +19,17 @@ using Named = std::map<std::string, int64_t>;
 struct Argument {
   std::string name;
   const Type* type = nullptr;
-  std::vector<std::string> shape;   // of each dimension the number, or the name of a size, or an expression of such
-  bool mutated = false;             // written into by a call: the caller keeps it from call to call
+  std::vector<std::string> shape;   // per dimension a number, the name of a size, or an expression of names
+  bool mutated = false;             // written by a call: the caller keeps the tensor from call to call
 
-  // A Failure unless a tensor of this type and these sizes fits; names met for the first time get their size.
+  // Throws a Failure unless a tensor of this type and sizes fits; binds names that are not yet in `named`.
   void check(const Type& given, const Sizes& sizes, const Ranges& ranges, Named& named) const;
   bool has_fixed_sizes() const;
-  // The sizes with these for the names.
+  // The sizes with names replaced by values.
   Sizes sizes(const Named& named) const;
 };
 
-// A part of the package, and what it must be.
+// An entry of the package, with its expected size and checksum.
 struct Part {
   std::string entry;
   uint64_t size = 0;
@@ -38,22 +38,22 @@ struct Part {
 
 struct Example {
   std::string entry;
-  std::map<std::string, double> allowed;   // by how much "output.0", .. may differ; what is not named: not at all
+  std::map<std::string, double> allowed;   // tolerances of "output.0", ..; 0 if not listed
 };
 
-// A tensor that the code wants, and where it lies in the weight file.
+// A tensor that the code needs, and its offset in the weight file.
 struct Constant {
   const Type* type = nullptr;
   Sizes sizes;
   uint64_t at = 0;
 };
-using Constants = std::map<std::string, Constant>;   // by what the code calls one
+using Constants = std::map<std::string, Constant>;   // by the name used in the code
 
 Constants read_constants(std::string_view text, const std::string& where);
 
 struct MethodManifest {
   Part code;
-  std::string constants;       // the entry of their list
+  std::string constants;       // the entry with the list of constants
   uint64_t constant_count = 0;
   std::vector<Argument> inputs, outputs;
   std::optional<Example> example;
@@ -61,15 +61,15 @@ struct MethodManifest {
 
 struct Manifest {
   std::string torch, machine, level;
-  Part weights;               // entry is empty where there are none, or where they are a file of their own
-  Part header;                // how the weight file begins: what tensors lie where
-  std::string weights_file;   // beside the package
+  Part weights;               // entry is empty without weights, or if they are in a separate file
+  Part header;                // the header of the weight file, which lists the tensors and their offsets
+  std::string weights_file;   // next to the package
   std::map<std::string, MethodManifest> methods;
   Ranges ranges;
   Json meta;
 
   static Manifest parse(std::string_view text, const std::string& where);
-  // A Failure unless this machine can run the code.
+  // Throws a Failure unless this machine can run the code.
   void check_machine() const;
 };
 

@@ -20,7 +20,7 @@ Tensor random_of(const std::string& text, uint64_t seed) {
   return random_tensor(type_of(known == kShort.end() ? name : known->second), sizes.sizes("--shape " + text), seed);
 }
 
-// Copies: what a method writes into belongs to this run. An input of fixed sizes that is not there is zeros.
+// Copies, since a method may write into its inputs. Missing inputs of fixed sizes are zeros.
 std::vector<Tensor> recorded_inputs(const Method& method, const TensorFile& file, const std::string& where) {
   std::vector<Tensor> made;
   for (size_t i = 0; i < method.input_count(); ++i) {
@@ -51,7 +51,7 @@ std::vector<Tensor> random_inputs(const Program& program, const Method& method, 
   return made;
 }
 
-// A name that nobody reads is a mistake, which zeros in place of an input would hide.
+// Rejects unknown names: a misspelt input would otherwise silently be replaced by zeros.
 void check_names(const Method& method, const TensorFile& file, const std::map<std::string, Tensor>& results, const std::string& where) {
   std::set<std::string> known;
   for (const auto& [name, tensor] : results) known.insert(name);

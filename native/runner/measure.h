@@ -1,4 +1,4 @@
-// One method, run and timed: where its inputs come from, what it is checked against, how long it takes.
+// Runs and times a method: its inputs, the comparison with recorded outputs, and timings.
 #pragma once
 #include <optional>
 #include <string>
@@ -9,13 +9,13 @@
 namespace bitport::runner {
 
 struct RunOptions {
-  std::string inputs;                  // a file of inputs, and outputs to compare with
+  std::string inputs;                  // a file of inputs and expected outputs
   std::string outputs;                 // a file to write
   std::vector<std::string> shapes;     // random inputs, for packages without a manifest: "bf16[1,2048]"
-  Named sizes;                         // for the names in a manifest
-  bool random = false;                 // random inputs even where recorded ones are
+  Named sizes;                         // values of named sizes
+  bool random = false;                 // random inputs even if there are recorded ones
   int64_t repeat = 20;
-  double relative = 0, absolute = -1;  // by how much outputs may differ; below 0: as recorded
+  double relative = 0, absolute = -1;  // tolerances of outputs; negative: as recorded
 };
 
 struct Report {
@@ -23,9 +23,9 @@ struct Report {
   std::vector<std::string> inputs;
   double load_ms = 0, first_ms = 0;
   std::vector<double> times_ms;        // sorted
-  std::optional<Difference> check;     // none: nothing was recorded
+  std::optional<Difference> check;     // empty: nothing was recorded
 
-  // Of `times_ms`, by rank: at least this share of the runs took no longer.
+  // A quantile of times_ms by rank: at least this share of the runs took no longer.
   double quantile(double share) const;
 };
 

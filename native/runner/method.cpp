@@ -8,7 +8,7 @@
 namespace bitport::runner {
 namespace {
 
-// The system's loader takes files only: an anonymous one, which needs no folder and leaves nothing behind.
+// The dynamic loader only accepts files: use an anonymous one, which needs no folder and leaves nothing behind.
 class LoadedLibrary {
  public:
   LoadedLibrary(Bytes code, const std::string& name) : file_(memfd_create(name.c_str(), MFD_CLOEXEC)) {
@@ -97,7 +97,7 @@ struct Method::State : MethodSource {
       const auto found = constants.find(full);
       if (found == constants.end()) fail(name, ": the weights lack ", full);
       const Tensor& tensor = found->second;
-      // The code knows how large the memory was that a constant lay in at export, which others may have lain in too.
+      // The code knows the size of a constant's storage at export, which other constants may have shared.
       if (dtype != torch.dtype_of(*tensor.type) || bytes < size_t(tensor.count() * tensor.type->bytes))
         fail(name, ": the weights hold ", full, " as ", text_of(*tensor.type, tensor.sizes),
              ", which the code takes for something else: they do not belong together");
@@ -133,14 +133,14 @@ std::vector<Tensor> Method::run(const std::vector<Tensor>& inputs) const {
     if (!inputs[i].is_dense()) fail(name(), ": input ", i, " is not dense");
   }
   std::vector<TensorHandle> given, made(state.output_count, nullptr);
-  for (const Tensor& input : inputs) given.push_back(state.torch.handle_of(input));   // the call takes them over
+  for (const Tensor& input : inputs) given.push_back(state.torch.handle_of(input));   // the call takes ownership
   const Code& c = state.code_of_library;
   c.check(c.AOTInductorModelContainerRun(state.container, given.data(), given.size(), made.data(), made.size(), nullptr, nullptr),
           name());
   std::vector<Tensor> outputs;
   for (const TensorHandle handle : made) {
     Tensor output = state.torch.tensor_of(handle);
-    for (const Tensor& input : inputs)   // one that lies in an input keeps that; and each keeps the method
+    for (const Tensor& input : inputs)   // keeps an input that it aliases alive; every output keeps the method alive
       if (within(output.data(), input)) output.memory = {input.memory, output.data()};
     const auto keep = std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const State>>>(output.memory, state_);
     output.memory = {keep, output.data()};

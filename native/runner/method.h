@@ -1,4 +1,4 @@
-// One method of a package, ready to run: its library, and its constants, which lie where the weight file is mapped.
+// A method of a package, ready to run: its library, and its constants, which are in the mapped weight file.
 #pragma once
 #include <map>
 #include <memory>
@@ -8,16 +8,16 @@
 
 namespace bitport::runner {
 
-// What a method is made of; checked before.
+// The validated parts of a method.
 struct MethodSource {
   std::string name;
   Bytes code;                                       // a shared library
-  std::map<std::string, Tensor> constants;          // as the code names them; empty: the code brings its own
-  std::vector<Argument> inputs, outputs;            // empty: not known, nothing is checked
+  std::map<std::string, Tensor> constants;          // by the names in the code; empty: embedded in the code
+  std::vector<Argument> inputs, outputs;            // empty: unknown, not checked
   Ranges ranges;
 };
 
-// Loads torch's library, which the first method does otherwise.
+// Loads torch's library; otherwise loading the first method does.
 void load_torch(const std::string& folder);
 
 class Method {
@@ -29,8 +29,8 @@ class Method {
   const std::vector<Argument>& outputs() const;
   size_t input_count() const;
 
-  // Inputs must fit (a Failure says what does not) and be dense. An output may share memory with an input or a constant, and
-  // keeps it. Calls from several threads take turns.
+  // Inputs must match (a Failure says what does not) and be contiguous. An output may share memory with an input or a
+  // constant, and keeps it alive. Concurrent calls are serialized.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs) const;
 
  private:

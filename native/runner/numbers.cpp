@@ -27,14 +27,14 @@ double from_f16(uint16_t bits) {
   return bits & 0x8000 ? -size : size;
 }
 
-// Cut, not rounded: for filling, any number near will do.
+// Truncated, not rounded: any nearby number is good enough for filling.
 uint16_t to_bf16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return uint16_t(bits >> 16);
 }
 
-uint16_t to_f16(double value) {   // of numbers between 2^-14 and 65504; smaller ones become zeros
+uint16_t to_f16(double value) {   // for numbers between 2^-14 and 65504; smaller ones become zeros
   int exponent = 0;
   const double fraction = std::frexp(std::fabs(value), &exponent);   // in [1/2, 1)
   if (exponent < -13) return 0;
@@ -89,7 +89,7 @@ Difference compare(const Tensor& got, const Tensor& want, double relative, doubl
   if (!found.alike) return found;
   const Tensor mine = got.dense(), theirs = want.dense();
   const bool floats = is(got, "BF16") || is(got, "F32") || is(got, "F16") || is(got, "F64");
-  const bool exact = relative == 0 && absolute == 0 && !floats;   // whole numbers may be alike as float64
+  const bool exact = relative == 0 && absolute == 0 && !floats;   // distinct integers may be equal as float64
   const auto bytes = size_t(mine.type->bytes);
   for (int64_t i = 0, count = mine.count(); i < count; ++i) {
     const auto place = size_t(i) * bytes;

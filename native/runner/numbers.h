@@ -1,4 +1,4 @@
-// What stands in a tensor: read as float64, filled, compared.
+// Elements of tensors: reading as float64, filling, comparing.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -7,12 +7,12 @@
 
 namespace bitport::runner {
 
-// Element i of a dense tensor; none for types that are compared by their bits only.
+// Element i of a contiguous tensor; empty for types that are only compared bitwise.
 std::optional<double> value_at(const Tensor& dense, int64_t i);
 
-// Floats from a normal distribution, the same ones for a seed; whole numbers (indexes, as a rule) and the rest are zeros.
+// Floats from a normal distribution, determined by the seed; integers (usually indices) and other types are zeros.
 Tensor random_tensor(const Type& type, const Sizes& sizes, uint64_t seed);
-// A dense copy in memory of its own, which may be written.
+// A contiguous, writable copy.
 Tensor copy_of(const Tensor& tensor);
 
 struct Difference {
@@ -22,7 +22,7 @@ struct Difference {
   bool ok() const { return alike && !beyond; }
 };
 
-// NaN is what NaN is wanted for, whichever it is, and -0 is 0; all else is bit for bit with both tolerances 0.
+// NaN matches any NaN, and -0 matches 0; with both tolerances 0 everything else must match exactly.
 Difference compare(const Tensor& got, const Tensor& want, double relative, double absolute);
 
 }  // namespace bitport::runner

@@ -18,7 +18,7 @@ std::string folder_of(const std::string& path) {
   return slash == path.npos ? "" : path.substr(0, slash + 1);
 }
 
-// Reads the pages that hold it, at once where the system can.
+// Reads the pages of a tensor, in one call if the system supports it.
 void make_resident(const Tensor& tensor) {
   constexpr uintptr_t kPage = 4096;
   const auto begin = reinterpret_cast<uintptr_t>(tensor.data()) & ~(kPage - 1);
@@ -73,7 +73,7 @@ void Program::find_weights() {
   const Bytes bytes = beside ? file->bytes() : found->second.bytes;
   if (manifest_ && bytes.size != manifest_->weights.size)
     fail(where, ": ", bytes.size, " bytes; ", manifest_->weights.size, " were exported");
-  if (manifest_ && beside)   // constants are found by their places alone
+  if (manifest_ && beside)   // constants are located by offset only
     about(where, [&] {
       if (crc32(bytes.part(0, manifest_->header.size)) != manifest_->header.crc)
         fail("holds other tensors, or in other places, than ", path_, " was exported with");

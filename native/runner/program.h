@@ -1,11 +1,11 @@
-// A package that `bitport export` or torch's AOTInductor made, in a program without Python:
+// Runs a package made by `bitport export` or torch's AOTInductor, without Python:
 //
 //   bitport::runner::Program program("model.pt2");
 //   const auto& method = program.load("decode");
 //   std::vector<Tensor> outputs = method.run(inputs);
 //
-// Whatever is wrong (a damaged file, another machine's code, inputs that do not fit) is a Failure that says so. A package
-// is a program and can do what a program can: run those of people you trust. The checks find damage, not malice.
+// Any error (a damaged file, code for another machine, inputs that do not match) is a Failure with an explanation. A
+// package is a program and can do what a program can: only run packages you trust. The checks find damage, not malice.
 #pragma once
 #include <map>
 #include <memory>
@@ -19,10 +19,10 @@
 namespace bitport::runner {
 
 struct Options {
-  std::string torch;       // the folder of libtorch_cpu.so; empty: where the system's loader finds it
-  std::string weights;     // a file instead of the weights that the package names: the same tensors in the same places
-  bool verify = false;     // the checksum of the weights too, which reads them all (that of the code is always checked)
-  bool resident = false;   // a method's weights are in memory when it is loaded, not when they are first used
+  std::string torch;       // the folder of libtorch_cpu.so; empty: the search path of the dynamic loader
+  std::string weights;     // a file to use instead of the package's weights: the same tensors at the same offsets
+  bool verify = false;     // verify the weights' checksum, which reads them all (that of the code is always verified)
+  bool resident = false;   // load the weights of a method into memory with the method, not on first use
 };
 
 class Program {
@@ -30,14 +30,14 @@ class Program {
   explicit Program(const std::string& path, Options options = {});
 
   std::vector<std::string> methods() const;
-  // All that can be checked without loading anything: the code, constants and examples of every method, and their
+  // Checks everything that does not require loading: the code, constants and examples of every method, and their
   // checksums.
   void check();
-  // Loaded at the first call, and kept.
+  // Loads a method on the first call, and keeps it.
   const Method& load(const std::string& name);
-  // Inputs and outputs recorded at export; empty where there are none.
+  // Inputs and outputs recorded at export; empty if there are none.
   TensorFile example(const std::string& name) const;
-  // None where torch alone made the package.
+  // Empty for a package made by torch alone.
   const std::optional<Manifest>& manifest() const { return manifest_; }
 
  private:
@@ -51,7 +51,7 @@ class Program {
   Options options_;
   std::shared_ptr<const MappedFile> file_;
   Zip zip_;
-  std::string root_;   // the folder in the archive below which all lies, with its slash
+  std::string root_;   // the top-level folder in the archive, with its slash
   std::map<std::string, std::string> code_;   // method -> entry
   std::optional<Manifest> manifest_;
   struct Stored {
@@ -59,7 +59,7 @@ class Program {
     Bytes bytes;
     std::string where;
   };
-  std::optional<Stored> weights_;   // none where the code holds its own
+  std::optional<Stored> weights_;   // empty if the code contains its weights
   std::map<std::string, Method> loaded_;
 };
 

@@ -15,7 +15,7 @@ std::string number(double value) {
   return std::isfinite(value) ? text : "null";
 }
 
-// The files that code of this process came from.
+// The files of the shared libraries loaded in this process.
 std::vector<std::string> libraries() {
   std::vector<std::string> names;
   dl_iterate_phdr([](dl_phdr_info* each, size_t, void* list) {
@@ -25,7 +25,7 @@ std::vector<std::string> libraries() {
   return names;
 }
 
-// Memory that belongs to this process alone, in bytes: not what is mapped from files.
+// Private memory of this process in bytes, without mapped files.
 int64_t own_memory() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)

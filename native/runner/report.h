@@ -1,4 +1,4 @@
-// What a run found, as text for people or as one JSON object.
+// The results of a run, as text or as a JSON object.
 #pragma once
 #include <string>
 #include <vector>

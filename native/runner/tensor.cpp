@@ -35,7 +35,7 @@ const Type& type_of(const std::string& name) {
 
 int64_t count_of(const Sizes& sizes, int64_t element_bytes) {
   if (sizes.size() > kMostDims) fail("a tensor of ", sizes.size(), " dimensions; at most ", kMostDims, " are allowed");
-  int64_t bytes = element_bytes;   // also of the sizes beside a zero, whose products are strides
+  int64_t bytes = element_bytes;   // also limits the product of sizes beside a zero, since strides are such products
   bool none = false;
   for (const int64_t size : sizes) {
     if (size < 0) fail("a tensor of ", size, " elements along a dimension");

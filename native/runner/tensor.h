@@ -1,4 +1,4 @@
-// Tensors as a program without torch's headers sees them: a type, sizes, strides in elements, and memory that they share.
+// Tensors for a program without torch's headers: a type, sizes, strides in elements, and shared memory.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,39 +9,39 @@
 namespace bitport::runner {
 
 struct Type {
-  const char* name;    // as safetensors spells it
-  const char* torch;   // as torch does
+  const char* name;    // as in safetensors
+  const char* torch;   // as in torch
   int64_t bytes;
 };
 
-// A type by either name, or a Failure that lists them.
+// Returns a type by either name, or throws a Failure that lists them.
 const Type& type_of(const std::string& name);
 const std::vector<Type>& types();
 
 using Sizes = std::vector<int64_t>;
 
-// How many elements; a Failure where that many bytes of `type` cannot be.
+// The number of elements; throws a Failure if the size in bytes overflows.
 int64_t count_of(const Sizes& sizes, int64_t element_bytes = 1);
 std::string text_of(const Type& type, const Sizes& sizes);   // "BF16[1, 8]"
 
 struct Tensor {
   const Type* type = nullptr;
   Sizes sizes, strides;
-  std::shared_ptr<const void> memory;   // where the first element lies
+  std::shared_ptr<const void> memory;   // points to the first element
 
-  // Dense; the values are zeros.
+  // A contiguous tensor of zeros.
   static Tensor zeros(const Type& type, Sizes sizes);
-  // Dense, over bytes of a file; `owner` keeps them.
+  // A contiguous tensor over bytes of a file; `owner` keeps them alive.
   static Tensor over(const Type& type, Sizes sizes, Bytes bytes, const std::shared_ptr<const void>& owner);
   template <typename Number>
   static Tensor of(const std::string& type, Sizes sizes, const std::vector<Number>& values);
 
   int64_t count() const { return count_of(sizes); }
   bool is_dense() const;
-  // The same values one after another; itself where it is dense.
+  // A contiguous copy, or itself if it is contiguous.
   Tensor dense() const;
   const void* data() const { return memory.get(); }
-  // For filling one that is yours alone.
+  // For filling a tensor that nothing else shares.
   void* mutable_data() { return const_cast<void*>(memory.get()); }
 };
 

@@ -1,6 +1,6 @@
-// What is used of torch: C functions of libtorch_cpu, and those of a library that AOTInductor made, found by name when a
-// method is loaded. Their signatures are those of torch/csrc/inductor/aoti_torch/c/shim.h and
-// torch/csrc/inductor/aoti_runtime/interface.h; no header of torch is needed, and one binary serves torch 2.11 and later.
+// The C functions used from libtorch_cpu, and from a library made by AOTInductor, looked up by name when a method is
+// loaded. Signatures as in torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/inductor/aoti_runtime/interface.h; no
+// torch headers are needed, and one binary works with torch 2.11 and later.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@ using TensorHandle = struct TensorOpaque*;
 using Container = struct ContainerOpaque*;
 struct NamedHandle { const char* name; TensorHandle handle; };
 
-// F(name, result, arguments); an int32_t that is no dtype or device is 0 for success.
+// F(name, result, arguments); an int32_t result that is not a dtype or device is 0 for success.
 #define BITPORT_RUNNER_TORCH(F) \
   F(aoti_torch_device_type_cpu, int32_t, ()) \
   F(aoti_torch_layout_strided, int32_t, ()) \
@@ -50,26 +50,26 @@ struct NamedHandle { const char* name; TensorHandle handle; };
 struct Torch {
   BITPORT_RUNNER_TORCH(BITPORT_RUNNER_DECLARE)
 
-  // The one of this process; loaded at the first call, from `folder` or where the system's loader finds it.
+  // The instance of this process; the first call loads it from `folder` or from the search path of the dynamic loader.
   static const Torch& loaded(const std::string& folder = "");
 
   int32_t dtype_of(const Type& type) const;
   // A tensor over this memory, which must outlive it; the caller owns the handle.
   TensorHandle handle_of(const Tensor& tensor) const;
-  // The tensor of a handle, which it owns from now on.
+  // Converts a handle to a Tensor, which takes ownership of it.
   Tensor tensor_of(TensorHandle handle) const;
 
  private:
   explicit Torch(const std::string& folder);
-  std::vector<int32_t> dtypes_;   // by place in types()
+  std::vector<int32_t> dtypes_;   // by index in types()
 };
 
 struct Code {
   BITPORT_RUNNER_CODE(BITPORT_RUNNER_DECLARE)
 
-  // The functions of a library that dlopen gave.
+  // Looks up the functions in a library opened by dlopen.
   explicit Code(void* library, const std::string& where);
-  // Throws what the library says of its last failure.
+  // Throws with the library's message for its last failure, unless code is 0.
   void check(int32_t code, const std::string& doing) const;
 };
 

@@ -6,7 +6,7 @@ namespace {
 
 constexpr uint32_t kLocal = 0x04034b50, kCentral = 0x02014b50, kEnd = 0x06054b50, kEnd64 = 0x06064b50, kLocator = 0x07064b50;
 constexpr uint64_t kEndBytes = 22, kLocatorBytes = 20, kCentralBytes = 46, kLocalBytes = 30, kLongestComment = 65535;
-constexpr uint64_t kFull = 0xffffffff;   // a field of 32 bits whose value stands in the 64-bit extra
+constexpr uint64_t kFull = 0xffffffff;   // a 32-bit field whose value is in the 64-bit extra field
 
 struct Directory {
   uint64_t offset = 0, size = 0, count = 0;
@@ -29,7 +29,7 @@ Directory directory_of(Bytes file) {
   fail("no zip directory at its end: it is no package, or it is cut off");
 }
 
-// The 64-bit values of a record's extra field, for those of its three fields that are full, in this order.
+// Reads the 64-bit values of a record's extra field for those of its three fields that are saturated, in this order.
 void widen(Bytes extra, uint64_t& size, uint64_t& packed, uint64_t& offset) {
   for (uint64_t at = 0; extra.size - at >= 4;) {
     const Bytes block = extra.part(at + 4, extra.number<uint16_t>(at + 2));

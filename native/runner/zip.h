@@ -1,10 +1,10 @@
-// The directory of a .pt2 file, which is a zip archive. Entries lie in it as they are (stored, never compressed), so one is
-// a part of the mapped file.
+// The directory of a .pt2 file, which is a zip archive. Its entries are stored, never compressed, so each is a range of
+// the mapped file.
 //
 //   [local header, name, bytes] ... [central directory: one record per entry] [end record, behind a 64-bit one in large files]
 //
-// Only the central directory is believed, and only if every entry lies before it, no two have one name, and the local
-// header in front of an entry names the same.
+// Only the central directory is used, and only if every entry is before it, names are unique, and the local header of
+// each entry has the same name.
 #pragma once
 #include <map>
 #include <string>
@@ -21,7 +21,7 @@ class Zip {
     uint32_t crc = 0;
   };
   const std::map<std::string, Entry>& entries() const { return entries_; }
-  // The bytes of an entry, after its checksum was found right.
+  // The bytes of an entry, after verifying its checksum.
   Bytes checked(const std::string& name) const;
 
  private:

@@ -1,14 +1,15 @@
-// C functions over tensors of torch, for programs that run without Python.
+// C functions on torch tensors, for programs that run without Python.
 //
-// What AOTInductor generates for an exported model calls the first three directly (`aot_inductor.custom_ops_to_c_shims`);
-// their arguments are those of the ops in src/bitport/export/ops.py. The library that they are linked into, or its host,
-// provides the functions of torch in native/torch/api.h (BITPORT_TENSOR_FUNCTIONS): libtorch does, and so may any runtime
-// that has tensors. A handle is only ever passed on to those functions.
+// Code that AOTInductor generates for an exported model calls the CPU ops directly
+// (`aot_inductor.custom_ops_to_c_shims`); their arguments are those of the ops in src/bitport/export/ops.py. The
+// library these functions are linked into, or its host, must provide the torch functions of native/torch/api.h
+// (BITPORT_TENSOR_FUNCTIONS): libtorch does, and any other runtime with tensors can. Handles are opaque: they are only
+// passed on to those functions.
 //
-// Every function gives AOTI_TORCH_SUCCESS (0) and a new tensor in *result, which the caller owns; or another code, *result
-// untouched, and a text for bitport_shim_error(). Nothing is written and no memory of a tensor is read before all
-// arguments were checked against each other; no exception leaves. A Tensor? argument is null, or points to a handle.
-// Several threads may call at once.
+// Every function returns AOTI_TORCH_SUCCESS (0) and a new tensor in *result, owned by the caller; or another code,
+// leaving *result unchanged and a message for bitport_shim_error(). All arguments are validated before anything is
+// written or tensor memory is read; no exception escapes. A Tensor? argument is null or points to a handle. The
+// functions are thread-safe.
 #pragma once
 #include <stdint.h>
 
@@ -21,21 +22,21 @@
 typedef struct AtenTensorOpaque* AtenTensorHandle;
 typedef int32_t AOTITorchError;
 
-// What the functions return. InvalidArgument is the number that ExecuTorch gives it.
+// Return codes. InvalidArgument has the same value as in ExecuTorch.
 enum { BITPORT_SUCCESS = 0, BITPORT_FAILURE = 1, BITPORT_INVALID_ARGUMENT = 0x12 };
 
-// What was wrong with the last call of this thread that failed; valid until the next one. Never null.
+// The message of the last failed call of this thread; valid until its next one. Never null.
 BITPORT_SHIM const char* bitport_shim_error(void);
 
 // -- a weight in layout cpu_tiles (native/kernels/bitport_kernels.h) -------------------------------------------------
 //
 //   data    uint8 [n/32, k/32, 128 * bits]        scale   a float [n/32, k/group, 32]
 //   zero    like scale, or uint8; Tensor?         scale2  float32 [1, 1]; Tensor?
-//   table   float32 [2^bits], what each code means
-//   n, k    of the matrix; group: columns that share a scale, k or more for one scale a row
+// value of each code
+// of the matrix; group: columns that share a scale, at least k for one scale per row
 //   bits    of a code; integer: 1 for integers, 0 for floats and codebooks
 //
-// act is a BitportAct, then a BitportThen. Tensors are contiguous and on the CPU.
+// act is a BitportAct, then a BitportThen. Tensors must be contiguous and on the CPU.
 
 // y [.., n] = then(x W^T + bias) * times; x [.., k] float32, bfloat16 or float16; bias [n], times [.., n] like x.
 BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_linear(
@@ -43,27 +44,27 @@ BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_linear(
     AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, AtenTensorHandle* bias,
     int64_t then, AtenTensorHandle* times, AtenTensorHandle* result);
 
-// The same of round(x). What it calls is linked into a program only if the program calls it.
+// The same with round(x). A program links the kernels for rounding only if it calls this.
 BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_dyn_linear(
     AtenTensorHandle x, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero, AtenTensorHandle* scale2,
     AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, int64_t act,
     AtenTensorHandle* act_scale, AtenTensorHandle* bias, int64_t then, AtenTensorHandle* times, AtenTensorHandle* result);
 
-// y [rows, n]: rows ends[e-1] .. ends[e] of x times the weight of expert e; ends int32 [experts], and every part of the
-// weight has a leading dimension of experts.
+// y [rows, n]: multiplies rows ends[e-1] .. ends[e] of x by the weight of expert e. ends is int32 [experts], and every
+// part of the weight has a leading dimension of experts.
 BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_grouped_linear(
     AtenTensorHandle x, AtenTensorHandle ends, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero,
     AtenTensorHandle* scale2, AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer,
     AtenTensorHandle* result);
 
-// The same of round(x).
+// The same with round(x).
 BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_dyn_grouped_linear(
     AtenTensorHandle x, AtenTensorHandle ends, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero,
     AtenTensorHandle* scale2, AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer,
     int64_t act, AtenTensorHandle* result);
 
-// y [.., k] of torch's dtype `dtype`: the rows of the weight that ids, int64 [..], name. A weight for lookups alone may lie
-// row by row: data uint8 [n, k * bits / 8], the lowest bits first, scale and zero [n, k/group].
+// y [.., k] of the torch dtype `dtype`: the rows of the weight selected by ids, int64 [..]. A weight that is only
+// looked up may be stored by row: data uint8 [n, k * bits / 8], lowest bits first, scale and zero [n, k/group].
 BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_embedding(
     AtenTensorHandle ids, AtenTensorHandle data, AtenTensorHandle scale, AtenTensorHandle* zero, AtenTensorHandle* scale2,
     AtenTensorHandle table, int64_t n, int64_t k, int64_t group, int64_t bits, int64_t integer, int32_t dtype,
@@ -75,18 +76,18 @@ BITPORT_SHIM AOTITorchError aoti_torch_cpu_bitport_embedding(
 //
 //   self               bfloat16 [m, k], contiguous
 //   mat2               int32 [n/8, k/(inner*16), 32, inner/2], inner 2, 4 or 8; contiguous. A word holds eight codes of
-//                      row 8*tile + lane/4; with c = (outer*inner + 2*pair) * 16 + 2*(lane % 4), from the lowest bits up
+//                      row 8*tile + lane/4: with c = (outer*inner + 2*pair) * 16 + 2*(lane % 4), from the lowest bits,
 //                      columns c, c+8, c+16, c+24, c+1, c+9, c+17, c+25
 //   group              32, 64, 128 or 256, dividing k
 //   scales_and_zeros   bfloat16 [k/group, n, 2], contiguous: W = (code - 8) * s + z
 //
-// Whatever differs, a null pointer among it, is BITPORT_INVALID_ARGUMENT. On the CPU the words are rearranged on every
-// call: an exported model, whose weights lie as the kernels want them, is faster.
+// Any deviation, including a null pointer, is BITPORT_INVALID_ARGUMENT. On the CPU the words are repacked on every
+// call: an exported model, whose weights are in the layout of the kernels, is faster.
 BITPORT_SHIM AOTITorchError aoti_torch_cpu__weight_int4pack_mm(AtenTensorHandle self, AtenTensorHandle mat2, int64_t group,
                                                                AtenTensorHandle scales_and_zeros,
                                                                AtenTensorHandle* result);
 
-// The same on the device of the tensors, in the library that native/shim/cuda makes where nvcc exists.
+// The same on the CUDA device of the tensors, in the library built by native/shim/cuda if nvcc is available.
 BITPORT_SHIM AOTITorchError aoti_torch_cuda__weight_int4pack_mm(AtenTensorHandle self, AtenTensorHandle mat2, int64_t group,
                                                                 AtenTensorHandle scales_and_zeros,
                                                                 AtenTensorHandle* result);

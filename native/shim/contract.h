@@ -1,4 +1,4 @@
-// The arguments of tinygemm's product (bitport_shim.h), read and checked.
+// Reads and validates the arguments of tinygemm's product (bitport_shim.h).
 #pragma once
 #include "../kernels/bitport_kernels.h"
 #include "../torch/tensors.h"

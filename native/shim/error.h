@@ -1,18 +1,18 @@
-// Codes and texts at the C border.
+// Error codes and messages of the C functions.
 #pragma once
 #include <exception>
 #include "bitport_shim.h"
 
 namespace bitport {
 
-// Remembers the text for bitport_shim_error, and says it on standard error, as torch does with errors of its own C
-// functions: generated code passes on no more than that a call failed.
+// Stores the message for bitport_shim_error and prints it to stderr, as torch does for errors of its C functions:
+// generated code only reports that a call failed.
 AOTITorchError failed(AOTITorchError code, const char* function, const char* what) noexcept;
 
-// Before anything else: the functions of torch, once.
+// Resolves the torch functions once; must come before anything else.
 void link_once();
 
-// Runs body, which gives null or why the arguments are wrong.
+// Runs body, which returns null or the reason why the arguments are invalid.
 template <class Body>
 AOTITorchError guarded(const char* function, const Body& body) noexcept {
   try {

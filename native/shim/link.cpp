@@ -1,4 +1,4 @@
-// The functions of torch as the linker finds them.
+// The torch functions as resolved by the linker.
 #include "../torch/api.h"
 
 namespace bitport {

@@ -8,7 +8,7 @@ namespace {
 TensorHandle as_handle(AtenTensorHandle tensor) { return reinterpret_cast<TensorHandle>(tensor); }
 TensorHandle as_optional(const AtenTensorHandle* tensor) { return tensor ? as_handle(*tensor) : nullptr; }
 
-// A weight as the functions take it.
+// The weight arguments of an op.
 struct Given {
   AtenTensorHandle data, scale, *zero, *scale2, table;
   int64_t n, k, group, bits, integer;
@@ -40,7 +40,7 @@ void give(TensorHandle y, AtenTensorHandle* result) { *result = reinterpret_cast
 
 constexpr int32_t kBestIsa = -1;
 
-// What a product is asked for.
+// The arguments of a product.
 struct Asked {
   Given weight;
   AtenTensorHandle x, *bias;

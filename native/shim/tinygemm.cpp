@@ -1,4 +1,5 @@
-// The contract of tinygemm on the CPU: its words as codes in tiles, its pairs (s, z) as scales and zeros, then the kernels.
+// tinygemm's product on the CPU: repacks its words to tiles and its pairs (s, z) to scales and zeros, then runs the
+// kernels.
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -10,8 +11,8 @@
 namespace bitport {
 namespace {
 
-// Codes dense along k: bytes [n, k/2], the even column in the low half. Nibble i of a word is of column
-// c + (0, 8, 16, 24, 1, 9, 17, 25)[i]: nibbles i and i + 4 are neighbours.
+// Unpacks words to codes dense along k: bytes [n, k/2], the even column in the low half. Nibble i of a word belongs to
+// column c + (0, 8, 16, 24, 1, 9, 17, 25)[i]: nibbles i and i + 4 are neighbours.
 void spread(const Contract& c, uint8_t* dense, int64_t tile) {
   const int64_t outers = c.k / (16 * c.inner), pairs = c.inner / 2;
   const int32_t* word = static_cast<const int32_t*>(c.mat2.data) + tile * outers * 32 * pairs;
@@ -25,8 +26,8 @@ void spread(const Contract& c, uint8_t* dense, int64_t tile) {
       }
 }
 
-// W = (code - 8) s + z = (code - zero) scale. Where s is nothing beside z, that means z: then with a scale so small that
-// the code does not matter.
+// W = (code - 8) s + z = (code - zero) scale. If s is negligible compared to z, W is z: the scale is then chosen so
+// small that the code does not matter.
 void convert(const Contract& c, float* scale, float* zero) {
   const uint16_t* pair = static_cast<const uint16_t*>(c.pairs.data);
   const int64_t groups = c.k / c.group, blocks = (c.n + 31) / 32;

@@ -1,4 +1,4 @@
-// Attention over random keys and values, against float64; and what is refused before memory is touched.
+// Attention on random keys and values, against float64; and refusals before memory is touched.
 #include <functional>
 #include <memory>
 #include "../kernels/status.h"
@@ -12,13 +12,14 @@ namespace {
 
 struct Sizes { int64_t batch, heads, groups, rows, quantized, dense, first; };
 
-// Keys or values in exact memory, and what they mean: a token's numbers, and the sizes of what those are the difference of.
+// Keys or values in exact memory, and their meaning: the values of each token, and the magnitudes of the terms they
+// consist of.
 struct Kept {
   BitportTokens view{};
   std::unique_ptr<Exact<uint8_t>> codes;
   std::unique_ptr<Numbers> scale, zero, dense;
   std::unique_ptr<Exact<float>> table;
-  std::vector<double> value, size;   // [batch][groups][tokens][width], in the order of the sequence
+  std::vector<double> value, size;   // [batch][groups][tokens][width], in sequence order
 
   Kept(const Sizes& s, int64_t width, int64_t block, int32_t q_type, Random& random) {
     const int64_t heads = s.batch * s.groups, last = s.first + s.quantized, tokens = s.quantized + s.dense;
@@ -82,7 +83,7 @@ void try_attention(int64_t number, uint64_t seed) {
   if (s.quantized + s.dense < s.rows) s.dense = s.rows;
   s.first = below(random, s.dense + 1);
   s.heads = s.groups * (1 + below(random, 5));
-  if (below(random, 12) == 0 && s.quantized < 100) s.rows = s.quantized + s.dense;   // more rows than are taken at once
+  if (below(random, 12) == 0 && s.quantized < 100) s.rows = s.quantized + s.dense;   // more rows than are processed at once
   const int32_t type = one_of(random, {BITPORT_F32, BITPORT_BF16, BITPORT_F16});
   const int64_t width = some_width(random), out = some_width(random), tokens = s.quantized + s.dense;
   const Kept keys(s, width, one_of(random, {1, 1, 8, 32}), type, random), values(s, out, 1, type, random);
@@ -117,7 +118,7 @@ void try_attention(int64_t number, uint64_t seed) {
       for (int64_t c = 0; c < out; ++c) {
         const size_t at = size_t((pair * tokens + t) * out + c);
         const double weight = std::exp(score[size_t(t)] - most) / sum;
-        // A weight is off by the errors of its score and of the sum; each is a power, and sums of `tokens` follow.
+        // A weight is subject to the errors of its score and of the sum, both exponentiated; sums over `tokens` follow.
         wanted[size_t(row * out + c)] += weight * values.value[at];
         allowed[size_t(row * out + c)] += weight * values.size[at] * (std::expm1(2 * off) + double(2 * tokens + 64) * 0x1p-23);
       }

@@ -1,11 +1,10 @@
-// A claim of the tests. One that does not hold says where and what, and ends the program: after a fault in memory
-// nothing else is worth knowing.
+// Test assertions. A failed one prints where and what, and exits: after a memory error nothing else is worth knowing.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
-inline long long cases = 0;   // products, lookups, packings and refusals so far, of the main thread
+inline long long cases = 0;   // products, lookups, packings and refusals so far, counted on the main thread
 
 template <class... Values>
 [[noreturn]] void fail(const char* file, int line, const char* format, Values... values) {

@@ -1,14 +1,14 @@
-// What a product should be, in float64: x rounded as the interface says, times what the weight means, and how far the
-// kernels may be from it.
+// The expected product in float64: x rounded as the interface says, times the values of the weight, and the error bound
+// of the kernels.
 #pragma once
 #include <algorithm>
 #include <vector>
 #include "weight.h"
 
-// x after rounding; size: the same without signs, zero points counted as terms of their own.
+// x after rounding; size: magnitudes, with zero points counted as separate terms.
 struct Rounded { std::vector<double> value, size; };
 
-// Nearest number with `mantissa` bits behind the leading one and no exponent below `lowest`, ties to even.
+// The nearest number with `mantissa` bits after the leading one and no exponent below `lowest`, ties to even.
 inline double nearest(double v, int mantissa, int lowest, double largest) {
   v = std::clamp(v, -largest, largest);
   const double step = std::ldexp(1.0, std::max(v == 0 ? lowest : std::ilogb(v), lowest) - mantissa);
@@ -17,7 +17,7 @@ inline double nearest(double v, int mantissa, int lowest, double largest) {
 inline double e4m3(double v) { return nearest(v, 3, -6, 448); }
 inline double e2m1(double v) { return nearest(v, 1, 0, 6); }
 
-// Quotients that decide about a code are float32, as they are for whoever chose the scale.
+// Quotients that determine a code are float32, as in the code that chose the scale.
 inline float over(double a, double b) { return float(a) / float(b); }
 
 inline Rounded rounded(const Numbers& x, int64_t m, int64_t k, int32_t act, const float* given) {
@@ -47,11 +47,11 @@ inline Rounded rounded(const Numbers& x, int64_t m, int64_t k, int32_t act, cons
         zero = std::nearbyint(over(-low, scale)) - 128;
       }
       if (act == BITPORT_FP8_ROW || act == BITPORT_FP8_128) scale = scale_of(amax, 448);
-      if (act == BITPORT_MXFP8) {   // the smallest power of two that takes amax below the largest number
+      if (act == BITPORT_MXFP8) {   // the smallest power of two that scales amax to at most the largest number
         scale = 0x1p-60f;
         while (448.0 * scale < amax) scale *= 2;
       }
-      if (act == BITPORT_MXFP4) {   // the exponent of amax with one more bit, rounded, less that of 4
+      if (act == BITPORT_MXFP4) {   // the exponent of amax, rounded to one more bit, minus that of 4
         const int exponent = amax ? std::ilogb(amax) : 0;
         scale = float(std::ldexp(1.0, exponent - 2 + (amax >= std::ldexp(1.75, exponent))));
       }
@@ -77,7 +77,7 @@ inline Rounded rounded(const Numbers& x, int64_t m, int64_t k, int32_t act, cons
   return to;
 }
 
-struct Product { std::vector<double> value, size; };   // [m][n]; size: of all terms without signs
+struct Product { std::vector<double> value, size; };   // [m][n]; size: sum of the magnitudes of all terms
 
 inline Product product(const Weight& w, const Rounded& x, int64_t m, const Numbers* bias) {
   const int64_t n = w.shape.n, k = w.shape.k;
@@ -94,8 +94,9 @@ inline Product product(const Weight& w, const Rounded& x, int64_t m, const Numbe
   return y;
 }
 
-// What may follow a product, and how far the kernels may be from it: the slope of each function is below 1.13; floats
-// give its parts, max(z, 0) and the rest, within roundings and an exponential exp(-e), whose error grows with e.
+// The function after a product, and the error bound of the kernels: the slope of each function is below 1.13; floats
+// compute its parts, max(z, 0) and the rest, up to roundings and the error of an exponential exp(-e), which grows with
+// e.
 inline double followed(int32_t then, double z) {
   switch (then) {
     case BITPORT_GELU: return z * std::erfc(-z * std::sqrt(0.5)) / 2;
@@ -111,7 +112,7 @@ inline double followed_error(int32_t then, double z, double error_of_z) {
   return 1.13 * error_of_z + std::abs(value) * 0x1p-22 + (std::max(z, 0.0) - value) * (16 + 2 * e) * 0x1p-24 + (a > 5 ? 1e-12 : 0);
 }
 
-// A term meets less than k additions and 16 other roundings (conversions, zero, scales, bias) in float32, whatever
-// their order is, and one to bfloat16 on the ways in bfloat16: (1 + 2^-24)^(k + 16) - 1 < (k + 16) 2^-23, times its
-// size.
+// A term is subject to fewer than k additions and 16 other roundings (conversions, zero, scales, bias) in float32, in
+// whatever order, and one rounding to bfloat16 in the bfloat16 paths: (1 + 2^-24)^(k + 16) - 1 < (k + 16) 2^-23, times
+// its size.
 inline double relative_error(int64_t k, bool in_bf16) { return double(k + 16) * 0x1p-23 + (in_bf16 ? 0x1.01p-8 : 0); }

@@ -1,8 +1,8 @@
-// Memory of exactly the size that the interface asks for, in three places:
-//   heap    the address sanitizer sees an access to the byte after it; aligned to 16 bytes
-//   skewed  the same, but one element further: aligned to an element only
-//   fenced  ends where a page ends that nobody may touch; also stops what the sanitizer does not see: masked vectors,
-//           gathers, tile registers
+// Memory of exactly the size that the interface requires, in three places:
+//   heap    the address sanitizer detects an access to the byte after it; aligned to 16 bytes
+//   skewed  the same, shifted by one element: aligned to an element only
+//   fenced  ends at an inaccessible page; this also detects what the sanitizer misses: masked vectors, gathers, tile
+//           registers
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ class Exact {
       EXPECT(base_ || !(bytes() + skew), "no memory");
       data_ = reinterpret_cast<T*>(static_cast<char*>(base_) + skew);
     }
-    if (bytes()) std::memset(data_, 0xff, bytes());   // NaN in every type of float
+    if (bytes()) std::memset(data_, 0xff, bytes());   // NaN in every float type
   }
   ~Exact() {
     if (place_ == Place::fenced) munmap(base_, size_);

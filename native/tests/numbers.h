@@ -1,4 +1,4 @@
-// Numbers of every type of the interface: as float64, and at random. Nothing of it is shared with the kernels.
+// Numbers of every type in the interface: as float64, and random. Nothing is shared with the kernels.
 #pragma once
 #include <cmath>
 #include <random>
@@ -27,7 +27,7 @@ inline int64_t bytes_of(int32_t type) {
   return type == BITPORT_F32 ? 4 : type == BITPORT_BF16 || type == BITPORT_F16 ? 2 : 1;
 }
 
-// A float with fields of these widths; all exponents are taken for finite ones.
+// A float with fields of these widths; all exponents are treated as finite.
 inline double small_float(uint32_t bits, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int exponent = int(bits >> mantissa_bits & ((1u << exponent_bits) - 1));
@@ -36,7 +36,7 @@ inline double small_float(uint32_t bits, int exponent_bits, int mantissa_bits) {
   return bits >> (exponent_bits + mantissa_bits) & 1 ? -size : size;
 }
 
-// Numbers of a type, one after another, in exact memory.
+// An array of a type in exact memory.
 class Numbers {
  public:
   Numbers(int32_t type, int64_t count, Place place)
@@ -58,7 +58,7 @@ class Numbers {
     return bits;
   }
 
-  // Infinity as the power of two past the largest number.
+  // Infinity reads as the power of two after the largest number.
   double operator[](int64_t i) const {
     switch (type) {
       case BITPORT_F32: return of4[i];
@@ -72,7 +72,7 @@ class Numbers {
 
   void set_zero(int64_t i) { set(i, 0); }
 
-  // Of either sign where the type has one, 2^low <= magnitude < 2^high; any byte for U8.
+  // Either sign if the type has one, 2^low <= magnitude < 2^high; any byte for U8.
   void set_random(int64_t i, Random& random, int low, int high) {
     const uint32_t any = uint32_t(random()), sign = any >> 31, exponent = uint32_t(low + below(random, high - low));
     switch (type) {
@@ -99,10 +99,11 @@ class Numbers {
   Exact<uint8_t> of1;
 };
 
-// The largest relative error of rounding to it.
+// The largest relative error of rounding to this type.
 inline double half_ulp(int32_t type) { return type == BITPORT_F32 ? 0x1p-24 : type == BITPORT_BF16 ? 0x1p-8 : 0x1p-11; }
 
-// How far what is stored may be from `exact`, if the number it was rounded from is off by `error` at most.
+// The error bound of a stored number relative to `exact`, if it was rounded from a number with an error of at most
+// `error`.
 inline double rounded_error(int32_t type, double exact, double error) {
   return error + half_ulp(type) * (std::abs(exact) + error) + (type == BITPORT_F16 ? 0x1p-25 : 0x1p-120);
 }

@@ -9,8 +9,8 @@ namespace {
 
 constexpr int32_t kFloats[] = {BITPORT_F32, BITPORT_BF16, BITPORT_F16};
 
-// Rows like those of a network, rows with one number alone (which see every single code), zeros, and rows of one number
-// again and again: rounded, all of it may be at the end of the codes, as all codes of a weight may be.
+// Rows as in a network, rows with a single nonzero number (which test every single code), zeros, and rows of one
+// repeated number: rounded, all codes of x may be at the end of their range, as may be those of a weight.
 void draw_rows(Numbers& x, int64_t m, int64_t k, Random& random) {
   for (int64_t row = 0; row < m; ++row) {
     const int64_t kind = below(random, 9), alone = below(random, k);
@@ -26,7 +26,7 @@ void draw_rows(Numbers& x, int64_t m, int64_t k, Random& random) {
 void expect_close(const Numbers& y, int64_t i, double exact, double error, const char* what, const Shape& s,
                   int64_t m, int32_t act, int32_t then = BITPORT_NOTHING) {
   double allowed = rounded_error(y.type, exact, error);
-  if (y.type == BITPORT_F16 && std::abs(exact) - error >= 65520) {   // it rounds to infinity, and nothing else will do
+  if (y.type == BITPORT_F16 && std::abs(exact) - error >= 65520) {   // it rounds to infinity, and no other result is allowed
     exact = std::copysign(0x1p16, exact);
     allowed = 0;
   }
@@ -159,7 +159,7 @@ Shape some_shape(Random& random, int64_t number) {
 
 }  // namespace
 
-// Bits that are all set are no number in any type of scale: what it scales is none, all else stays what it is.
+// All bits set are NaN in every scale type: what it scales must be NaN, and everything else unaffected.
 void try_scales_that_are_none() {
   Random random(5);
   constexpr int64_t kLost = 37;   // row
@@ -185,8 +185,8 @@ void try_scales_that_are_none() {
   }
 }
 
-// Where x has fewer rows than a block, nothing is computed for the others: what memory holds there, large numbers after the
-// sanitizer, would overflow, and subnormal ones take hundreds of cycles each.
+// If x has fewer rows than a block, nothing may be computed for the missing ones: leftovers in their memory, large
+// numbers under the sanitizer, would overflow, and subnormal ones would cost hundreds of cycles each.
 void try_rows_that_are_not_there() {
   Random random(6);
   for (int64_t group : {64, 128, 256}) {
@@ -194,7 +194,7 @@ void try_rows_that_are_not_there() {
     for (int64_t m : {3, 5, 9, 17, 19})
       for (int32_t act : {BITPORT_AS_IS, BITPORT_INT8_ROW, BITPORT_FP8_128})
         for (int32_t isa : isas())
-          std::thread([&] {   // without memory of earlier calls
+          std::thread([&] {   // without buffers of earlier calls
             Numbers x(BITPORT_BF16, m * 256, Place::heap), y(BITPORT_BF16, m * 40, Place::heap);
             for (int64_t i = 0; i < x.count; ++i) x.set_random(i, random, -2, 2);
             std::feclearexcept(FE_ALL_EXCEPT);
@@ -218,8 +218,8 @@ void try_weight(int64_t number, uint64_t seed) {
     if (act >= BITPORT_INT8_ROW && act <= BITPORT_INT8_TENSOR && !w.shape.integer) continue;
     const int64_t m = number % 97 == 5 && act % 3 == 0 ? 530 : one_of(random, {1, 1, 2, 3, 4, 5, 8, 9, 17, 33, 70});
     const int32_t type = one_of(random, kFloats);
-    // A new thread has no memory kept from earlier calls: what it reads before writing is what the sanitizer filled it
-    // with, not numbers that may pass for right ones.
+    // A new thread has no buffers kept from earlier calls: what it reads before writing is the sanitizer's fill
+    // pattern, not numbers that could pass for right ones.
     if (random() % 2) std::thread([&] { try_products(w, m, type, act, random); }).join();
     else try_products(w, m, type, act, random);
   }

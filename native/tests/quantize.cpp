@@ -1,5 +1,5 @@
-// Random weights rounded to random formats, in exact memory: every instruction set and number of threads writes the same
-// bytes, and integers without a zero point are off by half a step where they are not clipped.
+// Random weights in random formats, in exact memory: every instruction set and number of threads must write the same
+// bytes, and integers without a zero point must be within half a step unless clipped.
 #include <vector>
 #include "../kernels/status.h"
 #include "numbers.h"
@@ -71,7 +71,7 @@ struct Result {
   }
 };
 
-// Ordinary numbers, a few very large and small ones, zeros, and now and then NaN (exact memory is full of it).
+// Ordinary numbers, some very large and small ones, zeros, and occasionally NaN (the initial content of exact memory).
 void draw(Numbers& x, int64_t n, int64_t k, Random& random) {
   const int least = x.type == BITPORT_F16 ? -14 : -126, most = x.type == BITPORT_F16 ? 15 : 127;
   const bool wild = random() % 4 == 0, bad = random() % 4 == 0;
@@ -143,7 +143,7 @@ void try_refused(Random& random) {
   cases += 3;
 }
 
-// Halves of the range are rounded one by one: of subnormal numbers a sum that is rounded once would be another.
+// The halves of the range are rounded separately: for subnormal numbers, a sum that is rounded once would differ.
 void try_halves() {
   constexpr float kStep = 0x1p-149f;
   const float x[] = {float((1 << 23) + 1) * kStep, -float((1 << 23) + 2) * kStep};

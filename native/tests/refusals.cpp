@@ -1,4 +1,4 @@
-// Arguments that are refused, with the code that says why, before anything is written; and work of no size.
+// Invalid arguments are refused with the right code before anything is written; and empty work succeeds.
 #include <functional>
 #include "../kernels/status.h"
 #include "tests.h"
@@ -8,7 +8,7 @@ using namespace bitport;
 
 namespace {
 
-struct Call {   // arguments of every entry point, right ones at first
+struct Call {   // valid arguments of every entry point
   BitportTiles tiles;
   const BitportTiles* w = &tiles;
   const void* x;
@@ -33,7 +33,7 @@ constexpr int32_t kElsewhere = BITPORT_NEON,
                   kHere[] = {BITPORT_SCALAR, BITPORT_AVX2, BITPORT_AVX512_VNNI, BITPORT_AVX512_BF16, BITPORT_AMX};
 #endif
 
-// By all of linear, rows and distance.
+// Refused by all of linear, rows and distance.
 const Refusal kOfWeights[] = {
     {"no weight", kNullPointer, [](Call& c) { c.w = nullptr; }},
     {"no codes", kNullPointer, [](Call& c) { c.tiles.codes = nullptr; }},
@@ -145,7 +145,7 @@ void try_refusals() {
     cases += 2;
   }
 
-  // No rows of x, no rows of the weight, no ids: done, with no memory at all. Any number of threads will do.
+  // No rows of x, no rows of the weight, no ids: succeeds without any memory, for any number of threads.
   BitportTiles none = w.view;
   none.n = 0;
   none.codes = nullptr;
@@ -168,7 +168,7 @@ void try_refusals() {
     EXPECT(!bitport_has_isa(isa) && bitport_isa_name(isa), "isa %d", isa);
   cases += 4;
 
-  // Each includes those before it, up to the best; none of another architecture is there.
+  // Each includes those before it, up to the best; none of another architecture is available.
   bool above = false;
   int64_t count = 0;
   for (int32_t isa : kHere) {

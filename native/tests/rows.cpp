@@ -1,5 +1,5 @@
-// Rows of tiles, and rows that lie row by row: in every instruction set the bits that scalar code gives, whatever types
-// and groups a weight has, and whatever its scales and zeros are: infinite, not a number, too small for a normal one.
+// Rows of tiles and dense rows: every instruction set must produce the bits of scalar code, for all types and groups,
+// and for any scales and zeros, including infinite, NaN and subnormal ones.
 #include "../kernels/rows.h"
 #include "numbers.h"
 #include "tests.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kIds = 4;
 
-// Half of them as a network has them, the others any bits, some of those all ones: a NaN that rounding up would make 0.
+// Half of them typical of a network, the others random bits, some all ones: a NaN that rounding up would turn into 0.
 void draw(Numbers& numbers, Random& random, int low, int high) {
   uint8_t* const bytes = static_cast<uint8_t*>(numbers.data());
   const int64_t width = bytes_of(numbers.type);
@@ -25,7 +25,7 @@ bool is_nan(const Numbers& y, int64_t i) {
   return (y.bits(i) & ~sign) > infinity;
 }
 
-// meaning: 0 integers, 1 a table of any numbers, 2 that of e2m1
+// meaning: 0 integers, 1 a table of arbitrary numbers, 2 that of e2m1
 void fill(Exact<float>& table, int32_t bits, int meaning, Random& random) {
   static const float e2m1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
   for (int i = 0; i < 1 << bits; ++i) {
@@ -37,7 +37,7 @@ void fill(Exact<float>& table, int32_t bits, int meaning, Random& random) {
 void try_weight(bool dense, int32_t bits, int64_t k, int64_t group, int meaning, int32_t scale_type, int32_t zero_type,
                 Random& random) {
   const int64_t groups = group < k ? (k + group - 1) / group : 1;
-  const int64_t rows = dense ? 5 : 37, filled = dense ? rows : 64;   // of tiles, the last are filled up
+  const int64_t rows = dense ? 5 : 37, filled = dense ? rows : 64;   // in tiles, the last rows are padding
   const int64_t bytes = dense ? rows * ((k * bits + 7) / 8) : filled * ((k + 31) / 32 * 32) * bits / 8;
   Exact<uint8_t> codes(bytes, some_place(random));
   for (size_t i = 0; i < codes.bytes(); ++i) codes[int64_t(i)] = uint8_t(random());
@@ -77,7 +77,7 @@ void try_rows_alike() {
   static const struct { int64_t k, group; } shapes[] = {
       {32, 32}, {64, 32}, {96, 64}, {160, 160}, {544, 32}, {320, 128}, {2080, 32}, {2144, 1056}, {64, 70},
       {96, INT64_MAX}, {4160, 96}, {8224, 64},                    // the last two: more columns than are read at once
-      {48, 16}, {72, 96}, {128, 48}, {51, 64}, {4147, 16}};       // steps are split, or not full: those go other ways
+      {48, 16}, {72, 96}, {128, 48}, {51, 64}, {4147, 16}};       // steps are split, or not full: other code paths
   Random random(7);
   for (const auto& shape : shapes)
     for (bool dense : {false, true})

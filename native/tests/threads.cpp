@@ -1,4 +1,4 @@
-// Many threads call at once, each call shares its work among threads of its own: the results are those of one thread.
+// Many threads call concurrently, and each call uses several threads: the results must equal those of a single thread.
 #include <thread>
 #include "tests.h"
 #include "weight.h"
@@ -18,7 +18,7 @@ struct Work {
   int32_t type, act, isa;
   Numbers& x;
 
-  // y, its tiles packed again, and all rows
+  // y, the repacked tiles, and all rows
   std::vector<uint8_t> done(int32_t threads) const {
     const Shape& s = w.shape;
     const size_t product = size_t(m * s.n * bytes_of(type)), whole = size_t(s.n * s.k * 4);
@@ -62,7 +62,7 @@ void try_threads(uint64_t seed) {
   std::vector<std::thread> threads;
   for (int t = 0; t < kAtOnce; ++t)
     threads.emplace_back([&, t] {
-      for (size_t i = size_t(t % 4); i < works.size(); i += 4)   // every work twice, at about the same time
+      for (size_t i = size_t(t % 4); i < works.size(); i += 4)   // every work item twice, at about the same time
         EXPECT(works[i].done(2 + t % 3) == alone[i], "%s, act %d, m %lld: other numbers with threads",
                bitport_isa_name(works[i].isa), works[i].act, (long long)works[i].m);
     });

@@ -1,4 +1,4 @@
-// A random weight: what the kernels get, and what it means in float64.
+// A random weight: the arguments of the kernels, and its values in float64.
 #pragma once
 #include <memory>
 #include <vector>
@@ -21,7 +21,7 @@ struct Weight {
   Exact<float> table, scale2;
   bool has_scale2;
   BitportTiles view;
-  std::vector<double> value, size;           // [n][k]; size: of the terms that make a value up, without signs
+  std::vector<double> value, size;           // [n][k]; size: sum of the magnitudes of the terms of a value
 
   Weight(const Shape& s, Random& random)
       : shape(s), groups(up(s.k, s.group)), code(size_t(s.n * s.k)),
@@ -52,14 +52,14 @@ struct Weight {
   void draw_codes(Random& random) {
     const int64_t row_bytes = up(shape.k * shape.bits, 8), spare = row_bytes * 8 - shape.k * shape.bits;
     const uint32_t all = (1u << shape.bits) - 1;
-    const int64_t kind = below(random, 8);   // all at one end, at the other, or any
+    const int64_t kind = below(random, 8);   // all at one end, all at the other, or random
     for (uint8_t& c : code) c = uint8_t(kind == 0 ? 0 : kind == 1 ? all : random() & all);
     for (int64_t row = 0; row < shape.n; ++row) {
       uint8_t* line = dense.data() + row * row_bytes;
       std::memset(line, 0, size_t(row_bytes));
       for (int64_t bit = 0; bit < shape.k * shape.bits; ++bit)
         line[bit / 8] |= uint8_t((code[size_t(row * shape.k + bit / shape.bits)] >> bit % shape.bits & 1) << bit % 8);
-      if (spare) line[row_bytes - 1] |= uint8_t(random() << (8 - spare));   // may hold anything
+      if (spare) line[row_bytes - 1] |= uint8_t(random() << (8 - spare));   // padding may hold anything
     }
   }
 
@@ -77,7 +77,7 @@ struct Weight {
     }
   }
 
-  // e4m3 or e5m2; what is not finite reads as the largest number here, so that sums can be compared.
+  // e4m3 or e5m2; non-finite codes read as the largest number, so that sums can be compared.
   static float float8(int64_t code, bool e5m2) {
     const int mantissa = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7;
     const int64_t largest = e5m2 ? 0x7b : 0x7e, size = (code & 0x7f) < largest ? code & 0x7f : largest;
@@ -87,7 +87,7 @@ struct Weight {
     return float(code & 0x80 ? -value : value);
   }
 
-  // 4 bits: any numbers, as nf4 has them; 6: numbers of bfloat16; 8: float8.
+  // 4 bits: any values, as in nf4; 6: values exact in bfloat16; 8: float8.
   void draw_table(Random& random) {
     const bool e5m2 = random() % 2;
     const int64_t count = int64_t(1) << shape.bits, half = count / 2;

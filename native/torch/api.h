@@ -1,5 +1,5 @@
-// What is used of torch's stable C functions, found by name. Their signatures are those of
-// torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h as of torch 2.10.
+// The functions used from torch's stable C API, looked up by name. Signatures as in
+// torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h of torch 2.10.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,12 +8,12 @@ namespace bitport {
 
 // One argument or result of a boxed kernel, 64 bits:
 //   Tensor      an owned TensorHandle
-//   int         the number
-//   ScalarType  torch's number for it, as the dtype functions give it
+// the value
+// torch's number for it, as returned by the dtype functions
 //   str         an owned StringHandle
 //   T[]         an owned ListHandle
 //   T?          null, or an owned pointer to a Value that holds T
-// A kernel owns its arguments, and puts its results, owned by the caller, at the start of the same array.
+// A kernel owns its arguments, and writes its results, owned by the caller, to the start of the same array.
 using Value = uint64_t;
 using TensorHandle = struct TensorOpaque*;
 using StringHandle = struct StringOpaque*;
@@ -22,11 +22,11 @@ using LibraryHandle = struct LibraryOpaque*;
 using Kernel = void (*)(Value* stack, uint64_t arguments, uint64_t results);
 using Body = void (*)(int64_t begin, int64_t end, void* context);
 
-// The version of the conventions above: 2.10.
+// The version of these conventions: 2.10.
 constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
 
-// F(name, result, arguments): what is asked of tensors, of threads and of numbers for dtypes. An int32_t that is no dtype
-// or device is 0 for success.
+// F(name, result, arguments): functions for tensors, threads and dtypes. An int32_t result that is not a dtype or
+// device is 0 for success.
 #define BITPORT_TENSOR_FUNCTIONS(F) \
   F(aoti_torch_get_dim, int32_t, (TensorHandle, int64_t*)) \
   F(aoti_torch_get_sizes, int32_t, (TensorHandle, int64_t**)) \
@@ -51,7 +51,7 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
   F(aoti_torch_dtype_float8_e4m3fn, int32_t, ()) \
   F(torch_dtype_float8_e8m0fnu, int32_t, ())
 
-// What registration needs beside them.
+// Additional functions for registration.
 #define BITPORT_LIBRARY_FUNCTIONS(F) \
   F(aoti_torch_library_init_impl, int32_t, \
     (const char* ns, const char* key, const char* file, uint32_t line, LibraryHandle*)) \
@@ -63,7 +63,7 @@ constexpr uint64_t kAbi = (uint64_t(2) << 56) | (uint64_t(10) << 48);
   F(torch_new_list_reserve_size, int32_t, (size_t, ListHandle*)) \
   F(torch_list_push_back, int32_t, (ListHandle, Value))
 
-// Those of torch 2.13 and later, null before it.
+// Functions of torch 2.13 and later, null before.
 #define BITPORT_TORCH_NEWER_FUNCTIONS(F) \
   F(torch_delete_stable_ivalue, int32_t, (Value*)) \
   F(torch_exception_get_what_without_backtrace, const char*, ())
@@ -74,13 +74,13 @@ struct Api {
   BITPORT_LIBRARY_FUNCTIONS(BITPORT_DECLARE)
   BITPORT_TORCH_NEWER_FUNCTIONS(BITPORT_DECLARE)
 #undef BITPORT_DECLARE
-  int32_t device = -1;      // the type of device whose tensors are taken: the CPU, unless a host sets another
-  int32_t dtypes[6] = {};   // torch's numbers by BitportType
+  int32_t device = -1;      // device type of accepted tensors: the CPU, unless a host sets another
+  int32_t dtypes[6] = {};   // torch's dtypes by BitportType
   int32_t int32 = -1, int64 = -1;
 
-  const char* load(const char* libtorch_cpu);   // by name from that library; null, or what is missing
-  void link();                                  // the functions of tensors as the linker finds them (native/shim)
-  void ask();                                   // for the numbers above, once the functions are there
+  const char* load(const char* libtorch_cpu);   // looks functions up by name in that library; null, or what is missing
+  void link();                                  // sets the tensor functions as resolved by the linker (native/shim)
+  void ask();                                   // queries the numbers above, once the functions are set
 
   // BitportType, or -1
   int32_t type_of(int32_t dtype) const {

@@ -1,4 +1,4 @@
-// The arguments of a boxed kernel: read without taking them, given back to torch when the work is done.
+// The arguments of a boxed kernel: borrowed while it runs, released afterwards.
 #pragma once
 #include <string_view>
 #include "api.h"
@@ -7,7 +7,7 @@ namespace bitport {
 
 inline TensorHandle tensor(Value value) { return reinterpret_cast<TensorHandle>(value); }
 
-// A Tensor? argument: null where it is None.
+// A Tensor? argument: null for None.
 inline TensorHandle optional(Value value) {
   const Value* held = reinterpret_cast<const Value*>(value);
   return held ? tensor(*held) : nullptr;
@@ -21,7 +21,7 @@ inline std::string_view text(Value value) {
   return {characters, length};
 }
 
-// Gives the arguments back. kinds has a letter for each: T tensor, O optional tensor, S str, I what holds nothing.
+// Releases the arguments. kinds has a letter for each: T tensor, O optional tensor, S str, I a plain value.
 inline void release(const Value* stack, const char* kinds) {
   for (; *kinds; ++kinds, ++stack) {
     if (*kinds == 'T') torch.aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(*stack));
@@ -29,14 +29,14 @@ inline void release(const Value* stack, const char* kinds) {
     if (*kinds == 'O' && *stack) {
       Value* held = reinterpret_cast<Value*>(*stack);
       torch.aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(*held));
-      // before torch 2.13 it comes from operator new, and the receiver deletes it
+      // before torch 2.13 it is allocated with operator new, and the receiver deletes it
       if (torch.torch_delete_stable_ivalue) torch.torch_delete_stable_ivalue(held);
       else delete held;
     }
   }
 }
 
-// Every str argument as the int[] of its bytes, in place: torch leaks each str that is handed to it.
+// Replaces every str argument by the int[] of its bytes, in place: torch leaks each str that is passed to it.
 inline bool spell_out(Value* stack, const char* kinds) {
   for (; *kinds; ++kinds, ++stack) {
     if (*kinds != 'S') continue;

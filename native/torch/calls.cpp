@@ -22,7 +22,7 @@ bool are_rows(const View& x, int64_t k) {
 
 const char* said(int32_t code) { return code ? bitport_error(code) : nullptr; }
 
-// One scale for all of x cannot be that of one expert's rows.
+// Whether each row is rounded independently: one scale for all of x cannot be computed from the rows of one expert.
 bool by_row(int32_t act) {
   switch (act) {
     case BITPORT_AS_IS: case BITPORT_INT8_ROW: case BITPORT_INT8_ROW_ASYM:
@@ -33,9 +33,9 @@ bool by_row(int32_t act) {
 
 using Multiply = decltype(bitport_dyn_linear);
 
-// Whether threads that take whole experts, one after another, are all busy nearly to the end: then each expert is multiplied
-// by one thread, and threads are woken once for all of them. end: of the rows of each, from 0 on. A product takes as long as
-// its rows, and kRead more for the reading of the weight.
+// Whether to assign whole experts to threads: if that keeps all threads busy nearly to the end, each expert is
+// multiplied by one thread, and threads are woken only once. end: end of the rows of each expert. The cost of a product
+// is its number of rows plus kRead for reading the weight.
 bool share_experts(const int32_t* end, int64_t experts, int32_t threads) {
   constexpr int64_t kRead = 16;
   constexpr int32_t kMostThreads = 64;
@@ -44,7 +44,7 @@ bool share_experts(const int32_t* end, int64_t experts, int32_t threads) {
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t rows = end[e] - (e ? end[e - 1] : 0);
     if (!rows) continue;
-    int64_t* first = busy;   // the thread that is done first with what it has
+    int64_t* first = busy;   // the thread that finishes first so far
     for (int32_t t = 1; t < threads; ++t) first = busy[t] < *first ? busy + t : first;
     *first += kRead + rows;
     last = *first > last ? *first : last;

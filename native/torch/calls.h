@@ -1,5 +1,5 @@
-// The ops on tensors of torch, whoever calls them. Each gives null and a new tensor in y, or why the arguments are not the
-// plain case that the kernels take; then nothing was done.
+// The ops on torch tensors, for any caller. Each returns null and a new tensor in y, or, without side effects, why the
+// arguments are not a case that the kernels handle.
 #pragma once
 #include "weight.h"
 
@@ -15,18 +15,19 @@ struct Product {
   TensorHandle times = nullptr;
 };
 
-// linear: x as it is, and act says so. A function of its own, since the linker leaves out what nothing calls.
+// linear: act must be BITPORT_AS_IS. A separate function, so that the linker can drop the kernels that dyn_linear
+// calls.
 const char* linear(const Product& call, int32_t isa, TensorHandle* y);
 const char* dyn_linear(const Product& call, int32_t isa, TensorHandle* y);
 
-// x [rows, k], int32 ends [experts] and a weight per expert. Rows past the last end give zeros.
+// x [rows, k], int32 ends [experts] and a weight per expert. Rows past the last end yield zeros.
 const char* grouped_linear(TensorHandle x, TensorHandle ends, const Parts& weight, int32_t isa, TensorHandle* y);
 const char* dyn_grouped_linear(TensorHandle x, TensorHandle ends, const Parts& weight, int32_t act, int32_t isa, TensorHandle* y);
 
-// Rows of the weight in torch's `dtype`. or_dense: of one whose rows lie dense too.
+// Rows of the weight in the torch dtype `dtype`. or_dense: the rows of the weight may be dense, too.
 const char* embedding(TensorHandle ids, const Parts& weight, bool or_dense, int32_t dtype, TensorHandle* y);
 
-// Work on torch's threads.
+// Runs work on torch's threads.
 int32_t torch_pool(int64_t begin, int64_t end, int64_t grain, BitportBody body, void* context);
 
 }  // namespace bitport

@@ -10,7 +10,7 @@ namespace {
 struct NamedType { std::string name; std::vector<float> table; NumberType type; };
 struct NamedCode { std::string name; int32_t code; };
 
-// Written while bitport is loaded, read by every call after.
+// Written while bitport is loaded, only read by calls afterwards.
 std::deque<NamedType>& types() { static std::deque<NamedType> all; return all; }
 std::deque<NamedCode>& roundings() { static std::deque<NamedCode> all; return all; }
 std::deque<NamedCode>& activations() { static std::deque<NamedCode> all; return all; }
@@ -37,7 +37,7 @@ int32_t activation(std::string_view name) { return code_of(activations(), name);
 int32_t bitport_name_type(const char* name, int32_t bits, int32_t integer, const float* table) {
   using namespace bitport;
   if (!name || !table || bits < 1 || bits > 8) return 1;
-  if (number_type(name)) return 0;   // tables are used by address, and number types do not change
+  if (number_type(name)) return 0;   // tables are referenced by address, and number types do not change
   NamedType& added = types().emplace_back();
   added.name = name;
   added.table.assign(table, table + (size_t(1) << bits));

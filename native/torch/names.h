@@ -1,5 +1,5 @@
-// Names that ops give to number types, to roundings of x and to what follows a product: given once by Python, looked up on
-// every call of a boxed kernel.
+// The names that ops use for number types, roundings of x and functions after a product: defined once by Python, looked
+// up in every call of a boxed kernel.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -9,10 +9,10 @@ namespace bitport {
 struct NumberType {
   int32_t bits = 0, integer = 0;
   const float* table = nullptr;
-  int64_t most_rows[2] = {INT64_MAX, INT64_MAX};   // of x for which `linear` takes it: with groups, with one scale a row
+  int64_t most_rows[2] = {INT64_MAX, INT64_MAX};   // of x for which `linear` takes it: with groups, with one scale per row
 };
 
-const NumberType* number_type(std::string_view name);   // null: nobody named it
+const NumberType* number_type(std::string_view name);   // null: unknown
 int32_t rounding(std::string_view name);                // BitportAct, or -1
 int32_t activation(std::string_view name);              // BitportThen, or -1
 

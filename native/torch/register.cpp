@@ -1,6 +1,6 @@
-// The CPU kernels of the ops, as torch calls them. Each takes the call if it is the plain case: a weight in cpu_tiles,
-// every part contiguous and exactly of the size it must have. Everything else, errors too, it hands to the overload
-// `choose`, which is bitport's choice among all kernels.
+// The CPU kernels of the ops, as torch calls them. Each handles the plain case: a weight in cpu_tiles, with every part
+// contiguous and of exactly the required size. Everything else, including errors, is forwarded to the overload
+// `choose`, which dispatches among all kernels of bitport.
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
@@ -15,7 +15,7 @@ namespace {
 std::atomic<int32_t> isa{-1};
 std::atomic<int64_t> taken{0};
 
-// The ten arguments of a weight, data .. layout. False for another layout or a type that nobody named.
+// Reads the ten arguments of a weight, data .. layout. False for another layout or an unknown type.
 bool read(const Value* arguments, Parts* parts) {
   const NumberType* number = text(arguments[9]) == "cpu_tiles" ? number_type(text(arguments[4])) : nullptr;
   if (!number || int64_t(arguments[7]) < 1) return false;
@@ -26,7 +26,7 @@ bool read(const Value* arguments, Parts* parts) {
 
 int32_t variant() { return isa.load(std::memory_order_relaxed); }
 
-// x and the weight, then the rest of `call`.
+// Reads x and the weight, then runs the product with the rest of `call`.
 bool multiply(const Value* stack, Product call, TensorHandle* y) {
   call.x = tensor(stack[0]);
   return read(stack + 1, &call.weight) && !bitport::dyn_linear(call, variant(), y);
@@ -82,7 +82,7 @@ bool rows(const Value* stack, TensorHandle* y) {
   return read(stack + 1, &weight) && !embedding(tensor(stack[0]), weight, false, int32_t(stack[11]), y);
 }
 
-// C functions keep of an exception its text at most, and before torch 2.13 only print it; where it came from in Python
+// C functions preserve at most the message of an exception, and before torch 2.13 only print it; the Python traceback
 // follows "At:".
 [[noreturn]] void fail(const char* op) {
   const auto what = torch.torch_exception_get_what_without_backtrace;
@@ -92,8 +92,8 @@ bool rows(const Value* stack, TensorHandle* y) {
 
 struct Op {
   const char* name;
-  const char* kinds;   // as release() wants them
-  bool (*take)(const Value* stack, TensorHandle* y);   // false: not the plain case, nothing was done
+  const char* kinds;   // as for release()
+  bool (*take)(const Value* stack, TensorHandle* y);   // false: not the plain case, without side effects
   std::atomic<bool> on{false};
   void call(Value* stack) {
     TensorHandle y = nullptr;

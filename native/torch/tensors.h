@@ -1,4 +1,4 @@
-// Tensors of torch as the kernels look at them and make them.
+// Reading and creating torch tensors.
 #pragma once
 #include "api.h"
 
@@ -6,8 +6,8 @@ namespace bitport {
 
 constexpr int64_t kMostDims = 16;
 
-// A contiguous tensor on the CPU, as far as kernels look at it. Not `ok`: anything else, or one whose parts torch would
-// not tell.
+// The properties of a contiguous CPU tensor that kernels need. Not `ok` for any other tensor, or if torch fails to
+// return them.
 struct View {
   TensorHandle handle = nullptr;
   int64_t dim = 0;
@@ -49,7 +49,7 @@ struct View {
   int32_t type() const { return torch.type_of(dtype); }
 };
 
-// A fresh contiguous tensor on the CPU.
+// A new contiguous CPU tensor.
 struct Fresh {
   TensorHandle handle = nullptr;
   void* data = nullptr;

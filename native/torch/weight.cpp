@@ -3,7 +3,7 @@
 namespace bitport {
 namespace {
 
-constexpr int64_t kMost = int64_t(1) << 40;   // rows, columns, experts: products of sizes stay far below 2^63
+constexpr int64_t kMost = int64_t(1) << 40;   // rows, columns, experts
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

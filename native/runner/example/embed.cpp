@@ -1,4 +1,4 @@
-// A package in a program of your own: inputs are made, a method runs, its outputs are read. See ../README.md for building.
+// Uses a package in your own program: creates inputs, runs a method, reads its outputs. See ../README.md for building.
 #include <cstdio>
 #include "runner/program.h"
 
@@ -11,12 +11,12 @@ int main(int count, char** values) {
     const Method& method = program.load(values[2]);
     std::vector<Tensor> inputs;
     for (const Argument& input : method.inputs()) {
-      Named sizes;   // the least that is allowed for sizes that have names
+      Named sizes;   // the smallest allowed values of named sizes
       for (const auto& [name, range] : program.manifest()->ranges) sizes[name] = range.least;
       inputs.push_back(Tensor::zeros(*input.type, input.sizes(sizes)));   // fill with your values: inputs.back().mutable_data()
     }
     for (const Tensor& output : method.run(inputs)) {
-      const Tensor dense = output.dense();   // dense.data(): the values, one after another
+      const Tensor dense = output.dense();   // dense.data(): contiguous values
       std::printf("%s: %lld values\n", text_of(*dense.type, dense.sizes).c_str(), static_cast<long long>(dense.count()));
     }
     return 0;

@@ -1,10 +1,10 @@
-// Damages a package in thousands of ways and reads it: each must be read or refused in words. Whatever else happens (a
-// crash, another exception, what a sanitizer finds) ends this program with an error.
+// Damages a package in thousands of ways and reads it: each must be read or rejected with a Failure. Anything else (a
+// crash, another exception, a sanitizer report) ends this program with an error.
 //
 //   mutate PACKAGE.pt2 COUNT SEED
 //
-// Damage lies where readers look: the zip directory, the headers in front of entries, the manifest, the header of the
-// weights, the tables of the code. Half of the time checksums are made right again, as somebody who means harm would.
+// Damage targets what readers parse: the zip directory, local headers, the manifest, the header of the weights, the
+// tables of the code. Half of the time checksums are repaired, as an attacker would do.
 #include <unistd.h>
 #include <sys/mman.h>
 #include <cstdio>
@@ -33,7 +33,7 @@ struct Mutations {
     const uint64_t begin = uint64_t(each->second.bytes.data - whole.data()), size = each->second.bytes.size;
     switch (below(4)) {
       case 0: return {whole.size() - std::min<uint64_t>(whole.size(), 2048), whole.size()};   // the directory
-      case 1: return {begin - std::min<uint64_t>(begin, 80), begin};                          // the header in front
+      case 1: return {begin - std::min<uint64_t>(begin, 80), begin};                          // its local header
       case 2: return {begin, begin + std::min<uint64_t>(size, 256)};
       default: return {begin, begin + size};
     }
@@ -59,7 +59,7 @@ struct Mutations {
     }
   }
 
-  // The checksums in the directory as they are for these bytes; only where nothing has moved.
+  // Updates the checksums in the directory to match the bytes; only if nothing has moved.
   void repair(File& file) {
     for (const auto& [name, entry] : entries) {
       const uint64_t begin = uint64_t(entry.bytes.data - whole.data());
@@ -84,7 +84,7 @@ struct Mutations {
   }
 };
 
-// Whether it was refused.
+// Whether it was rejected.
 bool refused(const File& file) {
   const int there = memfd_create("mutated", 0);
   if (there < 0 || write(there, file.data(), file.size()) != ssize_t(file.size())) std::abort();

@@ -1,4 +1,4 @@
-// A stand-in for torch: tensors, and the functions that the shim asks for. What it can be told to do wrong, it does.
+// A stand-in for torch: tensors, and the functions that the shim calls, with faults that tests can turn on.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,7 +8,7 @@ struct AtenTensorOpaque {
   std::vector<int64_t> sizes;
   int32_t dtype = 0, device = 0;
   bool contiguous = true;
-  std::vector<uint8_t> bytes;   // exactly those of the tensor
+  std::vector<uint8_t> bytes;   // exactly as many as the tensor has
 
   template <class T>
   T* as() { return reinterpret_cast<T*>(bytes.data()); }
@@ -16,14 +16,14 @@ struct AtenTensorOpaque {
 
 namespace host {
 
-enum Dtype : int32_t { u8 = 100, f32, bf16, f16, i32, i64, e4m3, e8m0 };   // nobody may take them for torch's own
+enum Dtype : int32_t { u8 = 100, f32, bf16, f16, i32, i64, e4m3, e8m0 };   // different from torch's own numbers
 constexpr int32_t kCpu = 7, kElsewhere = 8;
 
 struct Faults { bool no_memory = false, throws = false; };
 extern Faults faults;
-extern int64_t alive;   // tensors that were made and not deleted
+extern int64_t alive;   // tensors created and not deleted
 
 int64_t width(int32_t dtype);
-AtenTensorOpaque tensor(std::vector<int64_t> sizes, int32_t dtype);   // of zeros
+AtenTensorOpaque tensor(std::vector<int64_t> sizes, int32_t dtype);   // zeros
 
 }  // namespace host

@@ -8,7 +8,7 @@ extern "C" int32_t aoti_torch_delete_tensor_object(AtenTensorHandle);
 
 namespace {
 
-// Right arguments of all ops: int4 in groups with zeros, 3 experts or none.
+// Valid arguments for all ops: int4 in groups with zeros, 3 experts or none.
 struct Call {
   int64_t n = 40, k = 96, group = 32, bits = 4, integer = 1, act = BITPORT_INT8_ROW, then = 0, experts;
   AtenTensorOpaque x, ids, ends, data, scale, zero, table, bias, times, act_scale;
@@ -59,7 +59,7 @@ struct Call {
   }
 };
 
-// A weight for lookups alone, row by row.
+// Changes the weight to one that is only looked up, stored by row.
 void lie_by_row(Call& c) {
   c.data = host::tensor({c.n, c.k / 2}, host::u8);
   c.scale = host::tensor({c.n, 3}, host::f32);
@@ -187,8 +187,8 @@ void refuse_ops() {
   host::faults = {};
 }
 
-// The ops against float64, of codes laid out by bitport_pack; x is rounded to what it is, so that both products are held to
-// one bound.
+// The ops against float64, with codes packed by bitport_pack; rounding leaves x unchanged, so that both products have
+// the same error bound.
 void try_ops(Random& random) {
   Call call(2);
   call.ends.as<int32_t>()[0] = int32_t(random() % 6);
@@ -211,8 +211,8 @@ void try_ops(Random& random) {
             (code - call.zero.as<uint8_t>()[at]) * double(call.scale.as<float>()[at]);
       }
   }
-  // Experts by row: the first, the second, or none. float32: a rounding for the weight, the product, and each of at most k
-  // sums.
+  // expert(row): the first, the second, or none. Error bound in float32: a rounding for the weight, for the product,
+  // and for each of at most k sums.
   const auto expect_products = [&](const Call& made, const std::function<int64_t(int64_t)>& expert) {
     for (int64_t row = 0; row < 5; ++row)
       for (int64_t column = 0; column < call.n; ++column) {

@@ -1,4 +1,4 @@
-// The C functions over tensors, without torch.   shim_test [rounds [seed]]
+// The C functions on tensors, without torch.   shim_test [rounds [seed]]
 #include <cstdlib>
 #include "shim_test.h"
 

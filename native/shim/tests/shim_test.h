@@ -1,4 +1,4 @@
-// What shim_test runs, and what a refusal must look like.
+// The tests that shim_test runs, and the checks for a refusal.
 #pragma once
 #include <cmath>
 #include <random>
@@ -14,7 +14,7 @@ void refuse_tinygemm();
 void try_ops(Random& random);
 void refuse_ops();
 
-// `code` says InvalidArgument, the text speaks of `about`, the result was left alone and nothing was leaked.
+// Checks that `code` is InvalidArgument, the message mentions `about`, the result was not written and nothing leaked.
 inline void expect_refused(const char* what, AOTITorchError code, AtenTensorHandle result, AtenTensorHandle before,
                            const char* about) {
   EXPECT(code == BITPORT_INVALID_ARGUMENT, "%s: code %d", what, code);

@@ -5,7 +5,7 @@ using namespace bitport;
 
 namespace {
 
-// Right arguments, of which one is spoiled at a time.
+// Valid arguments; a test spoils one at a time.
 struct Call {
   AtenTensorOpaque self, mat2, pairs;
   AtenTensorHandle a = &self, b = &mat2, c = &pairs, y = nullptr;
@@ -98,13 +98,13 @@ void try_tinygemm(Random& random) {
   const int64_t k = unit * (1 + int64_t(random() % 3)), n = 8 * int64_t(random() % 7), m = int64_t(random() % 20);
   Call call(m, n, k, inner, group);
   for (int64_t i = 0; i < m * k; ++i) call.self.as<uint16_t>()[i] = bf16_of_float(float(uniform(random, -2, 2)));
-  const int64_t kind = int64_t(random() % 3);   // of scales: ordinary, none, or nothing beside z
+  const int64_t kind = int64_t(random() % 3);   // scales: ordinary, zero, or negligible compared to z
   for (int64_t i = 0; i < k / group * n; ++i) {
     const double s = kind == 0 ? uniform(random, 0.01, 0.1) : kind == 1 ? 0 : 1e-30;
     call.pairs.as<uint16_t>()[2 * i] = bf16_of_float(float(s));
     call.pairs.as<uint16_t>()[2 * i + 1] = bf16_of_float(float(uniform(random, -0.5, 0.5)));
   }
-  // [n][k] codes; the word of columns base + (0, 1, 8, 9, 16, 17, 24, 25), first in its lowest bits in the order of kBits
+  // [n][k] codes; a word holds columns base + (0, 1, 8, 9, 16, 17, 24, 25), at the bit positions in kBits
   std::vector<int> codes(size_t(n * k));
   for (int& code : codes) code = int(random() % 16);
   const int kColumns[] = {0, 1, 8, 9, 16, 17, 24, 25}, kBits[] = {0, 16, 4, 20, 8, 24, 12, 28};
@@ -121,7 +121,7 @@ void try_tinygemm(Random& random) {
   EXPECT((call.y->sizes == std::vector<int64_t>{m, n}) && call.y->dtype == host::bf16, "shape and dtype");
   for (int64_t row = 0; row < m; ++row)
     for (int64_t column = 0; column < n; ++column) {
-      double sum = 0, size = 0;   // size: of the terms without signs, code and z apart
+      double sum = 0, size = 0;   // size: sum of the magnitudes of the terms, with code and z separate
       for (int64_t i = 0; i < k; ++i) {
         const int64_t at = 2 * (i / group * n + column);
         const double s = number(call.pairs, at), z = number(call.pairs, at + 1), x = number(call.self, row * k + i);
