@@ -1,7 +1,7 @@
-"""Checkpoints of others: quantized weights to and from their formats, number for number.
+"""Conversion of quantized checkpoints from and to the formats of other libraries, without changing any number.
 
-A format is a codec, a pair of small classes on dictionaries of tensors; :func:`convert` streams one checkpoint through
-two of them.
+A format is a codec: a pair of small classes that work on dictionaries of tensors. :func:`convert` streams a checkpoint
+through two of them.
 """
 
 from bitport.interop.convert import Converted, convert

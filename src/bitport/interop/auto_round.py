@@ -1,13 +1,13 @@
-"""AutoRound (``quant_method: auto-round``): layers lie as in the files of others, which ``packing_format`` names::
+"""AutoRound (``quant_method: auto-round``): layers are in the format of another library, given by ``packing_format``::
 
-    auto_round:auto_gptq     GPTQ, zero points less 1
-    auto_round               GPTQ, zero points as they are
+    auto_round:auto_gptq     GPTQ, zero points minus 1
+    auto_round               GPTQ, zero points unchanged
     auto_round:auto_awq      AWQ
 
-Files from before May 2025 have instead a ``backend``, the program and kernel they were made for: auto_round:exllamav2,
+Files from before May 2025 instead have a ``backend``, the program and kernel they were made for: auto_round:exllamav2,
 auto_round:gptq:exllamav2, auto_round:awq ..
 
-Layers may have settings of their own (``extra_config``), under their name or a regular expression.
+Layers may have their own settings (``extra_config``), keyed by name or regular expression.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AWQ = ("auto_awq", "awq")
 OWN = ("bits", "group_size", "sym")
 ROTATIONS = ("rotation_config", "spinquant_config")
 KEPT = 16
-"""Bits of layers that are not quantized, and more."""
+"""The least number of bits that marks a layer as not quantized."""
 
 
 class Reader(codec.Reader):
@@ -68,7 +68,7 @@ class Reader(codec.Reader):
 
 
 def _of_backend(config: Mapping[str, Any]) -> str:
-    """The packing_format that ``backend`` stands for. Codes of 3 bits were always packed as GPTQ has them."""
+    """The packing_format that ``backend`` stands for. 3-bit codes were always packed as in GPTQ."""
     backend = setting(config, "backend", str, "auto")
     if backend == "auto" or config.get("bits") == 3:
         return "auto_gptq"
@@ -77,13 +77,13 @@ def _of_backend(config: Mapping[str, Any]) -> str:
 
 
 def _pattern(name: str) -> str:
-    """A regular expression that fits the layers called ``name``, or fitted by it."""
+    """A regular expression for the layer ``name``, or ``name`` itself if it is one."""
     plain = re.fullmatch(r"[\w.\-]+", name)
     return f"^{re.escape(name)}$" if plain else name
 
 
 def _settings(pattern: str, said: Any) -> dict[str, Any]:
-    """Those that decide what the numbers are; none for a layer that is not quantized."""
+    """The settings that determine the numbers; empty for a layer that is not quantized."""
     own: dict[str, Any] = setting({pattern: said}, pattern, dict)
     if setting(own, "bits", int, 0) >= KEPT:
         return {}

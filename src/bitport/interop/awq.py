@@ -1,16 +1,16 @@
-"""AWQ (``quant_method: awq``), as AutoAWQ, GPTQModel and AutoRound write it: 4 bits. Of a layer [N, K] with groups of
-g, by the ``version``::
+"""AWQ (``quant_method: awq``), as written by AutoAWQ, GPTQModel and AutoRound: 4 bits. A layer [N, K] with groups of g
+columns has, by ``version``::
 
     gemm    qweight int32 [K, N/8]     qzeros int32 [K/g, N/8]     scales float16 [K/g, N]
     gemv    qweight int32 [N, K/8]     qzeros int32 [N, w]         scales float16 [N, 8*w]     w >= K/g/8
 
     value[n, k] = (code - zero) * scale, both of group k/g
 
-A word of gemm holds eight columns of N, the even ones first: 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits on. Words of
-gemv hold codes in their order; the last columns of its qzeros and scales fill up.
+A word of gemm holds eight columns of N, the even ones first: 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits. Words of gemv
+hold codes in order; the last columns of its qzeros and scales are padding.
 
-AMD Quark writes the form gemm too, and says its pack_method: with "order" columns lie in their order, and without zero
-points codes are signed.
+AMD Quark also writes gemm, with a pack_method: "order" means that columns are in order, and without zero points codes
+are signed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from bitport.tensor import QTensor, from_parts
 BITS, PER_WORD, MIDPOINT = 4, 8, 8
 VERSIONS = ("gemm", "gemv")
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The column that each place of a word of gemm holds."""
+"""The column at each position in a word of gemm."""
 PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Its inverse: the place of each column."""
+"""The inverse: the position of each column."""
 PLACES = {"reorder": PLACE, "order": tuple(range(PER_WORD))}
-"""By the pack_method of Quark."""
+"""Positions by the pack_method of Quark."""
 
 
 class Reader(codec.Reader):
@@ -112,7 +112,7 @@ class Reader(codec.Reader):
 
 
 class Writer(codec.Writer):
-    """The version gemm. One scheme for all weights: so the format has it."""
+    """Writes the version gemm. The format has one scheme for all weights."""
 
     name = "awq"
 
@@ -167,5 +167,5 @@ def _either(config: Mapping[str, Any], key: str, older: str) -> int:
 
 
 def _reordered(codes: Tensor, order: tuple[int, ...]) -> Tensor:
-    """The columns of [.., 8*m], each eight of them in ``order``."""
+    """Reorder each eight columns of [.., 8*m] by ``order``."""
     return codes.unflatten(-1, (-1, PER_WORD))[..., list(order)].flatten(-2)

@@ -1,26 +1,26 @@
-"""bitsandbytes (``quant_method: bitsandbytes``), which has three formats. nf4, of a matrix [N, K] in blocks of b::
+"""bitsandbytes (``quant_method: bitsandbytes``), which has three formats. nf4, for a matrix [N, K] in blocks of b::
 
-    weight                                 [N*K/2 bytes]      row after row, two codes in a byte, the even one high
+    weight                                 [N*K/2 bytes]      row-major, two codes per byte, the even one high
     weight.absmax                          float32 [N*K/b]    one scale per block
     weight.quant_map                       float32 [16]       the table
     weight.quant_state.bitsandbytes__nf4   uint8              JSON: shape, b ..
 
     value = table[code] * absmax
 
-fp4 likewise, with bits of a code that say [sign | entry], and entries in the order 0 1 6 7 4 5 2 3 of their sizes.
+fp4 is stored alike; the bits of a code are [sign | entry], with entries in the order 0 1 6 7 4 5 2 3 of their sizes.
 
-With nested statistics ("double quantization") absmax is uint8, and of blocks of c of them::
+With nested statistics ("double quantization") absmax is uint8, in blocks of c::
 
     absmax = nested_quant_map[absmax] * nested_absmax + nested_offset
 
-in float32, each step rounded, as the library does it: bitport keeps the result. LLM.int8(), of a matrix [N, K]::
+in float32, rounded at each step as the library does: bitport keeps the result. LLM.int8(), for a matrix [N, K]::
 
     weight int8 [N, K]     SCB float32 [N]     weight_format uint8, 0 for rows
 
     value = weight * SCB / 127
 
-It rounds inputs too, a token with one scale; columns of them with a number from llm_int8_threshold on stay as they are,
-none where that is 0. A model is in one of the formats, nested or not: so its configuration has it.
+It also rounds inputs, with one scale per token, except for columns that have a number of at least llm_int8_threshold; 0
+means no exceptions. Configuration allows one format per model, nested or not.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from bitport.tensor import QTensor, from_parts
 
 STATE = ".quant_state.bitsandbytes__"
 DTYPES = {"nf4": "nf4", "fp4": "bnb_fp4"}
-"""What numbers of 4 bits are called there, and here."""
+"""Names of 4-bit number types in bitsandbytes -> in bitport."""
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 STORAGE = (torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""What the bytes of such codes may be called (bnb_4bit_quant_storage)."""
+"""The dtypes that the bytes of 4-bit codes may be viewed as (bnb_4bit_quant_storage)."""
 STATISTICS, NESTED = ("absmax", "quant_map"), ("nested_absmax", "nested_quant_map")
 FORMAT = "weight_format"
 LONGEST = 1 << 16
-"""Bytes of a quant_state: it has a few hundred."""
+"""The most bytes of a quant_state; a few hundred are usual."""
 THRESHOLD = 6.0
-"""What an absent llm_int8_threshold stands for."""
+"""The default of llm_int8_threshold."""
 INPUTS = "LLM.int8() rounds inputs to int8, all but outliers"
 ROUNDED_INPUTS = f"{INPUTS}; here they are used as they are"
 ROUNDED_ROWS = "the scale of a row, SCB / 127, is rounded to float32"
@@ -120,7 +120,8 @@ class Reader(codec.Reader):
 
 
 class Writer(codec.Writer):
-    """nf4 or fp4 on one level, or LLM.int8(): one for all weights. ``int8-dyn`` is LLM.int8() without outliers."""
+    """Writes nf4, fp4 without nested statistics, or LLM.int8(), the same for all weights. ``int8-dyn`` is LLM.int8()
+    without outliers."""
 
     name = "bitsandbytes"
 
@@ -166,8 +167,8 @@ class Writer(codec.Writer):
         }
 
     def _statistics(self, scale: Tensor, name: str) -> Tensor:
-        """SCB of rows of that scale. That of numbers of up to 17 bits is exact; of a scale that was such a 127th it is
-        the product with 127, or a neighbour."""
+        """SCB for rows with that scale: exact for scales of up to 17 bits; if the scale was read as SCB / 127, the
+        product with 127 or a neighbour of it."""
         found = nearest = 127 * scale
         for end in (torch.inf, -torch.inf):
             near = torch.nextafter(nearest, torch.tensor(end, dtype=torch.float32))
@@ -186,7 +187,7 @@ class Writer(codec.Writer):
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What the JSON of a quant_state says. ``nested``: (block, offset) of absmax, where that is quantized."""
+    """The JSON of a quant_state. ``nested``: (block, offset) of absmax if that is quantized."""
 
     kind: str
     shape: tuple[int, int]
@@ -219,7 +220,7 @@ class State:
 
 
 def _settings(scheme: Scheme) -> dict[str, Any] | None:
-    """What quantization_config says of a model whose weights are in this scheme; None where there is none such."""
+    """The quantization_config for weights in this scheme; None if the library has no such format."""
     fmt = scheme.weight
     if fmt.scale in FLOAT8_SCALES or fmt.zero != "none":
         return None
@@ -236,14 +237,14 @@ def _kind(said: Mapping[str, Any]) -> str:
 
 
 def _table(kind: str) -> Tensor:
-    """In the order of its codes there."""
+    """The table in the code order of bitsandbytes."""
     table = torch.tensor(NUMBER_TYPES[DTYPES[kind]].table, dtype=torch.float32)
     return table[_ranks_of_fp4(torch.arange(16, dtype=torch.uint8)).int() & 15] if kind == "fp4" else table
 
 
 def _ranks_of_fp4(pairs: Tensor) -> Tensor:
-    """Two codes of fp4 a byte to their places in the sorted table: a positive entry lies as far behind the middle as a
-    negative one before it, by its rank, which is the entry with 4 more or less where it has a 2."""
+    """Convert two fp4 codes per byte to positions in the sorted table: a positive entry is as far after the middle as
+    the negative one is before it, by its rank, which is the entry with the bit of 4 toggled if the bit of 2 is set."""
     ranks = pairs ^ (pairs & 0x22) << 1
     return ranks ^ 0x88 ^ _sevens(pairs & 0x88)
 
@@ -255,7 +256,7 @@ def _fp4_of_ranks(pairs: Tensor) -> Tensor:
 
 
 def _sevens(signs: Tensor) -> Tensor:
-    """The three bits below each sign that is set."""
+    """The three bits below each set sign bit."""
     return signs >> 1 | signs >> 2 | signs >> 3
 
 

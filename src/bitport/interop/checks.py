@@ -1,4 +1,4 @@
-"""What a file says of a tensor is checked before anything is computed from it."""
+"""Validation of tensors from files before anything is computed from them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bitport.numerics import FLOATS
 
 
 def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequence[int | None]) -> Tensor:
-    """``tensor``, which must have one of ``dtypes`` and this ``shape``, None being any size from 1 on; CheckpointError
-    that names it else."""
+    """``tensor``; CheckpointError with its name unless it has one of ``dtypes`` and this ``shape``, where None allows
+    any size of at least 1."""
     fits = tensor.dim() == len(shape) and all(
         size > 0 if wanted is None else size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
     )
@@ -27,16 +27,16 @@ def expect(tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], shape: Sequ
 
 
 def number_in(tensor: Tensor, name: str) -> Tensor:
-    """The one number of a tensor of any rank, float32 []."""
+    """The single number of a tensor of any rank, float32 []."""
     return expect(tensor, name, FLOATS, (1,) * tensor.dim()).float().reshape(())
 
 
 def dtype_of_all(holds: Callable[[torch.dtype], bool]) -> torch.dtype:
-    """Of a model whose files do not say it: the first of bfloat16, float16 and float32 that ``holds`` every float.
-    float32 is not asked for."""
+    """The dtype of a model whose files do not say it: the first of bfloat16, float16 and float32 for which ``holds`` is
+    true (assumed for float32)."""
     return next((half for half in (torch.bfloat16, torch.float16) if holds(half)), torch.float32)
 
 
 def fits(value: Tensor, dtype: torch.dtype) -> bool:
-    """Whether ``dtype`` holds every number exactly."""
+    """Whether ``dtype`` represents every number exactly."""
     return bool(((value.to(dtype).to(value.dtype) == value) | value.isnan()).all())

@@ -1,8 +1,8 @@
-"""A codec knows one format of quantized checkpoints: which tensors make up a weight, and what they mean.
+"""The interface of codecs: a codec knows for one checkpoint format which tensors make up a weight, and what they mean.
 
-Reading and writing are pure functions on tensors by their role, one weight at a time; files, order and memory are the
-business of :mod:`bitport.interop.convert`. Nothing is rounded on the way: what a format or bitport cannot hold exactly
-is an error that says so.
+Reading and writing are pure functions on the tensors of one weight, keyed by role; :mod:`bitport.interop.convert`
+handles files, order and memory. Nothing is rounded: what a format or bitport cannot represent exactly is an error with
+an explanation.
 """
 
 from __future__ import annotations
@@ -25,88 +25,88 @@ from bitport.tensor import QTensor
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """A quantized weight as files hold it. ``name``: that of the parameter of the float model, such as
-    ``model.layers.0.mlp.up_proj.weight``; ``parts``: role -> name of the tensor in the files."""
+    """A quantized weight in the files. ``name``: the parameter in the float model, such as
+    ``model.layers.0.mlp.up_proj.weight``; ``parts``: role -> tensor name in the files."""
 
     name: str
     parts: Mapping[str, str]
 
 
 class Reader(abc.ABC):
-    """``config``: what config.json says under quantization_config. It is checked when the reader is made:
-    CheckpointError for what is not understood, since a setting that is passed over would change the numbers.
-    ``dtype``: what the weights were rounded from."""
+    """Read the weights of one checkpoint. ``config``: the quantization_config of config.json, validated on
+    construction: CheckpointError for unknown settings, since ignoring one could change the numbers. ``dtype``: the
+    dtype that the weights were quantized from."""
 
     writes_zero_biases: ClassVar[bool] = False
-    """Whether a library writes biases of zeros for layers that have none."""
+    """Whether the library writes biases of zeros for layers that have none."""
 
     def __init__(self, config: dict[str, Any], dtype: torch.dtype) -> None:
         self.config, self.dtype = config, dtype
         self.metadata: Mapping[str, str] = {}
-        """What the headers of the files say beside their tensors; there when weights() is called."""
+        """The metadata in the headers of the files; set before weights() is called."""
         self.model: Mapping[str, Any] = {}
-        """All of config.json; there when weights() is called."""
+        """All of config.json; set before weights() is called."""
         self.notes: list[str] = []
-        """What is not carried over and does not change a weight: for the report."""
+        """What is not carried over but changes no weight, for the report."""
 
     @abc.abstractmethod
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
-        """The quantized weights among the tensors of the files, from their names, shapes and dtypes alone."""
+        """The quantized weights among the tensors of the files, found by names, shapes and dtypes alone."""
 
     @abc.abstractmethod
     def read(self, weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
-        """``tensors``: role -> tensor. What they are in bitport's form; nothing about them was checked."""
+        """The weight in bitport's form. ``tensors``: role -> tensor, not yet validated."""
 
     def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
-        """Tensors that are not carried over -> why: they belong to no weight, and no model has them."""
+        """Tensors that are not carried over, as they are part of no weight and no model -> reason."""
         return {}
 
 
 class Writer(abc.ABC):
-    """Writes the weights of one checkpoint; what they have in common goes to its quantization_config."""
+    """Write the weights of one checkpoint; settings that they share go to its quantization_config."""
 
     name: ClassVar[str]
-    """As users say it."""
+    """The name of the format, as users give it."""
     upright: ClassVar[bool] = True
-    """Whether a layer that lies the other way round in a model (Conv1D) is written as [N, K]."""
+    """Whether a layer that is [K, N] in the model (Conv1D) is written as [N, K]."""
     keys: ClassVar[tuple[str, ...]] = ("quantization_config",)
-    """Where config.json has what config() says."""
+    """The keys of config.json that hold the result of config()."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        """What is not exactly as it was: for the report."""
+        """What was not preserved exactly, for the report."""
 
     @abc.abstractmethod
     def refuses(self, q: Described) -> str | None:
-        """Why a weight of this description cannot be written, or None."""
+        """The reason why a weight of this description cannot be written, or None."""
 
     @abc.abstractmethod
     def write(self, name: str, q: QTensor) -> dict[str, Tensor]:
-        """Tensors by their names in the file. ``q``: in the plain layout, and not refused. ArgumentError where its
-        numbers do not fit."""
+        """The tensors of a weight by their names in the file. ``q``: in the plain layout, accepted by refuses().
+        ArgumentError if its numbers do not fit."""
 
     @abc.abstractmethod
     def config(self, left: list[str]) -> dict[str, Any] | None:
-        """What config.json says of it, after all weights were written; None for a model that is not quantized.
-        ``left``: modules whose weight is a matrix that is not quantized."""
+        """The quantization settings for config.json, once all weights are written; None for a float model. ``left``:
+        modules whose weight is a matrix that is not quantized."""
 
     def files(self) -> dict[Path, str]:
-        """Further files of the model -> their text, after all weights were written."""
+        """Additional files of the model -> their text, once all weights are written."""
         return {}
 
     def room(self, names: list[str]) -> int:
-        """Bytes that metadata() takes in the header of a file, at most. ``names``: of all tensors of the model."""
+        """An upper bound on the bytes that metadata() needs in a file header. ``names``: all tensors of the model."""
         return 0
 
     def metadata(self, plain: list[str]) -> dict[str, str]:
-        """What the header of each file says beside its tensors, after all weights were written. ``plain``: the names of
-        those that are not quantized."""
+        """The metadata for the header of each file, once all weights are written. ``plain``: names of the tensors that
+        are not quantized."""
         return {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """What is known of a quantized weight before its data are read."""
+    """The properties of a quantized weight that are known before its data are read."""
 
     name: str
     scheme: Scheme
@@ -116,18 +116,18 @@ class Described:
     transposed: bool
     parts: frozenset[str]
     conv1d: bool = False
-    """Whether it lies as [K, N] in the model, and as [N, K] in files of others."""
+    """Whether it is [K, N] in the model, and [N, K] in files of other libraries."""
 
 
 def no_linear(q: Described, says: str) -> str | None:
-    """Why ``q`` is none of the linear layers that ``says`` speaks of, or None."""
+    """The reason, beginning with ``says``, why ``q`` is not a linear layer, or None."""
     if q.kind != "linear" or len(q.shape) != 2 or q.transposed:
         return f"{says} linear layers alone, and this is a weight of the kind {q.kind!r}"
     return None
 
 
 def no_place(q: Described, who: str) -> str | None:
-    """Why ``q`` has more than a format without order and scales of inputs can hold, or None."""
+    """The reason why ``q`` does not fit a format without column order and input scales, or None."""
     extra = sorted(q.parts & {"perm", "pre_scale"})
     return f"{who} has no {' and no '.join(extra)}: neither order nor scales of inputs" if extra else None
 
@@ -136,7 +136,7 @@ NO_CONV1D = "its layers lie as [N, K] in a model, and this one as [K, N] (Conv1D
 
 
 def kind_of(name: str, shape: tuple[int, ...]) -> str:
-    """The kind of a float weight of that name, as a recipe has it: "linear", "embedding", "experts" .."""
+    """The kind of a float weight with that name, as used in recipes: "linear", "embedding", "experts" .."""
     found = target_of(name, shape, torch.bfloat16)
     return found.kind if found else "other"
 
@@ -147,14 +147,14 @@ def tensors_of(weights: Iterable[Weight]) -> set[str]:
 
 
 def check_complete(found: str, parts: Iterable[str], held: Container[str]) -> None:
-    """CheckpointError unless the files, which have the tensor ``found`` of a weight, have all ``parts`` of it."""
+    """CheckpointError unless ``held`` has all ``parts`` of the weight whose tensor ``found`` is in the files."""
     if missing := [part for part in parts if part not in held]:
         raise CheckpointError(f"{found} is there without {shortened(missing)}; fetch the checkpoint again")
 
 
 def grouped(held: Iterable[str], first: str, others: Mapping[str, str], optional: frozenset[str]) -> list[Weight]:
-    """The weights that have a tensor ``<module>.<first>``. ``others``: further roles -> how their tensors' names end;
-    those that are not ``optional`` must be there."""
+    """The weights that have a tensor ``<module>.<first>``. ``others``: further roles -> suffix of the tensor name; all
+    that are not ``optional`` must exist."""
     names = set(held)
     found = []
     for name in held:
@@ -168,7 +168,8 @@ def grouped(held: Iterable[str], first: str, others: Mapping[str, str], optional
 
 
 def order_of(group_of: Tensor, k: int, group: int, what: str) -> Tensor | None:
-    """The ``k`` columns in the order of their groups of ``group`` ("act-order"); None where they lie so already."""
+    """The order that sorts the ``k`` columns by group of ``group`` columns ("act-order"); None if they are sorted
+    already."""
     if group_of.dtype != torch.int32 or tuple(group_of.shape) != (k,):
         raise CheckpointError(f"{what} must be int32 [{k}], not {group_of.dtype} {list(group_of.shape)}")
     wanted = torch.arange(k, dtype=torch.int32) // group
@@ -181,7 +182,7 @@ def order_of(group_of: Tensor, k: int, group: int, what: str) -> Tensor | None:
 
 
 def setting(config: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
-    """``config[key]``, which must be a ``kind``; CheckpointError else. A default is for where it is absent or null."""
+    """``config[key]``; CheckpointError unless it is a ``kind``. ``default``: the value if it is absent or null."""
     value = config.get(key)
     if value is None and default is not ...:
         return default
@@ -193,8 +194,8 @@ def setting(config: Mapping[str, Any], key: str, kind: type | tuple[type, ...], 
 
 
 def exactly(value: Tensor, dtype: torch.dtype, what: str, rounded: bool = True) -> Tensor:
-    """``value`` as ``dtype``; ArgumentError where that would change a number. ``rounded``: it is one that a conversion
-    rounds if it is asked to (bitport.interop.scales)."""
+    """``value`` cast to ``dtype``; ArgumentError if that changes a number. ``rounded``: whether the error may suggest
+    to round it during conversion (bitport.interop.scales)."""
     cast = value.to(dtype)
     same = (cast.to(value.dtype) == value) | (cast.isnan() & value.isnan())
     if not bool(same.all()):

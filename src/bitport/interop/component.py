@@ -1,5 +1,5 @@
-"""A model of diffusers as its config.json describes it, without numbers, and how diffusers makes it of a file whose
-tensors have the names that its authors gave them ("single files", which ComfyUI has)."""
+"""A diffusers model without data, built from its config.json, and the mapping by which diffusers builds it from a
+"single file", where tensors have the names given by the authors of the model, as in ComfyUI."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from bitport.nn.targets import WEIGHTS
 
 INSTALL = "pip install 'bitport[diffusers]'"
 PREFIX = "model.diffusion_model."
-"""What names begin with in files that hold more of a pipeline, and in some that do not: where any does, all other
-tensors belong to other models."""
+"""The prefix of names in files with several models of a pipeline, and in some others: if any name has it, all tensors
+without it belong to other models."""
 
 
 class Component:
-    """``path``: a config.json, or the directory that holds it. ``tensors``: how many the file of the model has."""
+    """``path``: a config.json, or the directory that holds it. ``tensors``: number of tensors in the file of the
+    model."""
 
     def __init__(self, path: Path, tensors: int) -> None:
         file = _config_file(path)
@@ -57,7 +58,7 @@ class Component:
         }
 
     def made_of(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Made]:
-        """The tensors of the model, in its order. ``shapes``: of those in the file."""
+        """The tensors of the model, in its order. ``shapes``: of the tensors in the file."""
         marked = [name for name in shapes if name.startswith(PREFIX)]
         keys = {name.removeprefix(PREFIX): name for name in marked or shapes}
         try:
@@ -71,13 +72,13 @@ class Component:
         return {name: made[name] for name in self.shapes}
 
     def files(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
-        """See :class:`bitport.interop.sources.Readable`, others()."""
+        """See :meth:`bitport.interop.sources.Readable.others`."""
         yield Path("config.json"), json.dumps({**self.said, **quantization}, indent=2) + "\n"
         if quantization == {"quantization_config": SAID}:
             yield Path(DIFFUSERS_INDEX), POINTER
 
     def _mapped(self, keys: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Made]:
-        """``keys``: what diffusers is told as the name of a tensor -> its name."""
+        """``keys``: tensor names as passed to diffusers -> names in the file."""
         if keys.keys() == self.shapes.keys():
             function: Callable[..., Any] = dict
         else:
@@ -121,7 +122,7 @@ class Component:
 
 
 def class_of(root: Path, name: str) -> Any:
-    """The class ``name`` of models of diffusers, which config.json in ``root`` names."""
+    """The diffusers model class ``name``, as given in the config.json in ``root``."""
     try:
         diffusers = importlib.import_module("diffusers")
     except ModuleNotFoundError as error:
@@ -133,7 +134,7 @@ def class_of(root: Path, name: str) -> Any:
 
 
 def unused_notes(names: Iterable[str], made: Mapping[str, Made]) -> Iterator[str]:
-    """``names``: of the tensors in a file; ``made``: what becomes of them."""
+    """``names``: of the tensors in a file; ``made``: the tensors of the model made of them."""
     used = {run.name for each in made.values() for run in each.runs or ()}
     if left := [name for name in names if name not in used]:
         yield f"left out: {shortened(left, 3)}, which the model of diffusers does not have"
@@ -173,8 +174,8 @@ def _renamed(made: Made, names: Mapping[str, str]) -> Made:
 
 
 def _alone(function: Callable[..., Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Made]:
-    """What is made of tensors that others have taken the place of. Functions that ask for all tensors of a model take
-    each by its name, and then there are none."""
+    """What is made of the tensors left over, to find those that others replaced. Functions that access all tensors of a
+    model by name fail, and then nothing was replaced."""
     try:
         return traced(function, shapes) if shapes else {}
     except UNREADABLE:
@@ -182,7 +183,7 @@ def _alone(function: Callable[..., Any], shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def _inner(shape: tuple[int, ...]) -> list[int]:
-    """Without dimensions of 1, some of which ggml leaves out."""
+    """The shape without dimensions of 1, some of which ggml omits."""
     return [size for size in shape if size != 1]
 
 

@@ -1,4 +1,4 @@
-"""convert(): the quantized weights of one format in another, number for number unless scales are to be rounded, one
+"""Conversion of a quantized checkpoint to another format, number for number unless scales are to be rounded, with one
 weight in memory at a time."""
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from bitport.tensor import QTensor
 
 BITPORT = "bitport"
 FORMATS = (BITPORT, *WRITERS, gguf.Writer.name)
-"""What can be written."""
+"""The formats that can be written."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """What convert() did. ``weights``: name -> scheme; ``notes``: what the source says and the result does not."""
+    """The result of convert(). ``weights``: name -> scheme; ``notes``: what of the source the result does not carry
+    over."""
 
     read: str
     written: str
@@ -64,26 +65,28 @@ def convert(
     progress: bool | None = None,
     overwrite: bool = False,
 ) -> Converted:
-    """Write the quantized model in ``source``, a checkpoint of bitport, a Hugging Face directory in one of
-    :data:`bitport.interop.READERS` or a GGUF file, to the directory ``target`` in the format ``to``: "bitport", or one
-    of :data:`bitport.interop.WRITERS`; or, with "gguf", to the file ``target``, whatever the ``shard_size``. A GGUF
-    model in several files is given by the first of them, or by their directory.
+    """Convert the quantized model in ``source`` to the format ``to``, and write it to ``target``.
 
-    Every code, scale and zero point stays the number it is (except for "float", a model that is not quantized);
-    ArgumentError where the format cannot hold one, and then nothing is written. Configuration, tokenizer and other
-    files are copied. ``overwrite``: replace the model that is in ``target``.
+    ``source``: a checkpoint of bitport, a Hugging Face directory in one of :data:`bitport.interop.READERS`, or a GGUF
+    file; of a GGUF model in several files, the first one or their directory. ``to``: "bitport" or one of
+    :data:`bitport.interop.WRITERS`, for which ``target`` is a directory; or "gguf", for which it is a single file,
+    regardless of ``shard_size``.
 
-    ``config``: of a diffusion model in GGUF, or in float8 as ComfyUI has it (one .safetensors file), which has none:
-    its config.json as diffusers has it, or the directory that holds it. diffusers must be installed then.
+    Every code, scale and zero point keeps its value (except for "float", which writes a model that is not quantized);
+    ArgumentError if the format cannot represent one, and then nothing is written. Configuration, tokenizer and other
+    files are copied. ``overwrite``: replace the model in ``target``.
 
-    ``scales``: "float16" or "bfloat16", to round scales, and zero points that are floats, to that: smaller and faster
-    than float32, and what some formats ask for; the notes say what it changed. A checkpoint of bitport may then become
-    another one.
+    ``config``: for a diffusion model in GGUF, or in one .safetensors file of ComfyUI, neither of which has a
+    configuration: its config.json for diffusers, or the directory that holds it. Requires diffusers.
+
+    ``scales``: "float16" or "bfloat16", to round scales and float zero points to that dtype: smaller and faster than
+    float32, and required by some formats; the notes report the error. This also allows converting a checkpoint of
+    bitport to another one.
     """
     if to not in FORMATS:
         raise ArgumentError(f"cannot write {to!r}; formats are {', '.join(FORMATS)}")
     path, there, described = Path(source), Path(target), None if config is None else Path(config)
-    with torch.device("cpu"):  # another default is the user's
+    with torch.device("cpu"):  # the user may have set another default
         if to == gguf.Writer.name:
             files = source_of(path, described)
             _check_file(files, there, overwrite)
@@ -139,7 +142,7 @@ def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progr
         said = writer.config(left)
         quantization = dict.fromkeys(writer.keys, said) if said else {}
         others = dict(files.others(quantization))
-        if quantization:  # said nowhere else
+        if quantization:  # in a format that has no config.json of its own
             others.setdefault(Path("config.json"), json.dumps(quantization, indent=2) + "\n")
         out.publish({**others, **writer.files()}, writer.metadata(plain))
     notes = (*files.notes, *writer.notes)
@@ -183,7 +186,7 @@ def _check(writer: Writer | gguf.Writer, q: Described) -> None:
 
 
 def _check_all(writer: Writer | gguf.Writer, files: Readable) -> None:
-    """Before anything is read: all that cannot be written, by their reasons."""
+    """ArgumentError with all weights that cannot be written, grouped by reason, before anything is read."""
     refused: dict[str, list[str]] = {}
     for q in files.described():
         if reason := writer.refuses(q):

@@ -1,5 +1,5 @@
-"""A float model of a quantized one: each weight [.., N, K] as the floats that it stands for, in the model's own dtype.
-For programs that read no quantized weights, and to quantize anew what was published quantized alone."""
+"""Dequantization of a model: each weight [.., N, K] as floats in the dtype of the model. For programs that read no
+quantized weights, and to requantize models that were only published quantized."""
 
 from __future__ import annotations
 

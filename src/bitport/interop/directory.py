@@ -1,7 +1,7 @@
-"""Writing the directory of a quantized Hugging Face model, as a stream of tensors, so that it is there entirely or not.
+"""Writing the directory of a quantized Hugging Face model from a stream of tensors, all or nothing.
 
-Shards get their names, model-00001-of-00003.safetensors, when their number is known; until then all lies in the folder
-``unfinished``. config.json comes last: without it nobody takes the directory for a model.
+Shard names such as model-00001-of-00003.safetensors require the number of shards; until it is known, all files are in
+the folder ``unfinished``. config.json is moved last: without it the directory is not taken for a model.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bitport.errors import ArgumentError, CheckpointError
 
 SHARD = re.compile(r"(diffusion_pytorch_)?model(-\d{5,}-of-\d{5,})?\.safetensors")
 METADATA = {"format": "pt"}
-"""Loaders of transformers ask for it."""
+"""Required by the loaders of transformers."""
 
 
 class Directory:
-    """``with Directory(path) as out: out.add(name, tensor); out.publish(files)``; without the last nothing stays.
-    ``room``: bytes of the header of each file for what publish() is told to say there."""
+    """``with Directory(path) as out: out.add(name, tensor); out.publish(files)``; without publish() nothing remains.
+    ``room``: bytes to reserve in each file header for the metadata passed to publish()."""
 
     def __init__(self, directory: Path, shard_size: int, room: int = 0) -> None:
         if shard_size < 1:
@@ -74,8 +74,8 @@ class Directory:
         self.nbytes += tensor.nbytes
 
     def publish(self, files: dict[Path, str | Path], metadata: dict[str, str] | None = None) -> None:
-        """Make it the model of the directory. ``files``: path in it -> text, or the file to copy. ``metadata``: what
-        the header of each file of tensors says too."""
+        """Move everything to the directory. ``files``: path in it -> text, or the file to copy. ``metadata``: more
+        entries for the metadata of each tensor file."""
         self._end_shard()
         for shard in self.ended:
             shard.finish({**METADATA, **(metadata or {})})

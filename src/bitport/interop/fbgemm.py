@@ -1,5 +1,5 @@
-"""Float8 of FBGEMM (``quant_method: fbgemm_fp8``), as Meta published Llama 3.1 405B. Of a layer [N, K], and of E
-stacked experts of Llama 4, which lie as [E, K, N]::
+"""Float8 of FBGEMM (``quant_method: fbgemm_fp8``), used by Meta for Llama 3.1 405B. For a layer [N, K], and for E
+stacked experts of Llama 4, which are [E, K, N]::
 
     weight        float8_e4m3fn [N, K]       weight_scale        float32 [N, 1]
     gate_up_proj  float8_e4m3fn [E, K, N]    gate_up_proj_scale  float32 [E, 1, N]
@@ -7,8 +7,8 @@ stacked experts of Llama 4, which lie as [E, K, N]::
 
     value = weight * scale
 
-FBGEMM cuts off the numbers of an input at activation_scale_ub, and then rounds each token to float8. Without the cut a
-token with one large number would lose its small ones, and no scheme has it: inputs are used as they are.
+FBGEMM clamps inputs to activation_scale_ub, then rounds each token to float8. Without the clamp a token with one large
+number would lose its small ones, and no scheme has it: inputs are not quantized.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ E4M3 = torch.float8_e4m3fn
 BOUND, USUAL = "activation_scale_ub", 1200.0
 KNOWN = ("quant_method", "modules_to_not_convert", BOUND)
 INPUT_BOUND = ".input_scale_ub"
-"""One number for each layer, which programs take from the configuration."""
+"""A tensor of one number per layer; programs take the bound from the configuration instead."""
 EXPERTS = ("gate_up_proj", "down_proj")
 SCALES = tuple(f"{name}_scale" for name in ("weight", *EXPERTS))
 

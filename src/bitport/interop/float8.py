@@ -1,26 +1,25 @@
-"""Float8 (``quant_method: fp8``, ``mxfp8``) of DeepSeek, of transformers and of vLLM. Of a layer [N, K], or of E
-stacked ones::
+"""Float8 (``quant_method: fp8``, ``mxfp8``) of DeepSeek, transformers and vLLM. For a layer [N, K], or E stacked ones::
 
     weight              float8_e4m3fn [.., N, K]
-    weight_scale_inv    one scale per block of weight_block_size (rows, columns), edges rounded up; without blocks one
-    or weight_scale     for all, or one per row
+    weight_scale_inv    one scale per block of weight_block_size (rows, columns), rounded up at the edges; without
+    or weight_scale     blocks one per tensor or per row
     or scale
     activation_scale    with activation_scheme static: one number for the input of the layer
     or input_scale
 
     value = weight * scale
 
-also where a name says "inv", but for GPTQModel, which says weight_scale_semantics inverse and divides. Scales are
-floats, or powers of two: e8m0, or its exponents in uint8, as of mxfp8, whose blocks are [1, 32]. A parameter that is
-not called weight has them as ``<name>_scale_inv``. Experts of DeepSeek-V4 are mxfp4 (expert_dtype fp4)::
+even if the name says "inv", except for GPTQModel, which divides and says so: weight_scale_semantics inverse. Scales are
+floats, or powers of two: e8m0, or the same as uint8, as in mxfp8, whose blocks are [1, 32]. The scales of a parameter
+that is not called weight are ``<name>_scale_inv``. Experts of DeepSeek-V4 are mxfp4 (expert_dtype fp4)::
 
-    weight              int8 [N, K/2]: two e2m1 codes in a byte, the even one low
+    weight              int8 [N, K/2]: two e2m1 codes per byte, the even one low
     scale               e8m0 [N, K/32]
 
-Modules that quantized_layers names (moe_quant_algo) are as ModelOpt writes them.
+Modules listed in quantized_layers (with moe_quant_algo) are in the format of ModelOpt.
 
-What a layer does to its input, activation_scheme dynamic: blocks of 128 columns have a scale each; where the weight has
-no blocks, a token has one. With null, which AMD Quark writes, nothing; where it is absent, it is dynamic.
+With activation_scheme dynamic, the default, inputs have a scale per 128 columns, or, if the weight has no blocks, per
+token. With null, which AMD Quark writes, inputs are not quantized.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 OTHERS = (torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 SCALES, INPUT_SCALES = ("_scale_inv", "_scale"), ("activation_scale", "input_scale")
 BARE = "scale"
-"""What DeepSeek-V4 calls the scales of weight."""
+"""The name of the scales of weight in DeepSeek-V4."""
 LONGEST = 1 << 16
-"""Rows or columns of a block."""
+"""The most rows or columns of a block."""
 CACHE = re.compile(r".*attn.*\.(([qkv]|kv|prob)_scale|(prob_)?output_scale)")
-"""Scales of a quantized cache of keys and values, one number each."""
+"""Scales of a quantized key-value cache, one number each."""
 SEMANTICS = "weight_scale_semantics"
 DIVISORS = (
     "scales of weights divide there, and are kept as their reciprocals, rounded to float32; inputs, which GPTQModel "
@@ -67,7 +66,7 @@ class Reader(codec.Reader):
         _one_of(config, "fmt", ("e4m3", "float8_e4m3fn"))
         _one_of(config, "expert_dtype", ("fp8", "fp4"))
         self.beside = _beside(config, dtype)
-        """Reads what is not float8."""
+        """The reader for weights that are not float8."""
         mx = config.get("quant_method") == "mxfp8"
         powers = _one_of(config, "scale_fmt", ("float", "ue8m0")) == "ue8m0" or mx
         self.static = _one_of(config, "activation_scheme", ("dynamic", "static")) == "static"
@@ -167,7 +166,7 @@ class Reader(codec.Reader):
         return FP4, Quantized(codes.contiguous().view(torch.uint8), scale.contiguous()), shape
 
     def _scale(self, scale: Tensor, name: str, shape: torch.Size) -> tuple[Format, Tensor]:
-        """(that of the weight, scales [.., blocks of rows, blocks of columns])."""
+        """(format of the weight, scales [.., blocks of rows, blocks of columns])."""
         *batch, n, k = shape
         if self.block is not None:
             rows, columns = self.block
@@ -186,7 +185,7 @@ class Reader(codec.Reader):
 
 
 class Writer(codec.Writer):
-    """The form of DeepSeek: blocks of 128x128, inputs in blocks of 128, float32 scales."""
+    """Writes the form of DeepSeek: blocks of 128x128, inputs in blocks of 128, float32 scales."""
 
     name = "fp8"
 
@@ -228,7 +227,7 @@ def _beside(config: Mapping[str, Any], dtype: torch.dtype) -> modelopt.Reader | 
 
 
 def _one_of(config: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> str:
-    """The first is what an absent key stands for."""
+    """The lowercase value of ``key``, which must be among ``allowed``; the first of these is the default."""
     value: str = setting(config, key, str, allowed[0]).lower()
     if value not in allowed:
         raise CheckpointError(f"fp8 with {key} {value!r}: {' and '.join(allowed)} are read")

@@ -1,4 +1,4 @@
-"""The formats that are read and written."""
+"""The registries of formats that can be read and written."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ READERS: dict[str, type[codec.Reader]] = {
     "quanto": quanto.Reader,
     "quark": quark.Reader,
 }
-"""By the quant_method of config.json."""
+"""Readers by the quant_method in config.json."""
 
 WRITERS: dict[str, type[codec.Writer]] = {
     writer.name: writer
@@ -59,4 +59,4 @@ WRITERS: dict[str, type[codec.Writer]] = {
         dense.Writer,
     )
 }
-"""By the name that users give."""
+"""Writers by the name of their format, as users give it."""

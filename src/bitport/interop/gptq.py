@@ -1,15 +1,15 @@
-"""GPTQ (``quant_method: gptq``), as AutoGPTQ, GPTQModel and AutoRound write it. Of a layer [N, K] with groups of g::
+"""GPTQ (``quant_method: gptq``), as written by AutoGPTQ, GPTQModel and AutoRound. For a layer [N, K] with groups of g::
 
     qweight  int32 [K*b/32, N]    codes along K                qzeros  int32 [K/g, N*b/32]    zero points along N
     scales   float16 [K/g, N]     g_idx  int32 [K]: the group of each column
 
     value[n, k] = (code - zero) * scale, both of group g_idx[k]
 
-A file of the first kind (``checkpoint_format: gptq``) stores every zero point less 1; ``gptq_v2`` stores it as it is.
+The original format (``checkpoint_format: gptq``) stores zero points minus 1; ``gptq_v2`` stores them unchanged.
 GPTQModel (``meta: {quantizer: [gptqmodel:..]}``) subtracts from whole words, so that a zero point of 0 borrows from the
-next one; of 3 bits each is less 1 by itself, and 0 becomes 7. Of other programs the largest number stands for 2^b.
-Where g_idx does not ascend ("act-order") the columns of a group lie apart: bitport keeps them in the order of their
-groups, with the permutation that finds them. A file without g_idx has its columns in order, unless it says desc_act.
+next one; with 3 bits each is decremented separately, and 0 becomes 7. In files of other programs the largest number
+means 2^b. If g_idx does not ascend ("act-order"), the columns of a group are not contiguous: bitport stores them sorted
+by group, with the permutation. Without g_idx columns are in order, unless the configuration says desc_act.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from bitport.tensor import QTensor, from_parts
 BITS = (2, 3, 4, 8)
 PLANAR = "codes of 5 to 7 bits lie in planes there"
 STORED_LESS = {"gptq": 1, "gptq_v2": 0}
-"""How much less than the zero point a file of that checkpoint_format stores."""
+"""checkpoint_format -> how much is subtracted from stored zero points."""
 KEYS = {"qzeros": "qzeros", "scales": "scales", "g_idx": "g_idx"}
 
 
 class Settings(NamedTuple):
     bits: int
     group: int
-    """Columns of a group; 0: all of a row."""
+    """Columns of a group; 0: the whole row."""
     symmetric: bool
     reordered: bool
-    """Whether the columns of a group may lie apart."""
+    """Whether the columns of a group may be scattered."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
@@ -61,8 +61,9 @@ class Settings(NamedTuple):
 
 
 class Overrides:
-    """Settings of their own for some layers: the first regular expression that fits a name, but those after "-:", whose
-    layers are left as they were. Lists of plain names ("^a\\.b$") may have tens of thousands."""
+    """Settings for individual layers: those of the first regular expression that matches a name, where "-:" marks
+    layers that are not quantized. There may be tens of thousands of plain names ("^a\\.b$"), which are looked up in a
+    dictionary."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.own: list[dict[str, Any]] = []
@@ -161,7 +162,7 @@ class Reader(codec.Reader):
 
 
 class Writer(codec.Writer):
-    """One scheme for all weights: so the format has it. ``less``: see STORED_LESS."""
+    """Writes ``checkpoint_format: gptq``. The format has one scheme for all weights."""
 
     name = "gptq"
 

@@ -1,8 +1,8 @@
-"""HQQ (``quant_method: hqq``), as the library itself and transformers 4 write it to safetensors. A layer [N, K] is seen
-as [R, C], row after row::
+"""HQQ (``quant_method: hqq``), as the library itself and transformers 4 write it to safetensors. A layer [N, K] is
+reshaped to [R, C], row-major::
 
-    axis 1    [N*K/g, g]    scale, zero float [R, 1]    g consecutive numbers of a row have a scale
-    axis 0    [g, N*K/g]    scale, zero float [1, C]    g numbers of a column, N/g rows apart, have one
+    axis 1    [N*K/g, g]    scale, zero float [R, 1]    g consecutive numbers of a row share a scale
+    axis 0    [g, N*K/g]    scale, zero float [1, C]    g numbers of a column, N/g rows apart, share one
 
     value = (code - zero) * scale
 
@@ -10,14 +10,14 @@ as [R, C], row after row::
     4bit_u8    uint8 [R/2, C]         4 bits
     2bit_u8    uint8 [R/4, C]         2 bits, or the codes 0, 1, 2 (nbits 1.58)
     1bit_u8    uint8 [R/8, C]         1 bit
-    3bit_32    int32 [R/10, C], rounded up; the rows that fill up are no codes
+    3bit_32    int32 [R/10, C], rounded up; padding rows hold no codes
 
-A byte or word of W_q holds codes of one column, R/2, R/4 .. rows apart, the first in the highest bits (of a word: below
-the highest two). With view_as_float the same bytes are called a float. Every layer says all of this itself, in
-tensors of one number and ASCII in uint8; what config.json repeats changes nothing.
+A byte or word of W_q holds codes of one column, R/2, R/4 .. rows apart, the first in the highest bits (in a word: below
+the highest two). With view_as_float the same bytes are stored as a float dtype. Every layer repeats all of its settings
+in tensors of one number and ASCII strings in uint8; those in config.json have no effect.
 
-Groups of axis 0 are blocks of bitport where g is N: a scale per column. With fewer rows in a group its rows lie apart,
-for which bitport has no scheme. Zero points that are whole numbers in all of a matrix become integers.
+Groups of axis 0 are blocks of bitport if g is N: a scale per column. With fewer rows in a group its rows are not
+adjacent, for which bitport has no scheme. Zero points that are integers in the whole matrix become integers.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
 
 NO_NUMBERS = ("quant_method", "quant_config", "skip_modules")
-"""Settings of config.json, which the layers say again."""
+"""Settings in config.json, which the layers repeat."""
 NEEDED = ("scale", "zero", "nbits", "group_size", "axis", "shape", "packing")
 CHECKED = ("view_as_float", "quant_scale", "quant_zero")
 STORED = ("unpack_view_dtype", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config")
 FOUND = ("channel_wise", "optimize", "round_zero")
-"""How scales and zero points were found."""
+"""Settings for choosing scales and zero points."""
 ABSENT, THERE = ("quant_scale", "quant_zero", "offload_meta"), ("encoded_state_dict", "stores_quant_config")
-"""What a layer that is written says no and yes to."""
+"""Settings of written layers that are false, and that are true."""
 NESTED = (".scale_q", ".zero_q", ".zero_scale", ".meta_scale", ".meta_zero")
 
 
 class Packing(NamedTuple):
     nbits: tuple[float, ...]
     width: int
-    """Bits that a code takes."""
+    """Bits per code."""
     codes: int
-    """In an element of W_q."""
+    """Codes per element of W_q."""
     dtype: torch.dtype
 
 
@@ -113,7 +113,8 @@ class Reader(codec.Reader):
 
 
 class Writer(codec.Writer):
-    """Groups along rows (axis 1), in the dtype of the model. One scheme for all weights, as in the configuration."""
+    """Writes groups along rows (axis 1), in the dtype of the model. The configuration has one scheme for all
+    weights."""
 
     name = "hqq"
 
@@ -165,7 +166,7 @@ class Writer(codec.Writer):
 
 
 class Layer(NamedTuple):
-    """What the tensors of a layer say, checked against each other."""
+    """The settings in the tensors of a layer, checked against each other."""
 
     packing: Packing
     nbits: float
@@ -220,7 +221,7 @@ def _is_text(said: Tensor) -> bool:
 
 
 def _codes(packed: Tensor, name: str, its: Layer) -> Tensor:
-    """uint8 [R, C]."""
+    """The codes, uint8 [R, C]."""
     packing, dtypes = its.packing, FLOATS if its.floated else (its.packing.dtype,)
     count = -(-its.rows // packing.codes)
     wanted = count * its.columns * packing.dtype.itemsize
@@ -253,7 +254,7 @@ def _block(its: Layer, name: str) -> tuple[int, int]:
 
 
 def _packing(fmt: Format) -> str:
-    """That of the fewest bits which hold the codes; 7 bits are kept as 8."""
+    """The packing with the fewest bits that fits the codes; 7 bits are stored as 8."""
     return next(kind for kind, its in reversed(PACKINGS.items()) if its.nbits[0] >= fmt.number.bits)
 
 

@@ -1,21 +1,21 @@
-"""MLX (no ``quant_method``; ``quantization`` of config.json, which is there again as ``quantization_config``), and
-``quant_method: metal`` of transformers, which has the first mode alone. Of a module [N, K], by its ``mode``::
+"""MLX (no ``quant_method``; ``quantization`` of config.json, repeated as ``quantization_config``), and ``quant_method:
+metal`` of transformers, which only has the first mode. For a module [N, K], by ``mode``::
 
                                                                             bits              g
     affine   scales, biases float [N, K/g]    value = code * scale + bias   1 .. 6, 8         any that divides K
     mxfp4    scales uint8 [N, K/32], e8m0     value = e2m1(code) * scale    4                 32
     mxfp8    scales uint8 [N, K/32], e8m0     value = e4m3(code) * scale    8                 32
     nvfp4    scales uint8 [N, K/16], e4m3     value = e2m1(code) * scale    4                 16
-             and mostly not: global_scale     value = .. * global_scale / 2688
+             and rarely: global_scale         value = .. * global_scale / 2688
 
-    weight uint32 [N, K * bits / 32]: codes along K, least significant bits first, over the borders of words
+    weight uint32 [N, K * bits / 32]: codes along K, least significant bits first, crossing word boundaries
 
 The E experts of a layer are stacked, [E, N, ..] and global_scale [E], under <block>.switch_mlp.gate_proj, up_proj and
-down_proj; transformers has the first two below each other as <block>.experts.gate_up_proj, and
+down_proj; transformers concatenates the rows of the first two as <block>.experts.gate_up_proj, and has
 <block>.experts.down_proj.
 
-Metal calls the biases qbiases. Modules may have settings of their own, under their path. How biases become zero points:
-:mod:`bitport.interop.shifts`.
+Metal calls the biases qbiases. Modules may have their own settings, under their path. For how biases become zero
+points, see :mod:`bitport.interop.shifts`.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ from bitport.tensor import QTensor, from_parts
 
 BITS = (1, 2, 3, 4, 5, 6, 8)
 GROUPS = (128, 64, 32)
-"""Those that MLX multiplies with: what is written has the first that divides a group of the weight."""
+"""The groups that MLX has kernels for: the first that divides a group of the weight is written."""
 AFFINE = "affine"
 FIXED = {"mxfp4": (32, 4, "mxfp4-wo"), "mxfp8": (32, 8, "mxfp8-wo"), "nvfp4": (16, 4, "nvfp4-wo")}
-"""Mode -> the group and bits it always has, and its preset."""
+"""Mode -> its fixed group and bits, and its preset."""
 GLOBAL = "global_scale"
 SETTINGS = ("group_size", "bits", "mode", GLOBAL)
 LARGEST = 2688
-"""That of e2m1 times e4m3: a global scale is the largest number of its matrix."""
+"""The largest product of e2m1 and e4m3: a global scale is the largest number of its matrix."""
 APART = (
     "experts whose gate and up projections have global scales that differ get a scale in float32 for 16 weights, 6 "
     "bits for each"
 )
 NO_NUMBERS = ("quant_method", "modules_to_not_convert")
-"""Settings that change no number: a module is quantized if it has scales."""
+"""Settings without effect: a module is quantized if it has scales."""
 INPUTS = "quantize_input"
 
 
 SWITCH = ".switch_mlp."
 JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-"""Parameter of transformers -> the stacked projections that it is made of."""
+"""Parameter of transformers -> the stacked projections that it consists of."""
 STACKING = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe")
-"""Models whose tensors differ from those of transformers in nothing else."""
+"""Models whose other tensors are the same as in transformers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Settings:
     bits: int
     mode: str
     scaled: bool = False
-    """Whether it says that it has a global scale; one that it has counts if it says nothing."""
+    """Whether the settings announce a global scale; without them, the presence of the tensor decides."""
 
     @classmethod
     def of(cls, said: Mapping[str, Any], what: str, known: tuple[str, ...] = SETTINGS) -> Settings:
@@ -108,7 +108,7 @@ class Reader(codec.Reader):
         metal = config.get("quant_method") == "metal"
         self.shift = "qbiases" if metal else "biases"
         self.channels_last = not metal
-        """Whether the tensors beside the quantized ones are as MLX has them, and not as transformers does."""
+        """Whether the tensors that are not quantized are in the form of MLX, rather than that of transformers."""
         common = {key: value for key, value in config.items() if key in SETTINGS or not isinstance(value, (dict, bool))}
         self.common = Settings.of(common, "quantization", (*SETTINGS, *NO_NUMBERS))
         self.own = {
@@ -116,8 +116,8 @@ class Reader(codec.Reader):
             for path, said in config.items()
             if isinstance(said, dict)
         }
-        """Path of a module -> its settings. Beside them are true and false, for modules with the common ones and with
-        none."""
+        """Path of a module -> its settings. The configuration also has true and false, for modules with the common
+        settings and for those that are not quantized."""
         if config.get(INPUTS):
             raise CheckpointError(f"quantization: {INPUTS} rounds inputs too, in a way that is not read")
 
@@ -150,7 +150,7 @@ class Reader(codec.Reader):
         return Weight(f"{module}.weight", {end: f"{module}.{end}" for end in self._ends([module], held)})
 
     def _ends(self, modules: Iterable[str], held: Mapping[str, Held]) -> list[str]:
-        """Of the names of the tensors that each of ``modules`` has, which are one parameter."""
+        """Suffixes of the tensors that each of ``modules``, which form one parameter, has."""
         ends = ["weight", "scales"]
         for module in modules:
             its = self._of(module)
@@ -160,7 +160,7 @@ class Reader(codec.Reader):
         return ends
 
     def _stacked(self, module: str, held: Mapping[str, Held]) -> Weight:
-        """The parameter that the stacked experts ``module`` are in, with all its parts."""
+        """The parameter that contains the stacked experts ``module``, with all its parts."""
         block, switch, last = module.rpartition(SWITCH)
         found = next(((name, parts) for name, parts in JOINED.items() if last in parts), None)
         kind = self.model.get("model_type")
@@ -186,7 +186,7 @@ class Reader(codec.Reader):
         return self._read(Weight(weight.name, dict.fromkeys(joined, first)), joined, its, (experts,))
 
     def _read(self, weight: Weight, tensors: dict[str, Tensor], its: Settings, experts: tuple[int, ...]) -> Tensor:
-        """``experts``: how many lie below each other, if any."""
+        """``experts``: number of concatenated experts, if any."""
         words = expect(tensors["weight"], weight.parts["weight"], (torch.uint32,), (None, None)).view(torch.int32)
         n, k = words.shape[0], words.shape[1] * 32 // its.bits
         if k % its.group or words.shape[1] * 32 % its.bits:
@@ -239,8 +239,8 @@ class Reader(codec.Reader):
 
 
 def _below_each_other(weight: Weight, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """(tensors of all experts as of one matrix, in each expert its projections below each other, global scales one for
-    each row; how many experts)."""
+    """(tensors of all experts as those of one matrix: per expert the rows of its projections concatenated, and global
+    scales repeated for each row; number of experts)."""
     tensors = dict(tensors)
     for role, part in weight.parts.items():
         projection, _, end = role.rpartition(".")
@@ -260,7 +260,7 @@ def _below_each_other(weight: Weight, tensors: dict[str, Tensor]) -> tuple[dict[
 
 
 class Writer(codec.Writer):
-    """What config.json says is what most modules have, and of others what they have themselves."""
+    """config.json holds the most common settings, and those of the other modules by path."""
 
     name = "mlx"
     keys: ClassVar[tuple[str, ...]] = ("quantization", "quantization_config")
@@ -314,7 +314,7 @@ class Writer(codec.Writer):
 
 
 def _settings(scheme: Scheme, k: int) -> Settings | None:
-    """What a matrix of ``k`` columns has; None where MLX has nothing such."""
+    """The settings for a matrix of ``k`` columns; None if MLX has none for the scheme."""
     fmt = scheme.weight
     for mode, (group, bits, name) in FIXED.items():
         its = preset(name).weight

@@ -1,23 +1,23 @@
-"""NVIDIA ModelOpt (``quant_method: modelopt``). Of a layer [N, K], by the quant_algo of all or of its own
-(MIXED_PRECISION with quantized_layers, which names layers, or modules for all layers in them)::
+"""NVIDIA ModelOpt (``quant_method: modelopt``). For a layer [N, K], by quant_algo, which is common or, with
+MIXED_PRECISION, given in quantized_layers for layers, or for modules and all layers in them::
 
                                weight                   weight_scale                        inputs
     FP8                        e4m3 [N, K]              one number                          input_scale
-    FP8_PER_CHANNEL_PER_TOKEN  e4m3 [N, K]              [N]                                 e4m3 by token
-    FP8_PB_WO                  e4m3 [N, K]              [N/128, 1, K/128, 1]                as they are
+    FP8_PER_CHANNEL_PER_TOKEN  e4m3 [N, K]              [N]                                 e4m3 per token
+    FP8_PB_WO                  e4m3 [N, K]              [N/128, 1, K/128, 1]                not quantized
     MXFP8                      e4m3 [N, K]              uint8 [N, K/32], e8m0               mxfp8
     NVFP4, NVFP4_AWQ           uint8 [N, K/2]: e2m1,    e4m3 [N, K/16]                      nvfp4
-    W4A16_NVFP4                the even one low         the same                            as they are
+    W4A16_NVFP4                the even one low         the same                            not quantized
 
     value = weight * weight_scale [* weight_scale_2, float32, with nvfp4]
 
-E stacked experts of llama4 and gpt-oss lie as [E, K, N], and have their other tensors under <parameter>_<role>::
+E stacked experts of llama4 and gpt-oss are [E, K, N], with their other tensors under <parameter>_<role>::
 
     FP8               e4m3 [E, K, N]           one number
     NVFP4 .. as above uint8 [E, K/2, N]        e4m3 [E, K/16, N]     weight_scale_2: one number
 
-input_scale is the fixed scale of FP8 inputs, with nvfp4 the second level of theirs. Inputs are multiplied by
-pre_quant_scale [K], where it is there, before they are rounded.
+input_scale is the static scale of FP8 inputs, and with nvfp4 the second-level scale of inputs. Inputs are multiplied by
+pre_quant_scale [K], if present, before they are rounded.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ SCHEMES = {
     "NVFP4_AWQ": PRESETS["nvfp4"],
     "W4A16_NVFP4": preset("nvfp4-wo"),
 }
-"""quant_algo -> its scheme, that of FP8 for a layer without input_scale."""
+"""quant_algo -> its scheme; for FP8 that of a layer without input_scale."""
 READ = ("quant_algo", "group_size", "quantized_layers", "has_zero_point")
 SAID_TWICE = ("quant_method", "producer", "config_groups", "ignore", "exclude_modules", "pre_quant_scale")
-"""What quant_algo says too, or the names of the tensors."""
+"""Settings that repeat quant_algo or the names of the tensors."""
 CACHE, CACHE_SCALES = ("kv_cache_scheme", "kv_cache_quant_algo"), (".k_scale", ".v_scale")
 CACHE_SHIFTS = (".k_proj.k_bias", ".v_proj.v_bias")
-"""What is subtracted from keys and values before they are rounded."""
+"""Offsets subtracted from keys and values before they are rounded."""
 STACKED, LYING = ("gate_up_proj", "down_proj"), ("llama4", "llama4_text", "gpt_oss")
-"""Stacked experts, and the models in which they lie as [E, K, N]."""
+"""Stacked experts, and the models in which they are [E, K, N]."""
 ROLES = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 UNUSED = "left out: input_scale of layers whose inputs are not rounded"
 
@@ -160,7 +160,7 @@ class Reader(codec.Reader):
         return self._of(weight.name.rpartition(".")[0])
 
     def has(self, name: str) -> bool:
-        """Whether quantized_layers names the module of the tensor ``name``, or one around it."""
+        """Whether quantized_layers has the module of the tensor ``name``, or a module that contains it."""
         return self._named(name) in self.own
 
     def _named(self, module: str) -> str:
@@ -189,6 +189,6 @@ def _scheme(said: Mapping[str, Any], what: str) -> Scheme:
 
 
 def _plain(scale: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """[rows, 1, columns, 1] of blocks, [N] of rows and one number as the grid [rows, columns]."""
+    """Reshape [rows, 1, columns, 1] for blocks, [N] for rows or one number to the grid [rows, columns]."""
     blocks = scale.dim() == 4 and scale.shape[1] == scale.shape[3] == 1
     return scale.reshape(grid) if (blocks or scale.dim() < 2) and scale.numel() == math.prod(grid) else scale

@@ -1,11 +1,11 @@
-"""MXFP4 of gpt-oss (``quant_method: mxfp4``): the experts alone. Of E stacked matrices [N, K] in blocks of 32::
+"""MXFP4 of gpt-oss (``quant_method: mxfp4``): only the experts. For E stacked matrices [N, K] in blocks of 32::
 
-    <experts>.gate_up_proj_blocks uint8 [E, N, K/32, 16]     two e2m1 codes in a byte, the even one low
+    <experts>.gate_up_proj_blocks uint8 [E, N, K/32, 16]     two e2m1 codes per byte, the even one low
     <experts>.gate_up_proj_scales uint8 [E, N, K/32]         e8m0
 
     value = e2m1(code) * 2^(scale - 127)
 
-The model has the parameter ``<experts>.gate_up_proj``, which lies as [E, K, N]. Inputs are used as they are.
+The model has the parameter ``<experts>.gate_up_proj`` as [E, K, N]. Inputs are not quantized.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bitport.schemes import PRESETS, preset
 from bitport.tensor import QTensor, from_parts
 
 BYTES = 16
-"""Of a block of 32 codes."""
+"""Bytes per block of 32 codes."""
 EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 BLOCKS, SCALES = "_blocks", "_scales"
 BOTH = ("gate_up_proj", "down_proj")
@@ -54,7 +54,7 @@ class Reader(codec.Reader):
 
 
 class Writer(codec.Writer):
-    """Experts of gpt-oss alone: programs that read this format look for no others."""
+    """Writes experts of gpt-oss only: programs that read this format look for no others."""
 
     name = "mxfp4"
 

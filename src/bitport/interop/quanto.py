@@ -1,5 +1,5 @@
-"""optimum-quanto (``quant_method: quanto``). Its quanto_qmap.json, or quantization_map.json, says of each module
-{"weights": .., "activations": ..}; the quantization_config of diffusers says one kind for all. Of a weight [N, K, ..]::
+"""optimum-quanto (``quant_method: quanto``). Its quanto_qmap.json, or quantization_map.json, has for each module
+{"weights": .., "activations": ..}; the quantization_config of diffusers has one kind for all. For a weight [N, K, ..]::
 
     qint8                weight._data int8 [N, K, ..]         weight._scale [N, 1, ..]       value = code * scale
     qfloat8_e4m3fn,
@@ -7,17 +7,17 @@
 
     qint4, qint2         weight._data._data uint8 [G/c, g]    weight._scale, _shift [G, 1]
 
-    value = code * scale - shift, or (code - shift) * scale where shift is an integer
+    value = code * scale - shift, or (code - shift) * scale if shift is an integer
 
-G is N*K/g, or N for a weight without groups, whose codes lie as it does itself. A byte holds c = 2 or 4 codes of one
-column that lie G/c rows apart (rounded up), the first in the lowest bits.
+G is N*K/g, or N for a weight without groups, whose codes have the shape of the weight. A byte holds c = 2 or 4 codes of
+one column that are G/c rows apart (rounded up), the first in the lowest bits.
 
-N and K of groups are not in the files. There are groups where K > 128 and one of 128, 96, 64, 32 divides it, the first
-that does; N is the length of the bias (a convolution comes as [N, K] then), or else that of the model which config.json
-describes.
+N and K of weights with groups are not in the files. There are groups if K > 128 and one of 128, 96, 64, 32, in this
+order, divides it; N is the length of the bias (a convolution then becomes [N, K]), or else that in the model described
+by config.json.
 
-With activations the input of a linear layer is rounded with input_scale, and outputs, also those of norms, with
-output_scale: bitport rounds inputs alone. How shifts become zero points: :mod:`bitport.interop.shifts`.
+With activations, the input of a linear layer is rounded with input_scale, and outputs, including those of norms, with
+output_scale: bitport only rounds inputs. For how shifts become zero points, see :mod:`bitport.interop.shifts`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PACKED = {"qint4": 4, "qint2": 2}
 """Kind -> bits."""
 ACTS = {"none": "", "qint8": "int8-tensor", "qfloat8_e4m3fn": "fp8-tensor"}
 LONG = {"int8": "qint8", "int4": "qint4", "int2": "qint2", "float8": "qfloat8_e4m3fn"}
-"""As quantization_config calls a kind -> as the map does."""
+"""Kinds as named in quantization_config -> in the map."""
 COMMON, NO_NUMBERS = ("weights_dtype", "weights", "activations"), ("quant_method", "modules_to_not_convert")
 GROUPS = (128, 96, 64, 32)
 MAP = "quanto_qmap.json"
@@ -63,7 +63,7 @@ ENDS = {
     "._data._data": ({"data": "._data._data", "scale": "._scale", "shift": "._shift"}, (*PACKED,)),
     "._data": ({"data": "._data", "scale": "._scale"}, (*WHOLE,)),
 }
-"""How the name of a weight's codes ends -> what all of its parts are called, and of which kinds it is."""
+"""Suffix of the name of a weight's codes -> suffixes of all its parts, and the kinds that use it."""
 INPUT, OUTPUT = "input_scale", "output_scale"
 OUTPUTS = (
     "quanto rounds outputs of layers too (output_scale), and does not round an input again that comes rounded; here "
@@ -177,7 +177,7 @@ class Reader(codec.Reader):
         return parts, Scheme(weight=fmt if count > n else dataclasses.replace(fmt, block=(1, 0))), shape
 
     def _shape(self, weight: Weight, count: int, rest: tuple[int, ...]) -> tuple[int, ...]:
-        """That of the weight whose codes are ``count`` rows of ``rest``."""
+        """The shape of the weight with ``count`` rows of codes of shape ``rest``."""
         if len(rest) > 1 or rest[0] not in GROUPS:
             return (count, *rest)
         total, bias = count * rest[0], self.held.get(weight.name.removesuffix("weight") + "bias")
@@ -202,8 +202,8 @@ class Reader(codec.Reader):
 
 
 class Writer(codec.Writer):
-    """Linear layers as they are, inputs too, in the dtype of the model: quanto has one for a weight and its scales.
-    config.json says nothing of it, as quanto's own."""
+    """Writes linear layers in the dtype of the model, without rounding inputs: quanto has one dtype for a weight and
+    its scales. config.json says nothing of it, as with quanto itself."""
 
     name = "quanto"
 
@@ -266,12 +266,12 @@ def _kind(scheme: Scheme) -> str | None:
 
 
 def _group(k: int) -> int:
-    """Of a row of ``k`` columns."""
+    """The group for rows of ``k`` columns."""
     return next((group for group in GROUPS if k % group == 0), k) if k > GROUPS[0] else k
 
 
 def _shift(q: QTensor, name: str, group: int) -> Tensor:
-    """Whole zero points as they are; others, and none at all, times their scale."""
+    """Integer zero points unchanged; others, or the midpoint if there are none, times their scale."""
     bits = q.scheme.weight.number.bits
     if q.scheme.weight.zero == "int":
         assert q.zero is not None

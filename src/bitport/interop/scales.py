@@ -1,8 +1,8 @@
-"""Scales in fewer bits: the one change of numbers that a conversion can be asked for, and how large it was.
+"""Rounding of scales to fewer bits: the only change of numbers that a conversion can make, and its error.
 
-A scale s becomes s (1 + e), so a value (code - zero) * s changes by the part e of itself. A zero point that is a float
-is rounded too, which moves all values of its group by the part e of zero * s. |e| is at most 2^-8 for bfloat16, 2^-11
-for float16, but for scales below 2^-14: each of these may be off by 2^-25.
+A scale s becomes s (1 + e), so a value (code - zero) * s has the relative error e. A float zero point is rounded, too,
+which moves all values of its group by the part e of zero * s. |e| is at most 2^-8 for bfloat16 and 2^-11 for float16,
+except for scales below 2^-14 there, whose absolute error is at most 2^-25.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class Narrowed:
-    """``files`` with their scales rounded to ``dtype``, one of :data:`NARROW`. Its notes say what that changed, once
-    items() are through."""
+    """``files`` with scales rounded to ``dtype``, one of :data:`NARROW`. Its notes report the error, once items() is
+    exhausted."""
 
     def __init__(self, files: Readable, dtype: str) -> None:
         if dtype not in NARROW:
@@ -38,7 +38,7 @@ class Narrowed:
         self.files, self.dtype = files, dtype
         self.format, self.path, self.nbytes, self.tied = files.format, files.path, files.nbytes, files.tied
         self.levels: dict[str, float] = {}
-        """Of each weight that has changed: dB."""
+        """Name of each changed weight -> its signal-to-noise ratio in dB."""
 
     def names(self) -> list[str]:
         return self.files.names()
@@ -64,7 +64,7 @@ class Narrowed:
 
     def _scheme(self, scheme: Scheme) -> Scheme:
         fmt = scheme.weight
-        if fmt.scale in FLOAT8_SCALES or fmt.scale == "input":  # which may be any of them
+        if fmt.scale in FLOAT8_SCALES or fmt.scale == "input":  # "input": any of the floats
             return scheme
         return dataclasses.replace(scheme, weight=dataclasses.replace(fmt, scale=self.dtype))
 
@@ -88,6 +88,6 @@ class Narrowed:
 
 
 def _sqnr(before: QTensor, after: QTensor) -> float:
-    """dB, of all numbers of the weight; infinite where none has changed."""
+    """The signal-to-noise ratio in dB, over all numbers of the weight; infinite if none has changed."""
     pairs = zip(dequantized_rows(before), dequantized_rows(after), strict=True)
     return float(decibels(*squares((one, other) for (_, one), (_, other) in pairs)))

@@ -1,11 +1,11 @@
-"""Integers of formats that say value = code * scale + shift, in bitport's form value = (code - zero) * scale.
+"""Conversion of integers with value = code * scale + shift to bitport's form value = (code - zero) * scale.
 
-zero is -shift / scale. Where it is a whole number in all of a matrix nothing is rounded: the scale stays as it is
-stored, and the zero point is an integer, or none at all where it is the midpoint. Else both are float32, zero rounded
-to it once: off by at most 2^-24 of itself, and so the value by at most 2^-24 of the shift.
+zero is -shift / scale. If it is an integer in the whole matrix, nothing is rounded: the scale is kept, and the zero
+point is an integer, or absent if it is always the midpoint. Otherwise both are float32, and zero is rounded to it once:
+it is off by at most 2^-24 of itself, and hence the value by at most 2^-24 of the shift.
 
-A block of one number has the scale 0, or one so small that zero would not be finite. It becomes the code 0, the scale
-1 and the zero -shift, which is that number exactly.
+A block of equal numbers has the scale 0, or one so small that zero would not be finite. It becomes code 0, scale 1 and
+zero -shift, which represents that number exactly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDED_BACK = "shifts are -zero * scale, rounded to float32 in some groups: val
 
 
 def of_shifts(codes: Tensor, scale: Tensor, shift: Tensor, bits: int, group: int) -> tuple[Quantized, Format]:
-    """``codes``: uint8 [N, K]; ``scale``: [N, ceil(K / group)]; ``shift``: the same, in float64 where it needs that."""
+    """``codes``: uint8 [N, K]; ``scale``: [N, ceil(K / group)]; ``shift``: the same, float64 if that is needed."""
     exact, zero = scale.double(), -shift.double() / scale.double()
     whole = zero.round()
     if bool(((whole * exact == -shift.double()) & (whole >= 0) & (whole < 1 << bits)).all()):
@@ -44,8 +44,8 @@ def of_shifts(codes: Tensor, scale: Tensor, shift: Tensor, bits: int, group: int
 
 
 def to_shifts(q: QTensor) -> tuple[Tensor, Tensor, bool]:
-    """The inverse: (scale, shift, whether no shift was rounded), in the dtype of ``q`` if that holds both, else in
-    float32. A shift that gives back the zero point it was made of is the one that was read."""
+    """The inverse: (scale, shift, whether no shift was rounded), in the dtype of ``q`` if that represents both, else in
+    float32. A shift counts as exact if it yields the zero point it was computed from."""
     middle = torch.full_like(q.scale, 1 << (q.scheme.weight.number.bits - 1))
     zero = (middle if q.zero is None else q.zero).double()
     exact = -zero * q.scale.double()

@@ -1,4 +1,4 @@
-"""The shapes of a model's weights, from its config.json, for files that do not hold them."""
+"""The shapes of a model's weights, from its config.json, for files that do not contain them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ UNREADABLE = (
     TypeError,
     ValueError,
 )
-"""What transformers raises for settings that it does not expect; beside these, an error of huggingface_hub."""
+"""The exceptions that transformers raises for unexpected settings, besides one of huggingface_hub."""
 LEFT_OUT = ("quantization_config", "compression_config", "auto_map")
-"""Of config.json: what is quantized is read here, and code that comes with a model is not run."""
+"""Keys of config.json to ignore: quantization is read here, and custom code is never run."""
 FACTOR, SPARE = 4, 1000
-"""A model has at most so many tensors for each one in its files, and so many more."""
+"""Limits on the tensors of a model: at most FACTOR times the tensors in its files, plus SPARE."""
 
 
 class Bounded(TorchFunctionMode):
-    """Ends what makes more than ``limit`` tensors: a config.json may ask for layers without end."""
+    """Raise after ``limit`` tensors were created: a config.json may ask for any number of layers."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -45,8 +45,8 @@ class Bounded(TorchFunctionMode):
 
 
 def shapes_of(config: Mapping[str, Any], tensors: int) -> dict[str, tuple[int, ...]]:
-    """Name of a weight -> its shape, in the causal language model that ``config`` describes. ``tensors``: how many its
-    files hold. Nothing is allocated, and no code of the model's own is run."""
+    """Name of a weight -> its shape, in the causal language model that ``config`` describes. ``tensors``: number of
+    tensors in its files. Nothing is allocated, and no custom code is run."""
     try:
         transformers = importlib.import_module("transformers")
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What a conversion reads: a directory that others have quantized, or a checkpoint of bitport, tensor by tensor."""
+"""The sources of a conversion, read tensor by tensor: quantized checkpoints of other libraries, and of bitport."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from bitport.tensor import QTensor
 
 CPU = torch.device("cpu")
 MISTRAL = "params.json"
-"""What its programs have instead of a config.json. Names of tensors, and the order of rows of queries and keys, are
-others there."""
+"""The configuration file of Mistral's own programs, instead of a config.json. Such checkpoints use other tensor names
+and another order of rows in query and key projections."""
 
 
 class Readable(Protocol):
@@ -42,24 +42,24 @@ class Readable(Protocol):
 
     @property
     def notes(self) -> list[str]:
-        """Complete when items() are through."""
+        """Complete once items() is exhausted."""
 
     def names(self) -> list[str]:
-        """Of the tensors that items() gives."""
+        """The names of the tensors that items() yields."""
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Names as the float model has them; what is quantized is a QTensor in the plain layout."""
+        """Yield (name in the float model, tensor); quantized weights are QTensors in the plain layout."""
 
     def described(self) -> Iterator[Described]:
         """The quantized weights, as far as they are known without reading any data."""
 
     def others(self, quantization: dict[str, Any]) -> Iterator[tuple[Path, str | Path]]:
-        """What a model needs besides its weights: name in its directory -> text, or the file that holds it.
-        ``quantization``: keys of config.json that are to say how weights are quantized."""
+        """Yield the other files of the model: (name in its directory, text or the file that holds it).
+        ``quantization``: the keys of config.json that describe the quantization."""
 
 
 class Foreign:
-    """``path``: a directory whose config.json says by which method it was quantized."""
+    """The checkpoint of another library in the directory ``path``, whose config.json names the quantization method."""
 
     def __init__(self, path: Path) -> None:
         self.files = Source(path, quantized=True)
@@ -87,7 +87,7 @@ class Foreign:
         dropped = {**self.reader.dropped(self.files.stored), **self._zero_biases()}
         self.notes = [*dict.fromkeys(f"left out: {reason}" for reason in dropped.values()), *self.reader.notes]
         self.first: dict[str, Weight] = {}
-        """Where each weight is handed out: with the first of its tensors."""
+        """The first tensor of each weight, at which items() yields the weight -> weight."""
         self.rest = set(dropped)
         order = {name: at for at, name in enumerate(self.files.stored)}
         for weight in self.weights:
@@ -133,7 +133,7 @@ class Foreign:
         return value.t() if conv1d else value
 
     def _zero_biases(self) -> dict[str, str]:
-        """Biases of zeros that the model does not have, where a library writes them for every layer."""
+        """Biases of zeros that are not in the model -> reason, for libraries that write a bias for every layer."""
         if not self.reader.writes_zero_biases:
             return {}
         biases = (f"{weight.name.removesuffix('weight')}bias" for weight in self.weights)
@@ -143,13 +143,14 @@ class Foreign:
             return {}
         try:
             known = shapes_of(self.files.config, len(self.files.stored))
-        except BitportError:  # then nobody knows, and they stay
+        except BitportError:  # unknown, so they are kept
             return {}
         reason = "biases of zeros that the model does not have; AutoGPTQ writes them for every layer"
         return {name: reason for name in zero if name not in known}
 
     def _check_others(self) -> None:
-        """What no weight is made of must be a tensor of the model: beside a quantized weight that is a bias alone."""
+        """CheckpointError unless all tensors that belong to no weight can be the model's: next to a quantized weight,
+        only a bias."""
         parts = (part for weight in self.weights for part in (weight.name, *weight.parts.values()))
         quantized = {part.removesuffix(".weight") for part in parts if part.endswith(".weight")}
         for name in self.files.stored.keys() - self.rest - self.first.keys():
@@ -164,8 +165,8 @@ class Foreign:
                 )
 
     def _dtype(self) -> torch.dtype:
-        """What the model computes in, from config.json; where that says none that bitport computes in, from its
-        tensors."""
+        """The dtype that the model computes in, from config.json, or, if that names none that bitport supports, from
+        its tensors."""
         config = self.files.config
         for part in (config, config.get("text_config")):
             for key in ("dtype", "torch_dtype"):
@@ -177,7 +178,7 @@ class Foreign:
 
 
 class Own:
-    """``path``: a checkpoint of bitport."""
+    """A checkpoint of bitport in the directory ``path``."""
 
     format = "bitport"
 
@@ -206,7 +207,7 @@ class Own:
 
 
 def source_of(path: Path, config: Path | None = None) -> Readable:
-    """``config``: as for :func:`bitport.interop.convert`."""
+    """The source at ``path``. ``config``: as for :func:`bitport.interop.convert`."""
     ours = (path / MANIFEST).is_file()
     model = None if ours else gguf.model_at(path)
     if config is not None:
@@ -224,7 +225,8 @@ def source_of(path: Path, config: Path | None = None) -> Readable:
 
 
 def method_of(path: Path) -> str | None:
-    """By which method a directory says it was quantized; None where it says nothing, or is none that bitport reads."""
+    """The quantization method that a directory declares; None if it declares none, or is not a directory bitport can
+    read."""
     try:
         said = Source(path, quantized=True).quantization
     except CheckpointError:
@@ -237,7 +239,7 @@ def description(name: str, q: QTensor) -> Described:
 
 
 def upright(q: QTensor) -> QTensor:
-    """``q`` as files of others have it: the Conv1D of transformers lies as [K, N] in a model, and there as [N, K]."""
+    """``q`` as other libraries store it: a Conv1D of transformers is [K, N] in the model, but [N, K] in their files."""
     view = q.t() if q.transposed and q.dim() == 2 else q
     assert isinstance(view, QTensor)
     return view

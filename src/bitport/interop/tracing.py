@@ -1,9 +1,9 @@
-"""Of which numbers of the tensors in a file the tensors of a model consist, where a function of another library makes
-the one of the other.
+"""Tracing of a function of another library that maps the tensors of a file to those of a model, to find which numbers
+of the file each tensor of the model consists of.
 
-The function is run once, on tensors without numbers. All of them lie in one space of addresses, a meta tensor that no
-memory could hold; whatever the function renames, cuts and reshapes tells by its address and strides what it is. What it
-puts below each other gets an address of its own::
+The function is run once, on tensors without data. All of them are views of one address space, a meta tensor that no
+memory could hold; the offset and strides of whatever the function renames, slices and reshapes tell what it is. A
+concatenation gets a new address::
 
     qkv                            [6, 4] at 0
     q, k, v = qkv.chunk(3)         k is [2, 4] at 8: the numbers 8 to 16 of qkv
@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 SIZE = 1 << 60
-"""Numbers in the space."""
+"""Number of elements in the address space."""
 JOINS = (torch.cat, torch.concat, torch.concatenate)
 
 
 class Run(NamedTuple):
-    """Numbers of the tensor ``name``, counted row after row."""
+    """A range of elements of the tensor ``name``, in row-major order."""
 
     name: str
     first: int
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 
 class Made(NamedTuple):
-    """``runs``: one after the other; None where it is not numbers of the file in runs (sums, columns, transposed)."""
+    """``runs``: its elements, in order; None if it does not consist of runs of the file (sums, columns, transposed)."""
 
     shape: tuple[int, ...]
     runs: tuple[Run, ...] | None
@@ -45,12 +45,12 @@ class Made(NamedTuple):
 def traced(
     function: Callable[[dict[str, Tensor]], Mapping[str, Any]], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Made]:
-    """What ``function`` makes of tensors of these ``shapes``, by the names that it gives them."""
+    """The tensors that ``function`` returns for tensors of these ``shapes``, by name."""
     space = Space()
     given = {name: space.place(shape, (Run(name, 0, math.prod(shape)),)) for name, shape in shapes.items()}
     with space:
         made = function(given)
-    if space.base._version:  # numbers were changed in their place
+    if space.base._version:  # modified in place
         return {name: Made(tuple(value.shape), None) for name, value in made.items() if isinstance(value, Tensor)}
     return {
         name: Made(tuple(value.shape), space.runs(value)) for name, value in made.items() if isinstance(value, Tensor)
@@ -58,7 +58,7 @@ def traced(
 
 
 def in_rows(runs: tuple[Run, ...], row: int) -> bool:
-    """Whether each is whole rows of ``row`` numbers."""
+    """Whether each run is whole rows of ``row`` elements."""
     return all(run.first % row == run.end % row == 0 for run in runs)
 
 
@@ -69,7 +69,7 @@ class Space(TorchFunctionMode):
         self.end = 0
         self.starts: list[int] = []
         self.held: list[tuple[Run, ...]] = []
-        """What lies at each start."""
+        """The runs that each placed tensor consists of."""
 
     def place(self, shape: tuple[int, ...], runs: tuple[Run, ...]) -> Tensor:
         start, self.end = self.end, self.end + math.prod(shape)

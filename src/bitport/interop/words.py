@@ -1,7 +1,7 @@
-"""Codes in 32-bit words, least significant bits first: how GPTQ, AWQ, compressed-tensors and MLX keep integers.
+"""Codes in 32-bit words, least significant bits first: how GPTQ, AWQ, compressed-tensors and MLX store integers.
 
-A run of words is one little-endian number, and so the same bytes as bitport's bit stream; a code may lie across two
-words (3, 5, 6 and 7 bits). What differs from format to format is the axis along which codes lie, and what is added.
+A sequence of words is one little-endian number, and so the same bytes as bitport's bit stream; a code may cross a word
+boundary (3, 5, 6 and 7 bits). Formats differ in the axis along which codes are packed, and in offsets.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from bitport.numerics.packing import pack_bits, packed_size, unpack_bits
 
 
 def to_stream(words: Tensor, k: int, bits: int) -> Tensor:
-    """int32 [.., words] to bitport's bit stream of ``k`` codes, uint8 [.., bytes]: the same bytes, without what fills
-    up the last word."""
+    """Convert int32 [.., words] to bitport's bit stream of ``k`` codes, uint8 [.., bytes]: the same bytes, without the
+    padding of the last word."""
     if words.dtype != torch.int32 or words.shape[-1] != word_count(k, bits):
         raise CheckpointError(
             f"{k} codes of {bits} bits are {word_count(k, bits)} words of int32, not {words.dtype} {list(words.shape)}"
@@ -25,20 +25,20 @@ def to_stream(words: Tensor, k: int, bits: int) -> Tensor:
 
 
 def from_stream(stream: Tensor, k: int, bits: int) -> Tensor:
-    """The inverse: filled up with zeros to whole words."""
+    """The inverse: padded with zeros to whole words."""
     count = word_count(k, bits)
     filled = torch.nn.functional.pad(stream, (0, 4 * count - stream.shape[-1]))
-    # Flat first: the rows of a matrix with a single one may have any stride, and then no view as words.
+    # # Flatten first: the only row of a matrix may have any stride, which prevents a view as words.
     return filled.flatten().view(torch.int32).reshape(*stream.shape[:-1], count)
 
 
 def to_codes(words: Tensor, k: int, bits: int) -> Tensor:
-    """int32 [.., words] to uint8 codes [.., k]."""
+    """Convert int32 [.., words] to uint8 codes [.., k]."""
     return unpack_bits(to_stream(words, k, bits), bits, k)
 
 
 def from_codes(codes: Tensor, bits: int) -> Tensor:
-    """uint8 codes [.., k] to int32 [.., words]."""
+    """Convert uint8 codes [.., k] to int32 [.., words]."""
     return from_stream(pack_bits(codes, bits), codes.shape[-1], bits)
 
 

@@ -1,4 +1,4 @@
-"""Quantized diffusion models as ComfyUI has them, one file of safetensors without a configuration."""
+"""Quantized diffusion models of ComfyUI: a single safetensors file without a configuration."""
 
 from bitport.interop.comfy.source import SUFFIX, Comfy
 from bitport.interop.comfy.stored import is_theirs

@@ -1,4 +1,4 @@
-"""A model of diffusers whose weights are rows of those in a file of ComfyUI. Names in the file are those of the model's
+"""A diffusers model whose weights are rows of those in a file of ComfyUI. Names in the file are those of the model's
 first publication."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUFFIX = ".safetensors"
 
 
 class Piece(NamedTuple):
-    """One tensor of the model. ``of``: the weight whose rows it is; None for floats."""
+    """One tensor of the model. ``of``: the quantized weight whose rows it consists of; None for floats."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,8 +35,8 @@ class Piece(NamedTuple):
 
 
 class Comfy:
-    """``path``: the file of a model; ``config``: as for :class:`bitport.interop.gguf.Diffusion`, and so the dtype of
-    the model."""
+    """``path``: the file of a model; ``config``: as for :class:`bitport.interop.gguf.Diffusion`, which also applies to
+    the dtype of the model."""
 
     format = "ComfyUI"
 
@@ -67,7 +67,7 @@ class Comfy:
         return [piece.name for piece in self.pieces]
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        with SafetensorsReader(self.path, mapped=True) as reader:  # several pieces are rows of one tensor
+        with SafetensorsReader(self.path, mapped=True) as reader:  # several pieces may be rows of one tensor
             for piece in self.pieces:
                 try:
                     yield piece.name, self._read(piece, reader)
@@ -85,7 +85,7 @@ class Comfy:
         return self.component.files(quantization)
 
     def _piece(self, name: str, made: Made, held: Mapping[str, Span]) -> Piece:
-        """Rows of one quantized weight stay so, and all else becomes floats."""
+        """Rows of a single quantized weight stay quantized; everything else becomes floats."""
         assert made.runs is not None
         for run in made.runs:
             if run.name not in self.stored and held[run.name].dtype not in FLOATS:
@@ -144,5 +144,5 @@ class Comfy:
 
 
 def _rows(tensor: Tensor, at: Tensor) -> Tensor:
-    """As bytes, which PyTorch takes rows of whatever they are."""
+    """Select rows as bytes, since PyTorch does not support indexing for every dtype."""
     return tensor.view(torch.uint8)[at].view(tensor.dtype)

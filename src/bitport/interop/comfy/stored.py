@@ -1,11 +1,11 @@
-"""How ComfyUI keeps weights. In older files, which the tensor scaled_fp8 marks, all in the same way::
+"""The formats of quantized weights in ComfyUI. In older files, marked by the tensor scaled_fp8, all have the same one::
 
     <layer>.weight         float8_e4m3fn or float8_e5m2 [N, K]
-    <layer>.scale_weight   one number; 1 where it is absent
+    <layer>.scale_weight   one number; 1 if absent
     <layer>.scale_input    one number, by which some programs round inputs
 
-In later ones ``<layer>.comfy_quant``, JSON in uint8, says ``{"format": ..}``, or _quantization_metadata in the header
-says it of all, ``{"layers": {<layer>: {"format": ..}}}``::
+In later files ``<layer>.comfy_quant``, JSON in uint8, is ``{"format": ..}``, or _quantization_metadata in the header
+has all of them, ``{"layers": {<layer>: {"format": ..}}}``::
 
     format                       weight                         weight_scale             weight_scale_2
     float8_e4m3fn, float8_e5m2   the same [N, K]                one number
@@ -16,8 +16,8 @@ says it of all, ``{"layers": {<layer>: {"format": ..}}}``::
 
     value = weight * weight_scale [* weight_scale_2]
 
-Tiles are those of :mod:`bitport.interop.swizzle`. Inputs are multiplied by ``<layer>.pre_quant_scale`` [K], where it is
-there; ComfyUI rounds them by ``input_scale``, or by their largest, unless full_precision_matrix_mult is set.
+For tiles see :mod:`bitport.interop.swizzle`. Inputs are multiplied by ``<layer>.pre_quant_scale`` [K], if present;
+ComfyUI rounds them with ``input_scale``, or with their maximum, unless full_precision_matrix_mult is set.
 """
 
 from __future__ import annotations
@@ -56,13 +56,14 @@ INPUTS = ("scale_input", "input_scale")
 DESCRIPTION, METADATA = "comfy_quant", "_quantization_metadata"
 ROLES = (OLD_SCALE, SCALE, SECOND, BEFORE, *INPUTS, DESCRIPTION)
 LONGEST = 1 << 16
-"""Bytes of a description."""
+"""The most bytes of a description."""
 Tensors = Callable[[str], Tensor]
-"""By name."""
+"""Returns a tensor by name."""
 
 
 class Stored(NamedTuple):
-    """A quantized tensor. ``shape``: of its numbers, [N, ..]; ``scale``, ``second``, ``before``: its others' names."""
+    """A quantized tensor. ``shape``: the logical one, [N, ..]; ``scale``, ``second``, ``before``: names of its other
+    tensors."""
 
     name: str
     shape: tuple[int, ...]
@@ -86,7 +87,7 @@ class Stored(NamedTuple):
         return Quantized(data, self._scale(tensor, fmt.scale_shape(n, k)), None, second)
 
     def factors(self, tensor: Tensors) -> Tensor | None:
-        """By which inputs are multiplied."""
+        """The factors that inputs are multiplied by."""
         return None if self.before is None else expect(tensor(self.before), self.before, FLOATS, self.matrix[1:])
 
     def _scale(self, tensor: Tensors, grid: tuple[int, int]) -> Tensor:
@@ -103,7 +104,7 @@ class Stored(NamedTuple):
 
 
 def stored_in(reader: SafetensorsReader) -> dict[str, Stored]:
-    """By their names. Of a file that holds more than one model, what belongs to the diffusion model."""
+    """The quantized tensors by name. In a file with several models, those of the diffusion model."""
     held = reader.tensors
     prefix = PREFIX if any(name.startswith(PREFIX) for name in held) else ""
     ours = {name: span for name, span in held.items() if name.startswith(prefix)}
@@ -127,24 +128,24 @@ def stored_in(reader: SafetensorsReader) -> dict[str, Stored]:
     def described(name: str) -> Tensor:
         return torch.empty(held[name].shape, dtype=held[name].dtype, device="meta")
 
-    for one in found.values():  # what does not fit is told before a number is read
+    for one in found.values():  # mismatches are reported before any data is read
         one.read(described)
         one.factors(described)
     return found
 
 
 def is_role(name: str) -> bool:
-    """Whether it is no tensor of the model, but says something of one."""
+    """Whether the tensor is not part of the model, but describes one that is."""
     return name in MARK or name.rpartition(".")[2] in ROLES
 
 
 def is_theirs(name: str, dtype: torch.dtype) -> bool:
-    """Whether a tensor looks like one of such a file."""
+    """Whether a tensor looks like one of a ComfyUI file."""
     return dtype in FLOAT8 or name.endswith(f".{DESCRIPTION}")
 
 
 def _said(reader: SafetensorsReader, names: Collection[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Layer, what is said of it: last what stands beside its weight."""
+    """Yield (layer, its description); a description next to the weight comes last, and takes precedence."""
     if METADATA in reader.metadata:
         layers = _object(reader.metadata[METADATA], METADATA).get("layers")
         if not isinstance(layers, dict) or not all(isinstance(each, dict) for each in layers.values()):
@@ -197,6 +198,6 @@ def _scheme(number: str, block: tuple[int, int]) -> Scheme:
 
 
 def _number(name: str, tensor: Tensors) -> Tensor:
-    """float32, one number."""
+    """The single number of a tensor, float32."""
     found = tensor(name)
     return expect(found, name, FLOATS, (1,) * min(found.dim(), 1)).float().reshape(())

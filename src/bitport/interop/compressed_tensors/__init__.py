@@ -1,4 +1,4 @@
-"""Checkpoints of compressed-tensors: what its config says (arguments, groups), and its tensors (parts, codec)."""
+"""Checkpoints of compressed-tensors: their config (arguments, groups) and their tensors (parts, codec)."""
 
 from bitport.interop.compressed_tensors.codec import Reader, Writer
 

@@ -1,12 +1,12 @@
-"""The arguments of compressed-tensors, for weights and for inputs alike, and the Format that says the same::
+"""Translation between the arguments of compressed-tensors, for weights and inputs alike, and Format::
 
     type, num_bits, symmetric       the numbers, and whether there is no zero point
     strategy                        tensor, channel (an input: token), group, tensor_group (nvfp4) or block
-    group_size, block_structure     how large a block of the last three is
-    scale_dtype                     torch.uint8 where scales are powers of two
-    dynamic                         inputs: whether scales are measured on each call; "local": all but the global one
+    group_size, block_structure     the block size for the last three
+    scale_dtype                     torch.uint8 if scales are powers of two
+    dynamic                         inputs: whether scales are computed on each call; "local": all but the global one
 
-The rest (observer, zp_dtype ..) says how numbers were chosen, not what they are.
+The others (observer, zp_dtype ..) determine how numbers were chosen, not what they mean.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from bitport.schemes import PRESETS, Scheme
 
 PACKED = "pack-quantized"
 BYTES = ("int-quantized", "float-quantized", "naive-quantized")
-"""The formats that keep each code in a byte: three names for the same."""
+"""The formats with a byte per code: three names for the same."""
 FIXED = {
     "nvfp4-pack-quantized": PRESETS["nvfp4"].weight,
     "mxfp4-pack-quantized": PRESETS["mxfp4"].weight,
     "mxfp6-pack-quantized": PRESETS["mxfp6"].weight,
     "mxfp8-quantized": PRESETS["mxfp8"].weight,
 }
-"""The formats of one Format each; they do not say by which rule a scale was rounded to a power of two."""
+"""Formats with a fixed Format; they do not specify the rule by which scales were rounded to powers of two."""
 FORMATS = (PACKED, *BYTES, *FIXED)
 
 FLOATS = {8: "float8_e4m3", 6: "float6_e2m3", 4: "float4_e2m1"}
 SCALES = {"e8m0": "torch.uint8", "e4m3": "torch.float8_e4m3fn"}
 WHOLE = {(0, 0): "tensor", (1, 0): "channel"}
-"""Blocks that take in whole rows."""
+"""Blocks of whole rows."""
 LARGEST = 2**31 - 1
-"""No block is longer."""
+"""The limit on block sizes."""
 
 CHOOSING = {"zp_dtype", "observer", "observer_kwargs"}
 ARGUMENTS = {
@@ -48,7 +48,7 @@ ARGUMENTS = {
 
 
 def format_of(said: Mapping[str, Any], what: str) -> Format:
-    """The Format of arguments, with float32 scales where they do not say what scales are."""
+    """The Format of arguments, with float32 scales unless they specify another type."""
     refuse_unknown(said, ARGUMENTS, what)
     bits, kind = setting(said, "num_bits", int, 8), setting(said, "type", str, "int").lower()
     if not (kind == "int" and 1 <= bits <= 8) and not (kind == "float" and bits in FLOATS):
@@ -88,7 +88,7 @@ def arguments_of(fmt: Format, *, inputs: bool = False, dynamic: bool | str = Fal
 
 
 def formats_of(fmt: Format) -> tuple[str, ...]:
-    """The formats that hold a weight in ``fmt``."""
+    """The formats that can store a weight in ``fmt``."""
     fixed = tuple(name for name, known in FIXED.items() if _alike(known, fmt))
     partly_whole = 0 in fmt.block and fmt.block not in WHOLE
     if fixed or partly_whole or fmt.scale in SCALES or fmt.zero == "float":
@@ -101,11 +101,11 @@ def formats_of(fmt: Format) -> tuple[str, ...]:
 
 
 def scheme_of(fmt: Format, stored: str, act: str, static: bool) -> Scheme:
-    """The scheme of a weight of the format ``stored``. Scales stay as they are stored or become float32, which holds
-    them too: as the preset has it where there is one."""
+    """The scheme of a weight in the format ``stored``. Scales keep their dtype or become float32, which represents them
+    exactly: whichever yields a preset, if any."""
     if stored in FIXED:
         return Scheme(weight=FIXED[stored], act=act, static=static)
-    if fmt.dtype == "int1":  # without a zero point its values are -1 and 0 here, but -1/2 and 1/2 in bitport
+    if fmt.dtype == "int1":  # symmetric int1 means -1 and 0 here, but -1/2 and 1/2 in bitport
         fmt = dataclasses.replace(fmt, zero="int")
     scales = ("input", "float32") if fmt.number.kind == "int" else ("float32", "input")
     schemes = [Scheme(weight=dataclasses.replace(fmt, scale=scale), act=act, static=static) for scale in scales]
@@ -113,9 +113,9 @@ def scheme_of(fmt: Format, stored: str, act: str, static: bool) -> Scheme:
 
 
 def activation_of(said: Mapping[str, Any], what: str) -> tuple[str, bool]:
-    """(name of the activation, whether the scale that all of an input shares is static) of the arguments for inputs.
-    They do not say how one is measured on a call: for int8 the library divides the largest magnitude by 127.5, and
-    bitport by 127."""
+    """(name of the activation, whether the tensor-wide scale of inputs is static) for the arguments of inputs. They do
+    not say how dynamic scales are computed: for int8 the library divides the largest magnitude by 127.5, and bitport by
+    127."""
     fmt = format_of(said, what)
     act = next((name for name, known in ACTIVATIONS.items() if _alike(known, fmt)), None)
     dynamic = setting(said, "dynamic", (bool, str), False)
@@ -157,5 +157,5 @@ def _blocks(said: Mapping[str, Any], what: str) -> tuple[str, tuple[int, int]]:
 
 
 def _alike(one: Format, other: Format) -> bool:
-    """Whether they hold the same numbers: the rule by which scales are rounded does not tell."""
+    """Whether they have the same numbers: the rounding rule of scales does not matter."""
     return dataclasses.replace(one, scale_rule="floor") == dataclasses.replace(other, scale_rule="floor")

@@ -1,23 +1,23 @@
-"""compressed-tensors (``quant_method: compressed-tensors``), as llm-compressor and AutoRound write it. Of a layer::
+"""compressed-tensors (``quant_method: compressed-tensors``), as written by llm-compressor and AutoRound. For a layer::
 
     pack-quantized                     weight_packed int32 [N, K*b/32]: codes along K; weight_shape int64: N, K
     int-, float-, naive-quantized      weight int8 or float8_e4m3 [N, K]
     mxfp8-quantized                    weight float8_e4m3 [N, K]
     nvfp4-, mxfp4-, mxfp6-pack-..      weight_packed uint8 [N, K*b/8]: the bit stream of bitport
-    each of them                       weight_scale [1], [N, 1], [N, K/g] or [N/rows, K/columns]
+    all of them                        weight_scale [1], [N, 1], [N, K/g] or [N/rows, K/columns]
     with zero points                   weight_zero_point int8, as weight_scale; packed: int32 [N*b/32, K/g], along N
-    with a fixed scale of inputs       input_scale [1]; of nvfp4 input_global_scale [1]
+    with static scales of inputs       input_scale [1]; for nvfp4 input_global_scale [1]
 
     value = (code - zero) * scale      nvfp4: code * (weight_scale / weight_global_scale)
 
 Integers and their zero points are signed; packed ones have 2^(b-1) added, which makes them the codes of bitport. Before
-version 0.17 no packed code lay across two words: the number of words tells, and the version where that leaves it open.
-Files of that time may say to which group a column belongs (weight_g_idx); today's library passes over it, so it is read
-and not written.
+version 0.17 packed codes did not cross word boundaries: the number of words tells, or the version if that is ambiguous.
+Files of that time may have the group of each column (weight_g_idx); current versions of the library ignore it, so it is
+read but not written.
 
-All numbers are kept but one: a global scale of nvfp4 divides here and multiplies in bitport. Its reciprocal is rounded
-to float32, so that values are off by at most 2^-22 of themselves. Where there is a number whose reciprocal is
-that of bitport, as for all that was read from such a file, that number is written.
+All numbers are preserved but one: a global scale of nvfp4 divides here and multiplies in bitport. Its reciprocal is
+rounded to float32, so that values are off by a relative 2^-22 at most. When writing, a number is chosen whose
+reciprocal is the scale in bitport, if there is one, as for everything that was read from such a file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from bitport.schemes import Scheme
 from bitport.tensor import QTensor, from_parts
 
 CACHE = re.compile(r"(.*\.)?([qkv]|output)_(scale|zero_point|global_scale)")
-"""Keys and values; older versions took them for the outputs of k_proj and v_proj."""
+"""Scales of keys and values; older versions treated these as outputs of k_proj and v_proj."""
 DENSE_SINCE = (0, 17)
 ROUNDED = "the global scales of nvfp4 divide there: some have no reciprocal in float32, and the nearest was written"
 
@@ -81,7 +81,7 @@ class Reader(codec.Reader):
         return from_parts(quantized, scheme, shape=(n, k), dtype=self.dtype, perm=perm, act_scale=parts.act_scale())
 
     def dropped(self, held: Mapping[str, Held]) -> dict[str, str]:
-        if not self.config.get("kv_cache_scheme"):  # a model may call its parameters so
+        if not self.config.get("kv_cache_scheme"):  # else they may be parameters of the model
             return {}
         return {name: "scales of the cache of keys and values" for name in held if CACHE.fullmatch(name)}
 
@@ -98,8 +98,8 @@ class Reader(codec.Reader):
 
 
 class Writer(codec.Writer):
-    """A group for each scheme, in the format that the library chooses for it: integers are packed where inputs are not
-    rounded, and in bytes where they are."""
+    """Writes a group for each scheme, in the format that the library chooses for it: integers are packed if inputs are
+    not rounded, and bytes if they are."""
 
     name = "compressed-tensors"
 
@@ -166,7 +166,7 @@ class Writer(codec.Writer):
         return {f"{module}.{role}": part for role, part in parts.items()}
 
     def _divisor(self, factor: Tensor, name: str) -> Tensor:
-        """A number whose reciprocal is ``factor``; the nearest where there is none."""
+        """A number whose reciprocal is ``factor``, or the nearest if there is none."""
         nearest = 1 / factor.reshape(1)
         if not 0 < float(nearest) < float("inf"):
             raise ArgumentError(f"{name}: {float(factor):g}, its global scale, has no reciprocal in float32")

@@ -1,7 +1,7 @@
-"""The quantization_config of compressed-tensors: groups of modules, each with arguments for its weights and its inputs.
+"""The quantization_config of compressed-tensors: groups of modules, each with arguments for its weights and inputs.
 
-A module belongs to the group that names it; else to that of the first regular expression that fits, in the order of the
-alphabet; else to that of its class.
+A module belongs to the group that has its name; else to that of the first regular expression, in alphabetical order,
+that matches; else to that of its class.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_NUMBERS = {
     *("quantization_status", "global_compression_ratio", "provider"),
     *("run_compressed", "dequantize", "use_optimized_inference"),
 }
-"""Settings that change no number."""
+"""Settings without effect on numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,18 +43,18 @@ class Group:
     symmetric: bool
     """Whether its weights have no zero points in the files."""
     reordered: bool
-    """Whether the files say which group of a weight a column belongs to."""
+    """Whether the files have the group of each column of a weight."""
 
 
 class Groups:
-    """What a quantization_config says of modules; all of it is checked at once."""
+    """The settings of modules in a quantization_config, which is validated as a whole."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         _check_whole(config)
         default = setting(config, "format", str, MIXED)
         self.ignored = Targets(_strings(config, "ignore", []))
         self.groups: dict[str, Group | None] = {}
-        """Target -> what is to be done; None: nothing."""
+        """Target -> its group; None: not quantized."""
         for name, said in setting(config, "config_groups", dict).items():
             if not isinstance(said, dict):
                 raise CheckpointError(
@@ -64,7 +64,8 @@ class Groups:
         self.targets = Targets(self.groups)
 
     def of(self, module: str) -> Group:
-        """For a ``module`` whose tensors are quantized; CheckpointError where the config says that it is not."""
+        """The group of a ``module`` with quantized tensors; CheckpointError if the config says that it is not
+        quantized."""
         if ignored := self.ignored.first(module):
             raise CheckpointError(f"{module} has quantized tensors, and quantization_config ignores it ({ignored!r})")
         group = self.groups.get(self.targets.first(module) or "")
@@ -77,15 +78,15 @@ class Groups:
 
 
 class Targets:
-    """Names of modules, regular expressions after "re:", and classes. A file does not tell a module's class: here it is
-    an Embedding if it is called like one, and else a Linear."""
+    """Names of modules, regular expressions after "re:", and classes. Files do not contain the class of a module: it is
+    taken for an Embedding if its name says so, and else for a Linear."""
 
     def __init__(self, targets: Iterable[str]) -> None:
         self.names = set(targets)
         self.patterns = {each: _pattern(each) for each in sorted(self.names) if each.startswith("re:")}
 
     def first(self, module: str) -> str | None:
-        """The target that decides about ``module``."""
+        """The target that applies to ``module``."""
         if module in self.names:
             return module
         kind = "Embedding" if is_embedding(module) else "Linear"
@@ -94,7 +95,7 @@ class Targets:
 
 
 def group_of(scheme: Scheme, targets: list[str], stored: str) -> dict[str, Any]:
-    """What config_groups says of weights of ``scheme`` in the format ``stored``."""
+    """The entry of config_groups for weights of ``scheme`` in the format ``stored``."""
     inputs = None
     if scheme.act:
         fmt = ACTIVATIONS[scheme.act]

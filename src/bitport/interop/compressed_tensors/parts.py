@@ -1,5 +1,5 @@
-"""The tensors of one weight of compressed-tensors, as the parts of a QTensor. Nothing about them is known beforehand:
-each way to take one checks it."""
+"""The tensors of one compressed-tensors weight, as the parts of a QTensor. Nothing is known about them beforehand: each
+accessor validates what it returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bitport.numerics.packing import pack_bits, unpack_bits
 
 
 def roles_of(group: Group) -> tuple[set[str], set[str]]:
-    """(what a weight of ``group`` must have, what it may have)."""
+    """(required, optional) tensors of a weight of ``group``."""
     needed = {"weight_packed" if is_packed(group) else "weight", "weight_scale"}
     settings = {
         "weight_shape": group.format == PACKED,
@@ -35,7 +35,7 @@ def roles_of(group: Group) -> tuple[set[str], set[str]]:
 
 
 def fixed_scale_of(group: Group) -> str:
-    """The tensor with the fixed scale of inputs, where they have one."""
+    """The name of the tensor with the static scale of inputs, if they have one."""
     return "input_global_scale" if group.scheme.act == "nvfp4" else "input_scale"
 
 
@@ -50,7 +50,7 @@ class Parts:
     """Role -> name in the file."""
     tensors: Mapping[str, Tensor]
     padded: bool
-    """Whether no code lies across two words, where the number of words leaves it open."""
+    """Whether no code crosses a word boundary, if the number of words is ambiguous."""
 
     def codes(self) -> tuple[Tensor, int, int]:
         """(codes as bitport stores them, N, K)."""
@@ -93,7 +93,7 @@ class Parts:
         return self._reciprocal("weight_global_scale", (1, 1))
 
     def perm(self, k: int) -> Tensor | None:
-        """The columns in the order of their groups; None where they lie so. -1 stands for an order never set."""
+        """The order that sorts columns by group; None if they are sorted, or if it was never set (-1)."""
         group = self.group.scheme.weight.block[1]
         if "weight_g_idx" not in self.tensors or group == 0:
             return None
@@ -142,7 +142,7 @@ class Parts:
         return tensor
 
     def _shaped(self, role: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> Tensor:
-        """Of ``shape``, which may be flat in the file: one number, or one for each row."""
+        """The tensor as ``shape``; in the file it may be flat: one number, or one per row."""
         tensor = self.tensors[role]
         flat = tensor.dim() < 2 and tensor.numel() == torch.Size(shape).numel()
         if tensor.dtype not in dtypes or not (flat or tuple(tensor.shape) == shape):
