@@ -28,7 +28,7 @@ def from_stream(stream: Tensor, k: int, bits: int) -> Tensor:
     """The inverse: padded with zeros to whole words."""
     count = word_count(k, bits)
     filled = torch.nn.functional.pad(stream, (0, 4 * count - stream.shape[-1]))
-    # # Flatten first: the only row of a matrix may have any stride, which prevents a view as words.
+    # Flatten first: the only row of a matrix may have any stride, which prevents a view as words.
     return filled.flatten().view(torch.int32).reshape(*stream.shape[:-1], count)
 
 

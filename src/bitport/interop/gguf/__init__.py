@@ -1,5 +1,5 @@
-"""GGUF files of llama.cpp: the container (header, parts, output), its numbers (blocks, joins), and what makes a model
-of transformers of them (names, config, tokenizer, source) or of diffusers (diffusion), or them of one of transformers
+"""GGUF files of llama.cpp: the container (header, parts, output), the numbers (blocks, joins), reading as a model of
+transformers (names, config, tokenizer, source) or of diffusers (diffusion), and writing of a model of transformers
 (settings, vocabulary, writer)."""
 
 from bitport.interop.gguf.diffusion import Diffusion

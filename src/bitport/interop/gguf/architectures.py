@@ -1,14 +1,15 @@
-"""The models that GGUF files are read and written of: what transformers calls their modules, by llama.cpp's names.
+"""The supported architectures of GGUF files: names of modules in transformers, by those in llama.cpp.
 
 The files hold what llama.cpp computes with, which differs from the model of transformers in the following ways. Rows of
-attn_q and attn_k, in ``llama`` and those made from it: there a head turns neighbouring rows by one angle, here a row of
-its first half and one of its second. Of a head of 8 rows:
+attn_q and attn_k, in ``llama`` and its derivatives: llama.cpp rotates adjacent rows of a head by one angle,
+transformers a row of its first half and one of its second. For a head of 8 rows:
 
     file            0 4 1 5 2 6 3 7
     transformers    0 1 2 3 4 5 6 7
 
-Norms of ``gemma``, which multiply by the weight in the file, by 1 + the weight here. And experts of ``gpt-oss``: gate
-and up projection, two stacks [experts, N, K] in the file, are one [experts, K, 2 N] here, their columns in turn.
+Norms of ``gemma`` multiply by the weight in the file, but by 1 + weight in transformers. Experts of ``gpt-oss``: gate
+and up projections, two stacks [experts, N, K] in the file, are one [experts, K, 2 N] in transformers, with interleaved
+columns.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ EXPERTS = {
     "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
     "mlp.experts.down_proj": ("ffn_down_exps",),
 }
-"""Parameter -> the tensors whose rows it has, one below the other."""
+"""Parameter -> the tensors whose rows it concatenates."""
 BIASES = {"attention_bias": "self_attn.q_proj", "mlp_bias": "mlp.up_proj"}
 
 
@@ -59,34 +60,34 @@ class Architecture:
     classname: str
     model_type: str
     names: Mapping[str, str]
-    """Of modules in a block."""
+    """Names of modules in a block."""
     special: Callable[[Settings, dict[str, Any]], None] = specials.nothing_more
-    """Adds to the config.json what only this one has."""
+    """Adds what is specific to the architecture to the config.json."""
     interleaved: bool = False
     norms_less_one: bool = False
     stacked: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     in_turn: bool = False
-    """Whether experts lie as those of gpt-oss do; they have biases then."""
+    """Whether experts are interleaved and have biases, as in gpt-oss."""
     epsilon: str = "rms_norm_eps"
     gelu: bool = False
     tied: bool = False
-    """Whether the head is the embedding, always."""
+    """Whether the head is always the embedding."""
     more: tuple[str, ...] = ()
-    """Those of KEYS that not all architectures have."""
+    """The entries of KEYS that not all architectures have."""
     biases: Mapping[str, str] = dataclasses.field(default_factory=lambda: BIASES)
-    """Key of config.json -> the module whose bias it speaks of; where there is none, no module has one."""
+    """Key of config.json -> the module whose bias it controls; if empty, no module has one."""
     biased: tuple[str, ...] = ()
-    """Tensors whose bias llama.cpp asks for."""
+    """Tensors whose bias llama.cpp requires."""
     file: str = ""
-    """What a file calls it, where another architecture has that name here."""
+    """The name in a file, if another architecture has that name here."""
     older: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Parts of names in the files of transformers -> what it calls them today."""
+    """Parts of older tensor names in files of transformers -> the current ones."""
 
     def config(self, settings: Settings) -> dict[str, Any]:
         return config_of(self.classname, self.model_type, self.epsilon, self.special, settings)
 
     def has_biases(self, modules: Collection[str]) -> dict[str, bool]:
-        """What config.json says of them. ``modules``: those of the first block that have one."""
+        """The bias keys for config.json. ``modules``: those of the first block that have a bias."""
         return {key: module in modules for key, module in self.biases.items()}
 
 
@@ -250,7 +251,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture(said: Mapping[str, Any]) -> Architecture:
-    """Of a file with these settings."""
+    """The architecture of a file with these settings."""
     name = said.get("general.architecture")
     known = [name for name, its in ARCHITECTURES.items() if not its.file]
     if name not in known:

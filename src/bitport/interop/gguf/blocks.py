@@ -1,9 +1,9 @@
-"""The block types of ggml, which GGUF files hold, in bitport's form.
+"""The block types of ggml, used in GGUF files, in bitport's form.
 
-Those of one factor are what they are here too: d * s has at most 18 significant bits. Those with a sum need a zero
-point, (q - z) * d with z = -m / d, and z is rounded to float32. So a value v that llama.cpp computes as d * q + m,
-rounded once, is off from ours by at most 2^-24 * (|m| + 3 |v|), a little more than the rounding of either. Where d is 0
-the block is the constant m, kept as (0 - -m) * 1.
+Types with a single factor are represented exactly: d * s has at most 18 significant bits. Those with an offset need a
+zero point, (q - z) * d with z = -m / d, and z is rounded to float32. So a value v that llama.cpp computes as d * q + m,
+rounded once, differs from ours by at most 2^-24 * (|m| + 3 |v|), slightly more than the rounding of either. If d is 0
+the block is the constant m, stored as (0 - -m) * 1.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from bitport.numerics import Format, Quantized, pack_bits
 from bitport.schemes import Scheme, preset
 
 CHUNK = 1 << 24
-"""Elements that are taken apart at once: each takes some bytes meanwhile."""
+"""The number of elements decoded at once, since each temporarily takes several bytes."""
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Block(NamedTuple):
     elements: int
     fields: tuple[int, ...]
-    """Bytes of each."""
+    """Bytes of each field."""
     scheme: Scheme
     split: Callable[..., splits.Split]
-    """Of the fields, each uint8 [.., bytes]."""
+    """Decodes the fields, each uint8 [.., bytes]."""
 
     @property
     def nbytes(self) -> int:
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 def decoded(block: Block, raw: Tensor) -> Quantized:
-    """``raw``: uint8 [.., N, bytes of a row], whole blocks. Where the scheme has a global scale it is 1."""
+    """Decode ``raw``: uint8 [.., N, bytes of a row], whole blocks. If the scheme has a global scale it is 1."""
     at_once = max(1, CHUNK // (raw.shape[-1] // block.nbytes * block.elements))
     pieces = [_decoded(block, rows) for rows in raw.flatten(0, -2).split(at_once)]
     data, scale, zero, _ = (

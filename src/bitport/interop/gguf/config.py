@@ -1,7 +1,7 @@
-"""config.json of a model from the settings of a GGUF file, which llama.cpp names ``<architecture>.<setting>``; the way
-back is :mod:`bitport.interop.gguf.settings`.
+"""config.json from the settings of a GGUF file, which llama.cpp names ``<architecture>.<setting>``; the inverse is
+:mod:`bitport.interop.gguf.settings`.
 
-Every setting of the architecture must be understood: one that is passed over would change what the model computes.
+Every setting of the architecture must be known: ignoring one could change what the model computes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bitport.errors import CheckpointError, shortened
 
 MOST_LAYERS = 4096
 HARMLESS = ("vocab_size", "rope.scaling.finetuned")
-"""The first is said by the shape of the embedding."""
+"""Settings to ignore; vocab_size follows from the shape of the embedding."""
 KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -42,17 +42,17 @@ KEYS = {
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
 }
-"""Of config.json -> the setting that says the same."""
+"""Key of config.json -> the equivalent setting."""
 EPSILONS = ("rms_norm_eps", "norm_epsilon", "layer_norm_eps")
-"""Those of KEYS of which an architecture has one."""
+"""The entries of KEYS of which an architecture has exactly one."""
 YARN = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_ext_factor": 1.0}
-"""What llama.cpp computes with, whatever a file says."""
+"""What llama.cpp uses, regardless of the file."""
 TOKENS = ("bos", "eos", "padding", "eot", "eom")
-"""Tokens whose number is a setting, tokenizer.ggml.<token>_token_id; a text ends with eos, eot and eom."""
+"""Tokens whose ids are settings, tokenizer.ggml.<token>_token_id; a text ends with eos, eot or eom."""
 
 
 class Settings:
-    """Those of one architecture; ``vectors``: small float tensors that belong to the configuration."""
+    """The settings of one architecture; ``vectors``: small float tensors that are part of the configuration."""
 
     def __init__(self, said: Mapping[str, Any], vectors: Mapping[str, Tensor]) -> None:
         self.architecture = said.get("general.architecture")
@@ -84,7 +84,7 @@ class Settings:
         return self.vectors.pop(name, None)
 
     def unknown(self) -> Iterator[str]:
-        """What was not asked for."""
+        """The settings and vectors that were not requested."""
         prefix = f"{self.architecture}."
         for key, value in self.said.items():
             if key.startswith(prefix) and key.removeprefix(prefix) not in self.known:
@@ -127,7 +127,7 @@ def config_of(
 
 
 def _rope(settings: Settings) -> dict[str, Any]:
-    """Rotary embeddings, in the words of transformers."""
+    """The rope_parameters of transformers."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": settings.real("rope.freq_base", 10000.0)}
     factor = settings.real("rope.scaling.factor", None)
     kind = settings.get("rope.scaling.type", (str,), "none" if factor is None else "linear")

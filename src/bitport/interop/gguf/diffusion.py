@@ -1,8 +1,8 @@
 """GGUF files of diffusion models as a model of diffusers.
 
-They have the tensors of the model's first publication under their names there, and no configuration. A tensor whose
-rows are no whole blocks may lie in rows of another length; its shape is then a setting,
-``comfy.gguf.orig_shape.<name>``. So what a tensor is made of is counted in numbers, row after row, and not in rows.
+Their tensors have the names of the model's first publication, and there is no configuration. A tensor whose rows are
+not whole blocks may be stored with rows of another length; its shape is then a setting,
+``comfy.gguf.orig_shape.<name>``. So tensors are mapped by ranges of elements in row-major order, rather than by rows.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MOST_DIMENSIONS = 8
 
 
 class Cut(NamedTuple):
-    """Numbers of a stored tensor. ``stored``: its blocks that hold them, one a row, or numbers; ``skip``: of those in
-    the first block."""
+    """A range of elements of a stored tensor. ``stored``: the part that contains them, as rows of one block each or as
+    floats; ``skip``: leading elements of the first block that are not used."""
 
     stored: Stored
     skip: int
@@ -43,8 +43,8 @@ class Cut(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One tensor of the model. ``cuts``: one after the other. ``block``: None for floats; ``whole``: each row is whole
-    blocks, and the module takes it as it is."""
+    """One tensor of the model. ``cuts``: its elements, in order. ``block``: None for floats; ``whole``: each row is
+    whole blocks, and the module can be quantized."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,8 +55,8 @@ class Piece(NamedTuple):
 
 class Diffusion:
     """``path``: the file of a model, or the first of several; ``config``: a config.json of diffusers, or the directory
-    that holds it. The dtype of the model is chosen as by :class:`bitport.interop.gguf.source.Gguf`; numbers of weights
-    that cannot stay quantized ask for float32."""
+    that holds it. The dtype of the model is chosen as in :class:`bitport.interop.gguf.source.Gguf`; weights that cannot
+    stay quantized require float32."""
 
     format = "gguf"
 
@@ -121,7 +121,7 @@ class Diffusion:
 
 
 def _shapes(header: Header) -> dict[str, tuple[int, ...]]:
-    """Of the tensors, as they were before they were written."""
+    """The shapes of the tensors before they were written."""
     found = {}
     for name, stored in header.tensors.items():
         said = header.settings.get(SHAPE + name, list(stored.shape))
@@ -150,7 +150,7 @@ def _piece(name: str, made: Made, tensors: Mapping[str, Stored], component: Comp
 
 
 def _cut(stored: Stored, run: Run, elements: int) -> Cut:
-    """``elements``: of a block."""
+    """The stored part for ``run``. ``elements``: of a block."""
     first, end = run.first // elements, -(-run.end // elements)
     nbytes = stored.nbytes * elements // math.prod(stored.shape)
     shape = (end - first, elements) if elements > 1 else (end - first,)

@@ -1,8 +1,8 @@
-"""What k-quants multiply their scales of: the numbers of a block are one float16, d, times small whole numbers, s.
+"""Factorization of k-quant scales: the scales of a block are one float16, d, times small integers, s.
 
-bitport keeps the products d * s, which are exact in float32 (11 + 8 bits). Several pairs may have the same ones: those
-of (2 d, s) are those of (d, 2 s). Here it is the d of the least magnitude. So it is for llama.cpp too, which lets the
-largest s be the end of its range.
+bitport stores the products d * s, which are exact in float32 (11 + 8 bits). Several pairs may have the same products:
+(2 d, s) and (d, 2 s) do. The d of the least magnitude is chosen. llama.cpp does so, too, since it maps the largest s to
+the end of its range.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from bitport.errors import ArgumentError
 
 
 def factors(products: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
-    """``products`` [.., G] as d, float16 [..], and s, int16 [.., G] from ``low`` to ``high``; ArgumentError where no d
-    gives them exactly."""
+    """Split ``products`` [.., G] into d, float16 [..], and s, int16 [.., G] from ``low`` to ``high``; ArgumentError if
+    no d yields them exactly."""
     rows = products.flatten(0, -2).double()
     largest = rows.gather(-1, rows.abs().argmax(-1, keepdim=True)).squeeze(-1)
     d = torch.zeros(len(rows), dtype=torch.float16)
@@ -39,8 +39,8 @@ def factors(products: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
 
 
 def minimum(scale: Tensor, zero: Tensor, bits: int) -> Tensor:
-    """The m of ``bits`` significant bits with zero = m / scale, rounded to float32; float64. There is at most one: the
-    rounding moves scale * zero by 2^-24 of itself, two such m lie 2^-bits apart."""
+    """The m, float64 with ``bits`` significant bits, for which zero = m / scale when rounded to float32. It is unique:
+    the rounding changes scale * zero by a relative 2^-24, but such m are 2^-bits apart."""
     fraction, exponent = torch.frexp(scale.double() * zero.double())
     found = torch.ldexp((fraction * 2.0**bits).round() * 2.0**-bits, exponent)
     same = found.float() / scale == zero

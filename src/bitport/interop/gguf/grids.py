@@ -1,5 +1,5 @@
-"""The types IQ1 to IQ3 of ggml. Runs of eight or four elements are one entry of a grid, a list of the points that a run
-may be; what it is multiplied by belongs to 32 elements (IQ2_XS, IQ2_S, IQ1_M: to 16)::
+"""The types IQ1 to IQ3 of ggml. Each run of eight or four elements is an entry of a grid, a list of the possible runs;
+it is multiplied by a factor that is common to 32 elements (IQ2_XS, IQ2_S, IQ1_M: to 16)::
 
             elements  bytes                                                        value
     IQ2_XXS   256     d 2 | (i 4, word 4) 8                                        d * (2 s + 1) / 8 * +-grid[i]
@@ -10,11 +10,10 @@ may be; what it is multiplied by belongs to 32 elements (IQ2_XS, IQ2_S, IQ1_M: t
     IQ1_S     256     d 2 | low i 32 | (high i 3 bits 4, s 3 bits, minus) 2 each   d * (2 s + 1) * (grid[i] +- 1/8)
     IQ1_M     256     low i 32 | (high i 3 bits, minus) 4 bits each | d and s 8    d * (2 s + 1) * (grid[i] +- 1/8)
 
-A ``word`` has four times seven signs, then s in its highest four bits. Of seven signs the eighth follows: there are an
-even number of minuses. The scale has at most 16 significant bits, so that nothing is rounded.
+A ``word`` has four times seven signs, then s in its highest four bits. The eighth of each group of signs makes the
+number of minuses even. The scale has at most 16 significant bits, so that nothing is rounded.
 
-Here each element has a code of its own, of 4 bits. The grids, some thousands of numbers, are those of the library
-``gguf``.
+bitport has a 4-bit code for each element. The grids, some thousands of numbers, are taken from the library ``gguf``.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from bitport.numerics import encode_codebook, number_type, unpack_bits
 TYPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 INSTALL = "pip install 'bitport[gguf]'"
 SIGN = 15
-"""What makes the code of a number that of its negative: a table goes from the least to the largest."""
+"""XOR with it negates the number of a code, since tables are sorted."""
 
 
 def library(what: str) -> ModuleType:
@@ -54,18 +53,18 @@ def _values(name: str) -> Tensor:
 
 @functools.cache
 def _codes(name: str, dtype: str) -> Tensor:
-    """uint8 [points, elements]"""
+    """The codes of a grid, uint8 [points, elements]."""
     return encode_codebook(_values(name), number_type(dtype).table)
 
 
 @functools.cache
 def _codes_of_one() -> Tensor:
-    """uint8 [2, points, elements]: of eight times a grid plus 1, and minus 1."""
+    """uint8 [2, points, elements]: codes of eight times the grid plus 1, and minus 1."""
     return torch.stack([encode_codebook(8 * _values("IQ1_S") + one, number_type("ggml_iq2").table) for one in (1, -1)])
 
 
 def _numbers(field: Tensor, size: int) -> Tensor:
-    """uint8 [.., bytes] as numbers of ``size`` bytes, int64."""
+    """uint8 [.., bytes] as integers of ``size`` bytes, int64."""
     places = torch.arange(0, 8 * size, 8)
     return (field.unflatten(-1, (-1, size)).long() << places).sum(-1)
 
@@ -79,12 +78,12 @@ def _odd(d: Tensor, s: Tensor, divisor: int) -> Tensor:
 
 
 def _signed(codes: Tensor, minus: Tensor) -> Tensor:
-    """``codes`` [.., points, elements], ``minus`` [.., bits] in their order."""
+    """``codes`` [.., points, elements] negated where ``minus`` [.., bits], in the same order, is set."""
     return codes.flatten(-2) ^ minus * SIGN
 
 
 def _eight(seven: Tensor) -> Tensor:
-    """[..] numbers of 7 bits as bits, uint8 [.., 8], the last of which makes their number even."""
+    """7-bit numbers [..] as bits, uint8 [.., 8], with a parity bit that makes their sum even."""
     bits = seven.unsqueeze(-1) >> torch.arange(7) & 1
     return torch.cat([bits, bits.sum(-1, keepdim=True) & 1], -1).to(torch.uint8)
 
@@ -131,7 +130,7 @@ def iq1_s(d: Tensor, low: Tensor, rest: Tensor) -> Split:
 
 
 def iq1_m(low: Tensor, rest: Tensor, scales: Tensor) -> Split:
-    """d lies in the highest four bits of four numbers, the lowest first."""
+    """d is in the highest four bits of four numbers, the lowest part first."""
     fours, numbers = unpack_bits(rest, 4, 32).long(), _numbers(scales, 2)
     codes = _codes_of_one()[fours >> 3, low.long() | (fours & 7) << 8]
     d = (numbers >> 12 << torch.arange(0, 16, 4)).sum(-1, keepdim=True).to(torch.int32)

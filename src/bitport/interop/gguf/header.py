@@ -1,12 +1,12 @@
-"""What a GGUF file says before its data. All numbers are little-endian; a string is its length in 8 bytes, then UTF-8::
+"""The header of a GGUF file. All numbers are little-endian; a string is its length in 8 bytes, then UTF-8::
 
     "GGUF" | version 4 | count of tensors 8 | count of settings 8
     settings:  key | type 4 | value                      an array is: type of its elements 4 | count 8 | elements
     tensors:   name | dimensions 4 | each 8, the innermost first | type 4 | offset 8
     data, which begins at a multiple of general.alignment (32), as every tensor does
 
-The library ``gguf`` reads this too, but makes one object per token of the vocabulary and believes every count; here no
-count costs more memory than the bytes that are there for it.
+The library ``gguf`` reads this, too, but makes an object per token of the vocabulary and trusts every count; here no
+count causes allocations beyond the bytes that are in the file.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from bitport.errors import CheckpointError
 from bitport.interop.gguf.blocks import BLOCKS, FLOATS
 
 LONGEST = 1 << 26
-"""Bytes before the data, at most: a vocabulary of 262144 tokens with its merges takes a fifth."""
+"""The most bytes before the data: a vocabulary of 262144 tokens with its merges takes a fifth."""
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 DIMENSIONS = 5
-"""ggml has up to 4; convolutions of video models are written with 5."""
+"""ggml supports up to 4; convolutions of video models are written with 5."""
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Type of a setting -> how struct calls it."""
+"""Type of a setting -> format character of struct."""
 WHOLE, SIGNED, REAL, TRUTH, TEXT, ARRAY = 4, 5, 6, 7, 8, 9
-"""A real number becomes the shortest decimal that float32 rounds to it: 1e-05, which the model was configured with."""
+"""Real numbers are read as the shortest decimal that rounds to the float32: 1e-05, as the model was configured with."""
 TYPES = {
     0: "F32",
     1: "F16",
@@ -73,7 +73,7 @@ TYPES = {
     40: "NVFP4",
     41: "Q1_0",
 }
-"""Of tensors, by their number in ggml."""
+"""Types of tensors, by their number in ggml."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,17 +82,17 @@ class Stored:
     name: str
     type: str
     shape: tuple[int, ...]
-    """Rows first, as torch has it."""
+    """Rows first, as in torch."""
     start: int
     nbytes: int
 
     @property
     def row(self) -> int:
-        """Bytes of a row."""
+        """Bytes per row."""
         return self.nbytes // math.prod(self.shape[:-1])
 
     def read(self) -> Tensor:
-        """A float tensor, or uint8 [.., N, bytes of a row]."""
+        """Read a float tensor, or uint8 [.., N, bytes of a row]."""
         raw = torch.empty(self.nbytes, dtype=torch.uint8)
         try:
             with self.file.open("rb") as file:
@@ -130,7 +130,7 @@ def read_header(path: Path) -> Header:
 
 
 class Cursor:
-    """Reads on from where it is; struct.error where the bytes end."""
+    """Reads sequentially; raises struct.error at the end of the bytes."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0

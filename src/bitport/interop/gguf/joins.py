@@ -1,14 +1,15 @@
-"""Weights of bitport as blocks of ggml: the inverse of :mod:`bitport.interop.gguf.blocks`, and exact.
+"""Encoding of bitport's weights as blocks of ggml: the exact inverse of :mod:`bitport.interop.gguf.blocks`.
 
-A weight gets the smallest type that holds each of its numbers. Of integers, value = (code - zero) * scale, these are::
+A weight gets the smallest type that represents each of its numbers. For integers, value = (code - zero) * scale, these
+are::
 
-    Q4_0, Q5_0, Q8_0    code - zero, of 4, 5, 8 bits with its sign
+    Q4_0, Q5_0, Q8_0    code - zero, signed, of 4, 5, 8 bits
     Q4_1, Q5_1          codes of 4, 5 bits, and -zero * scale in float16
 
-with the scale in float16. So a zero point takes a bit of the first ones, where its product is no float16: 4 bits with
-zero points are mostly Q5_0. A scale of more than 32 elements is repeated. Q2_K to Q6_K, IQ4 and TQ2_0 take what was
-read from them, TQ2_0 what was read from TQ1_0 too; IQ1 to IQ3 are not written. The global scale of NVFP4 is a tensor
-of its own.
+with the scale in float16. So zero points cost a bit in the first ones if their product is not a float16: 4 bits with
+zero points are mostly Q5_0. A scale of more than 32 elements is repeated. Q2_K to Q6_K, IQ4 and TQ2_0 accept what was
+read from them, TQ2_0 also what was read from TQ1_0; IQ1 to IQ3 are not written. The global scale of NVFP4 is a separate
+tensor.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from bitport.tensor import QTensor
 
 WHOLE = {"Q4_0": 4, "Q5_0": 5, "Q8_0": 8}
 SUM = {"Q4_1": 4, "Q5_1": 5}
-"""Types that take any integers that fit -> bits of a code."""
+"""Types for any integers that fit -> bits per code."""
 
 
 class Rows(NamedTuple):
-    """``codes`` uint8 [R, B, elements]; ``scale``, ``zero`` float32 [R, B, groups], or a scale of 8 bits, no zero."""
+    """``codes`` uint8 [R, B, elements]; ``scale``, ``zero`` float32 [R, B, groups], or 8-bit scales without zero."""
 
     codes: Tensor
     scale: Tensor
@@ -41,8 +42,8 @@ class Rows(NamedTuple):
 
 
 def kinds(scheme: Scheme, k: int, whole: bool = False) -> list[str]:
-    """Types that may hold rows of ``k`` elements, the smallest first. ``whole``: of integers only those whose numbers
-    are whole, so that all weights of a scheme have one."""
+    """The types that may hold rows of ``k`` elements, the smallest first. ``whole``: for integers, only types without
+    an offset, so that all weights of a scheme have the same type."""
     fmt = scheme.weight
     integers = fmt.number.kind == "int" and fmt.number.bits > 1
     signed = min(8, fmt.number.bits + (fmt.zero != "none"))
@@ -63,7 +64,7 @@ def kinds(scheme: Scheme, k: int, whole: bool = False) -> list[str]:
 
 
 def joined(q: QTensor, whole: bool = False) -> tuple[str, Tensor]:
-    """The type, and uint8 [.., N, bytes of a row]; ArgumentError with the reason of each type that does not do."""
+    """(type, uint8 [.., N, bytes of a row]); ArgumentError with the reason why each type fails."""
     reasons: dict[str, list[str]] = {}
     for name in kinds(q.scheme, q.matrix.k, whole):
         try:
@@ -99,24 +100,24 @@ def _pieces(q: QTensor, name: str) -> Iterator[Rows]:
 
 
 def _bytes(half: Tensor) -> Tensor:
-    """float16 [R, B] to uint8 [R, B, 2]."""
+    """Convert float16 [R, B] to uint8 [R, B, 2]."""
     return half.contiguous().unsqueeze(-1).view(torch.uint8)
 
 
 def _half(value: Tensor, what: str, rounded: bool = True) -> Tensor:
-    """[R, B, 1] to uint8 [R, B, 2]."""
+    """Convert [R, B, 1] to uint8 [R, B, 2] of exact float16."""
     return _bytes(exactly(value.squeeze(-1), torch.float16, what, rounded))
 
 
 def _planes(codes: Tensor, bits: int, run: int) -> Tensor:
-    """The inverse of the function of this name in blocks."""
+    """The inverse of :func:`bitport.interop.gguf.splits.planes`."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8).unsqueeze(-1)
     parts = codes.unflatten(-1, (-1, 8 // bits, run)) << shifts
     return parts.sum(-2, dtype=torch.uint8).flatten(-2)
 
 
 def _whole(rows: Rows, bits: int) -> Tensor:
-    """Codes whose zero point is the midpoint."""
+    """The codes with the midpoint as zero point."""
     assert rows.zero is not None
     middle, zero = 1 << bits - 1, rows.zero
     if not bool((zero == zero.round()).all()) or bool((zero.abs() > 1 << 14).any()):
@@ -132,8 +133,8 @@ def _whole(rows: Rows, bits: int) -> Tensor:
 
 
 def _with_offset(rows: Rows, bits: int) -> tuple[Tensor, Tensor]:
-    """Scale, and the minimum that is subtracted, of ``bits`` significant bits; a block that was a constant is one
-    again, with the scale 0."""
+    """(scale, minimum to subtract with ``bits`` significant bits); blocks that were constant are so again, with scale
+    0."""
     assert rows.zero is not None
     groups = rows.codes.unflatten(-1, (rows.scale.shape[-1], -1))
     constant = (rows.scale == 1) & (groups == 0).all(-1)
@@ -183,7 +184,7 @@ def _q3_k(rows: Rows) -> list[Tensor]:
 
 
 def _two(rows: Rows, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """d, m, s and t, these of ``bits`` bits."""
+    """(d, m, s, t), the last two of ``bits`` bits."""
     scale, least = _with_offset(rows, 11 + bits)
     d, s = factors(scale, 0, (1 << bits) - 1)
     m, t = factors(least, 0, (1 << bits) - 1)

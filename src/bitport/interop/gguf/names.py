@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file under the names that transformers has for them, by architecture, and back."""
+"""The mapping between tensor names in GGUF files and in transformers, by architecture."""
 
 from __future__ import annotations
 
@@ -14,44 +14,43 @@ from bitport.interop.gguf.architectures import OUTSIDE, Architecture
 from bitport.interop.gguf.header import Stored
 
 CONFIGURING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that say how the model is configured."""
+"""Tensors that are part of the configuration."""
 BARE = ("self_attn.sinks",)
-"""Parameters that are no module's weight; files call them so."""
+"""Parameters that are not the weight of a module; in files they are."""
 SINGLE = ("ffn_gate_inp", "ffn_gate_inp_shexp")
-"""Matrices that llama.cpp has in float32, as vectors."""
+"""Matrices that llama.cpp stores in float32, like vectors."""
 ONE_ROW = ("ffn_gate_inp_shexp",)
-"""Matrices of one row, vectors in a file."""
+"""Matrices of one row, which are vectors in a file."""
 SCALE, OF_INPUTS = "scale", "input_scale"
-"""Tensors beside a weight of NVFP4, one number or one of each expert: what the weight, and what inputs in float4 are
-multiplied by."""
+"""Tensors next to an NVFP4 weight, with one number or one per expert: factors of the weight, and of float4 inputs."""
 TOGETHER = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
-"""A stack that llama.cpp's converter makes of two where it is told to, one below the other."""
+"""A stack into which llama.cpp's converter can concatenate two."""
 ONE_EXPERT = re.compile(r"mlp\.experts\.(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.weight")
-"""A parameter where experts are not stacked: part of ffn_<..>_exps."""
+"""A parameter of a model without stacked experts: part of ffn_<..>_exps."""
 ONE_BLOCK = re.compile(r"model\.layers\.(0|[1-9]\d{0,5})\.(.*)", re.DOTALL)
 
 
 class Piece(NamedTuple):
-    """One tensor of the model. ``stored``: several lie below each other."""
+    """One tensor of the model. ``stored``: the tensors whose rows it concatenates."""
 
     name: str
     stored: tuple[Stored, ...]
     heads: int = 0
-    """Whose rows are to be brought in order; 0: they are."""
+    """The number of heads whose rows must be reordered; 0: none."""
     less_one: bool = False
     in_turn: bool = False
-    """Whether it has a row of each of ``stored`` in turn."""
+    """Whether the rows of ``stored`` are interleaved."""
     transposed: bool = False
-    """Whether it is [.., K, N], of rows [.., N, K]."""
+    """Whether it is [.., K, N], from rows [.., N, K]."""
     one_row: bool = False
     """Whether it is [1, K]."""
     scales: tuple[Stored, ...] = ()
-    """Of each of ``stored``, where these have a scale of their own."""
+    """The separate scale of each of ``stored``, if there are any."""
 
 
 class Place(NamedTuple):
-    """Where one tensor of the model lies in a file. ``names``: of the tensors that have its rows; ``part`` of as many
-    as there are experts, where these are not stacked; ``single``: in float32. The rest: see Piece."""
+    """The location of one tensor of the model in a file. ``names``: the tensors that have its rows; ``part``: the index
+    of an expert if these are not stacked in the model; ``single``: stored in float32. For the others see Piece."""
 
     names: tuple[str, ...]
     dimensions: int
@@ -65,7 +64,7 @@ class Place(NamedTuple):
 
 
 def pieces(its: Architecture, tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> list[Piece]:
-    """In the order of the file; CheckpointError for a tensor that the architecture does not have."""
+    """The tensors of the model, in file order; CheckpointError for a tensor that the architecture does not have."""
     found: dict[str, Piece] = {}
     for name, stored in tensors.items():
         if name in CONFIGURING:
@@ -105,7 +104,7 @@ def pieces(its: Architecture, tensors: Mapping[str, Stored], config: Mapping[str
 
 
 def _stack(its: Architecture, leaf: str) -> tuple[str, tuple[str, ...]]:
-    """The parameter that has the rows of ``leaf``, if it is a stack, and all tensors that have rows of it."""
+    """(the parameter with the rows of ``leaf``, if it is a stack; all tensors that have rows of it)."""
     whole = TOGETHER.get(leaf)
     for parameter, leaves in its.stacked.items():
         if leaves == whole and not its.in_turn:
@@ -135,7 +134,7 @@ def _scales(weights: list[str], tensors: Mapping[str, Stored]) -> tuple[Stored, 
 
 
 def _changed(its: Architecture, leaf: str, kind: str, config: Mapping[str, Any]) -> tuple[int, bool]:
-    """See Piece: heads, less_one."""
+    """(heads, less_one): see Piece."""
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}.get(leaf, 0)
     return heads if its.interleaved else 0, its.norms_less_one and leaf.endswith("norm") and kind == "weight"
 
@@ -146,8 +145,8 @@ def experts_of(config: Mapping[str, Any]) -> int:
 
 
 def places(its: Architecture, names: Collection[str], config: Mapping[str, Any]) -> dict[str, Place]:
-    """The inverse of pieces, by the names of the model's tensors; ArgumentError for one that has no place in a file,
-    and where one that llama.cpp asks for is not there."""
+    """The inverse of pieces(), by names of the model's tensors; ArgumentError for one that has no place in a file, and
+    if one that llama.cpp requires is missing."""
     found = {name: place for name in names if (place := _place(its, name, config))}
     leaves = [f"{leaf}.weight" for leaf in (*its.names, *(leaf for each in its.stacked.values() for leaf in each))]
     leaves += [f"{leaf}.bias" for leaf in its.biased if leaf not in OUTSIDE]
@@ -190,7 +189,7 @@ def _place(its: Architecture, name: str, config: Mapping[str, Any]) -> Place | N
 
 
 def in_order(rows: Tensor, heads: int) -> Tensor:
-    """``rows`` [N, ..] of attn_q or attn_k as transformers has them."""
+    """Reorder ``rows`` [N, ..] of attn_q or attn_k as in transformers."""
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
@@ -200,7 +199,7 @@ def interleaved(rows: Tensor, heads: int) -> Tensor:
 
 
 def together(stacks: list[Tensor], in_turn: bool) -> Tensor:
-    """Rows [E, N, ..] of each stack below each other, or one of each in turn."""
+    """Concatenate the rows [E, N, ..] of stacks, or interleave them."""
     return torch.stack(stacks, 2).flatten(1, 2) if in_turn else torch.cat(stacks, 1)
 
 

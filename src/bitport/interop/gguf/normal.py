@@ -1,5 +1,5 @@
-"""A config.json in the words that :mod:`bitport.interop.gguf.config` makes of settings: older files, and transformers
-of other times, have others for the same."""
+"""Normalization of a config.json to the form that :mod:`bitport.interop.gguf.config` produces: older files, and other
+versions of transformers, use other keys for the same."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from bitport.interop.gguf.special import SCALES, layer_types, with_rope
 
 MOST = 1 << 24
 OWN_HEADS = ("qwen3", "gpt-oss", "gemma", "gemma2", "gemma3", "mistral3", "glm4", "seed_oss", "ernie4_5")
-"""Architectures whose heads are not the hidden size cut into pieces: config.json must say head_dim."""
+"""Architectures for which head_dim does not default to hidden size / heads: config.json must have it."""
 FEWER = ("mixtral", "qwen2moe", "gpt-oss", "smollm3", "mistral3", "glm4", "seed_oss", "ernie4_5", "starcoder2")
-"""Architectures that have fewer heads of keys and values, if config.json does not say how many."""
+"""Architectures whose num_key_value_heads does not default to the number of heads."""
 WINDOWS = {"gpt-oss": 2, "gemma2": 2, "gemma3": 6, "cohere2": 4}
-"""How many layers make one that sees everything, where config.json does not say it."""
+"""The default period of layers with full attention."""
 THETA = {"gpt-oss": 150000.0, "mixtral": 1e6, "gemma3": 1e6, "smollm3": 2e6, "ernie4_5": 5e5}
-"""Where config.json does not say it, and it is not 10000."""
+"""The default rope_theta, if it is not 10000."""
 TURNED = {"phi3": 1.0, "glm4": 0.5}
-"""Architectures that turn a part of a head -> which, where config.json does not say it."""
+"""Architectures with partial rotary embeddings -> the default fraction."""
 USUAL: dict[str, dict[str, Any]] = {
     "yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True},
     "default": {"partial_rotary_factor": 1.0},
 }
-"""Of rotary embeddings, by their type: what says nothing new."""
+"""Default rotary settings by type, which can be omitted."""
 
 
 def normal(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` in the words that are read from a file, of which older ones and transformers' own have others."""
+    """``config`` in the form that is read from a file."""
     wanted = dict(config)
     for key, other in (("num_experts", "num_local_experts"), ("num_local_experts", "num_experts")):
         if key in ARCHITECTURES[name].more and other in wanted:
@@ -81,7 +81,7 @@ def _check(wanted: Mapping[str, Any], key: str) -> None:
 
 
 def _ropes(name: str, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Rotary embeddings as config.json has them today."""
+    """The rotary settings in the current form of config.json."""
     said: Any = wanted.get("rope_parameters")
     scaling, theta = wanted.pop("rope_scaling", None), wanted.pop("rope_theta", None)
     local, partial = wanted.pop("rope_local_base_freq", None), wanted.pop("partial_rotary_factor", None)
@@ -113,12 +113,12 @@ def _one_rope(name: str, said: Mapping[str, Any], wanted: Mapping[str, Any], par
     if kind == "longrope":
         rope = _longrope(rope, wanted)
     if kind == "default" and type(rope["rope_theta"]) is float:
-        rope["rope_theta"] = shortest(real(rope["rope_theta"]))  # models take powers of it in float32
+        rope["rope_theta"] = shortest(real(rope["rope_theta"]))  # models compute powers of it in float32
     return {key: value for key, value in rope.items() if key not in usual or usual[key] != value}
 
 
 def _longrope(rope: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """With the factor of attention that transformers computes where config.json does not say it: llama.cpp does not."""
+    """Add the attention factor that transformers computes if config.json has none: llama.cpp does not."""
     most = wanted["max_position_embeddings"]
     original = rope.get("original_max_position_embeddings", wanted.get("original_max_position_embeddings", most))
     if type(original) is not int or original < 2:

@@ -1,8 +1,8 @@
-"""Writing a GGUF file as a stream of tensors, so that it is there entirely or not.
+"""Writing a GGUF file from a stream of tensors, all or nothing.
 
-Settings and tensors come before the data (see header). How many bytes an entry takes depends on the name of the tensor
-and the number of its dimensions alone, so that room is kept; type, shape and place are written there once all data are.
-Tensors lie in the order in which they begin to come, each right after the one before, as llama.cpp asks for.
+Settings and tensor entries precede the data (see header). The size of an entry only depends on the name of the tensor
+and its number of dimensions, so that space can be reserved; type, shape and offset are written once all data are.
+Tensors are stored in the order in which their data first arrive, without gaps, as llama.cpp requires.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ NUMBER = {name: number for number, name in TYPES.items()}
 
 
 class Output:
-    """``with Output(path, settings, dimensions) as out: out.add(..); out.publish()``; without the last nothing stays.
-    ``settings``: numbers, strings, lists of either; ``dimensions``: name -> how many the tensor has."""
+    """``with Output(path, settings, dimensions) as out: out.add(..); out.publish()``; without publish() nothing
+    remains. ``settings``: numbers, strings, lists of either; ``dimensions``: name -> number of dimensions of the
+    tensor."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], dimensions: Mapping[str, int]) -> None:
         self.path, self.unfinished = path, path.with_name(path.name + UNFINISHED)
@@ -39,9 +40,9 @@ class Output:
         self.start = self.end = _aligned(len(self.head) + room)
         self.dimensions = dimensions
         self.placed: dict[str, tuple[str, tuple[int, ...], int]] = {}
-        """Name -> type, shape, where in the file."""
+        """Name -> type, shape, offset in the file."""
         self.missing: dict[str, int] = {}
-        """Bytes that are still to come."""
+        """Name -> bytes still to be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.unfinished.open("xb")
@@ -58,7 +59,7 @@ class Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):  # what is still to be flushed is thrown away with the file
+        with contextlib.suppress(OSError):  # unflushed data are discarded with the file
             self.file.close()
         self.unfinished.unlink(missing_ok=True)
         if isinstance(error, OSError):
@@ -67,7 +68,7 @@ class Output:
             ) from error
 
     def add(self, name: str, kind: str, shape: tuple[int, ...], data: Tensor, part: int = 0) -> None:
-        """``data``: bytes of the tensor, or the ``part`` of them, where it comes in parts of one size."""
+        """``data``: the bytes of the tensor, or of the ``part``-th of its parts, which all have the same size."""
         if name not in self.placed:
             if len(shape) != self.dimensions[name]:
                 raise CheckpointError(f"{name} has {self.dimensions[name]} dimensions, not {list(shape)}")
@@ -112,7 +113,7 @@ def _text(said: str) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """With its type before it. Numbers in lists have a sign: so types of tokens are kept."""
+    """The value, preceded by its type. Integers in lists are signed, as for token types."""
     if not isinstance(value, list):
         kind = KINDS[type(value)]
         return struct.pack("<I", kind) + (_text(value) if kind == TEXT else struct.pack(f"<{NUMBERS[kind]}", value))

@@ -1,10 +1,10 @@
-"""A model in several GGUF files, NAME-00001-of-00003.gguf and so on. Each has whole tensors, and says::
+"""A model in several GGUF files, NAME-00001-of-00003.gguf and so on. Each has whole tensors, and the settings::
 
-    split.no             its number, from 0 on
-    split.count          how many files there are
-    split.tensors.count  how many tensors all of them hold
+    split.no             its number, from 0
+    split.count          number of files
+    split.tensors.count  number of tensors in all of them
 
-The first has the settings of the model, and may have no tensor.
+The first has the settings of the model, and may have no tensors.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from bitport.errors import CheckpointError, shortened
 from bitport.interop.gguf.header import ALIGNMENT, Header, read_header
 
 SUFFIX = ".gguf"
-"""Of files of llama.cpp, which are known by it."""
+"""The suffix by which files of llama.cpp are recognized."""
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 CUT = re.compile(r"(.*\.gguf)([.-](?:part|split))[-\w]*")
-"""Pieces of no format that hubs have of large files: model.gguf.part1of2, model.gguf-split-a."""
+"""Pieces of large files on hubs, in no format: model.gguf.part1of2, model.gguf-split-a."""
 NUMBER, COUNT, TENSORS, ALIGNED = "split.no", "split.count", "split.tensors.count", "general.alignment"
 
 
 def model_at(path: Path) -> Path | None:
-    """The GGUF file that ``path`` is, or that of the model in the directory ``path``, of several the first. None where
-    there is none, or weights in safetensors too: then those are the model."""
+    """The GGUF file at ``path``, or that of the model in the directory ``path``, the first if there are several. None
+    if there is none, or if there are safetensors files: then those are the model."""
     if path.suffix == SUFFIX and not path.is_dir():
         return path
     files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -48,7 +48,7 @@ def model_at(path: Path) -> Path | None:
 
 
 def read_model(path: Path) -> Header:
-    """Of the model in ``path``, which may be the first of several files."""
+    """The header of the model in ``path``, which may be the first of several files."""
     header = read_header(path)
     count = header.settings.get(COUNT, 1)
     if type(count) is not int or count < 1:
@@ -66,7 +66,7 @@ def read_model(path: Path) -> Header:
 
 
 def _joined(first: Header, parts: list[Path]) -> Header:
-    """``first``: of the first of ``parts``."""
+    """The combined header. ``first``: that of the first of ``parts``."""
     tensors = dict(first.tensors)
     for at, part in enumerate(parts):
         header = read_header(part) if at else first

@@ -1,6 +1,6 @@
 """The settings of a GGUF file from the config.json of a model: the inverse of :mod:`bitport.interop.gguf.config`, which
-is also the judge. What it reads from the settings must be the config that they were made of; a key of this that it does
-not know has to be harmless.
+also validates them. What it reads from the settings must equal the original config; keys that it does not produce must
+be harmless.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bitport.interop.gguf.normal import MOST, normal, real
 from bitport.interop.gguf.special import SCALES, llama3_factors
 
 ALIKE = {"mistral": "llama"}
-"""Model types that compute what another one does."""
+"""Model types that compute the same as another one."""
 SOME = {key for its in ARCHITECTURES.values() for key in its.more}
-"""Those of KEYS that not all architectures have."""
+"""The entries of KEYS that not all architectures have."""
 ALSO = {"gpt-oss": {"expert_feed_forward_length": "intermediate_size"}}
-"""Settings that say what another one of config.json says."""
+"""Additional settings that repeat a key of config.json."""
 REAL = (*EPSILONS, *SCALES, "logit_scale", "attn_logit_softcapping", "final_logit_softcapping")
 ENDS = ("eos", "eot", "eom")
 HARMLESS = (
@@ -37,7 +37,7 @@ HARMLESS = (
     *("max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "sliding_window_size"),
     *("initial_context_length", "transformers.js_config", "unsloth_fixed", "unsloth_version"),
 )
-"""Change no number, or are looked at elsewhere: tokens, vocabulary, what layers see (layer_types)."""
+"""Keys without effect, or handled elsewhere: tokens, vocabulary, attention windows (layer_types)."""
 ONLY: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
     "use_bidirectional_attention": (False,),
@@ -60,20 +60,21 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "use_parallel_block": (True,),
     "use_parallel_embedding": (False, True),
 }
-"""What llama.cpp takes for granted."""
+"""The values that llama.cpp assumes."""
 
 
 class Said(NamedTuple):
     architecture: Architecture
     settings: dict[str, Any]
     vectors: dict[str, Tensor]
-    """Tensors that say how the model is configured."""
+    """Tensors that are part of the configuration."""
     config: dict[str, Any]
-    """As it is read from the settings."""
+    """The config as read back from the settings."""
 
 
 def settings_of(config: Mapping[str, Any], biased: Collection[str]) -> Said:
-    """``biased``: modules of the first block that have a bias; ArgumentError for a config that a file cannot hold."""
+    """The settings for ``config``; ArgumentError if a file cannot represent it. ``biased``: modules of the first block
+    that have a bias."""
     name = _architecture(config.get("model_type"))
     its = ARCHITECTURES[name]
     wanted, name = normal(name, config), its.file or name
@@ -153,7 +154,7 @@ def _tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 def _compare(its: Architecture, wanted: Mapping[str, Any], read: Mapping[str, Any], biased: Mapping[str, bool]) -> None:
     only: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",), **ONLY}
     if its.gelu:
-        tanh = ("gelu_pytorch_tanh", "gelu")  # the latter in old files, and means the former
+        tanh = ("gelu_pytorch_tanh", "gelu")  # the latter in old files, where it means the former
         only |= {"hidden_act": tanh, "hidden_activation": tanh[:1]}
     if "layer_types" not in read:
         only["layer_types"] = (["full_attention"] * wanted["num_hidden_layers"],)

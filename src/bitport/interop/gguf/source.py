@@ -30,14 +30,14 @@ from bitport.tensor import from_parts
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LONGEST = 1 << 16
-"""Elements of a tensor that says how a model is configured."""
+"""The most elements of a tensor that is part of the configuration."""
 
 
 class Gguf:
     """``path``: the file of a model, or the first of several.
 
-    A model computes in one dtype, and a file does not say in which: here it is the first of bfloat16, float16 and
-    float32 that holds every float tensor of the file exactly.
+    A model computes in one dtype, which a file does not specify: here it is the first of bfloat16, float16 and float32
+    that represents every float tensor of the file exactly.
     """
 
     format = "gguf"
@@ -110,7 +110,7 @@ class Gguf:
         return dataclasses.replace(block.scheme, weight=fmt)
 
     def _scaled(self, parts: Quantized, piece: Piece) -> Quantized:
-        """Where a matrix of the whole has several scales, that of a row becomes a part of those of its blocks."""
+        """If a matrix is made of parts with different global scales, these are multiplied into the block scales."""
         scales = self.scales[piece.name]
         if not scales:
             return parts
@@ -130,7 +130,7 @@ class Gguf:
 
 
 def scale_notes(tensors: Iterable[str], apart: list[str]) -> Iterator[str]:
-    """``tensors``: of the file; ``apart``: tensors of the model, made of some whose scales differ."""
+    """``tensors``: of the file; ``apart``: tensors of the model made of some whose scales differ."""
     if fixed := [name for name in tensors if name.endswith(f".{OF_INPUTS}")]:
         yield f"inputs are taken as they are; their scales in float4 are left out: {shortened(fixed, 3)}"
     if apart:
@@ -153,7 +153,7 @@ def type_notes(stored: Iterable[str], dtype: torch.dtype) -> Iterator[str]:
 
 
 def check_types(path: Path, tensors: Mapping[str, Stored]) -> None:
-    """That there is something to convert, and what reading it takes."""
+    """CheckpointError unless there are quantized weights; BitportError if their types need a missing library."""
     types = sorted({stored.type for stored in tensors.values()})
     if not any(kind in BLOCKS for kind in types):
         raise CheckpointError(
@@ -165,14 +165,14 @@ def check_types(path: Path, tensors: Mapping[str, Stored]) -> None:
 
 
 def parts_of(scheme: Scheme) -> frozenset[str]:
-    """What a weight has."""
+    """The parts of a weight in this scheme."""
     fmt = scheme.weight
     more = {"zero": fmt.zero != "none", "scale2": fmt.global_scale}
     return frozenset({"qdata", "scale", *(part for part, there in more.items() if there)})
 
 
 def biased_modules(names: Iterable[str]) -> set[str]:
-    """Of the first block. ``names``: of tensors of the model."""
+    """The modules of the first block that have a bias. ``names``: of tensors of the model."""
     first = "model.layers.0."
     return {name[len(first) : -len(".bias")] for name in names if name.startswith(first) and name.endswith(".bias")}
 
@@ -186,7 +186,7 @@ def _configures(name: str, stored: Any) -> bool:
 
 
 def _shape(piece: Piece) -> tuple[int, ...]:
-    """CheckpointError where what lies below each other does not fit, or a type has no place there."""
+    """The shape of the tensor; CheckpointError if its parts do not match, or if their type is not allowed there."""
     first, *others = piece.stored
     kinds = {stored.type for stored in piece.stored}
     shapes = [stored.shape for stored in piece.stored]
@@ -222,7 +222,7 @@ def _rows(piece: Piece) -> Tensor:
 
 
 def _scales(piece: Piece) -> list[Tensor]:
-    """Of the matrices of each of ``piece.stored``, [.., 1, 1]."""
+    """The scales of the matrices of each of ``piece.stored``, [.., 1, 1]."""
     found = [stored.read().reshape(*piece.stored[0].shape[:-2], 1, 1) for stored in piece.scales]
     for stored, scale in zip(piece.scales, found, strict=True):
         if not bool(scale.isfinite().all()):
@@ -231,7 +231,7 @@ def _scales(piece: Piece) -> list[Tensor]:
 
 
 def _alike(scales: list[Tensor]) -> bool:
-    """Whether a matrix of the whole has one scale, as it has in bitport."""
+    """Whether each matrix of the tensor has a single scale, as bitport requires."""
     return all(torch.equal(scale, scales[0]) for scale in scales)
 
 

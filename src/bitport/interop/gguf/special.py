@@ -1,4 +1,4 @@
-"""What single architectures add to the config.json that :mod:`bitport.interop.gguf.config` makes of settings."""
+"""What individual architectures add to the config.json made by :mod:`bitport.interop.gguf.config`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bitport.errors import CheckpointError
 from bitport.interop.gguf.config import KEYS, Settings
 
 PERMUTED = "Meta AI original pth"
-"""What old files say of the rows of attn_q and attn_k, which lie so in new ones too."""
+"""The row order of attn_q and attn_k, as declared in old files; new ones use the same."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of all Llama from 3.1 on; files hold the factors that came out, not these."""
+"""The same for all Llama models from 3.1; files have the resulting factors instead."""
 SCALES = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-"""Of granite."""
+"""The scales of granite."""
 LARGEST = {"gemma2": 46, "gemma3": 62}
-"""Layers of the 27B models, whose attention is scaled by hidden size / heads where that of others is by the size of a
-head; llama.cpp tells them by this number too."""
+"""Number of layers of the 27B models, whose attention is scaled by hidden size / heads instead of the head size;
+llama.cpp identifies them by this number, too."""
 
 
 def nothing_more(settings: Settings, config: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ def llama(settings: Settings, config: dict[str, Any]) -> None:
 
 
 def _llama3(factors: Tensor, theta: float, head: int) -> dict[str, Any]:
-    """The setting of transformers from which ``factors`` come, [head / 2]."""
+    """The rope settings of transformers that yield ``factors``, [head / 2]."""
     if len(factors) != head // 2:
         raise CheckpointError(f"rope_freqs.weight has {len(factors)} numbers, not one for two of the {head} of a head")
     factor = float(factors.max())
@@ -49,8 +49,8 @@ def _llama3(factors: Tensor, theta: float, head: int) -> dict[str, Any]:
 
 
 def llama3_factors(factor: float, theta: float, head: int) -> Tensor:
-    """By what each frequency is divided, float64 [head / 2]: 1 for short waves, ``factor`` for long ones, between them
-    it is reached smoothly."""
+    """The divisor of each frequency, float64 [head / 2]: 1 for short wavelengths, ``factor`` for long ones, with a
+    smooth transition."""
     wave = 2 * math.pi * theta ** (torch.arange(0, head, 2, dtype=torch.float64) / head)
     low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
     smooth = ((LLAMA3["original_max_position_embeddings"] / wave - low) / (high - low)).clamp(0, 1)
@@ -62,12 +62,12 @@ def smollm3(settings: Settings, config: dict[str, Any]) -> None:
 
 
 def with_rope(layers: int, every: int) -> list[int]:
-    """For each layer 1, and 0 for one of ``every``, which turns no head."""
+    """1 for each layer, except 0 for every ``every``-th, which has no rotary embedding."""
     return [int((at + 1) % every != 0) for at in range(layers)]
 
 
 def granite(settings: Settings, config: dict[str, Any]) -> None:
-    """rope.scaling.finetuned says there whether heads are turned at all."""
+    """For granite, rope.scaling.finetuned says whether there are rotary embeddings at all."""
     if not settings.get("rope.scaling.finetuned", (bool,), True):
         raise CheckpointError("granite.rope.scaling.finetuned is False, which is a model without rotary embeddings")
     usual = (1.0, 1.0, config["head_dim"] ** -0.5, ...)
@@ -122,7 +122,7 @@ def mixtral(settings: Settings, config: dict[str, Any]) -> None:
 
 
 def qwen2moe(settings: Settings, config: dict[str, Any]) -> None:
-    """llama.cpp leaves the weights of the chosen experts as they are; old files do not say how large these are."""
+    """llama.cpp does not normalize the weights of the selected experts; old files lack the sizes of experts."""
     config |= {key: settings.whole(KEYS[key]) for key in ("num_experts", "num_experts_per_tok")}
     whole = config["intermediate_size"]
     for key, usual in (
@@ -134,7 +134,7 @@ def qwen2moe(settings: Settings, config: dict[str, Any]) -> None:
 
 
 def qwen3moe(settings: Settings, config: dict[str, Any]) -> None:
-    """llama.cpp divides the weights of the chosen experts by their sum, whatever a file says."""
+    """llama.cpp normalizes the weights of the selected experts to a sum of 1, regardless of the file."""
     config |= {
         **{key: settings.whole(KEYS[key]) for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
         "norm_topk_prob": True,
@@ -142,7 +142,7 @@ def qwen3moe(settings: Settings, config: dict[str, Any]) -> None:
 
 
 def gpt_oss(settings: Settings, config: dict[str, Any]) -> None:
-    """The limits of yarn are no whole numbers in the model, whatever a file says: llama.cpp rounds them."""
+    """The model does not round the correction range of yarn to integers, regardless of the file; llama.cpp does."""
     config |= {key: settings.whole(KEYS[key]) for key in ("num_local_experts", "num_experts_per_tok")}
     config["sliding_window"] = settings.whole(KEYS["sliding_window"])
     config["layer_types"] = _windows(settings, config["num_hidden_layers"], every=2)
@@ -167,7 +167,7 @@ def gemma3(settings: Settings, config: dict[str, Any]) -> None:
 
 
 def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
-    """``every``: how many layers make one that sees everything, where the file does not say."""
+    """``every``: the default period of layers with full attention."""
     layers = config["num_hidden_layers"]
     largest = layers == LARGEST[str(settings.architecture)]
     usual = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
@@ -177,7 +177,7 @@ def _gemma(settings: Settings, config: dict[str, Any], every: int) -> None:
 
 
 def _windows(settings: Settings, layers: int, every: int) -> list[str]:
-    """See _gemma."""
+    """The types of layers. ``every``: the default period of those with full attention."""
     pattern = settings.get("attention.sliding_window_pattern", (int, list), every)
     if isinstance(pattern, int):
         return layer_types(layers, pattern or layers + 1)
@@ -187,5 +187,5 @@ def _windows(settings: Settings, layers: int, every: int) -> list[str]:
 
 
 def layer_types(layers: int, every: int) -> list[str]:
-    """``every``: how many layers make one that sees everything."""
+    """``every``: the period of layers with full attention."""
     return ["sliding_attention" if (at + 1) % every else "full_attention" for at in range(layers)]

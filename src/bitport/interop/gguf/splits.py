@@ -1,5 +1,4 @@
-"""The block types of ggml, taken apart. A row of a matrix is a run of blocks, a block is::
-
+"""Decoding of ggml's block types. A row of a matrix is a sequence of blocks, a block is::
             elements  bytes                                                    value
     Q8_0       32     d 2 | q int8 32                                          d * q
     Q4_0       32     d 2 | low 16                                             d * (q - 8)
@@ -19,8 +18,8 @@
     TQ1_0     256     threes 52 | d 2                                          d * (q - 1)
 
 d and m are float16; s and t belong to 16 elements of a block (Q4_K, Q5_K, IQ4_XS: 32). A tensor of NVFP4 is multiplied
-by a scale of its own, one of each expert, which is another tensor (names). ``low`` and ``high`` are the
-bits of q, where ``high`` is there the upper ones; how they lie says :func:`planes`. Those of IQ1 to IQ3 are in
+by a separate scale, or one per expert, which is another tensor (names). ``low`` and ``high`` are the bits of q, where
+``high`` is present the upper ones, in the layout of :func:`planes`. For IQ1 to IQ3 see
 :mod:`bitport.interop.gguf.grids`.
 """
 
@@ -36,8 +35,8 @@ from bitport.numerics import unpack_bits
 
 
 class Split(NamedTuple):
-    """Blocks taken apart: ``codes`` uint8 [.., elements]; ``scale``, ``offset`` [.., groups]. With an offset the value
-    is code * scale + offset."""
+    """Decoded blocks: ``codes`` uint8 [.., elements]; ``scale``, ``offset`` [.., groups]. With an offset the value is
+    code * scale + offset."""
 
     codes: Tensor
     scale: Tensor
@@ -53,7 +52,7 @@ def single(field: Tensor) -> Tensor:
 
 
 def planes(field: Tensor, bits: int, run: int) -> Tensor:
-    """Codes lie by planes: ``run`` bytes hold the codes of ``run`` elements in their lowest bits, those of the next
+    """Codes from planes: ``run`` bytes hold the codes of ``run`` elements in their lowest bits, those of the next
     ``run`` elements in the bits above, and so on. With 4 bits and a run of 16, elements by byte (highest bits first)::
 
         byte 0   byte 1   ..   byte 15
@@ -109,7 +108,7 @@ def q5_k(d: Tensor, m: Tensor, both: Tensor, high: Tensor, low: Tensor) -> Split
 
 
 def _sixes(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight s and eight t of 6 bits in 12 bytes, the digit saying whose bits they are::
+    """Eight s and eight t of 6 bits from 12 bytes; digits are bit numbers::
 
     byte i = 0 .. 3     s[i+4] 5 4 | s[i] 5 4 3 2 1 0
     byte i + 4          t[i+4] 5 4 | t[i] 5 4 3 2 1 0
@@ -125,7 +124,7 @@ def iq4_nl(d: Tensor, low: Tensor) -> Split:
 
 
 def iq4_xs(d: Tensor, high: Tensor, few: Tensor, low: Tensor) -> Split:
-    """Of each s 4 bits lie in ``few`` and 2 in ``high``."""
+    """Each s has 4 bits in ``few`` and 2 in ``high``."""
     s = unpack_bits(few, 4, 8) | unpack_bits(high, 2, 8) << 4
     return Split(planes(low, 4, 16), single(d) * (s.to(torch.int8) - 32))
 
@@ -135,8 +134,8 @@ def tq2_0(low: Tensor, d: Tensor) -> Split:
 
 
 def tq1_0(first: Tensor, second: Tensor, third: Tensor, d: Tensor) -> Split:
-    """Five q of 32, then of 16 elements, and four of 4, are the digits of a number to the base 3, the first the
-    highest; a byte is that number / 3^5 of 256, rounded up. Times 3 its carry is the first digit."""
+    """Five q of 32, then of 16 elements, and four of 4, are the digits of a base 3 number, the first the highest; a
+    byte is that number / 3^5 * 256, rounded up. Multiplying by 3 carries out the first digit."""
     digits = [_digits(first, 5), _digits(second, 5), _digits(third, 4)]
     return Split(_ternary(torch.cat(digits, -1)), half(d))
 
@@ -159,7 +158,7 @@ def mxfp4(e: Tensor, low: Tensor) -> Split:
 
 
 def nvfp4(s: Tensor, low: Tensor) -> Split:
-    """llama.cpp halves the scale and has the codes doubled, and takes the scale 127, NaN elsewhere, as 0."""
+    """llama.cpp halves the scale and doubles the codes, and treats the scale 127, elsewhere NaN, as 0."""
     if bool((s > 127).any()):
         raise CheckpointError("a scale of NVFP4 is negative, and has no sign; fetch the file again")
     return Split(planes(low, 4, 8), s.masked_fill(s == 127, 0).view(torch.float8_e4m3fn))

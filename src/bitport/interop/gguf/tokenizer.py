@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file describes, as the files that transformers writes of it."""
+"""The tokenizer in a GGUF file, as the files that transformers writes for it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from bitport.errors import BitportError, CheckpointError
 
 INSTALL = "pip install 'bitport[gguf]'"
 UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, ImportError, RuntimeError)
-"""What transformers raises for settings that it does not expect."""
+"""The exceptions that transformers raises for unexpected settings."""
 
 
 SPLITS = (
     *("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "qwen2", "deepseek-r1-qwen", "tekken"),
     *("gpt-4o", "llama4", "gpt-2"),
 )
-"""Ways to split a text into words before bytes are merged (tokenizer.ggml.pre) that transformers knows, and GPT-2's,
-which it takes for all others."""
+"""The pre-tokenizers (tokenizer.ggml.pre) that transformers supports, and GPT-2's, which it assumes for all others."""
 WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken")
-"""Those of them with which a word that is a token needs no merges, in llama.cpp as in the model; transformers' reading
-of the file has it merged."""
+"""Those with which a word that is a token needs no merges, in llama.cpp and in the model; transformers would merge
+it."""
 
 
 def tokenizer_files(path: Path, settings: Mapping[str, Any]) -> dict[Path, str]:
@@ -62,8 +61,8 @@ def _around_a_text(settings: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _check(path: Path, settings: Mapping[str, Any]) -> None:
-    """Two tokens that are merged, and what they make, must be in the vocabulary; for pieces of bytes (gpt2) spelled in
-    their alphabet. The library tokenizers raises no class of its own for that, which could be told from others."""
+    """CheckpointError unless both parts and the result of each merge are in the vocabulary, for byte-level BPE (gpt2)
+    spelled in its alphabet. The library tokenizers would raise an exception that cannot be told from others."""
     tokens, merges = (settings.get(f"tokenizer.ggml.{key}", []) for key in ("tokens", "merges"))
     if not all(isinstance(each, list) and all(type(word) is str for word in each) for each in (tokens, merges)):
         raise CheckpointError(f"{path}: tokenizer.ggml.tokens and .merges must be lists of strings")

@@ -1,10 +1,10 @@
-"""The tokenizer of a model as settings of a GGUF file, from its tokenizer.json and tokenizer_config.json.
+"""The tokenizer settings of a GGUF file, from a model's tokenizer.json and tokenizer_config.json.
 
-Two kinds are written. Merges of bytes ("gpt2"), where the way that a text is split into words has a name in llama.cpp
-and is one of EXPRESSIONS. And pieces of sentencepiece ("llama"), which llama.cpp merges by their scores: always the two
+Two kinds are written: byte-level BPE ("gpt2"), if llama.cpp has a name for the way that texts are split into words,
+which must be one of EXPRESSIONS; and sentencepiece ("llama"), which llama.cpp merges by scores: always the two
 neighbours whose piece has the highest one. tokenizer.json has ranks of merges instead. They must be ranks of pieces:
-the merges to a piece follow each other, and every two pieces that make a third are a merge. The score is the rank,
-negated.
+the merges that yield a piece are consecutive, and every two pieces that form a third are a merge. The score is the
+negated rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bitport.errors import ArgumentError, BitportError, CheckpointError, shorten
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 """Types of tokens."""
 GPT2 = ""
-"""Of ByteLevel's own expression."""
+"""Stands for the built-in expression of ByteLevel."""
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -43,16 +43,16 @@ EXPRESSIONS = {
 """Expression, and whether a word that is a token needs no merges (ignore_merges) -> name."""
 SPACE = "\u2581"
 NEVER = -1e9
-"""The score of what no merge makes."""
+"""The score of a token that no merge yields."""
 REMEDY = "; without tokenizer.json and tokenizer_config.json the model is written without a vocabulary"
 
 
 def vocabulary(files: Mapping[Path, str | Path], size: int, first: Any, last: Any) -> tuple[dict[str, Any], list[str]]:
-    """Settings, and notes. ``files``: of the model's directory; ``size``: rows of the embedding; ``first``, ``last``:
-    numbers of the tokens that begin and end a text."""
+    """(settings, notes). ``files``: of the model's directory; ``size``: rows of the embedding; ``first``, ``last``: ids
+    of the tokens that begin and end a text."""
     try:
         settings, notes = _vocabulary(files, size, first, last)
-        json.dumps(settings, ensure_ascii=False).encode()  # half of a pair of UTF-16 is no text
+        json.dumps(settings, ensure_ascii=False).encode()  # rejects unpaired surrogates
         return settings, notes
     except BitportError:
         raise
@@ -115,8 +115,8 @@ def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _tokens(
     said: Mapping[str, Any], model: Mapping[str, Any], size: int, pieces: bool
 ) -> tuple[list[str], list[int], list[str]]:
-    """Tokens, their types, and notes. Each row of the embedding has a token: one without any a name that no text
-    has."""
+    """(tokens, their types, notes). Each row of the embedding gets a token: unused rows a name that occurs in no
+    text."""
     tokens = [f"[PAD{at}]" for at in range(size)]
     types, beyond, stripped = [UNUSED] * size, [], []
 
@@ -146,7 +146,7 @@ def _tokens(
 
 
 def _steps(said: Any) -> list[dict[str, Any]]:
-    """Of a normalizer, pre-tokenizer .., or a sequence of them."""
+    """The steps of a normalizer, pre-tokenizer .., or of a sequence of them."""
     if not isinstance(said, dict):
         return []
     inner = next((said[key] for key in ("normalizers", "pretokenizers", "processors") if key in said), None)
@@ -192,7 +192,7 @@ def _scores(tokens: list[str], types: list[int], merges: list[tuple[str, str]]) 
 
 
 def _space_before(said: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    """Whether a text begins with a space that it does not have, and notes."""
+    """(whether a space is prepended to texts, notes)."""
     replaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     normal, before = _steps(said.get("normalizer")), _steps(said.get("pre_tokenizer"))
     if normal == [{"type": "Prepend", "prepend": SPACE}, replaces] and not before:
@@ -213,7 +213,7 @@ SPLIT_AT_SPACES = {
     "behavior": "MergedWithPrevious",
     "invert": False,
 }
-"""Changes nothing where spaces are replaced before; Gemma has it."""
+"""Has no effect if spaces are replaced before, as for Gemma."""
 
 
 def _around(said: Mapping[str, Any], ends: Mapping[str, str]) -> Iterator[tuple[str, bool]]:

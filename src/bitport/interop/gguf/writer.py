@@ -1,4 +1,4 @@
-"""A model as a GGUF file of llama.cpp, number for number."""
+"""Writing a model as a GGUF file of llama.cpp, number for number."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from bitport.tensor import QTensor
 
 FLOAT_NAMES = {dtype: name for name, dtype in FLOATS.items()}
 TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "starcoder2", "cohere2")
-"""Models whose head is the embedding where config.json does not speak of it."""
+"""Models whose head is the embedding by default."""
 
 
 class Writer:
-    """``names``: of all tensors of a model; ``files``: what lies beside them. Both are checked when it is made:
-    ArgumentError for what a file cannot say."""
+    """``names``: of all tensors of a model; ``files``: its other files. Both are validated on construction:
+    ArgumentError for what a file cannot represent."""
 
     name = "gguf"
 
@@ -61,7 +61,7 @@ class Writer:
             self.notes.append(f"texts end with {ends}, and a GGUF file says the first {len(ENDS)}")
 
     def refuses(self, q: Described) -> str | None:
-        """Why a weight of this description cannot be written, or None."""
+        """The reason why a weight of this description cannot be written, or None."""
         fmt = q.scheme.weight
         place = self.places.get(q.name)
         vector = place is not None and (place.dimensions == 1 or place.names[0].endswith("bias"))
@@ -82,7 +82,7 @@ class Writer:
 
     @contextlib.contextmanager
     def output(self, path: Path, weights: Iterable[Described]) -> Iterator[Output]:
-        """``weights``: all that are quantized."""
+        """Open the file. ``weights``: all that are quantized."""
         dimensions = dict.fromkeys(self.vectors, 1)
         dimensions |= {name: place.dimensions for place in self.places.values() for name in place.names}
         scaled = [self.places[q.name] for q in weights if q.scheme.weight.global_scale]
@@ -121,7 +121,7 @@ class Writer:
             out.add(each, kind, shape, part)
 
     def _rows(self, name: str, tensor: Tensor, place: Place) -> tuple[str, Tensor]:
-        """The type, and the bytes of each row: of one element, where the tensor is a vector or several."""
+        """(type, bytes of each row); the rows of vectors have one element."""
         if isinstance(tensor, QTensor):
             try:
                 kind, rows = joined(tensor, whole=place.part is not None)
@@ -151,7 +151,7 @@ class Writer:
             self.notes.append(told)
 
     def _more(self, norm: Tensor) -> Tensor:
-        """The model computes 1 + weight in float32, too."""
+        """The norm plus 1, in float32 as the model computes it."""
         told = "weights of norms, plus 1, are rounded to float32, as the model does when it computes"
         if bool((norm.double() + 1 != (norm + 1).double()).any()) and told not in self.notes:
             self.notes.append(told)

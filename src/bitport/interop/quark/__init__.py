@@ -1,4 +1,4 @@
-"""AMD Quark: what its configuration says of layers (settings), and their tensors (reader)."""
+"""AMD Quark: the configuration of layers (settings), and their tensors (reader)."""
 
 from bitport.interop.quark.reader import Reader
 

@@ -1,4 +1,4 @@
-"""AMD Quark (``quant_method: quark``). Of a layer [N, K], by what the configuration says of it::
+"""AMD Quark (``quant_method: quark``). For a layer [N, K], by its configuration::
 
                                 weight                          weight_scale
     fp8_e4m3                    float8_e4m3fn [N, K]            one number, [N], [N/rows, K/columns], [N, K/g]
@@ -8,14 +8,14 @@
     int4, uint4                 int32 [N, K/8]                  [N]
     int4, uint4   per_group     int32 [K, N/8]                  [K/g, N]
 
-    weight_zero_point           of integers: as weight_scale, kept as the weight is; of 4 bits int32 [N/8], [K/g, N/8]
-    weight_scale_2              of nvfp4: one number
-    input_scale, input_scale_2  where inputs have a fixed scale: one number; of nvfp4 the second
+    weight_zero_point           for integers: shaped as weight_scale, dtype as weight; 4 bits: int32 [N/8], [K/g, N/8]
+    weight_scale_2              for nvfp4: one number
+    input_scale, input_scale_2  with static scales of inputs: one number; for nvfp4 the second
 
     value = (code - zero) * weight_scale [* weight_scale_2]
 
-A word of int32 holds eight neighbours from its lowest bits on: in their order (pack_method order), or the even ones
-first, as AWQ has them (reorder). int4 and int8 are signed, and so are their zero points.
+An int32 word holds eight neighbours from its lowest bits: in order (pack_method order), or the even ones first, as in
+AWQ (reorder). int4 and int8 are signed, and so are their zero points.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ class Reader(codec.Reader):
         return _upright(self._codes(layer, zero, weight.parts["weight_zero_point"], stored), upright).contiguous()
 
     def _codes(self, layer: Layer, tensor: Tensor, name: str, shape: tuple[int | None, int | None]) -> Tensor:
-        """From 0 on, uint8 of ``shape``: those of 4 bits lie along its columns, and fill up the last word."""
+        """Unsigned codes, uint8 of ``shape``: those of 4 bits are packed along columns, with padding in the last
+        word."""
         bits = layer.scheme.weight.number.bits
         if bits == 8:
             kind = torch.int8 if layer.signed else torch.uint8
@@ -180,7 +181,7 @@ def _upright(tensor: Tensor, lies_so: bool) -> Tensor:
 
 
 def _shaped(tensor: Tensor, grid: tuple[int | None, int | None]) -> Tensor:
-    """One number, or one for each row, as the matrix ``grid``."""
+    """One number, or one per row, as the matrix ``grid``."""
     rows, columns = grid
     flat = columns == 1 and tensor.dim() < 2 and tensor.numel() == rows
     return tensor.reshape(-1, 1) if flat else tensor

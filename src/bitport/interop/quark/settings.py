@@ -1,16 +1,16 @@
 """The quantization_config of AMD Quark: for each layer a specification of its weight and one of its inputs::
 
     dtype         int4, uint4, int8, uint8, fp8_e4m3, fp6_e2m3, fp4
-    qscheme       per_tensor; per_channel (ch_axis: the axis that has a scale for each index); per_group (group_size);
+    qscheme       per_tensor; per_channel (ch_axis: the axis with a scale per index); per_group (group_size);
                   per_block (block_size)
-    scale_format  e8m0 where scales are powers of two
-    is_dynamic    inputs: whether scales are measured on each call
+    scale_format  e8m0 if scales are powers of two
+    is_dynamic    inputs: whether scales are computed on each call
     symmetric     whether there is no zero point
 
-Two specifications in a list are those of nvfp4: of the numbers, and of their scales. A layer has the first
-specification in layer_quant_config whose name or pattern fits, else that of its class, else the global one.
+A list of two specifications is nvfp4: that of the numbers, and that of their scales. A layer has the first
+specification in layer_quant_config whose name or pattern matches, else that of its class, else the global one.
 
-They say what the arguments of compressed-tensors say, and are translated to them.
+They are translated to the equivalent arguments of compressed-tensors.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ DTYPES = {
 }
 STRATEGIES = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_block": "block"}
 POWERS = {"scale_format": "e8m0", "scale_type": "float8_e8m0fnu"}
-"""Either says that scales are powers of two."""
+"""Either of them means that scales are powers of two."""
 FLOAT_SCALES = {"scale_format": ("float32",), "scale_type": ("float", "float32", "pof2")}
 AXES = {"channel": (0,), "token": (1,), "group": (1, -1)}
-"""What ch_axis may be: inputs are seen as [sequences, tokens, K]."""
+"""The allowed values of ch_axis: inputs are treated as [sequences, tokens, K]."""
 SPECIFICATION = {
     *("dtype", "qscheme", "ch_axis", "group_size", "block_size", "symmetric", "is_dynamic", "is_scale_quant"),
     *("scale_format", "scale_type", "scale_calculation_mode", "mx_element_dtype", "zero_point_type"),
@@ -58,32 +58,32 @@ NO_NUMBERS = {
     *("version", "quant_mode", "kv_cache_post_rope", "min_kv_scale", "log_severity_level", "shared_scale_groups"),
     *("quant_flow", "gpu_resident_blocks", "sync_moe_expert_input_amax", "keep_prequantized_layers"),
 }
-"""Settings that change no number of a weight."""
+"""Settings without effect on the numbers of a weight."""
 CHOOSING = ("smooth", "awq", "gptq", "gptaq", "autosmoothquant", "autoround", "qronos")
-"""Algorithms that chose numbers, and are not in them any more."""
+"""Algorithms that only choose numbers."""
 ROTATION, ON_CALLS = "rotation", ("r3", "r4", "online_r1_rotation")
-"""Rotations of inputs, which are done on each call."""
+"""Rotations of inputs that are applied on each call."""
 QUERIES = "q_proj"
-"""Whose outputs are rounded too, where keys and values are."""
+"""The projection whose outputs are also rounded if keys and values are."""
 USUAL = "even"
-"""The scale_calculation_mode that an absent one stands for."""
+"""The default of scale_calculation_mode."""
 PACKING = {"reorder": True, "order": False}
-"""pack_method -> whether codes of 4 bits lie in the order of AWQ."""
+"""pack_method -> whether 4-bit codes are in the order of AWQ."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
     scheme: Scheme
-    """Of integers that without zero points."""
+    """For integers, that without zero points."""
     signed: bool
     symmetric: bool
     upright: bool
-    """Whether the weight lies as [N, K] in the file, and its scales likewise; groups of integers do not."""
+    """Whether the weight and its scales are [N, K] in the file; groups of integers are not."""
     note: str
 
 
 class Settings:
-    """What a quantization_config says of modules; all of it is checked at once."""
+    """The settings of modules in a quantization_config, which is validated as a whole."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         if unknown := [key for key, value in config.items() if value and key not in READ | NO_NUMBERS]:
@@ -126,7 +126,8 @@ class Settings:
         self.notes = list(dict.fromkeys(layer.note for layer in layers if layer and layer.note))
 
     def of(self, module: str) -> Layer:
-        """For a ``module`` whose tensors are quantized; CheckpointError where the config says that it is not."""
+        """The settings of a ``module`` with quantized tensors; CheckpointError if the config says that it is not
+        quantized."""
         if module in self.excluded or any(pattern.match(module) for pattern in self.patterns):
             raise CheckpointError(f"{module} has quantized tensors, and quantization_config excludes it")
         fits = [name for name in self.globs if fnmatch.fnmatchcase(module, name)][:1]
@@ -187,7 +188,7 @@ def _specifications(said: Mapping[str, Any], key: str, what: str) -> list[dict[s
 
 
 def _arguments(said: list[dict[str, Any]], what: str, *, inputs: bool = False) -> dict[str, Any]:
-    """The arguments of compressed-tensors that say the same."""
+    """The equivalent arguments of compressed-tensors."""
     if len(said) == 2:
         return _two_levels(said, what, inputs)
     if len(said) != 1:
@@ -224,7 +225,7 @@ def _arguments(said: list[dict[str, Any]], what: str, *, inputs: bool = False) -
 
 
 def _two_levels(said: list[dict[str, Any]], what: str, inputs: bool) -> dict[str, Any]:
-    """nvfp4: blocks of 16, their scales in float8, with one scale for all of them."""
+    """nvfp4: blocks of 16 with float8 scales, and one scale for all of them."""
     second = {key: value for key, value in said[1].items() if key != "is_scale_quant"}
     numbers, scales = (_arguments([spec], what, inputs=inputs) for spec in (said[0], second))
     wanted = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False, "scale_dtype": None}
@@ -249,7 +250,7 @@ def _check_algorithms(config: Mapping[str, Any]) -> None:
 
 
 def _fits_more(name: str) -> bool:
-    """Whether it is a pattern, which may fit several modules: lists of names may have tens of thousands."""
+    """Whether it is a pattern that may match several modules: lists of names may have tens of thousands."""
     return name.startswith("re:") or not {*"*?["}.isdisjoint(name)
 
 

@@ -1,5 +1,5 @@
-"""Checkpoints of torchao: the JSON beside its tensors (header), the classes it describes (tensors and below), and as
-which of them a scheme is written (forms)."""
+"""Checkpoints of torchao: the JSON that describes its tensors (header), the classes of these (tensors and below), and
+the class in which a scheme is written (forms)."""
 
 from bitport.interop.torchao.reader import Reader
 from bitport.interop.torchao.writer import Writer

@@ -14,7 +14,7 @@ from bitport.numerics import Format, Quantized
 
 LARGEST = 2**31 - 1
 Tensors = dict[str, Tensor]
-"""By their roles."""
+"""By role."""
 
 
 class Found(NamedTuple):
@@ -24,7 +24,7 @@ class Found(NamedTuple):
 
 
 def shape_of(entry: Entry) -> tuple[int, int]:
-    """What the header says; to be compared with a tensor before anything is made of this size."""
+    """The shape in the header, to be compared with a tensor before anything of this size is created."""
     found = entry.said.get("shape")
     sizes = found if isinstance(found, list) else []
     if len(sizes) != 2 or not all(type(size) is int and 1 <= size <= LARGEST for size in sizes):
@@ -33,7 +33,7 @@ def shape_of(entry: Entry) -> tuple[int, int]:
 
 
 def blocks_of(entry: Entry, shape: tuple[int, int]) -> tuple[int, int]:
-    """Format.block of block_size, which has no 0 for a whole axis."""
+    """block_size as Format.block, in which 0 means a whole axis."""
     said = entry.said.get("block_size") or list(shape)
     if (
         not isinstance(said, list)
@@ -48,7 +48,7 @@ def blocks_of(entry: Entry, shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def group_of(entry: Entry, columns: int) -> int:
-    """Of int4, which has a scale per group of a row."""
+    """The group of int4, which has a scale per group of a row."""
     said = entry.said.get("block_size")
     group = said[1] if isinstance(said, list) and len(said) == 2 and said[0] == 1 else None
     if type(group) is not int or not 1 <= group <= columns:
@@ -59,7 +59,7 @@ def group_of(entry: Entry, columns: int) -> int:
 def one_per_block(
     tensor: Tensor, name: str, dtypes: Sequence[torch.dtype], block: tuple[int, int], shape: tuple[int, int]
 ) -> Tensor:
-    """As the grid of blocks, which older versions left out the dimensions of one from."""
+    """The tensor as the grid of blocks; older versions omitted dimensions of one."""
     grid = Format(dtype="int8", block=block).scale_shape(*shape)
     if tensor.dim() < 2 and tensor.numel() == grid[0] * grid[1] and 1 in grid:
         tensor = tensor.reshape(grid)

@@ -1,4 +1,4 @@
-"""Floats of torchao in bitport's form; what they mean is in :mod:`bitport.interop.torchao.tensors`."""
+"""Floats of torchao in bitport's form; for their meaning see :mod:`bitport.interop.torchao.tensors`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitport.schemes import PRESETS
 
 FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 ELEMENTS = {"float8_e4m3fn": "mxfp8", "float8_e5m2": "mxfp8", "float4_e2m1fn_x2": "mxfp4"}
-"""Of MXTensor: dtype -> a preset of the same scales."""
+"""dtype of MXTensor -> a preset with the same scales."""
 
 
 def float8(entry: Entry, tensors: Tensors) -> Found:

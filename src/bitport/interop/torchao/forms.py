@@ -1,14 +1,14 @@
-"""Which tensor class of torchao a scheme is written as, what that says of itself, and the configuration that makes it::
+"""The tensor class of torchao in which a scheme is written, with its attributes and the configuration that creates it::
 
     Int8Tensor                 int8 without zero points: rows, groups or one scale; inputs as int8 (rows, one scale)
-    Int4Tensor                 int4 without zero points in groups, inputs as they are; of 128 with inputs as float8
-    IntxUnpackedToInt8Tensor   other integers in rows or groups, a byte each; inputs as they are or int8-asym
-    Float8Tensor               float8 in rows or with one scale, inputs as they are or likewise
+    Int4Tensor                 int4 without zero points in groups, inputs as is; in groups of 128 with float8 inputs
+    IntxUnpackedToInt8Tensor   other integers in rows or groups, a byte each; inputs as is or int8-asym
+    Float8Tensor               float8 in rows or with one scale, inputs as is or likewise
     MXTensor                   mxfp8 and mxfp4, inputs likewise
-    NVFP4Tensor                nvfp4, inputs as they are or likewise
+    NVFP4Tensor                nvfp4, inputs as is or likewise
 
-Scales of the last two lie as tensor cores take them: so torchao makes them. It makes blocks of 128x128 too, and cannot
-load the files that it saves of them.
+Scales of the last two are in the layout of tensor cores, as torchao creates them. It also has blocks of 128x128, but
+cannot load the files that it saves with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bitport.schemes.presets import CHANNEL, TENSOR
 
 
 def typed(kind: str, value: Any) -> dict[str, Any]:
-    """An object of torchao: the name of its class, and its attributes or, of an enum or dtype, its value."""
+    """An object of torchao: the name of its class, and its attributes or, for an enum or dtype, its value."""
     return {"_type": kind, "_data": value}
 
 
@@ -35,21 +35,21 @@ def config(kind: str, version: int = 1, **attributes: Any) -> dict[str, Any]:
 class Form(NamedTuple):
     kind: str
     said: dict[str, Any]
-    """Its attributes, but for those that tell the dtype and shape of the weight and of its blocks."""
+    """Its attributes, except for the dtype and shape of the weight and of its blocks."""
     config: dict[str, Any]
 
 
 ROW, TENSOR_WISE = config("PerRow", dim=-1), config("PerTensor")
 INT8 = {"int8": ROW, "int8-asym": ROW, "int8-tensor": TENSOR_WISE}
 FP8 = {"fp8": ROW, "fp8-tensor": TENSOR_WISE}
-"""How inputs are rounded -> the numbers of them that share a scale."""
+"""Rounding of inputs -> the granularity of their scales."""
 MX = {"mxfp8": ("float8_e4m3fn", "RCEIL"), "mxfp4": ("float4_e2m1fn_x2", "EVEN")}
-"""Scheme -> the type of its numbers, and the rule for the scales of inputs, which is bitport's."""
+"""Scheme -> its element type, and the rule for the scales of inputs, which is that of bitport."""
 AUTO = typed("KernelPreference", "AUTO")
 
 
 def form_of(scheme: Scheme) -> Form | None:
-    """None for what torchao does not have."""
+    """The form of ``scheme``; None if torchao has none."""
     fmt = scheme.weight
     for name in MX:
         if _alike(fmt, PRESETS[name].weight):
@@ -150,10 +150,10 @@ def _nvfp4(act: str) -> Form:
 
 
 def _alike(fmt: Format, its: Format) -> bool:
-    """But for how scales were found."""
+    """Whether the formats are equal except for how scales were chosen."""
     return (fmt.dtype, fmt.block, fmt.scale, fmt.global_scale) == (its.dtype, its.block, its.scale, its.global_scale)
 
 
 def _bare(found: Any) -> dict[str, Any]:
-    """Without a version, which configurations alone have."""
+    """Without the version, which only configurations have."""
     return typed(found["_type"], found["_data"])

@@ -1,4 +1,4 @@
-"""What the header of a file that torchao flattened says of each tensor, as JSON under the name of the parameter::
+"""The description of each tensor in the header of a file flattened by torchao: JSON under the name of the parameter::
 
     {"_type": "Int8Tensor", "_data": {"block_size": [1, 64], "dtype": {"_type": "torch.dtype", "_data": "bfloat16"}},
      "_tensor_data_names": ["qdata", "scale"]}
@@ -17,15 +17,16 @@ from typing import Any
 from bitport.errors import CheckpointError
 
 PLAIN = ("Tensor", "torch.Tensor")
-"""What tensors that are not quantized are called."""
+"""The types of tensors that are not quantized."""
 ROLES = ("qdata", "scale", "zero_point", "scale_and_zero", "per_tensor_scale")
-"""Every part but those of inputs; what else is called like one of them belongs to a tensor that no header describes."""
+"""All parts except those of inputs; a tensor with such a name that no header describes belongs to an unknown
+parameter."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """``kind``: the class of the parameter ``name``. ``said``: its attributes; enums and dtypes are strings, other
-    objects dictionaries with their ``_type``."""
+    """The description of the parameter ``name``. ``kind``: its class. ``said``: its attributes; enums and dtypes are
+    strings, other objects dictionaries with their ``_type``."""
 
     name: str
     kind: str
@@ -34,14 +35,14 @@ class Entry:
     """Role -> name of the tensor in the files."""
 
     def fail(self, key: str, read: str) -> CheckpointError:
-        """``read``: a sentence on what is read instead of this value of ``key``."""
+        """An error for the value of ``key``. ``read``: a sentence on what is supported instead."""
         return CheckpointError(
             f"{self.name}, {self.kind} of torchao, has {key}={reprlib.repr(self.said.get(key))}: {read}"
         )
 
 
 def entry_of(name: str, text: str) -> Entry | None:
-    """None where ``text`` describes no quantized tensor."""
+    """The entry in ``text``, or None if it does not describe a quantized tensor."""
     try:
         said = json.loads(text, object_hook=_flat)
     except (ValueError, RecursionError):
@@ -58,7 +59,7 @@ def entry_of(name: str, text: str) -> Entry | None:
 
 
 def part_of(name: str, role: str) -> str:
-    """What the files call a part of the parameter ``name``."""
+    """The name in the files of a part of the parameter ``name``."""
     module, _, parameter = name.rpartition(".")
     return f"{module}._{parameter}_{role}"
 
@@ -70,7 +71,7 @@ def is_part(name: str) -> bool:
 
 
 def _flat(said: dict[str, Any]) -> Any:
-    """An object's attributes beside its _type; the bare value of an enum or dtype."""
+    """The attributes of an object merged with its _type; the bare value of an enum or dtype."""
     if "_data" not in said or "_type" not in said:
         return said
     data = said.pop("_data")

@@ -1,4 +1,4 @@
-"""How torchao rounds the input of a product, as an activation of bitport."""
+"""The rounding of inputs in torchao, as an activation of bitport."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(entry: Entry) -> Inputs:
-    """CheckpointError for what is not understood."""
+    """The rounding of inputs for a tensor; CheckpointError if it is not supported."""
     if entry.kind == "Int4Tensor":
         return _choice(entry, "activation_dtype", {None: "", "bfloat16": "", "float16": "", "float8_e4m3fn": "fp8"})
     if entry.kind == "IntxUnpackedToInt8Tensor":
@@ -81,7 +81,7 @@ def _nvfp4(said: Mapping[str, Any], entry: Entry) -> Inputs | None:
 
 
 def _granularity(said: Mapping[str, Any]) -> str:
-    """row, tensor, 128, or "" for any other."""
+    """The granularity: row, tensor, 128, or "" for any other."""
     found = said.get("granularity", {"_type": "PerRow"})
     if not isinstance(found, dict):
         return ""

@@ -1,4 +1,4 @@
-"""Integers of torchao in bitport's form; what they mean is in :mod:`bitport.interop.torchao.tensors`."""
+"""Integers of torchao in bitport's form; for their meaning see :mod:`bitport.interop.torchao.tensors`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bitport.numerics.packing import pack_bits, unpack_bits
 
 INTX = {f"int{bits}": bits for bits in range(1, 9)}
 FILLED = 1024
-"""Columns of tile-packed weights are filled up to a multiple of it, rows to one of 8."""
+"""Columns of tile-packed weights are padded to a multiple of it, rows to a multiple of 8."""
 
 
 def int4(entry: Entry, tensors: Tensors) -> Found:

@@ -1,8 +1,8 @@
-"""torchao (``quant_method: torchao``) in safetensors files, as transformers saves it: the parts of each tensor under
-names of their own, and what they are in the file's header. Beside this module: ``header``; ``tensors``, the classes and
-what their numbers mean; ``inputs``, how inputs are rounded.
+"""torchao (``quant_method: torchao``) in safetensors files, as saved by transformers: the parts of each tensor have
+their own names, and are described in the header of the file. Other modules: ``header``; ``tensors``, the classes and
+the meaning of their numbers; ``inputs``, the rounding of inputs.
 
-quantization_config says only how weights were chosen. Checkpoints of older versions are pickles, which bitport does not
+quantization_config only says how weights were chosen. Checkpoints of older versions are pickles, which bitport does not
 read.
 """
 
@@ -32,7 +32,7 @@ WITH_SHIFTS = ("Int4Tensor", "Int4TilePackedTo4dTensor")
 
 class Reader(codec.Reader):
     entries: dict[str, tuple[Entry, Inputs]]
-    """By the names of the parameters."""
+    """Keyed by the names of the parameters."""
 
     def weights(self, held: Mapping[str, Held]) -> list[Weight]:
         found = [entry for name, text in self.metadata.items() if (entry := entry_of(name, text)) is not None]
@@ -79,7 +79,7 @@ def _check(entry: Entry, held: Mapping[str, Held]) -> None:
 
 
 def _scheme(fmt: Format, scale: Tensor, inputs: Inputs) -> Scheme:
-    """A preset where there is one: it tells whether a float32 scale is what it always is, or what this weight has."""
+    """A preset if there is one: it determines whether a float32 scale is the scheme's dtype or that of this weight."""
     named = ["input", "float32"] if fmt.scale == "input" and scale.dtype == torch.float32 else [fmt.scale]
     schemes = [
         Scheme(weight=dataclasses.replace(fmt, scale=each), act=inputs.act, static=inputs.static) for each in named
@@ -92,7 +92,7 @@ def _of_inputs(entry: Entry, inputs: Inputs, tensors: dict[str, Tensor], k: int)
     before, fixed = tensors.get("act_pre_scale"), None
     if before is not None:
         before = expect(before, entry.parts["act_pre_scale"], FLOATS, (1,) * (before.dim() - 1) + (k,)).flatten()
-    if inputs.static and inputs.act == "nvfp4":  # without a second level it is 1
+    if inputs.static and inputs.act == "nvfp4":  # the second level defaults to 1
         fixed = tensors.get("act_per_tensor_scale", torch.ones((), dtype=torch.float32))
         fixed = number_in(fixed, entry.parts.get("act_per_tensor_scale", ""))
     elif inputs.static:

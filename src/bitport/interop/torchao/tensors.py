@@ -1,20 +1,19 @@
-"""The tensor classes of torchao: their parts, and what they mean. Of a weight [N, K], g being a group::
-
+"""The tensor classes of torchao: their parts, and their meaning. For a weight [N, K] with groups of g::
     Int4Tensor                 qdata (u)int8 [N, K/2], scale and zero_point float [K/g, N]
                                value = q * scale + zero_point    q from -8 to 7, two's complement, the even one low
     Int4PlainInt32Tensor       qdata int32 [N, K/8], scale float and zero_point int8 [K/g, N]
                                value = (q - zero_point) * scale    q from 0 to 15, lowest bits first
-    Int4TilePackedTo4dTensor   qdata int32 and scale_and_zero bfloat16 as in bitport.layouts.tile_packed, N filled up to
-                               8 rows and K to 1024 columns       value = (q - 8) * scale + zero
-    Int8Tensor                 qdata int8 [N, K], scale and zero_point (may lack) one per block_size
-    IntxUnpackedToInt8Tensor   the same, q being of the bits of target_dtype       value = (q - zero_point) * scale
+    Int4TilePackedTo4dTensor   qdata int32 and scale_and_zero bfloat16 as in bitport.layouts.tile_packed, N padded to
+                               multiples of 8 and K of 1024                  value = (q - 8) * scale + zero
+    Int8Tensor                 qdata int8 [N, K], scale and optionally zero_point, one per block_size
+    IntxUnpackedToInt8Tensor   the same, with q of the bits of target_dtype       value = (q - zero_point) * scale
     Float8Tensor               qdata [N, K], scale one per block_size              value = q * scale
     MXTensor                   qdata e4m3, e5m2 [N, K] or e2m1 [N, K/2], scale e8m0 [N, K/32]
-    NVFP4Tensor                qdata e2m1 [N, K/2], scale e4m3 [N, K/16], per_tensor_scale float32 (may lack)
+    NVFP4Tensor                qdata e2m1 [N, K/2], scale e4m3 [N, K/16], optionally per_tensor_scale float32
                                value = q * scale * per_tensor_scale                the even one of two e2m1 low
 
-Inputs are multiplied by act_pre_scale [K]; act_quant_scale is their scale where it is fixed. Int4PlainInt32Tensor of
-Ascend processors, with zero points in floats, is not read.
+Inputs are multiplied by act_pre_scale [K]; act_quant_scale is their static scale. Int4PlainInt32Tensor for Ascend
+processors, with float zero points, is not read.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class Kind(NamedTuple):
 
 
 KERNELS = ("mm_config", "kernel_preference", "use_triton_kernel")
-"""Attributes that say how a product is computed."""
+"""Attributes that select how a product is computed."""
 DTYPES = ("dtype", "orig_dtype")
-"""What a weight was rounded from; config.json tells that too."""
+"""The dtype that a weight was quantized from, which config.json has, too."""
 SHIFTED = ("qdata", "scale", "zero_point")
 KINDS: dict[str, Kind] = {
     "Int4Tensor": Kind(int4, SHIFTED, ("block_size", "shape", "activation_dtype"), ("act_pre_scale",)),

@@ -1,4 +1,4 @@
-"""Writing files of torchao. Their numbers stay what they are: Int8Tensor and Float8Tensor have float32 scales there."""
+"""Writing torchao files. Numbers do not change, but Int8Tensor and Float8Tensor have float32 scales there."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from bitport.tensor import QTensor
 
 NAMES = "tensor_names"
 TEXT = 2048
-"""Bytes that the header says of a tensor beside its name, at most."""
+"""An upper bound on the bytes in the header for a tensor, besides its name."""
 GPU = "products with Int4Tensor, int4 without zero points, need torchao's kernels for NVIDIA's processors (mslk)"
 
 
 class Writer(codec.Writer):
-    """One scheme for all weights: so the configuration has it, by which vLLM makes the tensors that it loads into."""
+    """Writes one scheme for all weights: the configuration has only one, from which vLLM creates the tensors to load
+    into."""
 
     name = "torchao"
 
@@ -82,7 +83,7 @@ class Writer(codec.Writer):
         return sum(TEXT + 4 * len(json.dumps(name)) for name in names)
 
     def metadata(self, plain: list[str]) -> dict[str, str]:
-        # torchao fails at names without a module.
+        # torchao does not support names without a module.
         within = [name for name in plain if "." in name]
         texts = self.texts | dict.fromkeys(within, json.dumps({"_type": "Tensor"}))
         return {**texts, NAMES: json.dumps(list(texts))}
@@ -122,4 +123,4 @@ PARTS = {
     "MXTensor": lambda q, name: {"qdata": q.qdata, "scale": swizzled(q.scale)},
     "NVFP4Tensor": _nvfp4,
 }
-"""By the class: its tensors, see :mod:`bitport.interop.torchao.tensors`."""
+"""Class -> a function that returns its tensors, see :mod:`bitport.interop.torchao.tensors`."""
