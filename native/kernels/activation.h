@@ -2,7 +2,7 @@
 //   f(z) = max(z, 0) - |z| tail(|z|),   tail(a) = Phi(-a)                                    gelu, Phi: the normal distribution
 //                                                 sigmoid(-a)                                silu
 //                                                 sigmoid(-2 sqrt(2 / pi) (a + 0.044715 a^3))   gelu_tanh
-// This form avoids cancellation except where the result is small. The relative error of a tail exp(-e) is below
+// In this form only small terms cancel. The relative error of a tail exp(-e) is below
 // (16 + 2 e) 2^-24. Beyond some a the tail is constant, and less than 1e-12 times a: -infinity yields nearly the limit, 0.
 #pragma once
 #include "bitport_kernels.h"

@@ -283,7 +283,7 @@ void avx512_stream(const float* sum, const float* bias, void* y, int32_t type);
       else { using Format = Codes<8, false>; call; }                     \
   }
 
-// The same for what is no integer, which has 4, 6 or 8 bits.
+// The same for types other than integers, which have 4, 6 or 8 bits.
 #define BITPORT_WITH_FLOATS(w, call)                          \
   switch ((w).bits) {                                         \
     case 4: { using Format = Codes<4, true>; call; } break;   \

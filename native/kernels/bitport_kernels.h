@@ -31,8 +31,8 @@ enum BitportAct : int32_t {
   BITPORT_FP8_128 = 9
 };
 
-// Applied to the sums before they are rounded to y: nothing, z * Phi(z) (exact GELU), its tanh approximation, or z *
-// sigmoid(z).
+// Applied to the sums before they are rounded to y: nothing, z * Phi(z) (exact GELU), its tanh approximation, or
+// z * sigmoid(z).
 enum BitportThen : int32_t { BITPORT_NOTHING = 0, BITPORT_GELU = 1, BITPORT_GELU_TANH = 2, BITPORT_SILU = 3 };
 
 // A weight [n, k] of 1 to 8 bits in tiles of 32 rows by 32 columns. Both dimensions are padded to a multiple of 32:
@@ -147,8 +147,8 @@ struct BitportFormat {
   int32_t has_zero;           // 1: some code, with its zero point, can mean 0; else a block of zeros has scale 0
 };
 
-// Rounds x [n, k] of x_type (F32, BF16, F16), rows contiguous, to nearest. codes: dense along k, lowest bits first, [n,
-// ceil(k * bits / 8)] bytes; scale and zero: [ceil(n / block_n), ceil(k / block_k)]; scale2: one number. zero and
+// Rounds x [n, k] of x_type (F32, BF16, F16), rows contiguous, to nearest. codes: dense along k, lowest bits first,
+// [n, ceil(k * bits / 8)] bytes; scale and zero: [ceil(n / block_n), ceil(k / block_k)]; scale2: one number. zero and
 // scale2 are null if the format has none.
 BITPORT_API int32_t bitport_quantize(const BitportFormat* format, const void* x, int32_t x_type, int64_t n, int64_t k,
                                      uint8_t* codes, void* scale, void* zero, float* scale2, int32_t threads,

@@ -1,7 +1,6 @@
 // Rows of x rounded to int8, as bfloat16. With short groups, converting integer sums to floats takes longer than the
 // products in tile registers; integers up to 256 are exact in bfloat16, so the same product can be computed by the
 // bfloat16 tile instructions with scaled weights. These are rounded to bfloat16, as for x that is not rounded.
-// rounded.
 #include <atomic>
 #include "buffer.h"
 #include "int8.h"

@@ -1,7 +1,7 @@
 // The product with int8 inputs. Few rows: by vpmaddubsw, directly from the codes. It saturates sums of two products at
-// 16 bits, which 4-bit digits never reach: wider codes are split into a low digit plus 16 times a high one. 15 * 128 *
-// 8 fits, so 8 products of digits are summed before they are widened. More rows: by vpmaddwd, from a panel of words.
-// Both sum the pairs of columns that are adjacent in the layout.
+// 16 bits, which 4-bit digits never reach: wider codes are split into a low digit plus 16 times a high one.
+// 15 * 128 * 8 fits, so 8 products of digits are summed before they are widened. More rows: by vpmaddwd, from a panel
+// of words. Both sum the pairs of columns that are adjacent in the layout.
 #include "int8.h"
 #if BITPORT_X86
 #include "avx2.h"

@@ -91,7 +91,7 @@ FAST_INLINE __m512i mix(__m512i x) {
   return _mm512_xor_si512(_mm512_srli_epi32(x, 15), x);
 }
 
-// Rounding to nearest adds half a step, or one bit less if the result is even then; a NaN stays one.
+// Rounding to nearest adds half a step, less one unit if the kept bits are even; a NaN stays one.
 FAST_INLINE __m256i to_bf16(__m512 x, bool by_chance, __m512i random) {
   const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i half = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), odd);

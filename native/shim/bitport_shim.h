@@ -32,8 +32,8 @@ BITPORT_SHIM const char* bitport_shim_error(void);
 //
 //   data    uint8 [n/32, k/32, 128 * bits]        scale   a float [n/32, k/group, 32]
 //   zero    like scale, or uint8; Tensor?         scale2  float32 [1, 1]; Tensor?
-// value of each code
-// of the matrix; group: columns that share a scale, at least k for one scale per row
+//   table   float32 [2^bits], the value of each code
+//   n, k    of the matrix; group: columns that share a scale, at least k for one scale per row
 //   bits    of a code; integer: 1 for integers, 0 for floats and codebooks
 //
 // act is a BitportAct, then a BitportThen. Tensors must be contiguous and on the CPU.

@@ -8,8 +8,8 @@ namespace bitport {
 
 // One argument or result of a boxed kernel, 64 bits:
 //   Tensor      an owned TensorHandle
-// the value
-// torch's number for it, as returned by the dtype functions
+//   int         the value
+//   ScalarType  torch's number for it, as returned by the dtype functions
 //   str         an owned StringHandle
 //   T[]         an owned ListHandle
 //   T?          null, or an owned pointer to a Value that holds T

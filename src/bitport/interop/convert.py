@@ -142,7 +142,7 @@ def _to_others(files: Readable, directory: Path, to: str, shard_size: int, progr
         said = writer.config(left)
         quantization = dict.fromkeys(writer.keys, said) if said else {}
         others = dict(files.others(quantization))
-        if quantization:  # in a format that has no config.json of its own
+        if quantization:  # needed even if the source has no config.json
             others.setdefault(Path("config.json"), json.dumps(quantization, indent=2) + "\n")
         out.publish({**others, **writer.files()}, writer.metadata(plain))
     notes = (*files.notes, *writer.notes)

@@ -1,4 +1,5 @@
 """Decoding of ggml's block types. A row of a matrix is a sequence of blocks, a block is::
+
             elements  bytes                                                    value
     Q8_0       32     d 2 | q int8 32                                          d * q
     Q4_0       32     d 2 | low 16                                             d * (q - 8)

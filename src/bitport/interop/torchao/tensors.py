@@ -1,4 +1,5 @@
 """The tensor classes of torchao: their parts, and their meaning. For a weight [N, K] with groups of g::
+
     Int4Tensor                 qdata (u)int8 [N, K/2], scale and zero_point float [K/g, N]
                                value = q * scale + zero_point    q from -8 to 7, two's complement, the even one low
     Int4PlainInt32Tensor       qdata int32 [N, K/8], scale float and zero_point int8 [K/g, N]
