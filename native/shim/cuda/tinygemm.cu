@@ -1,5 +1,5 @@
-// The contract of tinygemm on CUDA: a warp for eight rows of the weight, a few rows of x at a time. Checked as on the CPU.
-// Its host provides torch's functions for tensors on the device. Compiled, not yet run on one.
+// tinygemm's product on CUDA: a warp per eight rows of the weight, a few rows of x at a time. Arguments are validated
+// as on the CPU. The host provides torch's functions for tensors on the device. Compiled, but not yet run on one.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include "../contract.h"
@@ -14,11 +14,11 @@ int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
 namespace bitport {
 namespace {
 
-constexpr int kRows = 4;            // of x for each reading of the weight
-constexpr int64_t kBlocks = 65535;  // in the second dimension of a grid
+constexpr int kRows = 4;            // rows of x per read of the weight
+constexpr int64_t kBlocks = 65535;  // limit on the second dimension of a grid
 
-// Lane t has row 8 * tile + t / 4 and, of every word, columns c + (0, 8, 16, 24, 1, 9, 17, 25), one per nibble. They lie in
-// one group, of 32 columns at least.
+// Lane t processes row 8 * tile + t / 4 and, for every word, columns c + (0, 8, 16, 24, 1, 9, 17, 25), one per nibble.
+// They are in one group, since groups have at least 32 columns.
 __global__ void multiply(const __nv_bfloat16* x, const int32_t* words, const __nv_bfloat162* pairs, __nv_bfloat16* y,
                          int64_t m, int64_t n, int64_t k, int64_t inner, int64_t group) {
   const int lane = threadIdx.x;
@@ -68,7 +68,7 @@ const char* run(const Contract& c, AtenTensorHandle self, AtenTensorHandle* resu
 
 }  // namespace
 
-// In this library the tensors that are taken are those on CUDA.
+// This library only takes CUDA tensors.
 void link_once() {
   [[maybe_unused]] static const bool linked = [] {
     torch.link();
