@@ -1,4 +1,4 @@
-"""Algorithms that choose the codes and scales of quantized weights: NAME_core.py is the maths on tensors, NAME.py
+"""Algorithms that choose the codes and scales of quantized weights: NAME_core.py holds the maths on tensors, NAME.py
 applies it to a weight, and ``apply`` runs it on a weight of a model and measures the result."""
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from bitport.algorithms.smooth import Smooth
 from bitport.errors import ArgumentError
 
 ALGORITHMS: dict[str, Algorithm] = {each.name: each for each in (RTN(), Clip(), HQQ(), GPTQ(), SignRound())}
-"""By name, with their usual settings."""
+"""Algorithms by name, with their default settings."""
 
 TRANSFORMS: dict[str, tuple[Transform, Algorithm]] = {
     "awq": (AWQ(), Clip()),
     "smooth": (Smooth(), RTN()),
     "rotate": (Rotate(), RTN()),
 }
-"""What changes the model around a weight before it is rounded, by name, and how it is rounded if nothing is said."""
+"""Transforms, which change the model around a weight before it is rounded, by name, each with its default solver."""
 
 __all__ = [
     "ALGORITHMS",
@@ -46,8 +46,8 @@ __all__ = [
 
 
 def algorithm(given: str | Algorithm | Transform | Sequence[str | Algorithm | Transform]) -> Algorithm:
-    """The algorithm of that name, or the one that is given. Several steps, ``"awq+gptq"`` or ``("awq", GPTQ())``, are
-    transforms and then at most one algorithm; one transform is a step too."""
+    """Return the algorithm for a name, an instance, or several steps such as ``"awq+gptq"`` or ``("awq", GPTQ())``:
+    transforms, followed by at most one algorithm. A single transform is also accepted."""
     if isinstance(given, Sequence):
         steps = given.split("+") if isinstance(given, str) else given
         return _chain([_step(step) if isinstance(step, str) else step for step in steps])
@@ -78,6 +78,6 @@ def _chain(steps: Sequence[Algorithm | Transform]) -> Algorithm:
 
 
 def expression(by: Algorithm) -> str:
-    """How to ask for it again: its name, or its settings in Python where they are not the usual ones."""
+    """Return the expression that recreates an algorithm: its name, or its repr if its settings are not the defaults."""
     known = all(step in ALGORITHMS or step in TRANSFORMS for step in by.name.split("+"))
     return by.name if known and algorithm(by.name) == by else repr(by)

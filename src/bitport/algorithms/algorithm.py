@@ -1,5 +1,5 @@
-"""What an algorithm is: a way to choose the codes and scales of a weight. What comes out is an ordinary quantized
-weight of the scheme, so layouts, kernels and checkpoints know nothing of it."""
+"""The interface of an algorithm, a way to choose the codes and scales of a weight. The result is an ordinary quantized
+weight of the scheme, so layouts, kernels and checkpoints are unaffected by the choice."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from bitport.numerics import Format, Quantized, quantize
 class Algorithm(Protocol):
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name shown in reports."""
 
     needs_inputs: ClassVar[bool]
-    """Whether it looks at what goes into a weight; then there must be calibration data."""
+    """Whether it looks at the inputs of a weight and therefore requires calibration data."""
 
     def refuses(self, fmt: Format, kind: str) -> str | None:
-        """Why weights of this format and kind of target are rounded to nearest instead."""
+        """Return why weights of this format and kind of target are rounded to nearest instead, or None."""
 
     def solve(self, w: Tensor, fmt: Format, inputs: Inputs | None) -> Quantized:
-        """The parts of w [.., N, K]. ``inputs``: what went into each of these matrices; None is possible only where
-        ``needs_inputs`` is False. Any of them may be empty (``inputs.rows`` is 0 there), as for an expert that no token
-        reached: round such a matrix to nearest."""
+        """Quantize w [.., N, K]. ``inputs``: the calibration inputs of each matrix, None only if ``needs_inputs`` is
+        False. A matrix may have none (``inputs.rows`` is 0), such as an expert that no token was routed to: round it to
+        nearest."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RTN:
-    """Round to nearest, the range of each block from its largest elements."""
+    """Round to nearest, taking the range of each block from its largest elements."""
 
     name: ClassVar[str] = "rtn"
     needs_inputs: ClassVar[bool] = False

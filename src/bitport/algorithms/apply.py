@@ -1,4 +1,4 @@
-"""An algorithm on one weight of a model: what came out, and how far it is from what it was."""
+"""Run an algorithm on one weight of a model and measure the error of the result."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from bitport.tensor.sharded import nbytes_of
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """``algorithm``: the one that was used; ``note``: why it was not the one asked for, or not for all of the weight.
-    The errors are those of LayerReport."""
+    """The result for one weight. ``algorithm``: the one that was used; ``note``: why it is not the requested one, or
+    was not used for the whole weight. The error fields are those of LayerReport."""
 
     q: QTensor
     algorithm: str
@@ -35,11 +35,11 @@ class Outcome:
     output_sqnr_rtn: float | None = None
 
     def as_parameter(self) -> Outcome:
-        """Tied weights share one parameter."""
+        """Return a copy that holds a Parameter, which tied weights can share."""
         return dataclasses.replace(self, q=nn.Parameter(self.q, requires_grad=False))  # type: ignore[arg-type]
 
     def report(self, choice: Choice, nbytes: int) -> LayerReport:
-        """``nbytes``: of the weight before."""
+        """``nbytes``: the size of the original weight."""
         reason = "; ".join(filter(None, (choice.reason, self.note)))
         return LayerReport(
             choice.name,
@@ -67,8 +67,8 @@ def apply(
     measure: bool = True,
     pre_scale: Tensor | None = None,
 ) -> Outcome:
-    """``value`` in ``scheme`` by ``algorithm``. A weight without data (on meta) gets shapes alone. ``pre_scale``: what
-    its input is to be multiplied by before the product."""
+    """Quantize ``value`` to ``scheme`` by ``algorithm``. A weight without data (on meta) only gets shapes.
+    ``pre_scale``: the factor that its input will be multiplied by before the product."""
     refused = algorithm.refuses(scheme.weight, target.kind)
     note = refused or (_unseen(inputs) if inputs is not None else "")
     used = RTN() if refused or (inputs is not None and not inputs.any_rows) else algorithm
@@ -96,8 +96,8 @@ def apply(
 
 
 def _unseen(inputs: Inputs) -> str:
-    """Why what was measured here tells little of other inputs; "" where it does. With fewer rows than columns there are
-    errors that no row shows, and a search finds them."""
+    """Return a note if calibration showed too few inputs to generalize from, else "". With fewer rows than columns,
+    some errors are invisible on every row, and a search finds them."""
     empty, columns = int((inputs.rows == 0).sum()), inputs.gram.shape[-1]
     if not empty:
         least = int(inputs.rows.min())
@@ -116,7 +116,7 @@ def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> f
 
 
 def output_squares(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """|y|^2 and |y - y'|^2 in float64, of the outputs y of a weight and y' of its quantized form on ``inputs``."""
+    """|y|^2 and |y - y'|^2 in float64, for the outputs y of a weight and y' of its quantized form on ``inputs``."""
     exact = rows_of(value.detach().float(), target.kind, target.transposed)
     error = exact - rows_of(q.dequantize(torch.float32), target.kind, target.transposed)
     gram = inputs.gram.to(exact.device)

@@ -1,4 +1,4 @@
-"""AWQ of a block: scales of channels that keep the outputs of rounded weights."""
+"""AWQ for a block: per-channel scales that preserve the outputs of rounded weights."""
 
 from __future__ import annotations
 

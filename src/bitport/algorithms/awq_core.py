@@ -1,13 +1,13 @@
-"""Activation-aware weight quantization: the scale of the input channels that keeps the outputs of rounded weights.
+"""Activation-aware weight quantization: scale the input channels so that rounded weights preserve the output.
 
 With G = sum of x x^T over the inputs and Q rounding to nearest, over scales s of the channels:
 
     minimize    tr(E G E^T),    E = Q(W diag(s)) diag(1/s) - W
 
-that is the error of the outputs on the calibration data; of all weights that share the input together. Candidates are
-x^alpha and x^alpha / w^(1 - alpha), alpha in steps: x the root mean square of a channel's inputs, w the mean of its
-weights relative to the largest in their block. Along alpha the error falls and rises again but for small noise, so
-in each family alpha first goes in long strides, then shorter ones around the best.
+This is the error of the outputs on the calibration data, summed over all weights that share the input. Candidates are
+x^alpha and x^alpha / w^(1 - alpha) for steps of alpha: x the root mean square of a channel's inputs, w the mean of its
+weights relative to the largest in their block. Apart from small noise the error falls and then rises along alpha, so
+each family is searched with large strides first, then with smaller ones around the best.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from bitport.algorithms.scales_core import Found, few_rows, power, to_channels
 from bitport.numerics import Format, choose_qparams, expand, to_blocks
 
 STRIDES = 5
-"""Alpha goes from 0 to 1 in at least so many at first."""
+"""The first pass over alpha, from 0 to 1, takes at least this many strides."""
 
 
 class Factor(NamedTuple):
-    """A weight [.., N, K] and what goes into it. ``channels`` [K]: where in the scale its inputs are."""
+    """A weight [.., N, K] and statistics of its inputs. ``channels`` [K]: the index in the scale of each input."""
 
     w: Tensor
     fmt: Format
@@ -39,7 +39,7 @@ class Factor(NamedTuple):
 
 
 def search(factors: Sequence[Factor], shape: tuple[int, ...], steps: int = 20) -> Found:
-    """``shape``: of the scale, the channels last; before them matrices that have scales of their own."""
+    """``shape``: of the scale, channels last, preceded by the matrices that have their own scales."""
     factors = [factor._replace(w=few_rows(factor.w, factor.fmt)) for factor in factors]
     x, w = sizes(factors, shape)
     plain = errors(factors, torch.ones_like(x))
@@ -51,7 +51,7 @@ def search(factors: Sequence[Factor], shape: tuple[int, ...], steps: int = 20) -
 
 
 def _along(factors: Sequence[Factor], found: Found, x: Tensor, w: Tensor, steps: int) -> Found:
-    """The best of ``found`` and of x^alpha / w^(1 - alpha)."""
+    """The best of ``found`` and x^alpha / w^(1 - alpha), per matrix."""
     at = x.new_zeros(x.shape[:-1])
 
     def try_(step: Tensor) -> None:
@@ -93,7 +93,7 @@ def sizes(factors: Sequence[Factor], shape: tuple[int, ...]) -> tuple[Tensor, Te
 
 
 def _squares(factor: Factor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The sum of the squares of each channel's inputs, and how many rows there were."""
+    """The sum of squares of each channel's inputs, and the number of rows."""
     squares, rows = factor.gram.diagonal(dim1=-2, dim2=-1), factor.rows[..., None].float()
     if len(shape) == 1:
         squares, rows = squares.reshape(-1, squares.shape[-1]).sum(0), rows.sum()

@@ -1,4 +1,4 @@
-"""A block of a model on its way to be quantized: in float, its inputs measured, still to be changed."""
+"""A block of a model about to be quantized: still in float, with its inputs measured, and open to change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bitport.schemes import Scheme, Target
 
 @dataclasses.dataclass
 class Weight:
-    """One that is to be quantized. ``pre_scale``: what its input shall be multiplied by at run time."""
+    """A weight to quantize. ``pre_scale``: the factor that its input is multiplied by at run time."""
 
     target: Target
     scheme: Scheme
@@ -29,8 +29,9 @@ class Weight:
 
 @dataclasses.dataclass
 class Block:
-    """``weights``: by their names in ``module``, tied ones by the first. ``batches``: what it runs on. ``fixed``:
-    parameters that are used outside of it too. ``whole``: no block but the model, for what lies in no block."""
+    """``weights``: by name within ``module``, tied ones under the first name. ``batches``: the inputs that it runs on.
+    ``fixed``: parameters that are also used outside the block. ``whole``: the block is the whole model, for weights
+    that are in no block."""
 
     module: nn.Module
     weights: dict[str, Weight]
@@ -54,7 +55,7 @@ class Block:
         return self._found[1].get(name, "nothing before it takes a scale")
 
     def value(self, name: str) -> Tensor:
-        """As [.., N, K]."""
+        """The weight as [.., N, K]."""
         param = self.module.get_parameter(name).detach()
         return param.mT if self.weights[name].target.transposed else param
 
@@ -63,7 +64,7 @@ class Block:
         return [name for name in self.weights if name not in paired]
 
     def scale_(self, pair: Pair, scale: Tensor) -> None:
-        """The producer divided, the consumers multiplied, and what was measured of their inputs divided with them."""
+        """Divide the producer by ``scale``, multiply the consumers, and divide their measured inputs accordingly."""
         scale = pair.storable(self.module, scale)
         pair.scale_(self.module, scale)
         pair.scale_(self.trial.block, scale)
@@ -76,7 +77,7 @@ class Block:
                 weight.inputs.gram = weight.inputs.divided(own).gram
 
     def rows(self, name: str, limit: int) -> list[tuple[tuple[int, ...], Tensor]]:
-        """(which matrix, inputs [M, K]) of a weight in the trial's batches: at most ``limit`` rows of each."""
+        """(matrix index, inputs [M, K]) of a weight in the trial's batches, with at most ``limit`` rows per matrix."""
         found: dict[tuple[int, ...], list[Tensor]] = {}
         for index, rows in self.trial.before.rows[name].calls:
             found.setdefault(index, []).append(rows)
@@ -89,15 +90,15 @@ def _spread(rows: Tensor, limit: int) -> Tensor:
 
 
 class Transform(Protocol):
-    """A change to a model that keeps what it computes in float, and makes rounding hurt less."""
+    """A change to a model that preserves its float outputs and reduces the error of rounding."""
 
     name: ClassVar[str]
     needs_model: ClassVar[bool]
-    """Whether model_() changes the model, all of which must then be in memory."""
+    """Whether model_() changes the model, which must then be entirely in memory."""
 
     def model_(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, str]:
-        """Change the model in place, before any of its blocks. Returns by the names of weights what was done, or why
-        not."""
+        """Change the model in place, before any of its blocks. Returns, by name of the weight, what was done or why
+        nothing was."""
 
     def block_(self, block: Block) -> None:
-        """Change a block in place, and say in the notes of its weights what was done, or why not."""
+        """Change a block in place, and record in the notes of its weights what was done or why nothing was."""

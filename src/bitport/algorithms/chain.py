@@ -1,4 +1,4 @@
-"""Several steps as one algorithm: changes of the model around its weights, in float, then one way to round each."""
+"""Several steps combined into one algorithm: float transforms of the model around its weights, then one solver."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from bitport.schemes.recipe import static_inputs
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """``transforms`` in their order, first on the whole model, then on one block after the other, then ``solver`` on
-    each weight. ``name``: the text by which it was asked for."""
+    """Apply ``transforms`` in order, first to the whole model, then block by block, then ``solver`` to each weight.
+    ``name``: the text that the chain was requested by."""
 
     transforms: tuple[Transform, ...]
     solver: Algorithm
@@ -38,10 +38,10 @@ class Chain:
 
 
 class Preparation:
-    """An algorithm on the weights of a model: what its transforms do to the blocks, and what is left to be done to each
+    """Applies an algorithm to a model in stages: its transforms to the model and to each block, then the rest to each
     weight.
 
-    ``act_scales``: static scales of inputs by weight, measured anew where a transform may have changed the input.
+    ``act_scales``: static input scales by weight, measured again where a transform may have changed the input.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Preparation:
 
     @property
     def wanted(self) -> set[str]:
-        """The weights whose inputs the algorithm looks at."""
+        """Names of the weights whose inputs the algorithm needs."""
         return {
             name
             for name, scheme in self.schemes.items()
@@ -74,7 +74,7 @@ class Preparation:
         }
 
     def model_(self, batches: Iterable[Any]) -> None:
-        """Change the model in place, as far as that is not done block by block."""
+        """Run the whole-model part of the transforms, in place."""
         for transform in self.transforms:
             with no_autocast():
                 told = transform.model_(self.model, batches)
@@ -82,7 +82,7 @@ class Preparation:
                 self.notes.setdefault(name, []).append(f"{transform.name}: {note}")
 
     def __call__(self, name: str, module: nn.Module, batches: Iterable[Any], seen: dict[str, Inputs]) -> None:
-        """Change the block called ``name`` in place, and ``seen``, the inputs of its weights, with it."""
+        """Transform the block called ``name`` in place, and update ``seen``, the inputs of its weights, to match."""
         if not self.transforms:
             return
         cut = len(name) + 1 if name else 0
@@ -104,13 +104,13 @@ class Preparation:
         if static and not block.whole:
             found = input_scales(module, static, lambda run: [run_fresh(run, batch) for batch in batches])
             self.act_scales |= {f"{name}.{local}": scale for local, scale in found.items()}
-        for weight in weights.values():  # which hold inputs, and are not kept
+        for weight in weights.values():  # not kept themselves, since they hold inputs
             self.notes.setdefault(weight.target.name, []).extend(weight.notes)
             if weight.pre_scale is not None:
                 self.pre_scales[weight.target.name] = weight.pre_scale
 
     def apply(self, value: Tensor, target: Target, inputs: Inputs | None, *, measure: bool) -> Outcome:
-        """Its note tells what the transforms said of the weight, too."""
+        """Quantize one weight. The note of the outcome includes those of the transforms."""
         name = target.name
         act_scale, pre_scale = self.act_scales.get(name), self.pre_scales.get(name)
         outcome = apply(

@@ -1,4 +1,4 @@
-"""Rounding to nearest in the best of several ranges per block."""
+"""Rounding to nearest with the best of several ranges per block."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bitport.numerics import Format, Quantized, quantize
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """The range of each block with the least mean square error of its weights; no data needed. Where inputs are known,
-    each column is weighted by their mean square, plus ``damping`` times the mean of that over all columns."""
+    """Choose the range of each block by the mean square error of its weights; no data needed. If inputs are known, each
+    column is weighted by their mean square, plus ``damping`` times the average of that over all columns."""
 
     damping: float = 0.01
     name: ClassVar[str] = "clip"

@@ -1,12 +1,12 @@
-"""Clipping search: of several ranges per block the one with the least squared error.
+"""Clipping search: choose among several ranges per block by the squared error.
 
-Rounding to nearest takes the widest range, so that nothing clips; a narrower one has finer steps, and where few
-elements are large their loss is less than what all others gain. For each block, over factors f of its range:
+Rounding to nearest uses the full range, so that nothing clips. A narrower range has finer steps; if only a few elements
+are large, their loss is smaller than the gain of all others. For each block, over factors f of its range:
 
     minimize over f    sum over the block of importance_k * (x - q_f(x))^2
 
-The factor 1 is among them and wins ties: no block gets worse. Floats and codebooks try wider ranges too: their largest
-steps are coarse, and a range that puts the largest element below the largest code may lie better.
+The factor 1 is included and wins ties, so no block gets worse. For floats and codebooks wider ranges are tried as well:
+their largest steps are coarse, and a range that puts the largest element below the largest code may fit better.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDER = tuple(f / 100 for f in range(105, 201, 5))
 
 
 def search(x: Tensor, fmt: Format, importance: Tensor | None = None) -> Params:
-    """``importance``: of each column, [..., K]; None: all alike."""
+    """``importance``: weights of the columns, [..., K]; None: all equal."""
     flat = None if importance is None else importance.expand(*x.shape[:-2], x.shape[-1]).reshape(-1, x.shape[-1])
     return by_matrix(lambda matrix, at: _matrix(matrix, fmt, None if flat is None else flat[at]), x)
 
@@ -53,7 +53,7 @@ def _matrix(x: Tensor, fmt: Format, importance: Tensor | None) -> Params:
 
 
 def _ends(x: Tensor, fmt: Format) -> Tensor:
-    """[SN, 2 SK]: the smallest and the largest element of each block, of which alone its range is made."""
+    """[SN, 2 SK]: the smallest and largest element of each block, which determine its range."""
     blocks = to_blocks(x, fmt.block)
     return torch.stack([blocks.amin((-3, -1)), blocks.amax((-3, -1))], -1).flatten(-2)
 

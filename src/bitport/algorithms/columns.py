@@ -1,5 +1,5 @@
-"""A matrix under fixed scales, rounded one column at a time. Columns lie as rows here: what is read together lies
-together."""
+"""A matrix with fixed scales, rounded one column at a time. It is stored transposed, so that each column is
+contiguous."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bitport.numerics import Format, block_scale, dequantize_codes, expand, quan
 
 
 class Columns:
-    """``order``: of the columns [K]; None: as they lie. The scale with its global one in it would be rounded twice, so
-    that stays apart."""
+    """``order``: the order of the columns [K]; None: unchanged. The global scale is kept separate, because multiplying
+    it into the block scales would round twice."""
 
     def __init__(self, fmt: Format, params: Params, n: int, k: int, order: Tensor | None = None) -> None:
         self.fmt, self.cell, self.scale2 = fmt, dataclasses.replace(fmt, block=(1, 1)), params.scale2
@@ -25,9 +25,9 @@ class Columns:
         self.whole = fmt.number.kind == "int" and fmt.zero != "float" and fmt.number.midpoint != 0.5
 
     def rounded(self, x: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        """Codes and values [N] of x [N] as column ``at``."""
+        """Round x [N] as column ``at``; returns its codes and values [N]."""
         zero = None if self.zero is None else self.zero[at]
-        if self.whole:  # the same as below, in fewer steps
+        if self.whole:  # same result as below, in fewer operations
             offset = self.fmt.number.midpoint if zero is None else zero
             scale = self.scale[at]
             codes = (x / scale).round_().add_(offset).clamp_(0, self.fmt.number.qmax)

@@ -1,7 +1,7 @@
-"""How far a model's outputs go when one of its weights is changed.
+"""How far a model's outputs move when one of its weights is changed.
 
-Of a model whose outputs have logits: KL(p || q) of its predictions, in nats per token; of any other the squared error
-of its outputs as a part of their square.
+If the outputs have logits: KL(p || q) of the predictions, in nats per token; otherwise the squared error of the outputs
+relative to their squared norm.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bitport.tensor import QTensor
 class Outputs(NamedTuple):
     value: Tensor
     are_logarithms: bool
-    """Of probabilities, along the last axis."""
+    """Whether ``value`` holds log probabilities, along the last axis."""
 
 
 class Distance:
-    """How far the outputs of ``model`` on ``batches`` go from what they are now."""
+    """Distance of the outputs of ``model`` on ``batches`` from those at construction."""
 
     def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
         self.model, self.batches = model, batches
@@ -41,7 +41,7 @@ class Distance:
                 )
 
     def __call__(self, targets: Sequence[Target], q: QTensor) -> float:
-        """With the one weight that ``targets`` name in the form ``q``."""
+        """Return the distance with the weight that ``targets`` name replaced by ``q``."""
         before = targets[0].weight(self.model)
         try:
             for target in targets:
@@ -69,7 +69,7 @@ class Distance:
 
 
 def _divergence(exact: Outputs, changed: Outputs) -> tuple[float, float]:
-    """(a sum, what to divide the sum over batches by)."""
+    """(a sum, its divisor), both to be added up over batches."""
     if exact.are_logarithms:
         p = exact.value.exp()
         lost = torch.where(p > 0, p * (exact.value - changed.value), 0.0).sum(-1)

@@ -1,4 +1,4 @@
-"""GPTQ of a weight: one matrix after the other, each with the inputs that it saw."""
+"""GPTQ for a weight: each matrix separately, with its own inputs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ COARSE_BITS = 2
 
 
 def hessian_of(inputs: Inputs, fmt: Format, coarse: float, device: torch.device) -> Tensor:
-    """H, with what channels have in common counting 1 / (1 + ``coarse``) for numbers of two bits and less: what is
-    rounded so coarsely makes up for its errors along what is common in the calibration data by errors as large as the
-    weights along what is rare there, and tokens that hold it are lost."""
+    """H for GPTQ. For numbers of at most two bits its off-diagonal elements, which channels have in common, are
+    weighted by 1 / (1 + ``coarse``): rounding that coarse compensates its errors along common directions of the
+    calibration data by errors as large as the weights along rare ones, which ruins the tokens that use these."""
     hessian = inputs.gram.to(device)
     if fmt.number.bits <= COARSE_BITS:
         hessian = hessian.clone()
@@ -31,9 +31,9 @@ def hessian_of(inputs: Inputs, fmt: Format, coarse: float, device: torch.device)
 
 @dataclasses.dataclass(frozen=True)
 class GPTQ:
-    """``damping``, ``block`` and ``sort``: as in :mod:`bitport.algorithms.gptq_core`. ``clip``: search the ranges of
-    the blocks first, each column weighted by the mean square of its inputs; rows (of blocks) whose output comes out
-    closer by rounding to nearest in the widest range are rounded that way. ``coarse``: as in :func:`hessian_of`."""
+    """``damping``, ``block`` and ``sort``: as in :mod:`bitport.algorithms.gptq_core`. ``clip``: first search the range
+    of each block, weighting columns by the mean square of their inputs; rows (or rows of blocks) whose output would be
+    closer with the full range and rounding to nearest fall back to that. ``coarse``: as in :func:`hessian_of`."""
 
     damping: float = 0.01
     block: int = 128

@@ -1,20 +1,20 @@
-"""GPTQ: codes that keep the layer's output, column after column.
+"""GPTQ: choose codes column by column to preserve the layer's output.
 
 With H = X^T X over the inputs of the layer, the error of its output is
 
     |X (W - Q)^T|^2 = tr((W - Q) H (W - Q)^T)
 
-Rounding one column k leaves an error; the columns that are not rounded yet can make up for it. The best change of
-them is -(w_k - q_k) / [H^-1]_kk times row k of H^-1 over what is left (optimal brain surgeon). All these inverses at
-once are the rows of the upper Cholesky factor U of H^-1 (H^-1 = U^T U):
+Rounding a column k leaves an error that the columns not rounded yet can compensate. The optimal update of these is
+-(w_k - q_k) / [H^-1]_kk times the remaining part of row k of H^-1 (optimal brain surgeon). The rows of the upper
+Cholesky factor U of H^-1 (H^-1 = U^T U) provide all these inverses at once:
 
     error = (w_k - q_k) / U_kk        W[:, k+1:] -= error U[k, k+1:]
 
-The changes within a block of columns are made at once, those beyond it in one product per block.
+Updates within a block of columns are applied immediately, those beyond it by one product per block.
 
-Scales are chosen before ("static groups"), so columns may go in any order: the largest of diag(H) first, because what
-is rounded early can be made up for. The order leaves no trace in the result. Rows that end worse than plain rounding
-with the same scales (the greedy order promises nothing) keep plain rounding: so the result is never worse than that.
+Scales are chosen beforehand ("static groups"), so columns can be processed in any order: descending diag(H), because
+errors made early can still be compensated. The order does not affect how the result is stored. The greedy order
+guarantees nothing, so rows that end up worse than rounding to nearest with the same scales keep the latter.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ MOST_DAMPING = 1.0
 def solve(
     w: Tensor, hessian: Tensor, fmt: Format, params: Params, damping: float = 0.01, block: int = 128, sort: bool = True
 ) -> Tensor:
-    """uint8 codes [N, K] of w [N, K] for the scales in ``params``; ``hessian`` float32 [K, K].
+    """Return uint8 codes [N, K] of w [N, K] for the scales in ``params``; ``hessian`` is float32 [K, K].
 
-    ``damping``: this share of the mean of diag(H) is added to it, ten times more as often as H is still singular.
-    ``sort``: columns in descending order of diag(H), else as they lie.
+    ``damping``: the share of the mean of diag(H) that is added to it, multiplied by ten while H remains singular.
+    ``sort``: process columns in descending order of diag(H), otherwise in their given order.
     """
     n, k = w.shape
     order = hessian.diagonal().argsort(descending=True) if sort else torch.arange(k, device=w.device)
@@ -60,10 +60,10 @@ def solve(
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
-    """Upper triangular U with (H + d I)^-1 = U^T U. A column that never saw an input stands alone.
+    """Upper triangular U with (H + d I)^-1 = U^T U. A column that never saw an input is independent of all others.
 
-    The Cholesky factor of H with its rows and columns in reverse order is, turned back, an upper triangular R with
-    H = R R^T; so U = R^-1, and H^-1 need not be made."""
+    The Cholesky factor of H with its rows and columns reversed becomes, when reversed back, an upper triangular R with
+    H = R R^T; so U = R^-1, without forming H^-1."""
     mean = hessian.diagonal().mean()
     mean = torch.where(mean > 0, mean, 1.0)
     most = max(damping, MOST_DAMPING)
@@ -91,8 +91,8 @@ def objective(difference: Tensor, hessian: Tensor) -> Tensor:
 def nearer(
     w: Tensor, hessian: Tensor, fmt: Format, codes: Tensor, params: Params, plain: Params, height: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """``codes``, which are of ``params``, but those of plain rounding with ``plain`` where these end no worse, for
-    ``height`` rows at a time; and where that is, [N / height, 1]."""
+    """Replace ``codes`` (of ``params``) by rounding to nearest with ``plain``, for each group of ``height`` rows where
+    that is no worse. Returns the codes and where they were replaced, [N / height, 1]."""
     nearest = quantize_codes(w, fmt, *plain)
     before, after = (
         objective(w - dequantize_codes(each, fmt, *its), hessian) for each, its in ((nearest, plain), (codes, params))

@@ -14,7 +14,7 @@ from bitport.numerics import Format, Quantized, quantize
 
 @dataclasses.dataclass(frozen=True)
 class HQQ:
-    """``p``: the norm whose power is minimized; below 1 it forgives outliers."""
+    """``p``: exponent of the minimized loss; below 1 it tolerates outliers."""
 
     steps: int = 20
     p: float = P

@@ -1,18 +1,18 @@
-"""Half-quadratic quantization: scale and zero point of each block from a robust loss, without any data.
+"""Half-quadratic quantization: fit scale and zero point of each block to a robust loss, without any data.
 
     minimize over scale s, zero z    sum over the block of |x - s (code - z)|^p,    p < 1
 
-A norm below 1 forgives the few elements that clip and asks that all others lie close. It is not convex; half-quadratic
-splitting puts an outlier o beside the error e = x / s - (code - z) and alternates, beta growing:
+An exponent below 1 tolerates the few elements that clip and keeps all others close. The problem is not convex;
+half-quadratic splitting adds an outlier o to the error e = x / s - (code - z) and alternates, with growing beta:
 
-    code    nearest of x for the present s, z
+    code    nearest to x for the current s, z
     o       shrink(e) = sign(e) max(0, |e| - |e|^(p-1) / beta)
     s, z    least squares: x - s o against s (code - z)
 
-What the fit is drawn to is so v + d, with the values v = code - z and d = e - o = sign(e) min(|e|, |e|^(p-1) / beta):
-it needs no more than four sums over the block. Without a zero point s alone is fitted, against the decoded codes. A
-whole zero point is rounded, then s is fitted once more. Every step is judged by the loss of what would be stored; each
-block keeps the best it saw, the start included.
+The target of the fit is v + d, with the values v = code - z and d = e - o = sign(e) min(|e|, |e|^(p-1) / beta), so it
+only needs four sums over the block. Without a zero point, s alone is fitted, against the decoded codes. An integer zero
+point is rounded, then s is fitted again. Every step is judged by the loss of what would be stored; each block keeps the
+best that it saw, including the start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bitport.numerics import Format, block_scale, choose_qparams, to_blocks
 
 P, BETA, GROWTH = 0.7, 1.5, 1.1
 SMALLEST = 1e-8
-"""What |e| counts as at least in |e|^(p-1), which has a pole at 0."""
+"""Lower bound of |e| in |e|^(p-1), which has a pole at 0."""
 
 
 def solve(x: Tensor, fmt: Format, steps: int = 20, p: float = P) -> Params:
@@ -49,7 +49,7 @@ def _matrix(x: Tensor, fmt: Format, steps: int, p: float) -> Params:
 
 
 def _piece(x: Tensor, held: Tensor | None, fmt: Format, params: Params, steps: int, p: float) -> Params:
-    """x [SN, bn, SK, bk]; ``held``: 1, and 0 where a block is filled up; None: all blocks are full."""
+    """x [SN, bn, SK, bk]; ``held``: 1 for elements, 0 for padding; None if all blocks are full."""
     error, size, pull, other = (torch.empty_like(x) for _ in range(4))
     best, least, beta = params, None, BETA
     ones: Tensor | float = float(x.shape[-3] * x.shape[-1]) if held is None else held.sum((-3, -1))
@@ -59,7 +59,7 @@ def _piece(x: Tensor, held: Tensor | None, fmt: Format, params: Params, steps: i
         if held is not None:
             values.mul_(held)
         torch.abs(error.sub_(values), out=size)
-        torch.clamp(size, min=SMALLEST, out=pull).log_().mul_(p - 1).exp_()  # pow_ takes five times as long
+        torch.clamp(size, min=SMALLEST, out=pull).log_().mul_(p - 1).exp_()  # pow_ is five times slower
         loss = _sum(size * pull) * scale**p
         if least is None:
             least = loss
@@ -75,12 +75,12 @@ def _piece(x: Tensor, held: Tensor | None, fmt: Format, params: Params, steps: i
 
 
 def toward(error: Tensor, size: Tensor, slope: Tensor, beta: float) -> Tensor:
-    """e - shrink(e) from e, |e| and |e|^(p-1), into the last."""
+    """Compute e - shrink(e) from e, |e| and |e|^(p-1), in place in the last."""
     return torch.minimum(slope.div_(beta), size, out=slope).copysign_(error)
 
 
 class Sums(NamedTuple):
-    """Over each block: of 1, of the values v, of the pulls d, of v d and of v^2."""
+    """Sums over each block of 1, the values v, the pulls d, v d and v^2."""
 
     ones: Tensor | float
     v: Tensor
@@ -94,7 +94,8 @@ def _sum(x: Tensor) -> Tensor:
 
 
 def fit(sums: Sums, fmt: Format, old: Params) -> Params:
-    """Least squares of v + d, in units of the old scale, against v; a block with nothing to fit keeps what it has."""
+    """Fit v + d, in units of the old scale, against v by least squares; a block with nothing to fit is left
+    unchanged."""
     ones, v, d, vd, vv = sums
     scale = block_scale(old.scale, old.scale2)
     if old.zero is None:

@@ -1,11 +1,11 @@
-"""Different bits for different weights: what each costs in each scheme, and the best recipe within a size.
+"""Mixed precision: measure the cost of each weight in each scheme, and find the best recipe within a size.
 
-The cost of a weight in a scheme is measured with all other weights as they are, and costs are added up:
+The cost of a weight in a scheme is measured with all other weights unchanged, and costs are added up:
 
-    "kl"        KL(p || q) of the model's predictions in nats per token, over ``sample`` batches; of a model without
-                logits, the squared error of its outputs as a part of their square. One run of the model for each
-                weight and scheme: dear, and what counts
-    "output"    the squared error of the weight's own output as a part of its square: one run of the model in all
+    "kl"        KL(p || q) of the model's predictions in nats per token, over ``sample`` batches; for a model without
+                logits, the squared error of its outputs relative to their squared norm. Takes one run of the model
+                per weight and scheme: expensive, but it measures what matters
+    "output"    the squared error of the weight's own output relative to its squared norm: one run of the model in all
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COSTS = ("kl", "output")
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """``options[g][c]``: bytes and cost of the weights in ``groups[g]``, which share a scheme, in ``candidates[c]``."""
+    """``options[g][c]``: size and cost of the weights ``groups[g]``, which share a scheme, in ``candidates[c]``."""
 
     groups: tuple[tuple[Target, ...], ...]
     candidates: tuple[Scheme, ...]
@@ -53,12 +53,13 @@ class Costs:
 
     @property
     def weights(self) -> int:
-        """How many numbers there are to choose for."""
+        """The number of elements in all weights, tied ones counted once."""
         unique = {target.storage: target for group in self.groups for target in group}
         return sum(torch.Size(target.shape).numel() for target in unique.values())
 
     def recipe(self, *, bits: float | None = None, nbytes: int | None = None) -> Recipe:
-        """The one of least cost within ``nbytes``, or ``bits`` for each weight, scales and zero points included."""
+        """Return the recipe of least cost within ``nbytes``, or ``bits`` per weight including scales and zero
+        points."""
         chosen = choose(self.options, _budget(self.weights, bits, nbytes))
         rules = [
             Rule(glob.escape(target.name), self.candidates[at], (target.kind,))
@@ -82,19 +83,19 @@ def mixed(
     together: Sequence[Sequence[str]] = (),
     progress: bool | None = None,
 ) -> Recipe:
-    """The recipe that keeps the model closest to what it is, within ``bits`` for each weight, scales and zero points
-    included, or ``nbytes`` for all.
+    """Return the recipe that keeps the model's outputs closest to the original, within ``bits`` per weight, including
+    scales and zero points, or ``nbytes`` in total.
 
-    ``candidates``: schemes of which each linear layer, attention projection and expert gets one, except that what fits
-    one of ``rules`` gets the scheme of that rule.
+    ``candidates``: schemes, one of which is chosen for each linear layer, attention projection and expert; weights that
+    match one of ``rules`` get the scheme of that rule instead.
     ``calibrate``: batches to run through the model, or a function that runs it.
-    ``algorithm``: the one that the model will be quantized by. Of several in a row, such as ``"awq+gptq"``, only the
-    last is used to measure: the costs leave out what the others change in the model.
-    ``cost``: what a candidate costs a weight while all others stay as they are: "kl", how far the model's predictions
-    move on the first ``sample`` batches, which takes one run for each weight and candidate; or "output", how far the
-    weight's own output moves, which takes one run in all.
-    ``together``: globs of names; weights of one module (its children) that fit globs of the same entry share a scheme,
-    as tied ones always do.
+    ``algorithm``: the one that the model will be quantized by. Of several steps, such as ``"awq+gptq"``, only the last
+    is used to measure: the costs ignore what the others change in the model.
+    ``cost``: how the cost of a candidate for a weight is measured, with all others unchanged: "kl", how far the model's
+    predictions move on the first ``sample`` batches, which takes one run per weight and candidate; or "output", how far
+    the weight's own output moves, which takes one run in all.
+    ``together``: globs of names; weights of one module (its children) that match globs of the same entry share a
+    scheme, as tied ones always do.
     """
     check_size(model, candidates, bits=bits, nbytes=nbytes, rules=rules)
     found = costs(
@@ -119,7 +120,7 @@ def check_size(
     nbytes: int | None = None,
     rules: Sequence[Rule] = (),
 ) -> None:
-    """ArgumentError where the smallest candidate of every weight is too large: told before anything is measured."""
+    """Raise ArgumentError if even the smallest candidate of every weight is too large, before anything is measured."""
     schemes = _schemes(candidates)
     targets = {target.storage: target for target in _chosen_for(model, schemes[0], rules)}.values()
     weights = sum(torch.Size(target.shape).numel() for target in targets)
@@ -138,7 +139,7 @@ def _size(model: nn.Module, target: Target, scheme: Scheme) -> int:
 
 
 def _budget(weights: int, bits: float | None, nbytes: int | None) -> int:
-    """Bytes for so many weights."""
+    """The number of bytes for that many weights."""
     if (bits is None) == (nbytes is None):
         raise ArgumentError(f"give the size as either bits= or nbytes=, not bits={bits}, nbytes={nbytes}")
     if nbytes is not None:
@@ -160,7 +161,7 @@ def costs(
     together: Sequence[Sequence[str]] = (),
     progress: bool | None = None,
 ) -> Costs:
-    """What each weight costs in each candidate; arguments as for :func:`mixed`."""
+    """Measure the cost of each weight in each candidate; arguments as for :func:`mixed`."""
     by, schemes = algorithm_of(algorithm), _schemes(candidates)
     if cost not in COSTS:
         raise ArgumentError(f"unknown cost {cost!r}; known: {', '.join(COSTS)}")
@@ -222,7 +223,7 @@ def _schemes(candidates: Sequence[str | Scheme]) -> list[Scheme]:
 
 
 def _chosen_for(model: nn.Module, scheme: Scheme, rules: Sequence[Rule]) -> list[Target]:
-    """What ``scheme`` for the whole model would quantize, but for what fits one of ``rules``."""
+    """The targets that ``scheme`` for the whole model would quantize, except those that match one of ``rules``."""
     targets = find_targets(model)
     plan = Recipe((*rules, Rule("*", scheme, DEFAULT_KINDS))).resolve(targets)
     names = {choice.name for choice in plan.quantized}
@@ -233,7 +234,7 @@ def _chosen_for(model: nn.Module, scheme: Scheme, rules: Sequence[Rule]) -> list
 
 
 def _label(tied: Sequence[Target], together: Sequence[Sequence[str]]) -> str:
-    """What the one weight that ``tied`` name has in common with those that it shares a scheme with."""
+    """A label that the weight named by ``tied`` shares with those that must get the same scheme."""
     for at, globs in enumerate(together):
         for target in tied:
             if any(fnmatchcase(name, each) for name in (target.module, target.name) for each in globs):

@@ -1,11 +1,11 @@
-"""The best choice of one option for each weight within a number of bytes: a knapsack with one item of each kind.
+"""Choose one option for each weight within a number of bytes: a multiple-choice knapsack.
 
     minimize    sum of errors    so that    sum of bytes <= budget
 
-by dynamic programming over bytes. What every weight takes at least is set aside; the rest is counted in the greatest
-common divisor of all differences, which makes the solution exact. Where that would be more than ``STATES`` units, a
-unit is so much larger and differences are rounded up to it: then the budget still holds, and what is lost is less than
-one unit, of ``STATES`` in the budget, for each weight.
+Solved by dynamic programming over bytes. The minimum of every weight is set aside; the rest is counted in units of the
+greatest common divisor of all differences, which keeps the solution exact. If that takes more than ``STATES`` units,
+the unit is enlarged and differences are rounded up to it: the budget still holds, and each weight wastes less than one
+unit, a ``STATES``-th of the budget.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bitport.errors import ArgumentError
 
 STATES = 1 << 18
 BROKEN = 1e100
-"""The error of an option whose outputs are no numbers: more than all others, and still less than none that fits."""
+"""The error of an option whose outputs are not finite: above all others, but below infinity, where nothing fits."""
 
 
 class Option(NamedTuple):
@@ -29,7 +29,7 @@ class Option(NamedTuple):
 
 
 def choose(options: Sequence[Sequence[Option]], budget: int, states: int = STATES) -> list[int]:
-    """For each weight the index of one of its options."""
+    """Return the index of the chosen option for each weight."""
     least = [min(option.nbytes for option in each) for each in options]
     check_least(least, budget)
     left = budget - sum(least)
@@ -39,7 +39,7 @@ def choose(options: Sequence[Sequence[Option]], budget: int, states: int = STATE
     unit = max(unit, math.ceil(left / states))
     sizes = [[math.ceil(size / unit) for size in each] for each in extra]
     room = left // unit
-    best = torch.zeros(room + 1, dtype=torch.float64, device="cpu")  # the least error within so many units
+    best = torch.zeros(room + 1, dtype=torch.float64, device="cpu")  # the least error within that many units
     taken: list[torch.Tensor] = []
     for each, size in zip(options, sizes, strict=True):
         tried = torch.full((len(each), room + 1), math.inf, dtype=torch.float64, device="cpu")

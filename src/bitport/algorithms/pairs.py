@@ -1,14 +1,14 @@
-"""Which parameters can take a scale of each channel off which weights, without any change of the model's output.
+"""Find parameters that can absorb a per-channel scale from the input of weights, without changing the model's output.
 
-Nothing is known about kinds of models here; pairs are found by trying on a copy of a block in float32 (a Trial). The
+Nothing is assumed about model architectures; pairs are found by experiment on a float32 copy of a block (a Trial). The
 channels of a producer, which is the weight and bias of a norm or rows of a matrix, are multiplied by random powers of
-two. Every product whose input is now the old one times these factors is a consumer: its columns are divided by them,
-and the block runs again, until no more are found. If the block's output is then what it was, the pair is proven: powers
+two. Every product whose input is then the old one times these factors is a consumer: its columns are divided by them,
+and the block runs again, until no more are found. If the block's output is then unchanged, the pair is proven: powers
 of two are exact, the factors differ from each other, and a norm that feeds anything else, a GELU between two layers or
-rows that meet in a product of their own would show. If not, the producer takes no scale.
+rows that are multiplied with each other would show. If not, the producer takes no scale.
 
 A norm may compute with 1 + w, so both forms are tried. A matrix may hold several layers (queries, keys and values; gate
-and up), so the parts that fit are tried. A value head may serve several query heads, so channels may repeat.
+and up), so plausible slices are tried. A value head may serve several query heads, so channels may repeat.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from bitport.algorithms.trial import Run, Trial, same
 
 LARGEST = 6
-"""Factors are 2^-6 to 2^6 and never 1: far enough that a limit somewhere in the block is reached and shows."""
+"""Factors are 2^-6 to 2^6 and never 1: large enough to reach any limit (clamp) within the block and reveal it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Elements of a vector or rows of a matrix, one per channel. ``axis``: along which they lie, None in a vector.
-    ``offset``: the parameter acts as offset + w."""
+    """Elements of a vector or rows of a matrix, one per channel. ``axis``: the axis that they lie along, None for a
+    vector. ``offset``: the parameter acts as offset + w."""
 
     name: str
     axis: int | None
@@ -37,14 +37,14 @@ class Part:
     offset: float = 0.0
 
     def of(self, param: Tensor) -> Tensor:
-        """They themselves, not a copy."""
+        """Return a view, not a copy."""
         return param.data[..., self.rows, :] if self.axis == -2 else param.data[..., self.rows]
 
 
 @dataclasses.dataclass(frozen=True)
 class Consumer:
-    """``axis``: along which its inputs lie. ``width``: input channels come from the producer's in runs of so many, each
-    run as often as there are more inputs than channels."""
+    """``axis``: the axis of its inputs. ``width``: input channels are runs of this many of the producer's channels,
+    each run repeated by the ratio of inputs to channels."""
 
     name: str
     axis: int
@@ -52,13 +52,14 @@ class Consumer:
     width: int
 
     def channels(self, count: int) -> Tensor:
-        """Of each input, the channel of the producer that it comes from."""
+        """For each input, the channel of the producer that it comes from."""
         return _repeated(count, self.inputs, self.width)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """``count``: of channels; ``matrices``: each with channels of its own, in experts that feed experts."""
+    """``count``: number of channels; ``matrices``: the shape of matrices with their own channels, if experts feed
+    experts."""
 
     producer: tuple[Part, ...]
     consumers: tuple[Consumer, ...]
@@ -67,12 +68,12 @@ class Pair:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a scale: the channels last."""
+        """The shape of a scale, channels last."""
         return (*self.matrices, self.count)
 
     @property
     def names(self) -> list[str]:
-        """Of all parameters in it."""
+        """The names of all its parameters."""
         return list(dict.fromkeys([*(part.name for part in self.producer), *(each.name for each in self.consumers)]))
 
     @property
@@ -82,8 +83,8 @@ class Pair:
         return f"{first.name}{rows}"
 
     def storable(self, block: nn.Module, scale: Tensor) -> Tensor:
-        """What the weight of a norm is really divided by once it is stored, so that consumers take just that: in
-        bfloat16 w of 1 + w = 1 / 30 is off by a twentieth. 1 for a channel of which nothing would be left."""
+        """Return the scale that the weight of a norm is effectively divided by once stored, so that consumers take
+        exactly that: in bfloat16 the w of 1 + w = 1 / 30 is off by a twentieth. 1 for a channel that would vanish."""
         part = self.producer[0]
         if part.axis is not None:
             return scale
@@ -93,14 +94,14 @@ class Pair:
         return torch.where((before == 0) | (after == 0), 1.0, before / after)
 
     def scale_(self, block: nn.Module, scale: Tensor) -> None:
-        """Divide the producer by ``scale``, multiply the consumers."""
+        """Divide the producer by ``scale`` and multiply the consumers by it."""
         for part in self.producer:
             _multiply(block.get_parameter(part.name), part, 1 / scale)
         for consumer in self.consumers:
             _multiply_inputs(block.get_parameter(consumer.name), consumer, scale)
 
     def rotate_(self, block: nn.Module, rotated: Callable[[Tensor, int], Tensor]) -> None:
-        """The channels of producer and consumers through ``rotated`` (weight, axis)."""
+        """Apply ``rotated`` (weight, axis) to the channels of producer and consumers."""
         for part in self.producer:
             held = part.of(block.get_parameter(part.name))
             held.copy_(rotated(held, part.axis or -1))
@@ -110,8 +111,8 @@ class Pair:
 
 
 def find_pairs(trial: Trial, fixed: Collection[str] = (), seed: int = 0) -> tuple[list[Pair], dict[str, str]]:
-    """Of a block, each consumer in one pair at most; and of others what could not be told. ``fixed``: parameters that
-    something outside of the block uses too."""
+    """Return the pairs of a block, with each consumer in at most one, and the reasons for consumers that are ambiguous.
+    ``fixed``: parameters that are also used outside the block."""
     generator = torch.Generator().manual_seed(seed)
     pairs: list[Pair] = []
     doubts: dict[str, str] = {}
@@ -141,8 +142,8 @@ def find_pairs(trial: Trial, fixed: Collection[str] = (), seed: int = 0) -> tupl
 
 @dataclasses.dataclass(eq=False)
 class Probe:
-    """A producer, and ``factors`` for its channels. ``reached``: the weights whose inputs it has a part in;
-    ``consumers``: what was proven of them, by name."""
+    """A producer and ``factors`` for its channels. ``reached``: the weights whose inputs it contributes to;
+    ``consumers``: those of them that are proven, by name."""
 
     producer: tuple[Part, ...]
     factors: Tensor
@@ -155,8 +156,8 @@ class Probe:
 
 
 def _apart(trial: Trial, probes: Sequence[Probe]) -> list[list[Probe]]:
-    """Groups that are tried at once, as those of experts: no weight is reached by two of a group. What reaches none is
-    in no group."""
+    """Group probes that can be tried at once, such as those of different experts: no two of a group reach the same
+    weight. Probes that reach no weight are left out."""
     reached = trial.reached(set[str]().union(*(probe.names for probe in probes)))
     groups: list[tuple[set[str], list[Probe]]] = []
     for probe in probes:
@@ -172,8 +173,8 @@ def _apart(trial: Trial, probes: Sequence[Probe]) -> list[list[Probe]]:
 
 
 def _prove(trial: Trial, probes: list[Probe]) -> None:
-    """Sets the consumers of each probe whose channels can be multiplied, and its consumers' divided, so that the output
-    stays."""
+    """Set the consumers of each probe for which multiplying its channels and dividing those of its consumers preserves
+    the output."""
     found: dict[Probe, dict[str, Consumer]] = {probe: {} for probe in probes}
     with contextlib.ExitStack() as held:
         for probe in probes:
@@ -203,12 +204,12 @@ def _prove(trial: Trial, probes: list[Probe]) -> None:
         half = len(probes) // 2
         _prove(trial, probes[:half])
         _prove(trial, probes[half:])
-    elif fed and fed != probes:  # alone: what feeds nothing changes the output
+    elif fed and fed != probes:  # retry without the others: a probe that feeds nothing changes the output
         _prove(trial, fed)
 
 
 def _fed(trial: Trial, name: str, run: Run, factors: Tensor) -> Consumer | None:
-    """The weight as a consumer, if all that goes into it is what did before times the factors."""
+    """Return the weight as a consumer if all its inputs are the original ones times the factors."""
     inputs, count = trial.columns(name), factors.shape[-1]
     if inputs % count or factors.shape[:-1] not in ((), trial.weights[name].shape[:-2]):
         return None
@@ -226,8 +227,8 @@ def _fed(trial: Trial, name: str, run: Run, factors: Tensor) -> Consumer | None:
 
 
 def _producers(trial: Trial, fixed: Collection[str]) -> Iterator[tuple[tuple[Part, ...], int, tuple[int, ...]]]:
-    """(parts that take one scale, how many channels, of how many matrices): norms first, then rows of matrices. Those
-    tied to each other once, as pairs and weights go by the first name."""
+    """Yield (parts that take one scale, number of channels, shape of the matrices): norms first, then rows of matrices.
+    Tied parameters appear once, since pairs and weights use the first name."""
     first = dict(trial.block.named_parameters())
     inputs = {trial.columns(name) for name in trial.weights if name not in trial.unseen()}
     for prefix, module in trial.block.named_modules():
@@ -251,7 +252,7 @@ def _producers(trial: Trial, fixed: Collection[str]) -> Iterator[tuple[tuple[Par
 
 
 def _slices(rows: int, inputs: set[int]) -> Iterator[slice]:
-    """All of a matrix, a half of it in either order, or the last part after queries and keys."""
+    """The whole matrix, half of it in either order, or the last part after queries and keys."""
     found = [slice(None)] if any(size % rows == 0 for size in inputs) else []
     for size in sorted(inputs):
         if rows == 2 * size:
@@ -263,7 +264,7 @@ def _slices(rows: int, inputs: set[int]) -> Iterator[slice]:
 
 
 def biases_of(block: nn.Module, name: str, axis: int) -> list[str]:
-    """Names of what is added to the outputs of a weight, which lie along ``axis`` of it."""
+    """Names of biases that are added to the outputs of a weight, which lie along its ``axis``."""
     params = dict(block.named_parameters())
     weight = params[name]
     shape = (*weight.shape[:-2], weight.shape[axis])
@@ -293,7 +294,7 @@ def _precise(value: Tensor) -> Tensor:
 
 
 def shared_parameters(model: nn.Module, block: str) -> set[str]:
-    """Names, as in the block, of parameters that modules outside of it hold too."""
+    """Names, relative to the block, of parameters that modules outside it hold too."""
     every = model.named_parameters(remove_duplicate=False)
     outside = {id(param) for name, param in every if not name.startswith(f"{block}.")}
     own = model.get_submodule(block).named_parameters(remove_duplicate=False)

@@ -1,4 +1,4 @@
-"""What the searches share: scales of a format as they are stored, the values they give, and the loss of each block."""
+"""Helpers shared by the searches: scales as a format stores them, and the values that they represent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Params(NamedTuple):
 
 
 def rounded(x: Tensor, fmt: Format, params: Params) -> Tensor:
-    """float32 [..., N, K]: x rounded to the nearest numbers that ``params`` allow."""
+    """float32 [..., N, K]: x rounded to the nearest values that ``params`` can represent."""
     return dequantize_codes(quantize_codes(x, fmt, *params), fmt, *params)
 
 
@@ -40,24 +40,24 @@ def stored(codes: Tensor, fmt: Format, params: Params) -> Quantized:
 
 
 def batch_of(each: Sequence[Quantized]) -> Quantized:
-    """The parts of several matrices as those of one batch."""
+    """Stack the parts of several matrices into those of one batch."""
     parts = [None if part[0] is None else torch.stack(part) for part in zip(*each, strict=True)]
     return Quantized(*parts)  # type: ignore[arg-type]
 
 
 def choose(better: Tensor, tried: Params, best: Params) -> Params:
-    """``tried`` in the blocks marked ``better``, else ``best``; the global scale is that of both."""
+    """``tried`` in the blocks marked ``better``, ``best`` elsewhere; both share one global scale."""
     zero = None if best.zero is None or tried.zero is None else torch.where(better, tried.zero, best.zero)
     return Params(_where(better, tried.scale, best.scale), zero, best.scale2)
 
 
 def _where(mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """torch.where, which does not know the 8-bit floats on every device."""
+    """torch.where for dtypes that include the 8-bit floats, which it does not support on every device."""
     return torch.where(mask, as_bytes(first), as_bytes(second)).view(first.dtype)
 
 
 def scale_as_stored(raw: Tensor, like: Params) -> Tensor:
-    """float32 factors [..., SN, SK] of blocks as the scale of that dtype keeps them; not for e8m0."""
+    """Convert float32 block scales [..., SN, SK] to the stored dtype of ``like``; e8m0 is not supported."""
     dtype = like.scale.dtype
     if dtype == torch.float8_e4m3fn:
         steps = raw if like.scale2 is None else raw / like.scale2

@@ -1,5 +1,5 @@
-"""A matrix in pieces, each so small that what is computed on it stays in a processor's cache: searches that go over all
-weights many times cost little else than their arithmetic."""
+"""Split a matrix into pieces whose temporaries fit a processor's cache, so that searches with many passes over all
+weights are limited by arithmetic rather than memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bitport.algorithms.parts import Params
 from bitport.numerics import Format, decode, decode_codebook, encode, encode_codebook, spread
 
 PIECE = 2**17
-"""Elements; in float32 a quarter of the second-level caches of two cores."""
+"""Elements; in float32 a quarter of the L2 caches of two cores."""
 
 
 def pieces(blocks: Tensor) -> Iterator[slice]:
-    """Of the first axis. Other devices want few large operations: one piece."""
+    """Slices of the first axis. Devices other than CPUs prefer few large operations: one piece."""
     each = len(blocks)
     if blocks.device.type == "cpu":
         each = max(1, PIECE * each // max(1, blocks.numel()))
@@ -29,13 +29,13 @@ def part_of(params: Params, at: slice) -> Params:
 
 
 def joined(found: Sequence[Params]) -> Params:
-    """The parameters of pieces as those of the matrix."""
+    """Concatenate the parameters of pieces to those of the matrix."""
     zeros = [params.zero for params in found if params.zero is not None]
     return Params(torch.cat([params.scale for params in found]), torch.cat(zeros) if zeros else None, found[0].scale2)
 
 
 def by_matrix(search: Callable[[Tensor, int], Params], x: Tensor) -> Params:
-    """For x [N, K], or for each matrix of [..., N, K] alone; ``search`` is told which one it is."""
+    """Apply ``search`` to x [N, K], or separately to each matrix of [..., N, K], whose index is passed to it."""
     if x.dim() == 2:
         return search(x, 0)
     found = [search(matrix, at) for at, matrix in enumerate(x.flatten(0, -3))]
@@ -46,9 +46,9 @@ def by_matrix(search: Callable[[Tensor, int], Params], x: Tensor) -> Params:
 def nearest(
     x: Tensor, fmt: Format, scale: Tensor, zero: Tensor | None, room: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """x [SN, bn, SK, bk] in units of its scale, and the numbers of the format nearest to that, codes minus zero point.
-    ``scale``: float32, ``room``: where both may lie. Multiplying by 1 / scale, halfway cases may go the other way than
-    a division has them go: no further from x."""
+    """Return x [SN, bn, SK, bk] in units of its scale, and the nearest numbers of the format (codes minus zero point).
+    ``scale``: float32; ``room``: buffers for both results. Because it multiplies by 1 / scale, ties may be rounded
+    differently than after a division, but no further from x."""
     units, number = torch.mul(x, spread(1 / scale), out=room[0]), fmt.number
     if number.kind == "float":
         return units, decode(encode(units, number), number)
@@ -57,6 +57,6 @@ def nearest(
     offset = number.midpoint if zero is None else spread(zero.float())
     if fmt.zero == "float" or number.midpoint == 0.5:
         codes = torch.add(units, offset, out=room[1]).round_()
-    else:  # tensors as limits of clamp would take five times as long
+    else:  # clamp with tensors as limits would be five times slower
         codes = torch.round(units, out=room[1]).add_(offset)
     return units, codes.clamp_(0, number.qmax).sub_(offset)

@@ -1,7 +1,7 @@
-"""Which parameters have a part in which inputs of weights, told from the functions of torch that tensors go through.
+"""Track which parameters contribute to the inputs of which weights, by intercepting torch functions.
 
-Too many are named rather than too few: what is written into a tensor counts for all that share its memory, and what
-comes from where no function was seen may hold any of them.
+The result is conservative: writing into a tensor counts for all tensors that share its memory, and a tensor of unknown
+origin may depend on any of the parameters.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ NOTHING: frozenset[str] = frozenset()
 
 
 class Reach(TorchFunctionMode):
-    """``names``: of the parameters of ``module`` that are followed while it runs in this context."""
+    """``names``: the parameters of ``module`` that are tracked while it runs in this context."""
 
     def __init__(self, module: nn.Module, names: Collection[str]) -> None:
         super().__init__()
         self.every = frozenset(names)
         self.parts: dict[int, frozenset[str]] = {}
-        """By the memory of tensors."""
+        """Contributing parameters by the memory of a tensor."""
         self.begin([*module.parameters(), *module.buffers()])
         for name in names:
             self.parts[_memory(module.get_parameter(name))] |= {name}
 
     def begin(self, given: Any) -> None:
-        """Nothing has a part in the tensors of ``given``."""
+        """Mark the tensors of ``given`` as depending on none of the parameters."""
         self.parts |= {_memory(leaf): NOTHING for leaf in tree_leaves(given) if isinstance(leaf, Tensor)}
 
     def of(self, x: Tensor) -> frozenset[str]:
@@ -40,7 +40,7 @@ class Reach(TorchFunctionMode):
         given = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         parts = _union([self.of(leaf) for leaf in given])
         result = func(*args, **(kwargs or {}))
-        made = given[:1] if result is None else tree_leaves(result)  # x[..] = y gives nothing
+        made = given[:1] if result is None else tree_leaves(result)  # x[..] = y returns None
         held = set(map(_memory, given))
         for leaf in made:
             if isinstance(leaf, Tensor):
@@ -50,7 +50,7 @@ class Reach(TorchFunctionMode):
 
 
 class Origin:
-    """What :class:`bitport.calibrate.inputs.Watch` collects: the parameters with a part in what went into a weight."""
+    """Collector for :class:`bitport.calibrate.inputs.Watch`: the parameters that contribute to a weight's inputs."""
 
     def __init__(self, reach: Reach) -> None:
         self.reach = reach
@@ -61,7 +61,7 @@ class Origin:
 
 
 def _union(parts: Sequence[frozenset[str]]) -> frozenset[str]:
-    """The largest itself where it holds all others, as nearly always: so there are few of them."""
+    """Union that returns the largest set itself if it contains all others, as it nearly always does, to share it."""
     largest = max(parts, key=len, default=NOTHING)
     return largest if all(each <= largest for each in parts) else largest.union(*parts)
 

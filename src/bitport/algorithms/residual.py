@@ -1,9 +1,9 @@
 """The residual stream of a model, and its rotation.
 
-What writes to it (embeddings, the last layers of attention and MLP) is to write x Q, what reads from it to take Q off
-again. Between them stand norms, which commute with a rotation once their weights are folded into what they feed.
-Readers are the weights that a norm feeds, as pairs tell; writers are all others with as many outputs as the stream has
-channels. Whether that is all of them the model's output tells.
+Whatever writes to it (embeddings, the last layers of attention and MLP) must write x Q, and whatever reads from it must
+undo Q. Between them are norms, which commute with a rotation once their weights are folded into the layers that they
+feed. Readers are the weights that a norm feeds, as found by ``find_pairs``; writers are all others with as many outputs
+as the stream has channels. Comparing the model's output shows whether the two are complete.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bitport.schemes import Target
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """``norms``: (block, pair) of those to be folded. ``readers``, ``writers``: names, and along which axis of a weight
-    the stream's channels lie."""
+    """``norms``: (block, pair) of the norms to fold. ``readers``, ``writers``: by name, the axis of a weight that the
+    stream's channels lie along."""
 
     size: int
     norms: tuple[tuple[str, Pair], ...]
@@ -32,7 +32,7 @@ class Stream:
     writers: dict[str, int]
 
     def rotate_(self, whole: Trial, rotation: Rotation) -> str | None:
-        """None if the model's output stays; else it is left as it was, and this says why."""
+        """Return None if the model's output is preserved; otherwise undo the rotation and return why."""
         model = whole.block
         with whole.undone([name for name, _ in model.named_parameters()]) as keep:
             for block, pair in self.norms:
@@ -59,12 +59,12 @@ class Stream:
 
 
 def find_stream(whole: Trial, pairs: Sequence[tuple[str, Pair]]) -> Stream | str:
-    """Or why there is none. ``pairs``: (block, pair)."""
+    """Return the stream, or why there is none. ``pairs``: (block, pair)."""
     targets = find_targets(whole.block)
     tables: list[Target] = []
     for target in targets:
         if target.kind == "embedding" and target.storage not in {table.storage for table in tables}:
-            tables.append(target)  # those tied to each other once, by the first name
+            tables.append(target)  # tied tables once, under the first name
     if not tables:
         return "no embedding begins it"
     if any(target.kind != "embedding" and target.storage == table.storage for table in tables for target in targets):

@@ -1,7 +1,8 @@
-"""Rotation of a model, in its weights alone: of the values of each head (R2) and of the residual stream (R1).
+"""Rotation of a model by changing its weights only: of the values of each head (R2) and of the residual stream (R1).
 
-The layer that makes values and the one behind the attention may both be rotated, each head like every other. All is
-done on a copy in float32 and proven there: the model computes what it did, or it is left as it is.
+The values layer and the output projection of the attention can be rotated together, with the same rotation for every
+head. All changes are made on a float32 copy and verified there: unless the outputs are preserved, the model is left as
+it is.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from bitport.tensor import QTensor
 
 @dataclasses.dataclass(frozen=True)
 class Rotate:
-    """``heads``: rotate values too, for schemes that round the input of the layer after the attention and models in
-    which a few channels of that are large; elsewhere it may do harm. ``untie``: an output head that is the embedding
-    gets weights of its own, since the last norm's weight is folded into it, and the model grows by that much. Without
-    it the residual stream of such a model is not rotated."""
+    """``heads``: also rotate values, for schemes that round the input of the output projection and models in which a
+    few channels of it are large; elsewhere it may do harm. ``untie``: give an output head that is tied to the embedding
+    its own weights, because the weight of the last norm is folded into it; the model grows by that much. Without it the
+    residual stream of such a model is not rotated."""
 
     seed: int = 0
     heads: bool = False
@@ -41,7 +42,7 @@ class Rotate:
     needs_model: ClassVar[bool] = True
 
     def block_(self, block: Block) -> None:
-        """Nothing is left to do: model_() has rotated all blocks, by one rotation."""
+        """No-op: model_() has rotated all blocks already, by one rotation."""
 
     def model_(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, str]:
         if any(isinstance(param, QTensor) for param in model.parameters()):
@@ -74,12 +75,12 @@ class Rotate:
                 notes.append("residual stream")
 
     def _rotate_heads(self, whole: Trial, prefix: str, trial: Trial, pair: Pair, told: dict[str, list[str]]) -> None:
-        """By the widest rotation of runs of channels under which the block's output stays."""
+        """Apply the widest rotation of runs of channels that preserves the block's output."""
         width = min(consumer.width for consumer in pair.consumers)
         if pair.producer[0].axis is None or pair.matrices or width % 2:
             return
         if not _stays(trial, pair, Rotation.random(2, self.seed)):
-            return  # channels that meet one by one, as in a gate
+            return  # channels that interact elementwise, as in a gate
         for size in (each for each in range(width, 1, -1) if width % each == 0 and each % 2 == 0):
             rotation = Rotation.random(size, self.seed + 1)
             if _stays(trial, pair, rotation):
@@ -96,7 +97,7 @@ def _stays(trial: Trial, pair: Pair, rotation: Rotation) -> bool:
 
 
 def _trials(whole: Trial) -> Iterator[tuple[str, Trial]]:
-    """Of each block that a run of the model calls once."""
+    """Yield a trial for each block that one run of the model calls exactly once."""
     calls: dict[str, list[Call]] = {name: [] for name in blocks_of(whole.block)}
 
     def note(name: str) -> Any:
@@ -113,7 +114,7 @@ def _trials(whole: Trial) -> Iterator[tuple[str, Trial]]:
 
 
 def _as_it_is(leaf: Any) -> Any:
-    """A cache that a model uses whatever its config says has grown when its block has run."""
+    """Copy non-tensors: a cache that the model uses regardless of its config grows while the block runs."""
     return leaf if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
 

@@ -1,13 +1,13 @@
-"""Rotations by Hadamard matrices: every channel becomes a mean of all with signs, so that none sticks out.
+"""Hadamard rotations: every channel becomes a signed mean of all of them, so that none is an outlier.
 
-A Hadamard matrix H of order n holds 1 and -1, its rows are orthogonal, and H / sqrt(n) is a rotation. Known here: 1 and
-2, twice any known order (Sylvester), and, from the squares modulo a prime q (Paley), q + 1 for q = 3 mod 4 and
-2 (q + 1) for q = 1 mod 4: 12, 20, 28, 36 .., so all sizes of common models. For another size it stands in blocks along
-the diagonal, of the largest known order that divides it. Random signs before it make it random:
+A Hadamard matrix H of order n holds 1 and -1, its rows are orthogonal, and H / sqrt(n) is a rotation. Known orders: 1
+and 2, twice any known order (Sylvester), and, from the squares modulo a prime q (Paley), q + 1 for q = 3 mod 4 and 2 (q
++ 1) for q = 1 mod 4: 12, 20, 28, 36 .., which covers all sizes of common models. Other sizes use a block-diagonal
+matrix of the largest known order that divides them. Random signs in front make the rotation random:
 
     x -> (x * signs) H / sqrt(n)
 
-A large one is a Kronecker product of small ones, and is applied as such.
+A large matrix is a Kronecker product of small ones, and is applied as such.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 WHOLE = 64
-"""Powers of two up to this are applied in one product."""
+"""Powers of two up to this are applied as one product."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rotation:
-    """Of every run of ``signs.numel()`` channels, all alike."""
+    """The same rotation of every run of ``signs.numel()`` channels."""
 
     signs: Tensor
 
@@ -35,7 +35,7 @@ class Rotation:
         return cls(torch.randint(0, 2, (size,), generator=generator, device="cpu").float() * 2 - 1)
 
     def apply(self, x: Tensor, axis: int = -1) -> Tensor:
-        """float32, of x along ``axis``, whose size is a multiple of this one's."""
+        """float32: x rotated along ``axis``, whose size must be a multiple of the rotation's."""
         last = x.float().movedim(axis, -1)
         runs = last.reshape(*last.shape[:-1], -1, self.signs.numel()) * self.signs.to(x.device)
         return hadamard_product(runs).reshape(last.shape).movedim(-1, axis)
@@ -88,7 +88,7 @@ def hadamard(order: int) -> Tensor:
 
 
 def _paley(order: int) -> int:
-    """The prime that gives this order; 0 if none does."""
+    """The prime that this order can be constructed from, or 0."""
     if order % 4 == 0 and _is_prime(order - 1):
         return order - 1
     half = order // 2 - 1

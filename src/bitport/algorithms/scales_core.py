@@ -1,8 +1,8 @@
-"""What AWQ and SmoothQuant share: of several scales of the channels the one with the least error.
+"""Shared by AWQ and SmoothQuant: choose among several channel scales by the error that they lead to.
 
-Columns of a weight times s, the input divided by s: the product stays, but what rounding does to it changes. Where
-x is large, a large s keeps the weight's columns precise; where w is large, a small s keeps them from widening the range
-of the others. Candidates are x^alpha / w^beta for sizes x and w of a channel.
+Multiplying the columns of a weight by s and dividing the input by s preserves the product but changes its rounding
+error. Where x is large, a large s keeps the weight's columns precise; where w is large, a small s keeps them from
+widening the range of the others. Candidates are x^alpha / w^beta for the magnitudes x and w of a channel.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import Tensor
 from bitport.numerics import Format
 
 LIMIT = 2.0**10
-"""Scales stay between 1 / LIMIT and LIMIT: norm weights in float16 must hold what is divided by them."""
+"""Scales stay between 1 / LIMIT and LIMIT: norm weights in float16 must be able to hold the quotients."""
 ROWS = 256
-"""Of each matrix at most so many rows, spread evenly, are looked at: errors of rows are alike in what they say of s."""
+"""At most this many evenly spaced rows of each matrix are used: the errors of all rows say much the same about s."""
 
 
 class Found(NamedTuple):
-    """``scale`` [.., C]; the errors with it and without any, [..]."""
+    """``scale`` [.., C]; the errors with it and without it, [..]."""
 
     scale: Tensor
     error: Tensor
     error_plain: Tensor
 
     def or_(self, scale: Tensor, error: Tensor) -> Found:
-        """With what has the smaller error, for each matrix."""
+        """Take the given scale for each matrix where its error is smaller."""
         better = error < self.error
         return self._replace(
             scale=torch.where(better[..., None], scale, self.scale), error=torch.where(better, error, self.error)
@@ -38,13 +38,13 @@ class Found(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """In dB, over all matrices; 0 where rounding changes nothing."""
+        """In dB, over all matrices; 0 if rounding changes nothing."""
         plain, error = self.error_plain.sum(), self.error.sum()
         return float(torch.where(plain == error, 0.0, 10 * torch.log10(plain / error)))
 
 
 def best(candidates: Iterable[Tensor], error: Callable[[Tensor], Tensor], ones: Tensor) -> Found:
-    """``error``: of a scale [.., C], one number [..] per matrix. No scale at all is among the candidates, and wins
+    """``error``: maps a scale [.., C] to one number [..] per matrix. The unscaled weight is a candidate too and wins
     ties."""
     plain = error(ones)
     found = Found(ones, plain, plain)
@@ -54,7 +54,7 @@ def best(candidates: Iterable[Tensor], error: Callable[[Tensor], Tensor], ones: 
 
 
 def power(x: Tensor, alpha: float | Tensor, w: Tensor, beta: float | Tensor) -> Tensor:
-    """x^alpha / w^beta, its largest and smallest as far above 1 as below; 1 for channels without input or weight."""
+    """x^alpha / w^beta, centred so that 1 / min = max; 1 for channels without input or weight."""
     dead = (x <= 0) | (w <= 0)
     raw = torch.where(dead, 1.0, x).log2() * alpha - torch.where(dead, 1.0, w).log2() * beta
     lives = ~dead
@@ -66,13 +66,13 @@ def power(x: Tensor, alpha: float | Tensor, w: Tensor, beta: float | Tensor) -> 
 
 
 def to_channels(values: Tensor, channels: Tensor, count: int) -> Tensor:
-    """[.., K] to [.., count]: the mean over the inputs that come from one channel."""
+    """[.., K] to [.., count]: the mean over the inputs that come from the same channel."""
     total = values.new_zeros(*values.shape[:-1], count).index_add_(-1, channels, values)
     return total / (channels.numel() // count)
 
 
 def few_rows(w: Tensor, fmt: Format) -> Tensor:
-    """At most ROWS of the rows of w [.., N, K], where each row has blocks of its own."""
+    """At most ROWS rows of w [.., N, K], if each row has its own blocks."""
     n = w.shape[-2]
     if fmt.block[0] != 1 or n <= ROWS:
         return w

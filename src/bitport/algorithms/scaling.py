@@ -1,4 +1,4 @@
-"""What AWQ and SmoothQuant do to a block: search scales for its pairs, then for the weights that are in none."""
+"""Shared by AWQ and SmoothQuant: search scales for the pairs of a block, then for its unpaired weights."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ KINDS = ("linear", "experts", "attention")
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """``steps``: of alpha. ``least_gain``: dB of the output's error that a scale at run time must bring, where nothing
-    before the weight can take it: it costs a multiplication of the input there."""
+    """``steps``: the number of steps of alpha. ``least_gain``: the minimum gain, in dB of output error, for a scale
+    that no preceding layer can absorb, because it costs a multiplication of the input at run time."""
 
     steps: int = 20
     least_gain: float = 0.5
     name: ClassVar[str]
     needs_model: ClassVar[bool] = False
     needs_rows: ClassVar[bool] = False
-    """Whether it wants the inputs themselves, which only a block's trial has."""
+    """Whether it needs the inputs themselves, which only a block's trial provides."""
 
     def factor(self, block: Block, name: str, channels: Tensor) -> Any:
-        """A weight as ``search`` wants it."""
+        """Build the argument of ``search`` for one weight."""
         raise NotImplementedError
 
     def search(self, factors: Sequence[Any], shape: tuple[int, ...]) -> Found:
         raise NotImplementedError
 
     def refuses(self, weight: Weight) -> str | None:
-        """Why a scale is not chosen by this weight."""
+        """Return why this weight is ignored when choosing a scale, or None."""
         if weight.target.kind not in KINDS:
             return f"a weight of kind {weight.target.kind} takes no scale"
         return None if weight.inputs.any_rows else "no input was seen"

@@ -1,4 +1,4 @@
-"""SignRound of a weight: what another algorithm found, with rounding and ranges learned from there."""
+"""SignRound for a weight: learn rounding and ranges, starting from the result of another algorithm."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bitport.numerics import Format, Quantized, from_storage, quantize
 
 @dataclasses.dataclass(frozen=True)
 class SignRound:
-    """Learned layer by layer, from the sum of x x^T over the inputs: ``steps`` of sign descent, then at most ``sweeps``
-    of coordinate descent. ``start``: what finds the codes and ranges that it starts from. ``damping``: this share of
-    the mean of the diagonal is added to it, so that what few inputs have in common by chance counts for less.
+    """Optimizes each layer separately, from the sum of x x^T over its inputs: ``steps`` of sign descent, then at most
+    ``sweeps`` of coordinate descent. ``start``: the algorithm that provides the initial codes and ranges. ``damping``:
+    the share of the mean of the diagonal that is added to it, so that chance correlations among few inputs count less.
     ``coarse``: as in :func:`bitport.algorithms.gptq.hessian_of`."""
 
     steps: int = 200

@@ -1,18 +1,19 @@
-"""SignRound: which of its two neighbours each weight is rounded to, and the ends of each block's range, learned.
+"""SignRound: learn which of its two neighbours each weight is rounded to, and the ends of each block's range.
 
     minimize    tr(E H E^T),   E = W - Q,   H = X^T X over the inputs of the layer
 
-    Q = s (clamp(round(T / s + V) + z) - z)         V in [-1/2, 1/2], at first 0
+    Q = s (clamp(round(T / s + V) + z) - z)         V in [-1/2, 1/2], initially 0
     low, high = beta low_0, alpha high_0            s = (high - low) / (2^b - 1),  z = -low / s
 
-All are moved by the sign of their gradient, by steps that fall from 1 / steps to 0. Rounding counts as the identity,
-and what is clamped has no gradient. In Q the gradient is -2 E H: one product a step gives it and the error at once,
-and no input is looked at again. Formats without a zero point have one factor for both ends, those with power-of-two
-scales none. Where numbers are not evenly spaced, V is in units of the gap that T / s lies in.
+All are updated by the sign of their gradient, with a step size that decays linearly from 1 / steps to 0. Rounding is
+differentiated as the identity, and clamped elements have no gradient. The gradient in Q is -2 E H: one product per step
+gives both the gradient and the error, and the inputs are not needed again. Formats without a zero point have one factor
+for both ends, those with power-of-two scales none. If numbers are not evenly spaced, V is in units of the gap that
+contains T / s.
 
-T is W, moved into what rounds to the codes that the search starts from. Each row (rows that share a scale: all of them
-together) keeps the best that it saw, the start and rounding to nearest included; from there coordinate descent
-(:mod:`bitport.algorithms.sweeps_core`) goes to where no single code can be bettered.
+T is W, moved to where it rounds to the initial codes. Each row (rows that share a scale: all of them together) keeps
+the best that it saw, including the start and rounding to nearest; from there coordinate descent
+(:mod:`bitport.algorithms.sweeps_core`) continues until no single code can be improved, or for ``sweeps`` at most.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from bitport.numerics import (
 def solve(
     w: Tensor, hessian: Tensor, fmt: Format, codes: Tensor, start: Params, steps: int = 200, sweeps: int = 4
 ) -> tuple[Tensor, Params]:
-    """uint8 codes [N, K] and parameters for w [N, K], from those given; ``hessian`` float32 [K, K]."""
+    """Improve the given codes and parameters of w [N, K]; returns uint8 codes [N, K]. ``hessian``: float32 [K, K]."""
     n, k = w.shape
     exact, best, kept = w.float(), start, dequantize_codes(codes, fmt, *start)
     target = within(to_blocks(exact, fmt.block), to_blocks(kept, fmt.block), fmt, start)
@@ -81,7 +82,7 @@ def by_rows(loss: Tensor, fmt: Format) -> Tensor:
 
 
 class Ends:
-    """Factors of the ends of each block's range, and what they make of the parameters."""
+    """The learned factors of the ends of each block's range, and the parameters that result from them."""
 
     def __init__(self, fmt: Format, start: Params) -> None:
         self.fmt, self.start = fmt, start
@@ -104,7 +105,8 @@ class Ends:
         return Params(scale, zero.to(self.start.zero.dtype), None)
 
     def move(self, rate: float, uphill: Tensor, value: Tensor, units: Tensor, inside: Tensor) -> None:
-        """``uphill``: the gradient in Q. With u = T / s, dQ/ds = value - u inside, dQ/dz = -s outside."""
+        """Update the factors. ``uphill``: the gradient in Q. With u = T / s, dQ/ds = value - u inside, dQ/dz = -s
+        outside."""
         if self.fmt.scale == "e8m0":
             return
         by_scale = (uphill * (value - units * inside)).sum((-3, -1))

@@ -1,4 +1,4 @@
-"""SmoothQuant of a block: scales of channels for schemes that round the input too."""
+"""SmoothQuant for a block: per-channel scales for schemes that also round the input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bitport.algorithms.smooth_core import Factor, search
 
 @dataclasses.dataclass(frozen=True)
 class Smooth(Scaling):
-    """``rows``: on how many of the inputs, those of the first batches, the error is measured."""
+    """``rows``: the number of inputs, from the first batches, that the error is measured on."""
 
     rows: int = 512
     name: ClassVar[str] = "smooth"

@@ -1,12 +1,12 @@
-"""SmoothQuant: the scale of the input channels under which rounding the input and the weight costs the product least.
+"""SmoothQuant: scale the input channels so that rounding both the input and the weight costs the product least.
 
-A token's input shares one scale of its numbers: a channel that is large in every token leaves few steps to the others.
+All numbers of a token's input share one scale: a channel that is large in every token leaves few steps to the others.
 Dividing the channels by s and multiplying the columns of the weight by s moves that difficulty to the weight, which
-has scales of its own:
+has its own scales:
 
     s = max |x|^alpha / max |w|^(1 - alpha)
 
-alpha, in steps from 0 to 1, is the one with the least error of what is computed, on a sample of the inputs X:
+alpha is chosen, in steps from 0 to 1, to minimize the error of the product on a sample of the inputs X:
 
     minimize    |Q(X diag(1/s)) Q(W diag(s))^T - X W^T|^2
 """
@@ -25,8 +25,8 @@ from bitport.numerics import Format, choose_qparams, fake_quantize
 
 
 class Factor(NamedTuple):
-    """A weight [.., N, K], the rounding of its input, and (which matrix, inputs [M, K]). ``channels`` [K]: where in the
-    scale its inputs are."""
+    """A weight [.., N, K], the rounding of its input, and (matrix index, inputs [M, K]). ``channels`` [K]: the index in
+    the scale of each input."""
 
     w: Tensor
     fmt: Format
@@ -36,7 +36,7 @@ class Factor(NamedTuple):
 
 
 def search(factors: Sequence[Factor], shape: tuple[int, ...], steps: int = 20) -> Found:
-    """``shape``: of the scale, the channels last; before them matrices that have scales of their own."""
+    """``shape``: of the scale, channels last, preceded by the matrices that have their own scales."""
     thin = [factor._replace(w=few_rows(factor.w, factor.fmt)) for factor in factors]
     device = factors[0].w.device
 

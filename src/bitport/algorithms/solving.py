@@ -1,5 +1,5 @@
-"""The weights of a model quantized in place by an algorithm, each with the inputs that it has once those before it are
-quantized."""
+"""Quantize the weights of a model in place by an algorithm, each calibrated with the inputs that it receives from the
+weights that are quantized before it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from bitport.tensor.sharded import laid_out, whole
 
 
 class Solved(NamedTuple):
-    """``targets``: all names of the weight, several where it is tied; ``value``: the weight before it was rounded,
-    changed by the transforms; ``outcome``: what stands in its place now."""
+    """``targets``: all names of the weight, several if it is tied; ``value``: the weight before rounding, as changed by
+    the transforms; ``outcome``: what replaced it."""
 
     choice: Choice
     targets: Sequence[Target]
@@ -36,8 +36,8 @@ class Solved(NamedTuple):
 
 
 class Solving:
-    """``chosen``: what is to be quantized of ``targets``, those of ``model``; ``calibrate`` and ``device``: as for
-    quantize_. What is missing is said before anything is changed."""
+    """``chosen``: the part of ``targets``, the targets of ``model``, to quantize; ``calibrate`` and ``device``: as for
+    quantize_. Missing data is reported before anything is changed."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Solving:
     ) -> None:
         self.model, self.chosen, self.by, self.calibrate, self.device = model, chosen, by, calibrate, device
         self.targets = {target.name: target for target in targets}
-        """By name; what was tied before the run may be so no more after it: these are the ``untied``."""
+        """By name. Weights that are untied during the run are recorded in ``untied``."""
         self.untied: set[str] = set()
         empty = [choice.name for choice in chosen if not has_data(self.weight(choice.name))]
         self.filled = not empty
@@ -69,7 +69,7 @@ class Solving:
         return self.targets[name].weight(self.model)
 
     def run(self, *, measure: bool = True, progress: bool | None = None) -> Iterator[Solved]:
-        """Each weight as it is done. ``measure``: work out its error."""
+        """Yield each weight as it is finished. ``measure``: compute its error."""
         model, by, calibrate = self.model, self.by, self.calibrate
         if self.runs and self.device is not None:
             model.to(self.device)
@@ -105,7 +105,7 @@ class Solving:
             moved = whole(value) if self.device is None else value.to(self.device)
             outcome = prepared.apply(moved, target, inputs, measure=measure)
             outcome = dataclasses.replace(outcome, q=laid_out(outcome.q, value)).as_parameter()  # type: ignore[arg-type]
-            for each in every:  # at once, so that later blocks are calibrated with it
+            for each in every:  # immediately, so that later blocks are calibrated with it
                 each.put(model, outcome.q)
             yield Solved(choices[target.name], every, value, outcome)
 

@@ -1,4 +1,4 @@
-"""Numbers of a format around a place, in units of the scale: the nearest after a shift, and what rounds to one."""
+"""The numbers of a format near a given value, in units of the scale: nearest after a shift, or rounding to one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bitport.algorithms.parts import Params
 from bitport.numerics import Format, NumberType, block_scale, decode, decode_codebook, spread
 
 INSIDE = 0.49
-"""Of the gap to a neighbour: what surely rounds to a number, and is moved across by a shift of half a gap."""
+"""Share of the gap to a neighbour: surely rounds to the number itself, and to the neighbour after a half-gap shift."""
 
 
 def snapped(units: Tensor, shift: Tensor, fmt: Format, params: Params) -> tuple[Tensor, Tensor]:
-    """The number nearest to ``units + shift``, the shift in gaps between numbers, and whether none was clamped. All in
-    blocks (:func:`bitport.numerics.to_blocks`)."""
+    """Return the number nearest to ``units + shift``, with the shift in units of gaps between numbers, and a mask of
+    elements that were not clamped. All in blocks (:func:`bitport.numerics.to_blocks`)."""
     number = fmt.number
     if number.kind == "int":
         zero = number.midpoint if params.zero is None else spread(params.zero.float())
@@ -32,7 +32,7 @@ def snapped(units: Tensor, shift: Tensor, fmt: Format, params: Params) -> tuple[
 
 
 def within(x: Tensor, q: Tensor, fmt: Format, params: Params) -> Tensor:
-    """x, in blocks, moved as little as needed to round to q, a number of the format."""
+    """Move x, in blocks, by the minimum needed to round to q, which are numbers of the format."""
     scale = spread(block_scale(params.scale, params.scale2))
     units, number = q / scale, fmt.number
     if number.kind == "int":

@@ -1,11 +1,11 @@
-"""Coordinate descent over codes: each the best for all others, column after column, again and again.
+"""Coordinate descent over codes: repeatedly set each column to its optimum given all others.
 
-With E = W - Q the part of tr(E H E^T) that hangs on column k is H_kk (q_k - t_k)^2 + what does not change, with
+With E = W - Q, tr(E H E^T) depends on column k as H_kk (q_k - t_k)^2 plus a constant, where
 
     t_k = q_k + (E H)_k / H_kk
 
-so the number nearest to t_k is best, whatever the format. No step makes a row worse, and it ends where no single code
-can be bettered. E H is kept up to date within a block of columns at once, beyond it by one product per block.
+so the number nearest to t_k is optimal in any format. No step makes a row worse, and the process ends when no single
+code can be improved. E H is kept up to date within a block of columns, and updated beyond it by one product per block.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bitport.numerics import Format, dequantize_codes
 def sweep(
     w: Tensor, hessian: Tensor, fmt: Format, codes: Tensor, params: Params, sweeps: int, block: int = 128
 ) -> Tensor:
-    """uint8 codes [N, K] for w [N, K], from those given; ``hessian`` float32 [K, K]. A column that never saw an input
-    keeps its codes."""
+    """Improve the given codes of w [N, K]; returns uint8 codes [N, K]. ``hessian``: float32 [K, K]. A column that never
+    saw an input keeps its codes."""
     k = w.shape[-1]
     columns, found = Columns(fmt, params, *w.shape), codes.t().contiguous()
     q = dequantize_codes(codes, fmt, *params).t().contiguous()  # columns as rows

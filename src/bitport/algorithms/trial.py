@@ -1,4 +1,4 @@
-"""A block in float32 that may be changed and run at will: what goes into each of its products, and what comes out."""
+"""A float32 copy of a block that can be changed and run freely, recording the inputs of its products and its output."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from bitport.schemes import Target
 from bitport.tensor import QTensor
 
 TOLERANCE = 2.0**-10
-"""Of what counts as the same, relative to the size of a channel. What a wrong change does is of the size itself; what
-float32 does to a right one is 2^-20 at most, and nothing where the factors are powers of two."""
+"""The largest difference that counts as equal, relative to the size of a channel. A wrong change causes differences of
+that size itself; the rounding of a right one causes 2^-20 at most in float32, and none if factors are powers of two."""
 
 NO_PRODUCTS = ("conv", "embedding")
 
@@ -33,11 +33,11 @@ class Run:
 
 
 class Trial:
-    """Runs on the first of ``batches``, and on each other that reaches a weight that none before it did."""
+    """Uses the first of ``batches``, and each later one that reaches a weight that none before it did."""
 
     def __init__(self, module: nn.Module, batches: Iterable[Any]) -> None:
         self.block = copy.deepcopy(module).float()
-        own = dict(self.block.named_parameters())  # those tied to each other once
+        own = dict(self.block.named_parameters())  # tied ones once
         found = [target for target in find_targets(self.block) if _is_factor(target)]
         named = {target.name: param for target in found if (param := own.get(target.name)) is not None}
         self.weights = {name: param for name, param in named.items() if not isinstance(param, QTensor)}
@@ -70,7 +70,7 @@ class Trial:
         return [name for name in self.weights if not self.before.rows[name].calls]
 
     def reached(self, names: Collection[str]) -> dict[str, set[str]]:
-        """Of each of these parameters, the weights whose inputs it has a part in."""
+        """For each of these parameters, the weights whose inputs it contributes to."""
         reach = Reach(self.block, names)
         watch = Watch(self.weights, self.flipped, collect=lambda *_: Origin(reach))
         with reach, watch:
@@ -80,7 +80,7 @@ class Trial:
         return {name: {weight for weight, each in watch.seen.items() if name in each.names} for name in names}
 
     def axis(self, name: str) -> int:
-        """Along which the inputs of a weight lie."""
+        """The axis of a weight that its inputs lie along."""
         return -2 if name in self.flipped else -1
 
     def columns(self, name: str) -> int:
@@ -93,7 +93,7 @@ class Trial:
 
     @contextlib.contextmanager
     def undone(self, names: Iterable[str]) -> Iterator[Callable[[], None]]:
-        """Parameters that change within are put back in the end, unless what is handed out is called."""
+        """Restore these parameters on exit, unless the function that is yielded has been called."""
         params = {name: self.block.get_parameter(name) for name in names}
         before = {name: param.detach().clone() for name, param in params.items()}
         try:
@@ -106,7 +106,7 @@ class Trial:
         return any(now is None or not same(now, was) for _, was, now in self.compared(name, run))
 
     def compared(self, name: str, run: Run) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor | None]]:
-        """(which matrix, what went into it at first, what in ``run``; None where the calls are others)."""
+        """Yield (matrix index, original input, input in ``run`` or None if the calls differ)."""
         was, now = self.before.rows[name].calls, run.rows[name].calls
         alike = [(index, x.shape) for index, x in was] == [(index, x.shape) for index, x in now]
         for at, (index, x) in enumerate(was):
@@ -114,16 +114,16 @@ class Trial:
 
 
 def _is_factor(target: Target) -> bool:
-    """The biases of experts [experts, N] are no matrices."""
+    """Whether it is the weight of a product; the biases of experts [experts, N] are not matrices."""
     return target.kind not in NO_PRODUCTS and not target.param.endswith("bias")
 
 
 def same(ours: Tensor, theirs: Tensor) -> bool:
-    """Channel by channel; one that is next to nothing beside the others may differ by next to nothing."""
+    """Compare channel by channel; the tolerance of a negligible channel is relative to the others."""
     if ours.shape != theirs.shape or torch.equal(ours, theirs):
         return ours.shape == theirs.shape
     ours, theirs = (each.reshape(-1, each.shape[-1] if each.dim() else 1) for each in (ours, theirs))
-    size = theirs.square().sum(0).sqrt()  # as norm(dim=0), which takes four times as long
+    size = theirs.square().sum(0).sqrt()  # norm(dim=0), but four times faster
     floor = TOLERANCE * size.square().mean().sqrt()
     off = (ours - theirs).square_().sum(0).sqrt()
     return bool((off <= TOLERANCE * (size + floor)).all())
