@@ -1,17 +1,17 @@
-"""Training for a quantized model, and training in low precision.
+"""Quantization-aware training, and training in low precision.
 
-plan = prepare_(model, "int4-g32")                  # products see rounded weights, the optimizer float ones
-...                                                 # train as ever
+plan = prepare_(model, "int4-g32")                  # products use rounded weights, the optimizer updates float ones
+...                                                 # train as usual
 report = convert_(model)                            # the quantized model, with the numbers it was trained with
 
-quantize_(model, "int3", algorithm="gptq", ..)      # or load() what is quantized already
-learn_scales_(model)                                # the optimizer sees its scales alone; codes stay
+quantize_(model, "int3", algorithm="gptq", ..)      # or load() an already quantized model
+learn_scales_(model)                                # only scales are trained; codes stay fixed
 ...
 convert_(model)
 
-prepare_(model, "fp8-row", gradients="fp8-row")     # both passes in low precision
+prepare_(model, "fp8-row", gradients="fp8-row")     # forward and backward in low precision
 ...
-release_(model)                                     # the float model again
+release_(model)                                     # back to the float model
 """
 
 from bitport.train import aten, fsdp, functions  # noqa: F401  (fill TrainedTensor's tables)

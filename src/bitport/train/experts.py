@@ -1,4 +1,4 @@
-"""The grouped product of experts in training: F.grouped_mm(x [T, K], W^T [E, K, N], offs), rows of x by expert."""
+"""Grouped product of experts in training: F.grouped_mm(x [T, K], W^T [E, K, N], offs), rows of x sorted by expert."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from bitport.train.tensor import TrainedTensor
 
 
 class GroupedProduct(torch.autograd.Function):
-    """As :class:`Product` for each expert. A gradient that is rounded is taken expert by expert, so that no scale
-    reaches over the rows of two; this asks the device for ``offs``."""
+    """Like :class:`Product` for each expert. Rounded gradients are computed expert by expert, so that no scale spans
+    the rows of two; this synchronizes with the device to read ``offs``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: TrainedTensor, offs: Tensor) -> Tensor:
@@ -64,8 +64,8 @@ def _straight(
 
 
 def _product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-    """F.grouped_mm, which compilers trace in bfloat16 alone: in other dtypes every expert sees every row, and a mask
-    picks. PyTorch 2.11 does not say of a backward pass that it is traced, but by the type of its tensors."""
+    """F.grouped_mm, which compilers only trace in bfloat16: in other dtypes every expert processes every row, and a
+    mask selects. PyTorch 2.11 does not report that it traces a backward pass, except by the type of its tensors."""
     traced = torch.compiler.is_compiling() or isinstance(a, FunctionalTensor)
     if a.dtype == torch.bfloat16 or not traced:
         return F.grouped_mm(a, b, offs=offs)

@@ -1,10 +1,10 @@
-"""Scales that an algorithm found, held while the weight under them is trained.
+"""Scales that an algorithm found, kept fixed while the weight is trained.
 
-A code is what the value rounds to under these scales, whatever its range has become::
+The code of a value is what it rounds to under these scales, however the range of the weight evolves::
 
     code = clamp(round(value / pre_scale / scale) + zero)
 
-So the algorithm's codes are there as long as each value stays in the cell of its code: what rounds to it.
+The algorithm's codes are thus preserved as long as each value stays within the cell of its code: what rounds to it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bitport.tensor import QTensor
 from bitport.tensor.qtensor import rows_of
 
 BISECTIONS = 12
-"""Of the way to the border of a cell."""
+"""Bisection steps between the middle of a cell and the value outside it."""
 
 
 class Fixed(NamedTuple):
-    """As the parts of a QTensor: of blocks along [.., N, K], whichever way the tensor lies."""
+    """As the parts of a QTensor: blocks along [.., N, K], regardless of the orientation of the tensor."""
 
     scale: Tensor
     zero: Tensor | None = None
@@ -36,12 +36,12 @@ class Fixed(NamedTuple):
     pre_scale: Tensor | None = None
 
     def rounded(self, rows: Tensor, fmt: Format) -> Quantized:
-        """``rows`` [.., N, K], divided by the pre-scale already."""
+        """Quantize ``rows`` [.., N, K], which are already divided by the pre-scale."""
         parts = self.scale, self.zero, self.scale2
         return Quantized(to_storage(quantize_codes(rows, fmt, *parts), fmt.number), *parts)
 
     def as_bytes(self) -> Fixed:
-        """8-bit floats as the bytes that they are, for what does not know all of them: pickle, safetensors."""
+        """View 8-bit floats as bytes, for formats that do not support all of them: pickle, safetensors."""
         return self.map(as_bytes)
 
     def from_bytes(self, fmt: Format) -> Fixed:
@@ -51,11 +51,11 @@ class Fixed(NamedTuple):
         return Fixed(*(None if part is None else fn(part) for part in self))  # type: ignore[arg-type]
 
     def of_matrices(self, take: Callable[[Tensor], Tensor]) -> Fixed:
-        """Of those matrices of a batch that ``take`` takes; all have one pre-scale."""
+        """Select matrices of a batch by ``take``; all share one pre-scale."""
         return self._replace(**{**self._replace(pre_scale=None).map(take)._asdict(), "pre_scale": self.pre_scale})
 
     def of_rows(self, start: int, end: int, block: int) -> Fixed:
-        """Of rows at the borders of blocks of ``block``."""
+        """Select rows, which must be aligned to blocks of ``block``."""
         return self._narrowed(-2, start // block, -(-end // block))
 
     def of_columns(self, start: int, end: int, block: int) -> Fixed:
@@ -72,8 +72,8 @@ def fixed_of(q: QTensor) -> Fixed:
 
 
 def inside_cells(value: Tensor, q: QTensor, target: Target) -> Tensor:
-    """``value``, but where it does not round to the code that ``q`` has: there what is nearest to it in the cell of
-    that code, on the way from what ``q`` stands for. ArgumentError where the cell holds no number of its dtype."""
+    """Return ``value``, with each element that does not round to its code in ``q`` moved to the nearest point in the
+    cell of that code, towards the value that ``q`` represents. ArgumentError if the cell has no number of its dtype."""
     fmt, fixed, value = q.scheme.weight, fixed_of(q), value.detach()
     codes, middle = from_storage(q.plain().data, fmt.number, q.matrix.k), q.dequantize(torch.float32)
 
@@ -87,7 +87,7 @@ def inside_cells(value: Tensor, q: QTensor, target: Target) -> Tensor:
         return torch.where(share == 0, middle, middle + (value - middle) * share).to(value.dtype)
 
     moved = outside(value)
-    inner, outer = torch.zeros_like(middle), torch.ones_like(middle)  # of the way; where the cell ends is between them
+    inner, outer = torch.zeros_like(middle), torch.ones_like(middle)  # shares of the way that bracket the cell's end
     if missed := int((moved & outside(at(inner))).sum()):
         raise ArgumentError(
             f"{target.name}: {missed} of its codes are of numbers that {value.dtype} cannot tell apart; cast the model "

@@ -1,8 +1,8 @@
-"""What FSDP2 (torch.distributed.fsdp.fully_shard) asks of a weight in training.
+"""Hooks of FSDP2 (torch.distributed.fsdp.fully_shard) for weights in training.
 
-Shards are float rows of the value, cut anywhere; what is gathered is rounded when it is whole again. The value is sent
-in its own dtype, whatever the policy for mixed precision says of parameters: rounding another dtype's numbers would
-train another model than convert_ makes. The dtype of the policy is what the whole shows, and what its gradient has.
+Shards are float rows of the value, split anywhere; rounding applies to the gathered whole. The value is sent in its own
+dtype, regardless of the policy for mixed precision: rounding the numbers of another dtype would train a different model
+than convert_ makes. The policy's dtype is the one that the whole shows and that its gradient has.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ aten = torch.ops.aten
 
 @implements(aten.new_zeros.default)
 def _new_zeros(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
-    """With rows like those of ``w`` room for a shard of it, as FSDP2 asks for; else a float tensor."""
+    """Room for a shard of ``w``, as FSDP2 requests it, if the rows have the same shape; otherwise a float tensor."""
     made = func(w.value, size, **kwargs)
     return w.with_value(made, cut=True) if [*size[1:]] == [*w.shape[1:]] and made.dtype == w.dtype else made
 
 
 @implements(aten.as_strided.default)
 def _as_strided(func: Any, w: TrainedTensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
-    """Of the whole, as it lies: itself. Anything else is of the value."""
+    """An alias if nothing changes; otherwise a view of the value."""
     same = [*size] == [*w.shape] and [*stride] == [*w.stride()] and not offset
     return w.map_parts(aten.alias.default) if same else func(value_of(w), size, stride, offset)
 
@@ -37,7 +37,7 @@ def _as_strided(func: Any, w: TrainedTensor, size: Sequence[int], stride: Sequen
 def pre_all_gather(
     self: TrainedTensor, mesh: Any, size: torch.Size, stride: Any, module: nn.Module, policy: Any
 ) -> tuple[tuple[Tensor, ...], Any]:
-    """(what to gather, the size of the whole). All shards are sent as long as the longest."""
+    """Return (what to gather, the size of the whole). Shards are padded to the longest."""
     missing = -(-size[0] // mesh.size()) - self.shape[0]
     pad = (0, 0) * (self.dim() - 1) + (0, missing)
     return (F.pad(self.value, pad) if missing else self.value,), size
@@ -46,7 +46,7 @@ def pre_all_gather(
 def post_all_gather(
     self: TrainedTensor, outputs: tuple[Tensor, ...], size: torch.Size, dtype: torch.dtype, *, out: Any = None
 ) -> Any:
-    """The whole, a view of the memory that FSDP gathers into, and that memory."""
+    """Return the whole as a view of the memory that FSDP gathers into, and that memory."""
     (gathered,) = outputs
     if out is not None:
         return None

@@ -1,8 +1,8 @@
-"""What torch's own functions do with a weight in training: those that are a linear layer go to Product.
+"""Overrides of torch functions for weights in training: those that amount to a linear layer use Product.
 
-Anything else comes to bitport.train.aten through autograd, which is right for weights alone. Here are the functions
-whose input is rounded too, so that the gradient of the weight is taken at the rounded input; and products with no
-rounded form, which must not go on with the floats where no gradient is recorded.
+Everything else reaches bitport.train.aten through autograd, which is correct if only the weight is rounded. This module
+covers functions that also round the input, so that the gradient of the weight uses the rounded input, and products
+without a rounded form, which must not fall back to the float values when no gradient is recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _matmul(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 return linear(input, other.mT) if other.rounding.transposed else _along_n(input, other)
             if input.dim() == 1:
                 return product(input[None], other).squeeze(-2)
-            if input.dim() < other.dim():  # torch would make one matrix of all
+            if input.dim() < other.dim():  # torch would fold the batch into one matrix
                 return product(input.expand(*other.shape[:-2], *input.shape[-2:]), other)
             one_by_one = other.rounding.transposed and (other.scheme.act or other.rounding.gradients)
             if input.dim() == other.dim() == 3 and one_by_one:
@@ -46,7 +46,7 @@ def _matmul(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _along_n(g: Tensor, w: TrainedTensor) -> Tensor:
-    """g [.., N] W [N, K]."""
+    """g [.., N] times W [N, K]."""
     with torch._C.DisableTorchFunctionSubclass():
         return torch.mm(g.reshape(-1, g.shape[-1]), w).reshape(*g.shape[:-1], w.shape[1])
 
@@ -80,12 +80,12 @@ FUNCTIONS.update(
         for function in (
             *(torch.einsum, torch.addmv, Tensor.addmv, F.bilinear),
             *(Tensor.addmm_, Tensor.baddbmm_, torch._addmm_activation, torch.sparse.mm, torch.lstm),
-            *(Tensor.apply_, Tensor.__dlpack__),  # torch's own look for numbers where a TrainedTensor has none
+            *(Tensor.apply_, Tensor.__dlpack__),  # torch's versions access storage that a TrainedTensor lacks
         )
     }
 )
 
-# inference_mode hands over these whole
+# inference_mode dispatches these without decomposing them
 ATEN.update(
     {
         aten.linear.default: lambda func, *args: linear(*args),

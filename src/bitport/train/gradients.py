@@ -1,13 +1,13 @@
-"""How the two products of a linear layer's backward pass are rounded: data, as schemes are.
+"""How the two products of a linear layer's backward pass are rounded: plain data, like schemes.
 
-A scheme describes a product left x right^T over the last axis of both: ``act`` rounds the rows of the left factor,
+A scheme describes a product left x right^T over the last axis of both: ``act`` rounds the rows of the left factor, and
 ``weight`` is the format of the right one. A layer y = x W^T with x [M, K] and W [N, K] has three such products::
 
     forward                    x [M, K]    W [N, K]        the scheme of the layer
     gradient of the input      g [M, N]    W^T [K, N]      Gradients.input
     gradient of the weight     g^T [N, M]  x^T [K, M]      Gradients.weight
 
-So scales run along the axis that is summed over in each of them, and W is rounded once along K and once along N.
+Scales therefore run along the reduction axis of each product, and W is rounded once along K and once along N.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bitport.schemes import Scheme, preset
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """``input``, ``weight``: the scheme of that product; None computes it in the dtype of the gradient, from the
-    rounded numbers that the forward pass used."""
+    """``input``, ``weight``: the scheme of the respective product; None computes it in the dtype of the gradient, from
+    the rounded numbers of the forward pass."""
 
     input: Scheme | None = None
     weight: Scheme | None = None
@@ -46,7 +46,7 @@ _WIDE = Scheme(weight=_E4M3_TENSOR, act="fp8-e5m2-tensor")
 _ROWS_OF_128 = Scheme(weight=Format(dtype="float8_e4m3", block=(1, 128)), act="fp8-128")
 
 GRADIENTS: dict[str, Gradients] = {
-    # One scale for all of a gradient, whose elements lie further apart than those of x and W: more exponent bits.
+    # One scale per gradient tensor, which has a wider dynamic range than x and W: more exponent bits.
     "fp8": Gradients(_WIDE, _WIDE),
     "fp8-row": _both("fp8-row"),
     "fp8-row-input": Gradients(input=preset("fp8-row")),
@@ -55,8 +55,8 @@ GRADIENTS: dict[str, Gradients] = {
     "int8": _both("int8-dyn"),
     "int8-input": Gradients(input=preset("int8-dyn")),
 }
-"""By name, for a forward pass in the schemes fp8, fp8-row, fp8-block, mxfp8 and int8-dyn. ``-input``: the gradient of
-the weight, a sum over all tokens of a batch that the optimizer works with, stays in the dtype of the gradient."""
+"""By name, for a forward pass in fp8, fp8-row, fp8-block, mxfp8 or int8-dyn. ``-input`` keeps the gradient of the
+weight, a sum over all tokens of a batch that goes to the optimizer, in the dtype of the gradient."""
 
 
 def gradients_of(spec: str | Gradients | None) -> Gradients | None:

@@ -1,7 +1,7 @@
-"""Before and after training: prepare_ a float model, train it as ever, convert_ it to the quantized one.
+"""Quantization-aware training: prepare_ a float model, train it as usual, convert_ it to the quantized one.
 
-``prepare_`` and ``convert_`` do not change modules, names or shapes, so that a checkpoint of the float model is one of
-the prepared model too: its state_dict() holds the float values (bitport.train.state).
+``prepare_`` and ``convert_`` keep modules, names and shapes, and the state_dict() of a prepared model holds the float
+values (bitport.train.state), so a checkpoint of the float model loads into the prepared one too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from bitport.train.state import forget_, watch_state_
 from bitport.train.tensor import PARTS, Rounding, TrainedTensor
 
 ROUNDED_GRADIENTS = ("linear", "experts")
-"""Kinds of weights whose gradients can be rounded: those of products that sum over the last axis of the input."""
+"""Kinds of weights that support rounded gradients: products that sum over the last axis of the input."""
 
 OF_ONE_PROCESS = "load its full state_dict into a prepared model of one process, and use that"
 
@@ -55,17 +55,18 @@ def prepare_(
     calibrate: Iterable[Any] | Callable[[nn.Module], Any] | None = None,
     progress: bool | None = None,
 ) -> Plan:
-    """From now on ``model`` computes with rounded weights and inputs, and trains the float ones: ``prepare_(model,
-    "int4-g32")``. Parameters stay the objects that they were, so that an optimizer made before trains them too; a
-    warning names those that could not. Returns what was chosen, and why.
+    """Make ``model`` compute with rounded weights and inputs while training the float weights: ``prepare_(model,
+    "int4-g32")``. Parameters remain the same objects, so that existing optimizers keep training them; a warning names
+    those that could not be kept. Returns what was chosen, and why.
 
-    ``recipe``: as :func:`bitport.quantize_` takes it.
-    ``algorithm``: likewise: training starts from the very numbers that quantize_ would make, and holds the scales that
-    were found. With "rtn", and for weights that the algorithm cannot treat, scales follow the range of the values.
-    ``gradients``: how the backward pass is rounded, a name of :data:`GRADIENTS` or a Gradients: training in low
-    precision. None: gradients are not rounded: training for a quantized model.
-    ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale
-    and for algorithms that look at inputs.
+    ``recipe``: as for :func:`bitport.quantize_`.
+    ``algorithm``: likewise; training starts from exactly the numbers that quantize_ would produce, and keeps the scales
+    that the algorithm found. With "rtn", and for weights that the algorithm does not support, scales follow the range
+    of the values.
+    ``gradients``: how the backward pass is rounded, for training in low precision: a name in :data:`GRADIENTS` or a
+    Gradients. None does not round gradients, for quantization-aware training.
+    ``calibrate``: batches to run through the model, or a function that runs it; required by schemes with a static input
+    scale and by algorithms that look at inputs.
     """
     plugins.load()
     targets, rounded, by = find_targets(model), gradients_of(gradients), algorithm_of(algorithm)
@@ -83,8 +84,8 @@ def prepare_(
 
 
 class Start(NamedTuple):
-    """What the training of a weight starts from. ``targets``: all its names; ``q``: what an algorithm made of it; None:
-    its scales follow it."""
+    """What a weight starts training from. ``targets``: all its names; ``q``: the result of an algorithm, or None if its
+    scales follow the values."""
 
     targets: Sequence[Target]
     value: Tensor
@@ -106,7 +107,7 @@ def _starts(model: nn.Module, solving: Solving, progress: bool | None) -> list[S
             q = None if outcome.algorithm == RTN.name else outcome.q
             starts.append(Start(targets, value, outcome.q.act_scale, q))
     finally:
-        for start in starts:  # it is quantized, as it was while the inputs of later weights were measured
+        for start in starts:  # undo the quantization that the inputs of later weights were measured with
             for target in start.targets:
                 target.put(model, start.value)
     return starts
@@ -132,7 +133,7 @@ def _prepared_param(start: Start, scheme: Scheme, gradients: Gradients | None) -
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Rounding with the scales that were held in training."""
+    """Rounding with the fixed scales of the training."""
 
     fixed: Fixed
     name: ClassVar[str] = "trained"
@@ -146,9 +147,9 @@ class Held:
 
 
 def convert_(model: nn.Module, *, measure: bool = True) -> Report:
-    """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with, and put learned
-    scales into quantized ones. An optimizer made before still holds the float weights: delete it.
-    ``measure``: work out the error of each prepared weight for the report."""
+    """Quantize the prepared weights of ``model`` in place to the numbers that it was trained with, and merge learned
+    scales into quantized weights. Existing optimizers still hold the float weights: delete them.
+    ``measure``: compute the error of each prepared weight for the report."""
     refuse_fsdp(model, "convert_", OF_ONE_PROCESS)
     before = sum(param.nbytes for param in model.parameters())
     done: dict[int, tuple[nn.Parameter, LayerReport]] = {}
@@ -182,8 +183,8 @@ def convert_(model: nn.Module, *, measure: bool = True) -> Report:
 
 
 def release_(model: nn.Module) -> nn.Module:
-    """Turn the prepared weights of ``model`` back into ordinary float parameters, in place; tied ones stay tied, and
-    optimizers keep training them, as after :func:`prepare_`."""
+    """Turn the prepared weights of ``model`` back into ordinary float parameters, in place. Tied weights stay tied, and
+    existing optimizers keep training them, as after :func:`prepare_`."""
     refuse_fsdp(model, "release_", OF_ONE_PROCESS)
     prepared = [*_prepared(model)]
     weights = {target.storage: param for target, param in prepared}
@@ -199,8 +200,8 @@ def release_(model: nn.Module) -> nn.Module:
 
 
 def _exchange_(model: nn.Module, weights: Sequence[tuple[Sequence[Target], Tensor, nn.Parameter]]) -> None:
-    """(all names of a weight, what it is, what it becomes). The object stays, as optimizers know it, with what others
-    have noted on it and its hooks; torch refuses where a graph or a reducer holds the tensor behind it."""
+    """Replace weights, given as (all names, old, new), keeping the parameter objects that optimizers refer to along
+    with their attributes and hooks; torch refuses to swap tensors that a graph or a reducer holds."""
     replaced = []
     for targets, old, new in weights:
         noted = vars(old).keys() - vars(new).keys() - {"value", "rounding", *PARTS, "_is_param"}
@@ -225,7 +226,7 @@ def _exchange_(model: nn.Module, weights: Sequence[tuple[Sequence[Target], Tenso
 
 
 def _prepared(model: nn.Module, *, or_none: bool = False) -> Iterator[tuple[Target, TrainedTensor]]:
-    """Each name of each prepared weight; ArgumentError if there is none, but with ``or_none``."""
+    """Yield each name of each prepared weight; ArgumentError if there is none, unless ``or_none``."""
     found = [(target, target.weight(model)) for target in find_targets(model)]
     prepared = [(target, param) for target, param in found if isinstance(param, TrainedTensor)]
     if not prepared and not or_none:

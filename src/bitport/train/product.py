@@ -1,10 +1,10 @@
-"""y = x W^T + bias with a W in training: forward by the kernels of the quantized model, backward as Rounding says.
+"""y = x W^T + bias with a W in training: forward by the kernels of the quantized model, backward according to Rounding.
 
     gradients None     gx = g rounded(W)       gw = g^T rounded(x)       in g's dtype
-    Gradients          each of the two as a product of two rounded factors, if it has a scheme
+    Gradients          each product that has a scheme multiplies two rounded factors
 
-What is kept from forward to backward is x and the codes of W; its floats too, which are there anyway, where the
-gradient of the input rounds them along N.
+Saved for backward are x and the codes of W, plus the floats of W, which exist anyway, if the gradient of the input
+rounds them along N.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from bitport.train.tensor import Rounding, TrainedTensor, value_of
 
 
 def rounded_product(left: Tensor, right: Tensor, scheme: Scheme) -> Tensor:
-    """left [M, K] right^T [K, N], both rounded along K as ``scheme`` says."""
+    """left [M, K] right^T [K, N], both rounded along K according to ``scheme``."""
     return run("dyn_linear", left, *operand(right, scheme.weight, scheme.act), scheme.act, None, None)
 
 
 class Kept(NamedTuple):
-    """What the backward pass needs of a weight besides tensors."""
+    """What the backward pass needs of a weight, apart from tensors."""
 
     rounding: Rounding
     dtype: torch.dtype
     described: tuple[Any, ...]
-    """The fields of Weight behind its four tensors."""
+    """The fields of Weight after its four tensors."""
 
     def rows(self, floats: Tensor | None) -> Tensor | None:
-        """[.., N, K] of the weight as it was kept: what keeps tensors elsewhere may give back its value alone."""
+        """[.., N, K] of the saved weight; hooks that offload saved tensors may return only its value."""
         return None if floats is None else rows_of(value_of(floats), self.rounding.kind, self.rounding.transposed)
 
 
 def keep(ctx: Any, x: Tensor, w: TrainedTensor, weight: Weight, *further: Tensor) -> None:
-    """``x``: as pre_scaled() made it. The weight itself, not its value, whose changes PyTorch would not see."""
+    """Save for backward. ``x``: as returned by pre_scaled(). The weight is saved itself rather than its value, so that
+    PyTorch detects changes in place."""
     gradients = w.rounding.gradients
     floats = w if gradients is not None and gradients.input is not None else None
     prepared = (w.pre_scale, None) if w.quantized is None else (w.quantized.pre_scale, w.quantized.perm)
@@ -80,7 +81,7 @@ class Product(torch.autograd.Function):
 
 
 def grad_of_input(g: Tensor, rows: Tensor | None, weight: Weight, kept: Kept) -> Tensor:
-    """``rows``: the floats of ``weight``, if they are to be rounded along N."""
+    """``rows``: the floats of ``weight``, if they must be rounded along N."""
     gradients = kept.rounding.gradients
     if gradients is None or gradients.input is None or rows is None:
         return g @ run("dequantize", *weight, g.dtype)
@@ -99,7 +100,8 @@ def grad_of_weight(g: Tensor, x: Tensor, act_scale: Tensor | None, kept: Kept) -
 def before_pre_scale(
     grad_x: Tensor | None, grad_w: Tensor | None, pre_scale: Tensor | None, perm: Tensor | None, kept: Kept
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of the input before it was multiplied and put in order, and of the value before it was so and divided."""
+    """Map gradients back to the input before scaling and permutation, and to the value before division and
+    permutation."""
     if perm is not None:
         order, k = perm.long(), -2 if kept.rounding.transposed else -1
         grad_x = None if grad_x is None else torch.empty_like(grad_x).index_copy(-1, order, grad_x)

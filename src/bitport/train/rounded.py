@@ -1,4 +1,4 @@
-"""The rounded numbers of a weight in training: as ops take them, and as floats; both by the kernels of its device."""
+"""The rounded numbers of a weight in training, as operands of ops and as floats, by the kernels of its device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bitport.train.tensor import TrainedTensor
 
 
 def operand(rows: Tensor, fmt: Format, act: str = "", fixed: Fixed | None = None) -> Weight:
-    """The matrix ``rows`` [.., N, K] rounded to ``fmt``, in the layout that its device prefers for products with inputs
-    that are rounded as ``act`` says: what the quantized model will multiply with, by the same kernels."""
+    """Round the matrix ``rows`` [.., N, K] to ``fmt``, in the layout that its device prefers for products with inputs
+    rounded according to ``act``: the same operand and kernels as in the quantized model."""
     parts = quantize_weight(rows, fmt) if fixed is None else fixed.rounded(rows, fmt)
-    matrix = matrix_of(fmt, int(rows.shape[-2]), int(rows.shape[-1]))  # a traced size becomes fixed
+    matrix = matrix_of(fmt, int(rows.shape[-2]), int(rows.shape[-1]))  # specializes traced sizes
     name = layouts.preferred(rows.device, matrix, parts, act)
     if name != "plain":
         parts = from_list(run("repack", *parts, *matrix, "plain", name))
@@ -39,16 +39,16 @@ def rounded_rows(rows: Tensor, fmt: Format, dtype: torch.dtype, fixed: Fixed | N
 
 
 def rounded_input(x: Tensor, act: str, act_scale: Tensor | None) -> Tensor:
-    """The input of a product as it was rounded for it, in its own dtype."""
+    """The input of a product as the product rounds it, in its own dtype."""
     if not act or not x.numel():
         return x
-    if act_scale is not None or torch.compiler.is_compiling():  # a compiler makes one kernel of its elementwise ops
+    if act_scale is not None or torch.compiler.is_compiling():  # a compiler fuses its elementwise ops into one kernel
         return fake_quantize(x, act, act_scale).to(x.dtype)
     return rounded_rows(x.reshape(-1, x.shape[-1]), ACTIVATIONS[act], x.dtype).reshape(x.shape)
 
 
 def pre_scaled(x: Tensor, w: TrainedTensor) -> Tensor:
-    """The input [.., K] as it is multiplied with the codes."""
+    """The input [.., K] as it is multiplied with the codes: pre-scaled and permuted."""
     q = w.quantized
     if q is not None:
         return prepare(x, q)
@@ -56,7 +56,7 @@ def pre_scaled(x: Tensor, w: TrainedTensor) -> Tensor:
 
 
 def dense(w: TrainedTensor, dtype: torch.dtype, *, for_pre_scaled: bool = False) -> Tensor:
-    """Floats in the shape of ``w``. ``for_pre_scaled``: for an input that :func:`pre_scaled` made."""
+    """Floats in the shape of ``w``. ``for_pre_scaled``: to be multiplied with an output of :func:`pre_scaled`."""
     q = w.quantized
     if q is not None:
         return (q.replace(perm=None, pre_scale=None) if for_pre_scaled else q).dequantize(dtype)

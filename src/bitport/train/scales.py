@@ -1,16 +1,16 @@
-"""Learning the scales of a quantized model: codes and zero points stay, and with them what an algorithm found.
+"""Learn the scales of a quantized model, while codes and zero points stay as an algorithm chose them.
 
-A weight that was the parameter ``layer.weight`` is computed from then on, by a parametrization of torch's::
+A weight that was the parameter ``layer.weight`` becomes a torch parametrization::
 
-    layer.weight                                  what products multiply with: the codes, with scales that have changed
-    layer.parametrizations.weight.original0       the change: float32, of the shape of the scales, 0 at first
-    layer.parametrizations.weight.0.quantized     the quantized weight as it was
+    layer.weight                                  the codes with the changed scales, as used by products
+    layer.parametrizations.weight.original0       the change: float32, in the shape of the scales, initially 0
+    layer.parametrizations.weight.0.quantized     the original quantized weight
 
-    scale = round(scale as it was * (1 + change))           to the dtype that scales have; d round(s) / ds = 1
-    d weight / d change = (code - zero) * scale as it was
+    scale = round(original scale * (1 + change))            to the dtype of scales; d round(s) / ds = 1
+    d weight / d change = (code - zero) * original scale
 
-A change is a share of its scale, so that one learning rate serves weights and schemes of all sizes, and weight decay
-draws towards what training began with.
+Changes are relative to the scale, so one learning rate suits weights and schemes of all magnitudes, and weight decay
+pulls towards the initial scales.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from bitport.tensor.sharded import is_sharded
 from bitport.train.tensor import Rounding, TrainedTensor
 
 LEARNED = "scales learned"
-"""What reports say in the place of an algorithm."""
+"""What reports show in place of an algorithm."""
 
 
 def learn_scales_(model: nn.Module) -> Plan:
-    """From now on the scales of the quantized weights of ``model`` are trained, and their codes stay: this adapts what
-    any algorithm or library found, with a fraction of the memory that training the weights takes. Make the optimizer
-    afterwards; :func:`convert_` ends the training. Returns for which weights that is, and why not for the others.
+    """Train the scales of the quantized weights of ``model``, with fixed codes: this adapts the result of any algorithm
+    or library, with a fraction of the memory of training the weights. Create the optimizer afterwards;
+    :func:`convert_` ends the training. Returns which weights this applies to, and why not to the others.
 
-    Parameters that are not quantized stay as they are, trained if they require a gradient.
+    Parameters that are not quantized are unaffected, and trained if they require a gradient.
     """
     check_model(model)
     refuse_fsdp(model, "learn_scales_")
@@ -91,7 +91,7 @@ class Scales(nn.Module):
         self.rounding = Rounding(q.scheme, kind=target.kind, transposed=target.transposed)
 
     def right_inverse(self, q: QTensor) -> tuple[Tensor]:
-        """torch asks what :meth:`forward` makes ``q`` of."""
+        """Called by torch for the parameter whose :meth:`forward` is ``q``."""
         return (torch.zeros_like(self.quantized.scale, dtype=torch.float32),)
 
     @torch._disable_dynamo
@@ -132,7 +132,7 @@ class _Learned(NamedTuple):
 
 
 def _learned(model: nn.Module) -> Iterator[_Learned]:
-    """Each name of each weight whose scales are learned."""
+    """Yield each name of each weight whose scales are learned."""
     for module_name, module in model.named_modules(remove_duplicate=False):
         for param, made in dict(getattr(module, "parametrizations", {})).items():
             if isinstance(made[0], Scales):
@@ -140,7 +140,7 @@ def _learned(model: nn.Module) -> Iterator[_Learned]:
 
 
 def settle_scales_(model: nn.Module) -> list[LayerReport]:
-    """Quantized parameters with the scales that were learned, in the place of the parametrizations."""
+    """Replace the parametrizations by quantized parameters with the learned scales."""
     learned = [*_learned(model)]
     done: dict[int, nn.Parameter] = {}
     layers = []
@@ -168,7 +168,8 @@ def settle_scales_(model: nn.Module) -> list[LayerReport]:
 
 
 def _remove(learned: _Learned) -> None:
-    """torch's own takes the property from a class that copies of the module have too."""
+    """Remove one parametrization; torch's own function would delete the property from a class shared with copies of the
+    module."""
     module: Any = learned.module
     with_property = type(module)
     del module.parametrizations[learned.param]

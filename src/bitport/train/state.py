@@ -1,8 +1,8 @@
-"""state_dict() of modules with weights in training: the float values, as a model that is not prepared has them, and of
-a weight whose scales are held these too::
+"""state_dict() of modules with weights in training: the float values, as in an unprepared model, plus any fixed
+scales::
 
     layer.weight                 the value
-    layer.weight._extra_state    uint8: a safetensors file of the scales, which stand beside it
+    layer.weight._extra_state    uint8: a safetensors file of the fixed scales
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bitport.train.fixed import Fixed
 from bitport.train.tensor import PARTS, TrainedTensor
 
 EXTRA_STATE = "._extra_state"
-"""torch.distributed.checkpoint knows this end of a name: no attribute of the model is looked for under it."""
+"""torch.distributed.checkpoint recognizes this suffix and does not look for an attribute of that name."""
 
 
 def watch_state_(model: nn.Module) -> None:
-    """Of all modules that hold weights in training, also those that were prepared before."""
+    """Register the hooks on all modules that hold weights in training, including those prepared earlier."""
     forget_(model)
     for module in model.modules():
         params = module.named_parameters(recurse=False, remove_duplicate=False)
@@ -39,13 +39,13 @@ def forget_(model: nn.Module) -> None:
     for module in model.modules():
         for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks):
             for key, hook in list(hooks.items()):
-                found = getattr(hook, "hook", hook)  # one that is given the module is wrapped
+                found = getattr(hook, "hook", hook)  # hooks that receive the module are wrapped
                 if found in (_write_values, _read_scales) or isinstance(found, _StillPrepared):
                     del hooks[key]
 
 
 def _write_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """keep_vars=True keeps the parameters themselves."""
+    """Post-hook of state_dict(). With keep_vars=True the parameters themselves are kept."""
     for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
         kept = state.get(prefix + name)
         if kept is None:
@@ -60,8 +60,8 @@ def _write_values(module: nn.Module, state: dict[str, Any], prefix: str, metadat
 
 
 def _read_scales(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any, *lists: Any) -> None:
-    """``lists``: strict, names that are missing, that were not expected, and what else is wrong, in words. Scales are
-    missing where the module holds some; one that holds none takes over what it is given."""
+    """Pre-hook of load_state_dict(). ``lists``: strict, missing keys, unexpected keys, error messages. Scales are
+    missing if only the module has them; a module without scales adopts those given."""
     _, missing, _, wrong = lists
     for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
         held = own(param)
@@ -105,7 +105,7 @@ def _as_bytes(w: TrainedTensor) -> Tensor:
 
 
 def _parts_of(given: Any, w: TrainedTensor, shape: tuple[int, ...], name: str) -> dict[str, Tensor]:
-    """What :func:`_as_bytes` wrote, on the device of ``w``: checked to be parts that a weight of ``shape`` can have."""
+    """Decode what :func:`_as_bytes` wrote, on the device of ``w``, and check that it suits a weight of ``shape``."""
     fmt, device, how = w.scheme.weight, w.value.device, w.rounding
     batched = len(shape) > 2 and how.kind != "conv"
     try:
@@ -139,7 +139,7 @@ def _parts_of(given: Any, w: TrainedTensor, shape: tuple[int, ...], name: str) -
 
 
 class _StillPrepared:
-    """After load_state_dict(): assign=True puts other parameters in the place of those in training."""
+    """Post-hook of load_state_dict(): assign=True would replace the parameters in training."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names

@@ -1,26 +1,26 @@
-"""TrainedTensor: a float weight that is trained, and that every product sees as the numbers it will be quantized to.
+"""TrainedTensor: a trainable float weight that products see rounded to the numbers it will be quantized to.
 
-    value       the float weight: what the optimizer reads and updates, what a checkpoint of the training holds; or a
-                QTensor whose scales are learned, which stands in products as it is (bitport.train.scales)
+    value       the float weight, which the optimizer updates and training checkpoints hold; or a QTensor whose scales
+                are learned, which products use directly (bitport.train.scales)
     act_scale   the fixed scale of a static activation, or None
-    scale, zero, scale2, pre_scale    what an algorithm found, held (bitport.train.fixed); None where the scales follow
-                the value
+    scale, zero, scale2, pre_scale    fixed results of an algorithm (bitport.train.fixed); None if the scales follow the
+                value
     rounding    the scheme, and how the backward pass is rounded
-    dtype       that of ``value``, but for a weight that was cast on its way into a product, as autocast does: what is
-                rounded is the value, as it is in the quantized weight, which a cast does not change. The value is
-                cast once it is asked for itself.
+    dtype       that of ``value``, except for a weight that was cast on its way into a product, as by autocast: rounding
+                still applies to the uncast value, because the quantized weight is not affected by a cast either. The
+                value is cast when it is accessed itself.
 
-The module that holds it, its name and its shape stay what they were. torch sees it in three ways:
+The module that holds it, its name and its shape are unchanged. torch operations fall into three groups:
 
-    products (linear, matmul, convolution, embedding, grouped products)     the rounded numbers
-    storage (detach, clone, to, pieces at the borders of blocks)            another TrainedTensor
-    arithmetic under no_grad (optimizers, averages), or with .data          ``value``
+    products (linear, matmul, convolution, embedding, grouped products)     use the rounded numbers
+    storage (detach, clone, to, slices at block boundaries)                 return another TrainedTensor
+    arithmetic under no_grad (optimizers, averages), or with .data          uses ``value``
 
-Arithmetic while gradients are recorded is an error, as it is for the quantized weight: it would go on with other
-numbers than the products. Products that have no rounded form (einsum) are one always. ``floats()`` is the value for a
-penalty on it.
+Arithmetic while gradients are recorded is an error, as it is for the quantized weight: it would use other numbers than
+the products. Products without a rounded form (einsum) are always an error. ``floats()`` returns the value, for example
+for a penalty on it.
 
-The gradient passes through the rounding as if it were not there (straight through): d rounded(w) / dw = 1.
+The gradient is a straight-through estimate: d rounded(w) / dw = 1.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 """torch functions that compute with the rounded numbers; filled by bitport.train.functions."""
 
 ATEN: dict[Any, Callable[..., Any]] = {}
-"""aten ops that store, cut or multiply; filled by bitport.train.aten. All others take ``value``."""
+"""aten ops that store, slice or multiply; filled by bitport.train.aten. All others operate on ``value``."""
 
 
 PARTS = ("act_scale", *Fixed._fields)
-"""Beside the value; each may be None."""
+"""Attributes besides the value; each may be None."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """``kind`` is that of the weight (bitport.schemes.KINDS); ``transposed`` tells that it lies as [.., K, N]."""
+    """``kind``: that of the weight (bitport.schemes.KINDS); ``transposed``: it is stored as [.., K, N]."""
 
     scheme: Scheme
     gradients: Gradients | None = None
     kind: str = "linear"
     transposed: bool = False
     cut: bool = False
-    """A shard, cut without regard to blocks: it is stored and updated, but cannot be rounded alone."""
+    """A shard that is not aligned to blocks: it can be stored and updated, but not rounded on its own."""
     gathered: bool = False
-    """``value`` lies in memory that is filled anew for each use, in its own dtype, whatever dtype the tensor shows."""
+    """``value`` is memory that is refilled for each use, in its own dtype, regardless of the dtype of the tensor."""
 
 
 class TrainedTensor(Tensor):
@@ -104,12 +104,12 @@ class TrainedTensor(Tensor):
 
     @property
     def scheme(self) -> Scheme:
-        """What it is rounded to."""
+        """The scheme that it is rounded to."""
         return self.rounding.scheme
 
     @property
     def fixed(self) -> Fixed | None:
-        """The scales that an algorithm found, if they are held; None: they follow the values."""
+        """The fixed scales that an algorithm found; None if the scales follow the values."""
         return None if self.scale is None else Fixed(self.scale, self.zero, self.scale2, self.pre_scale)
 
     @property
@@ -118,12 +118,12 @@ class TrainedTensor(Tensor):
         return self.value if isinstance(self.value, QTensor) else None
 
     def hold(self, fixed: Fixed | None) -> None:
-        """From now on it is rounded with these scales."""
+        """Set or remove the fixed scales that it is rounded with."""
         self.scale, self.zero, self.scale2, self.pre_scale = fixed or (None,) * len(Fixed._fields)
 
     @property
     def recorded(self) -> bool:
-        """Whether it is used as a part of the model, and neither by an optimizer nor as data taken from it."""
+        """Whether it is used as part of the model, rather than by an optimizer or as data taken from it."""
         return torch.is_grad_enabled() and (self.requires_grad or isinstance(self, torch.nn.Parameter))
 
     def rows(self) -> Tensor:
@@ -134,16 +134,16 @@ class TrainedTensor(Tensor):
         return rows if self.pre_scale is None else rows / self.pre_scale
 
     def with_value(self, value: Tensor, fixed: Fixed | None = None, **changes: Any) -> TrainedTensor:
-        """``fixed``: of the matrix that ``value`` is; None: as they are."""
+        """``fixed``: the scales of the matrix ``value``; None: unchanged."""
         rounding = dataclasses.replace(self.rounding, **changes) if changes else self.rounding
         return TrainedTensor(value, rounding, self.act_scale, self.dtype, fixed or self.fixed)
 
     def floats(self) -> Tensor:
-        """``value`` for arithmetic whose gradient comes back to this tensor."""
+        """Return ``value`` for arithmetic whose gradient flows back to this tensor."""
         return _Floats.apply(self)
 
     def map_parts(self, fn: Callable[[Tensor], Tensor]) -> TrainedTensor:
-        """A copy with ``fn`` applied to the value and to each part beside it."""
+        """A copy with ``fn`` applied to the value and to all other parts."""
         return self.map_beside(fn, fn(self.value), self.dtype)
 
     def map_beside(self, fn: Callable[[Tensor], Tensor], value: Tensor, dtype: torch.dtype) -> TrainedTensor:
@@ -191,7 +191,7 @@ class TrainedTensor(Tensor):
         result = func(*tree_map(value_of, args), **tree_map(value_of, kwargs or {}))
         if not func._schema.is_mutable:
             return result
-        returns = func._schema.returns  # an op returns what it wrote to as it was given
+        returns = func._schema.returns  # a mutating op returns the very argument that it wrote to
         return args[0] if len(returns) == 1 and returns[0].alias_info is not None else result
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -235,7 +235,7 @@ def outside_of_products(func: Any) -> ArgumentError:
 
 
 def value_of(tensor: Any) -> Any:
-    """The float tensor behind a TrainedTensor, in the dtype that it was cast to; anything else as it is."""
+    """The float tensor of a TrainedTensor, in the dtype that it was cast to; anything else unchanged."""
     if not isinstance(tensor, TrainedTensor):
         return tensor
     if tensor.value.dtype != tensor.dtype:
@@ -271,7 +271,7 @@ def _rebuild(
 
 
 def _set_data(self: Tensor, value: Tensor) -> None:
-    """``param.data = other``: the parts too, which torch's own setter would leave as they were."""
+    """``param.data = other``, including the parts, which torch's own setter would not update."""
     assert isinstance(self, TrainedTensor)
     if not isinstance(value, TrainedTensor):
         value = TrainedTensor(value, self.rounding, self.act_scale, fixed=self.fixed)

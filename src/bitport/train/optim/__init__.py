@@ -1,4 +1,4 @@
-"""Optimizers whose state takes a quarter of the memory, or an eighth: the classes of torch.optim with ``states=``."""
+"""The optimizers of torch.optim with ``states=``, which reduces the memory of their state to a quarter or an eighth."""
 
 from bitport.train.optim.adam import Adam, AdamW
 from bitport.train.optim.base import LowBitOptimizer

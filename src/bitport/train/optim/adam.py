@@ -1,7 +1,6 @@
 """Adam and AdamW: two moments, of the gradient and of its square.
 
-AdamW shrinks parameters by the factor 1 - lr * weight_decay before the step, Adam adds weight_decay * p to the
-gradient.
+AdamW multiplies parameters by 1 - lr * weight_decay before the step; Adam adds weight_decay * p to the gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class _Adam(LowBitOptimizer):
         return {"exp_avg": False, "exp_avg_sq": True}
 
     def check(self, group: Group) -> None:
-        """torch.optim.Adam says in its groups which of the two it is."""
+        """torch.optim.Adam records in its groups which of the two it is."""
         super().check(group)
         decoupled = group.get("decoupled_weight_decay", self.decoupled)
         if decoupled != self.decoupled:
@@ -49,7 +48,7 @@ class _Adam(LowBitOptimizer):
 
 
 class AdamW(_Adam):
-    """torch.optim.AdamW with ``states``; see :class:`LowBitOptimizer` for the options that are new."""
+    """torch.optim.AdamW with ``states``; see :class:`LowBitOptimizer` for the additional options."""
 
     decoupled = True
 
@@ -72,7 +71,7 @@ class AdamW(_Adam):
 
 
 class Adam(_Adam):
-    """torch.optim.Adam with ``states``; see :class:`LowBitOptimizer` for the options that are new."""
+    """torch.optim.Adam with ``states``; see :class:`LowBitOptimizer` for the additional options."""
 
     decoupled = False
 

@@ -1,8 +1,8 @@
-"""What the optimizers share: options, states, saving and loading, and the walk over the parameters.
+"""Common base of the optimizers: options, state, saving and loading, and iteration over the parameters.
 
-State of a parameter: ``step``, a float32 number on the CPU as in torch.optim, and its moments. The random bits of
-stochastic rounding are a function of the option ``seed``, the position of the parameter among all, the step, and the
-place in the tensor: what a state dict holds is all there is, and a run that is resumed goes on with the same bits.
+The state of a parameter consists of ``step``, a float32 scalar on the CPU as in torch.optim, and its moments. The
+random bits of stochastic rounding are a function of the option ``seed``, the index of the parameter, the step, and the
+position in the tensor, so a state dict is complete, and a resumed run continues with the same bits.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ Group = dict[str, Any]
 
 
 class LowBitOptimizer(torch.optim.Optimizer):
-    """``states``: the numbers that moments are kept in, a key of STATES. ``min_elements``: smaller tensors keep them in
-    float32. ``stochastic_rounding``: parameters of 16 bits, and moments kept in bfloat16, are rounded up or down at
-    random so that the expected value is right, instead of to nearest, where small steps would be lost. ``seed``: of its
-    random bits.
+    """``states``: the number format of the moments, a key of STATES. ``min_elements``: smaller tensors keep them in
+    float32. ``stochastic_rounding``: round 16-bit parameters, and moments in bfloat16, up or down at random with the
+    right expected value; rounding to nearest would lose small steps. ``seed``: of its random bits.
 
-    Parameters are float32, bfloat16 or float16 on any device; all arithmetic is float32.
+    Parameters may be float32, bfloat16 or float16 on any device; all arithmetic is float32.
     """
 
     rule: ClassVar[str]
@@ -52,16 +51,16 @@ class LowBitOptimizer(torch.optim.Optimizer):
         super().__init__(params, {**options, **own})
 
     def moments(self, group: Group) -> dict[str, bool]:
-        """Name -> whether it is never below zero."""
+        """Map the names of moments to whether they are non-negative."""
         raise NotImplementedError
 
     def numbers(self, group: Group, step: int, begins: bool) -> Numbers:
-        """What the formulas of bitport.ops.optimizer_step take, at the step number ``step`` (the first is 1).
-        ``begins``: the moments have seen no gradient."""
+        """Inputs of the formulas of bitport.ops.optimizer_step for step number ``step`` (the first is 1).
+        ``begins``: the moments have seen no gradient yet."""
         raise NotImplementedError
 
     def check(self, group: Group) -> None:
-        """ArgumentError unless every option of ``group`` is in its range."""
+        """Raise ArgumentError unless every option of ``group`` is in its range."""
         states_of(group["states"])
         lr = group["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
@@ -79,7 +78,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As in torch.optim: ``closure`` is run first, with gradients, and its loss is returned."""
+        """As in torch.optim: ``closure`` is run first, with gradients enabled, and its loss is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -89,7 +88,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
 
     @torch._disable_dynamo
     def _update(self) -> None:
-        """Nothing changes before every gradient was looked at."""
+        """Update all parameters; nothing is changed before all gradients have been checked."""
         targets: dict[str, list[Target]] = {}
         stepped, wrapped = [], []
         position = -1
@@ -107,7 +106,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
             optimizer_step(self.rule, of_device)
         for step in stepped:
             step += 1
-        increment_version(wrapped)  # the value was written to, behind the weight in training that autograd knows
+        increment_version(wrapped)  # autograd knows the weight in training, not the value that was written to
 
     def _target(self, group: Group, param: Tensor, position: int) -> Target:
         _check_param(param, f"parameter {position}")
@@ -141,7 +140,7 @@ class LowBitOptimizer(torch.optim.Optimizer):
         return Target(value_of(local), grad, tuple(kept), self.numbers(group, step, begins), keys)
 
     def _kind(self, group: Group, param: Tensor, positive: bool) -> tuple[Format | None, torch.dtype]:
-        """The format of a moment, and the dtype of one without."""
+        """The format of a moment, and its dtype if the format is None."""
         states = states_of(group["states"])
         fmt = states.format(positive)
         if param.numel() < group["min_elements"]:
@@ -171,11 +170,11 @@ class LowBitOptimizer(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def load_state_dict(self, state_dict: Group) -> None:
-        """As in torch.optim: options are those of the state dict. A state dict of torch.optim is accepted too: options
-        that it lacks stay, and its moments are rounded to ``states``. torch casts float states to the parameter's
-        dtype; here they stay as they were saved."""
+        """As in torch.optim: options are taken from the state dict. A state dict of torch.optim is accepted too:
+        options that it lacks are kept, and its moments are rounded to ``states``. Unlike torch, which casts float
+        states to the parameter's dtype, states keep their dtype."""
         final: Group = {}
-        handle = self.register_load_state_dict_pre_hook(lambda _, given: final.update(given))  # after all others
+        handle = self.register_load_state_dict_pre_hook(lambda _, given: final.update(given))  # after all other hooks
         before = self.__getstate__()
         try:
             super().load_state_dict(state_dict)
@@ -224,7 +223,7 @@ def _check_param(param: Tensor, what: str) -> None:
 
 
 def _plain(state: Group, name: str) -> Tensor:
-    """The moment, in the layout that the step takes: one that was moved or unpickled may have come back in another."""
+    """The moment in the plain layout that the step takes; moving or unpickling may have changed its layout."""
     kept: Tensor = sharded.local_part(state[name])
     if isinstance(kept, QTensor) and kept.bits_layout != "plain":
         kept = kept.to_layout("plain")

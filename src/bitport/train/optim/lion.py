@@ -1,4 +1,4 @@
-"""Lion: the sign of a mean of gradient and moment decides, so that every element moves by lr."""
+"""Lion: updates by the sign of a mean of gradient and moment, so that every element moves by lr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitport.train.optim.base import Group, LowBitOptimizer
 
 
 class Lion(LowBitOptimizer):
-    """``lr`` is usually a third to a tenth of AdamW's, ``weight_decay`` (decoupled) larger by as much. See
+    """``lr`` is usually a third to a tenth of AdamW's, and ``weight_decay`` (decoupled) larger by the same factor. See
     :class:`LowBitOptimizer` for the options after it."""
 
     rule = "lion"

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum, Nesterov's or plain; without momentum it has no state but the step."""
+"""Stochastic gradient descent, optionally with (Nesterov) momentum; without it the step is the only state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bitport.train.optim.base import Group, LowBitOptimizer
 
 
 class SGD(LowBitOptimizer):
-    """torch.optim.SGD with ``states``; see :class:`LowBitOptimizer` for the options that are new."""
+    """torch.optim.SGD with ``states``; see :class:`LowBitOptimizer` for the additional options."""
 
     rule = "sgd"
 
@@ -47,7 +47,7 @@ class SGD(LowBitOptimizer):
         return {"momentum_buffer": False} if group["momentum"] else {}
 
     def numbers(self, group: Group, step: int, begins: bool) -> Numbers:
-        """The first gradient is the first moment, undamped, as in torch.optim."""
+        """As in torch.optim, the first moment is the first gradient, undamped."""
         return Numbers(
             sign=-1.0 if group["maximize"] else 1.0,
             l2=float(group["weight_decay"]),
@@ -58,7 +58,7 @@ class SGD(LowBitOptimizer):
         )
 
     def _taken(self, group: Group, param: Tensor, state: Group, what: str) -> Group:
-        """torch.optim.SGD does not count steps: that it has a state says that there was one. A moment is kept where a
-        schedule turned momentum off for a while."""
+        """torch.optim.SGD does not count steps: having a state implies that there was one. A moment is kept even while
+        a schedule has turned momentum off."""
         momentum = group["momentum"] or "momentum_buffer" in state
         return super()._taken({**group, "momentum": momentum}, param, {"step": 1, **state}, what)

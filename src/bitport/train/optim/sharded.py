@@ -1,8 +1,8 @@
-"""Parameters that are DTensors (FSDP2, tensor parallelism): each process steps on its own piece, and keeps the moments
-of that piece as DTensors of the same placement, which is what torch.distributed.checkpoint expects of a state.
+"""Parameters that are DTensors (FSDP2, tensor parallelism): each process updates its own shard, and keeps the moments
+of that shard as DTensors with the same placement, as torch.distributed.checkpoint expects.
 
-Codes of a piece are pieces of the codes where the matrix is cut along its rows, or along its columns at the borders of
-blocks. Other moments of a DTensor (of a bias, of short rows, of columns cut elsewhere) stay in float32.
+A shard of a matrix has a shard of its codes if it is split along rows, or along columns at block boundaries. Other
+moments of a DTensor (of a bias, short rows, or columns split elsewhere) stay in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bitport.train.optim.states import kept_shape
 
 
 def local_of(param: Any, grad: Any) -> tuple[Tensor, Tensor]:
-    """The pieces of this process."""
+    """The local shards of a parameter and its gradient."""
     if not is_sharded(param):
         return param, grad
     if any(placement.is_partial() for placement in param.placements):
@@ -33,8 +33,8 @@ def local_of(param: Any, grad: Any) -> tuple[Tensor, Tensor]:
 
 
 def piece_of(param: Any) -> tuple[int, ...]:
-    """Which of the pieces of ``param`` this process has: they are rounded by other random bits, copies of one by the
-    same."""
+    """The index of this process's shard of ``param``: different shards are rounded with different random bits, replicas
+    with the same."""
     if not is_sharded(param):
         return ()
     at = zip(param.device_mesh.get_coordinate(), param.placements, strict=True)
@@ -42,7 +42,7 @@ def piece_of(param: Any) -> tuple[int, ...]:
 
 
 def local_part(value: Any, param: Any = None) -> Any:
-    """The piece of a state that belongs to this process; where ``param`` is given, it must lie as that does."""
+    """The local shard of a state; if ``param`` is given, the placements must be equal."""
     if not is_sharded(value):
         if is_sharded(param):
             raise ArgumentError(
@@ -59,7 +59,7 @@ def local_part(value: Any, param: Any = None) -> Any:
 
 
 def takes_codes(param: Any, fmt: Format) -> bool:
-    """Whether every process can keep codes in the shape of its piece."""
+    """Whether every process can keep codes in the shape of its shard."""
     if not is_sharded(param):
         return True
     shape = list(param.shape)

@@ -1,9 +1,9 @@
-"""In which numbers a moment is kept, and the tensor that keeps it.
+"""Number formats of moments, and the tensors that hold them.
 
-A tensor of 2 or more dimensions [N, ...] with rows of at least a block is the matrix [N, rest], so that a piece of its
-rows has a piece of its state: what sharding by rows cuts. Any other is one row, [1, elements], in which blocks run on
-over its rows. A QTensor of the shape of the parameter, or of the row, holds it: moving, casting, saving and copying it
-changes no number. It stays in the plain layout, since no product takes it.
+A tensor of 2 or more dimensions [N, ...] whose rows have at least a block is kept as the matrix [N, rest], so that a
+slice of its rows has a slice of its state, as sharding by rows requires. Any other is one row, [1, elements], whose
+blocks extend across the tensor's rows. It is held by a QTensor of the shape of the parameter, or of that row, so
+moving, casting, saving and copying change no number. It stays in the plain layout, since no product uses it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from bitport.tensor import QTensor, from_parts
 
 @dataclasses.dataclass(frozen=True)
 class States:
-    """``signed`` and ``positive``: formats of first and second moments; both None where they are floats of
-    ``dtype``."""
+    """``signed`` and ``positive``: the formats of first and second moments; both None for floats of ``dtype``."""
 
     signed: Format | None
     positive: Format | None
@@ -45,7 +44,7 @@ STATES: dict[str, States] = {
     "float32": States(None, None),
     "bfloat16": States(None, None, torch.bfloat16),
 }
-"""What ``states=`` may be."""
+"""Allowed values of ``states=``."""
 
 
 def states_of(name: str) -> States:
@@ -61,35 +60,35 @@ def kept_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:
 
 
 def zeros(param: Tensor, fmt: Format | None, dtype: torch.dtype) -> Tensor:
-    """The moment that ``param`` begins with: in ``fmt``, or floats of ``dtype``."""
+    """The initial moment of ``param``: in ``fmt``, or floats of ``dtype``."""
     if fmt is None:
         return torch.zeros(param.shape, dtype=dtype, device=param.device)
     return encoded(torch.zeros(param.shape, dtype=torch.float32, device=param.device), fmt, param.dtype)
 
 
 def encoded(value: Tensor, fmt: Format, dtype: torch.dtype) -> QTensor:
-    """``value`` rounded to the nearest numbers of ``fmt``, standing for a tensor of ``dtype``."""
+    """``value`` rounded to the nearest numbers of ``fmt``, representing a tensor of ``dtype``."""
     shape = kept_shape(tuple(value.shape), fmt)
     parts = quantize(value.to(torch.float32).reshape(shape[0], math.prod(shape[1:])), fmt)
     return from_parts(parts, Scheme(weight=fmt), shape=shape, dtype=dtype)
 
 
 def fits(kept: Tensor, param: Tensor) -> bool:
-    """Whether it is of the shape that a moment of ``param`` has in its numbers."""
+    """Whether it has the shape of a moment of ``param``, given its format."""
     shape = tuple(param.shape)
     return tuple(kept.shape) == (kept_shape(shape, kept.scheme.weight) if isinstance(kept, QTensor) else shape)
 
 
 def moment_of(kept: Tensor, positive: bool) -> Moment:
-    """As the step takes it."""
+    """Return it as the step takes it."""
     if isinstance(kept, QTensor):
         return Moment(kept.qdata, kept.scale, kept.scheme.weight, positive)
     return Moment(kept, positive=positive)
 
 
 def loaded(saved: object, param: Tensor, fmt: Format | None, dtype: torch.dtype, what: str) -> Tensor:
-    """A copy of ``saved`` on the device of ``param``, in this format; ArgumentError if it is no state of that tensor.
-    Floats where codes are wanted are rounded: a state of torch.optim comes in like that."""
+    """A copy of ``saved`` on the device of ``param`` in this format; ArgumentError if it is no state of that tensor.
+    Floats, as in a state of torch.optim, are rounded where codes are expected."""
     wanted = tuple(param.shape) if fmt is None else kept_shape(tuple(param.shape), fmt)
     if isinstance(saved, QTensor):
         if fmt is None or saved.scheme != Scheme(weight=fmt) or tuple(saved.shape) != wanted or saved.transposed:
