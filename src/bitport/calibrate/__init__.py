@@ -1,1 +1,1 @@
-"""Running a model on example inputs to learn what its layers see."""
+"""Calibration: run a model on example inputs to observe the inputs of its layers."""

@@ -39,14 +39,14 @@ def run_batch(model: nn.Module, batch: Any) -> Any:
 
 
 def run_fresh(module: nn.Module, batch: Any) -> Any:
-    """On a copy of the batch, as a module may change what it is given; without gradients."""
+    """Run without gradients on a copy of the batch, because a module may modify its inputs."""
     fresh = each_once(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), batch)
     with torch.no_grad():
         return run_batch(module, fresh)
 
 
 def each_once(change: Callable[[Any], Any], batch: Any) -> Any:
-    """``change`` of every leaf. What is there twice stays one thing: attention asks if its keys are its queries."""
+    """Apply ``change`` to every leaf. Repeated leaves stay identical: attention checks if its keys are its queries."""
     changed: dict[int, Any] = {}
 
     def once(leaf: Any) -> Any:
@@ -59,12 +59,13 @@ def each_once(change: Callable[[Any], Any], batch: Any) -> Any:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """As the model is used: without dropout, and no statistics of a BatchNorm move. Each module gets its mode back.
+    """Evaluate the model as at inference: no dropout, and BatchNorm statistics are not updated. Each module's mode is
+    restored on exit.
 
-    What is compiled runs as it is written, and so does nn.TransformerEncoder, which without a mode of torch computes in
-    nested tensors where it is given a mask of padding, as long as no weight of it is quantized: who watches products
-    needs to see them, and who compares outputs those of one way. Without gradients, but outside of inference mode, in
-    which torch does not tell whether a tensor was written into.
+    Compiled functions run eagerly, and so does nn.TransformerEncoder, which outside a torch function mode switches to
+    nested tensors if it gets a padding mask and none of its weights is quantized: observing products requires that they
+    are visible, and comparing outputs that they are computed in one way. Gradients are off, but not by inference mode,
+    in which torch does not track writes into tensors.
     """
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -77,14 +78,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """Nothing is compiled where the compiler, which takes seconds to import, is not there yet."""
+    """Run eagerly. A no-op unless the compiler, which takes seconds to import, has been imported already."""
     imported = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if imported else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def no_autocast() -> Iterator[None]:
-    """For what is worked out about a model: autocast is for the products of the model itself."""
+    """Disable autocast for computations about a model; it is meant for the products of the model itself."""
     accelerator = torch.accelerator.current_accelerator()
     kinds = {"cpu"} if accelerator is None else {"cpu", accelerator.type}
     with contextlib.ExitStack() as held:
@@ -95,15 +96,15 @@ def no_autocast() -> Iterator[None]:
 
 
 def each_batch(calibrate: Iterable[Any]) -> Iterator[Any]:
-    """Mappings of every kind as dicts, of which the leaves are known."""
+    """Iterate over batches, converting all mappings to dicts, which pytree can flatten."""
     if isinstance(calibrate, (str, Tensor, Mapping)):
         raise ArgumentError(f"calibrate is a single {type(calibrate).__name__}: give a list of batches")
     return (dict(batch) if isinstance(batch, Mapping) else batch for batch in calibrate)
 
 
 def batches_of(model: nn.Module, calibrate: Iterable[Any] | Callable[[nn.Module], Any]) -> list[Any]:
-    """``calibrate`` as a list that can be run again and again. A function is called once with the model; its calls of
-    the model are the batches, with copies of what they were given."""
+    """Return ``calibrate`` as a list that can be run repeatedly. A function is called once with the model; each of its
+    calls of the model becomes a batch, with copies of its arguments."""
     if not callable(calibrate):
         return list(each_batch(calibrate))
     calls: list[Any] = []

@@ -1,15 +1,15 @@
-"""Block by block: the inputs of each weight of a model whose earlier blocks are quantized already.
+"""Block-by-block calibration: the inputs of each weight of a model whose earlier blocks are quantized already.
 
-A model's blocks are the children of its outermost ModuleLists and Sequentials. A run on every batch in which the blocks
-do not compute (:mod:`bitport.calibrate.record`) tells what each is called with, and which of that is the very output of
-the block before. Then for each block: run it on every batch and watch its weights; hand them out to be quantized; run
-it again, quantized, for the outputs that go into the next. So every block runs twice on every batch, however many there
-are, up to the last one that is watched, and a model whose weights come and go block by block
-(:class:`bitport.calibrate.place.Place`) is walked in the same way as one in memory. What lies in no block (an output
-head) comes last, from the outputs of the last block.
+A model's blocks are the children of its outermost ModuleLists and Sequentials. A run of every batch in which the blocks
+do not compute (:mod:`bitport.calibrate.record`) records the arguments of each block, and which of these are exactly the
+output of the previous block. Then for each block: run it on every batch while watching its weights; yield them to be
+quantized; run it again, quantized, for the inputs of the next. So every block runs twice per batch, however many blocks
+there are, up to the last one that is watched, and a model whose weights are loaded block by block
+(:class:`bitport.calibrate.place.Place`) is walked in the same way as one in memory. Weights in no block (such as an
+output head) come last, from the outputs of the last block.
 
-Where a model calls a block more than once or not at all, or does something to the output of one before the next gets
-it, the inputs are those of the unquantized model, which then has to run as a whole.
+If a model calls a block more than once or not at all, or modifies the output of one before the next receives it, the
+inputs are those of the unquantized model, which then has to run as a whole.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from bitport.tensor import QTensor
 
 Measured = Iterator[tuple[Target, "Inputs | None"]]
 Prepare = Callable[[str, nn.Module, Iterable[Any], dict[str, Inputs]], None]
-"""It may change a block, in float, and the inputs of its weights with it, before the first of these is handed out: gets
-the name of the block ("" for what lies in none), the block, its batches, and the inputs."""
+"""May change a block, in float, along with the inputs of its weights, before the first of these is yielded. Receives
+the name of the block ("" for weights in no block), the block, its batches, and the inputs."""
 
 
 def measured(
@@ -48,8 +48,8 @@ def measured(
     store: Store | None = None,
     prepare: Prepare | None = None,
 ) -> Measured:
-    """Each of ``targets``, with its inputs if its name is ``wanted``. Whoever takes one quantizes it in place before
-    asking for the next. Targets of steps that are done (Place.done) are left out."""
+    """Yield each of ``targets``, with its inputs if its name is in ``wanted``. The caller quantizes it in place before
+    asking for the next. Targets of finished steps (Place.done) are left out."""
     return Walk(model, targets, wanted, batches, place or Whole(), store or Memory(), prepare).measured()
 
 
@@ -83,7 +83,7 @@ class Walk:
 
     @property
     def left(self) -> list[Target]:
-        """Those of steps that no earlier run has dealt with."""
+        """Targets of steps that no earlier run has finished."""
         steps = (*self.targets.items(), (REST, self.rest))
         return [target for step, own in steps if not self.place.done(step) for target in own]
 
@@ -107,9 +107,9 @@ class Walk:
             self.place.finish(REST)
 
     def magnitudes(self, targets: Sequence[Target]) -> Iterator[dict[str, Magnitudes]]:
-        """How large the inputs of ``targets`` are in the model as it is, before measured(): of one step after the
-        other those of its weights, over the batches of this process. A weight of several steps adds up. Every block
-        runs once."""
+        """Yield, step by step, the magnitudes of the inputs of ``targets`` in the original model, over the batches of
+        this process; to be used before measured(). A weight used by several steps accumulates. Every block runs
+        once."""
         found: dict[str, Magnitudes] = {}
         last = self._last({target.name for target in targets})
         for at, name in enumerate(self.order[: last + 1]):
@@ -130,7 +130,7 @@ class Walk:
     def _sizes(
         self, step: str, targets: Sequence[Target], found: dict[str, Magnitudes]
     ) -> Iterator[dict[str, Magnitudes]]:
-        """Of those ``targets`` that lie in ``step``; ``found``: of all, by storage."""
+        """Watch those of ``targets`` that are in ``step``. ``found``: the magnitudes of all, by storage."""
         own = [target for target in targets if target in (self.targets[step] if step else self.rest)]
         watch = Watch.of(self.model, own, Magnitudes)
         watch.seen = {target.name: found.setdefault(target.storage, Magnitudes()) for target in own}
@@ -138,8 +138,7 @@ class Walk:
             yield watch.seen
 
     def _last(self, names: Collection[str]) -> int:
-        """The last step, that of what lies in no block counted too, with one of these weights; -1 where there is
-        none."""
+        """The index of the last step, counting REST, that has one of these weights; -1 if there is none."""
         steps = enumerate((*(self.targets[name] for name in self.order), self.rest))
         return max((at for at, own in steps if any(target.name in names for target in own)), default=-1)
 
@@ -147,7 +146,7 @@ class Walk:
         return _Calls(self.record, self.store, self.order[at], self.order[at - 1] if at else None)
 
     def _run(self, at: int) -> None:
-        """For what goes into the next block."""
+        """Run a block to store the inputs of the next."""
         name = self.order[at]
         block = self.model.get_submodule(name)
         with in_use(self.model):
@@ -156,12 +155,12 @@ class Walk:
                 self.store.put(name, batch, _used(self.record, batch, at, leaves))
 
     def _first(self) -> int:
-        """The first block whose outputs are not there yet."""
+        """The first block whose outputs are not stored yet."""
         done = [at for at, name in enumerate(self.order) if self.place.done(name) and self.store.holds(name)]
         return done[-1] + 1 if done else 0
 
     def _forget_first(self, later: int) -> None:
-        """What only the first block is given, such as the embedded tokens, need not be kept."""
+        """Drop tensors that only the first block is given, such as the embedded tokens."""
         for batch in range(len(self.batches)):
             held = self.store.get(GIVEN, batch)
             used = {at for name in self.order[later:] for at in self.record.uses(batch, name, Given)}
@@ -170,7 +169,7 @@ class Walk:
 
     @contextlib.contextmanager
     def _outside(self) -> Iterator[None]:
-        """Within it what lies in no block has its weights."""
+        """Load the weights that are in no block."""
         with contextlib.ExitStack() as held:
             held.enter_context(self.place.outside(self.order))
             for target in self.rest:
@@ -178,8 +177,8 @@ class Walk:
             yield
 
     def _around(self) -> Iterator[Any]:
-        """Runs of all that lies around the blocks, which return what they returned to each other; where they do not
-        stand in a row, of the whole model."""
+        """Run everything around the blocks, which return their stored outputs; without a recorded sequence of blocks,
+        run the whole model."""
         last = self.order[-1] if self.record.shapes else None
         batch = 0
 
@@ -214,11 +213,11 @@ class Walk:
     def _watched(
         self, step: str, batches: Iterable[Any], targets: list[Target], work: Iterator[None] | None = None
     ) -> Measured:
-        """The inputs of ``targets`` while the module ``step`` (the model, for REST) runs on ``batches``, by ``work``
-        where that does it in another way."""
+        """Yield ``targets`` with their inputs while the module ``step`` (the model, for REST) runs on ``batches``, or
+        by ``work`` if given."""
         module = self.model.get_submodule(step)
         wanted = [each for each in targets if each.name in self.wanted]
-        seen = [each for each in wanted if not isinstance(each.weight(self.model), QTensor)]  # as a tied one may be
+        seen = [each for each in wanted if not isinstance(each.weight(self.model), QTensor)]  # tied ones may be already
         steps = work or (run_fresh(module, batch) for batch in batches)
         with in_use(self.model):
             inputs = self._inputs(seen, steps) if seen else {}
@@ -230,7 +229,7 @@ class Walk:
             yield target, inputs.pop(target.name, None)
 
     def _inputs(self, targets: list[Target], steps: Iterator[Any]) -> dict[str, Inputs]:
-        """Of those weights that this process owns, over the batches of all; ``steps`` runs those of this one."""
+        """The inputs of the weights that this process owns, over all batches; ``steps`` runs those of this process."""
         watch = Watch.of(self.model, targets)
         if self.processes.world == 1:
             with watch:
@@ -241,13 +240,13 @@ class Walk:
         for _ in range(self.rounds):
             with Watch.of(self.model, targets, Rows) as rows:
                 next(steps, None)
-            for name, _, _ in rows.weights.values():  # of tied ones the first
+            for name, _, _ in rows.weights.values():  # the first of tied ones
                 self.processes.total(self.owner[name], found.get(name), rows.seen[name])
         return found
 
 
 class _Calls(Iterable[Call]):
-    """The calls of one block, again and again; of each batch no more in memory than its own."""
+    """Re-iterable calls of one block that hold only one batch in memory at a time."""
 
     def __init__(self, record: Record, store: Store, block: str, previous: str | None) -> None:
         self.record, self.store, self.block, self.previous = record, store, block, previous
@@ -259,7 +258,7 @@ class _Calls(Iterable[Call]):
 
 
 def _used(record: Record, batch: int, at: int, leaves: list[Any]) -> dict[int, Tensor]:
-    """The leaves of the output of block ``at`` that go into the next; of the last one all tensors."""
+    """The leaves of the output of block ``at`` that the next one uses; for the last block all tensors."""
     if at + 1 < len(record.order):
         return {leaf: leaves[leaf] for leaf in record.uses(batch, record.order[at + 1], Previous)}
     return {leaf: value for leaf, value in enumerate(leaves) if isinstance(value, Tensor)}
@@ -280,8 +279,8 @@ def _inside(target: Target, block: str) -> bool:
 
 @contextlib.contextmanager
 def in_use(model: nn.Module) -> Iterator[None]:
-    """As it is used, but without a cache of keys and values: one that grows with every run of a block would be wrong
-    the second time. A model with images has the setting at its decoder, which is a module with a config of its own."""
+    """Evaluate without a key-value cache: one that grows with every run of a block would be wrong the second time. In a
+    multimodal model the setting is in the config of its decoder module."""
     configs = {id(config): config for each in model.modules() if (config := getattr(each, "config", None)) is not None}
     before = [(each, uses) for each in configs.values() if (uses := getattr(each, "use_cache", None)) is not None]
     with evaluating(model):

@@ -1,4 +1,4 @@
-"""Token ids to calibrate on, from what people have: a text, lines of JSON, a dataset, or token ids.
+"""Load token ids for calibration from a text, JSON lines, a dataset, or stored token ids.
 
 Nothing that is read is executed: no pickles, no dataset scripts.
 """
@@ -24,18 +24,18 @@ TABLES = (".parquet", ".arrow")
 TEXTS = (".txt", ".md", ".jsonl")
 TOKENS = (".safetensors", ".npy")
 REACH = 4
-"""With a seed, windows are drawn from so many times the tokens that are asked for."""
+"""With a seed, windows are drawn from this many times the requested number of tokens."""
 
 
 def token_batches(
     path: str | Path, encode: Encode, *, window: int = 512, tokens: int = 65536, seed: int | None = None
 ) -> list[Tensor]:
-    """int64 token ids [1, window] of ``tokens`` tokens, of which the last may be shorter.
+    """Return ``tokens`` tokens as int64 token ids [1, window], the last of which may be shorter.
 
-    ``path``: a UTF-8 text; a .jsonl file, of which the field "text" of each line is a document; a .parquet or .arrow
-    file, of which the column "text"; a directory of these, such as a dataset of Hugging Face; or token ids, the first
-    tensor of a .safetensors file or a .npy file. ``encode``: text -> token ids. ``seed``: documents are taken in random
-    order, and windows at random from what they give; None: the first ones.
+    ``path``: a UTF-8 text; a .jsonl file with a document in the field "text" of each line; a .parquet or .arrow file
+    with a column "text"; a directory of these, such as a Hugging Face dataset; or token ids, as the first tensor of a
+    .safetensors file or as a .npy file. ``encode``: text -> token ids. ``seed``: take documents in random order, and
+    random windows of their tokens; None: take the first ones.
     """
     file = Path(path)
     draw = None if seed is None else torch.Generator().manual_seed(seed)
@@ -86,7 +86,7 @@ def _documents_of(file: Path) -> Iterator[str]:
     if file.suffix != ".jsonl":
         yield text
         return
-    for number, line in enumerate(text.split("\n"), 1):  # a text may hold what else ends a line, such as U+2028
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines() would also split at U+2028 and the like
         if not line.strip():
             continue
         try:
@@ -99,7 +99,7 @@ def _documents_of(file: Path) -> Iterator[str]:
 
 
 def _column(file: Path) -> Iterator[str]:
-    """The column "text", a part of the file at a time."""
+    """The column "text", read in batches."""
     arrow = _pyarrow(file)
     try:
         if file.suffix == ".parquet":

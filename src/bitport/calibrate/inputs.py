@@ -1,7 +1,7 @@
-"""What the inputs of a weight have in common: the sum of x x^T, which tells the error of its output.
+"""Statistics of the inputs of a weight: the sum of x x^T, which determines the error of its output.
 
-They are found at the products themselves, not at modules: F.linear with a tied weight and an expert that is one slice
-of a parameter are seen like any nn.Linear.
+Inputs are observed at the products rather than at modules, so F.linear with a tied weight and an expert that is a slice
+of a parameter are covered like any nn.Linear.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from bitport.errors import ArgumentError
 from bitport.schemes import Target
 
 PANEL = 512
-"""Columns of a sum of x x^T that are made at once. Each is made from the diagonal on: the rest lies there already, the
-sum being symmetric."""
+"""Columns of a sum of x x^T that are computed at once. Each panel starts at the diagonal; the rest follows from the
+symmetry of the sum."""
 
 
 class Inputs:
-    """``gram`` float32 [.., K, K]: the sum of x x^T over the inputs of each matrix; ``rows`` int64 [..]: how many there
-    were. Sums, so that those of several runs can be added."""
+    """``gram`` float32 [.., K, K]: the sum of x x^T over the inputs of each matrix; ``rows`` int64 [..]: their number.
+    Both are sums, so those of several runs can be added."""
 
     def __init__(self, batch: tuple[int, ...], k: int, device: torch.device | str | None = None) -> None:
         self.gram = torch.zeros(*batch, k, k, dtype=torch.float32, device=device)
         self.rows = torch.zeros(batch, dtype=torch.int64, device=device)
 
     def add(self, x: Tensor, index: tuple[int, ...] = ()) -> None:
-        """``x`` [.., K] went into the matrix at ``index``."""
+        """Add inputs ``x`` [.., K] of the matrix at ``index``."""
         rows = x.detach().reshape(-1, x.shape[-1]).float()
         gram, k = self.gram[index], rows.shape[-1]
         for start in range(0, k, PANEL):
@@ -45,18 +45,18 @@ class Inputs:
         self.rows[index] += rows.shape[0]
 
     def __getitem__(self, at: int) -> Inputs:
-        """Those of one matrix of several."""
+        """The statistics of one matrix of a stack."""
         one = Inputs((), 0)
         one.gram, one.rows = self.gram[at], self.rows[at]
         return one
 
     @property
     def any_rows(self) -> bool:
-        """Whether anything went into any of the matrices."""
+        """Whether any of the matrices has received input."""
         return bool((self.rows > 0).any())
 
     def divided(self, scale: Tensor) -> Inputs:
-        """As if every x had been divided by ``scale`` [.., K]."""
+        """The statistics if every x were divided by ``scale`` [.., K]."""
         other = Inputs((), 0)
         other.gram, other.rows = self.gram / (scale[..., None] * scale[..., None, :]), self.rows
         return other
@@ -68,7 +68,7 @@ class Inputs:
 
 
 class Rows:
-    """Stands for Inputs: the rows themselves, call by call: (which matrix, rows [M, K])."""
+    """Alternative to Inputs that keeps the rows themselves, call by call: (matrix index, rows [M, K])."""
 
     def __init__(self, batch: tuple[int, ...], k: int, device: torch.device | str | None = None) -> None:
         self.calls: list[tuple[tuple[int, ...], Tensor]] = []
@@ -79,7 +79,7 @@ class Rows:
 
 
 Product = tuple[Tensor, Tensor, bool, Tensor | None]
-"""(x, the weight, whether it lies as [.., K, N], ends of the groups of rows)."""
+"""(x, the weight, whether it is stored as [.., K, N], ends of the groups of rows)."""
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Product:
@@ -109,7 +109,8 @@ PRODUCTS: dict[Callable[..., Any], Callable[..., Product]] = {
 
 
 def _open(func: Any) -> Callable[..., Any]:
-    """A function in Python that asks nobody whether it shall run, so that the products within it are seen."""
+    """Return a Python function that does not dispatch to torch function overrides, so that its inner products are
+    seen."""
     own = {**func.__globals__, "has_torch_function": lambda _: False}
     return types.FunctionType(func.__code__, own, func.__name__, func.__defaults__)
 
@@ -120,10 +121,10 @@ ATTENTION = _open(F.multi_head_attention_forward)
 class Watch(TorchFunctionMode):
     """Within this context every product with one of ``weights`` adds to its Inputs in ``seen``.
 
-    A weight is recognized as itself, as a whole matrix of it, or as rows of the only one, whose inputs count as those
-    of all rows: cross-attention multiplies queries by some of in_proj_weight, keys and values by others.
-    ``transposed``: names of those that lie as [.., K, N].
-    ``collect``: what to keep of the inputs in place of Inputs; made and added to alike.
+    Products are matched if they use the weight itself, one of its matrices, or rows of a single matrix, whose inputs
+    then count for all rows: cross-attention multiplies queries by some rows of in_proj_weight, keys and values by
+    others. ``transposed``: names of weights that are stored as [.., K, N]. ``collect``: what to collect instead of
+    Inputs; constructed and added to in the same way.
     """
 
     def __init__(
@@ -136,11 +137,11 @@ class Watch(TorchFunctionMode):
             first, _, flipped = self.weights.setdefault(id(weight), (name, weight, name in transposed))
             if first == name:
                 self.seen[name] = collect(tuple(weight.shape[:-2]), weight.shape[-2 if flipped else -1], weight.device)
-            self.seen[name] = self.seen[first]  # tied: what goes into either goes into both
+            self.seen[name] = self.seen[first]  # tied weights share their inputs
 
     @classmethod
     def of(cls, model: nn.Module, targets: Iterable[Target], collect: Callable[..., Any] = Inputs) -> Watch:
-        """Of the weights of ``model`` that ``targets`` describe."""
+        """Watch the weights of ``model`` that ``targets`` describe."""
         every = list(targets)
         weights = {target.name: target.weight(model) for target in every}
         return cls(weights, [target.name for target in every if target.transposed], collect)
@@ -174,7 +175,7 @@ class Watch(TorchFunctionMode):
 def _matrices(
     x: Tensor, weight: Tensor, whole: Tensor, ends: Tensor | None
 ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    """(which matrix of the parameter ``whole``, what goes into it)."""
+    """Yield (index of the matrix in the parameter ``whole``, its inputs)."""
     if whole.dim() == 2:
         yield (), x
     elif weight.dim() == 2:

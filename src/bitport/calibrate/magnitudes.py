@@ -1,4 +1,4 @@
-"""How large the inputs of a weight are: a histogram that many batches go into, and the range that is best for it."""
+"""Histograms of input magnitudes, accumulated over batches, and the best range for each."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bitport.numerics import ACTIVATIONS, static_scale
 
 BINS = 2048
 PARTS = torch.arange(100, 19, -1, dtype=torch.float64, device="cpu") / 100
-"""Of the largest magnitude: the ranges that are tried, the whole one first."""
+"""Ranges to try, as shares of the largest magnitude, the full range first."""
 
 
 class Magnitudes:
-    """Counts of |x| in bins of one width from 0 on. Where something larger comes, the bins become twice as wide, two by
-    two, so that the counts depend on the numbers alone, not on their order."""
+    """Counts of |x| in bins of equal width, starting at 0. When a larger value arrives, the bins are doubled in width
+    by merging pairs, so that the counts depend on the values alone, not on their order."""
 
     def __init__(self, *_: object) -> None:
         self.peak: Tensor | None = None
-        """The largest of all; None before anything came."""
+        """The largest magnitude; None before any input."""
         self.width = 0.0
         self.counts = torch.zeros(BINS, dtype=torch.int64, device="cpu")
 
@@ -36,7 +36,7 @@ class Magnitudes:
         self.counts = self.counts + torch.histc(x / self.width, BINS, 0, BINS).to(torch.int64).cpu()
 
     def __iadd__(self, other: Magnitudes) -> Magnitudes:
-        """As if all that came to ``other`` had come here."""
+        """Merge, as if all inputs of ``other`` had been added here."""
         if other.peak is not None:
             self.peak = other.peak if self.peak is None else torch.maximum(self.peak, other.peak)
         if other.width:
@@ -53,8 +53,9 @@ class Magnitudes:
             self.width *= 2
 
     def scale(self, act: str) -> Tensor:
-        """The fixed scale [1, 1]. Of integers, whose steps are all alike, that with the least squared error: what is
-        rare and large may be cut. Of floats that which takes in the largest magnitude, since cutting gains nothing."""
+        """The fixed scale [1, 1]. For integers, which are evenly spaced, the one with the least squared error, which
+        may clip rare large values; for floats the one that covers the largest magnitude, since clipping gains
+        nothing."""
         assert self.peak is not None
         number = ACTIVATIONS[act].number
         if number.kind != "int" or not self.width:

@@ -1,5 +1,5 @@
-"""What went into each weight, for static input scales: in the model as it is before any weight is rounded, so that a
-scale depends neither on the schemes of other weights nor on how they are rounded."""
+"""Measure static input scales in the original model, before any weight is rounded, so that a scale depends neither on
+the schemes of other weights nor on how they are rounded."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from bitport.schemes import Target
 def input_scales(
     model: nn.Module, activations: Mapping[Target, str], calibrate: Iterable[Any] | Callable[[nn.Module], Any]
 ) -> dict[str, Tensor]:
-    """Run the model and return, by the names of weights, the fixed scales [1, 1] of their inputs, made from all that
-    was multiplied with them (:mod:`bitport.calibrate.magnitudes`). An embedding that is no output head has none.
+    """Run the model and return, by name of the weight, the fixed scales [1, 1] of its inputs, based on everything that
+    was multiplied with it (:mod:`bitport.calibrate.magnitudes`). An embedding that is not an output head has none.
 
     ``calibrate``: batches (:mod:`bitport.calibrate.batches`), or a function that runs the model.
     """
@@ -35,7 +35,7 @@ def input_scales(
 
 
 def scales_of(activations: Mapping[Target, str], found: Mapping[str, Magnitudes]) -> dict[str, Tensor]:
-    """ArgumentError where calibration tells none."""
+    """Compute the scales; ArgumentError if calibration is missing or not finite for any."""
     seen = {name: each for name, each in found.items() if each.peak is not None}
     if unseen := [each.name for each in activations if each.kind != "embedding" and each.name not in seen]:
         raise ArgumentError(
@@ -48,7 +48,7 @@ def scales_of(activations: Mapping[Target, str], found: Mapping[str, Magnitudes]
 
 
 def scales_without_data(activations: Mapping[Target, str]) -> dict[str, Tensor]:
-    """The same of weights without data: shapes alone, which do not tell of an embedding that a model multiplies with
-    outside of any layer."""
+    """Like :func:`input_scales`, for weights without data: shapes only, which do not reveal an embedding that a model
+    multiplies with outside any layer."""
     multiplied = {target.storage for target in activations if target.kind != "embedding"}
     return {target.name: torch.empty(1, 1, device="meta") for target in activations if target.storage in multiplied}

@@ -1,4 +1,4 @@
-"""Where a model's weights are while it is walked: in the model all the time, or brought block by block."""
+"""Where the weights of a model are while it is walked: always in the model, or loaded block by block."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from torch.utils._pytree import tree_leaves
 from bitport.errors import ArgumentError
 
 REST = ""
-"""The step of what lies in no block."""
+"""The step of weights that are in no block."""
 
 
 class Place(Protocol):
     must_stream: bool
-    """The model never runs as a whole."""
+    """Whether the model cannot run as a whole."""
 
     def outside(self, blocks: Collection[str]) -> AbstractContextManager[None]:
-        """Within it what lies outside of ``blocks`` has its weights."""
+        """Context in which everything outside ``blocks`` has its weights."""
 
     def inside(self, name: str) -> AbstractContextManager[None]:
-        """Within it that module has its weights, quantized ones if its step is done; or that parameter is there."""
+        """Context in which the named module has its weights (quantized if its step is done), or the named parameter is
+        loaded."""
 
     def done(self, step: str) -> bool:
-        """Whether a run that ended early has dealt with that block, or with REST, already."""
+        """Whether an interrupted run has already finished that block, or REST."""
 
     def finish(self, step: str) -> None:
-        """All weights of that step are quantized, and its outputs are in the store."""
+        """Called when all weights of that step are quantized and its outputs are in the store."""
 
 
 SHOWN = ("__get__", "size", "dim", "numel", "stride", "element_size", "is_floating_point")
-"""What a tensor without numbers may be asked for: its attributes, and what stands beside them."""
+"""What may be asked of a tensor without data: attributes and similar metadata."""
 
 
 class Present(TorchFunctionMode):
-    """Within it nothing is computed with a weight that is not there, nor with what was sent to its device: PyTorch does
-    so without a word where only the ids of an embedding are on meta, and the rows are whatever lay in memory."""
+    """Refuse computations with weights that are not loaded or with tensors on their device: PyTorch does these silently
+    if only the ids of an embedding are on meta, and returns uninitialized rows."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -61,12 +62,12 @@ def _is_absent(leaf: Any) -> bool:
 
 
 def checked(model: nn.Module, place: Place) -> AbstractContextManager[Any]:
-    """For a run of ``model`` whose weights ``place`` brings."""
+    """Context for a run of ``model`` whose weights are loaded by ``place``."""
     return Present(model) if place.must_stream else contextlib.nullcontext()
 
 
 class Whole:
-    """A model in memory."""
+    """A model that is entirely in memory."""
 
     must_stream = False
 
@@ -80,4 +81,4 @@ class Whole:
         return False
 
     def finish(self, step: str) -> None:
-        """Nothing is to be done."""
+        """No-op."""

@@ -1,9 +1,9 @@
-"""Several processes that calibrate one model together, with exactly the result of one.
+"""Calibrate one model with several processes, with exactly the result of a single one.
 
-Each runs its share of the batches. The sum over the inputs of a weight is made by one process, its owner, from the rows
-that all have seen, in the order of the batches: the same additions in the same order as one process makes. (Adding up
-partial sums would be less to send, but float addition is not associative.) The owner chooses the codes, too, and tells
-the others. How large inputs are each process counts by itself, since counts may be added in any order.
+Each process runs its share of the batches. The sum over the inputs of a weight is computed by one process, its owner,
+from the rows seen by all, in the order of the batches: the same additions in the same order as in a single process.
+(Adding up partial sums would send less, but float addition is not associative.) The owner also chooses the codes and
+broadcasts them. Histograms of input magnitudes are kept per process, since counts can be added in any order.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ T = TypeVar("T")
 
 
 class Processes:
-    """``rank`` of ``world``; by default this process alone."""
+    """Process ``rank`` of ``world``; by default a single process."""
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         self.rank, self.world = rank, world
 
     @classmethod
     def joined(cls) -> Processes:
-        """Those of the default group of torch.distributed, which torchrun and init_process_group make."""
+        """The processes of torch.distributed's default group, as created by torchrun and init_process_group."""
         return cls(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else cls()
 
     @classmethod
     @contextlib.contextmanager
     def of_torchrun(cls) -> Iterator[Processes]:
-        """The processes that torchrun has started, connected within this context; otherwise this one alone.
+        """The processes started by torchrun, connected within this context; otherwise this one alone.
 
-        torch._dynamo, which some op imports sooner or later, keeps the group alive if it is there first. The group's
-        threads then end with the interpreter, and now and then that aborts the process.
+        torch._dynamo, which some op imports eventually, is imported before the group is created. Otherwise it keeps the
+        group alive, whose threads then end with the interpreter, which occasionally aborts the process.
         """
         if not {"RANK", "WORLD_SIZE"} <= os.environ.keys() or int(os.environ["WORLD_SIZE"]) == 1:
             yield cls()
@@ -54,21 +54,21 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether it is the one that writes what all have made."""
+        """Whether this process writes the common result."""
         return self.rank == 0
 
     def share(self, batches: Sequence[T]) -> Sequence[T]:
-        """Those of this process; ArgumentError where there are fewer batches than processes."""
+        """The batches of this process; ArgumentError if there are fewer batches than processes."""
         if len(batches) < self.world:
             raise ArgumentError(f"{len(batches)} batches are too few for {self.world} processes: give smaller ones")
         return batches[self.rank :: self.world]
 
     def rounds(self, batches: int) -> int:
-        """How many batches the process with most of them runs."""
+        """The largest number of batches that any process runs."""
         return -(-batches // self.world)
 
     def total(self, owner: int, inputs: Inputs | None, rows: Rows) -> None:
-        """Adds what every process has seen in one round to ``inputs``, which the owner has."""
+        """Add the rows that all processes saw in one round to ``inputs``, which only the owner has."""
         every: list[Any] | None = [None] * self.world if self.rank == owner else None
         dist.gather_object(rows.calls, every, dst=owner)
         for calls in every or ():
@@ -77,7 +77,7 @@ class Processes:
                 inputs.add(x, index)
 
     def merged(self, own: Mapping[str, Magnitudes]) -> dict[str, Magnitudes]:
-        """What all have seen, in each of them: counts, so that their order makes no difference."""
+        """The sum over all processes, in each of them; these are counts, so their order does not matter."""
         every: list[Any] = [own]
         if self.world > 1:
             every *= self.world
@@ -89,7 +89,7 @@ class Processes:
         return total
 
     def shared(self, owner: int, make: Callable[[], T]) -> T:
-        """What ``make`` returns in the process ``owner``; every process gets it."""
+        """Call ``make`` in the process ``owner`` and return its result in every process."""
         if self.world == 1:
             return make()
         held: list[Any] = [make() if self.rank == owner else None]

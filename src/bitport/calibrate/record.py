@@ -1,4 +1,4 @@
-"""What the blocks of a model are called with, from a run of it in which the blocks are replaced by stand-ins."""
+"""Record the arguments of a model's blocks, by a run in which stand-ins replace the blocks."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from bitport.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class Previous:
-    """Stands for leaf ``at`` of the output of the block before."""
+    """Placeholder for leaf ``at`` of the previous block's output."""
 
     at: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """Stands for tensor ``at`` among those that the model itself gives to its blocks."""
+    """Placeholder for tensor ``at`` among those that the model itself passes to its blocks."""
 
     at: int
 
 
 @dataclasses.dataclass
 class Record:
-    """``order``: the blocks, as every batch calls them, each once. ``calls``: of each batch, with Previous and Given
-    for tensors. ``shapes``: of the outputs; empty where the blocks really ran. ``given``: bytes of the tensors
-    behind Given, for each batch."""
+    """``order``: the blocks in the order that every batch calls them in, once each. ``calls``: arguments per batch,
+    with Previous and Given in place of tensors. ``shapes``: of the outputs; empty if the blocks really ran. ``given``:
+    bytes of the tensors behind Given, per batch."""
 
     order: list[str]
     calls: list[dict[str, Call]]
@@ -51,8 +51,8 @@ class Record:
 def recorded(
     model: nn.Module, blocks: Sequence[str], own: Sequence[str], batches: Sequence[Any], store: Store, place: Place
 ) -> Record:
-    """The calls of ``blocks``; where the model does something between these, the true inputs of those of ``own``, from
-    a run of the whole model as it is."""
+    """Record the calls of ``blocks``. If the model computes something between them, run the whole original model and
+    record the true inputs of the blocks in ``own``."""
     reason = "it has no blocks (children of a ModuleList or a Sequential)"
     if blocks:
         try:
@@ -116,7 +116,7 @@ def _run_through(
 
 
 class _Memory:
-    """What the blocks of one run were given. A tensor counts as the same as long as nobody has written into it."""
+    """The tensors that one run passes to its blocks. A tensor counts as the same until it is written to."""
 
     def __init__(self) -> None:
         self.places: dict[tuple[int, int], tuple[Tensor, int]] = {}
@@ -156,7 +156,7 @@ def _plain(leaf: Any) -> Any:
 
 @contextlib.contextmanager
 def replaced(model: nn.Module, forwards: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """The forward of each named module is another one meanwhile; its hooks still run."""
+    """Temporarily replace the forward of the named modules; their hooks still run."""
     modules = {name: model.get_submodule(name) for name in forwards}
     before = {name: vars(module)["forward"] for name, module in modules.items() if "forward" in vars(module)}
     for name, module in modules.items():

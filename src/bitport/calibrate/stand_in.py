@@ -1,10 +1,10 @@
-"""Outputs of blocks that were never computed: of the right structure and shape, and whatever is made from them is known
-to be so.
+"""Stand-ins for outputs of blocks that were never computed, with the right structure and shapes, which mark everything
+that is computed from them.
 
-To learn what the blocks of a model are called with, the blocks themselves need not run, as long as nothing but the
-blocks looks at their outputs. So each returns stand-ins, tensors of zeros. Where one arrives unchanged at the next
-block, that is wired to the block before; where one arrives in another form, or decides anything, :class:`Between` is
-raised, since then the model does something between its blocks.
+The arguments of a model's blocks can be recorded without running the blocks, as long as only blocks look at the outputs
+of blocks. So each returns stand-ins, tensors of zeros. One that arrives unchanged at the next block connects it to the
+previous one; one that arrives in another form, or influences control flow, raises :class:`Between`, since the model
+then computes something between its blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DECIDES = {
 }
 
 INDICES = ("idx", "index", "id", "number", "layer")
-"""Last words of the names that the index of a layer has."""
+"""Last words of attribute names that hold the index of a layer."""
 
 
 class Between(Exception):
@@ -49,7 +49,7 @@ class StandIn(Tensor):
 
 
 class Shape:
-    """What an output looks like: its structure, and of each leaf the shape, or the leaf itself if it is no tensor."""
+    """The structure of an output and the shape of each leaf, or the leaf itself if it is not a tensor."""
 
     def __init__(self, output: Any) -> None:
         self.spec: TreeSpec
@@ -61,7 +61,7 @@ class Shape:
         return self.filled({})
 
     def filled(self, tensors: dict[int, Tensor]) -> Any:
-        """The output with ``tensors`` for some of its leaves, by their places, and stand-ins for all others."""
+        """The output with ``tensors`` for the leaves at their indices, and stand-ins for all others."""
         pairs = zip(self.leaves, self.devices, strict=True)
         leaves = [tensors[at] if at in tensors else _made(*pair) for at, pair in enumerate(pairs)]
         return tree_unflatten(leaves, self.spec)
@@ -82,8 +82,8 @@ def _made(leaf: Any, device: torch.device | None) -> Any:
 
 
 def kind_of(block: nn.Module) -> object:
-    """Equal for blocks that give outputs of one look where they are given the same: of the same classes and settings,
-    with weights of the same shapes. What has no weights is quick to run and equals nothing."""
+    """A key that is equal for blocks whose outputs have the same structure and shapes given the same arguments: same
+    classes and settings, and weights of the same shapes. A block without weights is quick to run and equals nothing."""
     tensors = [*block.named_parameters(), *block.named_buffers()]
     if not tensors:
         return object()
@@ -92,7 +92,7 @@ def kind_of(block: nn.Module) -> object:
 
 
 def _settings(module: nn.Module) -> tuple[tuple[str, str], ...]:
-    """But the index of a layer, which changes no shape and would make every block another one."""
+    """Settings except the index of a layer, which affects no shape and would make every block unique."""
     plain = {name: value for name, value in vars(module).items() if _is_plain(value)}
     return tuple((name, repr(plain[name])) for name in sorted(plain) if name.rpartition("_")[2] not in INDICES)
 
@@ -102,13 +102,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def look_of(given: Any) -> object:
-    """Equal for arguments of the same structure, shapes and flags."""
+    """A key that is equal for arguments of the same structure, shapes and flags."""
     leaves, spec = tree_flatten(tree_map(_looks, given))
     return str(spec), tuple(leaves)
 
 
 def _looks(leaf: Any) -> Any:
-    """Flags and names may change the structure of an output; numbers, such as the index of a layer, do not."""
+    """Include flags and names, which may affect the structure of an output, but not numbers such as a layer index."""
     if isinstance(leaf, Tensor):
         return f"{tuple(leaf.shape)} {leaf.dtype} {leaf.device}"
     return repr(leaf) if leaf is None or isinstance(leaf, (bool, str)) else type(leaf).__name__

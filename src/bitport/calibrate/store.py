@@ -1,4 +1,4 @@
-"""Where the tensors that go from block to block wait: in memory, or wherever else a Store keeps them."""
+"""Storage for tensors passed from block to block: in memory, or wherever a Store keeps them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Protocol
 from torch import Tensor
 
 Tensors = dict[int, Tensor]
-"""Some leaves of a call or of an output, by their place among all of them."""
+"""Some leaves of a call or an output, by index among all its leaves."""
 
 GIVEN = ""
-"""The step of what blocks are given besides the output of the block before; every other step is named after the block
-whose output it is."""
+"""The step of block inputs other than the previous block's output; every other step is named after the block whose
+output it is."""
 
 
 class Store(Protocol):
@@ -20,14 +20,14 @@ class Store(Protocol):
     def get(self, step: str, batch: int) -> Tensors: ...
 
     def drop(self, step: str) -> None:
-        """That step is not asked for any more."""
+        """Discard a step that will not be read again."""
 
     def holds(self, step: str) -> bool:
-        """Whether the outputs of that block are there for every batch, from this run or from one that ended early."""
+        """Whether the outputs of that block exist for every batch, from this run or an interrupted one."""
 
 
 class Memory:
-    """Of the outputs only the newest are kept: those of a batch take the place of those that they were made from."""
+    """Keeps only the latest outputs: those of a batch replace the ones that they were computed from."""
 
     def __init__(self) -> None:
         self.given: dict[int, Tensors] = {}

@@ -1,5 +1,5 @@
-"""Calibrated quantization of models larger than memory: from files to files, block by block; a run that was killed can
-be resumed."""
+"""Calibrated quantization of models larger than memory, from files to files, block by block; a killed run can be
+resumed."""
 
 from bitport.stream.quantize import KEEP, Stream
 

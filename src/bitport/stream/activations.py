@@ -1,4 +1,4 @@
-"""Activations on disk: of each step and batch one safetensors file."""
+"""Activations on disk: one safetensors file per step and batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from bitport.errors import CheckpointError
 
 
 class Disk:
-    """A file is whole or no safetensors file; those of a step that the journal calls done are all whole."""
+    """An incomplete file is not a valid safetensors file; files of a step that the journal marks as done are
+    complete."""
 
     def __init__(self, folder: Path, batches: int, label: str = "") -> None:
-        """``label``: in the names of the files of this process, where there are several."""
+        """``label``: part of the file names that distinguishes processes."""
         self.folder, self.batches, self.label = folder, batches, label
 
     def put(self, step: str, batch: int, tensors: Tensors) -> None:

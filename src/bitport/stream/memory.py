@@ -1,4 +1,4 @@
-"""How much memory a streamed run will take."""
+"""Estimate the memory that a streamed run takes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from bitport.report.memory import WORK, Memory, resident
 from bitport.schemes import Target
 
 GRAMS = 6
-"""Matrices [K, K] of float32 beside the sums themselves: H sorted, damped, its factor and inverse, and the product of a
-batch that is added."""
+"""float32 matrices [K, K] besides the sums themselves: H sorted, damped, its factor and inverse, and the product of the
+batch being added."""
 EXPERTS = 8
-"""Of those that are stacked in one tensor, so many get each token."""
+"""The assumed number of experts in a stacked tensor that each token is routed to."""
 BATCHES = 4
-"""So many reach every expert."""
+"""The assumed number of batches that reach every expert."""
 SIZES = 3
-"""Copies of an input while its numbers are counted, in float32 at most: the magnitudes in its dtype, in float32, and in
+"""Copies of an input while its magnitudes are counted, at most float32 each: in its dtype, in float32, and in units of
 bins."""
 
 
 def estimate(walk: Walk, files: Source, dtype: torch.dtype | None, prepared: Preparation, *, on_disk: bool) -> Memory:
-    """What the block that takes most needs, or what lies in no block if that takes more."""
+    """The requirement of the most demanding block, or of the weights in no block if they need more."""
     record = walk.record
     outputs = [[shapes[name] for name in walk.order] for shapes in record.shapes]
     sizes = [[shape.nbytes for shape in each] for each in outputs]
@@ -58,9 +58,9 @@ def estimate(walk: Walk, files: Source, dtype: torch.dtype | None, prepared: Pre
 
 
 def _trial(walk: Walk, name: str, output: int, hidden: int) -> int:
-    """Bytes for a block in float32 that is changed and put back: its weights twice, and three copies of the largest
-    while it is multiplied; before and after it what goes into each product, and what comes out. Experts that are
-    modules of their own may need more batches until each was reached."""
+    """Bytes for a trial of a block in float32: its weights twice, three copies of the largest while it is multiplied,
+    and the inputs of each product and the outputs, before and after. Experts that are separate modules may need more
+    batches until each has been reached."""
     params = [param for _, param in walk.model.get_submodule(name).named_parameters()]
     elements = [param.numel() for param in params]
     matrices = [param for param in params if param.dim() > 1]
@@ -81,7 +81,7 @@ def _bytes(files: Source, prefixes: Collection[str], dtype: torch.dtype | None) 
 
 
 def _elements(target: Target) -> int:
-    """The numbers of one matrix of it: experts are solved one after the other, but stacked in the end."""
+    """The number of elements. Experts are solved one by one, but stacked in the end."""
     return torch.Size(target.shape).numel()
 
 

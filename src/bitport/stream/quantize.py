@@ -41,21 +41,21 @@ ADVICE = "take fewer or shorter batches, keep activations on disk, or leave out 
 
 
 class Stream:
-    """A model's files into a checkpoint, calibrated block by block: ``Stream(model, source, target, recipe,
-    batches=batches, algorithm="gptq").run()``. Any algorithm will do; fixed scales of inputs are measured first.
+    """Convert a model's files to a checkpoint, calibrated block by block: ``Stream(model, source, target, recipe,
+    batches=batches, algorithm="gptq").run()``. Works with any algorithm; static input scales are measured first.
 
-    ``model``: the one whose weights the files in ``source`` hold, built on the meta device; it has no more than one
-    block in memory at a time. ``batches``: as for quantize_. ``dtype``: cast float tensors to it first.
-    ``activations``: whether they are kept in "memory" or on "disk" between blocks. ``memory_limit``: bytes that the
-    process may take, by default what the machine allows; a run that would take more is refused before it begins.
-    ``resume``: continue what a run that ended early has left in ``target``; ``overwrite``: throw that away, and replace
-    the checkpoint that is there.
+    ``model``: the model whose weights are in the files of ``source``, built on the meta device; at most one block of it
+    is in memory at a time. ``batches``: as for quantize_. ``dtype``: cast float tensors to it first.
+    ``activations``: where to keep them between blocks, "memory" or "disk". ``memory_limit``: bytes that the process may
+    use, by default what the machine allows; a run that would exceed it is refused before it starts.
+    ``resume``: continue an interrupted run in ``target``; ``overwrite``: discard it, and replace an existing
+    checkpoint.
 
-    ``processes``: those that do it together, each calling this with the same arguments (Processes.joined()).
-    ``arrangement``: for a model that has the tensors under other names or in other pieces than the files; the
-    checkpoint has them as the model does.
+    ``processes``: the processes that share the work, each calling this with the same arguments (Processes.joined()).
+    ``arrangement``: for a model whose tensors have other names or are split differently than in the files; the
+    checkpoint follows the model.
 
-    The files that come out are the same however often the run was killed and resumed.
+    The resulting files are identical however often the run was killed and resumed.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Stream:
         self.memory: Memory | None = None
         try:
             self.place = Streamed(model, self.files, self.output, dtype)
-            if not self.output.closed:  # else what is left is to move the files
+            if not self.output.closed:  # otherwise only moving the files is left
                 self._plan(batches, memory_limit, on_disk=activations == "disk")
         except BitportError:
             if first and self.output.fresh:
@@ -129,11 +129,11 @@ class Stream:
         self.memory.check(memory_limit, ADVICE)
 
     def run(self) -> Report:
-        """Quantize what is left to quantize, and make the result the checkpoint of the directory."""
+        """Quantize what is left, and publish the result as the checkpoint of the directory."""
         try:
             if self.walk:
                 self._convert(self.walk)
-        except ArgumentError:  # which would come again
+        except ArgumentError:  # resuming would fail again
             if self.processes.first:
                 discard(self.directory)
             raise
@@ -143,11 +143,11 @@ class Stream:
         self._measure(walk)
         for target, inputs in with_progress(walk.measured(), len(walk.left), "quantizing", self.progress):
             name = self.place.name_of[target.name]
-            if name not in self.output.names:  # nor under another of its names
+            if name not in self.output.names:  # tied weights are done under their first name
                 self._quantize(target, name, inputs)
 
     def _measure(self, walk: Walk) -> None:
-        """The fixed scales of inputs, while all weights are as they were."""
+        """Measure static input scales, while all weights are still original."""
         if not (static := self.prepared.static):
             return
         if self.output.act_scales is None:

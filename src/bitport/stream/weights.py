@@ -1,4 +1,4 @@
-"""The weights of a model that is built on the meta device: brought from files for as long as they are needed."""
+"""The weights of a model built on the meta device, loaded from files for as long as they are needed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from bitport.errors import CheckpointError, shortened
 
 
 class Streamed:
-    """A Place. A block comes from ``files``, or, where its step is done, from ``output``; when it goes, its slots are
-    on meta again. Tied tensors come and go together."""
+    """A Place that loads a block from ``files``, or from ``output`` if its step is done, and returns its slots to meta
+    afterwards. Tied tensors are loaded and dropped together."""
 
     must_stream = True
 
@@ -35,7 +35,8 @@ class Streamed:
 
     @contextlib.contextmanager
     def _outside(self, blocks: Collection[str]) -> Iterator[None]:
-        """All at once: what a module does with weights of another, which it does not call, nobody tells before."""
+        """Load everything at once: modules may use weights of others without calling them, which cannot be
+        predicted."""
         inner = tuple(f"{block}." for block in blocks)
         loaded = self._load([slot for slot in self.name_of if not slot.startswith(inner)])
         try:
@@ -58,7 +59,7 @@ class Streamed:
         return step in self.output.done
 
     def finish(self, step: str) -> None:
-        """What else lies in that block, or nowhere else, is written as it is."""
+        """Write the remaining tensors of that block, or of no block, unchanged."""
         if self.done(step):
             return
         inner = "" if step == REST else f"{step}."
@@ -74,7 +75,7 @@ class Streamed:
         return stored.to(self.dtype) if self.dtype is not None and stored.is_floating_point() else stored
 
     def _load(self, names: list[str]) -> list[str]:
-        """Bring those that are on meta, and what is tied to them; which they were, by their names in the files."""
+        """Load those that are on meta, with all tensors tied to them; returns their names in the files."""
         wanted = [name for name in dict.fromkeys(map(self.name_of.__getitem__, names))]
         wanted = [name for name in wanted if self.slots[name][0].tensor.device.type == "meta"]
         written = self.output.manifest
@@ -96,7 +97,7 @@ class Streamed:
             }
 
     def _put(self, name: str, tensor: Tensor) -> None:
-        """Trained as the parameter before was: PyTorch chooses its kernels by that, too."""
+        """Keep requires_grad of the parameter: PyTorch's choice of kernels depends on it."""
         held = self.slots[name][0].parameter(tensor)
         for slot in self.slots[name]:
             slot.put(held)
@@ -108,8 +109,8 @@ class Streamed:
 
 
 def _fill(model: nn.Module, files: Source) -> dict[str, list[Slot]]:
-    """The slots of each tensor of ``files``; buffers that the model has computed already take the numbers of the files.
-    CheckpointError where the names are not the same."""
+    """The slots of each tensor of ``files``; buffers that the model has computed are filled from the files.
+    CheckpointError if the names do not match."""
     groups: dict[object, list[Slot]] = {}
     for slot in slots(model):
         groups.setdefault(identity(slot.tensor), []).append(slot)

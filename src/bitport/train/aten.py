@@ -1,8 +1,8 @@
-"""The aten ops that do not simply take a TrainedTensor's value: storing, cutting, and products below autograd.
+"""The aten ops that do not simply operate on a TrainedTensor's value: storing, slicing, and products below autograd.
 
-A piece is a TrainedTensor of its own, so it must be rounded as the whole is: it is cut at the borders of blocks, and
-with it the scales that it holds. Rows that are cut otherwise, as shards are, can be stored and updated, and are an
-error in a product; they keep the scales of the whole, which they are to be a part of again.
+A slice is a TrainedTensor of its own and must be rounded like the whole, so it is cut at block boundaries, together
+with any fixed scales. Rows that are cut elsewhere, as shards are, can be stored and updated, but are an error in a
+product; they keep the scales of the whole, which they will be part of again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ implements = adding_to(ATEN)
 
 @implements(aten.detach.default)
 def _detach(func: Any, w: TrainedTensor) -> TrainedTensor:
-    """On no way into a product: what was cast, as Module.to() does, becomes a weight of that dtype."""
+    """Detaching is never part of a product, so a cast, as by Module.to(), takes effect on the value."""
     value_of(w)
     return _same(func, w)
 
@@ -47,8 +47,8 @@ def _same(func: Any, w: TrainedTensor, **kwargs: Any) -> TrainedTensor:
 
 @implements(aten.empty_like.default)
 def _empty_like(func: Any, w: TrainedTensor, *, device: Any = None, **kwargs: Any) -> TrainedTensor:
-    """What Module.to_empty() asks for: the value is still to be loaded. The scale of a static activation need be in no
-    checkpoint, so it stays, and with it what else there is."""
+    """Used by Module.to_empty(): the value is still to be loaded. The other parts are kept, because the scale of a
+    static activation need not be in any checkpoint."""
     value = func(value_of(w), device=device, **kwargs)
     return w.map_beside(lambda part: part.to(device or part.device), value, value.dtype)
 
@@ -64,13 +64,13 @@ def _empty_like(func: Any, w: TrainedTensor, *, device: Any = None, **kwargs: An
     aten.new_full.default,
 )
 def _floats_like(func: Any, w: TrainedTensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Floats of its dtype and device: its values are not looked at, so gradients may be recorded."""
+    """Floats of its dtype and device; values are not read, so this is allowed while gradients are recorded."""
     return func(value_of(w), *args, **kwargs)
 
 
 @implements(aten._to_copy.default)
 def _to_copy(func: Any, w: TrainedTensor, *, dtype: Any = None, **kwargs: Any) -> Tensor:
-    """Another dtype is that of the products: the codes stay those of the value, and scales in their own dtypes."""
+    """A cast sets the dtype of products only: codes stay those of the value, and scales keep their dtypes."""
     value = value_of(w)
     if dtype is not None and not dtype.is_floating_point:
         return func(value, dtype=dtype, **kwargs)
@@ -114,7 +114,7 @@ def _permute(func: Any, w: TrainedTensor, dims: Sequence[int]) -> TrainedTensor:
 
 @implements(aten.unsqueeze.default)
 def _unsqueeze(func: Any, w: TrainedTensor, dim: int) -> Tensor:
-    """A matrix as a batch of one."""
+    """Turn a matrix into a batch of one."""
     if w.dim() == 2 and dim % 3 == 0 and not w.rounding.cut:
         return w.with_value(func(w.value, 0), _of_matrices(w, lambda part: func(part, 0)))
     if w.recorded:
@@ -124,7 +124,7 @@ def _unsqueeze(func: Any, w: TrainedTensor, dim: int) -> Tensor:
 
 @implements(aten.expand.default)
 def _expand(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
-    """A matrix repeated over a batch."""
+    """Repeat a matrix over a batch."""
     shape = torch.empty(w.shape, device="meta").expand(size).shape
     if w.dim() == 2 < len(shape) and shape[-2:] == w.shape and not w.rounding.cut:
         batch = shape[:-2]
@@ -134,8 +134,8 @@ def _expand(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) -> 
 
 @implements(aten.view.default, aten._unsafe_view.default)
 def _view(func: Any, w: TrainedTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
-    """Another shape says nothing of rows and columns. Optimizers, averages and process groups get it of the value,
-    FSDP2 of a shard."""
+    """Another shape loses rows and columns. Optimizers, averages and process groups get a view of the value, FSDP2 of a
+    shard."""
     if [*size] == [*w.shape]:
         return w.map_parts(aten.alias.default)
     if w.recorded:
@@ -163,7 +163,7 @@ def _unbind(func: Any, w: TrainedTensor, dim: int = 0) -> list[TrainedTensor]:
 
 @implements(aten.index.Tensor)
 def _index(func: Any, w: TrainedTensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """Some experts of a stack, or a lookup in a table."""
+    """Select experts of a stack, or look up rows of a table."""
     if len(indices) != 1 or indices[0] is None or w.rounding.kind == "conv":
         raise _no_view(w, f"indexed by {len(indices)} indices")
     if w.dim() > 2:
@@ -241,8 +241,8 @@ def _no_view(w: TrainedTensor, how: str) -> ArgumentError:
     aten.convolution_backward.default,
 )
 def _product(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """With the rounded numbers. What is multiplied along K is the layer's input, and is rounded too; the gradient,
-    multiplied along N, is not."""
+    """Multiply with the rounded numbers. The factor along K is the layer's input and is rounded too; the gradient,
+    along N, is not."""
     at, w = next((at, arg) for at, arg in enumerate(args) if isinstance(arg, TrainedTensor))
     if w.rounding.gradients is not None:
         raise ArgumentError(
@@ -266,7 +266,7 @@ def _embedding(func: Any, w: TrainedTensor, ids: Tensor, *rest: Any) -> Tensor:
 
 
 def _lookup(w: TrainedTensor, take: Callable[[Tensor], Tensor]) -> Tensor:
-    """Rows that share no scale with others are rounded after they are taken: few of many."""
+    """Take rows, then round them if they share no scale with others: usually few of many."""
     fmt = w.scheme.weight
     if w.quantized is not None:
         return take(w.quantized)
