@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors shards with the canonical parts of every tensor, and one manifest that describes them."""
+"""Checkpoints: safetensors shards that hold the canonical parts of every tensor, and a manifest that describes them."""
 
 from bitport.checkpoint.arranged import Arrangement
 from bitport.checkpoint.convert import plan_files, quantize_files

@@ -1,6 +1,6 @@
-"""Tensors of a model that a checkpoint holds in other pieces or under another name: the experts of a layer one by one,
-which the model has in one stack; gate and up projection apart, which it has beside each other; queries, keys and values
-as one matrix, which it has apart."""
+"""Tensors that a model names or splits differently than a checkpoint: experts that are separate in the checkpoint but
+stacked in the model; gate and up projection that are separate but fused in the model; queries, keys and values that are
+fused but separate in the model."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from bitport.tensor import QTensor
 from bitport.tensor.beside import beside, stacked
 
 Arrangement = Callable[[Manifest], Manifest]
-"""The manifest of a checkpoint -> the same tensors under the names, and in the pieces, of a model."""
+"""Maps the manifest of a checkpoint to the same tensors under the names, and with the splits, of a model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Arranged(Entry):
-    """A tensor that is made of others. ``parts`` is empty: nothing lies under its own name."""
+    """A tensor that is built from others. ``parts`` is empty: nothing is stored under its own name."""
 
     pieces: tuple[tuple[Entry, ...], ...] = ()
-    """In rows that are stacked, each of tensors that stand beside each other along their outputs."""
+    """Rows to stack, each of tensors to concatenate along their outputs."""
     stack: bool = False
     part: tuple[int, int] = (0, 1)
-    """Which, of how many equal ones along the outputs, it is of what the pieces make."""
+    """(index, count) of the equal parts along the outputs that the result of the pieces is split into."""
     flipped: bool = False
-    """What the pieces make lies as [.., K, N], and this tensor as [.., N, K]."""
+    """The result of the pieces is [.., K, N], and this tensor [.., N, K]."""
 
     @property
     def nbytes(self) -> int:
@@ -37,12 +37,11 @@ class Arranged(Entry):
 
     @property
     def source(self) -> str | None:
-        """The tensor that it is, under another name, in part, or the other way round; None where it is made of
-        several."""
+        """The name of the tensor that it is a renamed, split or transposed form of; None if it is made of several."""
         return self.pieces[0][0].name if not self.stack and len(self.pieces[0]) == 1 else None
 
     def made(self, read: Callable[[Entry], Tensor]) -> Tensor:
-        """``read``: the tensor of an entry as the file has it."""
+        """Build the tensor. ``read``: returns the tensor of an entry as stored in the file."""
         try:
             rows = [_beside([read(piece) for piece in row]) for row in self.pieces]
             quantized = [row for row in rows if isinstance(row, QTensor)]
@@ -71,7 +70,7 @@ def arranged(
     part: tuple[int, int] = (0, 1),
     flipped: bool = False,
 ) -> Arranged:
-    """``pieces``, ``stack``, ``part``, ``flipped``: as in Arranged. CheckpointError unless the pieces are alike."""
+    """Build an Arranged from fields as described there. CheckpointError unless the pieces are compatible."""
     every = [piece for row in pieces for piece in row]
     first = every[0]
     for piece in every:
@@ -104,7 +103,7 @@ def arranged(
 
 
 def _joined(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The shape of tensors beside each other; None where they do not fit."""
+    """The shape of the concatenated tensors; None if they are incompatible."""
     if len(shapes) == 1:
         return shapes[0]
     if not all(shapes) or len({shape[1:] for shape in shapes}) > 1:

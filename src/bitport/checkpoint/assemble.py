@@ -1,4 +1,4 @@
-"""The tensor that an entry of a manifest describes, made of its parts."""
+"""Build the tensor that a manifest entry describes from its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitport.tensor import from_parts
 
 
 def assembled(path: Path, entry: Entry, parts: Mapping[str, Tensor]) -> Tensor:
-    """In the layout of the file. CheckpointError, which names the file in the directory ``path``, unless they fit."""
+    """Return it in the layout of the file; CheckpointError, naming the file in ``path``, if the parts are invalid."""
     if entry.scheme is None:
         return parts[""]
     try:

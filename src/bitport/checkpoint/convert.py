@@ -1,7 +1,7 @@
-"""quantize_files(): a model's safetensors files into a bitport checkpoint, without the model's weights in memory.
+"""quantize_files(): convert a model's safetensors files to a bitport checkpoint without loading the whole model.
 
-What comes out is, bit for bit, what quantize_ and save make of the model itself; in memory is one tensor at a time,
-and what is written stays when the run is killed.
+The result is bit-identical to quantize_ and save on the model itself; only one tensor is in memory at a time, and
+finished work survives if the run is killed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from bitport.schemes import Choice, Plan, Recipe, RecipeLike
 from bitport.schemes.plan import refuse_static
 
 STEP = 256 * 10**6
-"""After so many bytes written what is done stays, should the run be killed."""
+"""Bytes written between two journal entries, which make the work so far survive a killed run."""
 ADVICE = "leave out the largest weights"
 RUN = "use bitport.stream.Stream, as bitport quantize --data FILE does, or quantize_(model, .., calibrate=batches)"
-"""What to do where files alone do not tell."""
+"""What to do if the files alone are not sufficient."""
 
 
 def plan_files(
@@ -44,7 +44,7 @@ def plan_files(
     model: nn.Module | None = None,
     arrangement: Arrangement | None = None,
 ) -> Plan:
-    """What :func:`quantize_files` would do; reads only the headers of the files."""
+    """Return the plan of :func:`quantize_files`; only reads the headers of the files."""
     files = Source(source)
     files.ask(model, arrangement)
     return planned(files, recipe)
@@ -66,19 +66,19 @@ def quantize_files(
     model: nn.Module | None = None,
     arrangement: Arrangement | None = None,
 ) -> Report:
-    """Quantize ``source``, a Hugging Face directory or a .safetensors file, into the checkpoint directory ``target``.
+    """Quantize ``source``, a Hugging Face directory or a .safetensors file, to a checkpoint in the directory
+    ``target``.
 
-    ``recipe``: as in quantize_. ``model``: the one whose weights the files hold, built on the meta device; its modules
-    tell what each weight is. Without it names and shapes do (:mod:`bitport.checkpoint.names`), which may be wrong where
-    names are unusual, and do not show a max_norm: such a table is refused when it is used. ``arrangement``: for a model
-    that has the tensors under other names than the files. ``algorithm``: as in quantize_, one that needs no inputs.
-    ``dtype``: cast all float tensors to it first. ``measure``: work out the error of each weight for the report.
-    Configuration, tokenizer and all other files that hold no weights are carried over.
+    ``recipe``: as in quantize_. ``model``: the model whose weights the files hold, built on the meta device; its
+    modules determine what each weight is. Without it names and shapes do (:mod:`bitport.checkpoint.names`), which may
+    be wrong for unusual names, and cannot reveal a max_norm: such a table is refused when it is used. ``arrangement``:
+    for a model whose tensors have other names than in the files. ``algorithm``: as in quantize_, one that needs no
+    inputs. ``dtype``: cast all float tensors to it first. ``measure``: compute the error of each weight for the report.
+    Configuration, tokenizer and all other files without weights are copied.
 
-    ``memory_limit``: bytes that the process may take, by default what the machine allows; a run that would take more is
-    refused before it begins. ``resume``: continue what a run that ended early has left in ``target``; ``overwrite``:
-    throw that away, and replace the checkpoint that is there. The resulting files are the same however often the run
-    was killed and resumed.
+    ``memory_limit``: bytes that the process may use, by default what the machine allows; a run that would exceed it is
+    refused before it starts. ``resume``: continue an interrupted run in ``target``; ``overwrite``: discard it, and
+    replace an existing checkpoint. The resulting files are identical however often the run was killed and resumed.
     """
     return Conversion(
         source,
@@ -97,7 +97,7 @@ def quantize_files(
 
 
 class Conversion:
-    """A run of :func:`quantize_files`, planned and found to fit."""
+    """A run of :func:`quantize_files`, planned and checked to fit in memory."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Conversion:
     def run(self, progress: bool | None = None) -> Report:
         try:
             self._convert(progress)
-        except ArgumentError:  # which would come again
+        except ArgumentError:  # resuming would fail again
             discard(self.output.directory)
             raise
         report = self._report()
@@ -178,7 +178,7 @@ class Conversion:
 
 
 def estimate(files: Source, plan: Plan, dtype: torch.dtype | None, by: Algorithm) -> Memory:
-    """What the tensor that takes most needs: as it is stored and cast, and while its codes are chosen."""
+    """The requirement of the most demanding tensor: as stored and cast, and while its codes are chosen."""
     quantized = {files.tied.get(choice.name, choice.name): choice.scheme for choice in plan.quantized}
     most = (0, 0)
     for name, held in files.stored.items():
@@ -191,7 +191,7 @@ def estimate(files: Source, plan: Plan, dtype: torch.dtype | None, by: Algorithm
 
 
 def _work(by: Algorithm, fmt: Format, dtype: torch.dtype) -> int:
-    """Bytes per element of a weight: of a search, or of rounding to nearest, by a kernel if there is one."""
+    """Working memory in bytes per element: of a search, or of rounding to nearest, by a kernel if there is one."""
     if not isinstance(by, RTN):
         return WORK
     kernel = decide("quantize", torch.empty(1, 1, dtype=dtype, device="cpu"), format_json(fmt)).kernel

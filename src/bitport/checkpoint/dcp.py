@@ -1,14 +1,14 @@
-"""A model in the checkpoints of torch.distributed.checkpoint (DCP), which are written by all processes at once and read
-by another number of them.
+"""Store a model in checkpoints of torch.distributed.checkpoint (DCP), which all processes write at once, and which can
+be read by a different number of them.
 
-DCP cuts and joins plain tensors. So a quantized weight goes there as its plain parts, each under a name of its own, cut
-as the weight is::
+DCP splits and joins plain tensors, so a quantized weight is stored as its plain parts, each under its own name and
+sharded like the weight::
 
     layers.0.weight  ->  layers.0.weight.int4-g32.qdata.uint8, layers.0.weight.int4-g32.scale.bfloat16, ...
 
-The name says what DCP would not compare: scheme and dtype. A checkpoint of another scheme lacks the names, and is
-refused by DCP's planner before a number of the model is touched; sizes the planner compares itself. No part is pickled
-as an object of bitport, and a reader needs none.
+The name encodes what DCP would not compare: scheme and dtype. A checkpoint of another scheme lacks the names, and DCP's
+planner refuses it before the model is modified; the planner compares sizes itself. No part is pickled as an object of
+bitport, and a reader does not need bitport.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from bitport.tensor.sharded import own, parts_of
 
 
 class ModelState:
-    """``dcp.save({"model": ModelState(model)}, checkpoint_id=path)``, and ``dcp.load`` likewise, into a model with the
-    same schemes, sharded in any way or not at all. DCP calls such an object Stateful."""
+    """A DCP Stateful: ``dcp.save({"model": ModelState(model)}, checkpoint_id=path)``, and likewise ``dcp.load``, into a
+    model with the same schemes and any sharding, or none."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain tensors and DTensors. They share the memory of the model, except for weights in a packed layout."""
+        """Plain tensors and DTensors, which share the memory of the model, except for weights in a packed layout."""
         return {key: part for entries in self._every().values() for key, part in entries.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what DCP has read into the tensors of :meth:`state_dict`."""
+        """Load what DCP has read into the tensors of :meth:`state_dict`."""
         every, there = self._every(), self.model.state_dict()
         wanted = {key for entries in every.values() for key in entries}
         if wanted != set(state):
@@ -60,7 +60,7 @@ class ModelState:
         self.model.load_state_dict(others, strict=False)
 
     def _every(self) -> dict[str, dict[str, Any]]:
-        """For each tensor of the model what DCP gets for it."""
+        """The entries that DCP gets for each tensor of the model."""
         every = {}
         for name, tensor in self.model.state_dict().items():
             q = own(tensor) if isinstance(tensor, Tensor) else None
@@ -75,7 +75,7 @@ def _entries(name: str, tensor: Tensor, q: QTensor) -> dict[str, Tensor]:
 
 
 def _label(q: QTensor) -> str:
-    """What the numbers mean: the name of the scheme, or of one that has none a checksum."""
+    """A label for the meaning of the codes: the name of the scheme, or a checksum if it is a custom one."""
     named = q.scheme.name
     label = f"custom-{zlib.crc32(q.scheme.to_json().encode()):08x}" if named == "custom" else named
     return f"{label}-transposed" if q.transposed else label

@@ -1,8 +1,8 @@
-"""How a tensor lies in a shard: which dtypes a checkpoint can hold, and the safetensors tag each is stored under.
+"""The dtypes that a checkpoint can hold, and the safetensors tag that each is stored under.
 
-Only tags that every supported safetensors release reads are used. What has none of its own is stored as something that
-has: one-byte dtypes (e8m0 scales) as U8 of the same shape, complex numbers as their [..., 2] real and imaginary parts.
-The bytes are the same either way, and the manifest has the true dtype.
+Only tags that every supported safetensors release can read are used. Other dtypes are stored as one that has a tag:
+one-byte dtypes (e8m0 scales) as U8 of the same shape, complex numbers as [..., 2] real and imaginary parts. The bytes
+are the same either way, and the manifest has the true dtype.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LENT_TAG: dict[torch.dtype, str] = {
 }
 TAGS = OWN_TAG | LENT_TAG
 TAGS_FOR_OTHERS = TAGS | {torch.float8_e8m0fnu: "F8_E8M0"}
-"""In files for others, which have no manifest that would say what is meant."""
+"""For files of other formats, which have no manifest with the true dtypes."""
 READABLE: dict[str, torch.dtype] = {
     **{tag: dtype for dtype, tag in OWN_TAG.items()},
     "F8_E8M0": torch.float8_e8m0fnu,
@@ -50,9 +50,9 @@ READABLE: dict[str, torch.dtype] = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "C64": torch.complex64,
 }
-"""What the files of others may hold."""
+"""Tags that are accepted in third-party files."""
 WEIGHTS = (*FLOATS, torch.float64)
-"""Of weights that are not quantized."""
+"""Dtypes of weights that are not quantized."""
 DTYPES: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in TAGS}
 
 
@@ -67,14 +67,14 @@ def stored_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def countable(shape: Sequence[int]) -> bool:
-    """Whether torch can count the elements, and an empty tensor's others, in int64: its strides are their products."""
+    """Whether the number of elements, ignoring empty dimensions, fits in int64, as torch requires for strides."""
     return math.prod(size for size in shape if size) < 2**63
 
 
 def to_bytes(tensor: Tensor) -> memoryview:
-    """The little-endian bytes of ``tensor`` in row-major order; a view where it lies so in CPU memory already."""
+    """The little-endian bytes of ``tensor`` in row-major order; a view if it is stored that way in CPU memory."""
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    flat = dense.as_strided((dense.numel(),), (1,))  # the stride of one element may be anything
+    flat = dense.as_strided((dense.numel(),), (1,))  # a single element may have any stride
     return flat.view(torch.uint8).numpy().data
 
 

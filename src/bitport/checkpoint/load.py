@@ -1,4 +1,4 @@
-"""load(): a checkpoint into a model, tensor by tensor, each straight to its device and into that device's layout."""
+"""load(): read a checkpoint into a model, each tensor directly onto its device and into that device's layout."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def load(
     progress: bool | None = None,
     arrangement: Arrangement | None = None,
 ) -> nn.Module:
-    """Put the checkpoint in ``directory`` into ``model`` and return it. Its parameters are replaced by new ones; float
-    tensors have the dtype of the file.
+    """Load the checkpoint in ``directory`` into ``model`` and return it. Its parameters are replaced by new ones; float
+    tensors get the dtype of the file.
 
-    ``model``: a module, possibly built on the meta device, or a function without arguments that builds one; it is
-    called with meta as the default device, so that nothing is allocated twice.
-    ``device``: where every tensor goes; None: where the model has it, or to the CPU if it is on meta. A model whose
-    parameters are sharded (DTensors) stays sharded: each process loads its own shards, to the devices of their mesh.
-    ``strict``: every parameter and persistent buffer must be in the checkpoint, and nothing else; False: warn.
-    ``verify``: compare all data with the checksums of the manifest (at the speed of crc32, about 2 GB/s). False: trust
-    the disk, and with ``mmap`` read nothing before it is used.
-    ``mmap``: what stays on the CPU as it lies in the file is a view of the mapped file: nothing is read before it is
-    used. False: read everything now, for files that may be overwritten in place while the model lives.
-    ``arrangement``: for a model that has the tensors under other names or in other pieces than the checkpoint.
+    ``model``: a module, possibly on the meta device, or a function without arguments that builds one; it is called with
+    meta as the default device, so that nothing is allocated twice.
+    ``device``: the device of every tensor; None: where the model has it, or the CPU if it is on meta. A model with
+    sharded parameters (DTensors) stays sharded: each process loads its own shards, to the devices of their mesh.
+    ``strict``: require every parameter and persistent buffer in the checkpoint, and nothing else; False: warn.
+    ``verify``: compare all data with the checksums of the manifest (at the speed of crc32, about 2 GB/s). False trusts
+    the disk and, with ``mmap``, defers all reads to first use.
+    ``mmap``: tensors that stay on the CPU in the layout of the file are views of the mapped file, read on first use.
+    False reads everything now, for files that may be overwritten in place during the lifetime of the model.
+    ``arrangement``: for a model whose tensors have other names or are split differently than in the checkpoint.
 
-    Names, shapes and the headers of all shards are checked before the model is touched.
+    Names, shapes and the headers of all shards are checked before the model is modified.
     """
     plugins.load()
     if not callable(model):
@@ -99,7 +99,7 @@ def _build(factory: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _match(model: nn.Module, path: Path, manifest: Manifest, strict: bool) -> dict[str, list[Slot]]:
-    """The slots that each tensor of the checkpoint fills. CheckpointError where the two do not fit."""
+    """Map each tensor of the checkpoint to the slots that it fills; CheckpointError if the two do not match."""
     by_name = {slot.name: slot for slot in slots(model)}
     stored = {**{name: name for name in manifest.tensors}, **manifest.tied}
     filled: dict[str, list[Slot]] = {}
@@ -109,7 +109,7 @@ def _match(model: nn.Module, path: Path, manifest: Manifest, strict: bool) -> di
             filled.setdefault(source, []).append(by_name[name])
             source_of.setdefault(identity(by_name[name].tensor), source)
     for name, slot in by_name.items():
-        if name not in stored and identity(slot.tensor) in source_of:  # tied by the model itself
+        if name not in stored and identity(slot.tensor) in source_of:  # tied within the model
             filled[source_of[identity(slot.tensor)]].append(slot)
     covered = {slot.name for targets in filled.values() for slot in targets}
     uncovered = [slot for slot in by_name.values() if slot.name not in covered]
@@ -161,13 +161,13 @@ def _device(targets: list[Slot], device: torch.device | str | int | None) -> tor
 
 
 def read_tensor(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Tensor:
-    """That tensor of the checkpoint at ``path``; a quantized one in the layout of ``device``."""
+    """Read a tensor of the checkpoint at ``path``; quantized ones in the layout of ``device``."""
     tensor = read_plain(shards, path, entry, device)
     return tensor.to_device_layout() if isinstance(tensor, QTensor) else tensor
 
 
 def read_plain(shards: Shards, path: Path, entry: Entry, device: torch.device) -> Tensor:
-    """The same in the layout of the file."""
+    """Like :func:`read_tensor`, in the layout of the file."""
     if isinstance(entry, Arranged):
         return entry.made(lambda piece: read_plain(shards, path, piece, device))
     parts = {name: shards.read(entry, name, device) for name in entry.parts}

@@ -1,13 +1,13 @@
-"""The manifest: one JSON file that says what every tensor of a checkpoint is and in which shard its parts lie.
+"""The manifest: a JSON file that describes every tensor of a checkpoint and which shard holds its parts.
 
 ::
 
-    {"format": "bitport", "version": 1, "bitport": "0.1.0", "crc32": of all the rest, as canonical JSON
+    {"format": "bitport", "version": 1, "bitport": "0.1.0", "crc32": of the rest, as canonical JSON
      "schemes": {"0": Scheme.to_dict(), ...},
      "shards":  {"model-1f2e3d4c-00001.safetensors": bytes of the file, ...},
      "tied":    {"lm_head.weight": "model.embed_tokens.weight", ...},
      "tensors": {name: {"shard", "dtype", "shape", "parts": {part: {"dtype", "shape", "crc32"}},
-                        and of a quantized one "scheme", "transposed"; of a buffer "buffer": "persistent" | "derived"}}}
+                        if quantized "scheme", "transposed"; if a buffer "buffer": "persistent" | "derived"}}}
 
 The parts of a quantized tensor are those of QTensor (qdata, scale, ...) in the plain layout, under ``name.part`` in the
 shard. Any other tensor has the single part "", under its own name.
@@ -28,13 +28,13 @@ from bitport.schemes import Scheme
 
 NAME = "bitport.json"
 INDEX = "bitport.safetensors.index.json"
-"""Lists the files of a checkpoint as transformers lists those of its own, which it then fetches."""
+"""Lists the files of a checkpoint in the format of transformers, which then downloads them."""
 DIFFUSERS_INDEX = "diffusion_pytorch_model.safetensors.index.json"
-"""Lists the files of a model of diffusers, which looks for no other name."""
+"""The same for a diffusers model; diffusers looks for no other name."""
 FOLDER = "unfinished"
-"""Of a directory, where what is written lies until it is whole."""
+"""Subdirectory that holds unfinished output."""
 SAID = {"quant_method": "bitport"}
-"""What config.json says under quantization_config; what each tensor is the manifest says."""
+"""The quantization_config entry of config.json; each tensor is described by the manifest."""
 VERSION = 1
 
 
@@ -46,13 +46,13 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in its shard."""
+        """Size in its shard."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One tensor. ``buffer``: "" for a parameter, "persistent", or "derived" for a buffer that no state_dict has."""
+    """One tensor. ``buffer``: "" for a parameter, "persistent", or "derived" for a buffer outside the state_dict."""
 
     name: str
     shard: str
@@ -65,7 +65,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its parts."""
+        """Total size of its parts."""
         return sum(part.nbytes for part in self.parts.values())
 
     def key(self, part: str) -> str:
@@ -76,11 +76,11 @@ class Entry:
 @dataclasses.dataclass(frozen=True)
 class Manifest:
     tensors: dict[str, Entry]
-    """By name, in the model's order."""
+    """By name, in the order of the model."""
     tied: dict[str, str]
     """Further names of a tensor: alias -> name in ``tensors``."""
     shards: dict[str, int]
-    """File name -> its size in bytes."""
+    """File name -> size in bytes."""
     bitport: str
     """The version of the library that wrote it."""
 
@@ -89,12 +89,12 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Total size of all tensors."""
         return sum(entry.nbytes for entry in self.tensors.values())
 
     @property
     def schemes(self) -> dict[Scheme | None, list[Entry]]:
-        """The tensors of each scheme; None: those that are not quantized."""
+        """The tensors of each scheme, or None if not quantized."""
         found: dict[Scheme | None, list[Entry]] = {}
         for entry in self.tensors.values():
             found.setdefault(entry.scheme, []).append(entry)
@@ -116,7 +116,7 @@ class Manifest:
         return _one_line_per_tensor({**content, "crc32": checksum(content)})
 
     def to_index(self) -> str:
-        """The text of :data:`INDEX`. Tensors are found by the manifest alone: it maps each file to itself."""
+        """The text of :data:`INDEX`, which maps each file to itself: tensors are found by the manifest only."""
         dtypes = [entry.dtype for entry in self.tensors.values() if entry.dtype.is_floating_point]
         metadata = {"dtype": name_of(dtypes[0])} if dtypes else {}
         return json.dumps({"metadata": metadata, "weight_map": {name: name for name in (NAME, *self.shards)}}) + "\n"
@@ -154,5 +154,5 @@ def _described(entry: Entry, ids: dict[Scheme, str]) -> dict[str, Any]:
 
 
 def checksum(content: dict[str, Any]) -> int:
-    """crc32 of a manifest without its own crc32: an edited or damaged one is noticed whatever was hit."""
+    """crc32 of a manifest without its own crc32 entry, to detect any edit or damage."""
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

@@ -1,4 +1,4 @@
-"""What a weight in a file is, told from its name and shape alone: the file says nothing of modules."""
+"""Infer what a weight is from its name and shape alone, because a file does not describe modules."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ KINDS: tuple[tuple[str, int, str], ...] = (
     (r"(.*\.)?weight", 3, "conv"),
     (r"(.*\.)?weight", 4, "conv"),
 )
-"""(regular expression on the whole name, number of dimensions, kind of target); the first that fits decides, and a
-matrix that none fits is "other", as are routers."""
+"""(regular expression for the whole name, number of dimensions, kind of target). The first match decides; a matrix
+without a match is "other", as are routers."""
 
 CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
-"""Values of config.json's model_type whose c_attn, c_proj, c_fc and q_attn are the Conv1D of transformers: linear
-layers that lie as [K, N]."""
+"""Values of model_type in config.json whose c_attn, c_proj, c_fc and q_attn are Conv1D modules of transformers: linear
+layers that are stored as [K, N]."""
 
 
 def target_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, model_type: str = "") -> Target | None:
-    """The target that ``name`` is, or None for what is no matrix of floats."""
+    """The target for ``name``, or None if it is not a float matrix."""
     if len(shape) < 2 or dtype not in WEIGHTS:
         return None
     module, _, param = name.rpartition(".")
@@ -43,8 +43,8 @@ def target_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, model_type:
 
 
 def targets_of(tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], model_type: str = "") -> list[Target]:
-    """The targets among ``tensors``, {name: (shape, dtype)}: stacks of experts are known to lie as [experts, K, N] by
-    those beside them."""
+    """The targets among ``tensors``, {name: (shape, dtype)}. Whether stacks of experts are stored as [experts, K, N] is
+    inferred from the shapes of the stacks in the same module."""
     found = [target_of(name, shape, dtype, model_type) for name, (shape, dtype) in tensors.items()]
     experts: dict[str, list[tuple[int, ...]]] = {}
     for target in found:

@@ -1,9 +1,9 @@
-"""A checkpoint that is written in steps, each of which is there for good once it is finished.
+"""A checkpoint written in resumable steps.
 
 Everything is written to the folder ``unfinished`` of the output directory: shards, a journal, activations. The journal
-is replaced in one step (os.replace) whenever a step is finished; what a killed run wrote beyond it is thrown away.
-At the end the files move to the output directory, the manifest last. Names and bytes depend on nothing but the
-fingerprint, so that a run that was interrupted leaves the same files as one that was not.
+is replaced atomically (os.replace) whenever a step is finished; anything that a killed run wrote after that is
+discarded. At the end the files move to the output directory, the manifest last. Names and contents depend only on the
+fingerprint, so an interrupted run produces the same files as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from bitport.schemes import Plan
 
 JOURNAL = "journal.json"
 ACTIVATIONS = "activations-"
-"""What the names of files with activations begin with."""
+"""Prefix of files with activations."""
 
 Fingerprint = dict[str, str]
-"""What decides the bytes of the result: what it is -> its value, or a hash of it."""
+"""Everything that determines the bytes of the result: name -> value, or a hash of it."""
 
 
 class Output:
@@ -52,8 +52,8 @@ class Output:
         overwrite: bool = False,
         writes: bool = True,
     ) -> None:
-        """``resume``: go on with what an earlier run has left, if there is anything; ``overwrite``: throw that away,
-        and replace the checkpoint that is there. ``writes``: False where another process does that."""
+        """``resume``: continue an earlier run, if there is one; ``overwrite``: discard it, and replace an existing
+        checkpoint. ``writes``: False if another process does the writing."""
         self.writes = writes
         self.directory, self.folder, self.fingerprint = directory, directory / FOLDER, fingerprint
         check_free(directory, resume=resume, overwrite=overwrite)
@@ -61,12 +61,12 @@ class Output:
             discard(directory)
         state = _read(self.folder / JOURNAL, fingerprint)
         self.fresh = not state
-        """Nothing was left by an earlier run."""
+        """Whether there was no earlier run to continue."""
         self.done: list[str] = state.get("done", [])
         self.layers = {row["name"]: LayerReport(**row) for row in state.get("layers", [])}
         self.closed: bool = state.get("closed", False)
         self.act_scales: dict[str, float] | None = state.get("act_scales")
-        """Fixed scales of inputs, by weight, once they are measured."""
+        """Static input scales by weight, once measured."""
         begun = parse_manifest(state["manifest"].encode(), self.folder / JOURNAL) if state else None
         self.names = set(begun.tensors) if begun else set()
         self.resumed = len(self.done)
@@ -89,21 +89,21 @@ class Output:
             self.writer.add(name, tensor)
 
     def finish(self, step: str) -> None:
-        """What was added since the last step is on the disk, and stays."""
+        """Commit what was added since the last step to disk."""
         self.done.append(step)
         if self.writes:
             self.writer.end_shard()
             self._note()
 
     def keep_scales(self, act_scales: dict[str, float]) -> None:
-        """They stay, should the run be killed."""
+        """Commit the scales, to survive a killed run."""
         self.act_scales = act_scales
         if self.writes:
             self._note()
 
     def publish(self, tied: dict[str, str], order: Iterable[str], carry: Iterable[tuple[Path, str | Path]]) -> None:
-        """Make it the checkpoint of the directory. ``order``: of the tensors in the manifest; ``carry``: name ->
-        text, or the file to copy."""
+        """Publish the checkpoint in the directory. ``order``: of the tensors in the manifest; ``carry``: (name, text or
+        file to copy)."""
         if not self.closed:
             self.writer.tied = {}
             for alias, name in tied.items():
@@ -133,7 +133,7 @@ class Output:
         return path.parent == self.folder and path.name.startswith((JOURNAL, ACTIVATIONS))
 
     def _clear(self, shards: set[str]) -> None:
-        """Remove what no finished step has written, but activations."""
+        """Remove what no finished step has written, except activations."""
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -158,7 +158,7 @@ class Output:
 
 
 class _Staged(Writer):
-    """Keeps its finished shards when it fails."""
+    """A Writer that keeps its finished shards on failure."""
 
     def abandon(self) -> None:
         if self.current is not None:
@@ -177,7 +177,7 @@ class _Staged(Writer):
 
 @contextlib.contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
-    """OSError -> what it means for a run that writes to ``folder``."""
+    """Convert OSError to a CheckpointError that explains how to resume a run that writes to ``folder``."""
     try:
         yield
     except OSError as error:
@@ -187,12 +187,12 @@ def _resumable(folder: Path) -> Iterator[None]:
 
 
 def unfinished(directory: Path) -> bool:
-    """Whether a run that ended early has left something to resume."""
+    """Whether an interrupted run has left something to resume."""
     return (directory / FOLDER / JOURNAL).is_file()
 
 
 def check_free(directory: Path, *, resume: bool, overwrite: bool) -> None:
-    """ArgumentError where there is something, and nobody says what is to become of it."""
+    """ArgumentError if the directory is in use and neither option says what to do about it."""
     begun, ours = unfinished(directory), (directory / NAME).exists()
     if begun and not (resume or overwrite):
         raise ArgumentError(
@@ -207,7 +207,7 @@ def check_free(directory: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def discard(directory: Path) -> None:
-    """Throw that away."""
+    """Remove unfinished output."""
     if unfinished(directory):
         shutil.rmtree(directory / FOLDER)
 
@@ -222,7 +222,7 @@ def fingerprint(
     measure: bool,
     **more: str,
 ) -> Fingerprint:
-    """``by``: the algorithm, which prints as all of its settings. ``more``: what else decides."""
+    """``by``: the algorithm, whose repr includes all its settings. ``more``: further determining factors."""
     stats = {file.name: file.stat() for file in files.files}
     return {
         "source": hashed(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()), files.config),
@@ -238,7 +238,7 @@ def fingerprint(
 
 
 def hashed(*parts: Any) -> str:
-    """A digest of tensors by their bytes, of anything else by what it prints as."""
+    """A digest of tensors by their bytes, and of anything else by its repr."""
     digest = hashlib.sha256()
     leaves, spec = tree_flatten(parts)
     for leaf in leaves:

@@ -1,4 +1,4 @@
-"""Reading a manifest that may be damaged or hostile: every value is checked before anything is done with it."""
+"""Parse a manifest that may be damaged or hostile: every value is checked before it is used."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from bitport.tensor import PARTS
 
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
 LARGEST = 2**48
-"""No dimension, no block and no file is larger."""
+"""Upper limit of dimensions, blocks and file sizes."""
 BUFFERS = ("persistent", "derived")
 
 
 def read_manifest(directory: str | Path) -> Manifest:
-    """What the checkpoint in ``directory`` holds; CheckpointError if that cannot be told for certain."""
+    """Read the manifest of the checkpoint in ``directory``; CheckpointError if it is not valid."""
     path = Path(directory)
     if not (path / NAME).is_file():
         raise CheckpointError(
@@ -43,12 +43,12 @@ def read_manifest(directory: str | Path) -> Manifest:
 
 
 def parse_manifest(data: bytes, source: Path) -> Manifest:
-    """What the text of a manifest says; ``source``: where it stood, for errors."""
+    """Parse the text of a manifest; ``source``: its path, for errors."""
     return _Parser(source).manifest(data)
 
 
 class _Parser:
-    """Each method checks one kind of value; ``where`` says which value it is."""
+    """Each method checks one kind of value; ``where`` identifies the value in errors."""
 
     def __init__(self, source: Path) -> None:
         self.source = source

@@ -1,9 +1,8 @@
-"""Reading a safetensors file tensor by tensor: each into memory of its own, or as a view of the mapped file.
+"""Read a safetensors file tensor by tensor, into separate memory or as views of the mapped file.
 
-A view costs nothing until it is touched, and its pages are shared between processes; but a mapped file that is cut
-while it is in use kills the process, and a tensor at an odd address cannot be viewed as its dtype and is copied after
-all.
-Nothing that the header says is believed before it was compared with the size of the file.
+A view costs nothing until it is accessed, and its pages are shared between processes; but truncating a mapped file
+kills the process that uses it, and a tensor at an unaligned address must be copied because it cannot be viewed as its
+dtype. Nothing in the header is trusted before it has been checked against the size of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from bitport.errors import CheckpointError
 
 
 class Span(NamedTuple):
-    """A tensor as the header describes it; ``start``, ``end``: bytes from the beginning of the file."""
+    """A tensor as described by the header; ``start``, ``end``: byte offsets in the file."""
 
     tag: str
     shape: tuple[int, ...]
@@ -37,19 +36,19 @@ class Span(NamedTuple):
 
 
 DIMENSIONS = 64
-"""What torch computes with has no more; their product takes long where there are many thousands."""
+"""Maximum number of dimensions, as in torch; the product of many thousands would be slow to compute."""
 ALIGNED = 16
-"""Bytes: the largest element there is (complex128)."""
+"""Bytes: the size of the largest element (complex128)."""
 
 
 def check_regular(path: Path) -> None:
-    """CheckpointError for what is there and no file: opening a pipe waits for somebody to write to it."""
+    """CheckpointError if ``path`` exists and is not a regular file: opening a pipe would block until someone writes."""
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is not a regular file; give one")
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; ValueError where a key is there twice, of which programs take different ones."""
+    """Build a JSON object; ValueError for a duplicate key, which programs resolve differently."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key appears twice in one object")
@@ -58,10 +57,10 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 class SafetensorsReader:
     def __init__(self, path: Path, *, mapped: bool = False, start: int = 0, size: int | None = None) -> None:
-        """``start``, ``size``: of the safetensors file inside ``path``, where it is a part of that."""
+        """``start``, ``size``: the part of ``path`` that is the safetensors file, if it is embedded."""
         self.path, self.start = path, start
         self.metadata: dict[str, str] = {}
-        """What the header says beside its tensors."""
+        """The metadata of the header."""
         self.mapped: Tensor | None = None
         check_regular(path)
         try:
@@ -74,7 +73,7 @@ class SafetensorsReader:
             if not 0 <= start <= start + self.size <= whole:
                 self._fail(f"{self.size} bytes from {start} on are not within its {whole} bytes")
             self.tensors = dict(self._spans())
-            if mapped:  # privately: what is written to a tensor stays in memory
+            if mapped:  # a private mapping: writes to a tensor stay in memory
                 self.mapped = torch.from_file(str(path), shared=False, size=whole, dtype=torch.uint8)
         except BaseException:
             self.close()
@@ -94,7 +93,7 @@ class SafetensorsReader:
         return from_bytes(self.read_bytes(name), span.dtype, span.shape)
 
     def read_bytes(self, name: str) -> Tensor:
-        """The flat uint8 tensor of the bytes of ``name``."""
+        """The bytes of ``name`` as a flat uint8 tensor."""
         span = self.tensors[name]
         if self.mapped is not None:
             data = self.mapped[span.start : span.end]

@@ -1,13 +1,13 @@
-"""Writing a safetensors file tensor by tensor, each as it comes.
+"""Write a safetensors file tensor by tensor, as they arrive.
 
 ::
 
     8 bytes      ``room`` bytes                                              the data, without gaps
     room         {"name": {"dtype", "shape", "data_offsets"}, ...} spaces    ...
 
-The header stands first but is known last. Room is left for it and it is written by finish(), filled up with spaces, as
-the format allows; where there is little data, that is moved up behind a header of the exact size. Until finish() the
-file begins with zeros, and no reader takes it for whole.
+The header comes first but is known last. Room is reserved for it, and finish() writes it, padded with spaces as the
+format allows; small data is moved up behind a header of the exact size instead. Until finish() the file starts with
+zeros, so no reader accepts an incomplete one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from bitport.checkpoint.manifest import Part
 from bitport.errors import CheckpointError
 
 ALIGNMENT = 64
-"""The data begin at a multiple of so many bytes, so that a mapped tensor lies as a kernel wants it."""
+"""The data starts at a multiple of this many bytes, so that mapped tensors are aligned for kernels."""
 ROOM = 64 * 1024
 MOVABLE = 16 * 1024 * 1024
-"""Bytes of data up to which they are moved up at the end."""
+"""Maximum size in bytes of data that is moved up at the end."""
 
 
 class SafetensorsWriter:
     def __init__(self, path: Path, needed: int = 0, tags: Mapping[torch.dtype, str] = TAGS) -> None:
-        """``needed``: bytes of header that the first tensors ask for, and what finish() is told."""
+        """``needed``: bytes of header that the first tensors and the metadata for finish() require."""
         self.path, self.tags = path, tags
         self.entries: list[str] = []
         self.header_size, self.data_size = 2, 0
@@ -57,12 +57,12 @@ class SafetensorsWriter:
         return Part(tensor.dtype, tuple(tensor.shape), zlib.crc32(data))
 
     def pause(self) -> None:
-        """All tensors are written; finish() opens the file again."""
+        """Close the file after all tensors are written; finish() opens it again."""
         self.file.close()
 
     def finish(self, metadata: dict[str, str] | None = None) -> int:
-        """Write the header and bring everything to the disk; the size of the file. ``metadata``: what else the header
-        says."""
+        """Write the header, flush everything to disk, and return the size of the file. ``metadata``: additional
+        metadata for the header."""
         if self.file.closed:
             self.file = open(self.path, "r+b")  # noqa: SIM115
         more = [metadata_entry(metadata)] if metadata else []
@@ -86,7 +86,7 @@ class SafetensorsWriter:
         return 8 + self.room + self.data_size
 
     def abandon(self) -> None:
-        with contextlib.suppress(OSError):  # what is still to be flushed is thrown away with the file
+        with contextlib.suppress(OSError):  # unflushed data is discarded along with the file
             self.file.close()
 
 
@@ -95,7 +95,7 @@ def _room(header: int) -> int:
 
 
 def header_bytes(key: str, tensor: Tensor, tags: Mapping[torch.dtype, str] = TAGS) -> int:
-    """At most so many bytes of header does ``tensor`` take."""
+    """Upper bound of the header bytes that ``tensor`` takes."""
     return len(_entry(key, tensor, tags, 10**15, 10**15)) + 1
 
 

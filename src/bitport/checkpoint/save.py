@@ -1,4 +1,4 @@
-"""save(): a model, tensor by tensor, into a checkpoint directory."""
+"""save(): write a model, tensor by tensor, to a checkpoint directory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bitport.report.progress import progress as with_progress
 def save(
     model: nn.Module, directory: str | Path, *, shard_size: int = SHARD_SIZE, progress: bool | None = None
 ) -> Manifest:
-    """Write every parameter and buffer of ``model``, quantized or not, to ``directory``, in place of the checkpoint
-    that is there. Files that are not bitport's stay. An interrupted save leaves the old checkpoint whole.
+    """Write every parameter and buffer of ``model``, quantized or not, to ``directory``, replacing any checkpoint
+    there. Files that are not bitport's are kept. An interrupted save leaves the old checkpoint intact.
 
-    A tensor on another device, or in a packed layout, is brought to the CPU in its canonical form on its own: beside
-    the model only one tensor is in memory at a time. A model that several processes hold together (DTensors) is saved
-    by all of them: they gather it tensor by tensor, and the first writes.
+    Tensors on other devices or in a packed layout are converted to their canonical form on the CPU one at a time, so
+    only one tensor is in memory besides the model. A model sharded over several processes (DTensors) is saved by all of
+    them: they gather it tensor by tensor, and the first writes.
     """
     check_model(model)
     reshard_(model)

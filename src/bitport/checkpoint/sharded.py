@@ -1,8 +1,8 @@
-"""Checkpoints of a model that several processes hold together, as DTensors.
+"""Checkpoints of a model that is sharded over several processes as DTensors.
 
-load(): each process reads of every tensor its own piece. save(): all gather one tensor after the other, and the first
-process writes. Where it fails, the others must not wait for it: it takes part in gathering the rest, and at the end
-tells all what was written, or that nothing was.
+load(): each process reads its own shard of every tensor. save(): all gather one tensor after the other, and the first
+process writes. If it fails, the others must not wait for it: it still takes part in gathering the rest, and at the end
+broadcasts what was written, or that nothing was.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bitport.tensor.sharded import is_sharded, own, shard_of, sharded_like, whol
 
 
 def check_sharded(model: nn.Module, path: Path, pairs: Iterable[tuple[Entry, Tensor]], device: object) -> None:
-    """Before anything is read: can the tensors of ``model`` that are sharded take those of the checkpoint?"""
+    """Check, before anything is read, that the sharded tensors of ``model`` can hold those of the checkpoint."""
     managed = bool(fsdp_modules(model))
     for entry, there in pairs:
         if not is_sharded(there):
@@ -50,7 +50,7 @@ def check_sharded(model: nn.Module, path: Path, pairs: Iterable[tuple[Entry, Ten
 
 
 def _blank(path: Path, entry: Entry) -> Tensor:
-    """The tensor of ``entry`` as a shape."""
+    """The tensor of ``entry`` on meta."""
     if isinstance(entry, Arranged):
         return entry.made(lambda piece: _blank(path, piece))
     parts = entry.parts.items()
@@ -60,8 +60,8 @@ def _blank(path: Path, entry: Entry) -> Tensor:
 
 
 def read_shard(value: Tensor, there: Tensor, device: torch.device, *, packed: bool) -> Tensor:
-    """The piece of ``value`` (which may lie in a mapped file) that this process has of the DTensor ``there``, in the
-    place of that; ``packed``: in the layout of its device."""
+    """Return this process's shard of ``value`` (which may be in a mapped file) as a replacement for the DTensor
+    ``there``; ``packed``: in the layout of its device."""
     piece = shard_of(value, there).clone().to(device)
     if isinstance(piece, QTensor):
         piece = piece.to_device_layout() if packed else piece.to_layout("plain")
@@ -73,13 +73,13 @@ def is_shared(slots: Iterable[Slot]) -> bool:
 
 
 def wholes(slots: Iterable[Slot]) -> Iterator[tuple[Slot, Tensor]]:
-    """Each slot with all of its tensor."""
+    """Yield each slot with its gathered tensor."""
     for slot in slots:
         yield slot, whole(slot.tensor)
 
 
 def written_by_one(write: Callable[[], Manifest], stream: Iterator[object], directory: Path) -> Manifest:
-    """What ``write`` has written, in the first process, of the stream that all gather; the same in every process."""
+    """Let the first process ``write`` the stream that all gather, and return the manifest in every process."""
     text = ""
     try:
         if dist.get_rank() == 0:

@@ -1,5 +1,5 @@
-"""Reading the shards of a checkpoint. Before the first tensor is handed out every header has been compared with the
-manifest, so that a damaged checkpoint is refused while the model is still as it was."""
+"""Read the shards of a checkpoint. Every header is checked against the manifest before the first tensor is returned, so
+a damaged checkpoint is refused before the model is modified."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ AGAIN = "Fetch or save the checkpoint again"
 
 
 def inside(directory: Path, name: str) -> Path:
-    """The regular file ``name`` of ``directory``. A link may lead elsewhere inside it, or, as in the cache of the
-    Hugging Face hub, from ``snapshots/<revision>/``, or a folder in it, to ``blobs/``."""
+    """The regular file ``name`` in ``directory``. A link may point elsewhere inside it or, as in the cache of the
+    Hugging Face hub, from ``snapshots/<revision>/`` or a folder below it to ``blobs/``."""
     path = directory / name
     home = directory.resolve()
     cached = (folder for folder in (home, *home.parents) if folder.parent.name == "snapshots")
@@ -40,7 +40,7 @@ def inside(directory: Path, name: str) -> Path:
 
 
 def check_data(directory: Path, manifest: Manifest) -> None:
-    """CheckpointError unless every byte of every tensor has the checksum that the manifest says."""
+    """CheckpointError unless the data of every tensor matches its checksum in the manifest."""
     with Shards(directory, manifest, verify=True, mmap=True) as shards:
         for entry in manifest.tensors.values():
             for part in entry.parts:
@@ -48,8 +48,8 @@ def check_data(directory: Path, manifest: Manifest) -> None:
 
 
 class Shards:
-    """The open shards of ``directory``, one at a time. ``verify``: compare every part's bytes with its checksum.
-    ``mmap``: hand out views of the mapped file."""
+    """The shards of ``directory``, opened one at a time. ``verify``: compare the data of every part with its checksum.
+    ``mmap``: return views of the mapped file."""
 
     def __init__(self, directory: Path, manifest: Manifest, *, verify: bool = False, mmap: bool = False) -> None:
         self.directory, self.verify, self.mmap, self.sizes = directory, verify, mmap, manifest.shards

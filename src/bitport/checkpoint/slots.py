@@ -1,4 +1,4 @@
-"""The places of a model that hold a tensor: its parameters and buffers, under every name they have."""
+"""The places in a model that hold a tensor: parameters and buffers, under all of their names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bitport.tensor.sharded import is_quantized, own
 
 
 def bare(name: str) -> str:
-    """The name without what torch.compile(module) puts before those of the module that it wraps."""
+    """The name without the prefix that torch.compile(module) adds."""
     return name.replace("_orig_mod.", "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """``buffer``: "" for a parameter, else "persistent" or "derived" (a buffer that no state_dict has)."""
+    """``buffer``: "" for a parameter, else "persistent" or "derived" (a buffer outside the state_dict)."""
 
     name: str
     module: nn.Module
@@ -34,11 +34,11 @@ class Slot:
         return getattr(self.module, self.attribute)
 
     def put(self, tensor: Tensor) -> None:
-        """Through setattr, so that modules which keep lists of their weights (nn.LSTM) see the change."""
+        """Use setattr, so that modules which keep lists of their weights (nn.LSTM) are updated."""
         setattr(self.module, self.attribute, tensor)
 
     def parameter(self, tensor: Tensor) -> Tensor:
-        """``tensor`` as what stands in this slot: a parameter that is trained as the one before was, or a buffer."""
+        """``tensor`` as content of this slot: a parameter that keeps requires_grad if possible, or a buffer."""
         if self.buffer:
             return tensor
         trains = self.tensor.requires_grad and not is_quantized(tensor) and tensor.dtype.is_floating_point
@@ -46,7 +46,7 @@ class Slot:
 
 
 def slots(model: nn.Module) -> Iterator[Slot]:
-    """Every slot in the model's order; tied tensors and shared modules under each of their names."""
+    """Every slot in the order of the model; tied tensors and shared modules appear under each of their names."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             what = f"{prefix or 'the model'} ({type(module).__name__})"
@@ -71,7 +71,7 @@ def _check(name: str, tensor: Tensor) -> None:
 
 
 def identity(tensor: Tensor) -> object:
-    """Equal for tensors that are one: the same object, or the same view of the same memory."""
+    """A key that is equal for tensors that are the same object, or the same view of the same memory."""
     dense = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
     if not dense or tensor.device.type == "meta" or not tensor.untyped_storage().nbytes():
         return id(tensor)

@@ -1,4 +1,4 @@
-"""The safetensors files of others, as a stream of named tensors: one file, or a Hugging Face directory."""
+"""Third-party safetensors files as a stream of named tensors: a single file, or a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from bitport.schemes import Target
 INDEX = "model.safetensors.index.json"
 INDEXES = (INDEX, DIFFUSERS_INDEX)
 COMPONENT = "_class_name"
-"""Where config.json names a class of diffusers, and model_index.json of one its pipeline."""
+"""The key that names a diffusers class in config.json, and its pipeline in model_index.json."""
 PIPELINE = "model_index.json"
 POINTER = json.dumps({"metadata": {}, "weight_map": {NAME: NAME}}) + "\n"
-"""The index that diffusers finds in a directory of bitport."""
+"""The index that diffusers finds in a bitport directory."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".npz", ".index.json")
-"""What the names of files end with that hold weights or list them; all others are carried over."""
+"""Suffixes of files that hold or list weights; all other files are copied."""
 QUANTIZATION = ("quantization_config", "compression_config")
-"""Where config.json says how weights are quantized."""
+"""Keys of config.json that describe how weights are quantized."""
 QUANTIZATION_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -45,11 +45,11 @@ QUANTIZATION_FILES = {
     "quanto_qmap.json": "quanto",
     "quantization_map.json": "quanto",
 }
-"""Files that say it alone in some checkpoints -> by which method."""
+"""Files that, in some checkpoints, are the only description of the quantization -> its method."""
 QUANTIZED = {".W_q": "hqq"}
-"""What names of tensors end with where files of a library may say it nowhere else -> by which method."""
+"""Suffixes of tensor names that may be the only sign of a library's quantization -> its method."""
 MLX = "quantization"
-"""Where config.json says it of MLX, which names no method."""
+"""The key of config.json for MLX, which names no method."""
 TOKEN_EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|tok_embeddings|word_embeddings|embed_in|shared)\.weight")
 HEAD = "lm_head.weight"
 FETCH = "download a model of the hub with: hf download NAME --local-dir DIR"
@@ -58,7 +58,7 @@ GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """A tensor as its file's header describes it."""
+    """A tensor as described by the header of its file."""
 
     name: str
     file: Path
@@ -72,15 +72,15 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class Made(Held):
-    """A tensor of the model that the files have in pieces or under another name; ``file``: that of the first piece."""
+    """A tensor of the model that is split or named differently in the files; ``file``: that of the first piece."""
 
     entry: Arranged
 
 
 class Source:
-    """``path``: a .safetensors file, or a directory of them with whatever else a model needs. ``quantized``: whether it
-    may be one that others have quantized; what they say of it is then in ``quantization``. ``arrangement``: of a model
-    whose names and pieces the tensors are to have."""
+    """``path``: a .safetensors file, or a directory of them along with other files that a model needs. ``quantized``:
+    accept a model quantized by other tools, whose description is then in ``quantization``. ``arrangement``: maps the
+    tensors to the names and splits of a model."""
 
     def __init__(self, path: str | Path, *, quantized: bool = False, arrangement: Arrangement | None = None) -> None:
         self.path = Path(path)
@@ -90,11 +90,11 @@ class Source:
         check_others(self.path)
         self.config = json_object(self.path / "config.json") if (self.path / "config.json").is_file() else {}
         self.weight_map: dict[str, str] = {}
-        """Name of a tensor -> that of its file, where there is an index."""
+        """Tensor name -> file name, if there is an index."""
         self.told: dict[str, dict[str, Any]] = {}
-        """Of tensors by name, fields of the target, as far as a model was asked."""
+        """Fields of targets by tensor name, as far as a model was asked."""
         self.metadata: dict[str, str] = {}
-        """What the headers of all files say beside their tensors."""
+        """Metadata from the headers of all files."""
         found: dict[str, dict[str, Held]] = {}
         for file in self._files():
             with SafetensorsReader(file) as reader:
@@ -114,7 +114,7 @@ class Source:
 
     @functools.cached_property
     def stored(self) -> dict[str, Held]:
-        """The tensors that are no aliases of others."""
+        """The tensors that are not aliases of others."""
         return {name: held for name, held in self.tensors.items() if name not in self.tied}
 
     @property
@@ -123,7 +123,7 @@ class Source:
         return found if isinstance(found, str) else ""
 
     def targets(self) -> list[Target]:
-        """What a recipe may quantize, tied heads too, in the order of the files."""
+        """What a recipe may quantize, including tied heads, in the order of the files."""
         targets = self._targets(self.tensors)
         for alias, name in self.tied.items():
             if head := self._targets({alias: self.tensors[name]}):
@@ -137,9 +137,9 @@ class Source:
         return [dataclasses.replace(target, **self.told.get(target.name, {})) for target in found]
 
     def ask(self, model: nn.Module | None, arrangement: Arrangement | None = None) -> None:
-        """Has the modules of ``model`` say what the weights are, which know more than names: an embedding that is not
-        called one, or rewrites its rows, a convolution that is a transposed one. Tensors that the model lacks, or has
-        in several pieces, are what their names say. ``arrangement``: as for the files."""
+        """Let the modules of ``model`` determine what the weights are, since they know more than names: an embedding
+        with an unusual name, one that rewrites its rows, a transposed convolution. Tensors that the model lacks, or
+        splits, are still judged by name. ``arrangement``: as for the files."""
         if model is None:
             return
         held = self.tensors if arrangement is None else _arranged(self.tensors, arrangement)
@@ -153,12 +153,12 @@ class Source:
                 self.told[source] = {"kind": its.kind, "transposed": transposed, "unfit": its.unfit}
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """One at a time, file by file."""
+        """Yield tensors one at a time, file by file."""
         for _, group in itertools.groupby(map(self.tensors.__getitem__, names), key=lambda held: held.file):
             yield from self._read(group)
 
     def _read(self, group: Iterable[Held]) -> Iterator[tuple[str, Tensor]]:
-        """Each file is opened once, those of further pieces too."""
+        """Open each file once, including those of further pieces."""
         with contextlib.ExitStack() as stack:
 
             @functools.cache
@@ -172,14 +172,14 @@ class Source:
                 yield held.name, held.entry.made(piece) if isinstance(held, Made) else opened(held.file).read(held.name)
 
     def check_apart(self, directory: Path) -> None:
-        """ArgumentError where it lies in the source, which is only read."""
+        """ArgumentError if ``directory`` is inside the source, which is read-only."""
         if self.is_directory and directory.resolve().is_relative_to(self.path.resolve()):
             raise ArgumentError(
                 f"{directory} lies in the source {self.path}; choose another directory for the checkpoint"
             )
 
     def others(self, dtype: torch.dtype | None) -> Iterator[tuple[Path, str | Path]]:
-        """What a checkpoint of these tensors, cast to ``dtype``, carries over."""
+        """The other files that a checkpoint of these tensors, cast to ``dtype``, includes."""
         return carried(self.path, {"quantization_config": SAID}, dtype)
 
     def _files(self) -> list[Path]:
@@ -232,7 +232,7 @@ class Source:
         return files
 
     def _one(self, name: str, held: dict[str, Held]) -> Held:
-        """``held``: by file."""
+        """Select among the files that hold a tensor; ``held``: by file."""
         if len(held) == 1:
             return next(iter(held.values()))
         if (said := self.weight_map.get(name)) not in held:
@@ -243,8 +243,8 @@ class Source:
         return held[said]
 
     def _quantization(self) -> dict[str, Any] | None:
-        """What config.json, or the file that older libraries wrote beside it, or else the names of tensors say of the
-        numbers of the weights."""
+        """How the weights are quantized, according to config.json, the separate file of older libraries, or else the
+        names of tensors."""
         parts = (self.config, *self.config.values())  # text_config, vision_config ..
         mlx = self.config.get(MLX)
         found = [part[key] for key in QUANTIZATION for part in parts if _has(part, key)]
@@ -261,9 +261,9 @@ class Source:
 
     @functools.cached_property
     def tied(self) -> dict[str, str]:
-        """The head that shares the token embedding: {its name: the embedding's}. Only where config.json says so, and
-        where the file either lacks the head or holds the same numbers twice. (What a model ties by itself needs no
-        mention: load() follows it.)"""
+        """The head that shares the token embedding: {its name: the embedding's}. Only if config.json says so, and the
+        file either lacks the head or holds the same numbers twice. (Ties made by the model itself need no entry: load()
+        follows them.)"""
         text = self.config.get("text_config")
         inner = text.get("tie_word_embeddings") if isinstance(text, dict) else None
         says = self.config.get("tie_word_embeddings", inner)
@@ -282,7 +282,7 @@ class Source:
 
 
 def _method_of(said: dict[str, Any]) -> str | None:
-    """The method of settings that do not name it, as some older ones."""
+    """The method of settings that do not name it, as in some older versions."""
     producer = said.get("producer")
     if isinstance(producer, dict) and producer.get("name") == "modelopt":
         return "modelopt"
@@ -294,7 +294,7 @@ def _has(part: Any, key: str) -> bool:
 
 
 def others(path: Path) -> Iterator[Path]:
-    """The files of the directory ``path`` that hold no weights, relative to it: configuration, tokenizer, licence."""
+    """The files in the directory ``path`` that hold no weights, relative to it: configuration, tokenizer, licence."""
     for file in sorted(path.rglob("*")) if path.is_dir() else ():
         relative = file.relative_to(path)
         hidden = any(part.startswith(".") for part in relative.parts)
@@ -304,8 +304,8 @@ def others(path: Path) -> Iterator[Path]:
 
 
 def check_others(path: Path) -> None:
-    """Before anything is done: CheckpointError where one of them is a link that is not followed, and a warning of what
-    stays behind because of its name."""
+    """Check early: CheckpointError if one of these files is a link that is not followed, and a warning if something is
+    left out because of its name."""
     for relative in others(path):
         inside(path, str(relative))
     if path.is_dir() and (path / FOLDER).is_dir():
@@ -315,8 +315,8 @@ def check_others(path: Path) -> None:
 def carried(
     path: Path, quantization: dict[str, Any], dtype: torch.dtype | None = None
 ) -> Iterator[tuple[Path, str | Path]]:
-    """Name -> text or file, of what ``path`` holds besides weights. Only config.json changes: it says how weights are
-    quantized, by the keys of ``quantization``, and which ``dtype`` floats were cast to."""
+    """Yield (name, text or file) for what ``path`` holds besides weights. Only config.json changes: the keys of
+    ``quantization`` describe how weights are quantized, and ``dtype`` what floats were cast to."""
     for relative in others(path):
         file = path / relative
         if file.name != NAME and str(relative) not in QUANTIZATION_FILES:
@@ -326,7 +326,7 @@ def carried(
 
 
 def class_name(path: Path) -> str | None:
-    """The class of the model of diffusers in the directory ``path``, or None where config.json names none."""
+    """The diffusers class of the model in the directory ``path``, or None if config.json names none."""
     found = json_object(path / "config.json").get(COMPONENT) if (path / "config.json").is_file() else None
     return found if isinstance(found, str) else None
 
@@ -371,7 +371,7 @@ def _arranged(tensors: dict[str, Held], arrangement: Arrangement) -> dict[str, H
 
 
 def _held(reader: SafetensorsReader) -> list[Held]:
-    """Its tensors in the order of their data."""
+    """The tensors of a file in the order of their data."""
     return [Held(name, reader.path, span.shape, span.dtype) for name, span in reader.tensors.items()]
 
 

@@ -1,7 +1,7 @@
-"""Several writers of one directory, as when every process of a training run saves: each becomes its checkpoint in turn,
-and the last one stays, whole.
+"""Coordinate several writers of one directory, as when every process of a training run saves: each publishes its
+checkpoint in turn, and the last one remains, intact.
 
-Removed is what the manifest named that was replaced, and no file that another writer may still be at.
+Only files that the replaced manifest named are removed, and none that another writer may still be working on.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if sys.platform != "win32":
     import fcntl
 
 OURS = re.compile(r"model-[0-9a-f]{8}-\d{5,}\.safetensors|\.bitport-[0-9a-f]{8}-.*")
-"""Names that only a Writer gives: shards, and files that have not got their names yet."""
+"""Names that only a Writer creates: shards, and files that are not renamed yet."""
 ABANDONED = 24 * 60 * 60
-"""Seconds: what is so much older than a new manifest, and named by none, was left by a process that was killed."""
+"""Seconds: a file this much older than the new manifest, which does not name it, was left by a killed process."""
 
 
 @contextlib.contextmanager
 def turn(directory: Path) -> Iterator[None]:
-    """Others that take a turn in ``directory`` wait. Where a system or its file system has no such locks (Windows, some
-    network file systems) nobody waits: then the checkpoint is whole too, but the files beside it may be another's."""
+    """Lock ``directory`` against other writers. On systems or file systems without such locks (Windows, some network
+    file systems) nobody waits: the checkpoint is still intact, but the files beside it may belong to another."""
     if sys.platform == "win32":
         yield
         return
@@ -41,14 +41,14 @@ def turn(directory: Path) -> Iterator[None]:
 
 
 def manifest_text(directory: Path) -> str:
-    """Of a manifest that may be damaged, or not be there."""
+    """The text of the manifest, which may be damaged; "" if there is none."""
     path = directory / NAME
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def clear(directory: Path, kept: Collection[str], replaced: str) -> None:
-    """Remove what no checkpoint needs after a new manifest, which names the shards ``kept``, took the place of one with
-    the text ``replaced``."""
+    """Remove files that no checkpoint needs after a new manifest, which names the shards ``kept``, has replaced one
+    with the text ``replaced``."""
     oldest = (directory / NAME).stat().st_mtime - ABANDONED
     for path in directory.iterdir():
         with contextlib.suppress(FileNotFoundError):

@@ -1,8 +1,8 @@
-"""Writing a checkpoint as a stream of tensors, so that it is there entirely or not at all.
+"""Write a checkpoint as a stream of tensors, atomically.
 
-The shards get names that no earlier save used. When all are on the disk, the new manifest takes the place of the old in
-one step (os.replace), and only then the shards of the old are removed. Wherever that ends early, the directory holds
-the old checkpoint, whole.
+Shards get names that no earlier save used. Once all are on disk, the new manifest replaces the old one in a single step
+(os.replace), and only then are the old shards removed. If this is interrupted anywhere, the directory still holds the
+old checkpoint, intact.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ SHARD_SIZE = 4 * 10**9
 
 
 class Writer:
-    """``with Writer(directory) as writer: writer.add(name, tensor)``; the end of the block makes it the checkpoint, an
-    error inside leaves the directory as it was. A shard ends before a tensor that would make it larger than
+    """``with Writer(directory) as writer: writer.add(name, tensor)``; leaving the block publishes the checkpoint, an
+    exception leaves the directory unchanged. A new shard is started if a tensor would make the current one larger than
     ``shard_size`` bytes.
 
-    ``id``: eight hexadecimal digits in the names of the shards, by default random. ``begun``: what a writer of this id
-    has written to finished shards already."""
+    ``id``: eight hexadecimal digits for the names of the shards, by default random. ``begun``: what an earlier writer
+    with this id has already written to finished shards."""
 
     def __init__(
         self, directory: str | Path, *, shard_size: int = SHARD_SIZE, id: str = "", begun: Manifest | None = None
@@ -50,7 +50,7 @@ class Writer:
         self.tied: dict[str, str] = dict(begun.tied) if begun else {}
         self.shards: dict[str, int] = dict(begun.shards) if begun else {}
         self.owners = {entry.key(part): name for name, entry in self.entries.items() for part in entry.parts}
-        """By the name of each part in the shards, the tensor it is of."""
+        """The owning tensor by the name of each part in the shards."""
         self.carried: dict[Path, Path] = {}
         self.current: SafetensorsWriter | None = None
         with self._reported():
@@ -68,7 +68,7 @@ class Writer:
             self.abandon()
 
     def add(self, name: str, tensor: Tensor, *, buffer: str = "") -> None:
-        """Write ``tensor`` now. ``buffer``: see :class:`Entry`."""
+        """Write ``tensor`` immediately. ``buffer``: see :class:`Entry`."""
         if name in self.entries or name in self.tied:
             raise ArgumentError(f"{name} was added already")
         parts = _parts(name, tensor)
@@ -91,7 +91,7 @@ class Writer:
         self.entries[name] = entry
 
     def tie(self, alias: str, name: str) -> None:
-        """Make ``alias`` another name of the tensor ``name``."""
+        """Make ``alias`` another name for the tensor ``name``."""
         if name not in self.entries or alias in self.entries or alias in self.tied:
             raise ArgumentError(
                 f"{alias!r} cannot be tied to {name!r}: the first must be a new name, the second that of a tensor"
@@ -99,8 +99,8 @@ class Writer:
         self.tied[alias] = name
 
     def carry(self, relative: Path, content: Path | str) -> None:
-        """Add the file ``relative`` of the directory: a copy of the file ``content``, or that text. It appears together
-        with the checkpoint."""
+        """Add the file ``relative`` to the directory, from a file or a text ``content``. It appears together with the
+        checkpoint."""
         staged = self._staged(len(self.carried))
         self.carried[staged] = self.directory / relative
         with self._reported():
@@ -111,11 +111,11 @@ class Writer:
 
     @property
     def manifest(self) -> Manifest:
-        """What was written so far."""
+        """The manifest of what has been written so far."""
         return Manifest(self.entries, self.tied, self.shards, library_version())
 
     def close(self) -> Manifest:
-        """Finish the last shard and make all of it the checkpoint of the directory."""
+        """Finish the last shard and publish the checkpoint in the directory."""
         with self._reported():
             self.end_shard()
             self.carry(Path(INDEX), self.manifest.to_index())
@@ -136,7 +136,7 @@ class Writer:
         return self.manifest
 
     def abandon(self) -> None:
-        """Remove what was written; the checkpoint that was there stays."""
+        """Remove what was written; an existing checkpoint stays."""
         if self.current is not None:
             self.current.abandon()
             self.current = None
@@ -157,14 +157,14 @@ class Writer:
         return self.current
 
     def end_shard(self) -> None:
-        """Write what was added to the disk; the next tensor begins a new shard."""
+        """Flush the current shard to disk; the next tensor starts a new one."""
         if self.current is not None:
             with self._reported():
                 self.shards[self.current.path.name] = self.current.finish()
             self.current = None
 
     def _committed(self) -> bool:
-        """Whether the checkpoint on the disk is this one; asked of the disk, which an interrupt leaves consistent."""
+        """Whether the checkpoint on disk is this one; reads the disk, which stays consistent across an interrupt."""
         return f"-{self.id}-" in manifest_text(self.directory)
 
     def _staged(self, what: object) -> Path:
@@ -172,7 +172,7 @@ class Writer:
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
-        """OSError -> what it means for the checkpoint."""
+        """Convert OSError to a CheckpointError that explains the state of the checkpoint."""
         try:
             yield
         except OSError as error:
@@ -222,7 +222,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames last through a power cut, where the system lets a directory be opened (not on Windows)."""
+    """Make renames survive a power failure, if the system allows directories to be opened (not on Windows)."""
     if os.name != "posix":
         return
     handle = os.open(directory, os.O_RDONLY)

@@ -1,5 +1,5 @@
-"""Programs that run without Python: a module, compiled ahead of time, with its weights in one file; and programs of
-other runtimes (docs/deploy.md)."""
+"""Export to programs that run without Python: a module compiled ahead of time, with its weights in one file; and models
+for other runtimes (docs/deploy.md)."""
 
 from bitport.export.compile import Method
 from bitport.export.decompose import decomposed

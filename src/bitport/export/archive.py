@@ -1,6 +1,6 @@
-"""A PT2 archive: a zip whose entries are stored as they are, below one root folder.
+"""PT2 archives: zip files with uncompressed entries below one root folder.
 
-An entry that is to be mapped begins at a multiple of ALIGNMENT in the file: the extra field of its header is filled up.
+Entries to be mapped start at a multiple of ALIGNMENT in the file, by padding the extra field of their header.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import IO
 
 ALIGNMENT = 4096
-"""Bytes: a page."""
+"""Bytes: the size of a page."""
 HEADER = 30
-"""Bytes of a local header before name and extra field."""
+"""Size in bytes of a local header before the name and the extra field."""
 ZIP64 = 20
-"""Bytes of the extra field that holds sizes above 4 GiB."""
+"""Size in bytes of the extra field for sizes above 4 GiB."""
 FILLER = b"BP"
-"""What the extra field that fills up is marked with."""
+"""The id of the extra field used for padding."""
 
 
 class ArchiveWriter:
@@ -39,7 +39,7 @@ class ArchiveWriter:
         self.zip.writestr(self._entry(name), data)
 
     def stream(self, name: str, write: Callable[[IO[bytes]], None]) -> int:
-        """An entry that ``write`` writes, aligned; where in the file its bytes begin, which are in the file by then."""
+        """Add an aligned entry written by ``write``, flush it, and return the offset of its data in the file."""
         entry = self._entry(name)
         at = self.zip.fp.tell() + HEADER + len(entry.filename.encode()) + ZIP64 + 4  # type: ignore[union-attr]
         room = -at % ALIGNMENT
@@ -50,11 +50,11 @@ class ArchiveWriter:
         return at + room
 
     def _entry(self, name: str) -> zipfile.ZipInfo:
-        return zipfile.ZipInfo(f"{self.root}/{name}")  # dated 1980, so that equal content gives equal archives
+        return zipfile.ZipInfo(f"{self.root}/{name}")  # dated 1980, so that equal contents give equal archives
 
 
 class ArchiveReader:
-    """Entries by their names below the root folder; a damaged archive is a zipfile.BadZipFile or a KeyError."""
+    """Entries by name below the root folder; damaged archives raise zipfile.BadZipFile or KeyError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,7 +69,7 @@ class ArchiveReader:
         self.zip.close()
 
     def read(self, name: str) -> bytes:
-        """Only what is stored as it is: a compressed entry could be larger than memory."""
+        """Read an uncompressed entry; a compressed one is refused, as it could be larger than memory."""
         entry = self.zip.getinfo(f"{self.root}/{name}")
         if entry.compress_type != zipfile.ZIP_STORED:
             raise zipfile.BadZipFile(f"{name} is compressed, which entries of a package are not")
@@ -88,7 +88,7 @@ class ArchiveReader:
 
 
 def as_bytes(write: Callable[[IO[bytes]], object]) -> bytes:
-    """What ``write`` writes."""
+    """Return what ``write`` writes to a file."""
     file = io.BytesIO()
     write(file)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""What every export for another runtime asks of its arguments."""
+"""Argument checks shared by the exports for other runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exported program to a library: torch.export, bitport's ops to native ones, AOTInductor."""
+"""Compile an exported program to a library: torch.export, lowering bitport's ops to native ones, AOTInductor."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from bitport.export.ops import declarations
 from bitport.export.pieces import has_pieces, keep_pieces
 
 ARCHIVE = Path(__file__).with_name("libbitport_deploy.a")
-"""The native kernels, and the C functions that generated code calls; linked into every library."""
+"""The native kernels and the C functions that generated code calls; linked into every library."""
 EXPORTS = Path(__file__).with_name("exports.map")
-"""For the linker: all that a host of a library looks for. What is hidden is bound when it is linked, not by name when
-it is loaded, and left out where nothing calls it."""
+"""Linker script with the symbols that a host of a library looks up. All others are hidden: bound at link time rather
+than by name at load time, and dropped if nothing calls them."""
 TORCH = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
-"""All of torch that generated code calls."""
+"""The part of torch that generated code calls."""
 DROPOUTS = [
     getattr(torch.ops.aten, name).default
     for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
@@ -36,8 +36,8 @@ LINKER = ("-Wl,--gc-sections", "-Wl,--strip-all", f"-Wl,--version-script={EXPORT
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """What a program can be asked: ``module(*args)``. ``dynamic_shapes``: as torch.export.export takes it, with
-    torch.export.Dim for each size that may differ from call to call; the same name means the same size."""
+    """A method of a program: ``module(*args)``. ``dynamic_shapes``: as for torch.export.export, with torch.export.Dim
+    for each size that may vary between calls; the same name means the same size."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -45,10 +45,10 @@ class Method:
 
 
 def dense(method: Method) -> Method:
-    """Arguments as a caller's lie: torch takes over the strides of these, also of sizes that are 1, which no check of
-    contiguity sees."""
+    """Make the arguments contiguous as a caller's will be: torch specializes on their strides, even those of dimensions
+    of size 1, which contiguity checks ignore."""
     shapes = method.dynamic_shapes
-    if isinstance(shapes, torch.export.ShapesCollection | torch.export.AdditionalInputs):  # by the tensors themselves
+    if isinstance(shapes, torch.export.ShapesCollection | torch.export.AdditionalInputs):  # keyed by tensor identity
         shapes = shapes.dynamic_shapes(method.module, method.args)
     return dataclasses.replace(method, args=pytree.tree_map_only(Tensor, _dense, method.args), dynamic_shapes=shapes)
 
@@ -58,7 +58,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def exported(method: Method) -> torch.export.ExportedProgram:
-    """Plain tensors and torch's ops beside ours."""
+    """Export the method; the program has plain tensors, and torch's ops beside bitport's."""
     program = _traced(method.module, method)
     if any(map(_drops, program.graph.nodes)):
         raise ExportError(
@@ -72,7 +72,7 @@ def exported(method: Method) -> torch.export.ExportedProgram:
 
 
 def _drops(node: fx.Node) -> bool:
-    """Whether it is dropout (input, p, train) or attention (query, key, value, mask, p) that does something."""
+    """Whether it is active dropout: (input, p, train), or attention (query, key, value, mask, p)."""
     if node.target in DROPOUTS:
         return bool(node.args[1] and node.args[2])
     return node.target is torch.ops.aten.scaled_dot_product_attention.default and any(node.args[4:5])
@@ -90,7 +90,7 @@ def lowered(program: torch.export.ExportedProgram) -> torch.export.ExportedProgr
 
 
 def graph_of(program: torch.export.ExportedProgram) -> fx.GraphModule:
-    """What AOTInductor compiles; its constants lie as they are read."""
+    """The graph that AOTInductor compiles, with its constants as the kernels read them."""
     graph = program.module(check_guards=False)
     fix_tables(graph)
     return graph
@@ -99,7 +99,7 @@ def graph_of(program: torch.export.ExportedProgram) -> fx.GraphModule:
 def compile_library(
     program: torch.export.ExportedProgram, graph: fx.GraphModule, folder: Path, level: str
 ) -> list[Path]:
-    """The files of a library that keeps no weights; the first is the library itself."""
+    """Compile a library without weights; returns its files, the library itself first."""
     args, kwargs = program.example_inputs
     with torch.no_grad(), nothing_beyond(level):
         made: Any = torch._inductor.aot_compile(graph, args, kwargs, options=options(folder, level))
@@ -111,17 +111,17 @@ def compile_library(
 
 
 def options(folder: Path, level: str) -> dict[str, Any]:
-    """For this compilation alone. But for the folder, the same for all: torch keeps compiled headers, 140 MB of them
-    for each command line that it has not met."""
+    """Inductor options for this compilation. They are the same for all except for the folder, because torch caches
+    compiled headers, 140 MB for each distinct command line."""
     chosen: dict[str, Any] = {
         "aot_inductor.package": True,
         "aot_inductor.output_path": str(folder),
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.custom_ops_to_c_shims": declarations(),
         "aot_inductor.custom_op_libs": [_linked()],
-        "aot_inductor.link_libtorch": False,  # its libtorch.so brings the libraries of every device
+        "aot_inductor.link_libtorch": False,  # libtorch.so depends on the libraries of every device
         "aot_inductor.enable_line_tables": False,
-        "aot_inductor.compile_wrapper_opt_level": "Os",  # what calls kernels, layer by layer: size is load time
+        "aot_inductor.compile_wrapper_opt_level": "Os",  # it only calls kernels layer by layer: its size is load time
         "cpp.dynamic_threads": True,
         "emulate_precision_casts": True,
         "max_autotune": False,
@@ -132,9 +132,9 @@ def options(folder: Path, level: str) -> dict[str, Any]:
 
 
 def _linked() -> str:
-    """ARCHIVE, what it runs on of torch, and the linker's options, for which torch has no place: what stands here goes
-    behind ``-l``. That takes names to look for in its own folders, not paths; from any of them the way up leads to the
-    root."""
+    """ARCHIVE, the torch library it depends on, and linker options, which torch has no setting for: the string is
+    inserted after ``-l``. That looks up names in its own folders rather than paths, so a name goes up to the root
+    first, which works from any of them."""
     archive, runs_on = (f":{'../' * 32}{file.resolve().relative_to('/')}" for file in (ARCHIVE, TORCH))
     return shlex.join((archive, f"-l{runs_on}", *LINKER))
 

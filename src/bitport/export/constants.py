@@ -1,9 +1,9 @@
-"""The constants of a program's libraries, and where they lie in its weight file.
+"""The constants of a program's libraries, and their location in its weight file.
 
-A quantized weight is several tensors, and handing one to a library takes a few microseconds: more than mapping what is
-in it. So those that only bitport's ops read, of one dtype and in the same methods, lie one behind another and are a
-single constant, a span; an op gets a part of it, which generated code cuts out where it calls. What torch's own ops
-read stays a constant of its own, since torch may do more with one than read it.
+A quantized weight consists of several tensors, and passing one to a library takes a few microseconds: more than mapping
+its data. So tensors that only bitport's ops read, of one dtype and used by the same methods, are stored contiguously
+and passed as a single constant, a span; generated code slices it for each op. Tensors that torch's own ops read remain
+separate constants, since torch may do more with them than read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bitport.export.ops import FAKES, overload
 from bitport.export.weights import Written
 
 SPANS = "bitport_spans"
-"""Where a graph keeps them."""
+"""The submodule of a graph that holds the spans."""
 OURS = {overload(name) for name in FAKES}
 AS_STRIDED = torch.ops.aten.as_strided.default
 
@@ -32,14 +32,14 @@ class Constant(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     at: int
-    """Bytes from the beginning of the weight file."""
+    """Offset in bytes in the weight file."""
 
 
 Read = Callable[[Constant], Tensor]
 
 
 class Constants:
-    """Those of all ``graphs`` of a program: ordered, written by others, then read from the file."""
+    """The constants of all ``graphs`` of a program: ordered here, written by the caller, then read from the file."""
 
     def __init__(self, graphs: Mapping[str, fx.GraphModule], names: Names) -> None:
         self.graphs = graphs
@@ -58,11 +58,11 @@ class Constants:
         self._spans = list(spans.values())
         order = [*(name for span in self._spans for name in span), *names.tensors]
         self.tensors = {name: names.tensors[name] for name in order}
-        """What goes into the weight file, in this order."""
+        """The contents of the weight file, in this order."""
 
     def settle(self, file: Path, start: int, written: Written) -> dict[str, dict[str, Constant]]:
-        """The constants of each method, by the names that its graph has for them from now on. Spans, and what lies
-        otherwise in memory, are read from the weight file, ``written`` into ``file`` behind ``start`` bytes."""
+        """Return the constants of each method by their new names in its graph. Spans and non-contiguous tensors are
+        read from the weight file, ``written`` to ``file`` after ``start`` bytes."""
         with open(file, "rb") as opened:
             read = partial(_read, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), start)
         return {method: self._settle(graph, read, written.places) for method, graph in self.graphs.items()}
@@ -90,7 +90,7 @@ class Constants:
         return found
 
     def _place(self, names: list[str], places: Mapping[str, int]) -> Constant:
-        """Of one tensor as it is, or of all from the first to the last."""
+        """The constant for one tensor in its shape, or for a flat range from the first to the last."""
         first, last, at = self.tensors[names[0]], self.tensors[names[-1]], places[names[0]]
         if len(names) == 1:
             return Constant(first.dtype, tuple(first.shape), at)
@@ -109,7 +109,7 @@ def _drop_unread(graph: fx.GraphModule) -> None:
 
 
 def _nodes(graph: fx.GraphModule) -> list[fx.Node]:
-    """Where it reads tensors of its own."""
+    """The nodes that read tensors of the graph."""
     return [node for node in graph.graph.find_nodes(op="get_attr") if isinstance(value_of(graph, node), Tensor)]
 
 
@@ -124,7 +124,7 @@ def _read(data: mmap.mmap, start: int, constant: Constant) -> Tensor:
 
 
 def _keep(graph: fx.GraphModule, target: str, value: Tensor) -> None:
-    """``value`` as the buffer of this name, whatever that was."""
+    """Register ``value`` as the buffer ``target``, replacing whatever had that name."""
     path, _, name = target.rpartition(".")
     owner = graph.get_submodule(path)
     if hasattr(owner, name):
@@ -133,7 +133,7 @@ def _keep(graph: fx.GraphModule, target: str, value: Tensor) -> None:
 
 
 def _cut(graph: fx.GraphModule, node: fx.Node, whole: str, part: Constant, first: int) -> None:
-    """The part of a span from its number ``first`` on, in place of a constant."""
+    """Replace a constant by the part of a span that starts at element ``first``."""
     stride = torch.empty(part.shape, device="meta").stride()
     with graph.graph.inserting_before(node):
         span = graph.graph.get_attr(whole)

@@ -1,4 +1,4 @@
-"""Exported programs in torch's own ops, for runtimes that know no others."""
+"""Exported programs in torch's own ops, for runtimes that support no others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bitport.tensor import QTensor
 def decomposed(
     module: nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = None, *, core: bool = True
 ) -> torch.export.ExportedProgram:
-    """``module(*args)`` as torch.export gives it, with weights in the canonical layout and bitport's ops spelled out.
-    ``core``: torch's own ops too, as far as its core set has them."""
+    """Export ``module(*args)`` by torch.export, with weights in the canonical layout and bitport's ops decomposed.
+    ``core``: also decompose torch's ops to its core set, as far as possible."""
     table = {**(torch.export.default_decompositions() if core else {}), **decompositions()}
     program = exported(Method(_plain(module), args, dynamic_shapes))
     with torch.no_grad():
@@ -25,7 +25,7 @@ def decomposed(
 
 
 def _plain(module: nn.Module) -> nn.Module:
-    """The module with every quantized weight in the canonical layout; all other tensors are shared with it."""
+    """A copy of the module with every quantized weight in the canonical layout, sharing all other tensors."""
     kept: dict[int, Any] = {}
     for value in [*module.parameters(), *module.buffers()]:
         plain = isinstance(value, QTensor) and value.bits_layout != "plain"

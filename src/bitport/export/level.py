@@ -1,4 +1,4 @@
-"""The instruction sets of x86 that programs are compiled for, by the names of its ABI."""
+"""The x86 instruction sets that programs are compiled for, named by the psABI levels."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from bitport.errors import ArgumentError, ExportError
 
 LEVELS = {"x86-64-v4": 512, "x86-64-v3": 256}
-"""And the bits of their vectors."""
+"""Level -> vector width in bits."""
 RUN_BY = {"x86-64-v4": ("AVX512",), "x86-64-v3": ("AVX512", "AVX2"), "": ()}
-"""What torch calls the processors that can run a level; "" stands for other machines than x86."""
+"""The CPU capabilities, as reported by torch, that can run a level; "" is for machines other than x86."""
 
 
 def best_level() -> str:
-    """The highest of LEVELS that this machine runs; none on other machines."""
+    """The highest of LEVELS that this machine supports; "" on machines other than x86."""
     if platform.machine() != "x86_64":
         return ""
     found = torch.backends.cpu.get_cpu_capability()
@@ -31,7 +31,7 @@ def best_level() -> str:
 
 
 def check_level(level: str | None) -> str:
-    """The level to compile for. A package is tried where it is made, so this machine must run it."""
+    """Return the level to compile for. A package is tested where it is built, so this machine must support it."""
     if level is None:
         return best_level()
     if level not in LEVELS:
@@ -46,8 +46,8 @@ def check_level(level: str | None) -> str:
 
 @contextlib.contextmanager
 def nothing_beyond(level: str) -> Iterator[None]:
-    """Inductor compiles for ``level`` and for what else this machine has (VNNI, BF16, AMX), which others of that level
-    may lack; none of its options says otherwise. Meanwhile it knows of the level's instructions alone."""
+    """Restrict Inductor to the instructions of ``level``. It would also use other features of this machine (VNNI, BF16,
+    AMX), which other machines of that level may lack, and has no option against that."""
     if not level:
         yield
         return
@@ -65,7 +65,7 @@ def _instructions(level: str) -> Any:
 
     class OfLevel(widest):  # type: ignore[misc,valid-type]
         def __bool__(self) -> bool:
-            """Not to be tried here, which is where AVX512 finds BF16 beside itself."""
+            """Skip the test compilation, by which AVX512 would also detect BF16."""
             return True
 
     return OfLevel()

@@ -1,4 +1,4 @@
-"""A package in Python: each method a function, the weights mapped from the file and shared."""
+"""Run a package in Python: each method is a function, and the weights are shared and mapped from the file."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ WRONG = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),
     *(zipfile.BadZipFile, CheckpointError),
 )
-"""What reading a damaged package raises."""
+"""Exceptions that reading a damaged package may raise."""
 FORMAT, VERSION = "bitport-package", 3
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = False) -> Program:
-    """The package ``path``; ExportError if it is damaged or not for this machine. ``verify``: read all weights once and
-    compare their checksum."""
+    """Load the package ``path``; ExportError if it is damaged or for another machine. ``verify``: read all weights once
+    to compare their checksum."""
     file = Path(path)
     try:
         with ArchiveReader(file) as archive:
@@ -107,7 +107,7 @@ def _verify(path: Path, start: int, wanted: dict[str, Any]) -> None:
 
 
 def _check_header(path: Path, data: Tensor, wanted: dict[str, int]) -> None:
-    """Whether the tensors lie where they did at export: constants are found by their place."""
+    """Check that tensors are located as at export, since constants are found by their offset."""
     header = data[: wanted["size"]].numpy().tobytes()
     if (len(header), zlib.crc32(header)) != (wanted["size"], wanted["crc32"]):
         raise ExportError(
@@ -131,7 +131,7 @@ def _constant(data: Tensor, wanted: dict[str, Any]) -> Tensor:
 
 
 def _bounds(size: Any, dims: dict[str, Any]) -> tuple[int, int]:
-    """The least and the most that a size of an input may be."""
+    """The minimum and maximum of an input size."""
     least, most = dims[size] if isinstance(size, str) else (size, size)
     most = sys.maxsize if most is None else most
     if not (type(least) is type(most) is int and 0 <= least <= most):
@@ -140,7 +140,7 @@ def _bounds(size: Any, dims: dict[str, Any]) -> tuple[int, int]:
 
 
 class Function:
-    """One method."""
+    """A method of a package."""
 
     def __init__(
         self, path: Path, name: str, entry: dict[str, Any], dims: dict[str, Any], constants: dict[str, Tensor]
@@ -153,27 +153,27 @@ class Function:
         try:
             self.runner = torch._C._aoti.AOTIModelPackageLoader(str(path), name, False, 1, -1)
             if self.constants:
-                self.runner.load_constants(self.constants, False, True, True, False)  # all, as they lie: never copied
+                self.runner.load_constants(self.constants, False, True, True, False)  # all, by reference without copies
         except RuntimeError as error:
             raise ExportError(f"torch does not load {name} of {path}: {error}") from error
 
     def flat(self, *tensors: Tensor) -> list[Tensor]:
-        """Every tensor of the arguments, in order, to every tensor of the result."""
+        """Map all tensors of the arguments, in order, to all tensors of the result."""
         self._check(tensors)
         return self.runner.boxed_run(list(tensors))
 
     def __call__(self, *args: Any) -> Any:
-        """As the module that was exported."""
+        """Call with the same structure of arguments and result as the exported module."""
         given, outputs = map(pytree.treespec_loads, self.runner.get_call_spec())
         try:
-            tensors = given.flatten_up_to((args, {}))  # of dictionaries by key, in whatever order they are
+            tensors = given.flatten_up_to((args, {}))  # matches dictionaries by key, in any order
         except ValueError as error:
             wanted, _ = pytree.tree_unflatten([each["name"] for each in self.entry["inputs"]], given)
             raise ArgumentError(f"the module was exported with the arguments {wanted}: {error}") from None
         return pytree.tree_unflatten(self.flat(*tensors), outputs)
 
     def _check(self, tensors: tuple[Tensor, ...]) -> None:
-        """Devices, dtypes and sizes, which generated code does not look at."""
+        """Check devices, dtypes and sizes, because generated code does not."""
         inputs = self.entry["inputs"]
         if len(tensors) != len(inputs):
             raise ArgumentError(f"{len(inputs)} tensors are taken, not {len(tensors)}")
@@ -192,14 +192,14 @@ class Function:
 
 
 class Program:
-    """``program.methods["decode"](*args)`` or ``program.decode(*args)``, with the arguments it was exported with."""
+    """``program.methods["decode"](*args)`` or ``program.decode(*args)``, with arguments as at export."""
 
     def __init__(
         self, path: Path, manifest: dict[str, Any], methods: dict[str, Any], weights: dict[str, Tensor]
     ) -> None:
         self.path, self.manifest, self.methods = path, manifest, methods
         self.weights = weights
-        """The tensors that the libraries look into; they live as long as this does."""
+        """The tensors that the libraries refer to; they live as long as this object."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -208,7 +208,7 @@ class Program:
             raise AttributeError(f"{name}: the methods are {', '.join(self.__dict__.get('methods', ()))}") from None
 
     def examples(self, method: str) -> dict[str, Tensor]:
-        """The recorded inputs (``input.0``), outputs (``output.0``), and what is in inputs that are written into
+        """The recorded inputs (``input.0``), outputs (``output.0``), and contents of mutated inputs afterwards
         (``after.0``)."""
         entry = self.manifest["methods"][method]["example"]
         if entry is None:
@@ -219,8 +219,8 @@ class Program:
             return {name: file.read(name) for name in file.tensors if not name.startswith(PAD)}
 
     def check(self) -> dict[str, float]:
-        """Run every recorded example; ExportError if a result is off. The largest difference of each method, as a part
-        of what is allowed (1: all of it)."""
+        """Run every recorded example; ExportError if a result deviates too much. Returns the largest difference of each
+        method, as a share of the allowed one."""
         found = {name: entry["example"] for name, entry in self.manifest["methods"].items() if entry["example"]}
         return {
             name: compare(name, self.methods[name], self.examples(name), each["atol"]) for name, each in found.items()
@@ -228,7 +228,7 @@ class Program:
 
 
 def compare(name: str, function: Function, example: dict[str, Tensor], atol: dict[str, float]) -> float:
-    """Whether ``function`` gives what was recorded; an input that was not is zeros."""
+    """Compare the results of ``function`` with an example; inputs that were not recorded are zeros."""
     inputs = []
     for position, each in enumerate(function.entry["inputs"]):
         given = example.get(f"input.{position}")
@@ -252,7 +252,7 @@ def compare(name: str, function: Function, example: dict[str, Tensor], atol: dic
 
 
 def _difference(got: Tensor, want: Tensor) -> float:
-    """The largest one. What is equal is 0 apart: infinities, and NaN where NaN is wanted, too."""
+    """The largest absolute difference. Equal values count as 0, including infinities, and NaN where NaN is expected."""
     one, other = got.double(), want.double()
     apart = (one != other) & ~(one.isnan() & other.isnan())
     return float((one - other)[apart].abs().max()) if apart.any() else 0.0

@@ -1,4 +1,4 @@
-"""Rows of a quantized table in operators that every runtime has, from the codes as they lie in "plain"."""
+"""Look up rows of a quantized table in universally supported operators, from the codes of the plain layout."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Lookup(nn.Module):
         return value.reshape(*ids.shape, self.k)
 
     def _each(self, part: Tensor) -> Tensor:
-        """A number for each column, or one for all."""
+        """Expand to one number per column, or one for all."""
         return part.repeat_interleave(self.block_k, 1)[:, : self.k] if self.block_k < self.k else part
 
     def _codes(self, rows: Tensor) -> Tensor:
-        """In float32, exact. ExecuTorch's operators shift no bits."""
+        """Unpack to float32, exactly. ExecuTorch has no bit shifts."""
         if self.bits == 8:
             return rows.float()
         low = rows & 15

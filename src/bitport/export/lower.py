@@ -1,7 +1,7 @@
-"""From bitport's ops to those of exported programs: a table for ``ExportedProgram.run_decompositions``.
+"""Lower bitport's ops to those of exported programs: a table for ``ExportedProgram.run_decompositions``.
 
-What the native kernels take becomes one op; of what they do not round themselves, the input is rounded in torch's ops;
-the rest is spelled out as :func:`bitport.decompositions` does.
+Whatever the native kernels support becomes a single op; if they cannot round the input, torch's ops do; everything else
+is decomposed as by :func:`bitport.decompositions`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bitport.ops.native_codes import ACTS, THEN, rounds
 
 LAYOUT = CpuTiles()
 TABLES = "bitport_tables"
-"""Where a program keeps the tables of number types, by name."""
+"""The submodule of a program that holds the tables of number types, by name."""
 
 
 def lowerings() -> dict[Any, Callable[..., Any]]:
@@ -92,7 +92,7 @@ def _dyn_grouped_linear(x: Tensor, ends: Tensor, *rest: Any) -> Tensor | None:
     *parts, act = rest
     weight = Weight(*parts)
     fmt = ACTIVATIONS[act]
-    shared = fmt.global_scale or fmt.block == (0, 0)  # a scale of all rows is not that of an expert's
+    shared = fmt.global_scale or fmt.block == (0, 0)  # a scale over all rows differs from that of one expert's rows
     if rounds(act, weight.dtype) and not shared:
         return _by_expert(x, ends, weight, act)
     y = _by_expert(fake_quantize(x, act), ends, weight, "")
@@ -140,7 +140,7 @@ def _operand(weight: Weight) -> tuple[Any, ...]:
 
 
 def fix_tables(graph: fx.GraphModule) -> None:
-    """A constant for each number type in place of the calls of ``number_table``."""
+    """Replace the calls of ``number_table`` by a constant for each number type."""
     nodes = graph.graph.find_nodes(op="call_function", target=overload("number_table"))
     tables = torch.nn.Module()
     if nodes:

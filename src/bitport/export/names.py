@@ -1,4 +1,4 @@
-"""One name for each tensor of the weight file, whichever methods use it under whatever names."""
+"""Assign one name to each tensor of the weight file, independent of the methods that use it and their names for it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bitport.tensor import QTensor
 
 
 def _key(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same piece of memory."""
+    """A key that is equal for tensors that are the same view of the same memory."""
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
 
 
 class Names:
-    """``tensors``: those that were asked for, by name."""
+    """``tensors``: those that a name was requested for, by name."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -29,12 +29,12 @@ class Names:
                     self._known[_key(tensor)] = self._free(name, f"{method}.{name}")
 
     def follow(self, before: Tensor, after: Tensor) -> None:
-        """``after`` stands where ``before`` stood."""
+        """Record that ``after`` replaces ``before``."""
         if _key(before) in self._known:
             self._known.setdefault(_key(after), self._known[_key(before)])
 
     def name_of(self, method: str, constant: str, tensor: Tensor) -> str:
-        """``constant``: what the method's library calls it."""
+        """Return the name of a tensor. ``constant``: its name in the method's library."""
         known = self._known if tensor.numel() else {}
         name = known.get(_key(tensor), constant if constant.startswith("bitport_tables.") else None)
         if name is None:
@@ -43,7 +43,7 @@ class Names:
         return name
 
     def _free(self, *names: str) -> str:
-        """The first that no other tensor has: one module's weight may be called as another one is here."""
+        """The first name that no other tensor has: different modules may use the same names."""
         numbered = (f"{names[-1]}.{number}" for number in itertools.count(2))
         name = next(name for name in itertools.chain(names, numbered) if name not in self._taken)
         self._taken.add(name)
@@ -51,7 +51,7 @@ class Names:
 
 
 def _plain(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer, a quantized one by its parts."""
+    """Yield every parameter and buffer, and the parts of quantized ones."""
     for name, value in [*module.named_parameters(), *module.named_buffers()]:
         if isinstance(value, QTensor):
             parts, _ = value.__tensor_flatten__()

@@ -1,4 +1,4 @@
-"""Programs for ONNX Runtime: weights of 4 and 8 bits with the codes and scales that they have."""
+"""Export to ONNX Runtime, preserving the codes and scales of 4- and 8-bit weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bitport.export.onnx_weight import OnnxWeight, refusal
 from bitport.export.relink import relinked
 
 INLINE = 1 << 30
-"""Bytes of weights up to which they are in the model's own file, which protobuf limits to 2 GiB."""
+"""Maximum size in bytes of weights kept in the model file itself, which protobuf limits to 2 GiB."""
 
 
 def onnx(
@@ -35,12 +35,12 @@ def onnx(
     external: bool | None = None,
     standard: bool = False,
 ) -> dict[str, Any]:
-    """Write ``module(*args)`` as the ONNX model ``path``: which operators it has, and its files with their sizes.
+    """Write ``module(*args)`` as the ONNX model ``path``. Returns its operators, and its files with their sizes.
 
     Quantized weights become operands of MatMulNBits and GatherBlockQuantized of com.microsoft, bit for bit; everything
     is computed in float32. ``dynamic_shapes`` as for :class:`bitport.export.Method`. ``inputs``, ``outputs``: names.
-    ``standard``: ONNX's own DequantizeLinear and ordinary products instead, for other runtimes.
-    ``external``: weights in a file ``path`` + ".data" (default: if they are larger than 1 GiB).
+    ``standard``: use ONNX's own DequantizeLinear and ordinary products instead, for other runtimes.
+    ``external``: store weights in a file ``path`` + ".data" (default: if they are larger than 1 GiB).
     """
     target = check_target(path, ".onnx", "an ONNX model")
     check_float32(module, args)
@@ -62,7 +62,7 @@ def onnx(
         raise ExportError("torch.onnx.export gave no model")
     onnx_qdq.narrow(model.model)
     for node in model.model.graph:
-        node.metadata_props.clear()  # where in which file of this machine it was called
+        node.metadata_props.clear()  # source locations on this machine
     if external is None:
         external = sum(tensor.nbytes for tensor in [*program.state_dict.values(), *program.constants.values()]) > INLINE
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".bitport-") as folder:

@@ -1,4 +1,4 @@
-"""A quantized weight in standard operators of ONNX: DequantizeLinear (opset 21), then an ordinary product.
+"""Quantized weights in standard ONNX operators: DequantizeLinear (opset 21), then an ordinary product.
 
 ::
 
@@ -23,11 +23,11 @@ from bitport.tensor import QTensor
 
 OPSET = 21
 NARROW = ("codes4", "zero4")
-"""The buffers whose numbers have 4 bits, which torch has no type for."""
+"""Names of the buffers with 4-bit numbers, for which torch has no dtype."""
 
 
 def refusal(q: QTensor, op: str) -> str | None:
-    """Why DequantizeLinear cannot have this weight."""
+    """Why DequantizeLinear cannot represent this weight, or None."""
     if q.scheme.weight.zero == "float" and op != "embedding":
         return "DequantizeLinear takes whole zero points or none, such as int4 or int4-sym"
     return unfit(q)
@@ -41,7 +41,7 @@ class QdqWeight(Operand):
         self.n, self.k, number = q.matrix.n, q.matrix.k, number_type(q.matrix.dtype)
         self.bits, self.midpoint = number.bits, int(number.midpoint)
         self.names = NARROW if self.bits == 4 else ("codes", "zero")
-        self.kept = (q,)  # in a tuple, to be no parameter of this module
+        self.kept = (q,)  # in a tuple, so that it is not registered as a parameter
 
     def prepare(self, op: str) -> None:
         matrix, parts = self.kept[0].matrix, self.kept[0].plain()
@@ -72,7 +72,7 @@ class QdqWeight(Operand):
 
 
 def narrow(model: Any) -> None:
-    """The type uint4 for what has 4 bits; files hold two of them in a byte, the first in its lower half."""
+    """Convert 4-bit initializers to uint4, which files store two to a byte, the low half first."""
     import ml_dtypes
     import onnx_ir
 

@@ -1,12 +1,12 @@
-"""A quantized weight as ONNX Runtime's MatMulNBits and GatherBlockQuantized (domain com.microsoft) take it.
+"""Quantized weights as ONNX Runtime's MatMulNBits and GatherBlockQuantized (domain com.microsoft) expect them.
 
 ::
 
-    codes   uint8 [n, blocks, block * bits / 8]   a row's codes in order, the lower half of a byte first: as in "plain"
+    codes   uint8 [n, blocks, block * bits / 8]   a row's codes in order, the low half of a byte first: as in "plain"
     scale   float32 [n, blocks]                   value = (code - zero) * scale
     zero    uint8 [n, blocks * bits / 8]          packed like the codes; float32 [n, blocks]; none: 2^(bits - 1)
 
-A block is a power of two of at least 16 columns. The last one of a row is filled up.
+A block is a power of two of at least 16 columns. The last one of a row is padded.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from bitport.tensor import QTensor
 
 TYPES = ("int4", "int8")
 ACTS = ("int8", "int8-asym", "int8-tensor")
-"""Roundings of an input that are spelled out in standard operators."""
+"""Input roundings that are expressed in standard operators."""
 SMALLEST, WHOLE = 16, 128
-"""The least block, and that of a row whose scale is one for all."""
+"""The smallest block, and the block of a row that has a single scale."""
 DOMAIN, VERSION = "com.microsoft", 1
 
 
 def unfit(q: QTensor) -> str | None:
-    """Why no ONNX model can have this weight."""
+    """Why no ONNX model can use this weight, or None."""
     if q.matrix.dtype not in TYPES:
         return f"ONNX takes weights of {' or '.join(TYPES)}"
     if q.batched or q.dim() != 2:
@@ -40,7 +40,7 @@ def unfit(q: QTensor) -> str | None:
 
 
 def refusal(q: QTensor, op: str) -> str | None:
-    """Why the operators cannot have this weight."""
+    """Why the operators cannot use this weight, or None."""
     if reason := unfit(q):
         return reason
     block, k = q.matrix.block_k, q.matrix.k
@@ -73,7 +73,7 @@ class OnnxWeight(Operand):
         self.register_buffer("zero", zero)
 
     def _each(self, part: Tensor, block_n: int) -> Tensor:
-        """One number for each row and block of ours."""
+        """Expand to one number for each row and block of the ONNX weight."""
         part = part.repeat_interleave(block_n, 0)[: self.n]
         return part.expand(self.n, self.blocks).contiguous() if part.shape[1] == 1 else part
 

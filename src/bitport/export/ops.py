@@ -1,9 +1,9 @@
-"""The ops of exported programs: what a native kernel needs, spelled out in tensors and numbers.
+"""The ops of exported programs: native kernels with their operands spelled out as tensors and numbers.
 
-They exist in programs alone: generated code calls the C function of the same name (``native/shim/bitport_shim.h``). A
-weight lies in cpu_tiles; ``table`` is what its codes mean, ``act`` and ``then`` are numbers of
-:mod:`bitport.ops.native_codes`. ``number_table`` stands for such a table until :mod:`bitport.export.lower` has put a
-constant in its place.
+They exist in programs only: generated code calls the C function of the same name (``native/shim/bitport_shim.h``).
+Weights are in the layout cpu_tiles; ``table`` maps codes to values, ``act`` and ``then`` are numbers from
+:mod:`bitport.ops.native_codes`. ``number_table`` stands for such a table until :mod:`bitport.export.lower` replaces it
+by a constant.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 
 def declarations() -> dict[torch._ops.OpOverload, list[str]]:
-    """The C functions behind the ops, as AOTInductor wants them told (``custom_ops_to_c_shims``)."""
+    """The C functions behind the ops, in the form of AOTInductor's option ``custom_ops_to_c_shims``."""
     return {overload(name): [_declaration(name, schema)] for name, schema in SCHEMAS.items()}
 
 

@@ -1,4 +1,4 @@
-"""A package: the libraries of several methods, their weights once, and a manifest (docs/deploy.md)."""
+"""Packages: the libraries of several methods, their shared weights, and a manifest (docs/deploy.md)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WEIGHTS = "extra/bitport/weights.safetensors"
 EXAMPLE = "extra/bitport/examples/{}.safetensors"
 CONSTANTS = "extra/bitport/constants/{}.json"
 MOST_AFTER = 1 << 16
-"""Bytes of a tensor that was written into, up to which it is recorded."""
+"""Maximum size in bytes of a mutated tensor that is recorded in an example."""
 CODE = "data/aotinductor/{}"
 
 
@@ -55,13 +55,13 @@ def package(
     tolerance: float | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Compile ``methods`` (or one, called "forward") into the package ``path``; its manifest.
+    """Compile ``methods`` (or a single one, named "forward") into the package ``path``; returns its manifest.
 
-    ``weights``: the name of a file beside the package for the weights, which are in the package otherwise.
-    ``level``: the instruction set to compile for, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX-512); default: the highest
-    that this machine runs. ``examples``: include the methods' arguments and their results in eager mode; it is an error
-    if a compiled method gives something else. ``tolerance``: how far off it may be, as a part of the largest number;
-    default: half of the digits of the dtype. ``meta``: numbers and texts for whoever runs the package.
+    ``weights``: the name of a separate file beside the package for the weights; None stores them in the package.
+    ``level``: the instruction set to compile for, "x86-64-v3" (AVX2) or "x86-64-v4" (AVX-512); by default the highest
+    that this machine supports. ``examples``: include the methods' arguments and their results in eager mode; it is an
+    error if a compiled method deviates from them. ``tolerance``: the allowed deviation relative to the largest number;
+    by default half of the digits of the dtype. ``meta``: numbers and strings for users of the package.
     """
     chosen = {"forward": methods} if isinstance(methods, Method) else methods
     if not isinstance(chosen, Mapping) or not chosen:
@@ -93,7 +93,7 @@ def package(
     names = Names({name: method.module for name, method in chosen.items()})
     with (
         tempfile.TemporaryDirectory(dir=target.parent, prefix=".bitport-") as folder,
-        tempfile.TemporaryDirectory() as compiling,  # torch gives compilers paths as they are, whatever is in them
+        tempfile.TemporaryDirectory() as compiling,  # torch passes paths to compilers unquoted
     ):
         draft = Path(folder, target.name)
         with ArchiveWriter(draft, target.stem) as archive:
@@ -148,7 +148,7 @@ def _compile(
     level: str,
     archive: ArchiveWriter,
 ) -> tuple[dict[str, Any], list[str]]:
-    """ "code" of a method, and the constants that it wants."""
+    """Compile a method; returns its "code" entry and the names of the constants that it needs."""
     folder.mkdir()
     library, *others = compile_library(program, graph, folder, level)
     code = f"{CODE.format(name)}/{library.name}"
@@ -160,7 +160,7 @@ def _compile(
 
 
 def _list(name: str, constants: Mapping[str, Constant], archive: ArchiveWriter) -> dict[str, Any]:
-    """ "constants" of a method."""
+    """Write the list of a method's constants; returns its "constants" entry."""
     listed = {name: {"dtype": TAGS[each.dtype], "shape": each.shape, "at": each.at} for name, each in constants.items()}
     place = CONSTANTS.format(name)
     archive.add(place, json.dumps(listed, separators=(",", ":")).encode())
@@ -168,13 +168,13 @@ def _list(name: str, constants: Mapping[str, Constant], archive: ArchiveWriter) 
 
 
 def _wanted(library: Path) -> list[str]:
-    """The names of the constants that a library asks for."""
+    """The names of the constants that a library needs."""
     runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
     return sorted(runner.get_constant_names_to_original_fqns().values())
 
 
 def _record(method: Method, inputs: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """The method's arguments and what it gives in eager mode."""
+    """The method's arguments and its results in eager mode."""
     args = pytree.tree_map(torch.clone, method.args)
     with torch.no_grad():
         outputs = pytree.tree_leaves(method.module(*args))
@@ -185,7 +185,7 @@ def _record(method: Method, inputs: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def _stored(recorded: dict[str, Tensor], inputs: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """What goes into the package: no zeros, where their size is known without them, and no large caches."""
+    """The recorded tensors to store: without zeros whose size is static, and without large caches."""
     empty = {
         f"input.{at}" for at, each in enumerate(inputs) if all(isinstance(size, int) for size in each["shape"])
     } - {key for key, value in recorded.items() if value.count_nonzero()}
@@ -198,7 +198,7 @@ def _within(tensors: dict[str, Tensor], tolerance: float | None) -> dict[str, fl
 
 
 def _tolerance(value: Tensor, part: float | None) -> float:
-    """Allowed absolute difference: a part of the largest finite number."""
+    """The allowed absolute difference: a share of the largest finite number."""
     numbers = value.double()
     finite = numbers[numbers.isfinite()]
     if not value.is_floating_point() or not finite.numel():
@@ -210,7 +210,7 @@ def _tolerance(value: Tensor, part: float | None) -> float:
 def _store(
     constants: Constants, archive: ArchiveWriter, draft: Path, beside: Path | None
 ) -> tuple[dict[str, Any], dict[str, dict[str, Constant]]]:
-    """ "weights", and the constants of each method."""
+    """Write the weights; returns the "weights" entry and the constants of each method."""
     made: list[Written] = []
 
     def write(file: IO[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Weights that a module cuts out of others, or joins, whenever it runs: in a program they are weights of their own."""
+"""Turn weights that a module slices or concatenates on every call into separate weights of the program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def has_pieces(program: torch.export.ExportedProgram) -> bool:
 
 
 def keep_pieces(graph: fx.GraphModule) -> None:
-    """Every QTensor made of weights alone becomes a parameter, in place; what made it goes."""
+    """Make every QTensor that is computed from weights alone a parameter, in place, and remove its computation."""
     known: dict[fx.Node, Any] = {}
     for node in graph.graph.nodes:
         if node.op == "get_attr":
@@ -50,13 +50,13 @@ def _is_made(node: Any) -> bool:
 
 
 def _source(node: fx.Node) -> fx.Node:
-    """The first weight that it was made of."""
+    """The first weight that it is computed from."""
     while node.op != "get_attr":
         node = node.all_input_nodes[0]
     return node
 
 
 def _parts(value: Any) -> list[Any]:
-    """Equal for views that show the same parts, such as a transposed one."""
+    """A key that is equal for views of the same parts, such as a transposed one."""
     names = value.__tensor_flatten__()[0] if isinstance(value, QTensor) else []
     return [(name, part.data_ptr(), part.shape) for name in names for part in (getattr(value, name),)]

@@ -1,4 +1,4 @@
-"""Exported programs whose quantized weights are modules of another runtime's making, in place of bitport's ops."""
+"""Replace bitport's ops in exported programs by modules that implement quantized weights for another runtime."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bitport.tensor.exporting import INNER
 from bitport.tensor.qtensor import EXTRA
 
 WEIGHT_ARGS = 10
-"""How many arguments of an op are its weight: those after the input."""
+"""The number of op arguments, after the input, that make up the weight."""
 
 
 class Operand(nn.Module):
-    """A quantized weight as a runtime takes it. A subclass keeps codes and scales as its buffers."""
+    """A quantized weight in the form of a runtime. Subclasses keep codes and scales as buffers."""
 
     def prepare(self, op: str) -> None:
-        """Before the first use by an op: what only that op needs becomes a buffer."""
+        """Called before the op uses it, to register buffers that only this op needs."""
 
     def forward(self, op: str, x: Tensor, *rest: Any) -> Tensor:
-        """The op of that name; ``rest``: its arguments after the weight."""
+        """Compute the op of that name; ``rest``: its arguments after the weight."""
         if op == "embedding":
             return self.embedding(x, *rest)
         if op.endswith("_then"):
@@ -45,7 +45,7 @@ class Operand(nn.Module):
 
 
 TAKEN = ("linear", "dyn_linear", "linear_then", "dyn_linear_then", "embedding")
-"""The ops that an operand computes."""
+"""The ops that an operand supports."""
 OTHERS = (
     "in this form only linear layers and lookups can be exported with quantized weights; leave this one as it is "
     "(a rule that says skip)"
@@ -55,8 +55,9 @@ OTHERS = (
 def relinked(
     method: Method, refusal: Callable[[QTensor, str], str | None], operand: Callable[[QTensor], Operand]
 ) -> torch.export.ExportedProgram:
-    """The method with ``operand(weight)`` for each quantized weight, made once for all that use it. ``refusal(weight,
-    op)``: why the runtime cannot have this weight for this op, or None; the ExportError names the layer."""
+    """Return the method with each quantized weight replaced by ``operand(weight)``, created once for all its uses.
+    ``refusal(weight, op)``: why the runtime cannot use this weight for this op, or None; the ExportError names the
+    layer."""
     graph = exported(method).module(check_guards=False)
     made: dict[int, tuple[str, Operand]] = {}
     for node in list(graph.graph.nodes):
@@ -91,7 +92,7 @@ def relinked(
 
 
 def _make_plain(graph: fx.GraphModule, node: fx.Node) -> None:
-    """A part of a weight that its input is prepared with, as a buffer."""
+    """Replace a part of a weight that is used to prepare its input by a buffer."""
     name, weight = _tensor_of(graph, node.args[0])
     part = str(node.args[1])
     if not isinstance(weight, QTensor) or part not in EXTRA:
@@ -111,7 +112,7 @@ def _name_of(node: fx.Node) -> str | None:
 
 
 def _weight_of(graph: fx.GraphModule, node: fx.Node, op: str) -> tuple[str, QTensor]:
-    """The weight of a call, and its qualified name."""
+    """The qualified name and the weight of a call."""
     for inner in node.all_input_nodes:
         if inner.target == INNER:
             name, weight = _tensor_of(graph, inner.args[0])
@@ -121,7 +122,7 @@ def _weight_of(graph: fx.GraphModule, node: fx.Node, op: str) -> tuple[str, QTen
 
 
 def _tensor_of(graph: fx.GraphModule, node: Any) -> tuple[str, Any]:
-    """A parameter or buffer, and its qualified name."""
+    """The qualified name and value of a parameter or buffer."""
     if node.op != "get_attr":
         raise ExportError(
             "a quantized weight is picked by an input of the module, and this runtime takes those that are the same on "

@@ -1,7 +1,7 @@
-"""Weights that a program only looks up, row by row.
+"""Use row-major storage for weights that a program only looks up.
 
-In tiles a row of 4 bits touches four times as many cache lines as in bfloat16; dense it lies in one place, and
-``bitport_embedding`` takes it so. What a product uses too (an output head that is the embedding) stays in tiles.
+In tiles a row of 4 bits touches four times as many cache lines as in bfloat16; in row-major order it is contiguous, and
+``bitport_embedding`` accepts that. Weights that a product uses too (a tied output head) stay in tiles.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bitport.numerics import NUMBER_TYPES, Quantized
 
 LOOKUP = "bitport_embedding"
 KEPT = "bitport_rows"
-"""Where a graph keeps such weights."""
+"""The submodule of a graph that holds such weights."""
 DTYPES = {number.bits: name for name, number in reversed(NUMBER_TYPES.items()) if number.storage == torch.uint8}
-"""A number type for each number of bits: codes are moved, whatever they mean."""
+"""A number type for each number of bits: codes are only moved, so their meaning does not matter."""
 
 
 def lie_by_row(graphs: Iterable[fx.GraphModule], names: Names) -> None:
-    """In all ``graphs`` of a package, in place."""
+    """Convert such weights in all ``graphs`` of a package, in place."""
     graphs = list(graphs)
     multiplied = {
         tensor.data_ptr()
@@ -47,7 +47,7 @@ def lie_by_row(graphs: Iterable[fx.GraphModule], names: Names) -> None:
             old = Quantized(value_of(graph, data), value_of(graph, scale), _maybe(graph, zero), _maybe(graph, scale2))
             if old.data.data_ptr() in multiplied:
                 continue
-            # The first rows of a weight, or its first columns, may begin where the whole of it does.
+            # A slice of the first rows or columns has the same address as the whole weight.
             at = (*(part.data_ptr() for part in old if part is not None), n, k, group, bits)
             if at not in made:
                 matrix = Matrix(DTYPES[bits], n, k, 1, min(group, k))

@@ -1,4 +1,4 @@
-"""What a method takes and gives, as the manifest says it."""
+"""The inputs and outputs of a method, as described in the manifest."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bitport.export.compile import Method
 from bitport.export.weights import TAGS
 
 Sizes = dict[str, list[int | None]]
-"""The least and the most of a named size; None: no most."""
+"""The minimum and maximum of a named size; None: no maximum."""
 
 
 def check(name: str, method: Method) -> None:
-    """Before anything is traced."""
+    """Validate a method before anything is traced."""
     if not name.isidentifier():
         raise ArgumentError(f"a method is called by an identifier, such as decode, not {name!r}")
     if not isinstance(method, Method) or not isinstance(method.args, tuple):
@@ -35,7 +35,7 @@ def check(name: str, method: Method) -> None:
 
 
 def describe(name: str, method: Method, program: torch.export.ExportedProgram) -> tuple[dict[str, Any], Sizes]:
-    """The method's entry ("inputs", "outputs"), and the sizes that it names."""
+    """Return the method's entry ("inputs", "outputs") and the named sizes that it uses."""
     signature = program.graph_signature
     if signature.buffers_to_mutate:
         raise ExportError(
@@ -92,7 +92,7 @@ def _size(size: Any, symbols: dict[str, str]) -> int | str:
 
 
 def _symbols(given: list[Tensor], shapes: list[Any]) -> dict[str, str]:
-    """torch's symbols for sizes, by the names that they have in dynamic_shapes."""
+    """Map torch's symbols for sizes to their names in dynamic_shapes."""
     found: dict[str, str] = {}
     for tensor, shape in zip(given, shapes, strict=True):
         for at, size in enumerate(tensor.shape):
@@ -103,14 +103,14 @@ def _symbols(given: list[Tensor], shapes: list[Any]) -> dict[str, str]:
 
 
 def _by_name(method: Method) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments, and dynamic_shapes, which torch takes in the order of the signature or by name in any order."""
+    """The arguments and dynamic_shapes by name; torch accepts the latter by position, or by name in any order."""
     given = inspect.signature(method.module.forward).bind(*method.args).arguments
     shapes = method.dynamic_shapes
     return given, shapes if isinstance(shapes, dict) else dict(zip(given, shapes or (), strict=bool(shapes)))
 
 
 def _shapes_of(args: Any, shapes: Any) -> Iterator[Any]:
-    """The entry of dynamic_shapes for every tensor of ``args``."""
+    """The entry of dynamic_shapes for each tensor of ``args``."""
     if isinstance(args, Tensor):
         yield shapes
     else:

@@ -1,7 +1,7 @@
-"""The weight file of a program: safetensors whose tensors lie where they can be used in place.
+"""The weight file of a program: safetensors with aligned tensors that can be used in place.
 
-The data, and every tensor in them, begin at a multiple of ALIGNMENT bytes from the beginning of the file. safetensors
-allows no gaps: between tensors stand others of bytes, whose names begin with PAD.
+The data and every tensor start at a multiple of ALIGNMENT bytes from the start of the file. safetensors allows no gaps,
+so they are filled by byte tensors whose names start with PAD.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ ALIGNMENT = 64
 PAD = ".pad"
 VERSION = 1
 TAGS = {dtype: tag for tag, dtype in READABLE.items()}
-"""Every dtype under its own tag: a program's weights are used as they lie."""
+"""Every dtype under its own tag, since a program uses its weights as they are stored."""
 CHUNK = 1 << 24
 
 
 class Written:
-    """Bytes on their way into a file, counted and summed up."""
+    """A file being written, with a running size and checksum."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.size, self.crc32 = file, 0, 0
         self.places: dict[str, int] = {}
-        """Of each tensor: bytes from the beginning of the file."""
+        """Offset of each tensor in bytes from the start of the file."""
         self.header = {"size": 0, "crc32": 0}
 
     def write(self, data: bytes | memoryview) -> None:

@@ -1,13 +1,13 @@
-"""A quantized weight as XNNPACK, the CPU backend of ExecuTorch, takes it: a pattern of ``quantized_decomposed`` ops.
+"""Quantized weights as XNNPACK, the CPU backend of ExecuTorch, expects them: patterns of ``quantized_decomposed`` ops.
 
 ::
 
     codes   int8 [n, k]: code - 2^(bits - 1)            scale   float32 [n, k / group], or [n] for whole rows
-    x       rounded to int8, with a scale and a zero point for each row, chosen by XNNPACK
+    x       rounded to int8, with a scale and a zero point per row, chosen by XNNPACK
 
-value = codes * scale; codes of 4 bits are packed in twos when the program is written, and XNNPACK misreads rows whose
-number is odd, so these get a column of zeros, as their input does. A lookup is no product: the rows
-asked for are computed in ordinary operators, from codes that lie as in "plain".
+value = codes * scale. 4-bit codes are packed in pairs when the program is written. XNNPACK misreads rows of odd length,
+so these are padded with a column of zeros, along with their input. A lookup is not a product: its rows are computed in
+ordinary operators, from codes in the plain layout.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bitport.tensor import QTensor
 TYPES = ("int4", "int8")
 ACTS = ("int8", "int8-asym")
 GROUP = 32
-"""XNNPACK's groups of 4-bit codes are of multiples of this many columns."""
+"""XNNPACK requires groups of 4-bit codes to be multiples of this many columns."""
 ops = torch.ops.quantized_decomposed
 
 
 def refusal(q: QTensor, op: str) -> str | None:
-    """Why the program cannot have this weight."""
+    """Why the program cannot use this weight, or None."""
     matrix, parts, act = q.matrix, q.plain(), q.scheme.act
     grouped = matrix.block_k < matrix.k
     if matrix.dtype not in TYPES:
@@ -72,7 +72,7 @@ class XnnpackWeight(Operand):
         self.k, self.bits = matrix.k, number_type(matrix.dtype).bits
         self.group = matrix.block_k if matrix.block_k < matrix.k else 0
         self.missing = self.k % 2 if self.bits == 4 else 0
-        self.kept = (q,)  # in a tuple, to be no parameter of this module
+        self.kept = (q,)  # in a tuple, so that it is not registered as a parameter
 
     def prepare(self, op: str) -> None:
         if op == "embedding":
@@ -85,7 +85,7 @@ class XnnpackWeight(Operand):
             self.register_buffer("zero", torch.zeros_like(self.scale, dtype=torch.int64))
 
     def linear(self, x: Tensor, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
-        x = F.pad(x, (0, self.missing)) if self.missing else x  # zeros are in the range that is rounded to anyway
+        x = F.pad(x, (0, self.missing)) if self.missing else x  # the rounded range includes zero anyway
         row = ops.choose_qparams_per_token_asymmetric(x, torch.int8)
         x = ops.quantize_per_token(x, *row, -128, 127, torch.int8)
         x = ops.dequantize_per_token(x, *row, -128, 127, torch.int8, torch.float32)
