@@ -1,1 +1,1 @@
-"""Thin shims to other libraries; each is imported only by those who use it."""
+"""Thin adapters to other libraries, each imported only by those who use it."""

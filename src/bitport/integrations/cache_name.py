@@ -1,5 +1,5 @@
-"""What models of transformers call the cache of keys and values that they take and give back: ``cache`` since 5.24, and
-``past_key_values`` before; classes of others have the one or the other."""
+"""The name that transformers models use for their key-value cache: ``cache`` since 5.24, ``past_key_values`` before;
+third-party classes use either."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ NAMES = ("cache", "past_key_values")
 
 
 def with_cache(model: Any, cache: Any) -> dict[str, Any]:
-    """The argument by which ``model``, or its generate(), takes ``cache``."""
+    """The keyword argument that passes ``cache`` to ``model`` or its generate()."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     taken: Collection[str] = inspect.signature(model.forward).parameters
-    if not {*NAMES} & {*taken}:  # a wrapper that hands all on: results have the same name
+    if not {*NAMES} & {*taken}:  # a wrapper that forwards all arguments: results use the same name
         taken = CausalLMOutputWithPast.__dataclass_fields__
     return {next(name for name in NAMES if name in taken): cache}
 
 
 def cache_of(result: Any) -> Any:
-    """The cache in what a model gave."""
+    """The cache in the output of a model."""
     found = next((result[name] for name in NAMES if name in result), None)
     if found is None:
         raise ArgumentError(

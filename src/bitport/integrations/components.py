@@ -1,7 +1,7 @@
-"""Directories of models of diffusers: a component of a pipeline, such as its transformer, UNet or autoencoder.
+"""Directories of diffusers models: components of a pipeline, such as its transformer, UNet or autoencoder.
 
-Their config.json names the class; a directory of bitport holds, beside what any has, the index that diffusers looks
-for. It names the manifest alone, in which bitport finds the rest.
+Their config.json names the class. A bitport directory additionally holds the index that diffusers looks for. It lists
+only the manifest, which leads bitport to everything else.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bitport.schemes import Recipe, Rule, Target
 
 
 def is_component(model: Any) -> bool:
-    """Whether it is a model of diffusers, which may not be installed."""
+    """Whether it is a diffusers model; diffusers need not be installed."""
     return any(each.__module__ == "diffusers.models.modeling_utils" for each in type(model).__mro__)
 
 
 def component(root: Path, name: str) -> nn.Module:
-    """The model ``name`` that config.json in ``root`` describes, built as the context says."""
+    """Build the model ``name`` that config.json in ``root`` describes; the device is up to the context."""
     found = class_of(root, name)
     config = {key: value for key, value in found.load_config(root).items() if key != "quantization_config"}
     return found.from_config(config)
@@ -38,8 +38,8 @@ def write_config(model: Any, root: Path) -> None:
 
 
 def spared(recipe: Recipe, model: Any, targets: Sequence[Target]) -> Recipe:
-    """``recipe``, by whose rule for everything ("*") modules that the class of ``model`` keeps in float32 are left. A
-    rule before it that names them decides."""
+    """``recipe`` with skip rules for modules that the class of ``model`` keeps in float32, inserted before the
+    catch-all rule ("*"). Earlier rules that name them take precedence."""
     at = next((at for at, rule in enumerate(recipe.rules) if rule.match == "*"), None)
     if at is None:
         return recipe

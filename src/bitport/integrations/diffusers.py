@@ -1,4 +1,4 @@
-"""diffusers loads checkpoints of bitport, and quantizes others while it loads them, tensor by tensor::
+"""Load bitport checkpoints by diffusers, and quantize other models while it loads them, tensor by tensor::
 
     from bitport.integrations.diffusers import BitportConfig
 
@@ -9,7 +9,7 @@
     )
     pipe = DiffusionPipeline.from_pretrained(name, quantization_config=parts)
 
-Importing this module makes both known to diffusers, and to transformers, which loads the text encoders.
+Importing this module registers both with diffusers, and with transformers, which loads the text encoders.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from bitport.numerics import FLOATS
 __all__ = ["BitportConfig"]
 
 SIZES: tuple[tuple[float, str], ...] = ((0.25, "INT2"), (0.5, "INT4"), (1, "FP8"))
-"""Bytes of a number -> what accelerate calls a type of that size."""
+"""Bytes per number -> accelerate's name for a type of that size."""
 ROOM = 0.88
-"""The part of a device's memory that is planned with: a weight of 4 bits may have scales of 12 % on top."""
+"""The share of a device's memory to plan with: 4-bit weights may have 12 % of scales on top."""
 
 
 class Quantizer(Loading, DiffusersQuantizer):
-    """Makes the tensors that ``work`` names, and puts them into the model: diffusers hands it each one that is read."""
+    """Produces the tensors that ``work`` names and puts them into the model: diffusers passes each tensor it reads."""
 
     use_keep_in_fp32_modules = True
     dtype: torch.dtype | None = None
-    """What float tensors become; None: that of the checkpoint."""
+    """Cast float tensors to it; None: as in the checkpoint."""
     files: list[str] | None = None
-    """Set while a checkpoint of bitport is being loaded, as is ``held``, its manifest."""
+    """Set while a bitport checkpoint is being loaded, as is ``held``, its manifest."""
 
     @property
     def config(self) -> BitportConfig:
@@ -68,7 +68,7 @@ class Quantizer(Loading, DiffusersQuantizer):
         return torch_dtype
 
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
-        """Called when the files are found, before they are read."""
+        """Called after the files are found and before they are read."""
         if not self.pre_quantized:
             return loaded_keys
         self.files, self.held = checkpoint_files, read_manifest(Path(checkpoint_files[0]).parent)
@@ -103,7 +103,8 @@ class Quantizer(Loading, DiffusersQuantizer):
         setattr(model.get_submodule(module), attribute, made)
 
     def get_special_dtypes_update(self, model: Any, torch_dtype: Any) -> dict[str, Any]:
-        """The sizes by which tensors are spread over devices: in a checkpoint the quantized, else the float ones."""
+        """Sizes used to distribute tensors over devices: of the quantized ones in a checkpoint, else of the float
+        ones."""
         if not isinstance(self.work, Stored):
             return {}
         from accelerate.utils import CustomDtype
@@ -127,12 +128,12 @@ class Quantizer(Loading, DiffusersQuantizer):
         elif work:
             self.report = work.report(model)
         model.save_pretrained = Saving(save_pretrained, model, twin_of(model))
-        model.is_quantized = False  # which is for models that cannot be cast to another dtype
+        model.is_quantized = False  # diffusers refuses to cast quantized models to another dtype
         return model
 
     @property
     def supports_parallel_loading(self) -> bool:
-        """Only one tensor at a time is in memory besides the model."""
+        """False, so that only one tensor at a time is in memory besides the model."""
         return False
 
     @property
@@ -147,8 +148,8 @@ AUTO_QUANTIZATION_CONFIG_MAPPING[NAME] = BitportConfig
 
 
 def check_names(model: Any, path: Path, held: Manifest) -> None:
-    """CheckpointError where the checkpoint ``held`` at ``path`` lacks a tensor of ``model``, or has one too many:
-    diffusers would only warn, and return a model with parts that were never filled."""
+    """CheckpointError if the checkpoint ``held`` at ``path`` lacks a tensor of ``model`` or has an unknown one:
+    diffusers would only warn, and return a model with uninitialized parts."""
     own, ignored = model.state_dict().keys(), model._keys_to_ignore_on_load_unexpected or ()
     there = {name for name, entry in held.tensors.items() if entry.buffer != "derived"} | held.tied.keys()
     unknown = [name for name in there - own if not any(re.search(pattern, name) for pattern in ignored)]
@@ -175,7 +176,7 @@ def save_pretrained(
     use_flashpack: bool = False,
     **given: Any,
 ) -> None:
-    """Takes the place of this method in a model that bitport has quantized. Pipelines pass on what it names."""
+    """Replaces this method in a model that bitport has quantized. Pipelines only pass arguments in its signature."""
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ArgumentError(
             f"{type(model).__name__} has adapters ({', '.join(model.peft_config)}), which are not a part of a "

@@ -1,8 +1,8 @@
-"""Hugging Face directories: causal language models and tokenizers, quantized by bitport or not; quantized models of
-diffusers.
+"""Hugging Face directories: causal language models and tokenizers, quantized by bitport or not, and quantized diffusers
+models.
 
-A bitport directory holds ``bitport.json``, its shards, and the ``config.json`` and tokenizer of the model it came from.
-The model is built from config.json without memory for its weights, and the checkpoint puts the weights in.
+A bitport directory holds ``bitport.json``, its shards, and the ``config.json`` and tokenizer of the original model. The
+model is built from config.json without allocating weights, which are then loaded from the checkpoint.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ __all__ = ["load_model", "load_tokenizer", "save_model"]
 
 INSTALL = "pip install 'bitport[hf]'"
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
-"""What transformers raises for files that it does not expect; for a config.json also an error of huggingface_hub."""
+"""Exceptions of transformers for invalid files; for config.json, huggingface_hub has one more."""
 SAFELY = {"local_files_only": True, "trust_remote_code": False}
-"""Without the second, transformers asks whether to run the code that comes with a model."""
+"""Without the second, transformers asks whether to run code that comes with a model."""
 CAUSAL = "AutoModelForCausalLM"
 OWN_MODEL = "build the model yourself: bitport.load puts the weights of a checkpoint into it"
 OUR_WORDS = {
     "trust_remote_code": f"it comes with code of its own, which is never run; {OWN_MODEL}",
     "Unrecognized configuration class": f"it is no causal language model; {OWN_MODEL}",
 }
-"""What stands in an error of transformers that advises what cannot be done here, or lists all models -> our words."""
+"""Text in errors of transformers with advice that does not apply here, or a list of all models -> our message."""
 
 
 class EmptyOnMeta(TorchFunctionMode):
-    """Within this context parameters are on meta, and ``torch.empty`` gives meta tensors: weights take no memory, while
-    what a module computes, such as the frequencies of a rotary embedding that no checkpoint holds, is real. (The
-    experts of Llama 4 are made of zeros, and would take all of it.)"""
+    """Within this context parameters are on meta, and ``torch.empty`` returns meta tensors: weights take no memory,
+    while computed buffers, such as rotary frequencies that no checkpoint holds, are real. (The experts of Llama 4 are
+    created as zeros, and would be allocated otherwise.)"""
 
     def __enter__(self) -> EmptyOnMeta:
         thread = threading.get_ident()
@@ -89,11 +89,11 @@ def load_model(
     *,
     verify: bool = True,
 ) -> Any:
-    """The causal language model, or the model of diffusers that bitport has quantized, in ``directory``, in evaluation
+    """Load the causal language model, or the diffusers model quantized by bitport, from ``directory``, in evaluation
     mode, on ``device`` (default: CPU).
 
-    ``dtype`` is that of the float parameters and of what is computed (default: as in the files); the numbers of
-    quantized weights never change. ``verify``: as for :func:`bitport.load`.
+    ``dtype``: for float parameters and computation (default: as in the files); the numbers of quantized weights never
+    change. ``verify``: as for :func:`bitport.load`.
     """
     root = model_directory(directory)
     if device is not None:
@@ -113,8 +113,8 @@ def load_model(
 
 
 def whole_model(directory: str | Path, dtype: torch.dtype | None = None, *, causal: bool) -> Any:
-    """The float model in ``directory``, to be written anew: BitportError where its files hold what would be lost.
-    ``causal``: the causal language model, else the one that config.json names."""
+    """Load the whole float model from ``directory``, in order to save it again: BitportError if its files hold tensors
+    that would be lost. ``causal``: load a causal language model, else the class that config.json names."""
     root = model_directory(directory)
     model, unexpected = _pretrained(root, CAUSAL if causal else _named(_config(root)))
     if unexpected:
@@ -129,7 +129,7 @@ def whole_model(directory: str | Path, dtype: torch.dtype | None = None, *, caus
 
 
 def empty_model(directory: str | Path) -> Any:
-    """The model that config.json describes: its weights on meta, its computed buffers real."""
+    """Build the model that config.json describes, with weights on meta and real computed buffers."""
     root = model_directory(directory)
     if name := class_name(root):
         with EmptyOnMeta():
@@ -143,8 +143,8 @@ def empty_model(directory: str | Path) -> Any:
 
 
 def named_model(directory: str | Path) -> Any:
-    """The model whose weights the files in ``directory`` are, as config.json names it, without memory for any; where
-    that names none which transformers has, the causal language model. Its buffers are not computed."""
+    """Build the model whose weights are in ``directory``, of the class that config.json names, entirely on meta; a
+    causal language model if transformers does not have that class. Its buffers are not computed."""
     root = model_directory(directory)
     if part := class_name(root):
         with torch.device("meta"):
@@ -158,7 +158,7 @@ def named_model(directory: str | Path) -> Any:
 
 
 def _named(config: Any) -> str:
-    """The class that ``config`` names, where transformers has it."""
+    """The class that ``config`` names, if transformers has it, else CAUSAL."""
     transformers = _transformers()
     name = next(iter(config.architectures or ()), "")
     found = getattr(transformers, name, None) if isinstance(name, str) else None
@@ -166,16 +166,16 @@ def _named(config: Any) -> str:
 
 
 def _config(root: Path) -> Any:
-    """What the model is, and not how transformers is to load it."""
+    """The model configuration, without settings for how transformers should load it."""
     config = _made(root, "AutoConfig.from_pretrained", root, **SAFELY)
     vars(config).pop("quantization_config", None)
     return config
 
 
 def _pretrained(root: Path, name: str) -> tuple[Any, list[str]]:
-    """What the class ``name`` of transformers makes of safetensors files, none of whose weights it has to invent, and
-    what it has no place for."""
-    Source(root, quantized=True)  # says in words what is wrong with files
+    """Load safetensors files as the transformers class ``name``; returns the model and unexpected keys. BitportError if
+    any weight would have to be initialized."""
+    Source(root, quantized=True)  # raises clear errors for invalid files
     options = {**SAFELY, "dtype": "auto", "use_safetensors": True, "output_loading_info": True}
     try:
         model, found = _made(root, f"{name}.from_pretrained", root, **options)
@@ -189,16 +189,16 @@ def _pretrained(root: Path, name: str) -> tuple[Any, list[str]]:
 
 
 def load_tokenizer(directory: str | Path) -> Any:
-    """What ``AutoTokenizer`` of transformers makes of ``directory``; no code in it is run."""
+    """Load the tokenizer in ``directory`` by ``AutoTokenizer`` of transformers, without running any code in it."""
     root = model_directory(directory)
     return _made(root, "AutoTokenizer.from_pretrained", root, **SAFELY)
 
 
 def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shard_size: int = SHARD_SIZE) -> None:
-    """A directory that :func:`load_model` reads, and transformers with :mod:`bitport.integrations.transformers` or
-    diffusers with :mod:`bitport.integrations.diffusers`: the quantized ``model``, its configuration, and the tokenizer.
+    """Save the quantized ``model``, its configuration, and the tokenizer to a directory for :func:`load_model`, or for
+    transformers and diffusers with :mod:`bitport.integrations.transformers` and :mod:`bitport.integrations.diffusers`.
     ``shard_size``: as for :func:`bitport.save`."""
-    root, model = Path(directory), getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    root, model = Path(directory), getattr(model, "_orig_mod", model)  # unwrap torch.compile
     files = [root / name for index in INDEXES for name in (index, index.removesuffix(".index.json"))]
     if not (root / MANIFEST).exists() and (there := [path.name for path in files if path.exists()]):
         raise ArgumentError(f"{root} holds another model already ({shortened(there)}); choose another directory")
@@ -217,17 +217,17 @@ def save_model(model: Any, directory: str | Path, tokenizer: Any = None, *, shar
 
 
 def logits_of(model: Any) -> Callable[[Tensor], Tensor]:
-    """token ids [batch, length] -> logits [batch, length, vocabulary] on the device of ``model``."""
+    """Map token ids [batch, length] to logits [batch, length, vocabulary] on the device of ``model``."""
     return lambda ids: model(input_ids=ids.to(model.device), use_cache=False).logits.to(ids.device)
 
 
 def token_ids(tokenizer: Any, text: str) -> Tensor:
-    """The ids of ``text``, with the special tokens that the tokenizer itself puts around a text."""
+    """The ids of ``text``, including the special tokens that the tokenizer adds."""
     return torch.tensor(tokenizer(text, verbose=False).input_ids, dtype=torch.int64)
 
 
 def check_ids(model: Any, ids: Iterable[Tensor]) -> None:
-    """ArgumentError where ``model`` has no row for one of the tokens ``ids``."""
+    """ArgumentError if ``ids`` has a token outside the embedding of ``model``."""
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max((int(each.max()) for each in ids if each.numel()), default=0)
     if largest >= rows:
@@ -237,8 +237,8 @@ def check_ids(model: Any, ids: Iterable[Tensor]) -> None:
 
 
 def own_text(model: Any, *, tokens: int, window: int, seed: int) -> list[Tensor]:
-    """Token ids [1, window] that ``model`` writes itself, each text after a first token drawn by ``seed``, every
-    following one by its own probabilities: a calibration set where there is no other."""
+    """Token ids [1, window] sampled from ``model`` itself, each text starting with a random token drawn by ``seed``: a
+    calibration set if there is no other."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     draw = torch.Generator().manual_seed(seed)
     return [
@@ -248,7 +248,7 @@ def own_text(model: Any, *, tokens: int, window: int, seed: int) -> list[Tensor]
 
 
 def _written(model: Any, ids: Tensor, length: int, draw: torch.Generator) -> Tensor:
-    """``ids`` and what follows, drawn on the CPU, so that a seed means the same on every device."""
+    """``ids`` with its continuation, sampled on the CPU so that a seed gives the same draws on every device."""
     cache = None
     with torch.no_grad():
         while ids.shape[1] < length:
@@ -261,16 +261,16 @@ def _written(model: Any, ids: Tensor, length: int, draw: torch.Generator) -> Ten
 
 
 def random_apart(device: torch.device) -> AbstractContextManager[None]:
-    """Random numbers that are drawn within, on the CPU and on ``device``, leave the program's own as they were. Other
-    devices are not even started."""
+    """Fork the random state of the CPU and of ``device``, to leave the program's own unchanged. Other devices are not
+    initialized."""
     accelerator = torch.accelerator.current_accelerator()
     kind = "cuda" if accelerator is None else accelerator.type
     return torch.random.fork_rng([device] if device.type == kind else [], device_type=kind)
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the float parameters of ``model`` in place and let the quantized ones give ``dtype``. Buffers stay: rotary
-    frequencies are to be float32. Tied parameters stay tied."""
+    """Cast the float parameters of ``model`` in place, and let quantized ones dequantize to ``dtype``. Buffers are not
+    cast, since rotary frequencies must be float32. Tied parameters stay tied."""
     if not dtype.is_floating_point:
         raise ArgumentError(f"a model computes in a float dtype, not in {dtype}")
     done: dict[int, nn.Parameter] = {}
@@ -282,7 +282,7 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def model_directory(directory: str | Path) -> Path:
-    """``directory``; ArgumentError unless it may hold a model."""
+    """Return ``directory`` as a path; ArgumentError unless it can hold a model."""
     root = Path(directory)
     if not root.is_dir():
         gguf = root.suffix == ".gguf" and root.is_file()
@@ -301,7 +301,7 @@ def _transformers() -> Any:
 
 
 def _made(root: Path, name: str, *args: Any, **kwargs: Any) -> Any:
-    """What the function ``name`` of transformers makes of ``root``, or one clear error."""
+    """Call the function ``name`` of transformers on ``root``, turning its errors into a clear one."""
     transformers = _transformers()
     bad_config = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     try:

@@ -1,14 +1,14 @@
-"""A quantized cache of keys and values for models of transformers::
+"""A quantized key-value cache for transformers models::
 
     model.generate(**inputs, cache=KVCache.of(model, "int8"))  # past_key_values before transformers 5.24
 
-It is independent of how the weights are kept. Layers whose memory grows with the text are quantized; those whose memory
-is bounded (a sliding window, the state of linear attention) stay as transformers has them. A token is read as it is
-kept, already in the step in which it came: where no token stays in float, results do not depend on how a text is cut
+It is independent of the quantization of weights. Layers whose memory grows with the text are quantized; those with
+bounded memory (a sliding window, the state of linear attention) remain transformers' own. A token is read as stored,
+even in the step that added it: unless recent tokens are kept in float, results do not depend on how a text is split
 into steps. No gradient flows through the cache.
 
-While a model's ``attn_implementation`` is "bitport", which importing this module makes known to transformers, its
-attention reads the cache in place. Any other is given the keys and values as floats, made anew in each step.
+With ``attn_implementation`` "bitport", which importing this module registers with transformers, attention reads the
+cache in place. Any other implementation is given keys and values as floats, dequantized in each step.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from bitport.integrations.cache_name import with_cache
 __all__ = ["KVCache"]
 
 ATTENTION = "bitport"
-"""Name of the attention that reads the cache in place; with any other cache it is "sdpa"."""
+"""The attention that reads the cache in place; with any other cache it is equivalent to "sdpa"."""
 
 
 class InStore(Tensor):
-    """The keys or the values of a store, as a model hands them from its cache to its attention. Whatever else computes
-    with them is given floats, of its own: nothing can be written into them."""
+    """The keys or values of a store, as a model passes them from its cache to its attention. All other computations get
+    a dequantized copy, so nothing can be written into them."""
 
     store: KeyValueStore
     tokens: int
@@ -78,7 +78,7 @@ class InStore(Tensor):
 
 
 class Layer(DynamicLayer):
-    """One layer of :class:`KVCache`. ``config``: that of the decoder, which names its attention."""
+    """One layer of :class:`KVCache`. ``config``: of the decoder, which names its attention."""
 
     def __init__(self, format: CacheFormat, config: Any) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Layer(DynamicLayer):
 
     @property
     def keys(self) -> Tensor | None:
-        """As floats, made anew; None where there are none yet."""
+        """Dequantized on each access; None if there are none yet."""
         return self.store.dense_keys() if len(self.store) else None
 
     @keys.setter
@@ -102,7 +102,7 @@ class Layer(DynamicLayer):
         self._refuse(given)
 
     def _refuse(self, given: Tensor | None) -> None:
-        """transformers itself only says that there are none at first."""
+        """Only accept None, which transformers assigns initially."""
         if given is not None:
             raise ArgumentError("keys and values of a quantized cache cannot be assigned: update() adds tokens to them")
 
@@ -121,7 +121,8 @@ class Layer(DynamicLayer):
         return len(self.store)
 
     def crop(self, tokens: int) -> None:
-        """Negative: take so many away. Positive, as earlier versions of transformers have it: keep so many at most."""
+        """Negative: remove that many tokens. Positive, as in earlier versions of transformers: keep at most that
+        many."""
         self.store.crop(max(len(self.store) + tokens, 0) if tokens <= 0 else min(tokens, len(self.store)))
 
     def reset(self) -> None:
@@ -146,7 +147,7 @@ class Layer(DynamicLayer):
 
 
 class KVCache(DynamicCache):
-    """``config``: the model's; ``format``: as :mod:`bitport.cache.format` says, e.g. "int8" or "int4-g32+last64"."""
+    """``config``: of the model; ``format``: see :mod:`bitport.cache.format`, e.g. "int8" or "int4-g32+last64"."""
 
     def __init__(self, config: Any, format: str | CacheFormat = "int8") -> None:
         self.format = cache_format(format)
@@ -170,8 +171,8 @@ class KVCache(DynamicCache):
 
     @classmethod
     def of(cls, model: Any, format: str | CacheFormat = "int8") -> KVCache:
-        """A new cache for ``model``, whose attention becomes the one that reads it in place. A model that cannot have
-        "sdpa" (soft caps on its scores, sinks) cannot have that one either: it keeps its own, which is given floats."""
+        """Create a cache for ``model`` and switch its attention to the one that reads it in place. A model that does
+        not support "sdpa" (soft-capped scores, sinks) keeps its own attention, which is given floats."""
         cache, decoder = cls(model.config, format), model.config.get_text_config(decoder=True)
         plain = model._supports_sdpa and getattr(decoder, "attn_logit_softcapping", None) is None
         if plain and decoder._attn_implementation != ATTENTION:
@@ -190,7 +191,7 @@ class KVCache(DynamicCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values in quantized layers."""
+        """Size of the keys and values in quantized layers."""
         return sum(layer.store.nbytes for layer in self.layers if isinstance(layer, Layer))
 
 
@@ -205,7 +206,7 @@ def attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention called "bitport": over a store in place, over floats as "sdpa" does."""
+    """The attention "bitport": reads a store in place, and handles floats like "sdpa"."""
     for name in ("softcap", "s_aux"):
         if kwargs.get(name) is not None:
             raise ArgumentError(f'the attention "{ATTENTION}" has no {name}: use attn_implementation="eager"')
@@ -223,8 +224,8 @@ def attention(
 
 
 def logits_of(model: Any, format: str | CacheFormat, *, step: int | None = None) -> Callable[[Tensor], Tensor]:
-    """token ids [batch, length] -> logits [batch, length, vocabulary], read by way of a new cache: ``step`` tokens at a
-    time, as a model does that writes, or all at once."""
+    """Map token ids [batch, length] to logits [batch, length, vocabulary], using a new cache: ``step`` tokens at a
+    time, as in generation, or all at once."""
 
     def logits(ids: Tensor) -> Tensor:
         cache = KVCache.of(model, format)

@@ -1,6 +1,6 @@
-"""The tasks of lm-evaluation-harness, run on a model that is in memory: accuracy on MMLU, ARC and so on.
+"""Run tasks of lm-evaluation-harness on a model in memory: accuracy on MMLU, ARC and so on.
 
-The harness sets the seeds of torch, numpy and random, as it always does; torch's are put back.
+The harness sets the seeds of torch, numpy and random, as usual; torch's random state is restored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["run_tasks"]
 INSTALL = "pip install 'bitport[lm-eval]'"
 
 Scores = dict[str, dict[str, float]]
-"""Task, metric ("acc", "acc_stderr", "exact_match,strict-match" with the name of its filter) -> value."""
+"""Task, metric ("acc", "acc_stderr", or with its filter "exact_match,strict-match") -> value."""
 
 
 def run_tasks(
@@ -32,8 +32,9 @@ def run_tasks(
     limit: int | None = None,
     include: str | Path | None = None,
 ) -> Scores:
-    """``tasks``: names known to the harness, or configurations as in its YAML files; ``include``: a folder of more such
-    files. ``shots``: examples in the prompt (default: those of the task); ``limit``: documents per task."""
+    """Run tasks and return their scores. ``tasks``: names known to the harness, or configurations as in its YAML files;
+    ``include``: a folder with more such files. ``shots``: examples in the prompt (default: as the task says);
+    ``limit``: documents per task."""
     evaluator, manager, wrapper = (
         _module("lm_eval.evaluator"),
         _module("lm_eval.tasks").TaskManager(include_path=None if include is None else str(include)),
@@ -53,7 +54,7 @@ def run_tasks(
 
 
 def check_installed() -> None:
-    """Before a model is loaded for it."""
+    """Check that the harness is installed, before a model is loaded for it."""
     _module("lm_eval.evaluator")
 
 
@@ -74,7 +75,7 @@ def _check_known(tasks: Sequence[str | dict[str, Any]], known: Sequence[str]) ->
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """ "acc,none" is "acc"; what is no number (a name, a standard error that was not computed) is left out."""
+    """Keep the numeric metrics, and rename "acc,none" to "acc"."""
     numbers = {key: value for key, value in metrics.items() if isinstance(value, (int, float))}
     return {
         key.removesuffix(",none"): float(value)

@@ -1,8 +1,8 @@
-"""How transformers names and groups what the files of a model hold.
+"""Map the names and grouping of tensors in files to those of transformers models.
 
-From version 5 on many models are not built as their files are: experts are stacked, projections stand beside each
-other, prefixes are others. transformers converts such files while it reads them, by a table; quantized ones, and those
-that are brought block by block, are converted here by the same table.
+Since version 5 many models are built differently from their files: experts are stacked, projections are concatenated,
+and prefixes differ. transformers converts such files while reading them, according to a table; this module applies the
+same table to quantized files, and to those that are loaded block by block.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bitport.errors import CheckpointError
 from bitport.integrations.components import is_component
 
 STACK, BESIDE, PARTS, FLIP = "MergeModulelist", "Concatenate", "Chunk", "Transpose"
-"""The operations of the table that are known here: tensors as one stack of experts, and along their outputs; equal
-parts of one along its outputs; the other way round."""
+"""The supported operations of the table: stack tensors of experts; concatenate along the outputs; split along the
+outputs into equal parts; transpose."""
 
 
 def arrangement(model: Any) -> Arrangement:
-    """How checkpoints under the names of files become those of ``model``, which transformers has built. Tensors that
-    are under the model's own names stay as they are; those that transformers passes over are left out."""
+    """Return the mapping from checkpoints with the names of files to ``model``, which transformers has built. Tensors
+    under the model's own names are unchanged; those that transformers ignores are left out."""
     return lambda manifest: _arranged(model, manifest)
 
 
@@ -62,7 +62,7 @@ def _arranged(model: Any, manifest: Manifest) -> Manifest:
 
 
 def _unused(model: Any) -> set[str]:
-    """Patterns of tensors that no model has today: buffers of older versions, layers that predict more tokens."""
+    """Patterns of tensors that models ignore: buffers of older versions, layers for multi-token prediction."""
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
     older = {"inv_freq": r"rotary_emb\.inv_freq$", "position_ids": r"(^|\.)position_ids$"}
     found = {pattern for name, pattern in older.items() if name in buffers}
@@ -70,13 +70,13 @@ def _unused(model: Any) -> set[str]:
 
 
 def _names(first: str, converter: Any) -> list[str]:
-    """Of all that a tensor becomes, of which ``first`` is the first."""
+    """The names of all tensors that one tensor is converted to, given the ``first`` of them."""
     patterns = [""] if converter is None else converter.target_patterns
     return [first.replace(patterns[0], pattern) if at else first for at, pattern in enumerate(patterns)]
 
 
 def _made(name: str, converter: Any, found: dict[str, list[Entry]], part: tuple[int, int], own: Any) -> Entry:
-    """``own``: the model's tensor of that name."""
+    """Build the entry of a model tensor. ``own``: the model's tensor of that name."""
     if converter is None:
         ((entry,),) = found.values()
         return entry if entry.name == name else arranged(name, [[entry]])
@@ -98,7 +98,7 @@ def _made(name: str, converter: Any, found: dict[str, list[Entry]], part: tuple[
 
 
 def _of_one(name: str, converter: Any, found: dict[str, list[Entry]], part: tuple[int, int], own: Any) -> Entry | None:
-    """A part of one tensor, or all of it the other way round; None where ``converter`` does something else."""
+    """A part of one tensor, or its transpose; None if ``converter`` does something else."""
     if len(converter.operations) != 1 or [len(entries) for entries in found.values()] != [1]:
         return None
     ((entry,),), (operation,) = found.values(), converter.operations
@@ -112,17 +112,17 @@ def _of_one(name: str, converter: Any, found: dict[str, list[Entry]], part: tupl
 
 
 def _is(own: Tensor | None, entry: Entry) -> bool:
-    """As far as shapes tell."""
+    """Whether the shapes are equal."""
     return own is not None and tuple(own.shape) == entry.shape
 
 
 def _renaming(model: Any, own: dict[str, Any]) -> Callable[[str, Entry], tuple[str, Any, str]]:
-    """name in a file, and its entry -> (name in the model, what converts it or None, which of its source patterns it
-    fits)."""
+    """Return a function (name in a file, entry) -> (name in the model, its converter or None, the source pattern that
+    matched)."""
     try:
         table = importlib.import_module("transformers.conversion_mapping").get_model_conversion_mapping(model)
         loading = importlib.import_module("transformers.core_model_loading")
-    except (ModuleNotFoundError, AttributeError):  # a version that builds models as their files are
+    except (ModuleNotFoundError, AttributeError):  # a version that builds models like their files
         return lambda name, entry: (name, None, "")
     converters = [each for each in table if isinstance(each, loading.WeightConverter)]
     renamings = [each for each in table if not isinstance(each, loading.WeightConverter)]
@@ -138,5 +138,5 @@ def _renaming(model: Any, own: dict[str, Any]) -> Callable[[str, Entry], tuple[s
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Numbers by their size: expert 10 after expert 9."""
+    """Sort key that orders numbers by value: expert 10 after expert 9."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]

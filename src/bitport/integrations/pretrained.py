@@ -1,8 +1,8 @@
-"""What from_pretrained and save_pretrained of transformers and diffusers do with models of bitport.
+"""Shared implementation of from_pretrained and save_pretrained for transformers and diffusers.
 
-Both libraries open files of weights themselves, and hand a quantizer each tensor with its name in the model and the
-device it goes to. So for a checkpoint of bitport they get a file of empty tensors, one for each tensor of the
-checkpoint, and bitport's own reader puts the tensor in the place of each.
+Both libraries open weight files themselves, and pass a quantizer each tensor with its name in the model and its target
+device. For a bitport checkpoint they are given a file with an empty tensor for each tensor of the checkpoint, which
+bitport's own reader then replaces by the real one.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from bitport.tensor.sharded import nbytes_of
 
 RUN = "load it in float, then quantize_(model, .., calibrate=batches); or bitport quantize --data FILE, and load that"
 IDLE = ("token", "save_peft_format", "save_original_format")
-"""Arguments of save_pretrained that change nothing in a directory of bitport."""
+"""Arguments of save_pretrained that have no effect on a bitport directory."""
 
 
 class Stored:
-    """A checkpoint, read tensor by tensor into ``model``, which is on the meta device. ``files``: those of the
-    checkpoint; the list is changed to the one file that the library is to open. ``held``: the manifest; ``manifest``:
-    the same under the names of the model. ``ties``: alias -> name, where the library itself ties the two."""
+    """A checkpoint that is read tensor by tensor into ``model``, which is on the meta device. ``files``: those of the
+    checkpoint; the list is replaced by the one file that the library should open. ``held``: the manifest; ``manifest``:
+    the same under the names of the model. ``ties``: alias -> name, for pairs that the library ties itself."""
 
     def __init__(
         self, model: nn.Module, files: list[str], held: Manifest, manifest: Manifest, ties: Mapping[str, str]
@@ -85,7 +85,8 @@ class Stored:
             )
 
     def tensor(self, name: str, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-        """``dtype``: what float tensors become, and what quantized ones are dequantized to; None: that of the file."""
+        """Read a tensor. ``dtype``: cast float tensors to it and dequantize quantized ones to it; None: as in the
+        file."""
         entry, there = self.wanted[name], self.own[name]
         self.brought.add(name)
         if entry.name in self.shared:
@@ -108,7 +109,7 @@ class Stored:
 
 
 class Original:
-    """A float model whose weights are quantized as the library reads them. ``targets``: the weights of the model."""
+    """A float model that is quantized while the library reads it. ``targets``: the weights of the model."""
 
     def __init__(self, targets: Sequence[Target], recipe: Recipe, algorithm: Algorithm, measure: bool) -> None:
         self.recipe, self.algorithm, self.measure = recipe, algorithm, measure
@@ -117,13 +118,13 @@ class Original:
         self.targets = {target.name: target for target in targets}
         self.wanted = {choice.name: choice for choice in self.plan.quantized}
         self.told: dict[str, LayerReport] = {}
-        """Storage -> the report on its weight."""
+        """Reports by storage of the weight."""
         self.misfits: dict[str, torch.Size] = {}
-        """Name -> the shape in the files where it is not the model's: the library raises an error for such a weight, or
-        makes a new one (ignore_mismatched_sizes)."""
+        """Name -> shape in the files, if it differs from the model's: the library raises an error for such a weight or
+        initializes a new one (ignore_mismatched_sizes)."""
 
     def tensor(self, name: str, value: Tensor) -> Tensor:
-        """What goes into the model for ``value``, which is on its device already."""
+        """Return the replacement for ``value``, which is on its device already."""
         target, choice = self.targets[name], self.wanted[name]
         assert choice.scheme is not None
         if value.shape != target.shape:
@@ -152,7 +153,7 @@ class Original:
         return Report(layers, before, after, self.recipe.to_json(), expression(self.algorithm))
 
     def _refuse_misfits(self, model: nn.Module) -> None:
-        """ArgumentError where the library has taken one as it is: transformers before 5.23 does if there is a
+        """ArgumentError if the library used such a weight unquantized, as transformers before 5.23 does with any
         quantizer."""
         taken = [
             f"{name} {[*shape]}, not {[*self.targets[name].shape]}"
@@ -167,13 +168,13 @@ class Original:
 
 
 class Loading:
-    """What the quantizers for both libraries have in common."""
+    """Common base of the quantizers for both libraries."""
 
     work: Stored | Original | None = None
     """Set while a model is being loaded."""
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Called with the device map that the user gives, and again with the one that "auto" stands for."""
+        """Called with the user's device map, and again with the resolved one if that is "auto"."""
         places = device_map.items() if isinstance(device_map, dict) else ()
         if on_disk := [name or "all" for name, place in places if place == "disk"]:
             raise ArgumentError(
@@ -191,9 +192,8 @@ class Loading:
 
 
 class Saving:
-    """Calls ``write`` in the place of the save_pretrained of ``model``. It does not keep ``model`` alive, so that
-    ``del model`` frees the memory; where nothing else keeps it, as in ``from_pretrained(..).save_pretrained(..)``,
-    ``twin`` is saved."""
+    """Replaces save_pretrained of ``model`` by ``write``. It does not keep ``model`` alive, so that ``del model`` frees
+    the memory; if nothing else does, as in ``from_pretrained(..).save_pretrained(..)``, ``twin`` is saved."""
 
     def __init__(self, write: Callable[..., None], model: Any, twin: Any) -> None:
         self.write, self.model, self.twin = write, weakref.ref(model), twin
@@ -208,8 +208,8 @@ class Saving:
 
 
 def twin_of(model: Any) -> Any:
-    """A module that shares the children, parameters and buffers of ``model``, also those that it gets later. For what
-    ``model`` itself holds, where a reference back to ``model`` would keep it alive."""
+    """A module that shares the children, parameters and buffers of ``model``, including later ones. For attributes of
+    ``model``, where a reference to ``model`` itself would keep it alive."""
     twin = copy.copy(model)
     for own in ("hf_quantizer", "save_pretrained"):
         vars(twin).pop(own, None)
@@ -224,8 +224,8 @@ def save_pretrained(
     variant: str | None = None,
     **given: Any,
 ) -> None:
-    """Takes the place of this method in a model that bitport has quantized. It names ``variant`` because pipelines of
-    diffusers pass on only arguments that are named."""
+    """Replaces this method in a model that bitport has quantized. ``variant`` is explicit because pipelines of
+    diffusers only pass arguments in the signature."""
     given |= {"variant": variant, "safe_serialization=False": not given.pop("safe_serialization", True)}
     if wrong := sorted(name for name, value in given.items() if name not in IDLE and value):
         raise ArgumentError(

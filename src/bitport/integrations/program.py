@@ -1,8 +1,8 @@
-"""A causal language model of Hugging Face as methods of a program: ``prefill`` for a prompt, ``decode`` for one token.
+"""A Hugging Face causal language model as methods of a program: ``prefill`` for a prompt, ``decode`` for one token.
 
-Both take (ids [1, n], positions [n], keys and values of each layer [1, heads, capacity, size]) and give the logits
-[1, vocabulary] behind the last id; keys and values of those positions are written into the caches, which belong to the
-caller.
+Both take (ids [1, n], positions [n], keys and values of each layer [1, heads, capacity, size]) and return the logits
+[1, vocabulary] after the last id. Keys and values of these positions are written into the caches, which the caller
+owns.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from bitport.export import Method
 from bitport.integrations.cache_name import cache_of, with_cache
 
 LONGEST = 2048
-"""Positions of the cache where nothing else is asked for, and the model knows that many."""
+"""Default maximum for the positions of the cache, limited to what the model supports."""
 SAMPLE = 5
-"""Ids of the recorded prompt."""
+"""Number of ids in the recorded prompt."""
 
 
 class Given:
-    """One layer of a cache whose memory is given, as models of transformers use it."""
+    """One layer of a cache in preallocated memory, with the interface of transformers."""
 
     is_compileable, is_sliding, is_initialized = True, False, True
 
@@ -58,7 +58,7 @@ class WithCache(nn.Module):
 
 
 def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method], dict[str, Any]]:
-    """The methods, and what whoever runs them has to know. ``capacity``: positions of the cache."""
+    """Return the methods, and metadata for users of the program. ``capacity``: positions of the cache."""
     capacity = fits(model, capacity)
     ids = torch.arange(SAMPLE)[None] % model.config.vocab_size
     states, wanted = states_of(model, ids)
@@ -78,7 +78,7 @@ def causal_lm(model: Any, capacity: int | None = None) -> tuple[dict[str, Method
 
 
 def fits(model: Any, capacity: int | None) -> int:
-    """The positions of a cache: those asked for, if the model knows as many."""
+    """The capacity of a cache: as requested, if the model supports it."""
     known = int(getattr(model.config, "max_position_embeddings", LONGEST))
     capacity = min(known, LONGEST) if capacity is None else capacity
     if not SAMPLE < capacity <= known:
@@ -87,14 +87,14 @@ def fits(model: Any, capacity: int | None) -> int:
 
 
 def states_of(model: Any, ids: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Keys and values of each layer after ``ids``, and the logits behind the last one."""
+    """Keys and values of each layer after ``ids``, and the logits after the last id."""
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=True)
     return [part for layer in cache_of(whole).layers for part in (layer.keys, layer.values)], whole.logits[:, -1]
 
 
 def check_logits(logits: Tensor, wanted: Tensor) -> None:
-    """Models that look at less than everything before, or keep something else, are not these methods."""
+    """ExportError if the logits differ, as for models with partial attention or another kind of state."""
     off = float((logits.double() - wanted.double()).abs().max())
     allowed = float(wanted.double().abs().max()) * torch.finfo(wanted.dtype).eps ** 0.5
     if not off <= allowed:

@@ -1,5 +1,5 @@
-"""A causal language model of Hugging Face as the one method of a program: for ONNX Runtime with keys and values that
-come and go, for ExecuTorch with keys and values as its state."""
+"""A Hugging Face causal language model as the single method of a program: for ONNX Runtime with keys and values as
+inputs and outputs, for ExecuTorch with keys and values as state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitport.integrations.program import SAMPLE, Given, WithCache, check_logits,
 
 
 class Growing(Given):
-    """One layer of a cache that is as long as what was seen."""
+    """One layer of a cache that grows with the sequence."""
 
     def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.keys, self.values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
@@ -22,8 +22,8 @@ class Growing(Given):
 
 
 class WithPast(nn.Module):
-    """(ids [1, n], keys and values of each layer [1, heads, past, size]) to (logits [1, vocabulary] behind the last id,
-    keys and values [1, heads, past + n, size])."""
+    """Map (ids [1, n], keys and values of each layer [1, heads, past, size]) to (logits [1, vocabulary] after the last
+    id, keys and values [1, heads, past + n, size])."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class WithPast(nn.Module):
 
 
 def with_past(model: Any) -> tuple[Method, list[str], list[str]]:
-    """The method, and the names of its inputs and outputs."""
+    """Return the method, and the names of its inputs and outputs."""
     known = int(model.config.max_position_embeddings)
     ids = torch.arange(2 * SAMPLE)[None] % model.config.vocab_size
     states, logits = states_of(model, ids)
@@ -61,7 +61,7 @@ def with_past(model: Any) -> tuple[Method, list[str], list[str]]:
 
 
 class WithState(WithCache):
-    """(ids [1, n], positions [n]) to the logits [1, vocabulary] behind the last id; keys and values are buffers."""
+    """Map (ids [1, n], positions [n]) to the logits [1, vocabulary] after the last id; keys and values are buffers."""
 
     def __init__(self, model: nn.Module, cache: list[Tensor]) -> None:
         super().__init__(model)

@@ -1,13 +1,13 @@
-"""transformers loads checkpoints of bitport, and quantizes others while it loads them, tensor by tensor: the float
-model is never in memory as a whole::
+"""Load bitport checkpoints by transformers, and quantize other models while it loads them, tensor by tensor, without
+the whole float model in memory::
 
     from bitport.integrations.transformers import BitportConfig
 
     model = AutoModelForCausalLM.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(name, quantization_config=BitportConfig("int4"))
 
-The one is what ``load_model(directory)`` loads, the other what ``quantize_(model, "int4")`` makes, weight by weight.
-Importing this module makes both known to transformers.
+The first is equivalent to ``load_model(directory)``, the second to ``quantize_(model, "int4")``, weight by weight.
+Importing this module registers both with transformers.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ NAME = SAID["quant_method"]
 
 
 class Method(str, enum.Enum):
-    """diffusers asks a method for its ``value``."""
+    """An enum, because diffusers reads the ``value`` of a method."""
 
     BITPORT = NAME
 
 
 @register_quantization_config(NAME)
 class BitportConfig(QuantizationConfigMixin):
-    """``recipe``, ``algorithm``, ``measure``: as for :func:`bitport.quantize_`; only algorithms without data. What it
-    returns is ``model.hf_quantizer.report``. For a checkpoint of bitport, which is quantized already, they change
-    nothing. Models of diffusers take it too, where bitport.integrations.diffusers was imported."""
+    """``recipe``, ``algorithm``, ``measure``: as for :func:`bitport.quantize_`, whose report is
+    ``model.hf_quantizer.report``; only algorithms that need no data. They have no effect on a bitport checkpoint, which
+    is quantized already. diffusers models accept it too, once bitport.integrations.diffusers is imported."""
 
     def __init__(
         self,
@@ -77,32 +77,32 @@ class BitportConfig(QuantizationConfigMixin):
         return f"BitportConfig({rules}; algorithm={expression(self.algorithm)}, measure={self.measure})"
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json says of a model that was quantized: by what method, and no more."""
+        """The entry in config.json of a quantized model: only the method."""
         return dict(SAID)
 
 
 @register_quantizer(NAME)
 class Quantizer(Loading, HfQuantizer):
-    """Makes the tensors that ``work`` names: transformers hands it each one that is read, on its device, and puts what
-    it returns into the model."""
+    """Produces the tensors that ``work`` names: transformers passes each tensor that it reads, on its device, and puts
+    the result into the model."""
 
     quantization_config: BitportConfig
     model: Any
-    """The twin of the model that was loaded."""
+    """A twin of the loaded model."""
     parts: Sequence[Sequence[str]] = ()
-    """For each conversion: the parts of names in which tensors differ that are a single one in the files."""
+    """For each conversion, the parts of the names by which tensors differ that are one tensor in the files."""
 
     def update_attn_implementation(self, config: Any) -> Any:
-        """Called with the config before files are looked for: sets the name of the one that lists them."""
+        """Called with the config before files are searched: sets the name of the index file."""
         if self.pre_quantized:
             config.transformers_weights = INDEX
         return config
 
     update_tp_plan = update_attn_implementation
-    """Called in its place before transformers 5.20."""
+    """The hook that transformers before 5.20 calls instead."""
 
     def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
-        """None for a checkpoint, whose tensors are handed over under the names of the model."""
+        """No conversions for a checkpoint, whose tensors are provided under the names of the model."""
         if isinstance(self.work, Stored):
             return []
         conversions: list[Any] = super().update_weight_conversions(weight_conversions, *args)
@@ -117,7 +117,7 @@ class Quantizer(Loading, HfQuantizer):
         if self.pre_quantized:
             del model.config.transformers_weights
             self.work = stored(model, checkpoint_files, ties)
-            self.pre_quantized = False  # transformers asks quantizers of other models for parts of tensors
+            self.pre_quantized = False  # otherwise transformers treats the tensors as parts of quantized ones
         else:
             config = self.quantization_config
             targets = tied(find_targets(model), kept(ties, checkpoint_files or ()))
@@ -125,8 +125,8 @@ class Quantizer(Loading, HfQuantizer):
         self.dtype = dtype
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
-        """For tensors that are one in the files, transformers asks about the first. Later it asks again about each
-        whose shape is not that of the model, which it reports itself."""
+        """If several tensors are one in the files, transformers asks about the first. It asks again later about each
+        whose shape differs from the model's, and reports these itself."""
         if isinstance(self.work, Original) and param_name in self.work.misfits:
             return False
         return self.work is not None and not self.work.wanted.keys().isdisjoint(self._with(param_name))
@@ -136,7 +136,8 @@ class Quantizer(Loading, HfQuantizer):
         return [name, *others]
 
     def param_element_size(self, model: Any, param_name: str, param: Tensor) -> float:
-        """The size by which tensors are spread over devices: in a checkpoint the quantized one, else the float one."""
+        """The size used to distribute tensors over devices: of the quantized tensor in a checkpoint, else of the float
+        one."""
         if isinstance(self.work, Stored) and param_name in self.work.wanted and param.numel():
             return self.work.wanted[param_name].nbytes / param.numel()
         return param.element_size()
@@ -156,7 +157,7 @@ class Quantizer(Loading, HfQuantizer):
         return model
 
     def dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        """Called by model.dequantize(dtype) of transformers. From then on it is a float model, and saved as one."""
+        """Called by model.dequantize(dtype) of transformers. Afterwards it is saved as an ordinary float model."""
         dequantize_(model, dtype)
         del model.save_pretrained
         self.remove_quantization_config(model)
@@ -167,12 +168,12 @@ class Quantizer(Loading, HfQuantizer):
 
     @property
     def is_qat_trainable(self) -> bool:
-        """Whether the Trainer may train the model without adapters: where its scales are learned."""
+        """Whether the Trainer may train the model without adapters: if its scales are learned."""
         return learns_scales(self.model)
 
 
 class Give(ConversionOps):
-    """The last step of a tensor from its files into the model, which is to compute in ``dtype``."""
+    """The final conversion of a tensor from the files to the model, which computes in ``dtype``."""
 
     def __init__(self, work: Stored | Original, dtype: torch.dtype | None) -> None:
         self.work, self.dtype = work, dtype
@@ -189,13 +190,13 @@ class Give(ConversionOps):
             return value
         if isinstance(self.work, Original):
             return self.work.tensor(name, value)
-        own = self.work.own[name].dtype  # all are asked for in the dtype of the model, whatever this one is made in
+        own = self.work.own[name].dtype  # transformers requests the model's dtype, even for parameters with another
         return self.work.tensor(name, value.device, own if value.dtype == self.dtype else value.dtype)
 
 
 class Late(dict[str, Any]):
-    """Makes each tensor when it is taken. An error raised before that transformers would catch: it would go on with the
-    next tensor, and list the error in a table once all are read."""
+    """Creates each tensor when it is accessed. Transformers would catch errors raised before that, continue with the
+    next tensor, and only list them in a table at the end."""
 
     def items(self) -> Any:
         return [(name, make()) for name, make in super().items()]
@@ -212,7 +213,7 @@ def stored(model: Any, files: list[str], ties: dict[str, str]) -> Stored:
 
 
 def kept(ties: dict[str, str], files: Sequence[str]) -> dict[str, str]:
-    """Those of ``ties`` that transformers will make: not a pair that ``files`` hold with different numbers."""
+    """The ``ties`` that transformers will make: not those of pairs that have different numbers in ``files``."""
     with contextlib.ExitStack() as stack:
         readers = [
             stack.enter_context(SafetensorsReader(Path(file))) for file in files if file.endswith(".safetensors")
@@ -229,7 +230,7 @@ def kept(ties: dict[str, str], files: Sequence[str]) -> dict[str, str]:
 
 
 def tied(targets: list[Target], alias_of: dict[str, str]) -> list[Target]:
-    """``targets`` with one storage for those that transformers will tie once they are loaded."""
+    """``targets`` with one storage for those that transformers will tie after loading."""
     storages = {target.name: target.storage for target in targets}
     return [
         dataclasses.replace(target, storage=storages.get(alias_of.get(target.name, ""), target.storage))
@@ -245,7 +246,7 @@ def save(
     variant: str | None = None,
     **given: Any,
 ) -> None:
-    """If the model has adapters, transformers' own method writes those alone."""
+    """Save the model; if it has adapters, only those, by transformers' own method."""
     size = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     adapted = getattr(model, "_hf_peft_config_loaded", False)
     write = type(model).save_pretrained if adapted else save_pretrained

@@ -1,16 +1,16 @@
-"""vLLM serves checkpoints of bitport, by the kernels that bitport has for its device::
+"""Serve bitport checkpoints by vLLM, using bitport's kernels::
 
     vllm serve OUT --load-format bitport
 
-:func:`register` is an entry point of the group ``vllm.general_plugins``: vLLM calls it in each of its processes.
+:func:`register` is an entry point of the group ``vllm.general_plugins``, which vLLM calls in each of its processes.
 """
 
 from __future__ import annotations
 
 NAME = "bitport"
-"""Of the quantization and of the load format."""
+"""Name of the quantization method and of the load format."""
 
 
 def register() -> None:
-    """Importing the two makes them known to vLLM."""
+    """Register the quantization method and the loader with vLLM, by importing them."""
     from bitport.integrations.vllm import config, loader  # noqa: F401

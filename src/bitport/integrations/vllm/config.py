@@ -1,4 +1,4 @@
-"""What vLLM calls a quantization: which layers take their weights from a checkpoint of bitport."""
+"""The quantization method registered with vLLM: which layers take weights from a bitport checkpoint."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from bitport.integrations.vllm.layers import Weights
 
 @register_quantization_config(NAME)
 class Quantization(QuantizationConfig):
-    """The tensors of the checkpoint say themselves what they are, so that nothing is decided by names of layers: each
-    takes what its loader is given, quantized or not."""
+    """The tensors of the checkpoint describe themselves, so nothing is decided by layer names: each layer takes what
+    its loader receives, quantized or not."""
 
     def get_name(self) -> str:
         return NAME
@@ -43,12 +43,12 @@ class Quantization(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Quantization:
-        """``config``: what config.json says, or the manifest where that says nothing. The loader reads the manifest."""
+        """``config``: from config.json, or else the manifest. Not used, because the loader reads the manifest."""
         return cls()
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
-        """vLLM keeps compiled programs for all that has the same configuration. They depend on the schemes too, which
-        another checkpoint in the same place may not share."""
+        """Include the checkpoint in vLLM's key for compiled programs. They depend on the schemes too, which another
+        checkpoint at the same path may not share."""
         if hf_config is not None:
             manifest = get_hf_file_to_dict(MANIFEST, model_name, revision) or {}
             hf_config.bitport = [bitport.__version__, manifest.get("crc32")]

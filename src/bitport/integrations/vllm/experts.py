@@ -1,7 +1,7 @@
-"""Mixtures of experts of vLLM whose weights come from a checkpoint of bitport.
+"""vLLM's mixture-of-experts layers with weights from a bitport checkpoint.
 
-A layer has ``w13`` [E, 2I, H], the gates and below them the factors of each expert, and ``w2`` [E, H, I]. The tokens of
-one expert are put beside each other, so that all experts are one product of groups of rows.
+A layer has ``w13`` [E, 2I, H], with the gate projection of each expert above its up projection, and ``w2`` [E, H, I].
+Tokens are sorted by expert, so that all experts are computed by one grouped product.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FUNCTIONS: dict[MoEActivation, Callable[[Tensor], Tensor]] = {
 
 
 class Experts(FusedMoEMethodBase):
-    """How one layer of experts is computed. Experts that are floats are given back to vLLM."""
+    """Computes one layer of experts. Float experts are handed back to vLLM."""
 
     def create_weights(
         self,
@@ -74,7 +74,7 @@ class Experts(FusedMoEMethodBase):
             setattr(layer, f"{name}s", nn.ParameterList(ready(stack) for stack in stacks))
 
     def _stacks(self, layer: Any, name: str) -> list[Tensor]:
-        """The matrices of all experts, [E, .., K] each: one, or several whose outputs belong one behind the other."""
+        """The matrices of all experts, [E, .., K] each: one, or several whose outputs are to be concatenated."""
         numbered, param = self.numbered[name], getattr(layer, name)
         numbered.check(param, f"{name} of {layer.layer_name}")
         experts = []
@@ -94,7 +94,7 @@ class Experts(FusedMoEMethodBase):
     ) -> Tensor:
         experts, chosen = layer.local_num_experts, topk_ids.shape[1]
         expert = topk_ids.flatten().long()
-        if layer.expert_map is not None:  # -1: of another process
+        if layer.expert_map is not None:  # -1: owned by another process
             local = layer.expert_map[expert]
             expert = torch.where(local < 0, experts, local)
         expert, order = expert.sort(stable=True)
@@ -115,7 +115,7 @@ class Experts(FusedMoEMethodBase):
 
 
 def _following(layer: Any) -> Callable[[Tensor], Tensor]:
-    """What follows the first product."""
+    """The function applied after the first product."""
     activation, limit = layer.activation, layer.swiglu_limit
     plain = next((each for each in FUNCTIONS if activation in (each, each.without_mul())), None)
     if plain is None or limit is not None:

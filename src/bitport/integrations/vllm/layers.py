@@ -1,4 +1,4 @@
-"""Linear layers, lookups and heads of vLLM whose weights come from a checkpoint of bitport."""
+"""vLLM's linear layers, embeddings and heads with weights from a bitport checkpoint."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bitport.tensor.join import join
 
 
 class Weights(LinearMethodBase):
-    """How one layer is computed. Matrices of one scheme are one weight; those of several stay apart, and the layer's
-    output is put together from theirs. A layer of floats is given back to vLLM."""
+    """Computes one layer. Matrices of the same scheme become one weight; those of different schemes stay separate, and
+    their outputs are concatenated. A float layer is handed back to vLLM."""
 
     def create_weights(
         self,
@@ -38,7 +38,7 @@ class Weights(LinearMethodBase):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         is_lookup, device = isinstance(layer, VocabParallelEmbedding), layer.weight.device
-        if not is_lookup or not self.numbered.sources:  # a vocabulary is filled up with zeros
+        if not is_lookup or not self.numbered.sources:  # a vocabulary is padded with zeros
             self.numbered.check(layer.weight, layer.prefix)
         pieces = [piece.to(device, self.dtype) for piece in self.numbered.pieces(layer.weight)]
         weights = one_below_the_other(pieces)
@@ -62,12 +62,12 @@ class Weights(LinearMethodBase):
         return F.embedding(ids, layer.weight)
 
     def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:
-        """The lookup in place of the head: its weight comes later."""
+        """Return the embedding to be used as the head: its weight is loaded later."""
         return embed_tokens
 
 
 def one_below_the_other(pieces: list[Tensor]) -> list[Tensor]:
-    """``pieces`` as few matrices."""
+    """Concatenate ``pieces`` to as few matrices as possible."""
     made = pieces[:1]
     for piece in pieces[1:]:
         whole = _joined(made[-1], piece)
@@ -79,7 +79,7 @@ def one_below_the_other(pieces: list[Tensor]) -> list[Tensor]:
 
 
 def ready(weight: Tensor) -> nn.Parameter:
-    """In the layout of its device."""
+    """Return a parameter in the layout of its device."""
     made = weight.to_device_layout() if isinstance(weight, QTensor) else weight.contiguous()
     return nn.Parameter(made, requires_grad=False)
 
@@ -89,5 +89,5 @@ def _joined(a: Tensor, b: Tensor) -> Tensor | None:
         return torch.cat([a, b])
     try:
         return join([a, b], 0)
-    except ArgumentError:  # not of one scheme, or each with a scale of its own for all of its rows
+    except ArgumentError:  # different schemes, or a separate scale for all rows of each
         return None

@@ -1,4 +1,4 @@
-"""How vLLM reads a checkpoint of bitport: whole tensors under the names of the files, quantized ones as QTensors."""
+"""vLLM's loader for bitport checkpoints: whole tensors under the names of the files, quantized ones as QTensors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from bitport.integrations.vllm import NAME
 from bitport.tensor import QTensor
 
 logger = init_logger(f"vllm.{__name__}")
-"""vLLM shows what loggers below its own name say."""
+"""vLLM only shows loggers below its own name."""
 
 
 @register_model_loader(NAME)
 class Loader(BaseModelLoader):
-    """``--model-loader-extra-config '{"verify": false}'``: do not compare the data with its checksums."""
+    """``--model-loader-extra-config '{"verify": false}'`` skips the comparison of data with checksums."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(load_config)
@@ -73,9 +73,11 @@ class Loader(BaseModelLoader):
 
 
 class Reading(TorchFunctionMode):
-    """``aliases``: tied tensors come under each of their names, for a model that does not tie them itself.
+    """Reads a checkpoint. ``aliases``: yield tied tensors under each of their names, for a model that does not tie
+    them.
 
-    Within it what vLLM keeps in parameters of its own (routers, as a rule) is given the values of quantized tensors."""
+    Within this context, copying a quantized tensor into one of vLLM's own parameters (routers, as a rule) dequantizes
+    it."""
 
     def __init__(self, directory: Path, *, aliases: bool, verify: bool) -> None:
         super().__init__()
@@ -83,7 +85,7 @@ class Reading(TorchFunctionMode):
         self.manifest = read_manifest(directory)
         self.tied = self.manifest.tied if aliases else {}
         self.name = ""
-        """Of the tensor that is read."""
+        """Name of the tensor being read."""
         self.as_floats: list[str] = []
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -1,8 +1,9 @@
-"""Which rows, or columns, of which matrices a parameter of vLLM has.
+"""Determine which rows or columns of which matrices make up a vLLM parameter.
 
-It holds several matrices of the checkpoint one below the other (q, k and v), of each the part of its process. What goes
-where its weight loader knows, in many variants, all written for tensors of one dtype that are copied into a parameter.
-So the loader is run on numbers of rows in place of weights; what it leaves in the parameter is the answer.
+A parameter holds this process's part of several matrices of the checkpoint, stacked (q, k and v). The placement is
+known only to its weight loader, of which there are many variants, all written for tensors of one dtype that are copied
+into a parameter. So the loader is run on row numbers in place of weights; what it leaves in the parameter is the
+answer.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from bitport.tensor.join import padded
 
 
 class Numbered:
-    """``param``, of ``shape``, takes the numbers of what it is given along ``dim``, the only dimension that is not 1
-    but for experts. The first number is 1; 0 is what nothing fills. ``load``: the loader, with the arguments that vLLM
-    gives it."""
+    """``param``, of ``shape``, receives the numbers of its sources along ``dim``, the only dimension that is not 1,
+    apart from experts. Numbers start at 1; 0 marks unfilled elements. ``load``: the loader that vLLM provides."""
 
     def __init__(self, shape: tuple[int, ...], dim: int, load: Callable[..., Any]) -> None:
         self.dim, self.load = dim, load
@@ -33,7 +33,7 @@ class Numbered:
         self.param.__dict__.update(output_dim=0, input_dim=1, weight_loader=self._loaded)
 
     def _loaded(self, param: Tensor, loaded_weight: Tensor, *which: Any, **more: Any) -> Any:
-        """Called by models with a whole matrix in place of the loader."""
+        """Called by models, with a whole matrix, as the loader."""
         start, length = self.starts[-1], loaded_weight.shape[self.dim]
         numbers = torch.arange(start, start + length, dtype=param.dtype, device=param.device)
         self.sources.append(loaded_weight)
@@ -41,14 +41,15 @@ class Numbered:
         return self.load(param, numbers.unsqueeze(1 - self.dim), *which, **more)
 
     def check(self, param: Tensor, what: str) -> None:
-        """CheckpointError unless all of ``param`` was filled."""
+        """CheckpointError unless ``param`` was filled entirely."""
         empty = int((param == 0).sum())
         if empty:
             along = ("rows", "columns")[self.dim]
             raise CheckpointError(f"the checkpoint does not have {empty} of the {param.numel()} {along} of {what}")
 
     def pieces(self, param: Tensor) -> Iterator[Tensor]:
-        """What ``param``, or one expert's part of it, has of each source, in its order, zeros where nothing is."""
+        """The pieces of each source in ``param``, or in one expert's part of it, in order, zero-padded where
+        unfilled."""
         numbers = param.flatten().cpu().long()
         source = torch.bucketize(numbers, torch.tensor(self.starts), right=True) - 1
         goes_on = (source[1:] == source[:-1]) & ((numbers[1:] == numbers[:-1] + 1) | (source[1:] < 0))
