@@ -1,1 +1,2 @@
-"""Measurements: each module is one suite, run as ``python -m bench.<name>``; only ratios inside one run count."""
+"""Benchmarks: each module is one suite, run as ``python -m bench.<name>``; only ratios within one run are
+meaningful."""

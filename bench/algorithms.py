@@ -1,8 +1,8 @@
-"""Algorithms beside their reference implementations, on the same layer and the same inputs: the time from a bf16 weight
-and the inputs to codes and scales, and the error that is reached.
+"""Compare algorithms with their reference implementations, on the same layer and inputs: the time from a bf16 weight
+and inputs to codes and scales, and the resulting error.
 
-The error is that of the layer's output as a part of the output's square, on the inputs that both saw; of HQQ, which
-sees none, the mean of |w - q|^0.7, its own loss.
+The error is that of the layer's output relative to its squared norm, on the inputs that both saw; for HQQ, which uses
+none, it is the mean of |w - q|^0.7, its own loss.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def reference(name: str) -> ModuleType | str:
 
 
 def operands(k: int, n: int, rows: int = ROWS, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """A weight with outliers; inputs that are correlated, of uneven size, as a trained model has them."""
+    """A weight with outliers, and correlated inputs of uneven magnitude, as in a trained model."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -85,7 +85,7 @@ def error(name: str, weight: Tensor, q: Tensor, x: Tensor) -> float:
 
 
 def measure(name: str, module: ModuleType, shape: Shape, repetitions: int) -> Row:
-    """The two take turns."""
+    """Measure both implementations, in turns."""
     weight, x = operands(shape.k, shape.n)
     both: dict[str, Callable[[], Tensor]] = {
         "": lambda: ours(module, weight, x),

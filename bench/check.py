@@ -1,11 +1,12 @@
-"""Is every product of bitport at least as fast as bf16? Fails, and names the points, where one is slower beyond noise.
+"""Check that every product of bitport is at least as fast as bf16; fails, and names the points, if one is slower beyond
+noise.
 
-bf16 and the schemes take turns: a pair is one turn of each, near each other, and its ratio (bf16's time over ours) does
-not see how the machine drifts. At a point whose first pairs have a median below 1, others are measured, in alternating
-order. It fails only if so many of those are below 1 that a product as fast as bf16 would show it once in a thousand
+bf16 and the schemes take turns: a pair is one turn of each, close in time, so its ratio (bf16's time over ours) is not
+affected by drift of the machine. At a point whose first pairs have a median below 1, more are measured, in alternating
+order. It fails only if so many of those are below 1 that a product as fast as bf16 would show this once in a thousand
 times: a statement about the order of the ratios alone, whatever their distribution.
 
-``--compiled`` compares with bf16 as torch.compile with freezing computes it: with the weight reordered for oneDNN.
+``--compiled`` compares with bf16 as computed by torch.compile with freezing: with the weight reordered for oneDNN.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ SCHEMES = ("int4", "nf4", "mxfp4-wo", "int8", "fp8-wo", "int8-dyn", "int4-int8")
 COMPILED = Candidate(BASE[0], "bf16 prepacked")
 
 FIRST = 5
-"""Pairs of a point at first; LEAST where a call takes longer than SLOW seconds."""
+"""Initial pairs of a point; LEAST if a call takes longer than SLOW seconds."""
 LEAST, SLOW = 3, 0.25
 MORE = 21
-"""Pairs of a point that looks slow; LEAST_MORE where these would take more than PATIENCE seconds."""
+"""Pairs of a point that looks slow; LEAST_MORE if these would take more than PATIENCE seconds."""
 LEAST_MORE, PATIENCE = 11, 15.0
 CHANCE = 1e-3
-"""That a product as fast as bf16 is called slow."""
+"""Probability that a product as fast as bf16 is called slow."""
 WORST = 25
-"""How many points are printed."""
+"""The number of points to print."""
 
 
 def needed(pairs: int, chance: float = CHANCE) -> int:
-    """How many of ``pairs`` must be below 1 to say that the median is: the smallest number that fair coins reach with
-    at most this chance; more than there are pairs where none does."""
+    """The number of ``pairs`` below 1 that shows that the median is: the smallest count that fair coins reach with at
+    most this probability, or more than ``pairs`` if there is none."""
     ways = 0
     for count in range(pairs, -1, -1):
         ways += math.comb(pairs, count)
@@ -56,7 +57,7 @@ def needed(pairs: int, chance: float = CHANCE) -> int:
 
 
 def slower(row: Row) -> bool:
-    """Below 1.0x of bf16 by more than the noise; a point that could not be measured is no better."""
+    """Below 1.0x of bf16 by more than the noise, or not measured at all."""
     return row.get("speedup") is None or row["below"] >= needed(row["pairs"])
 
 
@@ -68,7 +69,7 @@ def judged(ratios: list[float]) -> Row:
 
 
 class Turns:
-    """Turns at one shape: seconds per call of a candidate, with cold caches."""
+    """Runs turns at one shape: seconds per call of a candidate, with cold caches."""
 
     def __init__(self, point: Point, flush: Flusher) -> None:
         self.point, self.flush = point, flush
@@ -84,7 +85,7 @@ class Turns:
         return statistics.median(taken)
 
     def first(self, base: Candidate, m: int, facts: dict[Candidate, Row]) -> dict[Candidate, list[float]]:
-        """Every candidate's ratios: base has one turn in each repetition, and all others theirs after it."""
+        """Ratios of every candidate: in each repetition base takes one turn, followed by all others."""
         ratios: dict[Candidate, list[float]] = {each: [] for each in facts if each.peer == "bitport"}
         for _ in range(LEAST if facts[base]["seconds"] > SLOW else FIRST):
             theirs = self(base, m, facts[base])
@@ -95,7 +96,7 @@ class Turns:
         return ratios
 
     def more(self, base: Candidate, candidate: Candidate, m: int, facts: dict[Candidate, Row]) -> list[float]:
-        """Pairs of these two alone, each of them first in every other one."""
+        """Ratios of more pairs of these two alone, alternating which goes first."""
         pair = 2 * sum(facts[each]["seconds"] * (1 + facts[each]["calls"]) for each in (base, candidate)) / 2 + 0.1
         found = []
         for at in range(max(LEAST_MORE, min(MORE, int(PATIENCE / pair)))):
@@ -130,7 +131,7 @@ def check_shape(field: Field, shape: Shape, base: Candidate, flush: Flusher) -> 
 
 
 def measure(chosen: products.Chosen, base: Candidate, run: Row | None = None) -> list[Row]:
-    """All points; appended to the results shape by shape if ``run`` is the header that they belong to."""
+    """Measure all points; append them to the results shape by shape if ``run`` is the header that they belong to."""
     field, flush, rows = Field(chosen), Flusher(), []
     field.classes = {each: kind for each, kind in field.classes.items() if each == base or each.peer == "bitport"}
     try:

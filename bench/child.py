@@ -1,8 +1,8 @@
-"""What runs in the process of a peer: it prepares weights, judges results, takes time.
+"""The code that runs in the process of a peer: it prepares weights, judges results, and measures time.
 
-The children make the same weight from the same seed. Accuracy is judged on a few rows, in float64: against the product
-with the weight that the peer effectively uses (``sqnr_db``, what its kernel loses) and with the weight as it was
-(``end_db``, what is lost in all).
+All children create the same weight from the same seed. Accuracy is judged on a few rows, in float64: against the
+product with the weight that the peer effectively uses (``sqnr_db``, the loss of its kernel) and with the original
+weight (``end_db``, the total loss).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from bench.suites import Shape
 from bitport.numerics import sqnr
 
 BYTES = 256 << 20
-"""Of bf16 weights that a candidate has. A turn uses each copy at most once, and the parent empties the caches between
-turns, so weights come from memory, as those of a large model do."""
+"""Size in bf16 of all copies of a candidate's weight. A turn uses each copy at most once, and the parent flushes the
+caches between turns, so weights come from memory, as those of a large model do."""
 
 SLOW = 0.1
-"""Seconds of a call that needs no other call before it."""
+"""Seconds above which a call needs no warm-up call."""
 
 AWAKE = 0.01
-"""Seconds of the calls before those that a turn counts. Threads that have just been woken may share a core until the
-system looks again, some 4 ms later: a call that ends within that would be as fast as its luck."""
+"""Seconds of warm-up calls before the timed ones of a turn. Threads that have just woken may share a core until the
+scheduler rebalances, some 4 ms later: the time of a shorter call would depend on luck."""
 
 
 def copies_of(shape: Shape) -> int:
-    """One more than is timed in a turn: the first one only wakes threads."""
+    """One more than is timed in a turn: the first only wakes threads."""
     return min(64, max(3, BYTES // (2 * shape.n * shape.k)))
 
 
@@ -55,7 +55,7 @@ class Child:
         return {"variants": dict(self.peer.VARIANTS), "versions": versions}
 
     def shape(self, shape: Shape, rows: tuple[int, ...], group: int) -> None:
-        """Forget the last shape, make the weight and input of this one."""
+        """Forget the last shape, and create the weight and input of this one."""
         for held in (self._prepared, self._inputs, self._exact, self._seconds):
             held.clear()  # type: ignore[attr-defined]
         self._shape, self._group = shape, group
@@ -64,7 +64,7 @@ class Child:
         self._original = self._x[self._judged].double() @ self._weight.double().t()
 
     def prepare(self, variant: str) -> str:
-        """Nothing, or why the peer cannot have this weight."""
+        """Return "", or why the peer cannot handle this weight."""
         with torch.inference_mode():
             made = self.peer.prepare(variant, self._weight, self._group, copies_of(self._shape))
             if isinstance(made, str):
@@ -74,8 +74,9 @@ class Child:
         return ""
 
     def judge(self, variant: str, m: int, turn: float) -> dict[str, Any]:
-        """The first calls with m rows: how exact they are, about how many seconds one takes, and how many, each with a
-        copy of its own, fill ``turn`` seconds. These have run once afterwards: what a library prepares is prepared."""
+        """Run the first calls with m rows. Returns their accuracy, the approximate seconds of a call, and how many
+        calls, each with its own copy, fill ``turn`` seconds. These have run once afterwards, so libraries have finished
+        their preparations."""
         made = self._prepared[variant]
         with torch.inference_mode():
             self._inputs = {key: x for key, x in self._inputs.items() if key[1] == m}
@@ -103,8 +104,8 @@ class Child:
         return {**found, "seconds": seconds, "calls": calls}
 
     def time(self, variant: str, m: int, calls: int) -> list[float]:
-        """Seconds of each of ``calls`` calls, each with its own copy of the weight. Calls with another copy come before
-        them and do not count: they wake the threads, which does not matter where a call is slow."""
+        """Seconds of each of ``calls`` calls, each with its own copy of the weight. Untimed calls with another copy
+        precede them to wake the threads, unless calls are so slow that this does not matter."""
         x, (first, *others), found = self._input(variant, m), self._prepared[variant].calls, []
         with torch.inference_mode():
             begin = time.perf_counter()
@@ -130,7 +131,7 @@ def operands(shape: Shape, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def judged(m: int) -> tuple[int, ...]:
-    """Rows that accuracy is judged on: the first, the last, and one between."""
+    """The rows that accuracy is judged on: the first, the last, and one in between."""
     return tuple(sorted({0, m // 2, m - 1}))
 
 

@@ -1,8 +1,8 @@
-"""Generation end to end: milliseconds to read a prompt, tokens per second after it; bf16, bitport and peers in turns.
+"""End-to-end generation: milliseconds to read a prompt, then tokens per second; bf16, bitport and peers in turns.
 
-One repetition lets each candidate read the prompt and write some tokens; a slow one writes fewer, and has fewer
-repetitions, so that its part of a run stays bounded. What cannot run is said with its reason,
-and so is what computes something else: the logits are compared with those of bf16 eager.
+In each repetition every candidate reads the prompt and writes some tokens; slow ones write fewer and get fewer
+repetitions, which bounds their share of a run. What cannot run is reported with its reason, as is anything that
+computes something else: the logits are compared with those of bf16 eager.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MODES = ("eager", "compiled")
 PROMPT, TOKENS = 128, 16
 
 BUDGET = 40.0
-"""Seconds that a candidate is timed for, about, whatever its speed."""
+"""Approximate seconds that a candidate is timed for, whatever its speed."""
 LEAST = 2
-"""Repetitions, even so."""
+"""Minimum repetitions, even so."""
 
 Row = dict[str, Any]
 Times = dict[Any, dict[int, float]]
@@ -54,8 +54,8 @@ class Candidate(NamedTuple):
 
 
 def candidates(model: str, schemes: list[str], modes: list[str], peers: bool) -> list[Candidate]:
-    """The first is what the others are compared with. Only bf16 is also compiled with freezing. llama.cpp has no modes,
-    and no file of tinylm."""
+    """The candidates; the first is the baseline. Only bf16 is also compiled with freezing. llama.cpp has no modes, and
+    cannot run tinylm, for which there is no GGUF file."""
     pairs = [("torch", "bf16"), *(("bitport", scheme) for scheme in schemes), *(PEERS if peers else ())]
     made = [Candidate(*pair, mode) for pair in pairs if pair[0] != "llama.cpp" for mode in modes]
     frozen = [Candidate("torch", "bf16", "frozen")] if "compiled" in modes else []
@@ -66,7 +66,7 @@ def candidates(model: str, schemes: list[str], modes: list[str], peers: bool) ->
 def measure(
     model: str, chosen: list[Candidate], prompt: list[int], tokens: int, repetitions: int, layers: int | None = None
 ) -> Iterator[Row]:
-    """Each candidate in a process of its library and scheme: one that crashes is a result."""
+    """Measure each library and scheme in its own process, in which a crash is a result."""
     length = len(prompt) + tokens + 8
     workers: dict[tuple[str, str], Worker] = {}
     plans: dict[Candidate, tuple[int, int]] = {}
@@ -96,7 +96,7 @@ def measure(
             if repetition >= times:
                 continue
             worker = workers[each.library, each.scheme]
-            ask(worker, "write", each.mode, 1)  # the first step of a turn finds cold caches and sleeping threads
+            ask(worker, "write", each.mode, 1)  # the first step of a turn has cold caches and sleeping threads
             read, _ = ask(worker, "read", each.mode, prompt)
             ask(worker, "write", each.mode, 1)
             written, _ = ask(worker, "write", each.mode, steps)
@@ -115,8 +115,8 @@ def measure(
 
 
 def decibels(right: Any, logits: Any) -> float | None:
-    """SQNR of ``logits`` against those of bf16 eager: what quantizing and computing lose in all. None: no logits that
-    mean anything."""
+    """SQNR of ``logits`` against those of bf16 eager: the total loss of quantization and computation. None if there are
+    no meaningful logits."""
     if logits is None:
         return None
     if not np.isfinite(logits).all():
@@ -126,20 +126,20 @@ def decibels(right: Any, logits: Any) -> float | None:
 
 
 def wrong(found: float | None) -> bool:
-    """An error as large as the logits themselves: no better than none."""
+    """Whether the error is as large as the logits themselves."""
     return found is not None and found <= 0
 
 
 def planned(read: float, step: float, tokens: int, repetitions: int) -> tuple[int, int]:
-    """(tokens, repetitions) that fit the budget, where reading takes ``read`` seconds and a token ``step``."""
+    """(tokens, repetitions) that fit the budget, if reading takes ``read`` seconds and a token ``step``."""
     each = BUDGET / LEAST
     steps = max(2, min(tokens, int((each - read) / step) - 2))
     return steps, max(LEAST, min(repetitions, int(BUDGET / (read + (steps + 2) * step))))
 
 
 def _warm(worker: Worker, mode: str, prompt: list[int]) -> tuple[tuple[float, float], str]:
-    """Seconds to read and to write a token, or why it cannot. Compiled code is compiled again for what is seen to vary,
-    so everything runs until it is settled."""
+    """Seconds to read and to write a token, or why it fails. Compiled code is recompiled when something is found to
+    vary, so everything runs until that has settled."""
     found: dict[str, float] = {}
     for what, amount in (("read", prompt), ("write", 2), ("read", prompt), ("write", 2), ("write", 2)):
         seconds, reason = ask(worker, what, mode, amount)
@@ -150,7 +150,7 @@ def _warm(worker: Worker, mode: str, prompt: list[int]) -> tuple[tuple[float, fl
 
 
 def figures(reading: Times, writing: Times, name: Any, base: Any) -> Row:
-    """Medians; times as fast as the base within a repetition, and the noise of that."""
+    """Medians; speedups over the base within a repetition, and their noise."""
     ratios = {
         what: [times[base][at] / mine for at, mine in times[name].items() if at in times[base]]
         for what, times in (("read", reading), ("write", writing))

@@ -1,5 +1,4 @@
-"""A GGUF file with the shapes of a Llama and random blocks, for llama.cpp: what it computes means nothing, how long it
-takes does."""
+"""Write a GGUF file with the shapes of a Llama and random blocks, for timing llama.cpp; its outputs are meaningless."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import numpy as np
 
 TYPES = {"Q4_0": gguf.GGMLQuantizationType.Q4_0, "Q8_0": gguf.GGMLQuantizationType.Q8_0}
 BLOCK = {"Q4_0": 16, "Q8_0": 32}
-"""Bytes of codes for 32 weights; two bytes of scale go before them."""
+"""Bytes of codes for 32 weights, preceded by two bytes of scale."""
 
 
 def write(path: Path, settings: dict[str, Any], kind: str) -> None:

@@ -1,7 +1,7 @@
-"""The goals of speed, and what the newest records of each processor say: ``python -m bench.goals``.
+"""Performance goals, and what the newest records of each processor say about them: ``python -m bench.goals``.
 
-A figure is a ratio inside one run. Where several points belong to a goal the worst one decides, and is named. What was
-not measured is neither met nor missed.
+A figure is a ratio within one run. If a goal covers several points, the worst one decides, and is named. A goal that
+was not measured is neither met nor missed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Goal:
     reason: str = ""
     """Why it is missed."""
     command: str = ""
-    """What shows that reason; a profile, on a processor of which one is recorded."""
+    """The command that shows this reason; a profile only counts on a processor that has one on record."""
     gpu: str = ""
-    """In whose name it is, if it is a goal of one; of a CPU otherwise."""
+    """Substring of the GPU's name for a goal of a GPU; "" for a CPU."""
 
 
 STARTING = (
@@ -56,7 +56,7 @@ INT4, INT8_INPUT = ("int4",), ("int4-int8", "int8-dyn")
 WEIGHT_ONLY = ("int8", "fp8-wo", "mxfp8-wo", "mxfp4-wo")
 FLOAT_INPUT = ("fp8-row", "fp8-block", "mxfp8", "mxfp4")
 FEW, SOME, MANY = (1, 1), (64, 4096), (375, 4096)
-"""Rows, from and to."""
+"""Minimum and maximum number of rows."""
 
 GOALS = (
     Goal(
@@ -167,7 +167,7 @@ TITLES = ("what", "goal", "reached", "")
 
 
 def told(goals: tuple[Goal, ...], records: Records) -> list[tuple[Goal, Told]]:
-    """Goal and (what, goal, reached, met)."""
+    """(goal, (what, goal, reached, met)) for each goal."""
     lines = []
     for goal in goals:
         found = goal.measure(records)
@@ -177,12 +177,12 @@ def told(goals: tuple[Goal, ...], records: Records) -> list[tuple[Goal, Told]]:
 
 
 def of_device(gpu: str = "") -> tuple[Goal, ...]:
-    """Those of the GPU of that name, or of a CPU."""
+    """The goals for the GPU of that name, or for a CPU."""
     return tuple(goal for goal in GOALS if bool(goal.gpu) == bool(gpu) and goal.gpu in gpu)
 
 
 def section(records: Records, gpu: str = "") -> str:
-    """The part of the page of a CPU, or of the GPU of that name."""
+    """The section for the page of a CPU, or of the GPU of that name."""
     lines = told(of_device(gpu), records)
     rows = markdown.table(TITLES, [cells for _, cells in lines], words=range(4))
     why: dict[tuple[str, str], list[str]] = {}

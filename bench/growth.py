@@ -1,7 +1,7 @@
-"""How time grows: with the size of the weight at a few numbers of rows, and with the rows where products are bound by
-arithmetic. The exponent b of time = a * size ** b is fitted in logarithms; 1 is linear.
+"""How time grows with the size of the weight, for a few numbers of rows, and with the number of rows where products are
+compute-bound. The exponent b of time = a * size ** b is fitted in logarithms; 1 is linear.
 
-Every point is measured as ``bench.products`` does it, beside bf16.
+Every point is measured as in ``bench.products``, along with bf16.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bench.suites import Shape
 from bitport.report.text import table
 
 SIDES = (1024, 1536, 2048, 3072, 4096, 6144, 8192)
-"""Of square weights: 1 to 67 million numbers."""
+"""Sides of square weights: 1 to 67 million elements."""
 FEW = (1, 16, 375)
-"""Rows at which the weight grows."""
+"""Numbers of rows for the growth with the weight."""
 SHAPE = Shape(4096, 4096)
 MANY = (256, 512, 1024, 2048, 4096)
-"""Rows that grow, from where a product is bound by arithmetic."""
+"""Numbers of rows for the growth with rows, starting where a product is compute-bound."""
 SCHEMES = ("int4", "int8-dyn")
 
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(slope, half its 95 % interval) of the line through the logarithms, by least squares."""
+    """(slope, half its 95 % interval) of the least-squares line through the logarithms."""
     if not 3 <= len(points) <= len(T95) + 2:
         raise ValueError(f"a line is fitted to 3 to {len(T95) + 2} points, not {len(points)}")
     xs, ys = ([math.log(value) for value in values] for values in zip(*points, strict=True))
@@ -50,7 +50,7 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def fits(points: list[Row]) -> list[Row]:
-    """One for each sweep and candidate."""
+    """One fit for each sweep and candidate."""
     found = []
     for sweep, name in dict.fromkeys((row["sweep"], row["candidate"]) for row in points):
         line = [(row["size"], row["ms"]) for row in points if (row["sweep"], row["candidate"]) == (sweep, name)]
@@ -83,7 +83,7 @@ def measure(sides: Sequence[int], few: Sequence[int], shape: Shape, many: Sequen
 
 
 def section(lines: list[Row], folder: str) -> tuple[str, dict[str, str]]:
-    """(text, charts) of the newest run; nothing where there is none."""
+    """(text, charts) of the newest run; both empty if there is none."""
     runs = runs_of(lines)
     if not runs:
         return "", {}

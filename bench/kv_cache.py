@@ -1,11 +1,10 @@
-"""A cache of keys and values in few bits: how long one query takes over it, beside torch's scaled_dot_product_attention
-over the same tokens in bfloat16, how long a token takes to be added, its size, and what it does to the predictions of
-the bundled model.
+"""Quantized key-value cache: the time of one query, compared with torch's scaled_dot_product_attention over the same
+tokens in bfloat16, the time to append a token, its size, and its effect on the predictions of the bundled model.
 
-One layer of a model is timed, one sequence. Every call takes the next of several copies, together larger than the
-caches, as a model goes from layer to layer. Heads of queries that read one head of keys are rows of one call, which is
-how transformers calls it and the quickest way for torch. With OMP_NUM_THREADS=1 the clock is that of the thread, which
-other processes do not disturb. ``--page`` writes docs/performance-kv-cache.md from the records.
+One layer and one sequence are timed. Every call uses the next of several copies, together larger than the caches, as a
+model goes from layer to layer. Query heads that share a key head are rows of one call, which is how transformers calls
+it and the fastest way for torch. With OMP_NUM_THREADS=1 thread time is used, which other processes do not disturb.
+``--page`` writes docs/performance-kv-cache.md from the records.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from bitport.report.text import table
 SUITE = "kv_cache"
 BASE = "bf16"
 FLOATS = "int8+last999999"
-"""Tokens as floats, read by bitport."""
+"""Unquantized tokens, read by bitport."""
 FORMATS = ("int8", "fp8-wo", "int4", "int4-g32", "int2-b32x1:int2-g32")
 CONTEXTS = (512, 2048, 8192, 32768)
 COPIES = 256 << 20
-"""Bytes of keys and values in bfloat16 that the copies are to have together."""
+"""Total size of the copies, in bytes of keys and values in bfloat16."""
 PAGE = Path(__file__).parents[1] / "docs" / "performance-kv-cache.md"
 
 QUALITY = (
@@ -63,11 +62,11 @@ MODELS = {
     "14 heads on 2 of 64": Heads(14, 2, 64),
     "32 heads on 32 of 128": Heads(32, 32, 128),
 }
-"""As Llama 3 8B, Qwen2.5 0.5B and Llama 2 7B have them."""
+"""The heads of Llama 3 8B, Qwen2.5 0.5B and Llama 2 7B."""
 
 
 def clock() -> Callable[[], float]:
-    """On one thread the time that this thread has, which leaves out what other processes take."""
+    """Thread time if there is one thread, which excludes the time of other processes, else wall time."""
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
@@ -83,7 +82,7 @@ def store_of(name: str, keys: Tensor, values: Tensor) -> KeyValueStore:
 
 
 def attention(heads: Heads, context: int, formats: tuple[str, ...], repetitions: int) -> Iterator[Row]:
-    """Of one query after ``context`` tokens."""
+    """Attention of one query after ``context`` tokens."""
     q = torch.randn(1, heads.queries, 1, heads.width, dtype=torch.bfloat16)
     packed = q.reshape(1, heads.keys, heads.queries // heads.keys, heads.width)
     shape = (1, heads.keys, context, heads.width)
@@ -112,8 +111,8 @@ def attention(heads: Heads, context: int, formats: tuple[str, ...], repetitions:
 
 
 def adding(heads: Heads, context: int, formats: tuple[str, ...], repetitions: int) -> Iterator[Row]:
-    """Of one token to a layer that has ``context``: beside torch.cat, as transformers' own cache grows. What was added
-    is taken away again, outside no clock, since that moves nothing."""
+    """Appending one token to a layer that has ``context``, compared with torch.cat, by which transformers' own cache
+    grows. Removing the token afterwards is timed too, but moves no data."""
     shape = (1, heads.keys, context, heads.width)
     keys, values = torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()
     new = keys[:, :, :1], values[:, :, :1]
@@ -133,7 +132,7 @@ def adding(heads: Heads, context: int, formats: tuple[str, ...], repetitions: in
 
 
 def quality(formats: tuple[str, ...], count: int) -> Iterator[Row]:
-    """Of the bundled model in float32, which reads windows of its text STEP tokens at a time."""
+    """Predictions of the bundled model in float32, which reads windows of its text STEP tokens at a time."""
     from bitport.integrations import kv_cache
 
     model = load_model(TINYLM, dtype=torch.float32)
@@ -145,7 +144,7 @@ def quality(formats: tuple[str, ...], count: int) -> Iterator[Row]:
         read = list(predictions(kv_cache.logits_of(model, name, step=STEP), tokens, window=WINDOW, batch=4))
         value = summary(torch.cat([losses(*each) for each in read])).value
         apart = summarized(token_divergence(p, q) for (p, _), (q, _) in zip(floats, read, strict=True))
-        # after a whole window, as a part of bfloat16
+        # after a whole window, relative to bfloat16
         whole = torch.zeros(1, 2, WINDOW, 64, dtype=torch.bfloat16)
         size = store_of(name, whole, whole).nbytes / (2 * whole.nbytes)
         found = {"kind": "quality", "format": name, "size": size}
@@ -153,7 +152,7 @@ def quality(formats: tuple[str, ...], count: int) -> Iterator[Row]:
 
 
 def page(lines: list[Row]) -> str:
-    """The newest run of each kind; of times, that of each number of threads."""
+    """The newest run of each kind; for times, of each number of threads."""
     text = [INTRODUCTION.format(tokens=TOKENS, window=WINDOW, step=STEP), "## One query\n"]
     for head, rows in newest(lines, "attention"):
         text += [f"{told(head)}\n", *(queries(name, rows) for name in MODELS)]

@@ -1,10 +1,10 @@
-"""From a directory to the first token, against the bare read of its files: the bundled model, and a Llama of a few
-hundred megabytes of random weights that is made in a temporary folder.
+"""Time from a directory to the first token, relative to a bare read of its files, for the bundled model and a Llama of
+a few hundred megabytes of random weights that is created in a temporary folder.
 
-The bare read reads every shard into one buffer. Both are taken with the files in the page cache ("warm") and after the
-system was asked to forget them ("cold"), in turns. ``verify``: with the checksums, as by default; ``mmap``: without, so
-that nothing is read before it is used. ``build_ms`` is the part that transformers takes to build the model without its
-weights, which no checkpoint can shorten.
+The bare read reads every shard into one buffer. Both are measured with the files in the page cache ("warm") and after
+evicting them ("cold"), in turns. ``verify``: with checksums, the default; ``mmap``: without, so that nothing is read
+before it is used. ``build_ms`` is the time that transformers takes to build the model without its weights, which no
+checkpoint can reduce.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def forget(folder: Path) -> None:
-    """Ask the system to drop the files from the page cache; pages that were never written out would stay."""
+    """Ask the system to evict the files from the page cache; fsync first, since dirty pages would stay."""
     for path in shards(folder):
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -73,7 +73,7 @@ def first_token(folder: Path, verify: bool) -> float:
 
 
 def measure(folder: Path, repetitions: int) -> list[Row]:
-    """One row for each mode and temperature, over the repetitions after the first, which is not counted."""
+    """One row for each mode and temperature, over the repetitions after a warm-up."""
     buffer = bytearray(8 << 20)
     runs: dict[str, Callable[[], float]] = {
         "read": lambda: bare_read(folder, buffer),
@@ -104,7 +104,7 @@ def measure(folder: Path, repetitions: int) -> list[Row]:
 
 
 def figures(times: list[float], read: list[float], built: list[float]) -> Row:
-    """ratio: the median over repetitions of the time over the bare read's in the same."""
+    """ratio: the median over repetitions of the time relative to the bare read's in the same repetition."""
     ratios = [mine / theirs for mine, theirs in zip(times, read, strict=True)]
     return {
         "ms": round(1e3 * statistics.median(times), 2),

@@ -1,4 +1,4 @@
-"""What every suite notes beside its figures, and the record that a run leaves."""
+"""Metadata that every suite records along with its figures, and the record files of runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS = Path(os.environ.get("BENCH_RESULTS") or Path(__file__).parent / "resul
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on; nothing that names the machine."""
+    """What the figures depend on, without identifying the machine."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -30,7 +30,7 @@ def machine() -> dict[str, Any]:
 
 
 def busy(seconds: float = 0.5) -> float | None:
-    """How many cores others use, while this process sleeps; None where the system does not tell."""
+    """The number of cores used by others while this process sleeps; None if the system does not report it."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return None
@@ -51,7 +51,7 @@ def record(suite: str, rows: list[dict[str, Any]]) -> Path:
 
 
 def header() -> dict[str, Any]:
-    """What a long run notes once, as its first line; ``run`` is what its rows refer to it by."""
+    """The first line of a long run; rows refer to it by ``run``."""
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"run": now, "commit": _commit(), "machine": machine()}
 
@@ -66,7 +66,7 @@ def append(suite: str, lines: list[dict[str, Any]]) -> Path:
 
 
 def _cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Its name; of one with AVX2 and no more, that too: virtual machines give one name to processors that differ."""
+    """The CPU name, with "AVX2" if it has no AVX-512: virtual machines use one name for different processors."""
     fields: dict[str, str] = {}
     if info.exists():
         pairs = (line.partition(":") for line in info.read_text(encoding="utf-8", errors="replace").splitlines())
@@ -77,8 +77,8 @@ def _cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def _commit() -> str:
-    """The commit measured, with "+" where the working tree differs from it; outside a git checkout what BENCH_COMMIT
-    says, or ""."""
+    """The measured commit, with "+" if the working tree differs from it; outside a git checkout BENCH_COMMIT, or
+    ""."""
     root = Path(__file__).parent
     try:
         head = _git(root, "rev-parse", "--short", "HEAD")

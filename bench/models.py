@@ -1,4 +1,4 @@
-"""The models that generation is timed with: the bundled one, and a Llama of a billion random weights."""
+"""The models for generation benchmarks: the bundled one, and a Llama of a billion random weights."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ LLAMA_1B = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
 }
-"""Its head is a matrix of its own, so that every library quantizes it like the other linear layers."""
+"""Its head is a separate matrix, so that every library quantizes it like the other linear layers."""
 
 SMALLER = {
     "llama-tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512},
     "llama-400m": {"num_hidden_layers": 8, "vocab_size": 32000},
 }
-"""Other random models -> what they have instead: one for tests, and one of 400 MB in four bits."""
+"""Other random models -> the settings that differ: one for tests, and one of 400 MB in four bits."""
 NAMES = ("tinylm", "llama-1b", *SMALLER)
 
 
 def settings_of(name: str, layers: int | None = None) -> dict[str, Any]:
-    """``layers``: so many instead of all."""
+    """``layers``: use this many instead of all."""
     return {**LLAMA_1B, **SMALLER.get(name, {}), **({"num_hidden_layers": layers} if layers else {})}
 
 
 def model_of(name: str, layers: int | None = None) -> Any:
-    """In bfloat16, on the CPU. The bundled model has the layers that it has."""
+    """The model in bfloat16 on the CPU. ``layers`` does not apply to the bundled model."""
     if name == "tinylm":
         return load_model(TINYLM)
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**settings_of(name, layers))).bfloat16()
-    rotary = type(model.model.rotary_emb)(model.config)  # computed, not stored: meta has lost it
+    rotary = type(model.model.rotary_emb)(model.config)  # computed rather than stored, so lost on meta
     model.to_empty(device="cpu")
     model.model.rotary_emb = rotary
     generator = torch.Generator().manual_seed(0)

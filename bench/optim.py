@@ -1,8 +1,8 @@
-"""Time of an optimizer's step and bytes of its state, beside torch.optim and, where they are installed, bitsandbytes
-and torchao; and with --quality the loss of a small language model trained with each kind of state.
+"""Time of an optimizer step and size of its state, compared with torch.optim and, if installed, bitsandbytes and
+torchao; with --quality the loss of a small language model trained with each kind of state.
 
 Candidates take turns in every repetition; a ratio is the median over repetitions of the ratio to torch's fused AdamW on
-float32 parameters inside one, its noise half of the middle half of these ratios.
+float32 parameters within one, and its noise half the interquartile range of these ratios.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHAPES = {
     "layers": ((2048, 2048),) * 4 + ((5632, 2048),) * 3 + ((2048,),) * 2,
     "small": ((256, 256),) * 24 + ((1024, 256),) * 24 + ((256,),) * 48,
 }
-"""A block of a model of a billion parameters, and a whole small one, where the calls count."""
+"""A block of a model of a billion parameters, and a whole small model, where the overhead of calls counts."""
 FP32, BF16 = torch.float32, torch.bfloat16
 
 Row = dict[str, Any]
@@ -68,7 +68,7 @@ def ready(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, make: Make) -
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Of moments; tensor subclasses without bytes of their own are asked for their parts."""
+    """The size of the moments; tensor subclasses without storage of their own are measured by their parts."""
     values = [
         value for state in optimizer.state.values() for key, value in state.items() if key not in ("step", "qmap")
     ]
@@ -108,7 +108,7 @@ def measure(name: str, repetitions: int) -> list[Row]:
 
 
 class Model(nn.Module):
-    """Predicts the next of 64 letters of a text in which each two letters decide on the next, nearly always."""
+    """Predicts the next of 64 letters of a text in which two letters nearly always determine the next."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""What a quantized linear costs beyond its arithmetic: a 64x64 layer, one row, bfloat16, one thread, eager.
+"""Overhead of a quantized linear beyond its arithmetic: a 64x64 layer, one row, bfloat16, one thread, eager.
 
-Two questions, each in grad mode, under no_grad and under inference_mode:
+Two measurements, the first in grad mode, under no_grad and under inference_mode:
 
-* dispatch: the way F.linear -> QTensor -> op -> selector -> kernel, with a kernel that is nn.Linear's own product on a
-  dense weight made beforehand. Its time over nn.Linear's is what bitport adds to any kernel.
-* schemes: the kernel that the CPU would choose, in full.
+* dispatch: the path F.linear -> QTensor -> op -> selector -> kernel, with a kernel that is nn.Linear's own product on a
+  precomputed dense weight. Its time relative to nn.Linear's is what bitport adds to any kernel.
+* schemes: the full time with the kernel that the CPU would choose.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DISPATCHED = {"weight-only": ("int8", "linear"), "int8 activation": ("int8-dyn",
 
 @contextlib.contextmanager
 def dense_kernel(op: str, dense: Tensor) -> Iterator[None]:
-    """Within the block ``op`` on the CPU is F.linear with ``dense``, ahead of every other kernel."""
+    """Within this context ``op`` on the CPU is F.linear with ``dense``, with priority over every other kernel."""
     impl = Impl(op, "dense", "cpu", lambda x, *rest: F.linear(x, dense, rest[-1]), lambda *args: None, priority=1 << 20)
     register_kernel(impl)
     try:
@@ -81,7 +81,7 @@ def dispatch(repetitions: int = 101) -> list[dict[str, Any]]:
 
 
 def schemes(repetitions: int = 21) -> list[dict[str, Any]]:
-    """The same for every preset with the kernel that the CPU chooses."""
+    """The same for every preset, with the kernel that the CPU chooses."""
     x = torch.randn(1, SIZE, dtype=torch.bfloat16)
     plain = layer()
     names = [name for name, scheme in bitport.PRESETS.items() if not scheme.static]

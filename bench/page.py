@@ -1,5 +1,5 @@
-"""The pages of the documentation about speed: ``python -m bench.page`` writes docs/performance.md, a page like it for
-each other processor that was measured, and their charts, from the records in bench/results."""
+"""Generate the documentation pages about speed: ``python -m bench.page`` writes docs/performance.md, a similar page for
+each other measured processor, and their charts, from the records in bench/results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROUPS = {
     "4-bit weight, float4 input": ("4-bit x mxfp4",),
     "2, 3, 5 and 6 bits": ("2-bit", "3-bit", "5-bit", "6-bit"),
 }
-"""What is shown in one chart and one table -> the classes in it."""
+"""Title of a chart and table -> the classes in it."""
 
 INTRODUCTION = """# Performance on {cpu}
 
@@ -50,7 +50,7 @@ What was measured:
 
 
 def pages(folder: Path) -> dict[str, str]:
-    """File name -> content. The processor that was measured first has the page without a name."""
+    """File name -> content. The first measured processor gets the page without a name."""
     cpus = processors(lines_of(folder / "products.jsonl"))
     names = {cpu: f"performance-{_slug(cpu)}" if at else "performance" for at, cpu in enumerate(cpus)}
     files = {}
@@ -65,7 +65,7 @@ def _slug(cpu: str) -> str:
 
 
 def page(records: Records, folder: str = "performance", others: str = "", cpu: str = "one machine") -> dict[str, str]:
-    """File name -> content, for the newest rows of every suite. ``folder``: of its charts, and its own name."""
+    """File name -> content, for the newest rows of every suite. ``folder``: of its charts, and the name of the page."""
     lines = records.lines("products")
     rows = newest(lines)
     files: dict[str, str] = {}
@@ -93,7 +93,7 @@ def page(records: Records, folder: str = "performance", others: str = "", cpu: s
 
 
 def generation(lines: list[Row]) -> str:
-    """A table for each run, but for those whose model and candidates a later one has too."""
+    """A table for each run, except those whose model and candidates are covered by a later one."""
     heads = [line for line in lines if "machine" in line]
     measured = [[line for line in lines if line["run"] == head["run"] and "candidate" in line] for head in heads]
     names = [{(head["model"], row["candidate"]) for row in rows} for head, rows in zip(heads, measured, strict=True)]
@@ -127,7 +127,7 @@ def _generated(row: Row) -> list[str]:
 
 
 def chart_lines(base: list[Row], group: list[Row]) -> list[Line]:
-    """bf16, bitport, peers; the limit of the first scheme."""
+    """Lines for bf16, bitport and peers, and the limit of the first scheme."""
     drawn = []
     for row_kind, rows in (("base", base), ("group", group)):
         for name in _candidates(rows):
@@ -165,7 +165,7 @@ def table(base: list[Row], group: list[Row]) -> str:
 
 
 def _candidates(rows: list[Row]) -> list[str]:
-    """Their names, bitport's first and in the order of the schemes."""
+    """The names of candidates: bitport's first, in the order of the schemes."""
     names = dict.fromkeys(_name(row) for row in rows)
     order = {f"bitport {scheme}": at for at, scheme in enumerate(SCHEMES)}
     return sorted(names, key=lambda name: order.get(name, len(order)))
@@ -199,7 +199,7 @@ def _machines(rows: list[Row], runs: dict[str, Row]) -> str:
 
 
 def _refusals(rows: list[Row]) -> str:
-    """Each reason once, with the points that it stands for."""
+    """Each reason once, with the points that it applies to."""
     where: dict[str, list[str]] = {}
     for row in rows:
         if "reason" in row:

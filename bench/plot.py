@@ -1,4 +1,4 @@
-"""Line charts with logarithmic axes as SVG, written by hand: small, and the same bytes for the same figures."""
+"""Line charts with logarithmic axes as hand-written SVG: small, and deterministic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Line:
     points: Sequence[tuple[float, float]]
     """(x, y), both greater than 0."""
     kind: str
-    """"ours": drawn strongly, "peer": lightly, "base": black, "limit": grey, with dashes."""
+    """How it is drawn: "ours" strong, "peer" light, "base" black, "limit" grey and dashed."""
 
 
 STYLES = {"ours": (2.4, ""), "peer": (1.1, ""), "base": (2.4, ""), "limit": (1.6, "6 4")}
@@ -51,7 +51,7 @@ def chart(title: str, x_name: str, y_name: str, lines: Iterable[Line]) -> str:
 
 
 def _height(pair: tuple[Line, str]) -> float:
-    """The legend has the order of the lines' ends, from above."""
+    """Sort key that orders the legend like the ends of the lines, from top to bottom."""
     return -pair[0].points[-1][1]
 
 
@@ -62,7 +62,7 @@ def _colours(lines: Iterable[Line]) -> list[str]:
 
 
 class _Axis:
-    """A logarithmic scale from values to places."""
+    """A logarithmic scale from values to positions."""
 
     def __init__(self, values: Sequence[float], first: float, last: float) -> None:
         self._low, self._high = min(values, default=1.0), max(values, default=10.0)

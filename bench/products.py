@@ -1,8 +1,8 @@
-"""Time and accuracy of quantized products on the CPU, beside peers and beside the limits of the machine.
+"""Time and accuracy of quantized products on the CPU, compared with peers and the limits of the machine.
 
-Every candidate of a point (shape, number of rows) takes its turn in every repetition; a ratio is the median over
-repetitions of the ratio to bf16 eager inside one, its noise half of the middle half of these ratios. What a peer cannot
-do stands in the output with the reason. Weights come from memory in every call.
+In every repetition each candidate for a point (shape, number of rows) takes a turn; a ratio is the median over
+repetitions of the ratio to bf16 eager within one, and its noise half the interquartile range of these ratios. What a
+peer cannot do is reported with the reason. Weights come from memory in every call.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from bitport.evaluate.timing import spread
 from bitport.report.text import table
 
 TURN = 0.01
-"""Seconds that a turn of a candidate takes, if it has enough copies of its weight for that."""
+"""Seconds per turn of a candidate, if it has enough copies of its weight for that."""
 BUDGET = 6.0
-"""Seconds for one candidate at one point; a slow one gets fewer repetitions, but at least LEAST."""
+"""Seconds for one candidate at one point; slow ones get fewer repetitions, but at least LEAST."""
 LEAST = 3
 SINGLE = 10.0
-"""A call that takes longer than this many seconds is timed once, by itself; and a candidate that would take so long,
-going by fewer rows, is not asked: libraries without a kernel for the processor multiply numbers one by one."""
+"""A call that takes more seconds than this is timed only once; a candidate predicted to exceed it, judging by fewer
+rows, is skipped: libraries without a kernel for the processor multiply numbers one by one."""
 
 QUIET = 0.1
-"""Cores that other processes may use before a run warns: a product on all cores waits for the last of them."""
+"""Cores that other processes may use before a run warns: a product on all cores waits for the slowest of them."""
 
 ISA: dict[str, dict[str, str]] = {
     "avx512_vnni": {
@@ -53,10 +53,10 @@ ISA: dict[str, dict[str, str]] = {
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     },
 }
-"""What keeps bitport, torch's own loops, oneDNN (its products in bf16 and int8) and MKL (those in float32, and in bf16
-where oneDNN declines) from using more than an instruction set. AVX512_E1 is MKL's name for AVX512 with VNNI."""
+"""Environment that keeps bitport, torch's own loops, oneDNN (products in bf16 and int8) and MKL (products in float32,
+and in bf16 where oneDNN declines) from exceeding an instruction set. AVX512_E1 is MKL's name for AVX512 with VNNI."""
 BOUND = ("torch", "bitport", "aten", "onednn", "torchao")
-"""The peers that obey these: they compute with torch. The others look at the processor themselves."""
+"""The peers that respect this, because they compute with torch. The others inspect the processor themselves."""
 
 Row = dict[str, Any]
 Result = TypeVar("Result")
@@ -71,7 +71,7 @@ class Candidate(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What a run measures."""
+    """The selection that a run measures."""
 
     shapes: tuple[Shape, ...]
     rows: tuple[int, ...]
@@ -83,15 +83,15 @@ class Chosen(NamedTuple):
 
 
 class Field:
-    """The workers, and what is known of each."""
+    """The workers, and what is known about them."""
 
     child: ClassVar[type[Child]] = Child
     peers: ClassVar[dict[str, str]] = PEERS
     side_by_side: ClassVar[bool] = False
-    """Whether peers get ready at the same time; only their turns are timed."""
+    """Whether peers are prepared concurrently; only their turns are timed."""
 
     def __init__(self, chosen: Chosen, reading: limits.Reading | None = None) -> None:
-        """``reading``: of the memory that the candidates read; None where it is no processor's."""
+        """``reading``: measures the memory that candidates read from; None unless that is the CPU's."""
         self.chosen, self.reading = chosen, reading
         self.workers: dict[str, Worker] = {}
         self.classes: dict[Candidate, str] = {}
@@ -124,13 +124,13 @@ class Field:
 
 
 class Point:
-    """One shape: which candidates have its weight, and what they answer for a number of rows."""
+    """One shape: the candidates that are ready for it, and their results for a number of rows."""
 
     def __init__(self, field: Field, shape: Shape) -> None:
         self.field, self.shape = field, shape
         self.last: dict[Candidate, tuple[int, float]] = {}
         self.reads: list[float] = []
-        """Bytes per second that memory gave, once in each repetition of the last turns."""
+        """Measured read bandwidth in bytes per second, once per repetition of the last turns."""
         self.ready: list[Candidate] = []
         self.refused: list[Row] = []
         self._each_peer(lambda peer: self._prepare(peer, [each for each in field.classes if each.peer == peer]))
@@ -157,8 +157,8 @@ class Point:
         self.refused.append(_row(self.shape, candidate, self.field.classes[candidate], rows=m, reason=reason))
 
     def judge(self, m: int) -> dict[Candidate, Row]:
-        """How exact each candidate is with m rows, and about how fast. One that takes its process down is out from here
-        on; the others of that peer start anew."""
+        """The accuracy and approximate speed of each candidate with m rows. One that crashes its process is excluded
+        from then on; the other candidates of that peer are restarted."""
         facts: dict[Candidate, Row] = {}
         for found in self._each_peer(lambda peer: self._judge(peer, m)):
             facts |= found
@@ -186,7 +186,7 @@ class Point:
         return facts
 
     def too_slow(self, candidate: Candidate, m: int) -> bool:
-        """Whether m rows would take longer than SINGLE, which is a result of its own. bf16 is always asked."""
+        """Whether m rows would take longer than SINGLE, which is recorded as a result. bf16 is always run."""
         rows, seconds = self.last.get(candidate, (m, 0.0))
         if candidate == Candidate(*BASE) or seconds * m / rows <= SINGLE:
             return False
@@ -218,7 +218,7 @@ class Point:
 
 
 def measure_shape(field: Field, shape: Shape, found: limits.Limits | str, flush: Flusher) -> list[Row]:
-    """For each candidate and number of rows one row of results, or one with the reason why there is none."""
+    """For each candidate and number of rows, one row of results, or one with the reason why there are none."""
     point, rows = Point(field, shape), []
     for m in field.chosen.rows:
         facts = point.judge(m)
@@ -240,15 +240,15 @@ def measure_shape(field: Field, shape: Shape, found: limits.Limits | str, flush:
 
 
 def wanted(estimate: float, repetitions: int) -> int:
-    """Repetitions for a candidate whose call takes about ``estimate`` seconds: a turn is two calls at least."""
+    """Repetitions for a candidate whose call takes about ``estimate`` seconds: a turn is at least two calls."""
     if estimate > SINGLE:
         return 0
     return min(repetitions, max(LEAST, int(BUDGET / max(2 * estimate, TURN))))
 
 
 def figures_of(times: dict[int, float], base: dict[int, float]) -> Row:
-    """ms: median; speedup: median of base's time over this one's in the same repetition; noise: half the distance of
-    the quartiles of these ratios, as a part of the median; None where there are too few of them."""
+    """ms: median; speedup: median of base's time over this one's in the same repetition; noise: half the interquartile
+    range of these ratios relative to the median, None if there are too few of them."""
     ratios = [base[at] / seconds for at, seconds in times.items() if at in base]
     speedup = statistics.median(ratios) if ratios else None
     noise = round(spread(ratios), 4) if len(ratios) >= LEAST else None
@@ -270,7 +270,7 @@ def _ms(seconds: float) -> float:
 
 
 def measure(chosen: Chosen, found: limits.Limits | str, run: Row | None = None) -> list[Row]:
-    """All rows; appended to the results shape by shape if ``run`` is the header that they belong to."""
+    """Measure all rows; append them to the results shape by shape if ``run`` is the header that they belong to."""
     others = busy()
     if others is not None and others > QUIET:
         print(f"careful: other processes use {others:.1f} cores, so these figures will be noise")
@@ -332,7 +332,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def choosing(description: str | None, schemes: Iterable[str], peers: Iterable[str]) -> argparse.ArgumentParser:
-    """What to measure of these schemes and peers; :func:`chosen_from` reads the options."""
+    """A parser for what to measure, given these schemes and peers; :func:`chosen_from` reads the options."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help="few shapes, rows and schemes: minutes instead of hours")
     made.add_argument("--suites", nargs="+", choices=suites.SUITES, help="default: all")
@@ -362,7 +362,7 @@ def chosen_of(options: argparse.Namespace) -> Chosen:
 def chosen_from(
     options: argparse.Namespace, schemes: Iterable[str], peers: Iterable[str], threads: int, isa: str = ""
 ) -> Chosen:
-    """``schemes``: those that are measured where the options name none."""
+    """``schemes``: the default if the options name none."""
     every = tuple(shape for name in options.suites or suites.SUITES for shape in suites.SUITES[name])
     if options.quick and not options.suites:
         every = suites.QUICK_SHAPES
@@ -378,13 +378,13 @@ def chosen_from(
 
 
 def restrict(chosen: Chosen) -> None:
-    """Threads and instruction set for this process and the workers to come."""
+    """Set threads and instruction set for this process and future workers."""
     os.environ |= {"OMP_NUM_THREADS": str(chosen.threads), **(ISA[chosen.isa] if chosen.isa else {})}
     torch.set_num_threads(chosen.threads)
 
 
 def prepare_machine(chosen: Chosen) -> limits.Limits | str:
-    """Restricts it, and measures its limits then."""
+    """Apply the restrictions, then measure the limits of the machine."""
     restrict(chosen)
     found = limits.measure(chosen.threads, chosen.isa)
     if isinstance(found, str):

@@ -1,4 +1,4 @@
-"""Where the time of a product goes, by what the native library does, sampled with Linux's perf.
+"""Break down the time of a product by activity of the native library, sampled with Linux's perf.
 
 python -m bench.profile --points int4:3072x8192:1 int8-dyn:4096x4096:1500
 """
@@ -28,9 +28,9 @@ from bitport.report.text import table
 Row = dict[str, Any]
 
 SECONDS = 3.0
-"""Of samples at each point."""
+"""Sampling time in seconds for each point."""
 BEYOND_L2 = 1 << 26
-"""Bytes of weights that take turns."""
+"""Size in bytes of the weights that are used in turn."""
 
 PARTS = (
     ("products by tiles, the next panel decoded between them", "bitport", r"multiply"),
@@ -43,7 +43,7 @@ PARTS = (
     ("the system: fresh pages", "kernel", r""),
     ("torch and Python", "", r""),
 )
-"""(part, in the path of its library, in its symbol), the first that fits."""
+"""(part, substring of the library's path, pattern of the symbol); the first match applies."""
 
 POINTS = (
     *(f"int4:3072x8192:{rows}" for rows in (1, 16, 375, 1500)),
@@ -69,7 +69,7 @@ class Point(NamedTuple):
 
 
 def repeat(point: Point) -> None:
-    """The product again and again, until this process is ended."""
+    """Run the product repeatedly, until this process is killed."""
     k, n = point.shape
     made = []
     for _ in range(max(1, min(8, BEYOND_L2 // (k * n)))):
@@ -91,7 +91,7 @@ def part_of(symbol: str, library: str) -> str:
 
 
 def shares(script: Iterable[str]) -> dict[str, float]:
-    """Of the lines of ``perf script -F ip,sym,dso``: part -> its share of the samples."""
+    """Part -> its share of the samples, from lines of ``perf script -F ip,sym,dso``."""
     found = Counter(
         part_of(match[1], match[2]) for line in script if (match := re.match(r"\s*[0-9a-f]+ (.*) \((.*)\)$", line))
     )

@@ -1,6 +1,6 @@
-"""How fast a weight is quantized by rounding to nearest, packing included: bytes of bf16 weight per second, as a part
-of the read bandwidth measured in the same run. By itself (``quantize_tensor``), and in a layer as users do it, by
-``quantize_``: there bitport also looks for NaN and measures the error. Beside torchao's own, where it is installed."""
+"""Speed of quantization by rounding to nearest, including packing: bytes of bf16 weight per second, relative to the
+read bandwidth measured in the same run. Measured for ``quantize_tensor`` alone, and for a layer by ``quantize_``, where
+bitport also checks for NaN and measures the error. Compared with torchao's equivalent, if installed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def torchao_of(weight: Tensor) -> dict[str, Callable[[], Any]]:
 
 
 def measure(shape: Shape, found: limits.Limits | str, repetitions: int) -> list[Row]:
-    """Candidates take turns; each is called once a turn."""
+    """Candidates take turns, with one call per turn."""
     weight, _ = operands(shape, 1)
     libraries = {TENSOR: tensor_of, LAYER: bitport_of}
     if importlib.util.find_spec("torchao"):

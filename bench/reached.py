@@ -1,4 +1,4 @@
-"""How the figure of a goal is taken from the records. Each function here makes one that a goal can hold."""
+"""Compute the figures of goals from the records. The functions here return measures for goals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Records:
     """The newest rows of each suite in ``folder``."""
 
     def __init__(self, folder: Path, cpu: str = "", gpu: str = "") -> None:
-        """``cpu``: of that processor alone; ``gpu``: products are those on a GPU whose name has that in it."""
+        """``cpu``: only that processor; ``gpu``: use products on a GPU whose name contains this."""
         self._folder, self._cpu, self._gpu = folder, cpu, gpu
         self._read: dict[str, list[Row]] = {}
 
@@ -50,7 +50,7 @@ class Records:
         return [line for line in lines if line["run"] in runs]
 
     def limits(self, row: Row) -> Row:
-        """Of the run that ``row`` belongs to; empty where they were not known."""
+        """The limits from the run of ``row``; empty if they are unknown."""
         found = runs_of(self._products())[row["run"]]["limits"]
         return found if isinstance(found, dict) else {}
 
@@ -72,7 +72,7 @@ def place(row: Row) -> str:
 
 
 def least(values: list[tuple[float, str]], bound: float, unit: str = "") -> Found | None:
-    """(value, where) -> the smallest, with the median; met where that is at least ``bound``."""
+    """The smallest of (value, where), with the median; met if it is at least ``bound``."""
     if not values:
         return None
     worst, where = min(values)
@@ -81,7 +81,7 @@ def least(values: list[tuple[float, str]], bound: float, unit: str = "") -> Foun
 
 
 def most(values: list[tuple[float, str]], bound: float, unit: str = "") -> Found | None:
-    """The same for what should be small."""
+    """The same for values that should be small."""
     if not values:
         return None
     worst, where = max(values)
@@ -98,14 +98,14 @@ def over_bf16(schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -
 
 
 def _noise(row: Row) -> str:
-    """Said where it is so large that the ratio by itself would mislead."""
+    """Mention the noise if it is so large that the ratio alone would mislead."""
     noise = row.get("noise") or 0.0
     return f", its noise {100 * noise:.0f} %" if noise > 0.1 else ""
 
 
 def of_bandwidth(name: str, schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -> Measure:
-    """The part of the bandwidth, "read", or "copy" on a GPU, at which a product moves what it must. What memory gave
-    beside the row, where that is known, comes before what it gave before the run."""
+    """The share of the bandwidth ("read", or "copy" on a GPU) at which a product moves the data it must. Bandwidth
+    measured alongside the row takes precedence over that measured before the run."""
 
     def rate(row: Row) -> float:
         return (row["nbytes"] + 2 * row["rows"] * (row["n"] + row["k"])) / row["ms"] * 1e3
@@ -114,7 +114,7 @@ def of_bandwidth(name: str, schemes: tuple[str, ...], counts: tuple[int, int], b
 
 
 def of_peak(schemes: tuple[str, ...], counts: tuple[int, int], bound: float, *, int8: bool = False) -> Measure:
-    """The part of the peak of the best unit that a product reaches; only int8 inputs may go through the int8 one."""
+    """The share of the best unit's peak that a product reaches; only int8 inputs may use the int8 unit."""
 
     def rate(row: Row) -> float:
         return 2 * row["rows"] * row["n"] * row["k"] / row["ms"] * 1e3
@@ -149,13 +149,13 @@ def exactness(schemes: tuple[str, ...], counts: tuple[int, int], bound: float) -
 
 
 AS_EXACT = 3.0
-"""dB that a peer may lose more than bitport does, twice its noise, and still count as its match: some reach their speed
-on an instruction set by rounding the inputs to fewer bits there."""
+"""dB that a peer may lose more than bitport, twice its noise, and still be comparable: some reach their speed on an
+instruction set by rounding inputs to fewer bits there."""
 
 
 def over_peers(schemes: tuple[str, ...], isa: str = "") -> Measure:
-    """Against the fastest other library of the same class that is as exact at each point, torch's own products among
-    them."""
+    """Relative to the fastest other library of the same class that is as exact at each point, including torch's own
+    products."""
 
     def measure(records: Records) -> Found | None:
         rows, values = records.products(isa), []
@@ -175,7 +175,7 @@ def over_peers(schemes: tuple[str, ...], isa: str = "") -> Measure:
 
 
 def over_torch(isa: str) -> Measure:
-    """Against the faster of bf16 and float32 under that restriction."""
+    """Relative to the faster of bf16 and float32 under that restriction."""
 
     def measure(records: Records) -> Found | None:
         rows, values = records.products(isa), []
@@ -190,7 +190,7 @@ def over_torch(isa: str) -> Measure:
 
 
 def checked(schemes: tuple[str, ...], base: str) -> Measure:
-    """What ``make bench-check`` found."""
+    """The result of ``make bench-check``."""
 
     def measure(records: Records) -> Found | None:
         rows = [row for row in recorded(records.lines("check"), "", base) if row["variant"] in schemes]
@@ -204,7 +204,7 @@ def checked(schemes: tuple[str, ...], base: str) -> Measure:
 
 
 def overhead(records: Records) -> Found | None:
-    """The newest record of each scheme's own kernel."""
+    """The newest record for the kernel of each scheme."""
     rows = {row["name"]: row for row in records.lines("overhead") if row["what"] == "scheme"}
     return most([(row["ratio"], row["name"]) for row in rows.values()], 2.0, "x")
 
@@ -241,7 +241,7 @@ def growing(records: Records) -> Found | None:
 
 
 def algorithms(records: Records) -> Found | None:
-    """The newest row of each shape. As exact: the error at most a hundredth larger."""
+    """The newest row of each shape. As exact: an error that is at most 1 % larger."""
     measured = [row for row in records.lines("algorithms") if row.get("algorithm") in ("hqq", "gptq", "awq")]
     rows = list({(row["algorithm"], row["k"], row["n"]): row for row in measured}.values())
     found = least([(row["speedup"], f"{row['algorithm']} {row['k']}x{row['n']}") for row in rows], 1.0, "x")
@@ -250,5 +250,5 @@ def algorithms(records: Records) -> Found | None:
 
 
 def on_gpu(name: str, measure: Measure) -> Measure:
-    """The same, of products on a GPU."""
+    """The same for products on a GPU."""
     return lambda records: measure(records.on(name))

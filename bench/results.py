@@ -1,4 +1,4 @@
-"""Reading back what runs have left."""
+"""Read the records of runs."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def lines_of(path: Path) -> list[Row]:
 
 
 def runs_of(lines: Iterable[Row]) -> dict[str, Row]:
-    """run -> its header, in the order of the file."""
+    """Run -> its header, in the order of the file."""
     return {line["run"]: line for line in lines if "machine" in line}
 
 
 def processors(lines: Iterable[Row]) -> list[str]:
-    """The names of those that were measured, in the order of the file."""
+    """The names of measured processors, in the order of the file."""
     return list(dict.fromkeys(line["machine"]["cpu"] for line in lines if "machine" in line))
 
 
 def of_processor(lines: Iterable[Row], name: str) -> list[Row]:
-    """What was measured on it. A line without a header says itself where it was."""
+    """The lines for one processor. A line without a run header names its machine itself."""
     lines = list(lines)
     runs = {line.get("run"): line for line in lines if "machine" in line}
     return [line for line in lines if (line if "machine" in line else runs[line["run"]])["machine"]["cpu"] == name]
 
 
 def newest(lines: Iterable[Row], isa: str = "") -> list[Row]:
-    """The rows of each shape from the last run that measured it and bitport on it under that restriction: the points of
-    a line belong to one run. A run with fewer peers does not replace one with more."""
+    """For each shape, the rows of the last run that measured it under that restriction, so that the points of a line
+    belong to one run. A run with fewer peers does not replace one with more."""
     lines = list(lines)
     runs = runs_of(lines)
     by_shape: dict[tuple[int, int], dict[str, list[Row]]] = {}

@@ -1,6 +1,6 @@
-"""What can generate text: each reads a prompt, then writes one token after the other. Seconds are returned.
+"""Text generators for benchmarks: each reads a prompt, then writes one token after the other, and returns seconds.
 
-Every torch model runs through the same loop with the same static cache, so that the modes differ in nothing else.
+All torch models run through the same loop with the same static cache, so that the modes differ in nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bitport.integrations.cache_name import with_cache
 
 
 class Speakers:
-    """One model of one library, and the modes in which it can run."""
+    """One model of one library, and the modes that it can run in."""
 
     def __init__(self, library: str, model: str, scheme: str, length: int, layers: int | None = None) -> None:
         self._of = LIBRARIES[library](model, scheme, length, layers)
@@ -31,13 +31,13 @@ class Speakers:
         return float(self._of.write(mode, tokens))
 
     def logits(self, mode: str, prompt: list[int]) -> Any:
-        """Those after the prompt and after one token more, as an array; None where the weights mean nothing."""
+        """The logits after the prompt and after one more token, as an array; None if the weights are meaningless."""
         return self._of.logits(mode, prompt)
 
 
 class Transformer:
-    """A transformers model, in eager mode, compiled, or compiled with freezing: its weights are constants then, and
-    oneDNN may reorder them."""
+    """A transformers model, in eager mode, compiled, or compiled with freezing, which makes its weights constants that
+    oneDNN may reorder."""
 
     def __init__(self, model: Any, length: int) -> None:
         from transformers import StaticCache

@@ -1,12 +1,12 @@
-"""A model larger than its memory limit, quantized, killed and resumed: the same files as without.
+"""Quantize a model larger than the memory limit, with kills and resumes: the result must be identical to a clean run.
 
-A Llama-like model of random weights (12 GB in bf16) is written to disk by seed. ``bitport quantize`` then runs on it
-twice under a limit on its memory: once undisturbed, once killed (SIGKILL) at random moments of its
-first and of its second third, each time resumed. Every file of the two results is compared byte by byte.
+A Llama-like model of random weights (12 GB in bf16) is written to disk from a seed. ``bitport quantize`` then runs on
+it twice with limited memory: once undisturbed, and once killed (SIGKILL) at random moments in its first and second
+third and resumed each time. All files of the two results are compared byte by byte.
 
-The limit is RLIMIT_DATA: Linux refuses every private writable mapping beyond it, which is all that a process allocates,
-whether it touches it or not. What it does not count are the files that the system caches and may drop at any time; the
-weights are read, not mapped, so that they do count. The peak of resident memory (libraries included) stands beside it.
+The limit is RLIMIT_DATA: Linux refuses private writable mappings beyond it, which is everything that a process
+allocates, touched or not. It excludes the page cache, which the system may drop at any time; weights are read rather
+than mapped, so they count. The peak of resident memory (libraries included) is reported as well.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def shapes(layers: int) -> dict[str, tuple[int, ...]]:
 
 
 def write_model(folder: Path, nbytes: int, seed: int) -> int:
-    """About ``nbytes`` of weights, one shard of at most 2 GB after the other; the number of layers."""
+    """Write about ``nbytes`` of weights, in shards of at most 2 GB; returns the number of layers."""
     outer, inner = (sum(map(lambda s: int(np.prod(s)), shapes(n).values())) for n in (0, 1))
     layers = max(1, round((nbytes / 2 - outer) / (inner - outer)))
     folder.mkdir(parents=True)
@@ -103,7 +103,7 @@ def command(source: Path, target: Path, algorithm: str, limit: int, *more: str) 
 
 
 def started(words: list[str], limit: int, out: IO[str] | None = None) -> subprocess.Popen[bytes]:
-    """glibc's arenas count as soon as they are reserved, so there are few."""
+    """Start the command with limited memory. glibc arenas count once reserved, so their number is limited."""
     env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "MALLOC_ARENA_MAX": "2"}
 
     def limited() -> None:
@@ -113,7 +113,7 @@ def started(words: list[str], limit: int, out: IO[str] | None = None) -> subproc
 
 
 def finished(words: list[str], target: Path, limit: int) -> tuple[int, dict[str, Any]]:
-    """The steps that were seen while it ran, and the report."""
+    """Return the number of steps observed while it ran, and the report."""
     steps = 0
     with tempfile.TemporaryFile("w+") as out:
         process = started(words, limit, out)
@@ -128,13 +128,13 @@ def finished(words: list[str], target: Path, limit: int) -> tuple[int, dict[str,
 
 def steps_done(target: Path) -> int:
     path = target / FOLDER / JOURNAL
-    with contextlib.suppress(FileNotFoundError):  # the last step takes it away
+    with contextlib.suppress(FileNotFoundError):  # removed by the last step
         return len(json.loads(path.read_bytes())["done"])
     return 0
 
 
 def disturbed(words: list[str], target: Path, limit: int, steps: int, source_of_chance: random.Random) -> list[int]:
-    """Kills the run twice; after how many steps."""
+    """Kill the run twice; returns after how many steps."""
     killed = []
     for third in (1, 2):
         process = started([*words, "--resume"], limit)

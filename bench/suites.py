@@ -1,4 +1,4 @@
-"""What is measured: shapes of models, numbers of rows, schemes. One table each; the command line picks from them."""
+"""What to measure: shapes of models, numbers of rows, schemes. One table each; the command line picks from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SUITES: dict[str, tuple[Shape, ...]] = {
     "llama": (Shape(4096, 4096), Shape(4096, 1024), Shape(4096, 14336), Shape(14336, 4096)),
     "odd": (Shape(4096, 4097), Shape(1000, 3072), Shape(2056, 1027)),
 }
-"""The decoder of Voxtral mini, an encoder like Whisper's, Llama 3 8B; then N or K that no tile or group divides."""
+"""The decoder of Voxtral mini, an encoder like Whisper's, Llama 3 8B; then N or K not divisible by any tile or
+group."""
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 375, 512, 1024, 1500, 2048, 4096)
 """One token, a few sequences, prompts, the 375 and 1500 positions of half a minute of speech."""
@@ -39,7 +40,7 @@ QUICK_ROWS = (1, 4, 16, 64, 375, 1500)
 QUICK_SCHEMES = ("int4", "nf4", "int8", "int8-dyn", "int4-int8")
 
 GROUP = 128
-"""Columns per scale of a peer that lets us choose; the group of bitport's int4."""
+"""Columns per scale for peers that allow a choice: the group of bitport's int4."""
 
 
 def suite_of(shape: Shape) -> str:
@@ -47,6 +48,6 @@ def suite_of(shape: Shape) -> str:
 
 
 def class_of(scheme: str) -> str:
-    """What a scheme may be compared with: as many bits per weight, and inputs as they are or rounded to int8."""
+    """The comparison class of a scheme: bits per weight, and whether inputs are unchanged or rounded, e.g. to int8."""
     found = preset(scheme)
     return f"{NUMBER_TYPES[found.weight.dtype].bits}-bit" + (f" x {found.act.partition('-')[0]}" if found.act else "")

@@ -1,7 +1,7 @@
-"""What libtpu's compiler makes of the kernel, for TPUs that are not there: ``python -m bench.tpu_compile [--json]``.
+"""Compile the kernel by libtpu for absent TPUs: ``python -m bench.tpu_compile [--json]``.
 
-Compiling ahead of time needs libtpu and no TPU. It rejects what the hardware cannot hold or do; what it reports of the
-rest is kept: bytes of the operands in HBM, the kernel's VMEM, and the operations that the kernel declares.
+Ahead-of-time compilation needs libtpu but no TPU. It rejects what the hardware cannot hold or do. What it reports for
+the rest is recorded: size of the operands in HBM, the kernel's VMEM, and the operations that the kernel declares.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GROUPS = (128, 0)
 
 
 def prepare() -> None:
-    """libtpu looks for the machine that it is on, unless it is told."""
+    """Keep libtpu from looking for the machine that it runs on."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")

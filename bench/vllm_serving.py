@@ -1,8 +1,9 @@
 """Generation in vLLM: a model in bfloat16, in few bits by bitport's kernels, and with the same numbers by vLLM's own.
 
-The time to read a prompt, and of the steps after it with one text and with several at once, for a Llama of random
-weights. Every candidate runs in a process of its own, in turns; a turn loads the model, warms up and measures. What
-vLLM's own kernels read is written by ``bitport convert``. ``--page`` writes docs/performance-vllm.md from the records.
+Measures the time to read a prompt, and of the steps after it with one text and with several at once, for a Llama of
+random weights. Every candidate runs in its own process, in turns; a turn loads the model, warms up and measures. The
+files for vLLM's own kernels are written by ``bitport convert``. ``--page`` writes docs/performance-vllm.md from the
+records.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Row = dict[str, Any]
 
 
 class Candidate(NamedTuple):
-    """``format``: the checkpoint that vLLM is given; "bitport": that of bitport, whose kernels compute it."""
+    """``format``: of the checkpoint that vLLM loads; "bitport" uses bitport's kernels."""
 
     scheme: str
     format: str
@@ -54,7 +55,7 @@ CANDIDATES = (
 
 
 def prepared(name: str, layers: int | None, candidate: Candidate) -> Path:
-    """The head and the lookup stay in float, since the formats of others have them so."""
+    """The head and the embedding stay in float, as the other formats require."""
     from bitport.checkpoint import quantize_files
     from bitport.interop import convert
 
@@ -77,7 +78,7 @@ def prepared(name: str, layers: int | None, candidate: Candidate) -> Path:
 
 
 def turn(directory: Path, candidate: Candidate, threads: int) -> Row:
-    """In a process of its own; "error" where it ended otherwise than with a result."""
+    """Run one turn in its own process; the row has "error" unless that produced a result."""
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
@@ -138,7 +139,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
 
 
 def summed(each: Candidate, turns: dict[Candidate, list[Row]], directory: Path) -> Row:
-    """Medians over the turns; speedups over those of bf16 in the same turn."""
+    """Medians over the turns; speedups relative to bf16 in the same turn."""
     row: Row = {"scheme": each.scheme, "format": each.format}
     row["bytes"] = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     pairs = [(own, base) for own, base in zip(turns[each], turns[BASE], strict=True) if not {"error"} & {*own, *base}]
@@ -153,7 +154,7 @@ def summed(each: Candidate, turns: dict[Candidate, list[Row]], directory: Path) 
 
 
 def page(lines: list[Row]) -> str:
-    """Of the newest run of each model."""
+    """The page, from the newest run of each model."""
     runs = runs_of(lines)
     newest = {(row["model"], row["layers"]): row["run"] for row in lines if "machine" not in row}
     text = [INTRODUCTION]

@@ -1,5 +1,5 @@
-"""Processes for what may crash or hang: that is a result then, and not the end of the run. The parent asks, the child
-answers; only one child computes at a time."""
+"""Run code that may crash or hang in separate processes, where this is a result rather than the end of the run. The
+parent sends requests, the child answers; only one child computes at a time."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import numpy as np
 import torch
 
 FLUSH = 384 << 20
-"""Bytes read between turns: more than last-level caches hold."""
+"""Bytes read between turns: more than the last-level cache."""
 
 PATIENCE = 300.0
-"""Seconds until an answer is overdue."""
+"""Timeout for an answer, in seconds."""
 
 
 class Lost(Exception):
-    """The process is gone, or did not answer; the message says which."""
+    """The process has died or did not answer; the message says which."""
 
 
 class Worker:
-    """The parent's end of a process in which ``child(*arguments)`` answers; every request is a method of it. One raises
-    Lost once the process is lost; an error in the child comes back as a string."""
+    """The parent's end of a process in which ``child(*arguments)`` answers; every request is one of its methods.
+    Requests raise Lost once the process is lost; an error in the child is returned as a string."""
 
     def __init__(self, threads: int, child: Callable[..., Any], *arguments: Any) -> None:
         self._threads, self._child, self._arguments = threads, child, arguments
@@ -58,7 +58,7 @@ class Worker:
             self._lose(f"its process ended with {self._process.exitcode} ({type(error).__name__})")
 
     def _lose(self, why: str) -> None:
-        """What the process printed last may tell more."""
+        """Kill the process and raise Lost, including its last line of output."""
         lines = Path(self._said.name).read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         self.lost = f"{why}; it said last: {last[:200]}" if last else why
@@ -74,8 +74,8 @@ class Worker:
 
 
 class Flusher:
-    """Empties the caches of what was used before, and lets the threads of the last candidate fall asleep: they spin for
-    some milliseconds after their work. It uses one thread, since its own would spin too."""
+    """Evicts previously used data from the caches, and gives the threads of the last candidate time to sleep: they spin
+    for some milliseconds after their work. It uses one thread, since its own would spin too."""
 
     def __init__(self, nbytes: int = FLUSH) -> None:
         self._buffer = np.ones(nbytes // 8, dtype=np.int64)
@@ -85,7 +85,7 @@ class Flusher:
 
 
 def ask(worker: Worker, request: str, *arguments: Any) -> tuple[Any, str]:
-    """(answer, "") or (None, why there is none)."""
+    """(answer, ""), or (None, why there is none)."""
     try:
         done, answer = worker(request, *arguments)
     except Lost as lost:
@@ -94,14 +94,14 @@ def ask(worker: Worker, request: str, *arguments: Any) -> tuple[Any, str]:
 
 
 def without_paths(text: str) -> str:
-    """Reasons are recorded, and where a library lies on this machine is no part of one."""
+    """Remove paths of this machine from reasons, which are recorded."""
     return re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", "", text)
 
 
 def serve(pipe: Connection, said: str, threads: int, make: Callable[..., Any], given: tuple[Any, ...]) -> None:
-    """The child's loop: any error of a library is an answer, as (False, what it said), if the child is ``usable()``
-    after it; else the process ends, so that no other request is answered by that error. What libraries print goes into
-    the file ``said``."""
+    """The child's loop. Any error of a library is an answer, as (False, message), if the child is ``usable()`` after
+    it; otherwise the process exits, so that the error does not affect other requests. Output of libraries goes to the
+    file ``said``."""
     with open(said, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

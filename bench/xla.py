@@ -1,10 +1,10 @@
-"""Products on XLA: is a low-bit weight near a bfloat16 one where XLA alone compiles it?
+"""Products on XLA: how close is a low-bit weight to bfloat16 when XLA alone compiles it?
 
     python -m bench.xla [--json] [--shape 2048x2048] [--rows 1 512]
 
-Every candidate is one function under jax.jit on the device that JAX has; x is bfloat16. The candidates take turns, and
-a ratio is the median over turns of the candidate's time over bfloat16's in the same turn. On the CPU it is a bound on
-how badly XLA may do, not a target: there bitport's own kernels are the fast ones.
+Every candidate is a function under jax.jit on JAX's default device; x is bfloat16. The candidates take turns, and a
+ratio is the median over turns of the candidate's time over bfloat16's in the same turn. On the CPU it is a bound on how
+badly XLA may do rather than a target: bitport's own kernels are the fast ones there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The table of the documentation about XLA: ``make xla-page`` writes docs/xla.md from what runs here.
+"""Generate the table of docs/xla.md from results on this machine (``make xla-page``).
 
-python -m bench.xla_page --cases CASES.pt       the cases, for torch_xla, which lives with another torch
-python -m bench.xla_page --theirs RESULTS.json  what torch_xla made of them; kept in docs/xla.json
-python -m bench.xla_page                        bitport's own results, and the page
+python -m bench.xla_page --cases CASES.pt       write the cases for torch_xla, which needs another version of torch
+python -m bench.xla_page --theirs RESULTS.json  import torch_xla's results, which are kept in docs/xla.json
+python -m bench.xla_page                        compute bitport's own results, and write the page
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROUTES = {
 
 
 def cases() -> dict[str, Sample]:
-    """ "channel-sym-w8a16 fp32" -> sample: every row of the page's table, and those it says No to."""
+    """Case ("channel-sym-w8a16 fp32") -> sample: every row of the page's table, including unsupported ones."""
     cpu = torch.device("cpu")
     return {
         f"{sample.name} {name}": sample
@@ -64,7 +64,7 @@ def ours() -> dict[str, dict[str, float]]:
 
 
 def page(record: dict[str, Any]) -> str:
-    """docs/xla.md between its markers: everything else on it is prose."""
+    """The content between the markers in docs/xla.md, outside which the page is prose."""
     theirs = record.get("torch_xla", {"rows": {}})
     head = ["scheme", "x", "budget", *ROUTES, "on torch_xla", "torch_xla, CPU", "torch_xla, XLA:CPU"]
     rows = []
@@ -91,7 +91,7 @@ def _their(result: float | str, budget: float, notes: list[str]) -> str:
         return _level(result, budget)
     if result == "*not run*":
         return result
-    reason = result.partition(": %")[0]  # without the names of what was compiled
+    reason = result.partition(": %")[0]  # without the names of compiled values
     if reason not in notes:
         notes.append(reason)
     return f"no ({notes.index(reason) + 1})"

@@ -1,1 +1,1 @@
-"""The suites on a GPU: the same shapes, schemes, records and figures, timed by the device's own clock."""
+"""The suites on a GPU: the same shapes, schemes, records and figures, timed by the device's clock."""

@@ -1,4 +1,4 @@
-"""GPUs that are not here: kernels are compiled for them, and not launched."""
+"""Compile kernels for GPUs that are not present, without launching them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SHARED = {
     **{"sm103": 227 << 10, "sm120": 99 << 10},
     **{"gfx942": 64 << 10, "gfx950": 160 << 10},
 }
-"""Bytes of fast memory that one program may have."""
+"""Maximum bytes of shared memory per program."""
 
 
 class Absent:
-    """A driver: it can be compiled for, nothing more."""
+    """A driver that only supports compilation."""
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
@@ -56,8 +56,8 @@ def table(name: str) -> configs.Config:
 
 @contextlib.contextmanager
 def compiling(target: str) -> Iterator[list[CompiledKernel]]:
-    """What would be launched is compiled for the target, by the table that is shipped for it, and put into the list.
-    For processes that do nothing else: triton is told of no other device afterwards."""
+    """Compile launched kernels for the target, according to its shipped table, and append them to the list. Only for
+    processes dedicated to this: triton's driver is not restored afterwards."""
     made: list[CompiledKernel] = []
     seen: set[JITFunction] = set()
     run, config = JITFunction.run, table(target)

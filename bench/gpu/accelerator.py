@@ -20,5 +20,5 @@ def present() -> Accelerator:
 
 
 def tables() -> list[str]:
-    """By what bitport chooses blocks and kernels here: figures depend on it."""
+    """The tables by which bitport chooses blocks and kernels here, since figures depend on them."""
     return plugins.describe().get("triton", [])

@@ -1,6 +1,6 @@
-"""Takes over what was measured elsewhere: ``python -m bench.gpu.bring FOLDER`` appends the records of a folder that are
-not here yet, puts a measured table where it is shipped, and the run of the conformance suite beside those of other
-devices. Without its record a table stays out, and without its blocks; kinds of weights may be left to measure.
+"""Import measurements from elsewhere: ``python -m bench.gpu.bring FOLDER`` appends new records from a folder, installs
+a measured table where tables are shipped, and adds the conformance results to those of other devices. A table is
+rejected if it has no record or no blocks; some kinds of weights may be unmeasured.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from bitport.backends.triton import configs, measure
 from bitport.conformance.matrix import support_table
 
 PREFIX = "triton-"
-"""Of a table that tune writes, before the architecture."""
+"""Prefix of tables that tune writes, before the architecture."""
 
 
 def records(folder: Path) -> list[str]:
-    """What was appended, suite by suite."""
+    """Append new records; returns a message for each suite."""
     said: list[str] = []
     for file in sorted(folder.glob("*.jsonl")):
         here = {json.dumps(line) for line in lines_of(RESULTS / file.name)}
@@ -68,7 +68,7 @@ def support(folder: Path, docs: Path = DOCS) -> list[str]:
 
 
 def as_text(content: dict[str, Any]) -> str:
-    """JSON with an entry of a list, or of the table itself, to a line."""
+    """JSON with one line per list entry, or per entry of the table itself."""
     lines = []
     for name, value in content.items():
         entries = value if isinstance(value, list) else None

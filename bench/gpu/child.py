@@ -1,8 +1,9 @@
-"""What runs in the process of a peer, on a GPU: as ``bench.child``, with weight and input there, and timed by events.
+"""The code that runs in the process of a GPU peer: as ``bench.child``, with weight and input on the device, timed by
+events.
 
-All copies of a weight are called one after the other in one graph, which is played again and again: launching is not
-timed, as it is not where a model's step is a graph, and between two readings of a copy the others have passed through
-the cache, which they fill several times. What cannot be recorded is called as it is; its note says so.
+All copies of a weight are used one after the other in one graph, which is replayed: launches are not timed, as in a
+model whose step is a graph, and between two uses of a copy the others pass through the cache, which they fill several
+times. Calls that cannot be captured run eagerly; their note says so.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bench.gpu.accelerator import Accelerator, present
 from bench.suites import Shape
 
 CACHES = 4
-"""How many times the cache's size the copies of a weight of four bits take together."""
+"""Total size of the copies of a 4-bit weight, as a multiple of the cache."""
 MOST_COPIES = 512
 MOST_PLAYS = 50
 
@@ -29,7 +30,7 @@ class GpuChild(child.Child):
         self._plays: dict[tuple[str, int], tuple[Callable[[], Any], str]] = {}
 
     def usable(self) -> bool:
-        """After a bad access to memory all that this process does on the device fails."""
+        """Whether the device still works; after an invalid memory access everything in this process fails."""
         try:
             self._gpu.synchronize()
         except RuntimeError:
@@ -54,7 +55,7 @@ class GpuChild(child.Child):
         return ""
 
     def judge(self, variant: str, m: int, turn: float) -> dict[str, Any]:
-        """``calls`` is how many plays fill ``turn`` seconds."""
+        """``calls`` is the number of replays that fill ``turn`` seconds."""
         self._plays = {key: play for key, play in self._plays.items() if key[1] == m}
         found = super().judge(variant, m, turn)
         _, how = self._play(variant, m)
@@ -63,14 +64,14 @@ class GpuChild(child.Child):
         return {**found, "note": note, "calls": max(1, min(MOST_PLAYS, int(turn / max(a_play, 1e-9))))}
 
     def time(self, variant: str, m: int, calls: int) -> list[float]:
-        """Seconds of a call, for each of ``calls`` plays, each right behind one that is not counted."""
+        """Seconds per call for each of ``calls`` replays, each directly after an untimed one."""
         play, _ = self._play(variant, m)
         with torch.inference_mode():
             count = len(self._prepared[variant].calls)
             return [self._gpu.seconds(play) / count for _ in range(calls)]
 
     def _play(self, variant: str, m: int) -> tuple[Callable[[], Any], str]:
-        """(all calls once, how: "" for a graph)"""
+        """(a function that makes all calls once, a note: "" for a graph)"""
         if (variant, m) not in self._plays:
             x, calls = self._input(variant, m), self._prepared[variant].calls
 

@@ -1,5 +1,5 @@
-"""A plugin of pytest (``-p bench.gpu.fresh``): after one bad access to memory all that its process does on a GPU fails,
-right or wrong. The process of xdist where that happened ends, and the tests that are left run in a fresh one."""
+"""A pytest plugin (``-p bench.gpu.fresh``): after an invalid memory access everything that a process does on a GPU
+fails. The xdist worker in which that happens exits, and the remaining tests run in a fresh one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Once what went wrong was told to the process that has started this one."""
+    """Exit once the failure has been reported to the parent process."""
     if report.when == "teardown" and "PYTEST_XDIST_WORKER" in os.environ and torch.accelerator.is_available():
         try:
             torch.accelerator.synchronize()

@@ -1,13 +1,13 @@
-"""How many machine instructions the inner loop of a product takes for a weight, and what that allows: without a GPU.
+"""Count the machine instructions per weight in the inner loop of a product, and derive its ceiling, without a GPU.
 
     python -m bench.gpu.instructions --target sm90 --schemes int4 int8 --rows 1 16
 
-Kernels are compiled for the chip by its table and disassembled. Products of few rows are to wait for memory alone; this
-tells whether something else comes first. ``ceiling`` is weights per second if the busiest pipe never waited: no time,
-which only the device can tell, but no time can be better. ``goal`` is what a product takes that is at GOAL of the
-memory's bandwidth, or of the matrix units if they come first; a loop has room if that is at most SHARE of its ceiling,
-and is ``short`` otherwise. ``ahead`` are the bytes of codes that the programs of a multiprocessor have on their way at
-a time. A loop is taken to be one step: one that ptxas unrolled counts too high.
+Kernels are compiled for the chip according to its table and disassembled. Products of few rows should be limited by
+memory alone; this shows whether something else comes first. ``ceiling`` is weights per second if the busiest pipe never
+stalled: not a time, which only the device can tell, but an upper bound. ``goal`` is the rate of a product that reaches
+GOAL of the memory bandwidth, or of the matrix units if they are the limit; a loop has room if that is at most SHARE of
+its ceiling, and is ``short`` otherwise. ``ahead`` is the number of bytes of codes that the programs of a multiprocessor
+have in flight. A loop is assumed to be one step: one that ptxas has unrolled counts too high.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from bitport.schemes import preset
 
 GOAL = 0.85
 SHARE = 0.7
-"""Of a pipe's peak, what a loop with barriers and dependences is trusted to keep busy. Assumed."""
+"""Share of a pipe's peak that a loop with barriers and dependences is expected to sustain. Assumed."""
 LATENCY = 700e-9
-"""Seconds from a load to its data when memory is busy. Assumed."""
+"""Seconds from a load to its data under memory load. Assumed."""
 
 
 class Chip(NamedTuple):
@@ -44,9 +44,9 @@ class Chip(NamedTuple):
     clock: float
     bandwidth: float
     products: float
-    """Of two numbers of 16 bits, by its matrix units, in a second."""
+    """16-bit multiplications per second, by its matrix units."""
     floats: int
-    """Threads whose float32 sum or product a multiprocessor takes up in a clock."""
+    """Threads whose float32 addition or multiplication a multiprocessor issues per clock."""
 
 
 CHIPS = {
@@ -54,7 +54,7 @@ CHIPS = {
     "sm90": Chip(132, 1.755e9, 3.35e12, 495e12, 128),
     "sm100": Chip(148, 1.85e9, 8.0e12, 1125e12, 128),
 }
-"""A100 with 80 GB, H100 SXM and B200, by their data sheets."""
+"""A100 with 80 GB, H100 SXM and B200, from their data sheets."""
 REGISTERS = 65536
 """Of a multiprocessor, 32 bits each."""
 PIPES = {
@@ -67,18 +67,18 @@ PIPES = {
     "uniform": (0, r"U[A-Z]|R2UR|S2UR|BAR|BRA|NOP|DEPBAR|MEMBAR|FENCE|SYNCS|ELECT|WARPSYNC|VOTE|CCTL|ERRBAR|CALL"),
     "integer": (64, r""),
 }
-"""Pipe -> how many threads' instructions a multiprocessor takes up in a clock, and the opcodes it takes, the first pipe
-that fits. By NVIDIA's programming guide, throughput of native arithmetic instructions, compute capability 8.0 to 10.0:
-where types or chips differ, the lowest. 0: not counted as a limit; float: see Chip; integer takes all others."""
+"""Pipe -> number of threads whose instructions a multiprocessor issues per clock, and the pattern of its opcodes; the
+first match applies. From NVIDIA's programming guide, throughput of native arithmetic instructions, compute capability
+8.0 to 10.0; the lowest where types or chips differ. 0: not a limit; float: see Chip; integer takes all others."""
 ISSUE = 128
-"""Threads' instructions of any kind in a clock."""
+"""Threads' instructions of any kind per clock."""
 
 
 class Loop(NamedTuple):
     name: str
-    """Of the kernel."""
+    """Name of the kernel."""
     per_weight: dict[str, float]
-    """Pipe, or "all" -> instructions of a thread for a weight."""
+    """Pipe, or "all" -> thread instructions per weight."""
     opcodes: Counter[str]
     registers: int
     spilled: int
@@ -148,7 +148,7 @@ def pipe_of(opcode: str) -> str:
 
 
 def disassembled(kernel: CompiledKernel) -> tuple[str, dict[str, str]]:
-    """(its text, what it uses: REG, STACK, LOCAL, ..)"""
+    """(disassembly, resource usage: REG, STACK, LOCAL, ..)"""
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -161,7 +161,7 @@ def disassembled(kernel: CompiledKernel) -> tuple[str, dict[str, str]]:
 
 
 def inner_loop(text: str) -> list[str]:
-    """Opcodes of the longest loop that holds no other."""
+    """Opcodes of the longest innermost loop."""
     opcodes: list[str] = []
     labels: dict[str, int] = {}
     loops: list[tuple[int, int]] = []

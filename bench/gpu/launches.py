@@ -1,8 +1,8 @@
-"""What the host does for a product before a GPU begins: ``python -m bench.gpu.launches``; no GPU is needed.
+"""Host overhead of a product before the GPU starts: ``python -m bench.gpu.launches``; no GPU is needed.
 
-Kernels are compiled for the target and not launched, so that a call is all Python: which kernel, its blocks and
-splits, the result's memory, and Triton's own part, up to the launch. Microseconds, the least of several turns; beside
-them those of a product of PyTorch's of one number, on the CPU.
+Kernels are compiled for the target but not launched, so a call only measures Python: choosing the kernel, its blocks
+and splits, allocating the result, and Triton's own part up to the launch. In microseconds, the minimum of several
+turns, along with a PyTorch product of a single number on the CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TURNS, CALLS = 7, 100
 
 
 def chosen(op: str, *args: Any) -> Any:
-    """What the kernels of Triton give, asked one after another as bitport.ops.select asks them."""
+    """Run the Triton kernel that accepts the call, asking them in the order of bitport.ops.select."""
     for name, _, run, refuses in KERNELS:
         if name == op and refuses(*args) is None:
             return run(*args)

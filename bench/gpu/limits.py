@@ -1,7 +1,7 @@
-"""The limits of a GPU, measured in the run that they belong to: copying memory, and the best products of its library.
+"""The limits of a GPU, measured in the same run: copying memory, and the best products of its library.
 
-A copy reads and writes every byte; both count. The floor of a product is that of ``bench.limits``; inputs in float8
-have a unit of their own, which other products may not count on.
+A copy reads and writes every byte; both count. The lower bound of a product is that of ``bench.limits``; float8 inputs
+have a separate unit, which other products cannot use.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ TIMES = 5
 @dataclasses.dataclass(frozen=True)
 class GpuLimits(Limits):
     float8: float = 0.0
-    """Operations per second of the float8 unit; 0 where there is none."""
+    """Operations per second of the float8 unit; 0 if there is none."""
     why: dict[str, str] = dataclasses.field(default_factory=dict)
     """Unit -> why it has no figure."""
 
 
 def measure(gpu: Accelerator, nbytes: int = BYTES, size: int = SIZE, times: int = TIMES) -> GpuLimits:
-    """The best of ``times`` each."""
+    """Measure each limit, taking the best of ``times``."""
     source = torch.empty(nbytes, dtype=torch.uint8, device=gpu.device).random_()
     target = torch.empty_like(source)
     copied = 2 * nbytes / _best(gpu, lambda: target.copy_(source), times)

@@ -1,6 +1,6 @@
-"""The Voxtral-shaped program on a GPU, bf16 against quantized, method by method, each method a graph.
+"""The Voxtral-shaped program on a GPU, bf16 against quantized, method by method, each as a graph.
 
-Encoder, embedding and decoder can have schemes of their own: ``int4`` for all, or ``int8+int4+int4``. Candidates take
+Encoder, embedding and decoder can have different schemes: ``int4`` for all, or ``int8+int4+int4``. Candidates take
 turns; a speedup is the median over repetitions of bf16's time over the candidate's in the same one.
 """
 
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 def quantized(made: Program, scheme: str) -> None:
-    """In place: one scheme for all three parts, or three with "+" between them; "bf16" leaves a part as it is."""
+    """Quantize in place, by one scheme for all three parts, or three joined by "+"; "bf16" skips a part."""
     given = scheme.split("+")
     if len(given) not in (1, len(PARTS)):
         raise SystemExit(f"{scheme!r}: give one scheme, or one for each of {', '.join(PARTS)} with '+' between them")
@@ -51,12 +51,12 @@ def quantized(made: Program, scheme: str) -> None:
 
 
 def weight_only(name: str) -> bitport.Scheme:
-    """A lookup rounds no input."""
+    """The scheme without input rounding, for a lookup."""
     return dataclasses.replace(bitport.preset(name), act="", static=False)
 
 
 def measure(gpu: Accelerator, sizes: Sizes, schemes: tuple[str, ...], repetitions: int) -> Iterator[list[Row]]:
-    """Candidates that fail, with the reason; then for each method a row of each candidate."""
+    """Yield failed candidates with the reason, then for each method one row per candidate."""
     plays: dict[str, dict[str, Callable[[], Any]]] = {}
     nbytes: dict[str, dict[str, int]] = {}
     lost: list[Row] = []
@@ -77,8 +77,8 @@ def measure(gpu: Accelerator, sizes: Sizes, schemes: tuple[str, ...], repetition
 
 
 def prepared(gpu: Accelerator, sizes: Sizes, scheme: str) -> tuple[dict[str, Callable[[], Any]], dict[str, int]]:
-    """(method -> a play of it, part -> bytes). As in ordinary use, the weights are made before inference_mode begins:
-    PyTorch does not tell whether those that are made in it were written to, so kernels may not read them early."""
+    """(method -> a replay of it, part -> bytes). As in ordinary use, weights are created outside inference_mode:
+    PyTorch does not track writes to tensors created in it, so kernels could not prefetch them."""
     with torch.no_grad():
         made = program(sizes, gpu.device)
         quantized(made, scheme)

@@ -1,5 +1,5 @@
-"""The page of figures of GPUs: ``python -m bench.gpu.page`` writes docs/performance-gpu.md and its charts from what
-``bench.gpu.products`` and ``bench.gpu.methods`` recorded. Without records there is no page."""
+"""Generate the page of GPU figures: ``python -m bench.gpu.page`` writes docs/performance-gpu.md and its charts from the
+records of ``bench.gpu.products`` and ``bench.gpu.methods``. Without records there is no page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUPS = {
     "4-bit weight, 4-bit input": ("4-bit x nvfp4", "4-bit x mxfp4"),
     "2, 3, 5 and 6 bits": ("2-bit", "3-bit", "5-bit", "6-bit"),
 }
-"""What is shown in one chart and one table -> the classes in it."""
+"""Title of a chart and table -> the classes in it."""
 
 INTRODUCTION = """# Performance on GPUs
 
@@ -49,7 +49,7 @@ as bf16; **below 1 it is slower**. *MB*: the weights that a method reads.
 
 
 def page(lines: list[Row], programs: list[Row], folder: str = "performance-gpu") -> dict[str, str]:
-    """File name -> content: of each device and shape the newest run, and the last of the program."""
+    """File name -> content: the newest run of each device and shape, and the last run of the program."""
     files: dict[str, str] = {}
     text = [INTRODUCTION + (ABOUT_PRODUCTS if lines else NO_PRODUCTS)]
     for device, mine in by_device(lines).items():

@@ -1,9 +1,9 @@
-"""Everything that wants a GPU, in pieces that fit a short stay: ``python -m bench.gpu.pieces NAME``.
+"""Everything that needs a GPU, in pieces that take a few minutes each: ``python -m bench.gpu.pieces NAME``.
 
-Nothing is installed and no network is needed: PyTorch for the device, Triton, numpy, safetensors and pytest must be
-there, other libraries are compared with where they are. Each piece is stopped after nine minutes, leaves what it found
-as it goes, in one folder, and goes on where it was when it is called again. What is given beside the options below goes
-to the piece: ``quick --peers tinygemm``. bench/README.md says in which order.
+Nothing is installed and no network is needed: PyTorch for the device, Triton, numpy, safetensors and pytest are
+required, other libraries are compared with if installed. Each piece is stopped after nine minutes, saves results to one
+folder as it goes, and continues where it was when run again. Further arguments are passed to the piece: ``quick --peers
+tinygemm``. bench/README.md recommends an order.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "gpu"
 SECONDS = 540
 GRACE = 20
-"""Seconds for a piece that was told to stop to write what it has."""
+"""Seconds for a piece to save its results after it was told to stop."""
 STOPPED = 124
 
 TESTS = (
     *("-m", "pytest", "-p", "no:cacheprovider", "-p", "bench.gpu.fresh", "-p", "bench.gpu.told"),
     *("-o", "faulthandler_timeout=120", "--tb=short", "-rf"),
 )
-"""One that hangs says where, one that fails says so at once."""
+"""Hanging tests report where they hang, and failures are reported immediately."""
 KERNELS = tuple(
     f"tests/backends/on_{name}.py"
     for name in ("triton", "triton_attention", "triton_inputs", "triton_pairs", "triton_scaled", "triton_tables")
@@ -47,7 +47,7 @@ PIECES: dict[str, tuple[str, ...]] = {
     "all-schemes": ("-m", "bench.gpu.products", "--json", "--go-on", "--repetitions", "7"),
     "sanitizer": (*TESTS, "-m", "gpu", "-k", "watched", DEVICE_TESTS),
 }
-"""What python is given, in the order in which they are worth most; WORKERS, DEVICE and FOLDER are put in."""
+"""Arguments of python, in order of decreasing value; WORKERS, DEVICE and FOLDER are substituted."""
 
 
 def command(name: str, folder: Path, device: str, more: tuple[str, ...] = ()) -> list[str]:
@@ -60,8 +60,8 @@ def command(name: str, folder: Path, device: str, more: tuple[str, ...] = ()) ->
 
 
 def environment(folder: Path, device: str) -> dict[str, str]:
-    """Records, and the table that tune writes and the others choose by, lie in one folder. Each process compiles by
-    itself: a pool of Inductor's for each of twelve would be 200 processes."""
+    """Records and the tuned table, which other pieces use, are in one folder. Each process compiles by itself: with an
+    Inductor pool for each of twelve there would be 200 processes."""
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
@@ -75,7 +75,7 @@ def environment(folder: Path, device: str) -> dict[str, str]:
 
 
 def run(name: str, folder: Path, device: str, seconds: float = SECONDS, more: tuple[str, ...] = ()) -> int:
-    """Its exit status, or STOPPED; what it prints goes on to the end of ``pieces.txt`` as well."""
+    """Return the exit status, or STOPPED. The output is appended to ``pieces.txt`` as well."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "pieces.txt"
     with log.open("a") as file:
@@ -104,7 +104,7 @@ def said(status: int) -> str:
 
 
 def watch(process: subprocess.Popen[bytes], log: Path, place: int, seconds: float) -> int:
-    """Prints what the log gets; the status in the end."""
+    """Print new output from the log; returns the exit status."""
     until = time.monotonic() + seconds
     with log.open() as file:
         file.seek(place)
@@ -120,12 +120,12 @@ def watch(process: subprocess.Popen[bytes], log: Path, place: int, seconds: floa
 
 
 def interruptible() -> None:
-    """Also where a shell has started this in the background, which makes it deaf to SIGINT."""
+    """Enable SIGINT even if a shell has started this in the background, which ignores it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """It, and the processes that it started."""
+    """End the process and its children."""
     for kind in (signal.SIGINT, signal.SIGKILL):
         if process.poll() is None:
             os.killpg(process.pid, kind)

@@ -1,7 +1,7 @@
-"""Time and accuracy of quantized products on a GPU, beside peers and beside the limits of the device.
+"""Time and accuracy of quantized products on a GPU, compared with peers and the limits of the device.
 
-As ``bench.products``: candidates take turns, a ratio is the median over repetitions of the ratio to bf16 inside one,
-and what a peer cannot do stands in the output with the reason. Times are the device's own, of calls in a graph.
+As in ``bench.products``, candidates take turns, a ratio is the median over repetitions of the ratio to bf16 within one,
+and what a peer cannot do is reported with the reason. Times are measured by the device, of calls in a graph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUICK_SCHEMES = ("int4", "nf4", "int8", "int8-dyn", "fp8-row")
 
 
 class GpuField(products.Field):
-    """The same, with the peers of a GPU in processes that have one."""
+    """A Field with GPU peers, in processes that use the device."""
 
     child = GpuChild
     peers = PEERS
@@ -37,7 +37,7 @@ class GpuField(products.Field):
 
 
 def run(chosen: Chosen, about: Row, found: GpuLimits, head: Row | None) -> list[Row]:
-    """All rows; appended to the results shape by shape if ``head`` is the header that they belong to."""
+    """Measure all rows; append them to the results shape by shape if ``head`` is the header that they belong to."""
     field = GpuField(chosen)
     try:
         for peer, reason in field.missing.items():
@@ -62,12 +62,12 @@ def run(chosen: Chosen, about: Row, found: GpuLimits, head: Row | None) -> list[
 
 
 def described(chosen: Chosen) -> Row:
-    """What runs must share for one to go on where another was stopped."""
+    """What runs must have in common for one to continue another."""
     return {"rows": list(chosen.rows), "schemes": list(chosen.schemes), "peers": list(chosen.peers)}
 
 
 def without_measured(chosen: Chosen, about: Row, commit: str, lines: list[Row]) -> Chosen:
-    """Without the shapes that a run of this commit, device and choice has left already."""
+    """Remove shapes that a run with this commit, device and selection has already measured."""
     mine = {
         run
         for run, head in runs_of(lines).items()
@@ -82,11 +82,11 @@ def refusal(row: Row) -> str:
 
 
 def _nothing() -> None:
-    """Caches are emptied by the copies of the weight themselves."""
+    """No-op: the copies of the weight flush the caches themselves."""
 
 
 def with_floor(row: Row, found: GpuLimits) -> Row:
-    """The floor of the class's own unit: int8, float8, or bf16."""
+    """Add the lower bound for the unit of the class: int8, float8, or bf16."""
     if "ms" not in row:
         return row
     inputs = row["class"].rpartition(" x ")[2]

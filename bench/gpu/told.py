@@ -1,5 +1,5 @@
-"""A plugin of pytest (``-p bench.gpu.told``): what failed is told at once, not at the end, to which a piece that is
-stopped may not come."""
+"""A pytest plugin (``-p bench.gpu.told``): report failures immediately rather than at the end, which a stopped piece
+may not reach."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Measures the table of blocks and crossovers of this GPU, as ``bitport tune`` does, and keeps a record of every trial.
+"""Measure this GPU's table of blocks and crossovers, as ``bitport tune`` does, and record every trial.
 
-Stopped, it goes on where it was when it is called again. The table lies in BITPORT_CACHE, or the user's cache folder.
+If stopped, it continues where it was when run again. The table is in BITPORT_CACHE, or the user's cache folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Measure = Callable[[torch.device, Callable[[dict[str, Any]], None]], Iterator[st
 
 
 def run(gpu: Accelerator, measure: Measure, source: str, keep: bool) -> None:
-    """``source``: what the table will say of itself, by which the record of a table is found."""
+    """``source``: how the table describes its origin, which identifies its record."""
     head = {**header(), "gpu": gpu.about(), "source": source}
     if keep:
         append(SUITE, [head])

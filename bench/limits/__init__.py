@@ -1,4 +1,4 @@
-"""The two limits of a product, measured: reading memory, and the multiply unit. ``limits.cpp`` does the measuring."""
+"""Measure the two limits of a product, reading memory and the multiply unit, by means of ``limits.cpp``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ COMPILERS = ("c++", "g++", "clang++")
 OPTIONS = ("-std=c++17", "-O3", "-pthread")
 
 MEGABYTES = 1024
-"""Read by the bandwidth test: beyond every cache, since weights come from memory too (see ``workers.flush``)."""
+"""Megabytes read by the bandwidth test: beyond every cache, since weights come from memory too
+(``workers.Flusher``)."""
 
 ISA_UNITS = {
     "": ("avx2_f32", "avx2_int8", "avx512_f32", "avx512_int8", "avx512_bf16", "amx_bf16", "amx_int8"),
     "avx512_vnni": ("avx2_f32", "avx2_int8", "avx512_f32", "avx512_int8"),
     "avx2": ("avx2_f32", "avx2_int8"),
 }
-"""Restriction -> the units that remain; "" is none."""
+"""Restriction -> the units that remain; "" is unrestricted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Limits:
     """Name of a unit, such as amx_bf16 -> multiplications and additions per second."""
 
     def peak(self, int8: bool) -> float:
-        """Of the best unit that fits: only int8 inputs may go through the int8 one."""
+        """The peak of the best suitable unit: only int8 inputs may use the int8 unit."""
         fitting = [rate for name, rate in self.units.items() if int8 or not name.endswith("int8")]
         return max(fitting, default=float("inf"))
 
     def floor(self, m: int, n: int, k: int, weight_bytes: int, int8: bool) -> float:
-        """Seconds below which no kernel can come: weight, x and y (2 bytes each) moved once, or all products done."""
+        """Lower bound of a product in seconds: weight, x and y (2 bytes each) moved once, or all arithmetic done."""
         moved = (weight_bytes + 2 * m * (n + k)) / self.read
         return max(moved, 2 * m * n * k / self.peak(int8))
 
@@ -45,7 +46,7 @@ class Limits:
 def measure(
     threads: int, isa: str = "", seconds: float = 0.15, megabytes: int = MEGABYTES, times: int = 3
 ) -> Limits | str:
-    """The limits of this machine, the best of ``times``, or why they are not known."""
+    """The limits of this machine, the best of ``times``, or why they are unknown."""
     program = _program()
     if isinstance(program, str):
         return program
@@ -60,7 +61,7 @@ def measure(
 
 
 class Reading:
-    """Measures the read bandwidth whenever it is called: where others share the memory, it is not the same for long."""
+    """Measures the read bandwidth on each call, because it varies if others share the memory."""
 
     def __init__(self, threads: int, seconds: float = 0.01, megabytes: int = 512) -> None:
         program = _program()
@@ -81,13 +82,13 @@ class Reading:
 
 
 def best(found: list[Limits]) -> Limits:
-    """Each figure at its highest: a limit is what the machine can do when nothing disturbs it."""
+    """The maximum of each figure: a limit is what the machine can do undisturbed."""
     units = {name: max(each.units[name] for each in found) for name in found[0].units}
     return Limits(max(each.read for each in found), units)
 
 
 def parse(text: str, isa: str = "") -> Limits:
-    """Lines "name figure", in units of 10^9 per second."""
+    """Parse lines "name figure", in units of 10^9 per second."""
     figures = {name: float(figure) * 1e9 for name, figure in (line.split() for line in text.splitlines())}
     read = figures.pop("read")
     kept = {name: rate for name, rate in figures.items() if name in ISA_UNITS[isa]}

@@ -1,4 +1,4 @@
-"""Those bitport is compared with, itself included: one file each, all behind the form in ``base``."""
+"""The peers that bitport is compared with, itself included: one file each, with the interface in ``base``."""
 
 PEERS = {
     "torch": "bench.peers.torch_bf16",
@@ -14,7 +14,7 @@ PEERS = {
     "ggml": "bench.peers.ggml",
     "ggml-amx": "bench.peers.ggml_amx",
 }
-"""Name -> module. Each runs in a process of its own."""
+"""Name -> module. Each runs in its own process."""
 
 BASE = ("torch", "bf16")
-"""Peer and variant that every time is compared with: eager F.linear in bfloat16."""
+"""Peer and variant that all times are relative to: eager F.linear in bfloat16."""

@@ -1,4 +1,4 @@
-"""The weight-only products that torch itself has for the CPU."""
+"""torch's own weight-only products for the CPU."""
 
 from __future__ import annotations
 

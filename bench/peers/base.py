@@ -1,10 +1,10 @@
-"""What a peer is: another way to compute a linear layer, brought into one form by one file in this folder.
+"""The interface of a peer: another way to compute a linear layer, adapted to a common form by one file in this folder.
 
-A file imports its library at its top: where that fails, the peer is missing, and the error says so. It defines
+A file imports its library at the top: if that fails, the peer is missing, and the error says so. It defines
 
-* ``PACKAGES``: the distributions whose versions belong to a result,
-* ``VARIANTS``: name -> class (``bench.suites.class_of``), "bf16" for a weight that is not quantized,
-* ``prepare(variant, weight, group, copies)``: a Prepared, or a sentence saying why it cannot have this weight.
+* ``PACKAGES``: the distributions whose versions are recorded with a result,
+* ``VARIANTS``: name -> class (``bench.suites.class_of``), "bf16" for an unquantized weight,
+* ``prepare(variant, weight, group, copies)``: a Prepared, or a sentence saying why it does not support this weight.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def nothing(x: Any) -> str:
 
 @dataclasses.dataclass
 class Prepared:
-    """One weight, held ``copies`` times at different places, so that none stays in the caches."""
+    """One weight, stored ``copies`` times at different addresses, so that none stays in the caches."""
 
     calls: list[Callable[[Any], Any]]
-    """Each computes x @ weight.T with its own copy: this is timed."""
+    """Each computes x @ weight.T with its own copy; this is timed."""
     value: Callable[[], Tensor]
-    """The weight [n, k] that is effectively used, as exact as float64 has it."""
+    """The weight [n, k] that is effectively used, in float64."""
     nbytes: int
-    """Of one copy, scales included."""
+    """Size of one copy, including scales."""
     accept: Callable[[Tensor], Any] = same
-    """x [m, k] in bf16, turned into what the calls take: not timed, in favour of the peer."""
+    """Convert x [m, k] in bf16 to the input of the calls; not timed, in favour of the peer."""
     output: Callable[[Any], Tensor] = same
-    """What a call returns, as a tensor [m, n]."""
+    """Convert the result of a call to a tensor [m, n]."""
     note: Callable[[Any], str] = nothing
-    """What is worth saying about the call with this input, such as which kernel runs."""
+    """A remark on the call with this input, such as the kernel that runs."""
 
 
 class Peer(Protocol):
@@ -51,8 +51,8 @@ class Peer(Protocol):
 
 
 def int4_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Symmetric 4-bit rounding for peers that leave it to us: codes 0..15 (8 is zero) [n, k], scales [n, k / group] in
-    float32: weight = (codes - 8) * scale."""
+    """Symmetric 4-bit rounding for peers without their own: codes 0..15 (8 is zero) [n, k] and float32 scales
+    [n, k / group], with weight = (codes - 8) * scale."""
     n, k = weight.shape
     blocks = weight.float().reshape(n, k // group, group)
     extreme = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
@@ -68,7 +68,7 @@ def int4_value(codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric 8-bit rounding, one scale per row: codes int8 [n, k], scales [n] in float32."""
+    """Symmetric 8-bit rounding with one scale per row: int8 codes [n, k] and float32 scales [n]."""
     scale = (weight.float().abs().amax(1) / 127).clamp_min(1e-12).bfloat16().float()
     return (weight.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 

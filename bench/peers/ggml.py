@@ -1,5 +1,5 @@
-"""ggml, from the libraries that llama-cpp-python brings, called through ctypes: float32 in and out, the input rounded
-to int8 in blocks. "repack" interleaves rows of the weight for wider vectors."""
+"""ggml, from the libraries of llama-cpp-python, called by ctypes: float32 in and out, with the input rounded to int8 in
+blocks. "repack" interleaves rows of the weight for wider vectors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VARIANTS = {
     "Q4_K repack": "4-bit x int8",
 }
 TYPES = {"Q4_0": (2, 32), "Q8_0": (8, 32), "Q4_K": (12, 256)}
-"""ggml's number of the type, and the columns that a block of it has."""
+"""ggml's number of the type, and the columns per block."""
 F32 = 0
 
 
@@ -77,7 +77,7 @@ WEIGHTS = 1
 
 
 class Ggml:
-    """The functions above, wherever one of ggml's libraries has them, and one CPU backend."""
+    """The functions above, from whichever ggml library has them, and a CPU backend."""
 
     def __init__(self) -> None:
         found = find_spec("llama_cpp")
@@ -97,7 +97,7 @@ class Ggml:
         raise AttributeError(name)
 
     def buffer_type(self, kind: str) -> int | None:
-        """The kind of memory whose name contains ``kind``, such as AMX; plain memory for ""."""
+        """The buffer type whose name contains ``kind``, such as AMX; plain memory for ""."""
         if not kind:
             return int(self.backend_cpu_buffer_type())
         registry = self.backend_dev_backend_reg(self.backend_dev_by_type(0))
@@ -116,7 +116,7 @@ def library() -> Ggml:
     return Ggml()
 
 
-library()  # a missing one is an error of the import
+library()  # fail on import if it is missing
 
 
 def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared | str:
@@ -153,7 +153,7 @@ def _value(packed: Any, number: int, n: int, k: int) -> Tensor:
 
 
 def _weight(packed: Any, number: int, n: int, k: int, buffer_type: int) -> int:
-    """The tensor in memory of its own, where the library may reorder it."""
+    """A tensor in separate memory, which the library may reorder."""
     context = library().init(InitParams(1 << 16, None, True))
     weight: int = library().new_tensor_2d(context, number, k, n)
     buffer = library().backend_alloc_ctx_tensors_from_buft(context, buffer_type)

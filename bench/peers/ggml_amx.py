@@ -1,4 +1,4 @@
-"""ggml's products for AMX tiles. A peer of its own: where they crash, the others should not have to start again."""
+"""ggml's products for AMX tiles: a separate peer, so that a crash does not restart the others."""
 
 from __future__ import annotations
 

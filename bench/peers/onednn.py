@@ -1,7 +1,7 @@
-"""oneDNN's int8 product as torch offers it: ``onednn::qlinear_pointwise`` with a prepacked weight, one scale per row.
+"""oneDNN's int8 product as exposed by torch: ``onednn::qlinear_pointwise`` with a prepacked weight, one scale per row.
 
-It takes x in int8 with one scale for all of it. Rounding x is left out of the time, in its favour: nothing in torch
-does it in one pass.
+It takes x in int8 with a single scale. Rounding x is not timed, in its favour: torch has no single-pass operation for
+it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bench.peers.base import Prepared, int4_groups, int4_value, undivided
 
-onnxruntime.set_global_thread_pool_sizes(torch.get_num_threads(), 1)  # of every session, or their pools compete
+onnxruntime.set_global_thread_pool_sizes(torch.get_num_threads(), 1)  # shared, or the pools of sessions would compete
 
 PACKAGES = ("onnxruntime",)
 VARIANTS = {"int4 level 0": "4-bit", "int4 level 4": "4-bit x int8"}
@@ -41,7 +41,7 @@ def _run(session: Any, x: Any) -> Any:
 
 
 def _model(codes: Tensor, scale: Tensor, group: int, level: int) -> bytes:
-    """Two codes per byte, the lower half first; the zero point is 8 where none is given."""
+    """Two codes per byte, the low half first; the zero point defaults to 8."""
     n, k = codes.shape
     pairs = codes.reshape(n, k // group, group // 2, 2)
     packed = (pairs[..., 0] | pairs[..., 1] << 4).numpy()

@@ -1,5 +1,5 @@
-"""OpenVINO's CPU plugin: a compressed constant decompressed within the product, computed in bf16; with dynamic
-quantization the input is rounded to int8 in the same groups as the weight (it wants the precision hint to be f32)."""
+"""OpenVINO's CPU plugin: a compressed constant that is decompressed within the product, computed in bf16; with dynamic
+quantization the input is rounded to int8 in the same groups as the weight (which needs the precision hint f32)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _run(request: Any, x: Any) -> Any:
 
 
 def _int4(codes: Tensor, scale: Tensor, group: int) -> Any:
-    """(codes - 8) * scale by groups; two codes per byte, the lower half first."""
+    """(codes - 8) * scale by groups; two codes per byte, the low half first."""
     n, k = codes.shape
     groups = k // group
     pairs = codes.reshape(-1, 2)
@@ -77,7 +77,7 @@ def _int4(codes: Tensor, scale: Tensor, group: int) -> Any:
 
 
 def _u4(packed: Any, shape: list[int]) -> Any:
-    """A copy: a constant made of a tensor over an array would read its memory later."""
+    """Copy the data: a constant made from a tensor over an array would read its memory later."""
     tensor = openvino.Tensor(openvino.Type.u4, shape)
     tensor.data[:] = packed.reshape(tensor.data.shape)
     return ops.constant(tensor)

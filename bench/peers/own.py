@@ -1,4 +1,4 @@
-"""bitport: a variant per scheme, with the kernel that the selector chooses."""
+"""bitport: one variant per scheme, with the kernel that the selector chooses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.suites import SCHEMES, class_of
 from bitport.ops import decide
 from bitport.ops.product import operand
 
-PACKAGES: tuple[str, ...] = ()  # the commit says it
+PACKAGES: tuple[str, ...] = ()  # identified by the commit
 VARIANTS = {scheme: class_of(scheme) for scheme in SCHEMES}
 
 

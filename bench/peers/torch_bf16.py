@@ -1,7 +1,7 @@
-"""The weight as it is, in bfloat16: eager F.linear, and what torch.compile with freezing makes of it; and in float32,
-which processors without a bfloat16 unit may be faster with.
+"""The unquantized weight in bfloat16, by eager F.linear and as compiled by torch.compile with freezing; and in float32,
+which may be faster on processors without a bfloat16 unit.
 
-Freezing reorders the weight for oneDNN once and calls ``mkldnn::_linear_pointwise``; this is that call without the
+Freezing reorders the weight for oneDNN once and calls ``mkldnn::_linear_pointwise``; here it is called without the
 compiled frame around it, which is in its favour.
 """
 

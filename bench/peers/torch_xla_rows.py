@@ -1,10 +1,10 @@
-r"""torch_xla's own quantized_matmul on the cases that bench.xla_page wrote, and bitport's on torch_xla's device.
+r"""torch_xla's own quantized_matmul on the cases written by bench.xla_page, and bitport's on torch_xla's device.
 
     PJRT_DEVICE=CPU BITPORT_DISABLE=cpu,cuda,xpu,mps,triton PYTHONPATH=src \
         python bench/peers/torch_xla_rows.py CASES.pt RESULTS.json
 
-Run where torch_xla is, with torch 2.9. All that bitport lacks there to be imported is F.grouped_mm, for which this puts
-a stand-in.
+Run this in an environment with torch_xla, which has torch 2.9. Importing bitport there only lacks F.grouped_mm, for
+which a placeholder is defined.
 """
 
 from __future__ import annotations

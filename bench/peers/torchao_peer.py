@@ -1,4 +1,4 @@
-"""torchao in eager mode, with the schemes that it can compute on a CPU."""
+"""torchao in eager mode, with the schemes that it supports on a CPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""XNNPACK through ExecuTorch: weights of 4 or 8 bits, inputs rounded to int8 per row; float32 in and out.
+"""XNNPACK through ExecuTorch: 4- or 8-bit weights, inputs rounded to int8 per row, float32 in and out.
 
-It uses as many threads as there are cores. One program is exported and loaded several times: each load packs its own
+It uses as many threads as there are cores. One program is exported and loaded several times; each load packs its own
 copy of the weight.
 """
 
@@ -22,7 +22,7 @@ from bench.peers.base import Prepared, undivided
 PACKAGES = ("executorch", "torchao")
 VARIANTS = {"int4": "4-bit x int8", "int8": "8-bit x int8"}
 LARGEST = 4096
-"""Rows that the exported program takes at most."""
+"""Maximum number of rows of the exported program."""
 
 
 def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared | str:
@@ -53,5 +53,5 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
 
 
 def _run(module: Any, buffer: bytes, x: Tensor) -> Any:
-    """The module reads ``buffer`` as it runs, and does not keep it alive."""
+    """Keeps ``buffer`` alive, which the module reads while running but does not own."""
     return module.forward((x,))

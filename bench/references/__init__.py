@@ -1,8 +1,8 @@
-"""Other people's implementations of algorithms, each brought into one form by one file in this folder.
+"""Reference implementations of algorithms by others, each adapted to a common form by one file in this folder.
 
-A file imports its library at its top: where that fails, the reference is missing, and the error says so. It defines
+A file imports its library at the top: if that fails, the reference is missing, and the error says so. It defines
 
-* ``PACKAGES``: the distributions whose versions belong to a result,
-* ``SCHEME``, ``ALGORITHM``: what of bitport does the same,
-* ``solve(weight, x)``: the weight [n, k] that it makes of ``weight`` on inputs ``x`` [rows, k], dequantized.
+* ``PACKAGES``: the distributions whose versions are recorded with a result,
+* ``SCHEME``, ``ALGORITHM``: the equivalent in bitport,
+* ``solve(weight, x)``: the result [n, k] for ``weight`` with inputs ``x`` [rows, k], dequantized.
 """

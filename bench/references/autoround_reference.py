@@ -1,5 +1,5 @@
-"""AutoRound's wrapper of a layer and its optimizer, in a loop as its own: 200 steps, each on 8 sequences drawn at
-random, the best kept. Its loop itself works on models alone."""
+"""AutoRound's layer wrapper and optimizer, in a loop like its own: 200 steps, each on 8 randomly drawn sequences,
+keeping the best. Its original loop only supports whole models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llm-compressor's AWQ: its modifier's search for the scales of a layer behind a norm; then rounding to nearest."""
+"""llm-compressor's AWQ: its modifier's search for the scales of a layer after a norm, then rounding to nearest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARGS = QuantizationArgs(num_bits=4, type="int", symmetric=False, strategy="group
 
 
 class Norm(nn.Module):
-    """What takes the scale. The inputs are normalized already."""
+    """The module that absorbs the scale. The inputs are normalized already."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def solve(weight: Tensor, x: Tensor) -> Tensor:
     linear(x)
     modifier.remove_hooks()
     mapping = modifier._resolved_mappings[0]
-    with torch.no_grad():  # what follows its search here pins memory, for which it wants a GPU
+    with torch.no_grad():  # the step after its search is skipped, as it pins memory, which requires a GPU
         scale = modifier._compute_best_scale(mapping, modifier._run_samples(linear), {linear: weight})
         linear.weight.copy_(weight * scale)
         observe(linear, "weight")

@@ -1,5 +1,5 @@
-"""llm-compressor's GPTQ: columns in the order of what goes into them, static groups, as it does by default. It searches
-no ranges; ours does, as by default."""
+"""llm-compressor's GPTQ: columns ordered by the magnitude of their inputs, static groups, as by default. It does not
+search ranges; ours does, as by default."""
 
 from __future__ import annotations
 

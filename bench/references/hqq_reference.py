@@ -1,5 +1,5 @@
-"""HQQ's own proximal solver, in eager mode. It stops where the mean error no longer falls, after a few steps; ours
-takes all of its steps."""
+"""HQQ's own proximal solver, in eager mode. It stops when the mean error no longer falls, after a few steps; ours runs
+all of its steps."""
 
 from __future__ import annotations
 

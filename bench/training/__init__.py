@@ -1,1 +1,1 @@
-"""Training for quantized models and in low precision: what a step costs, and what it brings."""
+"""Quantization-aware training and training in low precision: the cost of a step, and the resulting quality."""

@@ -27,7 +27,7 @@ def main() -> None:
     else:
         rows = QUALITY[args.what](args.steps, print)
     before = [head]
-    for row in rows:  # each is recorded as it comes: all of them take long
+    for row in rows:  # recorded one by one, since the whole run takes long
         if args.json:
             append(SUITE, [*before, {"run": head["run"], **row}])
             before = []

@@ -1,4 +1,4 @@
-"""docs/training-figures.md: ``python -m bench.training page`` writes it from what the suite recorded."""
+"""Generate docs/training-figures.md from the suite's records: ``python -m bench.training page``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ and of a whole small one (*small*): below 1 is faster. In the last column: bytes
 
 
 def newest(lines: list[Row], what: str) -> tuple[Row, list[Row]] | None:
-    """The head and the rows of the last run, of those that were not broken off: that have the most rows."""
+    """The header and rows of the last run among those with the most rows, to skip incomplete ones."""
     runs = [
         (head, [row for row in lines if row["run"] == head["run"] and "machine" not in row])
         for head in runs_of(lines).values()

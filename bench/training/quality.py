@@ -1,8 +1,8 @@
-"""What training brings: the bundled model quantized by an algorithm, and trained some steps from there; and how far the
-gradients of low precision are from those of floats.
+"""The benefit of training: the bundled model quantized by an algorithm, then trained for some steps; and the distance
+of low-precision gradients from float ones.
 
-Text is new from the model's own corpus, of which it saw other parts. What is learned is to give the logits of the float
-model, so that what more training alone would bring is not taken for what training for the scheme brings.
+The text is new, from the model's own corpus, of which it saw other parts. The target is the logits of the float model,
+so that the benefit of further training in general is not mistaken for that of training for the scheme.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GRADIENTS: dict[str, tuple[str, str | None]] = {
 BATCH, LENGTH = 4, 256
 RATE = 1e-4
 RATE_OF_SCALES = 1e-2
-"""Of shares of them."""
+"""Learning rate of relative scale changes."""
 UNSEEN = 77
 """Seed of stories that neither the training nor the evaluation of the bundled model used."""
 
@@ -64,7 +64,7 @@ def batches(steps: int) -> Iterator[Tensor]:
 
 
 def train(model: nn.Module, steps: int, rate: float, teacher: nn.Module) -> None:
-    """Towards the logits of ``teacher``: the loss is the KL divergence of the next token, in nats."""
+    """Train towards the logits of ``teacher``: the loss is the KL divergence of the next token, in nats."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     warm = max(1, steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -101,7 +101,7 @@ def rounded(yardstick: Yardstick, scheme: str, algorithm: str) -> float:
 
 
 def tuned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> float:
-    """Perplexity after training in float32 from what ``algorithm`` found."""
+    """Perplexity after training in float32, starting from the result of ``algorithm``."""
     teacher = copy.deepcopy(yardstick.base).float().requires_grad_(False)
     model = copy.deepcopy(teacher).requires_grad_(True)
     prepare_(model, scheme, algorithm=algorithm, calibrate=_calibration(yardstick), progress=False)
@@ -111,7 +111,7 @@ def tuned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> floa
 
 
 def learned(yardstick: Yardstick, scheme: str, algorithm: str, steps: int) -> float:
-    """Perplexity after the scales alone were trained, of the model that ``algorithm`` quantized in float32."""
+    """Perplexity after training only the scales of a model that ``algorithm`` quantized in float32."""
     teacher = copy.deepcopy(yardstick.base).float().requires_grad_(False)
     model = quantized(yardstick, copy.deepcopy(teacher), scheme, algorithm)
     learn_scales_(model)
@@ -148,7 +148,7 @@ def _run(
 
 
 def run_gradients(steps: int, say: Callable[[str], None]) -> Iterator[Row]:
-    """Of the bundled model on one batch, against float32: SQNR in dB, the median over weight matrices and the least."""
+    """Gradients of the bundled model on one batch, against float32: median and minimum SQNR in dB over matrices."""
     yardstick, rows = Yardstick(MODEL), next(batches(1))
     exact = _gradients(copy.deepcopy(yardstick.base).float(), rows, autocast=False)
     for name, (scheme, gradients) in {"bf16": ("", None), **GRADIENTS}.items():

@@ -1,8 +1,8 @@
-"""Milliseconds of a forward and a backward pass of one MLP in bfloat16, in turns: as it is, in training for a scheme,
-in low precision, and by torchao where it is installed.
+"""Milliseconds of forward and backward of one MLP in bfloat16, in turns: unmodified, in training for a scheme, in low
+precision, and by torchao if installed.
 
-A round takes every candidate once; what counts is the median over rounds of its time as a part of bfloat16's in the
-same round. No optimizer is stepped: it costs the same for all.
+A round runs every candidate once; the result is the median over rounds of its time relative to bfloat16's in the same
+round. There is no optimizer step, which costs the same for all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def mlp() -> nn.Module:
 
 
 def torchao_models() -> dict[str, nn.Module]:
-    """Its nearest to int4-g32, int4-int8 and fp8-row with gradients; empty where it is not installed."""
+    """torchao's closest equivalents of int4-g32, int4-int8 and fp8-row with gradients; empty if it is not installed."""
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.quantization import quantize_
@@ -55,7 +55,7 @@ def torchao_models() -> dict[str, nn.Module]:
     quantize_(models["torchao int4-g32"], QATConfig(weight_config=weight, step="prepare"))
     quantize_(models["torchao int4-int8"], QATConfig(activation_config=tokens, weight_config=weight, step="prepare"))
     config = Float8LinearConfig.from_recipe_name("rowwise")
-    object.__setattr__(config, "emulate", True)  # a CPU has no float8 product
+    object.__setattr__(config, "emulate", True)  # CPUs have no float8 products
     convert_to_float8_training(models["torchao float8 rowwise"], config=config)
     return models
 

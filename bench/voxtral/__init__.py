@@ -1,1 +1,1 @@
-"""A program shaped like Voxtral: what it takes as a package, without Python, in bf16 and quantized."""
+"""A program shaped like Voxtral, as a package that runs without Python, in bf16 and quantized."""

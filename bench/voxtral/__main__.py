@@ -1,13 +1,13 @@
-"""A program shaped like Voxtral without Python, bf16 against quantized: size, load and run of each method.
+"""A Voxtral-shaped program without Python, bf16 against quantized: size, load and run time of each method.
 
-Beside bf16 as it is stands bf16 whose weights torch has packed for oneDNN (freezing): its runs alone, since each of its
-libraries holds weights of its own.
+In addition to plain bf16 there is bf16 with weights that torch has packed for oneDNN (freezing); only its runs are
+compared, since each of its libraries holds its own weights.
 
-Every candidate is built, quantized and exported in a process of its own; `bitport-run` then runs its methods, checks
-each against eager mode, and times it. Candidates take turns; one turn is one process per method. A ratio is the median
-over turns of the candidate's time over bf16's in the same turn. Loads are taken three ways: with the weights read while
-it loads, after the system was asked to forget the file; as it is (weights are mapped and read when they are used); and
-read while it loads once more, from the page cache. In this order, so that all of it came into the page cache alike.
+Every candidate is built, quantized and exported in a separate process; `bitport-run` then runs its methods, checks each
+against eager mode, and times it. Candidates take turns; one turn is one process per method. A ratio is the median over
+turns of the candidate's time over bf16's in the same turn. Loads are measured in three ways: reading all weights after
+the file was evicted from the page cache; with weights mapped and read on use, as by default; and reading all weights
+again, from the page cache. The order ensures that all candidates entered the page cache in the same way.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ ROOT = Path(__file__).parents[2]
 METHODS = ("audio_encoder", "token_embedding", "text_prefill", "text_decode")
 QUICK_LAYERS = 2
 RUNS = {"cold": ["--resident", "--repeat", "0"], "mapped": [], "resident": ["--resident", "--repeat", "0"]}
-"""How methods are loaded, in this order -> the runner's options; only those that are mapped time runs."""
+"""Ways to load methods, in this order -> options of the runner; only mapped ones are timed."""
 RUN_FIGURES = ("run", "run, p99")
 SHORT = {"token_embedding": 100}
-"""Methods of a tenth of a millisecond, which are timed as many times more often."""
+"""Methods of a tenth of a millisecond -> the factor for their number of timed runs."""
 GOALS = {"size": 0.36, "load": 0.45, "run": 1.0, "text_decode": 0.4}
-"""The most that int4 may take, as a part of what bf16 takes."""
+"""Maximum for int4, relative to bf16."""
 
 Row = dict[str, Any]
 
 
 def build(options: argparse.Namespace, name: str, folder: Path) -> Row:
-    """Only where the last build was of something else."""
+    """Build the package unless the last build had the same settings."""
     wanted = {
         "name": name,
         "format": VERSION,
@@ -86,7 +86,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 def tolerance(recorded: Path) -> float:
-    """Eager mode rounds between operations where compiled code does not: half of the digits of bfloat16."""
+    """Half of the digits of bfloat16: eager mode rounds between operations where compiled code does not."""
     import torch
     from safetensors import safe_open
 
@@ -95,14 +95,14 @@ def tolerance(recorded: Path) -> float:
 
 
 def forget(path: Path) -> None:
-    """Ask the system to drop the file from the page cache."""
+    """Ask the system to evict the file from the page cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def measure(options: argparse.Namespace, folders: dict[str, Path]) -> list[Row]:
-    """One row per candidate with its size, one per method, candidate and figure."""
+    """One row per candidate with its size, and one per method, candidate and figure."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for _ in range(options.turns):
         for method in METHODS:

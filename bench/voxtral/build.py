@@ -1,6 +1,6 @@
-"""The program as a package, and for each method a file of inputs and of what they give in eager mode.
+"""Build the program as a package, with a file of inputs and eager-mode results for each method.
 
-``python -m bench.voxtral.build int4 FOLDER`` in a process of its own: its memory goes with it.
+``python -m bench.voxtral.build int4 FOLDER``, in a separate process so that its memory is released.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from bitport.schemes import preset
 PARTS = ("audio_encoder", "token_embedding", "text_decoder")
 BASE = "bf16"
 PREPACKED = "bf16-prepacked"
-"""bf16 as torch compiles it with freezing: weights in the order of oneDNN's kernels."""
+"""bf16 as compiled by torch with freezing: weights in the order of oneDNN's kernels."""
 PROGRAM = "program.pt2"
 FREEZING = {"freezing": True, "aot_inductor.package": True, "cpp.dynamic_threads": True}
 SIZES = ("frames", "audio_layers", "layers", "words")
-"""What the command line may change."""
+"""Sizes that the command line may change."""
 
 
 def schemes_of(name: str) -> dict[str, str]:
-    """Part -> scheme: one for all three parts, or three with "+" between them."""
+    """Part -> scheme, from one for all three parts, or three joined by "+"."""
     given = (BASE if name == PREPACKED else name).split("+")
     if len(given) not in (1, len(PARTS)):
         raise SystemExit(f"{name!r}: give one scheme, or one for each of {', '.join(PARTS)} with '+' between them")
@@ -43,7 +43,7 @@ def schemes_of(name: str) -> dict[str, str]:
 
 
 def built(sizes: Sizes, name: str, algorithm: str = "hqq") -> Program:
-    """Quantized layer by layer, as soon as a layer has its weights."""
+    """Build the program, quantizing each layer as soon as it has its weights."""
     schemes = schemes_of(name)
 
     def treat(layer: str, module: nn.Module) -> None:
@@ -51,7 +51,7 @@ def built(sizes: Sizes, name: str, algorithm: str = "hqq") -> Program:
         if scheme == BASE or not isinstance(module, (nn.Linear, nn.Embedding)):
             return
         chosen = preset(scheme)
-        if isinstance(module, nn.Embedding):  # a lookup rounds no input
+        if isinstance(module, nn.Embedding):  # a lookup has no input to round
             chosen = dataclasses.replace(chosen, act="", static=False)
         bitport.quantize_(
             nn.ModuleDict({"it": module}), {"it": chosen}, algorithm=algorithm, measure=False, progress=False
@@ -61,7 +61,7 @@ def built(sizes: Sizes, name: str, algorithm: str = "hqq") -> Program:
 
 
 def methods_of(made: Program) -> dict[str, Method]:
-    """The prompt may have any length; the other sizes are fixed."""
+    """The methods; the prompt may have any length, the other sizes are fixed."""
     length = torch.export.Dim("length", min=2, max=made.sizes.length)
     cache = made.text_decoder.cache()
     chosen = {}
@@ -76,8 +76,8 @@ def methods_of(made: Program) -> dict[str, Method]:
 
 
 def record(method: Method, path: Path, everything: bool) -> None:
-    """The arguments, and the output in eager mode, as the runner reads them. Caches, which are zeros, it makes itself
-    where a manifest tells their sizes; else ``everything`` is needed."""
+    """Write the arguments and the eager-mode output, as the runner reads them. It creates caches, which are zeros,
+    itself if a manifest has their sizes; otherwise ``everything`` is required."""
     args = pytree.tree_map(torch.clone, method.args)
     leaves = enumerate(pytree.tree_leaves(args) if everything else args)
     tensors = {f"input.{at}": value.clone() for at, value in leaves if isinstance(value, torch.Tensor)}
@@ -86,7 +86,7 @@ def record(method: Method, path: Path, everything: bool) -> None:
 
 
 def prepacked(chosen: dict[str, Method], path: Path) -> None:
-    """A package of torch's own: each library holds the weights of its method, packed by oneDNN."""
+    """A package of torch's own, in which each library holds the weights of its method, packed by oneDNN."""
     from torch._inductor.package import package_aoti
 
     made: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def prepacked(chosen: dict[str, Method], path: Path) -> None:
 
 
 def build(sizes: Sizes, name: str, folder: Path, algorithm: str) -> dict[str, float]:
-    """Into ``folder``; seconds of each step, and the most bytes of memory that were held until its end."""
+    """Build in ``folder``; returns the seconds of each step, and the peak memory in bytes up to its end."""
     folder.mkdir(parents=True, exist_ok=True)
     frozen = name == PREPACKED
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""docs/performance-voxtral.md: ``python -m bench.voxtral.page`` writes it from what ``bench.voxtral`` recorded."""
+"""Generate docs/performance-voxtral.md from the records of ``bench.voxtral``: ``python -m bench.voxtral.page``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitport.report.text import size
 Row = dict[str, Any]
 PAGE = "performance-voxtral.md"
 RATIOS: dict[str, tuple[str, ...]] = {BASE: (), PREPACKED: ("x bf16",)}
-"""What stands beside the figures of a baseline."""
+"""Columns beside the figures of a baseline."""
 FIGURES = ("program", "load, mapped", "load, resident", "load, cold", "first", "run", "run, p99")
 
 INTRODUCTION = """# A program like Voxtral, without Python
@@ -33,7 +33,7 @@ found large ones. *load, cold*: they are read from the disk.
 
 
 def page(lines: list[Row]) -> str:
-    """The newest run of each size."""
+    """The page, from the newest run of each size."""
     heads: dict[str, Row] = {str(head["sizes"]): head for head in runs_of(lines).values()}
     text = [INTRODUCTION]
     for head in sorted(heads.values(), key=lambda each: -each["sizes"]["layers"]):

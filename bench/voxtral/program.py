@@ -1,9 +1,9 @@
-"""A program shaped like Voxtral: an encoder of audio, an embedding of tokens, a decoder of text, with random weights.
+"""A Voxtral-shaped program: an audio encoder, a token embedding and a text decoder, with random weights.
 
-Four methods, as a runtime without Python would have them: each takes tensors of one size and reads and writes a cache
-of one size that the caller keeps, so that each is a graph. The arithmetic is that of the models (Whisper's layers;
-grouped attention, rotary positions and a gated feed-forward), since a product is only as slow as the work around it
-lets it be seen.
+It has four methods, as for a runtime without Python: each takes tensors of fixed size, and reads and writes a cache of
+fixed size owned by the caller, so that each is a graph. The arithmetic is that of the real models (Whisper's layers;
+grouped attention, rotary positions and a gated feed-forward), because the surrounding work determines how visible the
+speed of a product is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 @dataclasses.dataclass(frozen=True)
 class Sizes:
     frames: int = 1500
-    """Positions of half a minute of audio; the decoder gets one for every STACK of them."""
+    """Positions for half a minute of audio; the decoder gets one for every STACK of them."""
     audio: int = 1280
     audio_heads: int = 20
     audio_inner: int = 5120
@@ -27,7 +27,7 @@ class Sizes:
     width: int = 3072
     heads: int = 32
     groups: int = 8
-    """Heads of keys and values."""
+    """Key-value heads."""
     head: int = 128
     inner: int = 8192
     layers: int = 30
@@ -105,7 +105,7 @@ class TextLayer(nn.Module):
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions: each pair (i, i + half) turned by its angle."""
+    """Apply rotary positions: rotate each pair (i, i + half) by its angle."""
     low, high = x.chunk(2, -1)
     cos, sin = turn
     return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
@@ -125,7 +125,7 @@ class TextDecoder(nn.Module):
         self.lay_out(torch.empty(0))
 
     def lay_out(self, like: Tensor) -> None:
-        """What is computed from the sizes alone; positions stay whole numbers."""
+        """Compute buffers that depend on the sizes only; positions stay integers."""
         sizes, device = self.sizes, like.device
         angles = torch.arange(sizes.length)[:, None] / 1e8 ** (torch.arange(0, sizes.head, 2) / sizes.head)
         self.register_buffer("cos", angles.cos().to(like), persistent=False)
@@ -133,12 +133,12 @@ class TextDecoder(nn.Module):
         self.register_buffer("positions", torch.arange(sizes.length, device=device), persistent=False)
 
     def cache(self) -> list[Tensor]:
-        """Keys and values of every layer, one after another."""
+        """Keys and values of every layer, alternating."""
         shape = (1, self.sizes.groups, self.sizes.length, self.sizes.head)
         return [self.cos.new_zeros(shape) for _ in range(2 * len(self.layers))]
 
     def forward(self, x: Tensor, at: Tensor, cache: list[Tensor]) -> Tensor:
-        """x [1, n, width] at the positions ``at`` [n] -> logits of the last, [1, words]"""
+        """Map x [1, n, width] at the positions ``at`` [n] to the logits of the last, [1, words]."""
         turn = self.cos[at], self.sin[at]
         seen = self.positions <= at[:, None]
         for layer, keys, values in zip(self.layers, cache[::2], cache[1::2], strict=True):
@@ -160,8 +160,9 @@ Treat = Callable[[str, nn.Module], None]
 
 
 def program(sizes: Sizes, device: torch.device, treat: Treat | None = None) -> Program:
-    """The same weights for the same sizes, in bfloat16. ``treat`` gets the name and the module of each layer as soon as
-    that has its weights, and may replace them: of a quantized program only one layer is there in full at any time."""
+    """Build the program in bfloat16, with the same weights for the same sizes. ``treat`` receives the name and module
+    of each layer as soon as it has its weights, and may replace them: when quantizing, only one full layer exists at a
+    time."""
     with torch.device("meta"):
         made = Program(sizes).to(torch.bfloat16).eval().requires_grad_(False)
     for at, (name, module) in enumerate(made.named_modules()):
@@ -185,7 +186,7 @@ def fill(module: nn.Module, seed: int) -> None:
 
 
 def inputs(made: Program, device: torch.device) -> dict[str, tuple[Tensor, ...]]:
-    """Method -> tensors of its size: half a minute of audio, its prompt, one more token. The caches are not in them."""
+    """Method -> its input tensors: half a minute of audio, its prompt, one more token. Caches are not included."""
     sizes = made.sizes
     generator = torch.Generator().manual_seed(0)
     frames = torch.randn(1, sizes.frames, sizes.audio, generator=generator).to(device, torch.bfloat16)
@@ -204,7 +205,7 @@ def module_of(made: Program, method: str) -> nn.Module:
 
 
 def methods(made: Program, device: torch.device) -> dict[str, Callable[[], Tensor]]:
-    """Name -> the method with its inputs; those of the decoder share a cache."""
+    """Name -> the method bound to its inputs; those of the decoder share a cache."""
     cache = made.text_decoder.cache()
 
     def call(method: str, given: tuple[Tensor, ...]) -> Callable[[], Tensor]:

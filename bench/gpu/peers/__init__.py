@@ -1,4 +1,4 @@
-"""Those bitport is compared with on a GPU, in the form of ``bench.peers.base``. Weights arrive on the device."""
+"""The peers on a GPU, with the interface of ``bench.peers.base``. Weights are on the device already."""
 
 PEERS = {
     "torch": "bench.gpu.peers.cublas",
@@ -8,4 +8,4 @@ PEERS = {
     "gemlite": "bench.gpu.peers.gemlite_peer",
     "bitsandbytes": "bench.gpu.peers.bitsandbytes_gpu",
 }
-"""Name -> module. Each runs in a process of its own."""
+"""Name -> module. Each runs in its own process."""

@@ -1,4 +1,4 @@
-"""bitsandbytes' 4-bit product, nf4 in blocks of 64, and its int8 product, which rounds inputs too."""
+"""bitsandbytes' 4-bit product, nf4 in blocks of 64, and its int8 product, which also rounds inputs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ VARIANTS = {"nf4": "4-bit", "int8-dyn": "8-bit x int8"}
 
 
 def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared | str:
-    """What its layers call, with weights that never leave the device. Its int8 kernels know float16 only: inputs come
-    in it, and no call casts."""
+    """The functions that its layers call, with weights that stay on the device. Its int8 kernels only support float16:
+    inputs are converted in advance, so that no call casts."""
     if variant == "nf4":
         codes, state = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4")
         exact = copy.copy(state)
@@ -43,7 +43,7 @@ def _int8(state: bnb.MatmulLtState, x: Tensor) -> Tensor:
 
 
 def _state(codes: Tensor, scale: Tensor) -> bnb.MatmulLtState:
-    """That of a Linear8bitLt without outliers, once its weight is rounded."""
+    """The state of a Linear8bitLt without outliers, after its weight was rounded."""
     made = bnb.MatmulLtState()
     made.CB, made.SCB = codes.clone(), scale.clone()
     made.has_fp16_weights, made.is_training, made.threshold = False, False, 0.0

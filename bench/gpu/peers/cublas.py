@@ -1,4 +1,4 @@
-"""The weight as it is, in bfloat16: F.linear, which is cuBLAS on CUDA, hipBLASLt on ROCm, oneDNN on XPU."""
+"""The unquantized weight in bfloat16: F.linear, which is cuBLAS on CUDA, hipBLASLt on ROCm, oneDNN on XPU."""
 
 from __future__ import annotations
 

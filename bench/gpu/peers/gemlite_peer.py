@@ -1,6 +1,6 @@
-"""gemlite's Triton kernels, with weights that were rounded here.
+"""gemlite's Triton kernels, with weights rounded here.
 
-A row count and a shape for which it ships no tiling for this device are tuned in the first call, among its "fast" ones.
+If it ships no tiling for a number of rows and a shape on this device, the first call tunes among its "fast" ones.
 Weight-only int8 is left out: it ships none for that, and tuning takes a minute for each number of rows.
 """
 
@@ -35,7 +35,7 @@ def prepare(variant: str, weight: Tensor, group: int, copies: int) -> Prepared |
         every = [layer() for _ in range(copies)]
         return Prepared(every, lambda: int4_value(codes, scale), n * k // 2 + 2 * flat.nbytes, note=_kernel(4))
     whole, rows = int8_rows(weight)
-    column = rows.reshape(-1, 1)  # in float32: its results are scaled before they are rounded
+    column = rows.reshape(-1, 1)  # in float32, since results are scaled before they are rounded
     every = [helper.A8W8_int8_dynamic(**place).from_weights(whole.clone(), scales=column) for _ in range(copies)]
     nbytes = whole.nbytes + column.nbytes
     return Prepared(every, lambda: whole.double() * rows.double()[:, None], nbytes, note=_kernel(8))

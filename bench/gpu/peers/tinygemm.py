@@ -1,4 +1,4 @@
-"""``aten::_weight_int4pack_mm``: the int4 product that torch has had for CUDA since 2.2, called as torch's users do."""
+"""``aten::_weight_int4pack_mm``: the int4 product that torch has had for CUDA since 2.2, called as its users do."""
 
 from __future__ import annotations
 

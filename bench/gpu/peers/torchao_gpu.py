@@ -1,4 +1,4 @@
-"""torchao with the schemes for which it brings a kernel to a GPU, compiled, as its documentation asks for."""
+"""torchao with the schemes that it has GPU kernels for, compiled as its documentation recommends."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _config(variant: str, group: int) -> Any:
 
 
 def _value(variant: str, layer: nn.Module, k: int) -> Tensor:
-    """The tiles cannot be read back: a product with the identity gives the weight as the kernel has it, in bfloat16."""
+    """Tiles cannot be read back, so a product with the identity gives the weight as the kernel sees it, in bfloat16."""
     if variant != "int4":
         dense: Tensor = layer.weight.dequantize(torch.float32).double()  # type: ignore[operator, union-attr]
         return dense
