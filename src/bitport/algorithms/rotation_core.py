@@ -1,8 +1,8 @@
 """Hadamard rotations: every channel becomes a signed mean of all of them, so that none is an outlier.
 
 A Hadamard matrix H of order n holds 1 and -1, its rows are orthogonal, and H / sqrt(n) is a rotation. Known orders: 1
-and 2, twice any known order (Sylvester), and, from the squares modulo a prime q (Paley), q + 1 for q = 3 mod 4 and 2 (q
-+ 1) for q = 1 mod 4: 12, 20, 28, 36 .., which covers all sizes of common models. Other sizes use a block-diagonal
+and 2, twice any known order (Sylvester), and, from the squares modulo a prime q (Paley), q + 1 for q = 3 mod 4 and
+2 (q + 1) for q = 1 mod 4: 12, 20, 28, 36 .., which covers all sizes of common models. Other sizes use a block-diagonal
 matrix of the largest known order that divides them. Random signs in front make the rotation random:
 
     x -> (x * signs) H / sqrt(n)
