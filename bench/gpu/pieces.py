@@ -2,8 +2,8 @@
 
 Nothing is installed and no network is needed: PyTorch for the device, Triton, numpy, safetensors and pytest are
 required, other libraries are compared with if installed. Each piece is stopped after nine minutes, saves results to one
-folder as it goes, and continues where it was when run again. Further arguments are passed to the piece: ``quick --peers
-tinygemm``. bench/README.md recommends an order.
+folder as it goes, and continues where it was when run again. Further arguments are passed to the piece:
+``quick --peers tinygemm``. bench/README.md recommends an order.
 """
 
 from __future__ import annotations

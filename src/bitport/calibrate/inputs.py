@@ -122,7 +122,7 @@ class Watch(TorchFunctionMode):
     """Within this context every product with one of ``weights`` adds to its Inputs in ``seen``.
 
     Products are matched if they use the weight itself, one of its matrices, or rows of a single matrix, whose inputs
-    then count for all rows: cross-attention multiplies queries by some rows of in_proj_weight, the rest by others.
+    then count for all rows: cross-attention uses some rows of in_proj_weight for queries, others for keys and values.
     ``transposed``: names of weights that are stored as [.., K, N].
     ``collect``: what to collect instead of Inputs; constructed and added to in the same way.
     """
