@@ -4,7 +4,7 @@
 
 It is independent of the quantization of weights. Layers whose memory grows with the text are quantized; those with
 bounded memory (a sliding window, the state of linear attention) remain transformers' own. A token is read as stored,
-even in the step that added it: unless recent tokens are kept in float, results do not depend on how a text is split
+even in the step that added it: unless some tokens are kept in float, results do not depend on how a text is split
 into steps. No gradient flows through the cache.
 
 With ``attn_implementation`` "bitport", which importing this module registers with transformers, attention reads the
