@@ -1,4 +1,4 @@
-"""The verbs: quantize_, dequantize_, explain (and save, load, from bitport.checkpoint). Wiring, no maths."""
+"""The top-level functions quantize_, dequantize_ and explain. Wiring only, no maths."""
 
 from __future__ import annotations
 
@@ -43,17 +43,16 @@ def quantize_(
     """Quantize the weights of ``model`` in place: ``quantize_(model, "int4")``.
 
     ``recipe``: a preset name or Scheme (for all linear layers, attention projections and experts), a dict
-    ``{pattern: scheme}`` over module names, of which the first that fits decides (``{"*": "int4"}`` takes embeddings
-    and convolutions too), or whatever else :meth:`Recipe.of` takes.
-    ``algorithm``: how codes and scales are chosen, by name or as one of bitport.algorithms: "rtn" (to nearest), "clip",
-    "hqq", "gptq", "signround". Weights that it cannot treat are rounded to nearest, and the report says so. Transforms
-    may come before it, which change the model around its weights but not what it computes: "awq", "awq+gptq", ("awq",
+    ``{pattern: scheme}`` over module names where the first matching pattern wins (``{"*": "int4"}`` includes
+    embeddings and convolutions), or anything else :meth:`Recipe.of` accepts.
+    ``algorithm``: how codes and scales are chosen, by name or as one of bitport.algorithms: "rtn" (round to nearest),
+    "clip", "hqq", "gptq", "signround". Weights it does not support are rounded to nearest, and the report says so. It
+    may be preceded by transforms, which rewrite the model but preserve what it computes: "awq", "awq+gptq", ("awq",
     GPTQ()).
-    ``calibrate``: batches to run through the model, or a function that runs it; for schemes with a static input scale
-    and for algorithms that look at inputs. The model runs in eval mode meanwhile, and gets its previous mode back.
-    ``device``: quantize there, layer by layer, and leave the model there; it also runs there, where inputs are looked
-    at.
-    ``measure``: work out the error of each weight for the report.
+    ``calibrate``: calibration batches, or a function that runs the model; needed for schemes with a static input scale
+    and for algorithms that observe inputs. The model runs in eval mode; its previous mode is restored afterwards.
+    ``device``: quantize on this device, layer by layer, and leave the model there; calibration runs there too.
+    ``measure``: compute the error of each weight for the report.
     """
     plugins.load()
     by, rules = algorithm_of(algorithm), Recipe.of(recipe)
@@ -74,7 +73,7 @@ def quantize_(
     by_name = solving.targets
     storages = {name: target.storage for name, target in by_name.items()}
     if device is not None:
-        model.to(device)  # what is not quantized; the quantized weights are there
+        model.to(device)  # moves whatever is not quantized; quantized weights are already there
 
     def left(choice: Choice) -> LayerReport:
         weight = by_name[choice.name].weight(model)
@@ -90,7 +89,7 @@ def quantize_(
 
 
 def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Turn every quantized parameter back into a float one, in place; tied ones stay tied, sharded ones sharded."""
+    """Dequantize every quantized parameter in place; tied parameters stay tied, sharded ones sharded."""
     check_model(model)
     refuse_fsdp(model, "dequantize_")
     refuse_offloaded(model)
@@ -115,8 +114,8 @@ def dequantize_(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
 
 
 def explain(model: nn.Module, rows: Sequence[int] = (1, 64, 1024)) -> Explanation:
-    """For each quantized weight: scheme, layout, and for each number of rows the kernel that will run and why each
-    faster one was refused. For a sharded weight: for the shard of this process."""
+    """For each quantized weight, report its scheme and layout, and for each number of rows which kernel will run and
+    why each faster one was refused. For a sharded weight this describes the local shard."""
     plugins.load()
     check_model(model)
     if any(is_sharded(param) for param in model.parameters()):
@@ -131,7 +130,7 @@ def explain(model: nn.Module, rows: Sequence[int] = (1, 64, 1024)) -> Explanatio
 
 
 def _refuse_trained(model: nn.Module) -> None:
-    from bitport.train import TrainedTensor  # here: who trains nothing does not wait for it
+    from bitport.train import TrainedTensor  # lazy: only training needs this import
 
     for name, param in model.named_parameters():
         if isinstance(own(param), TrainedTensor):
@@ -144,7 +143,7 @@ def _refuse_trained(model: nn.Module) -> None:
 def _check(
     model: nn.Module, targets: dict[str, Target], chosen: list[Choice], device: torch.device | str | int | None
 ) -> None:
-    """Before anything is changed: does each weight hold numbers, and can its device hold and compute its scheme?"""
+    """Check, before anything changes, that each weight is finite and its device can hold and compute its scheme."""
     pairs = set()
     for choice in chosen:
         weight = targets[choice.name].weight(model)
@@ -166,7 +165,8 @@ def _check(
 
 
 def _check_sharded(sharded: list[Choice], by: Algorithm, device: torch.device | str | int | None) -> None:
-    """Each process quantizes whole weights, so that the numbers are those of the model in one piece."""
+    """Refuse arguments that sharded weights do not support. Each process quantizes the gathered weight, so that the
+    result equals that of the unsharded model."""
     if not sharded:
         return
     named = f"{len(sharded)} weights are sharded ({sharded[0].name}, ...)"

@@ -1,4 +1,4 @@
-"""The errors bitport raises. Each message says what was given, what is allowed, and what to do."""
+"""The exceptions bitport raises. Each message says what was given, what is allowed, and what to do."""
 
 from collections.abc import Iterable
 
@@ -17,17 +17,17 @@ __all__ = [
 
 
 def shortened(names: Iterable[str], limit: int = 10) -> str:
-    """Some of ``names``, for a message."""
+    """Join at most ``limit`` names for an error message."""
     every = list(names)
     return ", ".join(every[:limit]) + (f" and {len(every) - limit} more" if len(every) > limit else "")
 
 
 class BitportError(Exception):
-    """Base of every error raised on purpose."""
+    """Base class of all bitport exceptions."""
 
 
 class ArgumentError(BitportError, ValueError):
-    """A tensor or value that an operation cannot take (dtype, shape, device, range)."""
+    """A tensor or value that an operation does not accept (dtype, shape, device, range)."""
 
 
 class SchemeError(BitportError, ValueError):
@@ -43,7 +43,7 @@ class LayoutError(BitportError, ValueError):
 
 
 class KernelError(BitportError, RuntimeError):
-    """A kernel that was asked for by name and cannot run this call."""
+    """A kernel that was requested by name but cannot run this call."""
 
 
 class DeviceError(BitportError, RuntimeError):
@@ -51,12 +51,12 @@ class DeviceError(BitportError, RuntimeError):
 
 
 class BackendError(BitportError, ImportError):
-    """A backend, of bitport or of an installed package, that cannot be loaded."""
+    """A backend, built in or from an installed package, that cannot be loaded."""
 
 
 class CheckpointError(BitportError, RuntimeError):
-    """A checkpoint that is missing, damaged, hostile, or from a newer version."""
+    """A checkpoint that is missing, damaged, malicious, or from a newer version."""
 
 
 class ExportError(BitportError, RuntimeError):
-    """A program that cannot be made or loaded: what it would need is missing, or its package is damaged."""
+    """An exported program that cannot be written or loaded: a dependency is missing, or its package is damaged."""

@@ -1,8 +1,8 @@
-"""Loading backends: those of bitport itself and those of installed packages.
+"""Loading of backends, built in and from installed packages.
 
-A backend is a module whose import registers kernels and layouts. It is loaded when a device is first asked about,
-never by ``import bitport``. Packages offer theirs by the entry point group ``bitport.backends``; a broken one fails
-loudly, and ``BITPORT_DISABLE=name,name`` leaves backends out.
+A backend is a module that registers kernels and layouts on import. Backends are loaded on first use of a device, never
+by ``import bitport``. Packages provide theirs through the entry point group ``bitport.backends``. A broken backend
+fails loudly; ``BITPORT_DISABLE=name,name`` skips backends.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FAILURES = (
     *(ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError),
     *(ArithmeticError, AssertionError, LookupError, NameError, SyntaxError),
 )
-"""What a package in the making, or one made for another bitport, raises."""
+"""What an unfinished package, or one written for another version of bitport, may raise."""
 
 _loaded: list[str] = []
 _broken: dict[str, Exception] = {}
-"""What loading raised. A second try would only find the kernels that the first had registered."""
+"""What loading raised, by backend. Not retried: the first attempt may already have registered some of its kernels."""
 _describe: dict[str, Callable[[], list[str]]] = {}
 _tune: dict[str, Callable[[], Iterator[str]]] = {}
 _started = False
@@ -39,13 +39,13 @@ _lock = threading.RLock()
 
 
 def installed() -> dict[str, importlib.metadata.EntryPoint]:
-    """Backends that installed packages offer, by name."""
+    """Backends that installed packages provide, by name."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
 
 
 def _check_names() -> None:
-    """ArgumentError if two packages offer a backend of one name, or one has a name of bitport's own: one of the two
-    would be left out without a word."""
+    """Raise ArgumentError if two packages provide a backend of the same name, or a package reuses a built-in name: one
+    of the two would be dropped silently."""
     first: dict[str, str] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
         other = first.setdefault(entry.name, entry.value)
@@ -58,13 +58,13 @@ def _check_names() -> None:
 
 
 def load() -> tuple[str, ...]:
-    """Load every backend once; the names of those that are in. Another thread waits until all are; one that fails does
-    so every time. Their tables are real also where models are not: within ``with torch.device("meta")``, with fake
-    tensors, or in another library's mode."""
+    """Load every backend once and return the names of the loaded ones. Other threads block until all are loaded; a
+    backend that failed fails again on every call. Torch modes are disabled meanwhile, so that tables of the backends
+    are real tensors even under ``with torch.device("meta")``, fake tensors, or another library's mode."""
     global _started
     with _lock:
         if not _started:
-            _started = True  # a backend may come here while it is loaded
+            _started = True  # loading a backend may call load() again
             try:
                 with torch._C.DisableTorchFunction(), _disable_current_modes():
                     _load()
@@ -115,7 +115,7 @@ def _add(name: str, module: Any) -> None:
 
 
 def describe() -> dict[str, list[str]]:
-    """What loaded backends say of themselves for ``bitport doctor``, by their function ``describe``."""
+    """What each loaded backend reports about itself for ``bitport doctor``, from its function ``describe``."""
     return {name: _described(name) for name in load() if name in _describe}
 
 
@@ -127,8 +127,8 @@ def _described(name: str) -> list[str]:
 
 
 def tune() -> Iterator[tuple[str, str]]:
-    """(backend, what it found) as loaded backends measure on this machine which of their kernels to choose, by their
-    function ``tune``, which keeps what it finds for later processes."""
+    """Tune the kernel choice of each loaded backend on this machine, by its function ``tune``, which saves its result
+    for later processes. Yields (backend, a line on what it found)."""
     for name in load():
         if name in _tune:
             for line in _tune[name]():
