@@ -1,4 +1,4 @@
-"""What a number is: number types, bit packing, exact codecs, scales and blocks. Pure tensor functions."""
+"""Number types, bit packing, exact codecs, scales and blocks. Pure tensor functions."""
 
 from bitport.numerics.activations import (
     ACTIVATIONS,

@@ -1,4 +1,4 @@
-"""How an input is rounded before a product with quantized weights. x [..., K] is seen as [M, K], a token a row."""
+"""Quantization of activations before a matmul with quantized weights. x [..., K] is seen as [M, K], one row a token."""
 
 import math
 
@@ -17,33 +17,33 @@ ACTIVATIONS: dict[str, Format] = {
     "fp8-tensor": Format(dtype="float8_e4m3", block=(0, 0)),
     "fp8-e5m2-tensor": Format(dtype="float8_e5m2", block=(0, 0)),
     "fp8-128": Format(dtype="float8_e4m3", block=(1, 128)),
-    # The rule for the power of two is the one with the least error on normal data: "floor" is 0.8 and 0.2 dB worse.
+    # The scale rules with the least error on normally distributed data: "floor" is 0.8 and 0.2 dB worse.
     "mxfp8": Format(dtype="float8_e4m3", block=(1, 32), scale="e8m0", scale_rule="rceil"),
     "mxfp4": Format(dtype="float4_e2m1", block=(1, 32), scale="e8m0", scale_rule="even"),
     "nvfp4": Format(dtype="float4_e2m1", block=(1, 16), scale="e4m3", global_scale=True),
 }
 
 STATIC = tuple(name for name, fmt in ACTIVATIONS.items() if fmt.block == (0, 0) or fmt.global_scale)
-"""Those with one scale for all of x, which can be fixed beforehand: the only one, or the second level of nvfp4."""
+"""Formats with a scale for all of x that calibration can fix: the only scale, or the global scale of nvfp4."""
 
 
 def activation_format(name: str) -> Format:
-    """The number format of an activation; ValueError with the names of all for another name."""
+    """The format of the activation called ``name``; ValueError with the known names for any other."""
     if name not in ACTIVATIONS:
         raise ValueError(f"unknown activation format {name!r}; the activation formats are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 def quantize_rows(x: Tensor, name: str, act_scale: Tensor | None = None) -> Quantized:
-    """x as [M, K] in an activation format. `act_scale`, one float32 number, fixes the scale that all of x shares
-    (STATIC)."""
+    """Quantize x, seen as [M, K], to an activation format. `act_scale`, one float32 number, fixes the scale that all of
+    x shares (STATIC)."""
     fmt = activation_format(name)
     scale, scale2 = _static(name, fmt, act_scale)
     return quantize(_rows(x), fmt, scale=scale, scale2=scale2)
 
 
 def fake_quantize(x: Tensor, name: str, act_scale: Tensor | None = None) -> Tensor:
-    """The rounded values, float32 in the shape of x; what dequantizing `quantize_rows` gives, without packing."""
+    """Dequantized `quantize_rows` without packing: float32 in the shape of x."""
     fmt = activation_format(name)
     rows = _rows(x.detach())
     scale, scale2 = _static(name, fmt, act_scale)
@@ -55,7 +55,7 @@ def fake_quantize(x: Tensor, name: str, act_scale: Tensor | None = None) -> Tens
 
 
 def static_scale(amax: Tensor, name: str) -> Tensor:
-    """The `act_scale` [1, 1] for inputs whose largest magnitude is `amax`."""
+    """The `act_scale` [1, 1] for inputs of largest magnitude `amax`."""
     scale, _, scale2 = choose_qparams(amax.float().reshape(1, 1), activation_format(name))
     return scale if scale2 is None else scale2
 
@@ -65,7 +65,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _static(name: str, fmt: Format, act_scale: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """(scale, scale2) of a static scale."""
+    """(scale, scale2), one of them `act_scale`; both None without it."""
     if act_scale is None:
         return None, None
     if name not in STATIC:

@@ -1,8 +1,8 @@
 """A matrix [..., N, K] seen as blocks [..., SN, bn, SK, bk], with SN = ceil(N/bn), SK = ceil(K/bk).
 
-`block` is (bn, bk) with 0 for the whole axis, as in Format: always one block, also of an empty axis. In the blocked
-view a scale [..., SN, SK] broadcasts as [..., SN, 1, SK, 1], so nothing of the matrix's size is made for it. Only short
-edge blocks cost a padded copy.
+`block` is (bn, bk) with 0 for the whole axis, as in Format: always one block, even for an empty axis. In the blocked
+view a scale [..., SN, SK] broadcasts as [..., SN, 1, SK, 1] without being expanded to the size of the matrix. Only
+short edge blocks cost a padded copy.
 """
 
 import torch
@@ -13,8 +13,8 @@ Block = tuple[int, int]
 
 
 def _split(size: int, block: int) -> tuple[int, int, int]:
-    """(blocks, elements of one, elements missing in the last) of an axis. A block that is longer than the axis is the
-    axis: nothing is filled up to it."""
+    """(number of blocks, block length, elements missing in the last block) of an axis. A block longer than the axis is
+    clamped to it, without padding."""
     if block == 0 or block > size > 0:
         length = max(size, 1)
         return 1, length, length - size
@@ -22,7 +22,7 @@ def _split(size: int, block: int) -> tuple[int, int, int]:
 
 
 def to_blocks(x: Tensor, block: Block) -> Tensor:
-    """[..., N, K] to [..., SN, bn, SK, bk]; the missing elements of short edge blocks are 0."""
+    """[..., N, K] to [..., SN, bn, SK, bk]; short edge blocks are zero-padded."""
     if x.ndim < 2:
         raise ValueError(f"blocks are cut from matrices [..., N, K], got shape {tuple(x.shape)}")
     row_blocks, rows, short_rows = _split(x.shape[-2], block[0])
@@ -33,8 +33,9 @@ def to_blocks(x: Tensor, block: Block) -> Tensor:
 
 
 def from_blocks(x: Tensor, n: int, k: int) -> Tensor:
-    """The matrix [..., n, k]. A short last block is joined to the whole ones, and not what is too long cut: of a loop
-    over k with an index k // block inductor (torch 2.13, CPU) runs through whole blocks only."""
+    """The inverse of :func:`to_blocks`, [..., n, k]. A short last block is concatenated to the full ones instead of
+    slicing the padded matrix: in a loop over k with an index k // block, inductor (torch 2.13, CPU) iterates over full
+    blocks only."""
     *leading, row_blocks, rows, column_blocks, columns = x.shape
     if column_blocks > 1 and (short := k % columns):
         whole = x[..., :-1, :].reshape(*leading, row_blocks * rows, k - short)
@@ -49,8 +50,8 @@ def spread(scale: Tensor) -> Tensor:
 
 
 def expand(scale: Tensor, block: Block, n: int, k: int) -> Tensor:
-    """[..., SN, SK] to [..., N, K]: each block's entry at its elements. A view where each axis is one block or has
-    blocks of one element, else a copy."""
+    """[..., SN, SK] to [..., N, K]: the scale of each element. A view if each axis is one block or has blocks of one
+    element, else a copy."""
     row_blocks, rows, _ = _split(n, block[0])
     column_blocks, columns, _ = _split(k, block[1])
     if scale.shape[-2:] != (row_blocks, column_blocks):
@@ -66,5 +67,5 @@ def expand(scale: Tensor, block: Block, n: int, k: int) -> Tensor:
 
 
 def block_amax(x: Tensor, block: Block) -> Tensor:
-    """Largest magnitude of each block, in x's dtype; NaN where a block holds one."""
+    """Largest magnitude of each block, in x's dtype; NaN for a block that contains one."""
     return to_blocks(x.abs(), block).amax((-3, -1))

@@ -5,12 +5,12 @@ likely for normal weights. Eight positive and seven negative quantiles are taken
 quantile of p = 0.9677083 (so that the tail mass left out is the same on both sides), an exact 0 is added, and all
 are divided by the largest: -1, 0 and 1 are entries.
 
-bnb_fp4 is what bitsandbytes calls fp4: 0, 1/16, 2, 3, 4, 6, 8 and 12 twelfths with both signs, in float32. They are the
-numbers of e2m1, but for the 1/16, which is a 1 there. Zero has two codes: none of a file is lost.
+bnb_fp4 is what bitsandbytes calls fp4: 0, 1/16, 2, 3, 4, 6, 8 and 12 twelfths with both signs, in float32. These are
+the values of e2m1, except that e2m1 has 1 instead of 1/16. Zero has two codes, so that codes read from a file survive.
 
-The numbers that ggml's types IQ1 to IQ4 are made of are small integers, none of them 0. ggml_iq4 lies closer about zero
-than at the ends, a little off to one side; ggml_iq3 and ggml_iq3s have odd multiples, but for the ends of ggml_iq3;
-ggml_iq2 is for two types: 8, 25 and 43 of IQ2, and the eighths 1, 7 and 9 of IQ1; 16 and 34, in the gaps, no file has.
+The values of ggml's types IQ1 to IQ4 are small integers, none of them 0. ggml_iq4 is denser around zero than at the
+ends and slightly asymmetric; ggml_iq3 and ggml_iq3s have odd multiples, except for the ends of ggml_iq3. ggml_iq2
+serves two types: 8, 25 and 43 are from IQ2, the eighths 1, 7 and 9 from IQ1; 16 and 34 fill gaps and occur in no file.
 """
 
 import functools
@@ -61,9 +61,9 @@ def _float32_at_most(value: float) -> float:
 
 
 def midpoints(table: Sequence[float]) -> tuple[float, ...]:
-    """Decision thresholds: the largest float32 not above the exact midpoint of each two neighbours, so that comparing
-    a float32 with them decides as the exact midpoint would. Of two equal ones the first is taken: what is above it is
-    above both from the next threshold on."""
+    """Decision thresholds: for each pair of neighbours the largest float32 not above the exact midpoint, so that
+    comparing a float32 with it decides as the exact midpoint would. Of two equal entries only the first is ever
+    chosen: its threshold is moved up to the next one."""
     found = [_float32_at_most((low + high) / 2) for low, high in itertools.pairwise(table)]
     for at in reversed(range(len(found) - 1)):
         if table[at] == table[at + 1]:
@@ -73,7 +73,7 @@ def midpoints(table: Sequence[float]) -> tuple[float, ...]:
 
 _MIDPOINTS = {table: midpoints(table) for table in (NF4, BNB_FP4, GGML_IQ4, GGML_IQ3, GGML_IQ3S, GGML_IQ2)}
 LONG = 16
-"""Entries from which on a table is searched instead of counted."""
+"""Longer tables are encoded by binary search, others by counting thresholds."""
 
 
 def zero_code(table: tuple[float, ...]) -> int:
@@ -82,7 +82,7 @@ def zero_code(table: tuple[float, ...]) -> int:
 
 
 def _float32(table: tuple[float, ...], device: torch.device) -> Tensor:
-    """Kept for each device: a copy from the host, at each step of an optimizer, would have it wait for the device."""
+    """The table as a tensor, cached per device: a copy from the host in every optimizer step would synchronize."""
     if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
         return torch.tensor(table, dtype=torch.float32, device=device)
     return _kept(table, device)
@@ -95,9 +95,9 @@ def _kept(table: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def encode_codebook(x: Tensor, table: tuple[float, ...]) -> Tensor:
-    """Index of the nearest entry; halfway takes the lower entry, values outside the table take its ends.
+    """Index of the nearest entry; ties take the lower entry, values outside the table clamp to its ends.
 
-    NaN takes the entry nearest to zero: a codebook has no NaN, so a caller marks it in the block's scale."""
+    NaN takes the entry nearest to zero: a codebook has no NaN, so the caller marks it in the block's scale."""
     thresholds = _MIDPOINTS[table] if table in _MIDPOINTS else midpoints(table)
     if len(table) > LONG:
         codes = torch.bucketize(x, _float32(thresholds, x.device), out_int32=True).to(torch.uint8)
@@ -109,8 +109,8 @@ def encode_codebook(x: Tensor, table: tuple[float, ...]) -> Tensor:
 
 
 def decode_codebook(codes: Tensor, table: tuple[float, ...]) -> Tensor:
-    """A short table is put together from fills: a tensor literal is mutated while it is traced, which export refuses.
-    Long ones are for states, which are not exported."""
+    """float32 entries of codes. A short table is built from fills, because tracing mutates a tensor literal, which
+    export refuses. Long tables are for optimizer states, which are not exported."""
     if len(table) > LONG:
         return _float32(table, codes.device)[codes.int()]
     entries = [torch.full((1,), entry, dtype=torch.float32, device=codes.device) for entry in table]

@@ -1,10 +1,10 @@
-"""Matrix <-> codes and scales. All arithmetic is float32, division included; the scale is rounded to its storage dtype
-first and codes are computed with the rounded one, so quantizing and dequantizing agree on it.
+"""Quantize a matrix to codes and scales, and back. All arithmetic is float32, division included. The scale is first
+rounded to its storage dtype and codes are computed with the rounded scale, so quantize and dequantize agree on it.
 
     quantize     code = clamp(round(x / scale) + zero)          floats, codebooks: code = encode(x / scale)
     dequantize   x    = (code - zero) * scale                   floats, codebooks: x    = decode(code) * scale
 
-With a global scale, scale stands for the float32 product of both.
+With a global scale, `scale` here means the float32 product of both.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,8 @@ from bitport.numerics.rounding import RandomSource, Rounding, random_bits, round
 
 
 class Quantized(NamedTuple):
-    """data [..., N, bytes] in the number type's storage, scale and zero [..., SN, SK], scale2 float32 [..., 1, 1]."""
+    """The parts of a quantized matrix: data [..., N, bytes] in the storage dtype of the number type, scale and zero
+    [..., SN, SK], scale2 float32 [..., 1, 1]."""
 
     data: Tensor
     scale: Tensor
@@ -40,10 +41,10 @@ def quantize(
     zero: Tensor | None = None,
     scale2: Tensor | None = None,
 ) -> Quantized:
-    """x [..., N, K] to `fmt`. A scale (with its zero and scale2) that is given is used as it is, whatever x holds;
-    scale2 alone fixes the global scale. Codes are constants: no gradient flows.
+    """Quantize x [..., N, K] to `fmt`. A given scale (with its zero and scale2) is used unchanged; a given scale2 alone
+    fixes the global scale. Codes are constants: no gradient flows.
 
-    With a given scale a NaN in x is a NaN only in number types that have one, elsewhere the code of zero."""
+    With a given scale, a NaN in x stays NaN only in number types that have NaN; in others it becomes zero."""
     x = x.detach()
     if scale is None:
         if zero is not None:
@@ -55,7 +56,7 @@ def quantize(
 
 
 def dequantize(q: Quantized, fmt: Format, n: int, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[..., n, k], computed in float32 and cast to `dtype` once."""
+    """The matrix [..., n, k], computed in float32 and cast to `dtype` at the end."""
     codes = from_storage(q.data, fmt.number, k)
     if codes.shape[-2] != n:
         raise ValueError(f"the data has {codes.shape[-2]} rows, asked for n={n}")
@@ -65,7 +66,7 @@ def dequantize(q: Quantized, fmt: Format, n: int, k: int, dtype: torch.dtype = t
 def quantize_dequantize(
     x: Tensor, fmt: Format, *, rounding: Rounding = "half_even", generator: RandomSource = None
 ) -> Tensor:
-    """float32 values that quantizing and dequantizing x gives, without packing."""
+    """Quantize and dequantize x without packing; returns float32."""
     x = x.detach()
     scale, zero, scale2 = choose_qparams(x, fmt)
     codes = quantize_codes(x, fmt, scale, zero, scale2, rounding, generator)
@@ -81,8 +82,8 @@ def quantize_codes(
     rounding: Rounding = "half_even",
     generator: RandomSource = None,
 ) -> Tensor:
-    """uint8 codes [..., N, K], not packed. Floats of a block whose scale is NaN are nan_code: IEEE 754 does not say
-    which sign a quotient by NaN has, and processors differ."""
+    """Unpacked uint8 codes [..., N, K]. For float types, a block with a NaN scale is filled with nan_code: IEEE 754
+    leaves the sign of x / NaN open, and processors differ."""
     number = fmt.number
     if rounding == "stochastic":
         generator = to_blocks(random_bits(x, generator), fmt.block)
@@ -90,7 +91,7 @@ def quantize_codes(
     steps = to_blocks(as_float32(x), fmt.block) / factor
     if number.kind == "float":
         codes = encode(steps, number, rounding, generator=generator)
-        if number.specials != "none":  # else zero's is the code of NaN, with no sign
+        if number.specials != "none":  # otherwise encode() already gives the unsigned code of zero for NaN
             codes = torch.where(factor.isnan(), number.nan_code, codes)
     elif number.kind == "codebook":
         if rounding != "half_even":
@@ -104,7 +105,7 @@ def quantize_codes(
 def _integer_codes(
     steps: Tensor, fmt: Format, zero: Tensor | None, rounding: Rounding, generator: RandomSource
 ) -> Tensor:
-    """A whole zero point is added after rounding, which keeps the addition exact; any other before."""
+    """An integer zero point is added after rounding, which keeps the addition exact; a fractional one before."""
     number = fmt.number
     offset = number.midpoint if zero is None else spread(zero.to(torch.float32))
     if fmt.zero == "float" or number.midpoint == 0.5:
@@ -117,7 +118,7 @@ def _integer_codes(
 def dequantize_codes(
     codes: Tensor, fmt: Format, scale: Tensor, zero: Tensor | None = None, scale2: Tensor | None = None
 ) -> Tensor:
-    """float32 [..., N, K] of uint8 codes [..., N, K]."""
+    """Dequantize uint8 codes [..., N, K] to float32 [..., N, K]."""
     number = fmt.number
     blocked = to_blocks(codes, fmt.block)
     if number.kind == "float":
@@ -130,14 +131,14 @@ def dequantize_codes(
 
 
 def block_scale(scale: Tensor, scale2: Tensor | None = None) -> Tensor:
-    """The float32 factor of each block, whatever dtype its scale is kept in."""
+    """The float32 factor of each block, whatever the storage dtype of its scale."""
     scale = scale.to(torch.float32)
     return scale if scale2 is None else scale * scale2
 
 
 def readable(parts: Quantized) -> Quantized:
-    """e8m0 scales as the float32 that they stand for: before a layout is undone, for inductor (torch 2.13, CPU) makes
-    no loop that reads or writes that dtype, not even as bytes."""
+    """Convert e8m0 scales to float32. To be called before unpacking a layout: inductor (torch 2.13, CPU) generates no
+    loops that read or write e8m0, not even as bytes."""
     return parts._replace(scale=block_scale(parts.scale)) if parts.scale.dtype == torch.float8_e8m0fnu else parts
 
 

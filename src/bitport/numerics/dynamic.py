@@ -1,14 +1,15 @@
-"""Codebooks for the moments of an optimizer, whose numbers spread over many powers of ten within one block.
+"""Codebooks for optimizer moments, which span many powers of ten within one block.
 
-A dynamic map with E decades holds, in decade i = 0 .. E-1, the middles of s equal steps from 0.1 to 1, times
+A dynamic map with E decades holds, in decade i = 0 .. E-1, the midpoints of s equal steps from 0.1 to 1, times
 10^(i-E+1):
 
     (0.1 + 0.9 (j + 1/2) / s) * 10^(i-E+1),  j = 0 .. s-1        s = 2^i with a sign, 2^(i+1) without
 
-with both signs or as they are, and further 0 and 1: the finer the larger the number, 2^b entries in all. They are the
-8-bit maps of bitsandbytes (E = 7) and the signed 4-bit map of "Memory Efficient Optimizers with 4-bit States" (E = 3).
+with both signs or without, plus 0 and 1: finer for larger values, 2^b entries in all. These are the 8-bit maps of
+bitsandbytes (E = 7) and the signed 4-bit map of "Memory Efficient Optimizers with 4-bit States" (E = 3).
 
-The unsigned 4-bit map of that work is linear, 1/16 .. 16/16. It has no zero: the root of a second moment is divided by.
+The unsigned 4-bit map of that paper is linear, 1/16 .. 16/16. It has no zero, because the update divides by the root of
+the second moment.
 """
 
 import struct

@@ -1,6 +1,6 @@
-"""How far a value is from its reference: 0-dim float64 tensors.
+"""Error of a value against its reference, as 0-dim float64 tensors.
 
-Computed in float64 on the tensor's device, or on the CPU where the device is not known to have float64.
+Computed in float64 on the tensor's device, or on the CPU if the device is not known to support float64.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,8 +12,8 @@ _HAVE_FLOAT64 = ("cpu", "cuda", "meta")
 
 
 def numbers_at_once(device: torch.device) -> int:
-    """What a comparison takes of two large tensors: on a CPU what its caches hold in float64, on others enough to keep
-    them busy. As float64 a whole weight would take several times its memory, and most of the time to bring it there."""
+    """Elements to compare at a time: on a CPU what its caches hold in float64, on other devices enough to keep them
+    busy. Converting a whole weight to float64 would take several times its memory, and most of the time."""
     return 1 << 18 if device.type == "cpu" else 1 << 24
 
 
@@ -27,17 +27,17 @@ def _pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield one, other
     elif rows := most * len(one) // size:
         yield from zip(one.split(rows), other.split(rows), strict=True)
-    else:  # a row is too large by itself
+    else:  # a single row is too large
         for pair in zip(one, other, strict=True):
             yield from _pieces(*pair)
 
 
 def squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """|ref|^2 and |ref - value|^2 of all pieces together, of the reference and of the value, [2]."""
+    """|ref|^2 and |ref - value|^2, [2], summed over all (reference, value) pairs."""
     memory, found = torch.empty(2, 0, dtype=torch.float64), []
     for pair in pairs:
         for one, other in _pieces(*torch.broadcast_tensors(*pair)):
-            if memory.shape[1] < one.numel():  # kept: in new memory each page is to be had from the system
+            if memory.shape[1] < one.numel():  # reused: every page of new memory would cost a page fault
                 memory = torch.empty(2, one.numel(), dtype=torch.float64, device=_with_float64(one.device))
             exact, error = memory[:, : one.numel()]
             exact.view(one.shape).copy_(one.detach())
@@ -48,10 +48,10 @@ def squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def sqnr(reference: Tensor, value: Tensor) -> Tensor:
-    """Signal to quantization noise in dB: 20 log10(|ref| / |ref - value|); infinite where they are equal."""
+    """Signal-to-quantization-noise ratio in dB: 20 log10(|ref| / |ref - value|); infinite if they are equal."""
     return decibels(*squares([(reference, value)]))
 
 
 def decibels(signal: Tensor, noise: Tensor) -> Tensor:
-    """What both squares say."""
+    """The ratio of :func:`squares` in dB; infinite for zero noise."""
     return -20 * torch.log10(torch.where(noise == 0, 0.0, (noise / signal).sqrt()))

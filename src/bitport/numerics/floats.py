@@ -1,12 +1,12 @@
-"""Small float types <-> float32, bit-exact, in integer arithmetic on the float32 bit pattern.
+"""Bit-exact conversion between small float types and float32, in integer arithmetic on the float32 bit pattern.
 
 float32 is [sign 1 | exponent 8 | mantissa 23], value 2^(e - 127) * 1.m. A small type keeps M of the 23 mantissa bits:
-shift the 24-bit significand right by 23 - M, further by as many places as the exponent lies below the type's smallest,
-and round. Adding the rounded significand (its implicit bit included) to (exponent - 1) << M gives the code: a carry out
-of the mantissa moves into the exponent field by itself, and subnormal codes are exponent 0.
+shift the 24-bit significand right by 23 - M, plus as many places as the exponent is below the type's smallest, and
+round. Adding the rounded significand (its implicit bit included) to (exponent - 1) << M gives the code: a carry out of
+the mantissa propagates into the exponent field, and subnormal codes have exponent 0.
 
-Inputs are float32, bfloat16 or float16 (the last two are exact in float32). float64 is refused: casting it to float32
-first would round twice; who accepts that writes x.float().
+Inputs are float32, bfloat16 or float16 (the last two are exact in float32). float64 is refused because casting it to
+float32 first would round twice; callers who accept that pass x.float().
 """
 
 import itertools
@@ -42,13 +42,13 @@ def encode(
     saturate: bool = True,
     generator: RandomSource = None,
 ) -> Tensor:
-    """uint8 codes of x rounded to `number`.
+    """Round x to `number`; returns uint8 codes.
 
-    Overflow (a magnitude that rounds above the largest finite value, or infinity): with `saturate` the largest finite
-    value; without it infinity where the type has one, NaN where it has only that, else the largest all the same.
-    NaN becomes NaN; in a type without NaN (fp6, fp4) the code 0, and the caller marks the block in its scale.
+    Overflow (a magnitude that rounds above the largest finite value, or infinity) saturates to the largest finite
+    value. Without `saturate` it becomes infinity, or NaN in a type without infinity; a type with neither saturates.
+    NaN becomes NaN; in a type without NaN (fp6, fp4) it becomes code 0, and the caller marks the block in its scale.
     e8m0 has no sign and no zero: negative values become NaN, zero becomes 2^-127 with `saturate` and NaN without,
-    values below 2^-127 become 2^-127. It has no mantissa, so of two neighbours none is even: halfway goes up.
+    values below 2^-127 become 2^-127. It has no mantissa, so neither neighbour is even and half_even rounds ties up.
     """
     number = _float_number(number)
     check_rounding(rounding)
@@ -75,8 +75,8 @@ def encode(
 
 
 def _encode_by_thresholds(x: Tensor, number: NumberType) -> Tensor:
-    """Counts the midpoints of neighbouring values below |x|: fewer and cheaper steps for the short tables of fp4, fp6.
-    A midpoint itself counts where the upper neighbour is the even code."""
+    """Encode by counting the midpoints of neighbouring values below |x|: fewer and cheaper ops for the short tables of
+    fp4 and fp6. An equal midpoint counts where the upper neighbour has the even code."""
     magnitude = x.abs()
     codes = torch.zeros_like(x, dtype=torch.uint8)
     values = [number.float_value(code) for code in range(number.max_code + 1)]
@@ -88,9 +88,9 @@ def _encode_by_thresholds(x: Tensor, number: NumberType) -> Tensor:
 
 
 def e8m0_position(magnitude: Tensor) -> Tensor:
-    """int32: the place of a float32 >= 0 on the scale of e8m0 codes, in units of 2^-23: its upper bits are the code of
-    the power of two not above it. For normal float32 that is the bit pattern itself; below 2^-126 the pattern of 2^-127
-    is half a code, and doubling the distance from it continues the scale down to code 0."""
+    """Position of a float32 >= 0 on the scale of e8m0 codes, int32 in units of 2^-23 code: the bits from 23 up are the
+    code of the largest power of two not above it. For normal float32 this is the bit pattern itself. Below 2^-126 the
+    pattern of 2^-127 is half a code; doubling the distance from it continues the scale down to code 0."""
     bits = magnitude.view(torch.int32)
     return torch.where(bits < 0x800000, (bits - 0x400000).clamp(min=0) * 2, bits)
 
@@ -107,10 +107,10 @@ def _encode_e8m0(x: Tensor, number: NumberType, rounding: Rounding, saturate: bo
 
 
 def decode(codes: Tensor, number: NumberType | str) -> Tensor:
-    """float32 values of uint8 codes: exact, every value of these types is a float32.
+    """float32 values of uint8 codes; exact, since float32 represents every value of these types.
 
-    fp6 and fp4 are significand * 2^exponent with the power of two built from its bits, so no float32 on the way is
-    subnormal, and a device that flushes those decodes the same. (e8m0's 2^-127 is one itself.)"""
+    fp6 and fp4 are computed as significand * 2^exponent with the power of two built from its bits, so no intermediate
+    float32 is subnormal and devices that flush subnormals give the same result. (e8m0's 2^-127 is itself subnormal.)"""
     number = _float_number(number)
     if not number.signed:
         code = codes.to(torch.int32)

@@ -1,4 +1,4 @@
-"""Format: which numbers a matrix is kept in, how many elements share a scale, and what that scale is.
+"""Format: the number type a matrix is stored in, how many elements share a scale, and how that scale is stored.
 
 int       value = (code - zero) * scale          zero = the type's midpoint where the format has no zero point
 others    value = decode(code) * scale           scale = block scale [* global scale]
@@ -25,7 +25,7 @@ FLOAT8_SCALES = ("e8m0", "e4m3")
 
 
 LONGEST_BLOCK = 1 << 31
-"""Native kernels count in 64 bits, of which a length that no matrix has would be cut off."""
+"""Exclusive upper bound of a block's length: no matrix is longer, and native kernels take it as a 64-bit integer."""
 
 
 def _choose(field: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -35,13 +35,13 @@ def _choose(field: str, value: str, allowed: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A matrix is [..., N, K]; `block` = (rows, columns) of one scale, 0 = the whole axis:
+    """How a matrix [..., N, K] is quantized. `block` = (rows, columns) that share one scale, 0 = the whole axis:
 
         tensor (0, 0)    channel or token (1, 0)    group (1, g)    2-D block (128, 128)
 
-    Blocks at the far edges may be short. `scale` is the dtype the scale is kept in, "input" that of the tensor being
-    quantized. `scale_rule` says how an e8m0 scale is rounded to a power of two (see qparams). `global_scale` adds one
-    float32 scale over the whole matrix, so that e4m3 block scales use their range (nvfp4).
+    Blocks at the far edges may be short. `scale` is the storage dtype of the scale; "input" means the dtype of the
+    tensor being quantized. `scale_rule` says how an e8m0 scale is rounded to a power of two (see qparams).
+    `global_scale` adds one float32 scale over the whole matrix, so that e4m3 block scales use their full range (nvfp4).
     """
 
     dtype: str
@@ -84,19 +84,19 @@ class Format:
         return number_type(self.dtype)
 
     def scale_dtype(self, input_dtype: torch.dtype) -> torch.dtype:
-        """The dtype that the scales of a tensor of ``input_dtype`` are kept in."""
+        """The dtype in which the scales of a tensor of ``input_dtype`` are stored."""
         return SCALE_DTYPES[self.scale] or input_dtype
 
     def zero_dtype(self, input_dtype: torch.dtype) -> torch.dtype | None:
-        """The dtype that its zero points are kept in; None where it has none."""
+        """The dtype in which its zero points are stored; None if it has none."""
         return {"none": None, "int": torch.uint8, "float": self.scale_dtype(input_dtype)}[self.zero]
 
     def block_shape(self, n: int, k: int) -> tuple[int, int]:
-        """Block size with 0 resolved; the one block of an empty axis counts as 1 long."""
+        """Block size with 0 resolved; the single block of an empty axis has length 1."""
         return self.block[0] or max(n, 1), self.block[1] or max(k, 1)
 
     def scale_shape(self, n: int, k: int) -> tuple[int, int]:
-        """Blocks along each axis; a whole axis is always one block, also when it is empty."""
+        """Number of blocks along each axis; block size 0 always gives one block, even for an empty axis."""
         rows, columns = self.block
         return -(-n // rows) if rows else 1, -(-k // columns) if columns else 1
 

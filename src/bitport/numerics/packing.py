@@ -1,7 +1,7 @@
-"""Codes of b bits <-> a dense stream of bytes along the last axis, least significant bits first.
+"""Pack codes of b bits into a dense byte stream along the last axis, least significant bits first, and unpack them.
 
-Element i of a row holds bits [i*b, i*b + b) of the row read as one little-endian number; the last byte is filled up
-with zero bits. For b = 4 and b = 3 (bits of a byte drawn from the highest to the lowest):
+Element i of a row holds bits [i*b, i*b + b) of the row read as one little-endian number; the last byte is padded
+with zero bits. For b = 4 and b = 3 (bits of a byte drawn from highest to lowest):
 
     byte 0      byte 1           byte 0      byte 1      byte 2
     1111 0000 | 3333 2222        22 111 000| 5 444 333 2| 777 666 55
@@ -19,7 +19,7 @@ from bitport.numerics.types import NumberType
 
 
 def packed_size(k: int, bits: int) -> int:
-    """Bytes of a row of k codes."""
+    """Bytes of a packed row of k codes."""
     return (k * bits + 7) // 8
 
 
@@ -31,7 +31,7 @@ def _period(bits: int) -> tuple[int, int]:
 
 
 def _split_last(x: Tensor, length: int) -> Tensor:
-    """[..., k] to [..., ceil(k/length), length], filled up with zeros."""
+    """[..., k] to [..., ceil(k/length), length], zero-padded."""
     k = x.shape[-1]
     if k % length:
         x = F.pad(x, (0, -k % length))
@@ -44,7 +44,7 @@ def _require_uint8(x: Tensor, what: str) -> None:
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """uint8 codes [..., k], each below 2^bits, to uint8 [..., ceil(k*bits/8)]."""
+    """Pack uint8 codes [..., k], each below 2^bits, into uint8 [..., ceil(k*bits/8)]."""
     _require_uint8(codes, "codes")
     elements, size = _period(bits)
     if bits == 8:
@@ -58,7 +58,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(data: Tensor, bits: int, k: int) -> Tensor:
-    """uint8 [..., ceil(k*bits/8)] to uint8 codes [..., k]."""
+    """Unpack uint8 [..., ceil(k*bits/8)] into uint8 codes [..., k]."""
     _require_uint8(data, "packed data")
     elements, size = _period(bits)
     if data.shape[-1] != packed_size(k, bits):
@@ -78,8 +78,8 @@ def unpack_bits(data: Tensor, bits: int, k: int) -> Tensor:
 
 
 def _shifted(values: Tensor, places: int, bits: int) -> Tensor:
-    """values * 2^places as far as it lies inside one byte; bits that would leave it are masked off before the shift,
-    so no device's overflow rule matters."""
+    """values * 2^places modulo 256. Bits that would overflow the byte are masked off before the shift, so the result
+    does not depend on a device's overflow behaviour."""
     if places < 0:
         return values >> -places
     if places + bits > 8:
@@ -95,31 +95,31 @@ def _merge(parts: list[Tensor]) -> Tensor:
 
 
 def as_bytes(part: Tensor) -> Tensor:
-    """A tensor of an 8-bit type as its bytes, uint8, and any other as it is: not every op of every device knows int8
+    """View a tensor of an 8-bit dtype as uint8; return any other unchanged. Not every op on every device supports int8
     and the 8-bit floats."""
     return part.view(torch.uint8) if part.dtype.itemsize == 1 else part
 
 
 def from_bytes(part: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The inverse, where ``dtype`` is what was viewed as bytes; None, as a longer type, says that nothing was."""
+    """The inverse of :func:`as_bytes`: ``dtype`` is the original dtype; None or a wider dtype makes it a no-op."""
     return part.view(dtype) if dtype is not None and dtype.itemsize == 1 and part.dtype == torch.uint8 else part
 
 
 def to_signed(codes: Tensor) -> Tensor:
-    """uint8 codes of int8, whose midpoint is 128, as the int8 numbers that they stand for."""
+    """uint8 codes of the type int8 (midpoint 128) as the int8 values they mean."""
     return (codes ^ 0x80).view(torch.int8)
 
 
 def from_signed(numbers: Tensor) -> Tensor:
-    """The inverse: int8 numbers as uint8 codes."""
+    """The inverse of :func:`to_signed`: int8 values as uint8 codes."""
     return numbers.view(torch.uint8) ^ 0x80
 
 
 def to_storage(codes: Tensor, number: NumberType) -> Tensor:
-    """Codes to the form they are kept in: torch's own 8-bit float dtype (the same bytes), else the dense stream."""
+    """Codes in their storage form: torch's own 8-bit float dtype (the same bytes), else the dense bit stream."""
     return pack_bits(codes, number.bits) if number.storage == torch.uint8 else codes.view(number.storage)
 
 
 def from_storage(data: Tensor, number: NumberType, k: int) -> Tensor:
-    """The uint8 codes [..., k] again."""
+    """The inverse of :func:`to_storage`: uint8 codes [..., k]."""
     return unpack_bits(data, number.bits, k) if number.storage == torch.uint8 else data.view(torch.uint8)

@@ -9,15 +9,15 @@
         ceil                 2^(ceil(log2 amax) - emax)
         rceil                2^ceil(log2(amax / max)), the smallest that clips nothing
 
-Defined ends, so that no block is an accident:
+Edge cases are all defined:
 
     all zero                 scale 1 (e8m0: its smallest, 2^-127; types without a code for zero, like int1: 0)
     a NaN or infinity in it  scale NaN: the block reads as NaN, the other blocks are untouched
-    scale below its dtype    the dtype's smallest positive value
-    scale above its dtype    the dtype's largest value: the block clips
-    x near its dtype's end   the scale is lowered by one unit in the last place (e8m0: halved) where the largest code
-                             times the scale would be infinite (e8m0: in float32; a block that ends just below
-                             float16's 65504 may be infinite in float16)
+    scale underflows         the scale dtype's smallest positive value
+    scale overflows          the scale dtype's largest value: the block clips
+    x near its dtype's max   the scale is lowered by one unit in the last place (e8m0: halved) where the largest code
+                             times the scale would overflow (e8m0: in float32; a block whose amax is just below
+                             float16's 65504 may become infinite in float16)
 """
 
 import torch
@@ -37,7 +37,7 @@ _SMALLEST_GLOBAL = 2.0**-140
 
 
 def choose_qparams(x: Tensor, fmt: Format, scale2: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(scale, zero, scale2) for x [..., N, K] in the dtypes they are stored in; a scale2 that is given is used."""
+    """(scale, zero, scale2) for x [..., N, K] in their storage dtypes; a given scale2 is used unchanged."""
     if scale2 is not None and not fmt.global_scale:
         raise ValueError(f"{fmt} has no scale2")
     if fmt.zero != "none":
@@ -57,7 +57,7 @@ def choose_qparams(x: Tensor, fmt: Format, scale2: Tensor | None = None) -> tupl
 
 
 def _divide(x: Tensor, divisor: float) -> Tensor:
-    """x / divisor, correctly rounded: with a Python number some devices multiply by the rounded reciprocal."""
+    """x / divisor, correctly rounded: for a Python scalar some devices multiply by the rounded reciprocal instead."""
     return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
 
 
@@ -74,10 +74,11 @@ def _stored(raw: Tensor, amax: Tensor, largest: float, input_dtype: torch.dtype,
 
 
 def _affine(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
-    """Zero padding of short blocks cannot matter: the range includes 0 anyway.
+    """(scale, zero) of a format with a zero point. Zero padding of short blocks is harmless: the range includes 0.
 
-    The range is first cut to steps / (steps + 2) of the input dtype's, so that its ends, which the rounded zero point
-    moves outward by up to half a step, stay finite. Halving before the subtraction keeps it finite and costs no bit."""
+    The range is first clamped to steps / (steps + 2) of the input dtype's, so that its ends stay finite although
+    rounding the zero point moves them outward by up to half a step. Halving before the subtraction avoids overflow
+    and is exact."""
     steps = fmt.number.qmax
     blocked = to_blocks(x, fmt.block)
     low = as_float32(blocked.amin((-3, -1))).clamp(max=0)
@@ -86,7 +87,7 @@ def _affine(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     end = torch.finfo(x.dtype).max * (steps / (steps + 2))
     low, high = low.clamp(min=-end), high.clamp(max=end)
     scale = _stored(_divide(high / 2 - low / 2, steps / 2), amax, 1.0, x.dtype, fmt)
-    zero = (0 - low) / scale.to(torch.float32)  # 0 - low, as -low would make zeros of both signs
+    zero = (0 - low) / scale.to(torch.float32)  # not -low, which would give -0.0
     zero = torch.where(zero.isnan(), 0, zero.clamp(0, steps))
     if fmt.zero == "int":
         return scale, round_to_int(zero).to(torch.uint8)
@@ -94,7 +95,7 @@ def _affine(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
 
 
 def _global_scale(amax: Tensor, fmt: Format) -> Tensor:
-    """float32 [..., 1, 1] over the finite blocks: one bad block must not change the others."""
+    """float32 [..., 1, 1], from the finite blocks only: one bad block must not change the others."""
     largest = E4M3.max * fmt.number.max
     lowest, highest = global_scale_range(fmt.number)
     finite = torch.where(amax.isfinite(), amax, 0)
@@ -104,13 +105,14 @@ def _global_scale(amax: Tensor, fmt: Format) -> Tensor:
 
 
 def global_scale_range(number: NumberType) -> tuple[float, float]:
-    """At the upper end the product of both scales is finite, and that with the largest code as well."""
+    """(smallest, largest) global scale. At the largest, the product of both scales is finite, also when multiplied by
+    the largest code."""
     return _SMALLEST_GLOBAL, _FLOAT32_MAX / (E4M3.max * max(number.max, 1.0)) * (1 - 2.0**-20)
 
 
 def power_of_two_scale(amax: Tensor, fmt: Format) -> Tensor:
     """e8m0 scale by exponent arithmetic on the bits of amax (float32, >= 0); no logarithm, so powers of two are exact.
-    The last step is a cast and not a view of bytes, because inductor has no buffers of that dtype on the CPU.
+    The last step is a cast rather than a view of bytes because inductor has no buffers of that dtype on the CPU.
 
     With amax = 1.f * 2^e and max(type) = 1.g * 2^emax: ceil moves up if f > 0, rceil if f > g, even if 1.f rounds to 2.
     """

@@ -1,7 +1,7 @@
 """Rounding modes, for integers in float arithmetic and for significands in integer arithmetic.
 
-    half_even    nearest, halfway to the even neighbour      toward_zero  truncate
-    half_away    nearest, halfway away from zero             floor, ceil  down, up
+    half_even    nearest, ties to even                       toward_zero  truncate
+    half_away    nearest, ties away from zero                floor, ceil  down, up
     stochastic   up with a probability equal to the fraction: the expected value is x
 
 Stochastic rounding takes its random bits from an explicit source: a torch.Generator of the tensor's device, or an
@@ -28,7 +28,7 @@ def random_bits(like: Tensor, source: RandomSource) -> Tensor:
     """int32 of `like`'s shape with 30 uniformly random bits in each element."""
     if source is None:
         raise ValueError("stochastic rounding needs generator=: a torch.Generator, or an int32 tensor of random bits")
-    if not isinstance(source, Tensor):  # dynamo cannot ask whether a tensor is a Generator
+    if not isinstance(source, Tensor):  # not isinstance(source, Generator), which dynamo cannot trace for a tensor
         return torch.randint(0, 1 << RANDOM_BITS, like.shape, generator=source, dtype=torch.int32, device=like.device)
     if source.dtype != torch.int32 or source.shape != like.shape:
         raise ValueError(
@@ -38,8 +38,8 @@ def random_bits(like: Tensor, source: RandomSource) -> Tensor:
 
 
 def round_to_int(x: Tensor, mode: Rounding = "half_even", generator: RandomSource = None) -> Tensor:
-    """x rounded to whole numbers, in x's dtype. Differences x - floor(x) are exact, so no mode is off by a rounding
-    of its own; stochastic looks at 24 random bits."""
+    """Round x to integers, in x's dtype. The difference x - floor(x) is exact, so no mode adds a rounding error of its
+    own; stochastic uses 24 random bits."""
     check_rounding(mode)
     if mode == "half_even":
         return x.round()
@@ -60,10 +60,10 @@ def round_to_int(x: Tensor, mode: Rounding = "half_even", generator: RandomSourc
 def shift_round(
     significand: Tensor, shift: Tensor, negative: Tensor, mode: Rounding, generator: RandomSource
 ) -> Tensor:
-    """significand / 2^shift rounded to a whole number; int32, 0 <= significand < 2^30, shift >= 1 of any size.
+    """significand / 2^shift rounded to an integer; int32, 0 <= significand < 2^30, any shift >= 1.
 
-    The significand is a magnitude, `negative` its sign. A shift above 30 leaves less than 2^-6 of a step and is
-    brought to 30 by dropping low bits, with one bit kept set for the directed modes if anything was dropped."""
+    The significand is a magnitude, `negative` its sign. A shift above 30 leaves less than 2^-6 of a step; it is
+    reduced to 30 by dropping low bits, with one sticky bit kept for floor and ceil if anything was dropped."""
     check_rounding(mode)
     excess = (shift - 30).clamp(min=0)
     kept = significand >> excess.clamp(max=30)

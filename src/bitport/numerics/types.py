@@ -4,10 +4,10 @@
     float    [sign | exponent | mantissa]   (-1)^s * 2^(e - bias) * 1.m, subnormal 2^(1 - bias) * 0.m at e = 0
     codebook value = table[code]
 
-`specials` tells which float codes are no finite number:
+`specials` says which float codes are not finite:
 
     none     every code is finite (fp4, fp6)
-    nan      only the code with all exponent and mantissa bits set is NaN, nothing is infinite (e4m3, e8m0)
+    nan      only the code with all exponent and mantissa bits set is NaN, there is no infinity (e4m3, e8m0)
     ieee     the largest exponent holds infinity (mantissa 0) and NaN (e5m2)
 """
 
@@ -26,7 +26,8 @@ Specials = Literal["none", "nan", "ieee"]
 
 @dataclass(frozen=True)
 class NumberType:
-    """`storage` is the dtype of packed data: torch's own for 8-bit floats, else uint8 holding a dense bit stream."""
+    """A number type. `storage` is the dtype of packed data: torch's own for 8-bit floats, else uint8 holding a dense
+    bit stream."""
 
     name: str
     bits: int
@@ -64,12 +65,12 @@ class NumberType:
 
     @property
     def nan_code(self) -> int:
-        """The NaN code with all bits set but the sign; 0, the code of zero, where a float type has no NaN."""
+        """The NaN code (all bits but the sign set); 0, the code of zero, for float types without NaN."""
         return 0 if self.specials == "none" else (1 << (self.exponent_bits + self.mantissa_bits)) - 1
 
     @property
     def max(self) -> float:
-        """Largest magnitude that a symmetric scale maps the largest element to. Integers leave out the code 0
+        """The magnitude to which a symmetric scale maps the largest element. For integers this excludes code 0
         (-2^(b-1)), which has no positive counterpart."""
         if self.kind == "int":
             return self.qmax - self.midpoint
@@ -86,7 +87,7 @@ class NumberType:
 
     @property
     def has_zero(self) -> bool:
-        """Whether a code without a zero point means 0."""
+        """Whether some code means 0 when there is no zero point."""
         return 0.0 in self.table if self.kind == "codebook" else self.signed if self.kind == "float" else self.bits > 1
 
     @property
@@ -145,12 +146,12 @@ STATE_TYPES: dict[str, NumberType] = {
         NumberType("ulinear4", 4, "codebook", table=ULINEAR4),
     )
 }
-"""What optimizers keep their moments in. They are stored and read like the others; no product takes a weight of them,
-so that ops, kernels and schemes by name need not know tables of 256 entries."""
+"""Number types for optimizer moments. They are stored and read like the others, but matmuls do not accept them as
+weights, so ops, kernels and named schemes need not support tables of 256 entries."""
 
 
 def number_type(name: str | NumberType) -> NumberType:
-    """The number type of that name, or the one that is given; ValueError with the names of all for another."""
+    """The number type called ``name``; a NumberType is returned unchanged. Unknown names raise ValueError."""
     if isinstance(name, NumberType):
         return name
     number = NUMBER_TYPES.get(name) or STATE_TYPES.get(name)

@@ -1,4 +1,4 @@
-"""What the user asks for: schemes by name, recipes over a model's weights, and the plan they resolve to."""
+"""Schemes by name, recipes that assign them to a model's weights, and the plan a recipe resolves to."""
 
 from bitport.schemes.plan import Choice, Plan
 from bitport.schemes.presets import PRESETS, preset

@@ -1,4 +1,4 @@
-"""A plan: a recipe resolved on a model. One choice per weight, with its reason."""
+"""A plan: a recipe resolved against a model, with one choice and its reason per weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitport.schemes.scheme import Scheme, parsed
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """``scheme`` None: the weight stays as it is."""
+    """The scheme chosen for one weight, and why; ``scheme`` None leaves the weight unquantized."""
 
     name: str
     scheme: Scheme | None
@@ -39,36 +39,36 @@ class Plan:
 
     @property
     def quantized(self) -> tuple[Choice, ...]:
-        """Those with a scheme."""
+        """The choices with a scheme."""
         return tuple(choice for choice in self.choices if choice.scheme is not None)
 
     @property
     def skipped(self) -> tuple[Choice, ...]:
-        """Those that stay as they are."""
+        """The choices without a scheme."""
         return tuple(choice for choice in self.choices if choice.scheme is None)
 
     def __str__(self) -> str:
         """One line per weight: ``name: scheme (reason)``."""
         return "\n".join(f"{c.name}: {c.scheme or 'left as it is'} ({c.reason})" for c in self.choices)
 
-    __repr__ = __str__  # what a notebook shows of a cell that ends with it
+    __repr__ = __str__  # shown as the value of a notebook cell
 
     def diff(self, other: Plan) -> list[str]:
-        """One line per weight that the two plans treat differently: ``name: this -> other``."""
+        """One line per weight whose scheme differs between the plans: ``name: this -> other``."""
         here, there = ({c.name: _described(c.scheme) for c in plan.choices} for plan in (self, other))
         names = [*here, *(name for name in there if name not in here)]
         pairs = ((name, here.get(name, "absent"), there.get(name, "absent")) for name in names)
         return [f"{name}: {mine} -> {theirs}" for name, mine, theirs in pairs if mine != theirs]
 
     def to_json(self) -> str:
-        """A list of objects with name, scheme (null: none) and reason."""
+        """JSON list of objects with name, scheme (null: none) and reason."""
         return json.dumps(
             [{"name": c.name, "scheme": c.scheme and c.scheme.to_dict(), "reason": c.reason} for c in self.choices]
         )
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Reads :meth:`to_json`; RecipeError for anything else."""
+        """The inverse of :meth:`to_json`; RecipeError for anything else."""
         try:
             return cls(tuple(map(_choice_from, _list_of(parsed(text, "plan", RecipeError)))))
         except (KeyError, TypeError) as error:
@@ -76,7 +76,7 @@ class Plan:
 
 
 def refuse_static(choices: Iterable[Choice], advice: str) -> None:
-    """ArgumentError for fixed scales of inputs where nothing runs the model; ``advice``: what to do."""
+    """Raise ArgumentError if a choice has a static input scale, where the model is not run. ``advice``: what to do."""
     if static := [choice.name for choice in choices if choice.static]:
         more = ", ..." if len(static) > 1 else ""
         raise ArgumentError(

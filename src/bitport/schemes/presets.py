@@ -5,7 +5,7 @@ A name is a preset, then any of these suffixes, e.g. ``int4-g32-sym``, ``int3-ch
     -g<N>       one scale per N inputs          -channel  one per output row     -tensor  one for all
     -b<R>x<C>   one per block of R rows and C inputs
     -sym        no zero point     -asym  integer zero point     -fzero  float zero point (HQQ, tinygemm)
-    -wo         weight only: the input is not rounded    -static  its scale is fixed by calibration
+    -wo         weight only, unrounded input             -static  input scale fixed by calibration
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SUFFIXES = ("g<N>", "b<R>x<C>", *BLOCK_SUFFIX, *ZERO_SUFFIX, "wo", "static")
 
 
 def preset(name: str) -> Scheme:
-    """The scheme called ``name``; raises :class:`SchemeError` with the known names for any other."""
+    """The scheme called ``name``; :class:`SchemeError` with the known names for any other."""
     base = max((p for p in PRESETS if name == p or name.startswith(p + "-")), key=len, default=None)
     if base is None:
         raise SchemeError(
@@ -99,13 +99,13 @@ def _with_suffix(scheme: Scheme, suffix: str, name: str) -> Scheme:
 
 
 def name_of(scheme: Scheme) -> str:
-    """The inverse of :func:`preset`: preset(name_of(s)) == s, unless no name describes s ('custom')."""
+    """The inverse of :func:`preset`: preset(name_of(s)) == s, or 'custom' if no name describes s."""
     candidates = (_name_from(base, scheme) for base in PRESETS)
     return min((name for name in candidates if name), key=len, default="custom")
 
 
 def described(scheme: Scheme) -> str:
-    """``scheme`` for people, whether it has a name or not."""
+    """A human-readable description of ``scheme``, whether it has a name or not."""
     fmt = scheme.weight
     zero = {"none": "", "int": "-asym", "float": "-fzero"}[fmt.zero]
     parts = [f"{fmt.dtype}-{_block_suffix(fmt.block)}{zero}"]

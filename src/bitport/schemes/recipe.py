@@ -1,4 +1,4 @@
-"""A recipe: ordered rules that give each weight of a model its scheme. The first rule that fits decides."""
+"""A recipe: ordered rules that assign a scheme to each weight of a model. The first matching rule wins."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PLURALS = {
     "other": "weights of modules of unknown type",
 }
 
-# A glob that fits one name: no wildcard, or each in brackets, as glob.escape writes it.
+# A glob that matches a single name: it has no wildcard, or only ones in brackets, as glob.escape writes them.
 ONE_NAME = re.compile(r"(?:[^*?[]|\[[*?[]\])*")
 ROUTER = re.compile(r"(.*\.)?(router(\.\w+)?|gate(\.wg)?)")
 
 
 def is_router(module: str, shape: Sequence[int]) -> bool:
-    """Whether a matrix [N, K] of ``module`` chooses among experts, which are fewer than channels. It is small, decides
-    much, and is "other", be it an nn.Linear or, as in most models, not."""
+    """Whether a matrix [N, K] of ``module`` is a MoE router: its name says so, and it has fewer experts N than channels
+    K. A router is small and sensitive, so its kind is "other", even if it is an nn.Linear, as in few models."""
     return shape[0] < shape[1] and ROUTER.fullmatch(module) is not None
 
 
@@ -47,8 +47,8 @@ def is_router(module: str, shape: Sequence[int]) -> bool:
 class Target:
     """One weight a recipe may quantize: the parameter ``param`` of the module ``module``.
 
-    ``kind`` is one of :data:`KINDS`; ``transposed`` tells that the weight lies as [.., K, N]. Targets that share one
-    parameter (a head tied to its embedding) carry the same ``storage`` label.
+    ``kind`` is one of :data:`KINDS`; ``transposed`` means that the weight is stored as [.., K, N]. Targets that share
+    one parameter (a head tied to its embedding) have the same ``storage`` label.
     """
 
     module: str
@@ -58,7 +58,7 @@ class Target:
     storage: str
     transposed: bool = False
     unfit: str = ""
-    """Why no rule can quantize it; empty if rules can."""
+    """Why it cannot be quantized; empty if it can."""
 
     @property
     def name(self) -> str:
@@ -69,15 +69,15 @@ class Target:
         return getattr(model.get_submodule(self.module), self.param)
 
     def put(self, model: nn.Module, weight: Tensor) -> None:
-        """Set it under this name only: a tied one has to be put under each of its names."""
+        """Set the parameter under this name only; a tied weight must be set under each of its names."""
         setattr(model.get_submodule(self.module), self.param, weight)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Weights of modules whose name fits ``match`` (a glob; a regular expression after "re:") get ``scheme``
-    ("skip": stay as they are). ``kinds`` narrows the rule to kinds of module; None takes every kind but "other" (the
-    matrix of a module that bitport does not know, whose forward may not take a quantized one)."""
+    """Assign ``scheme`` ("skip": leave unquantized) to weights of modules whose name matches ``match``, a glob or,
+    after "re:", a regular expression. ``kinds`` restricts the rule to kinds of weights; None means every kind but
+    "other" (a matrix of a module unknown to bitport, whose forward may not support a quantized one)."""
 
     match: str
     scheme: Scheme | str
@@ -108,7 +108,7 @@ class Rule:
 
     @functools.cached_property
     def _name(self) -> str | None:
-        """The only name that fits; None where several may."""
+        """The only name that matches; None if several may."""
         if self.match.startswith("re:") or not ONE_NAME.fullmatch(self.match):
             return None
         return re.sub(r"\[(.)\]", r"\1", self.match)
@@ -118,7 +118,7 @@ class Rule:
         return re.compile(self.match[3:] if self.match.startswith("re:") else fnmatch.translate(self.match))
 
     def fits(self, target: Target) -> bool:
-        """Whether ``target`` is of one of the kinds, and the whole name of its module, or its own, fits the pattern."""
+        """Whether ``target`` has one of the kinds, and the pattern matches its full name or that of its module."""
         if target.kind not in (self.kinds or KINDS[:-1]):
             return False
         names = (target.module, target.name)
@@ -141,7 +141,7 @@ class Recipe:
 
     @classmethod
     def of(cls, spec: RecipeLike) -> Recipe:
-        """A recipe from what a user may give: a preset name or scheme (for linear layers, attention projections and
+        """A recipe from any accepted form: a preset name or scheme (for linear layers, attention projections and
         experts; embeddings and convolutions need a rule), a dict ``{pattern: scheme}``, a rule, a sequence of rules,
         (pattern, scheme) pairs and (pattern, scheme, kinds) triples, or a recipe."""
         if isinstance(spec, Recipe):
@@ -160,7 +160,7 @@ class Recipe:
         )
 
     def resolve(self, targets: Sequence[Target]) -> Plan:
-        """What each target gets. Every rule must fit at least one target; tied weights get one decision."""
+        """The plan for ``targets``. Every rule must match at least one target; tied weights get one joint decision."""
         if not targets:
             raise RecipeError("nothing to quantize: no Linear, Embedding, Conv, attention or expert weight was found")
         fitting = self._fitting(targets)
@@ -177,8 +177,8 @@ class Recipe:
         return Plan(tuple(_tied(targets, choices)))
 
     def _fitting(self, targets: Sequence[Target]) -> list[list[int]]:
-        """For each target the positions of the rules that fit it, in order. A recipe may have a rule for each weight:
-        rules that name one are looked up, and the others alone are tried on every target."""
+        """For each target, the indices of the rules that match it, in order. A recipe may have a rule per weight, so
+        rules for a single name are looked up in a dict, and only the others are tried on every target."""
         several: list[int] = []
         named: dict[str, list[int]] = collections.defaultdict(list)
         for at, rule in enumerate(self.rules):
@@ -190,7 +190,7 @@ class Recipe:
         return found
 
     def _check_order(self, fitting: Sequence[Sequence[int]]) -> None:
-        """RecipeError for a rule that comes too late, behind one for everything."""
+        """Raise RecipeError for a rule that never decides because '*' comes before it."""
         first = {self.rules[fits[0]] for fits in fitting if fits}
         behind = {at for fits in fitting if fits and self.rules[fits[0]].match == "*" for at in fits[1:]}
         for at in sorted(behind):
@@ -201,7 +201,7 @@ class Recipe:
                 )
 
     def _decide(self, target: Target, fits: Sequence[int]) -> Choice:
-        """``fits``: the positions of the rules that fit."""
+        """``fits``: the indices of the matching rules."""
         if fits:
             rule = self.rules[fits[0]]
             if isinstance(rule.scheme, str):
@@ -223,7 +223,7 @@ class Recipe:
         return Choice(target.name, None, f"no rule fits this {'router' if router else what}")
 
     def to_json(self) -> str:
-        """The recipe file of docs/formats.md, its schemes in full."""
+        """The recipe file of docs/formats.md, with all schemes written out."""
         rules = [
             {
                 "match": rule.match,
@@ -236,7 +236,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
-        """Reads :meth:`to_json`; a rule's scheme may also be a preset name, so that people can write the file."""
+        """The inverse of :meth:`to_json`; a rule's scheme may also be a preset name, for files written by hand."""
         data = parsed(text, "recipe", RecipeError)
         try:
             if not isinstance(data, dict) or "version" not in data:
@@ -260,16 +260,16 @@ RecipeLike = (
     | Mapping[str, str | Scheme]
     | Sequence[Rule | tuple[str, str | Scheme] | tuple[str, str | Scheme, Sequence[str] | None]]
 )
-"""What :meth:`Recipe.of` takes, and whatever has a ``recipe``."""
+"""What :meth:`Recipe.of` and all arguments called ``recipe`` accept."""
 
 
 def static_inputs(choices: Iterable[Choice], targets: Mapping[str, Target]) -> dict[Target, str]:
-    """How each input with a static scale is rounded; ``targets`` by name."""
+    """The activation format of each target with a static input scale; ``targets`` by name."""
     return {targets[choice.name]: choice.scheme.act for choice in choices if choice.scheme and choice.scheme.static}
 
 
 def _is_by_name(rule: Rule) -> bool:
-    """Whether it is what :meth:`Recipe.of` makes of a scheme alone, so that its pattern says nothing to the user."""
+    """Whether :meth:`Recipe.of` made the rule from a bare scheme, so that messages should not show its pattern."""
     return rule.match == "*" and rule.kinds == DEFAULT_KINDS
 
 
@@ -287,7 +287,7 @@ def _rule_from(data: dict[str, Any]) -> Rule:
 
 
 def _tied(targets: Sequence[Target], choices: list[Choice]) -> list[Choice]:
-    """One parameter under several names is quantized once, or not at all: it stays tied."""
+    """Make one decision for all names of a tied parameter, so that it stays tied: one scheme, or unquantized."""
     by_storage: dict[str, list[int]] = {}
     for index, target in enumerate(targets):
         by_storage.setdefault(target.storage, []).append(index)
@@ -310,7 +310,7 @@ def _tied(targets: Sequence[Target], choices: list[Choice]) -> list[Choice]:
 
 
 def _otherwise(targets: Sequence[Target], rule: Rule) -> str:
-    """What to do where the rule would fit weights of other kinds, or as a regular expression."""
+    """Advice if the rule would match weights of other kinds, or would match as a regular expression."""
     known = KINDS[:-1] if rule.match == "*" else KINDS
     fits = {target.kind for target in targets if dataclasses.replace(rule, kinds=known).fits(target)}
     if fits:
@@ -325,7 +325,7 @@ def _otherwise(targets: Sequence[Target], rule: Rule) -> str:
 
 
 def _preview(targets: Sequence[Target], like: str, limit: int = 8) -> str:
-    """Those whose names are closest to ``like``."""
+    """The targets with names closest to ``like``, for an error message."""
     near = sorted(targets, key=lambda each: -difflib.SequenceMatcher(None, like, each.module).ratio())[:limit]
     names = (target.name if target.kind == "other" else target.module or "(root)" for target in near)
     shown = ", ".join(f"{name} ({target.kind})" for name, target in zip(names, near, strict=True))

@@ -1,4 +1,4 @@
-"""A scheme says which numbers a weight is stored in and how the input of its product is rounded: data, not code."""
+"""A scheme says how a weight is stored and how the input of its matmul is rounded: data, not code."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """``weight``: the number format of the weight. ``act``: how each input is rounded before the product, a key of
-    :data:`bitport.numerics.ACTIVATIONS`, or "" for an input that is used as it is. ``static``: the scale that
-    a whole input shares is fixed by calibration instead of being measured on every call.
+    """How a weight is quantized, and the input it is multiplied with.
 
-    A scheme holds everything a checkpoint needs to be read; it says nothing about devices or layouts.
+    ``weight``: the format of the weight. ``act``: how each input is rounded before the matmul, a key of
+    :data:`bitport.numerics.ACTIVATIONS`, or "" to leave inputs unrounded (weight-only). ``static``: the scale shared by
+    a whole input is fixed by calibration instead of being measured on every call.
+
+    A scheme is all that is needed to read the weight from a checkpoint; it says nothing about devices or layouts.
     """
 
     weight: Format
@@ -35,30 +37,30 @@ class Scheme:
 
     @property
     def name(self) -> str:
-        """The shortest preset name (with suffixes) that :func:`preset` would turn into this scheme, or 'custom'."""
+        """The shortest name, with suffixes, for which :func:`preset` returns this scheme, or 'custom'."""
         from bitport.schemes.presets import name_of
 
         return name_of(self)
 
     def __str__(self) -> str:
-        """The name; what no preset says in words like those of a name."""
+        """The name; for a custom scheme a description in a similar style."""
         from bitport.schemes.presets import described
 
         return described(self) if self.name == "custom" else self.name
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, with the version of the format, in types that JSON has."""
+        """The scheme and the format version as JSON-compatible types."""
         weight = dataclasses.asdict(self.weight)
         weight["block"] = list(self.weight.block)
         return {"version": VERSION, "weight": weight, "act": self.act, "static": self.static}
 
     def to_json(self) -> str:
-        """:meth:`to_dict` as text, the same for equal schemes."""
+        """:meth:`to_dict` as JSON text; equal schemes give equal text."""
         return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
     def from_dict(cls, data: Any) -> Scheme:
-        """The scheme that ``data`` describes. Unknown keys are refused: a field that is ignored changes the numbers."""
+        """The inverse of :meth:`to_dict`. Unknown keys are refused: ignoring a field could change the values."""
         fields = _checked(data, "scheme", {"version", "weight", "act", "static"}, {"version", "weight"})
         if fields["version"] != VERSION or isinstance(fields["version"], bool):
             raise SchemeError(
@@ -81,12 +83,12 @@ class Scheme:
 
     @classmethod
     def from_json(cls, text: str) -> Scheme:
-        """Reads :meth:`to_json`; SchemeError for anything else."""
+        """The inverse of :meth:`to_json`; SchemeError for anything else."""
         return cls.from_dict(parsed(text, "scheme", SchemeError))
 
 
 def parsed(text: str, what: str, kind: type[BitportError]) -> Any:
-    """JSON that may come from a stranger; an error is of this ``kind``."""
+    """Parse JSON from an untrusted source; raise ``kind`` if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
