@@ -1,4 +1,4 @@
-"""Where the bits of a quantized matrix lie: the plain canonical layout and those derived from it."""
+"""Memory layouts of quantized matrices: the canonical layout ``plain`` and those derived from it."""
 
 from bitport.layouts import (  # noqa: F401  (each registers itself)
     cpu_tiles,

@@ -1,8 +1,8 @@
-"""A layout: where the bits of a quantized matrix lie on a device.
+"""A layout: how the bits of a quantized matrix are arranged in device memory.
 
-``plain`` is the canonical one, the only one that is written to disk or moved between devices. Every other layout is
-a cache derived from it: ``unpack(pack(parts)) == parts`` bit for bit, with standard torch ops, so that any device can
-make and read any layout.
+``plain`` is the canonical layout, the only one that is written to disk or moved between devices. Every other layout is
+derived from it: ``unpack(pack(parts)) == parts`` bit for bit, with standard torch ops, so that any device can write and
+read any layout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bitport.numerics import Quantized
 
 
 class Matrix(NamedTuple):
-    """The logical matrix behind the parts: ``n`` outputs by ``k`` inputs of ``dtype`` (the name of a number
+    """The logical matrix that the parts represent: ``n`` outputs by ``k`` inputs of ``dtype`` (the name of a number
     type), one scale per ``block_n`` x ``block_k`` block (whole axes resolved: block_k == k is one scale per row)."""
 
     dtype: str
@@ -28,7 +28,7 @@ class Matrix(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """The shape of the scale."""
+        """The shape of the canonical scale."""
         return -(-self.n // self.block_n), -(-self.k // self.block_k)
 
 
@@ -37,43 +37,43 @@ class Packed(NamedTuple):
     data_shape: tuple[int, ...]
     scale_shape: tuple[int, ...]
     zero_shape: tuple[int, ...] | None = None
-    """None: canonical, as ``Matrix.grid``."""
+    """None: canonical, i.e. ``Matrix.grid``."""
 
 
 class Layout(Protocol):
     name: str
-    """What tensors, kernels and reports call it."""
+    """The name that tensors, kernels and reports use."""
     devices: tuple[str, ...]
-    """Device types on which a tensor that fits is put into this layout when it arrives; () for on request only."""
+    """Device types on which a suitable tensor is converted to this layout on arrival; () means on request only."""
     data_ndim: int
-    """Number of dimensions of ``data`` for one matrix; further leading ones are batch (experts)."""
+    """Number of dimensions of ``data`` for one matrix; additional leading dimensions are batch (experts)."""
     weight_only: bool = False
-    """Whether its kernels take only single matrices, and inputs that are not rounded: weights of other kinds are not
-    put into it when they arrive on a device. A layout without this member is for all."""
+    """Whether its kernels take only single matrices and unrounded inputs; other weights are then not converted to it on
+    arrival. Defaults to False if the layout lacks this member."""
 
     def expects(self, matrix: Matrix) -> Packed:
-        """What the parts of one packed matrix look like; checked before any kernel touches them."""
+        """Dtype and shapes of the parts of one packed matrix; checked before any kernel reads them."""
 
     def refuses(self, matrix: Matrix, parts: Quantized) -> str | None:
-        """Why these parts cannot be held, or None."""
+        """Why the layout cannot hold these parts, or None if it can."""
 
     def pack(self, matrix: Matrix, parts: Quantized) -> Quantized:
-        """Canonical parts in this layout; asked only for parts that it does not refuse."""
+        """Convert canonical parts to this layout; called only for parts that it does not refuse."""
 
     def unpack(self, matrix: Matrix, parts: Quantized) -> Quantized:
-        """The canonical parts again, bit for bit."""
+        """The inverse of ``pack``, bit for bit."""
 
-    # ``rows(matrix, parts, start, stop)``, which a layout may have beside these, gives the parts of some rows as views,
-    # or None where there are no such views. Without it the whole is unpacked and the rows are packed again.
+    # A layout may also define ``rows(matrix, parts, start, stop)``, which returns the parts of these rows as views, or
+    # None if there are no such views. Without it the whole matrix is unpacked and the rows are packed again.
 
 
 WHOLE = ("name", "devices", "data_ndim", "expects", "refuses", "pack", "unpack")
-"""What a layout must have: all members but ``weight_only``."""
+"""The members a layout must have: all but ``weight_only``."""
 LAYOUTS: dict[str, Layout] = {}
 
 
 def register_layout(layout: Layout) -> None:
-    """Add a layout. Later ones are preferred to earlier ones on the devices that both name."""
+    """Register a layout. Where several name the same device, the last registered is preferred."""
     if missing := [name for name in WHOLE if not hasattr(layout, name)]:
         raise LayoutError(f"the layout {type(layout).__name__} lacks {', '.join(missing)}: see bitport.layouts.Layout")
     if isinstance(layout.devices, str):
@@ -88,7 +88,7 @@ def register_layout(layout: Layout) -> None:
 
 
 def layout(name: str) -> Layout:
-    """The layout of that name; LayoutError with the known ones for any other."""
+    """The layout called ``name``; LayoutError with the known names for any other."""
     try:
         return LAYOUTS[name]
     except KeyError:
@@ -96,7 +96,7 @@ def layout(name: str) -> Layout:
 
 
 def preferred(device: torch.device, matrix: Matrix, parts: Quantized, act: str = "") -> str:
-    """The layout a tensor takes when it arrives on ``device``; ``act``: how inputs are rounded for products with it."""
+    """The layout a tensor is converted to when it arrives on ``device``; ``act``: how inputs are rounded."""
     plugins.load()
     further = act != "" or parts.data.dim() > 2
     for candidate in reversed(LAYOUTS.values()):
@@ -107,7 +107,7 @@ def preferred(device: torch.device, matrix: Matrix, parts: Quantized, act: str =
 
 
 def repack(matrix: Matrix, parts: Quantized, source: str, target: str) -> Quantized:
-    """The same matrix in another layout, by way of plain."""
+    """Convert a matrix to another layout by way of ``plain``."""
     if source == target:
         return parts
     plain = layout(source).unpack(matrix, parts)

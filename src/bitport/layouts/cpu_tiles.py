@@ -1,16 +1,16 @@
-"""Codes of 1 to 8 bits in tiles of 32 rows by 32 columns: what the native CPU kernels read.
+"""Codes of 1 to 8 bits in tiles of 32 rows by 32 columns: the layout of the native CPU kernels.
 
-``data`` is uint8 [N/32][K/32][128 * bits]; N and K are filled up to 32 with code 0. A tile has 16 lines of 64 codes:
-line 8h + p holds rows 16h .. 16h+15 and columns 4p .. 4p+3, and in it
+``data`` is uint8 [N/32][K/32][128 * bits]; N and K are padded to multiples of 32 with code 0. A tile has 16 lines of 64
+codes: line 8h + p holds rows 16h .. 16h+15 and columns 4p .. 4p+3, and in it
 
     code 32 (c // 2) + 2 r + c % 2      belongs to row 16h + r, column 4p + c
 
-which is two lines of column pairs, as bf16 matrix units want them. The bits of a code are cut, from the lowest, into
-digits of 8, 4, 2 and 1 bits, those that add up to ``bits``: 6 = 4 + 2, 5 = 4 + 1. Each digit has a plane of its own,
-the widest first: 16 lines of D = 8 * digit bytes, byte j of a line with the digits of codes j, j + D, j + 2D .. from
-the lowest bits up; of single bits, bit q of the 64-bit line belongs to code q.
+which is two lines of column pairs, the operand layout of bf16 matrix units. The bits of a code are split, from the
+lowest, into digits of 8, 4, 2 and 1 bits that add up to ``bits``: 6 = 4 + 2, 5 = 4 + 1. Each digit has its own plane,
+the widest first: 16 lines of D = 8 * digit bytes, where byte j of a line holds the digits of codes j, j + D, j + 2D ..
+from the lowest bits up; for 1-bit digits, bit q of the 64-bit line belongs to code q.
 
-``scale`` and ``zero`` are [N/32][groups][32], one entry per row: what several rows share is repeated.
+``scale`` and ``zero`` are [N/32][groups][32], one entry per row; values shared by several rows are repeated.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from bitport.numerics.packing import as_bytes, from_storage, to_storage
 TILE = 32
 DIGITS = (8, 4, 2, 1)
 UNIT = 16
-"""Columns that share a scale: groups are multiples of it."""
+"""The group size must be a multiple of this many columns."""
 
 
 class CpuTiles:
-    """``pack_codes`` and ``unpack_codes`` do the same with (matrix, data) and (matrix, tiles) faster, on the CPU."""
+    """``pack_codes`` and ``unpack_codes`` are faster equivalents of :func:`pack_tiles` and :func:`unpack_tiles` for
+    tensors on the CPU."""
 
     name = "cpu_tiles"
     data_ndim = 3
@@ -74,7 +75,8 @@ class CpuTiles:
         return Quantized(unpack(matrix, parts.data), _from_tiles(matrix, parts.scale), zero, parts.scale2)
 
     def rows(self, matrix: Matrix, parts: Quantized, start: int, stop: int) -> Quantized | None:
-        """Of one matrix: those of several would not lie together, as kernels want them."""
+        """The parts of rows start .. stop as views, if these are whole tiles. None for a batch of matrices: their rows
+        would not be contiguous, which kernels require."""
         borders = start % TILE == 0 and (stop % TILE == 0 or stop == matrix.n)
         if not borders or start == stop or parts.data.dim() > self.data_ndim:
             return None
@@ -85,7 +87,7 @@ class CpuTiles:
 
 @functools.cache
 def refuses_matrix(matrix: Matrix) -> str | None:
-    """Why no such matrix is held, whatever the dtypes of its parts."""
+    """Why the layout cannot hold such a matrix, whatever the dtypes of its parts, or None."""
     if matrix.dtype not in NUMBER_TYPES:
         return f"{matrix.dtype} is for states of optimizers; no product takes it"
     if matrix.block_k % UNIT and matrix.block_k < matrix.k:
@@ -94,7 +96,7 @@ def refuses_matrix(matrix: Matrix) -> str | None:
 
 
 def pack_tiles(matrix: Matrix, data: Tensor) -> Tensor:
-    """Canonical data [.., N, bytes] to tiles."""
+    """Convert canonical data [.., N, bytes] to tiles."""
     codes = from_storage(data, NUMBER_TYPES[matrix.dtype], matrix.k)
     batch = codes.shape[:-2]
     filled = F.pad(codes, (0, -matrix.k % TILE, 0, -matrix.n % TILE))
@@ -111,7 +113,7 @@ def pack_tiles(matrix: Matrix, data: Tensor) -> Tensor:
 
 
 def unpack_tiles(matrix: Matrix, tiles: Tensor) -> Tensor:
-    """Tiles to canonical data."""
+    """Convert tiles to canonical data."""
     lines = unpack_lines(matrix, tiles)
     *batch, count, steps, _, _ = lines.shape
     order = lines.reshape(math.prod(batch), count, steps, 2, 8, 2, 16, 2).permute(0, 1, 3, 6, 2, 4, 5, 7)
@@ -120,7 +122,7 @@ def unpack_tiles(matrix: Matrix, tiles: Tensor) -> Tensor:
 
 
 def unpack_lines(matrix: Matrix, tiles: Tensor) -> Tensor:
-    """[.., 128 * bits] to codes [.., 16, 64]."""
+    """Tiles [.., 128 * bits] to codes [.., 16, 64]."""
     codes, below, start = torch.zeros((), dtype=torch.uint8, device=tiles.device), 0, 0
     for digit in _digits(matrix):
         size = 16 * 8 * digit
@@ -131,7 +133,7 @@ def unpack_lines(matrix: Matrix, tiles: Tensor) -> Tensor:
 
 
 def _merged(part: Tensor, digit: int) -> Tensor:
-    """Digits of codes [.., 64] in bytes [.., 8 * digit]."""
+    """Merge the digits of codes [.., 64] into bytes [.., 8 * digit]."""
     fields = part.unflatten(-1, (8, 8)).transpose(-1, -2) if digit == 1 else part.unflatten(-1, (8 // digit, -1))
     merged = fields[..., 0, :]
     for i in range(1, 8 // digit):
@@ -140,7 +142,7 @@ def _merged(part: Tensor, digit: int) -> Tensor:
 
 
 def _split(plane: Tensor, digit: int) -> Tensor:
-    """Bytes [.., 8 * digit] to the digits of codes [.., 64]."""
+    """The inverse of :func:`_merged`."""
     fields = [(plane >> (i * digit)) & ((1 << digit) - 1) for i in range(8 // digit)]
     return torch.stack(fields, -1 if digit == 1 else -2).flatten(-2)
 

@@ -1,7 +1,7 @@
 """int4 for MPS: the canonical bytes, and scale with zero point as pairs [K/g, N, 2] in the scale's dtype.
 
-A pair is (s, z) with value = (code - 8) * s + z, so z = (8 - zero) * s. That z is rounded: ``zero`` stays beside it,
-canonical, so that nothing is lost.
+A pair is (s, z) with value = (code - 8) * s + z, so z = (8 - zero) * s. Because z is rounded, the canonical ``zero`` is
+kept as well, so that nothing is lost.
 """
 
 from __future__ import annotations

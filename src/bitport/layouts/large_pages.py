@@ -1,8 +1,8 @@
-"""Memory for weights, which every product reads from end to end.
+"""Huge-page memory for weights, which every matmul reads from end to end.
 
-Where memory lies in pages of 4 KiB, the processor looks up an address every 4 KiB and its prefetchers stop there: with
-one row, when reading is all that takes time, a product takes about a fifth longer than with pages of 2 MiB. Linux gives
-those to who asks for them (``madvise``), in its usual setting to nobody else; asking changes this memory alone.
+With 4 KiB pages the processor translates an address every 4 KiB, and its prefetchers stop at page boundaries: a
+memory-bound matmul with one row takes about a fifth longer than with 2 MiB pages. In its usual setting Linux gives huge
+pages only to memory that asks for them (``madvise``); asking affects no other memory.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch import Tensor
 
 PAGE = 2 << 20
 KEPT = 32 << 20
-"""Bytes of a tensor up to which glibc, as it is set usually, keeps its memory for the next one. What is larger comes
-from the system each time: a page at a time, and zeroed."""
+"""Size in bytes up to which glibc, with its default settings, reuses freed memory. Larger allocations come from the
+system each time, with a page fault and zeroing for every page."""
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
-"""None where the system has no such advice."""
+"""None if the system does not support huge pages."""
 
 
 def empty(shape: Sequence[int], least: int = PAGE) -> Tensor:
-    """Bytes that say nothing yet. As many of them as fill whole pages lie in such, the rest, which would waste most of
-    one, in small ones; and all of them, where they are fewer than ``least``."""
+    """Uninitialized uint8 tensor in huge pages. The remainder after the last full huge page is in small pages, and so
+    is a whole tensor of less than ``least`` bytes."""
     count = math.prod(shape)
     if ADVICE is None or count < max(least, PAGE):
         return torch.empty(*shape, dtype=torch.uint8, device="cpu")
-    # What nobody touches takes no memory.
+    # Pages that are never touched take no memory.
     memory = mmap.mmap(-1, count + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % PAGE
-    with contextlib.suppress(OSError):  # a kernel without large pages
+    with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(ADVICE, start, count // PAGE * PAGE)
     return torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=start).view(*shape)

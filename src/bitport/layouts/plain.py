@@ -1,4 +1,4 @@
-"""The canonical layout: codes dense along K, least significant bits first; scale and zero as the format has them.
+"""The canonical layout: codes packed densely along K, least significant bits first; scale and zero as in the format.
 
 ::
 

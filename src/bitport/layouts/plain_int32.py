@@ -1,8 +1,7 @@
-"""int4 for XPU: the canonical bytes seen as int32 [N, K/8], no copy, and the scale transposed, [K/g, N].
+"""int4 for XPU: the canonical bytes viewed as int32 [N, K/8] without a copy, and the scale transposed to [K/g, N].
 
-On a little-endian machine nibble i of word j is column 8j + i: this is what
-``aten::_weight_int4pack_mm_with_scales_and_zeros`` reads. Zero stays canonical ([N, K/g], or none); that op wants
-it as int8 [K/g, N], which the kernel makes of it.
+On a little-endian machine nibble i of word j is column 8j + i, as ``aten::_weight_int4pack_mm_with_scales_and_zeros``
+expects. Zero stays canonical ([N, K/g], or none); that op expects it as int8 [K/g, N], to which the kernel converts it.
 """
 
 import torch
@@ -35,7 +34,7 @@ class PlainInt32:
 
 
 def aligned(data: torch.Tensor) -> torch.Tensor:
-    """A view that starts inside a word (a slice of rows read from a file) cannot be seen as int32 without a copy."""
+    """``data`` if it can be viewed as int32, else a copy: a view may start inside a word (rows sliced from a file)."""
     aligned = data.is_contiguous() and data.storage_offset() % 4 == 0
     return data if aligned else data.contiguous().clone()
 

@@ -1,15 +1,15 @@
 """int4 for tensor cores: the 4-D layout of tinygemm (``aten::_weight_int4pack_mm`` on CUDA).
 
 ``data`` is int32 [N/8][K/(inner*16)][32][inner/2]. Lane t of a warp owns row ``8*tile + t//4`` and, in each pair of
-16-wide k-tiles, the eight columns that an m16n8k16 product wants in its registers::
+16-wide k-tiles, the eight columns that an m16n8k16 MMA expects in its registers::
 
     base = (k_outer * inner + 2*pair) * 16 + 2*(t % 4)
     v    = base + (0, 1, 8, 9, 16, 17, 24, 25)
     word = v7<<28 | v5<<24 | v3<<20 | v1<<16 | v6<<12 | v4<<8 | v2<<4 | v0
 
-N is filled up to a multiple of 8 with rows of code 0 and scale 0. ``scale`` is bfloat16 [K/g][N'][2], pairs (s, z)
-with value = (code - 8) * s + z, so z = (8 - zero) * s. That z is rounded: ``zero`` stays beside it, canonical, so
-that nothing is lost.
+N is padded to a multiple of 8 with rows of code 0 and scale 0. ``scale`` is bfloat16 [K/g][N'][2], pairs (s, z) with
+value = (code - 8) * s + z, so z = (8 - zero) * s. Because z is rounded, the canonical ``zero`` is kept as well, so that
+nothing is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
 
 class TilePacked:
     devices: tuple[str, ...] = () if torch.version.hip else ("cuda",)
-    """ROCm goes by the name cuda as well, and has no kernel here for it."""
+    """ROCm also calls its device type cuda, but has no kernel for this layout."""
     weight_only = True
     data_ndim = 4
 
@@ -57,7 +57,7 @@ class TilePacked:
 
 
 def refuses_groups(matrix: Matrix, unit: int) -> str | None:
-    """Why the kernels that PyTorch calls int4pack cannot take it: K must be a multiple of ``unit``."""
+    """Why PyTorch's int4pack kernels cannot take the matrix, or None; ``unit``: K must be a multiple of it."""
     if matrix.dtype != "int4":
         return f"it holds int4, not {matrix.dtype}"
     if matrix.block_n != 1 or matrix.block_k not in GROUPS:

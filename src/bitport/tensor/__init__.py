@@ -1,4 +1,4 @@
-"""The quantized value: QTensor and what it can be asked."""
+"""QTensor, the quantized tensor subclass, and the torch operations it supports apart from matmuls."""
 
 from bitport.tensor import aten, collectives, fsdp, join  # noqa: F401  (fill QTensor's tables)
 from bitport.tensor.parts import check_parts, matrix_of

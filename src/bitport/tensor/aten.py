@@ -1,4 +1,4 @@
-"""The aten ops a QTensor answers: storing, moving, slicing and comparing. Products are in bitport.ops."""
+"""The aten ops of QTensor for storing, moving, slicing and comparing. Matmuls are in bitport.ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Adding = Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]
 
 
 def adding_to(table: dict[Any, Callable[..., Any]]) -> Adding:
-    """A decorator ``implements(op, ...)`` that puts what computes these ops into ``table``."""
+    """Make a decorator ``implements(op, ...)`` that registers a function for these ops in ``table``."""
 
     def implements(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def add(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +46,7 @@ def alias(func: Any, q: QTensor, **changes: Any) -> QTensor:
 
 @implements(aten._assert_tensor_metadata.default)
 def _assert_metadata(func: Any, q: QTensor, *args: Any, **kwargs: Any) -> None:
-    """torch.export asks for it where ``q.to(dtype)`` had nothing to change."""
+    """Recorded by torch.export where ``q.to(dtype)`` is a no-op."""
     func(torch.empty(q.shape, dtype=q.dtype, device="meta"), *args, **{**kwargs, "device": None})
 
 
@@ -67,7 +67,7 @@ def _is_pinned(func: Any, q: QTensor, device: Any = None) -> bool:
 
 @implements(aten.record_stream.default)
 def _record_stream(func: Any, q: QTensor, stream: Any) -> None:
-    """``stream``: one that reads it besides the one it was made on."""
+    """``stream``: another stream that reads ``q``, besides the one it was allocated on."""
     for name in q.__tensor_flatten__()[0]:
         func(getattr(q, name), stream)
 
@@ -76,7 +76,7 @@ def _record_stream(func: Any, q: QTensor, stream: Any) -> None:
 def _to_copy(
     func: Any, q: QTensor, dtype: Any = None, device: Any = None, non_blocking: bool = False, **kwargs: Any
 ) -> QTensor:
-    """To another dtype: the stored numbers stay. To another device: unpack, move the canonical parts, pack."""
+    """Cast: stored values do not change. Move to another device: unpack, move the canonical parts, pack."""
     if dtype is not None and not dtype.is_floating_point:
         raise ArgumentError(f"a QTensor stands for a float tensor; it cannot become {dtype}")
     changes = {"dtype": dtype} if dtype is not None else {}
@@ -108,7 +108,7 @@ def _copy_(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False
 
 
 def fill(target: QTensor, source: QTensor) -> None:
-    """The numbers of ``source`` in the place of those of ``target``."""
+    """Copy the parts of ``source`` into those of ``target`` in-place."""
     moved = source.to_layout("plain").map_parts(lambda part: part.to(target.qdata.device))
     moved = moved.to_layout(target.bits_layout)
     here, there = (_dtypes(q) for q in (target, moved))
@@ -161,9 +161,9 @@ def _permute(func: Any, q: QTensor, dims: Sequence[int]) -> QTensor:
 
 @implements(aten.expand.default)
 def _expand(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
-    """The matrix repeated over a batch without being copied: what torch.matmul makes of a batched product."""
+    """Expand the matrix over a batch without copying, as torch.matmul does for a batched input."""
     shape = torch.empty(q.shape, device="meta").expand(size).shape
-    if len(shape) == q.dim() and shape == q.shape:  # a tuple compares sizes before ranks: a length would be fixed
+    if len(shape) == q.dim() and shape == q.shape:  # ranks first: comparing sizes would specialize a dynamic one
         return alias(aten.alias.default, q)
     if q.batched or is_conv(q) or shape[-2:] != q.shape[-2:]:
         raise ArgumentError(f"a QTensor of shape {[*q.shape]} cannot be expanded to {[*size]}{INSTEAD}")
@@ -174,8 +174,8 @@ def _expand(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTenso
 def _slice(
     func: Any, q: QTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> QTensor:
-    """Rows at block borders; columns at block and byte borders; batch anywhere. Views of the parts where plain, and
-    where the layout can cut its rows."""
+    """Slice rows at block boundaries, columns at block and byte boundaries, batch dimensions anywhere. The result views
+    the parts if the layout is plain or can slice its rows."""
     size = q.shape[dim]
     start, end, _ = slice(start, end).indices(size)
     end = max(start, end)
@@ -191,13 +191,13 @@ def _slice(
     if is_conv(q) and dim != 0:
         raise ArgumentError("a quantized convolution weight can be sliced along its outputs (dim 0) only")
     along_n = (dim == q.dim() - 2) != q.transposed or is_conv(q)
-    # what is cut off at the end may be no more than what a collective wanted: then the last block becomes a short one
+    # the end sliced off may be just the padding of a collective: then the last block may become short
     room = start == 0 and (q.received or (dim == 0 and q.room > 0))
     return (_slice_rows if along_n else _slice_columns)(q, start, end, tuple(shape), room)
 
 
 def _take_batch(q: QTensor, take: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> QTensor:
-    """What ``take`` makes of the dimensions that count matrices. Of one matrix that is repeated there is only one."""
+    """Apply ``take`` to the batch dimensions of the parts; an expanded matrix has none in memory."""
     if q.repeated:
         return q.replace(shape=shape)
     data, scale, *rest = (None if part is None else take(part) for part in q.parts)
@@ -287,7 +287,7 @@ def take_experts(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> QTe
 
 @implements(aten.unsqueeze.default)
 def _unsqueeze(func: Any, q: QTensor, dim: int) -> QTensor:
-    """A matrix as a batch of one."""
+    """View a matrix as a batch of one."""
     if dim % (q.dim() + 1) or q.batched or is_conv(q):
         raise ArgumentError(
             f"only a matrix can be made a batch (expert), at dim 0, not {list(q.shape)} at dim {dim}{INSTEAD}"
@@ -297,8 +297,8 @@ def _unsqueeze(func: Any, q: QTensor, dim: int) -> QTensor:
 
 @implements(aten.squeeze.dim)
 def _squeeze(func: Any, q: QTensor, dim: int) -> Tensor:
-    """Of a convolution in which every channel has a kernel of its own, [N, 1, width], floats: models with states, as
-    Mamba, hand it to functions of their own, which read its memory."""
+    """Squeeze a depthwise convolution's weight [N, 1, width] to a float tensor: state space models such as Mamba pass
+    it to kernels of their own, which read its memory."""
     if not is_conv(q):
         unsupported(func)
     return func(q.dequantize(), dim)
@@ -346,8 +346,8 @@ def spans_of(tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[tuple[int, 
 
 @implements(aten.equal.default)
 def _equal(func: Any, a: Tensor, b: Tensor) -> bool:
-    """Whether two QTensors hold the same bits, whatever their layouts. A plain tensor never does: transformers asks
-    whether a quantized head is the float embedding."""
+    """Whether two QTensors are bitwise equal, whatever their layouts. False for other tensors: transformers compares a
+    quantized head with the float embedding."""
     if not (isinstance(a, QTensor) and isinstance(b, QTensor)):
         return False
     if (a.scheme, a.matrix, a.transposed, a.dtype) != (b.scheme, b.matrix, b.transposed, b.dtype):
@@ -365,7 +365,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 @implements(aten.add.Tensor)
 def _add(func: Any, a: Any, b: Any, **kwargs: Any) -> Tensor:
-    """With floats of its shape, a float tensor: what DoRA takes the norms of."""
+    """Add a float tensor of the same shape; the sum is a float tensor. DoRA computes norms of such sums."""
     if isinstance(a, QTensor) == isinstance(b, QTensor) or getattr(a, "shape", None) != getattr(b, "shape", None):
         unsupported(func)
     return func(*(each.dequantize() if isinstance(each, QTensor) else each for each in (a, b)), **kwargs)
@@ -373,7 +373,7 @@ def _add(func: Any, a: Any, b: Any, **kwargs: Any) -> Tensor:
 
 @implements(aten._foreach_lerp_.Scalar)
 def _averaged(func: Any, averages: Sequence[Tensor], tensors: Sequence[Tensor], weight: Any) -> None:
-    """A mean of a model's weights over time (AveragedModel), of which the quantized ones have stayed as they were."""
+    """Update running averages of a model's weights (AveragedModel); quantized ones must not have changed."""
     floats = []
     for average, tensor in zip(averages, tensors, strict=True):
         if not isinstance(average, QTensor) and not isinstance(tensor, QTensor):
@@ -389,8 +389,8 @@ def _averaged(func: Any, averages: Sequence[Tensor], tensors: Sequence[Tensor], 
 
 @implements(aten.empty_like.default)
 def _empty_like(func: Any, q: QTensor, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
-    """A tensor of the same scheme, whose numbers are still to be loaded: what Module.to_empty() asks for. Who names a
-    dtype asks for numbers of it."""
+    """An uninitialized tensor of the same scheme, to be loaded later, as Module.to_empty() needs. With an explicit
+    ``dtype``, a plain tensor."""
     if dtype is not None:
         return _like(func, q, dtype=dtype, device=device or q.qdata.device, **kwargs)
     return q.to_layout("plain").map_parts(lambda part: func(part, device=device)).to_device_layout()
@@ -401,12 +401,12 @@ LIKE = (aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.ra
 
 @implements(*(op.default for op in LIKE))
 def _like(func: Any, q: QTensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A float tensor of the same shape: there is no such thing as an arbitrary quantized one."""
+    """A float tensor of the same shape, since arbitrary values cannot be quantized."""
     return func(torch.empty(q.shape, dtype=q.dtype, device="meta"), *args, **{"device": q.qdata.device, **kwargs})
 
 
 @implements(aten.new_empty.default, aten.new_ones.default, aten.new_full.default)
 def new_float(func: Any, q: QTensor, *args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
-    """A float tensor of any shape, with the dtype and device that the weight has."""
+    """A float tensor of any shape, by default with the dtype and device of the weight."""
     like = torch.empty(0, dtype=q.dtype, device="meta")
     return func(like, *args, dtype=dtype, device=device or q.qdata.device, **kwargs)

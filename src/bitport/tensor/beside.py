@@ -1,5 +1,5 @@
-"""Quantized matrices as one: stacked as experts are, or one below the other along their outputs. Exact: where they have
-one scale for all of a matrix each, the whole gets one for each row."""
+"""Combine quantized matrices exactly: stack them, as experts are, or concatenate them along their outputs. Matrices
+with a single scale get one scale per row when concatenated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bitport.tensor.qtensor import EXTRA, QTensor
 
 
 def stacked(pieces: Sequence[QTensor]) -> QTensor:
-    """[N, K] each as [E, N, K], in the plain layout."""
+    """Stack E matrices [N, K] into [E, N, K], in the plain layout."""
     plain = [piece.to_layout("plain") for piece in pieces]
     first = plain[0]
     for piece in plain:
@@ -39,7 +39,7 @@ def stacked(pieces: Sequence[QTensor]) -> QTensor:
 
 
 def beside(pieces: Sequence[QTensor]) -> QTensor:
-    """[N1, K], [N2, K] .. as [N1 + N2 + .., K], in the plain layout; convolutions alike, whose outputs come first."""
+    """Concatenate [N1, K], [N2, K] .. into [N1 + N2 + .., K], in the plain layout; convolutions along dim 0."""
     plain = [piece.to_layout("plain") for piece in pieces]
     block = plain[0].scheme.weight.block[0]
     apart = block == 0 or any(piece.matrix.n % block for piece in plain[:-1])
@@ -49,7 +49,7 @@ def beside(pieces: Sequence[QTensor]) -> QTensor:
 
 
 def _by_rows(q: QTensor) -> QTensor:
-    """A scale over several rows as one for each."""
+    """Repeat scales shared by several rows, so that each row has its own."""
     n, fmt = q.matrix.n, q.scheme.weight
     each = torch.arange(n, device=q.qdata.device) // q.matrix.block_n
     zero = None if q.zero is None else q.zero[each]
@@ -59,7 +59,7 @@ def _by_rows(q: QTensor) -> QTensor:
 
 
 def _without_global(q: QTensor) -> QTensor:
-    """A global scale as a part of every scale: their product in float32, which is what either is multiplied by."""
+    """Fold a global scale into the block scales: their float32 product, which is what dequantization uses anyway."""
     if q.scale2 is None:
         return q
     parts = q.parts._replace(scale=block_scale(q.scale, q.scale2), scale2=None)
@@ -73,7 +73,7 @@ def _in_format(q: QTensor, parts: Quantized, **changes: Any) -> QTensor:
 
 
 def _shared(pieces: Sequence[QTensor], name: str) -> Tensor | None:
-    """What the whole has once must be the same in each."""
+    """The part ``name``, of which a stack has only one, so it must be the same in all pieces."""
     parts = [getattr(piece, name) for piece in pieces]
     held = [part for part in parts if part is not None]
     if held and (len(held) < len(parts) or not all(torch.equal(part, held[0]) for part in held)):

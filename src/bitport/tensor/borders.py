@@ -7,9 +7,9 @@
     is N                 cut      cut, shared if one for all of N  shared    shared       shared      shared
     is K                 cut      cut, shared if one for all of K  shared    not allowed  cut         shared
 
-"Shared": every piece has the whole of it. A cut lies between blocks and, along K, between bytes and between the blocks
-in which inputs are rounded: a product of columns then rounds its inputs as the whole product does, unless that has a
-scale for a token or for all of its input.
+"Shared": every piece holds all of it. Cuts must lie at block boundaries and, along K, also at byte boundaries and at
+boundaries of the blocks in which inputs are rounded: a matmul with some columns then rounds its inputs as the whole
+matmul does, unless these have a scale per token or per tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bitport.tensor.qtensor import QTensor
 Axis = Literal["batch", "n", "k"]
 
 MOST_LISTED = 64
-"""Numbers of devices up to which an error says which would do."""
+"""Error messages list device counts that would work up to this one."""
 
 
 def is_conv(q: QTensor) -> bool:
@@ -37,7 +37,7 @@ def is_conv(q: QTensor) -> bool:
 
 
 def axis_of(q: QTensor, dim: int) -> Axis:
-    """What dimension ``dim`` is to the matrix. Of a convolution only the outputs can be cut."""
+    """The matrix axis that dimension ``dim`` is. A convolution can be cut along its outputs only."""
     ndim = q.dim()
     dim %= ndim
     if is_conv(q):
@@ -50,7 +50,8 @@ def axis_of(q: QTensor, dim: int) -> Axis:
 
 
 def cut_along(q: QTensor, dim: int) -> dict[str, int]:
-    """The parts that are cut with ``dim``: each with its own dimension, in the plain layout. The others are shared."""
+    """The parts that are cut along with ``dim``, each with its own (negative) dimension in the plain layout. The others
+    are shared."""
     axis, block = axis_of(q, dim), q.scheme.weight.block
     if axis == "batch":
         at = dim % q.dim() - q.dim()
@@ -64,7 +65,7 @@ def cut_along(q: QTensor, dim: int) -> dict[str, int]:
 
 
 def unit(q: QTensor, dim: int) -> int:
-    """Cuts along ``dim`` lie at multiples of this."""
+    """Cuts along ``dim`` must lie at multiples of this."""
     axis, block, number = axis_of(q, dim), q.scheme.weight.block, number_type(q.matrix.dtype)
     if axis == "batch":
         return 1
@@ -76,12 +77,12 @@ def unit(q: QTensor, dim: int) -> int:
 
 
 def matrix_like(q: QTensor, shape: Sequence[int]) -> Matrix:
-    """The matrix behind a tensor like ``q`` of another ``shape``."""
+    """The matrix behind a tensor like ``q`` but of ``shape``."""
     return matrix_of(q.scheme.weight, *rows_and_columns(tuple(shape), q.batched, q.transposed))
 
 
 def plain_shapes(q: QTensor, shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the plain parts in a tensor like ``q`` of another ``shape``."""
+    """The shapes of the plain parts of a tensor like ``q`` but of ``shape``."""
     matrix = matrix_like(q, shape)
     batch = tuple(shape[:-2]) if q.batched else ()
     shapes = {name: (*batch, *spec.shape) for name, spec in part_specs(q.scheme.weight, matrix).items()}
@@ -92,7 +93,7 @@ def plain_shapes(q: QTensor, shape: Sequence[int]) -> dict[str, tuple[int, ...]]
 
 
 def check_pieces(q: QTensor, dim: int, size: int) -> None:
-    """ArgumentError unless ``dim`` can be cut into pieces of ``size`` (the last may be smaller)."""
+    """Raise ArgumentError unless ``dim`` can be cut into pieces of ``size`` (the last may be smaller)."""
     axis, total, step = axis_of(q, dim), q.shape[dim], unit(q, dim)
     if size >= total:
         return

@@ -1,4 +1,4 @@
-"""For torch.compile's cache, which outlives the process: the graphs that it keeps have bitport's code in them."""
+"""Cache key for torch.compile, whose cache outlives the process and holds graphs with bitport's code in them."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ PACKAGE = Path(__file__).parents[1]
 
 @functools.cache
 def source_key() -> int:
-    """Another one for another bitport."""
+    """Checksum of bitport's Python sources."""
     return zlib.crc32(b"".join(file.read_bytes() for file in sorted(PACKAGE.rglob("*.py"))))

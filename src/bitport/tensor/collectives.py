@@ -1,7 +1,7 @@
-"""The collectives that torch runs on a QTensor when DTensor shares it out or puts it together: on the plain parts.
+"""The collectives that DTensor runs on a QTensor to shard or gather it, applied to its plain parts.
 
-What is sent are the packed bytes of codes and scales. Each call waits until its parts have arrived, so that nothing
-reads a tensor of which only some are there; and a packed tensor can be filled only then.
+The packed bytes of codes and scales are sent. Each call blocks until all parts have arrived, so that no tensor is read
+with some parts missing; a tensor in a packed layout can only be filled then anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _parts(q: QTensor) -> list[Tensor]:
 
 
 def _received(target: QTensor, send: Any) -> Any:
-    """Lets ``send(part, index)`` fill every part of a plain copy of ``target``, which is then written into it."""
+    """Let ``send(part, index)`` fill every part of a plain copy of ``target``, then copy that into ``target``."""
     plain = target.to_layout("plain").map_parts(lambda part: part.clone(memory_format=torch.contiguous_format))
     for index, part in enumerate(_parts(plain)):
         _, work = send(part, index)
@@ -50,14 +50,14 @@ def _scatter(func: Any, outputs: list[QTensor], inputs: list[list[QTensor]], gro
 
 
 def _all_gather(func: Any, q: QTensor, world: int, group: Any) -> QTensor:
-    """The pieces of all ranks below each other, which torch cuts apart again where it joins them along another
-    dimension. What cannot be one tensor so (inputs that are scaled differently, short blocks in the middle) has no
-    data: it is good for that cut only."""
+    """Concatenate the pieces of all ranks along dim 0; torch splits them again to concatenate along another dimension.
+    If they cannot form one tensor (different pre_scale, short blocks in the middle), the result is on meta: it can
+    only be split again."""
     plain = q.to_layout("plain")
     wait = torch.ops._c10d_functional.wait_tensor.default
     names = plain.__tensor_flatten__()[0]
     wrap = getattr(torch.ops._c10d_functional, "_wrap_tensor_autograd", None)
-    if wrap is not None:  # defined by torch together with what called this
+    if wrap is not None:  # only defined once torch has imported the caller of this function
         ATEN[wrap.default] = _wait
     every = {}
     for name, part in zip(names, _parts(plain), strict=True):

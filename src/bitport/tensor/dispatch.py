@@ -1,4 +1,4 @@
-"""What the tensors of bitport do with a function of torch, or an aten op, that they are handed."""
+"""Dispatch of torch functions and aten ops for bitport's tensor subclasses."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 
 def function_for(table: Mapping[Any, Callable[..., Any]], func: Any) -> Callable[..., Any] | None:
-    """What ``table`` has for the function. An op of a library, which need not be imported, is there by name."""
+    """The handler of ``func`` in ``table``. Ops of other libraries are keyed by name, without importing them."""
     return table.get(func) or table.get(getattr(func, "_qualified_op_name", None))
 
 
 def handled(table: Mapping[Any, Callable[..., Any]], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What ``table`` makes of the op, or of the ops that it is made of; NotImplemented for any other."""
+    """Run the op by its handler in ``table``, or decompose a composite op; NotImplemented for any other."""
     handler = table.get(func)
     if handler is not None:
         if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
-            with torch.inference_mode(False):  # torch wants the view of a normal tensor to be one
+            with torch.inference_mode(False):  # torch requires a view of a normal tensor to be a normal tensor
                 return handler(func, *args, **kwargs)
         return handler(func, *args, **kwargs)
     if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-        return func.decompose(*args, **kwargs)  # inference_mode hands over composite ops whole
+        return func.decompose(*args, **kwargs)  # inference_mode does not decompose composite ops
     return NotImplemented

@@ -1,7 +1,7 @@
-"""Pieces of a weight, such as ``weight[:64]``, while torch.export traces.
+"""Slices of a weight, such as ``weight[:64]``, under torch.export.
 
-It records such a call with the QTensor that comes out, but knows the parts of parameters alone: those of any other
-would end in the program as constants without a value. Asking for each part by torch's own op makes it a recorded one.
+Export records such a call with the resulting QTensor, but it only knows the parts of parameters: those of any other
+QTensor would end up in the program as constants without a value. Accessing each part by torch's own op records it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INNER = torch.ops.export.access_subclass_inner_tensor.default
 
 
 def recorded(made: Any, kind: type) -> Any:
-    """``made``, which a traced function has given; the parts of those of ``kind`` in it are known from now on."""
+    """Return ``made``, the result of a traced function, after recording the parts of all tensors of ``kind`` in it."""
     if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
         for tensor in pytree.tree_leaves(made):
             if isinstance(tensor, kind):

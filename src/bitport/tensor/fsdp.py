@@ -1,12 +1,11 @@
-"""What FSDP2 (torch.distributed.fsdp.fully_shard) asks of a tensor that it shards by rows.
+"""The hooks of FSDP2 (torch.distributed.fsdp.fully_shard) for a tensor sharded by rows.
 
-A shard stays in the plain layout. Over the wire goes what was cut of each part (qdata, scale, zero), byte for byte;
-what all shards share is at hand. The gathered parts are views of FSDP's own buffers. For a device that wants another
-layout they are packed after each gathering, into the same memory each time: a product may have kept it for its
-gradient.
+A shard stays in the plain layout. The sharded parts (qdata, scale, zero) are sent byte for byte; parts shared by all
+shards are already local. The gathered parts are views of FSDP's own buffers. If the device prefers another layout they
+are packed after each all-gather, into the same memory each time, because autograd may have saved it for backward.
 
-Shards may be uneven: each is sent as long as the longest, and with it the number of its rows. torch offers the first
-hook in two forms, and where shards are uneven the longer one demands floats to be sent; this is the shorter one.
+Shards may be uneven: each is padded to the longest and sent along with its row count. torch accepts the first hook with
+two signatures; for uneven shards the longer one requires float inputs, so this is the shorter one.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from bitport.tensor.qtensor import PARTS, QTensor
 
 
 def pre_all_gather(self: QTensor, mesh: Any) -> tuple[tuple[Tensor, ...], Any]:
-    """(what to gather, what to hand on). A process alone has it all, and of several inputs torch would then forget all
-    but the first."""
+    """(tensors to gather, metadata). With a single process nothing need be gathered, and of several inputs torch would
+    drop all but the first."""
     if mesh.size() == 1:
         return (torch.tensor([self.shape[0]], device=self.qdata.device),), None
     plain = padded(self, 0, self.room) if self.shape[0] < self.room else self.to_layout("plain")
@@ -36,8 +35,8 @@ def pre_all_gather(self: QTensor, mesh: Any) -> tuple[tuple[Tensor, ...], Any]:
 def post_all_gather(
     self: QTensor, outputs: tuple[Tensor, ...], metadata: Any, dtype: torch.dtype, *, out: Tensor | None = None
 ) -> Any:
-    """(the whole tensor, the memory that FSDP has to free and to bring back beside its own); or fills ``out``, which
-    was made so before. ``dtype``: that of the whole as it shows itself; no stored number changes."""
+    """Return (the whole tensor, memory beside FSDP's own that FSDP must free and reallocate), or refill ``out``, the
+    result of an earlier call. ``dtype``: the nominal dtype of the whole; stored values do not change."""
     *gathered, rows = outputs
     n = int(rows.sum()) if out is None else out.shape[0]
     shape = (n, *self.shape[1:])
@@ -46,7 +45,7 @@ def post_all_gather(
     parts = {name: getattr(plain, name) for name in PARTS}
     theirs = {part.untyped_storage().data_ptr() for part in (*outputs, *parts.values()) if part is not None}
     for (name, at), part in zip(cut_along(plain, 0).items() if gathered else (), gathered, strict=True):
-        first = part.dim() + at == 0  # else the weight lies as [K, N], and its columns are what FSDP takes for rows
+        first = part.dim() + at == 0  # otherwise the weight is [K, N], and what FSDP takes for rows are its columns
         joined = part if first else torch.cat(part.chunk(len(rows)), at)
         cut = joined.view(parts[name].dtype).narrow(at, 0, shapes[name][at])
         parts[name] = cut if first else cut.clone(memory_format=torch.contiguous_format)
@@ -62,14 +61,14 @@ def post_all_gather(
     for name, part in ours.items():
         there = getattr(target, name)
         versions.leave_uncounted(there)
-        if there.data_ptr() != part.data_ptr():  # packed anew, or shared by all shards and replaced since then
+        if there.data_ptr() != part.data_ptr():  # repacked, or shared by all shards and replaced in the meantime
             with torch.autograd._unsafe_preserve_version_counter(there):
                 there.copy_(part)
     return None
 
 
 def _alone(part: Tensor) -> Tensor:
-    """With memory of just its size, which is what FSDP frees and brings back."""
+    """``part`` in a storage of exactly its size, which FSDP frees and reallocates."""
     return part if part.untyped_storage().nbytes() == part.nbytes else part.clone(memory_format=torch.contiguous_format)
 
 

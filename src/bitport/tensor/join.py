@@ -1,7 +1,7 @@
-"""The way back from slicing: QTensors beside each other as one, and a QTensor with zeros at its end.
+"""The inverse of slicing: concatenate and zero-pad QTensors.
 
-torch cuts and pads tensors to share them out over devices, and puts them together again. All of it moves codes and
-scales and changes none: pieces that one tensor cannot stand for are refused.
+torch slices and pads tensors to shard them over devices, and concatenates them again. Codes and scales are only moved,
+never changed: pieces that cannot form one tensor are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _cat(func: Any, pieces: Sequence[Tensor], dim: int = 0) -> QTensor:
 
 
 def join(pieces: Sequence[Tensor], dim: int) -> QTensor:
-    """Pieces of one scheme as one tensor, in the plain layout. What they share must have the same bits in each."""
+    """Concatenate pieces of the same scheme, in the plain layout. Shared parts must be bitwise equal in all pieces."""
     plain = [piece.to_layout("plain") for piece in pieces if isinstance(piece, QTensor)]
     if len(plain) < len(pieces):
         raise ArgumentError("a quantized tensor is joined with quantized ones only: dequantize() them, or quantize all")
@@ -66,7 +66,7 @@ def join(pieces: Sequence[Tensor], dim: int) -> QTensor:
 
 @implements(aten.constant_pad_nd.default)
 def _pad(func: Any, q: QTensor, pad: Sequence[int], value: float = 0) -> QTensor:
-    """Zeros at the end of one dimension: room that a collective wants, and that is cut off again."""
+    """Zeros at the end of one dimension: padding for a collective, which is sliced off afterwards."""
     at = [index for index, size in enumerate(pad) if size]
     if value or len(at) > 1 or any(index % 2 == 0 or pad[index] < 0 for index in at):
         raise ArgumentError(f"a QTensor is padded only with zeros, at the end of one dimension, not by {list(pad)}")
@@ -77,7 +77,7 @@ def _pad(func: Any, q: QTensor, pad: Sequence[int], value: float = 0) -> QTensor
 
 
 def padded(q: QTensor, dim: int, size: int) -> QTensor:
-    """``q`` in the plain layout, as long as ``size`` along ``dim``: what is added are zero bytes."""
+    """``q`` in the plain layout, padded with zero bytes to ``size`` along ``dim``."""
     plain = q.to_layout("plain")
     blank = zeros_like_piece(plain, dim, size)
     for name, at in cut_along(plain, dim).items():
@@ -87,8 +87,8 @@ def padded(q: QTensor, dim: int, size: int) -> QTensor:
 
 
 def zeros_like_piece(q: QTensor, dim: int, size: int) -> QTensor:
-    """A tensor like ``q`` but as long as ``size`` along ``dim``, in the plain layout, with room for a piece of it: what
-    is cut is zero, what all pieces share is there."""
+    """A tensor like ``q`` but of ``size`` along ``dim``, in the plain layout, to receive a piece: parts that are cut
+    are zero, shared parts are copied."""
     shape = [*q.shape]
     shape[dim] = size
     plain, cut, shapes = q.to_layout("plain"), cut_along(q, dim), plain_shapes(q, shape)
@@ -107,12 +107,12 @@ def zeros_like_piece(q: QTensor, dim: int, size: int) -> QTensor:
 
 
 SHARDING = ("torch.distributed.fsdp._fully_shard._fsdp_param", "torch.distributed.tensor._collective_utils")
-"""The modules of FSDP2 and DTensor that ask a tensor for room for a shard of it, and call nobody else's code."""
+"""The modules of FSDP2 and DTensor that allocate buffers for shards with new_zeros, and call no user code."""
 
 
 @implements(aten.new_zeros.default)
 def _new_zeros(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> Tensor:
-    """A float tensor, but where torch shares ``q`` out: nothing but who calls tells that from a model's own state."""
+    """A float tensor, unless torch is sharding ``q``: only the caller's module tells that from a model's own state."""
     alike = q.dim() > 1 and [*size[1:]] == [*q.shape[1:]]
     if alike and any(frame.f_globals.get("__name__") in SHARDING for frame, _ in traceback.walk_stack(None)):
         return zeros_like_piece(q, 0, size[0])
@@ -121,8 +121,8 @@ def _new_zeros(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> Ten
 
 @implements(aten.view.default, aten._unsafe_view.default)
 def _view(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
-    """Of the same shape; of a repeated matrix, its repeats counted otherwise, as vmap does; of a shard flat, too, as
-    FSDP2 keeps them; and of gathered pieces of one row or matrix each, which torch moves into another dimension so."""
+    """Supported views: the same shape; another batch shape of a repeated matrix, as vmap asks for; a flat view of a
+    shard, for FSDP2; and moving gathered pieces of one row or matrix each into another dimension, as torch does."""
     if q.room and len(size) == 1 and size[0] in (-1, q.numel()):
         return alias(aten.alias.default, q, shape=(q.numel(),))
     for dim in range(1, q.dim() if q.pieces else 0):
@@ -141,7 +141,7 @@ def _view(func: Any, q: QTensor, size: Sequence[int], **kwargs: Any) -> QTensor:
 def _as_strided(
     func: Any, q: QTensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> QTensor:
-    """Of the whole, as it lies."""
+    """Supports only the tensor's own size and stride."""
     if [*size] != [*q.shape] or [*stride] != [*q.stride()] or offset:
         raise ArgumentError(f"a QTensor keeps its shape {[*q.shape]}; it cannot be seen as {[*size]} by {[*stride]}")
     return q.replace()

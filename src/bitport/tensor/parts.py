@@ -1,4 +1,4 @@
-"""What the canonical parts of a quantized matrix must look like."""
+"""Dtypes and shapes of the canonical parts of a quantized matrix, and checks of given parts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def matrix_of(fmt: Format, n: int, k: int) -> Matrix:
 
 
 def rows_and_columns(shape: tuple[int, ...], batched: bool, transposed: bool) -> tuple[int, int]:
-    """(N, K) of the matrix behind a tensor of ``shape``: leading dimensions are batch, or, where there is no batch,
-    trailing ones belong to K (a convolution, flattened)."""
+    """(N, K) of the matrix behind a tensor of ``shape``: leading dimensions are batch; without a batch, trailing
+    dimensions are flattened into K (a convolution)."""
     if len(shape) < 2:
         raise ArgumentError(f"a quantized tensor has at least two dimensions, not shape {list(shape)}")
     if len(shape) > 2 and not batched:
@@ -47,7 +47,7 @@ def part_specs(fmt: Format, matrix: Matrix) -> dict[str, PartSpec]:
 
 
 def check_parts(parts: Quantized, fmt: Format, matrix: Matrix, batch: tuple[int, ...] = ()) -> None:
-    """ArgumentError unless the canonical ``parts`` have the dtypes and shapes of ``fmt``, all on one device."""
+    """Raise ArgumentError unless the canonical ``parts`` have the dtypes and shapes of ``fmt``, all on one device."""
     wanted = part_specs(fmt, matrix)
     for name, part in zip(Quantized._fields, parts, strict=True):
         spec = wanted.get(name)
@@ -67,7 +67,7 @@ def check_parts(parts: Quantized, fmt: Format, matrix: Matrix, batch: tuple[int,
 
 
 def check_packed(parts: Quantized, fmt: Format, matrix: Matrix, name: str, batch: tuple[int, ...]) -> None:
-    """ArgumentError unless the parts look as the layout ``name`` packs this matrix: before they are unpacked."""
+    """Raise ArgumentError unless the parts have the dtypes and shapes of the layout ``name``; call before unpacking."""
     wanted = layout(name).expects(matrix)
     scales = part_specs(fmt, matrix)["scale"].dtypes
     specs = [(parts.data, (wanted.data_dtype,), wanted.data_shape), (parts.scale, scales, wanted.scale_shape)]
@@ -82,13 +82,13 @@ def check_packed(parts: Quantized, fmt: Format, matrix: Matrix, name: str, batch
 
 
 def has_data(*tensors: Tensor) -> bool:
-    """Neither on the meta device nor under FakeTensorMode."""
+    """Whether the tensors hold values: neither on the meta device nor under FakeTensorMode."""
     return all(tensor.device.type != "meta" for tensor in tensors) and detect_fake_mode(tensors) is None
 
 
 def check_zero(zero: Tensor | None, fmt: Format) -> None:
-    """ArgumentError unless whole zero points are codes, or one more (GPTQ stores 16 for 4 bits): a kernel may take them
-    in as few bits. Files are read on the CPU; other devices would have to be waited for."""
+    """Raise ArgumentError unless integer zero points are codes or one more (GPTQ stores 16 for 4 bits): a kernel may
+    store them in few bits. Only checked on the CPU, where files are read; on other devices it would synchronize."""
     if fmt.zero != "int" or zero is None or zero.numel() == 0:
         return
     if zero.device.type != "cpu" or torch.compiler.is_compiling() or not has_data(zero):

@@ -1,16 +1,16 @@
-"""QTensor: a quantized matrix that stands where a float tensor stood, usually as a module's parameter.
+"""QTensor: a tensor subclass that replaces a float tensor by a quantized matrix, usually as a module's parameter.
 
-It looks like the float tensor it came from (shape, dtype, device) and holds its parts::
+It has the shape, dtype and device of the float tensor it was made from, and holds its parts::
 
-    qdata   codes, packed as its layout says        scale, zero, scale2   as its scheme says
+    qdata   codes, packed according to the layout   scale, zero, scale2   according to the scheme
     perm       order of the columns of K in qdata (GPTQ act-order), or None
-    pre_scale  what the input is multiplied by before the product (AWQ, SmoothQuant), or None
-    act_scale  the fixed scale of a static activation, or None
+    pre_scale  factor of the input before the matmul (AWQ, SmoothQuant), or None
+    act_scale  fixed scale of a static activation, or None
 
-The value, as a float tensor, is ``dequantize()``; the input is permuted and pre-scaled, not the value.
-``dtype`` is only what dequantize() returns by default: casting a QTensor never changes the stored numbers.
-The quantized matrix is [..., N, K] with blocks along K. A convolution's weight is [out, rest] flattened;
-``transposed`` tells that this tensor is the view [..., K, N] of it.
+Its float value is ``dequantize()``, which undoes perm and pre_scale; matmuls apply them to the input instead.
+``dtype`` is only the default dtype of dequantize(): casting a QTensor never changes the stored values.
+The quantized matrix is [..., N, K] with blocks along K. A convolution's weight is flattened to [out, rest];
+``transposed`` means that this tensor is the view [..., K, N] of it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bitport.tensor.parts import check_extra, check_packed, check_parts, check_z
 EXTRA = ("perm", "pre_scale", "act_scale")
 PARTS = ("qdata", "scale", "zero", "scale2", *EXTRA)
 KEPT = "_operand"
-"""Where bitport.ops keeps the parts as ops take them."""
+"""Attribute in which bitport.ops caches the parts as an operand of ops."""
 
 INSTEAD = (
     ": take the float tensor with .dequantize(), leave that weight as it is (a rule 'skip'), or make the model a float "
@@ -48,11 +48,11 @@ INSTEAD = (
 )
 
 FUNCTIONS: dict[Callable[..., Any] | str, Callable[..., Any]] = {}
-"""torch functions that take a QTensor and what computes them, e.g. F.linear, and our ``quantize`` and ``dequantize``,
-between its parts and floats; filled by bitport.ops."""
+"""Handlers of torch functions that accept a QTensor, e.g. F.linear, and the kernels of our own ``quantize`` and
+``dequantize``; filled by bitport.ops."""
 
 ATEN: dict[Any, Callable[..., Any]] = {}
-"""aten ops that store, move and slice a QTensor; filled by bitport.tensor.aten."""
+"""Handlers of aten ops that store, move and slice a QTensor; filled by bitport.tensor.aten."""
 
 
 class QTensor(Tensor):
@@ -68,15 +68,15 @@ class QTensor(Tensor):
     matrix: Matrix
     transposed: bool
     is_rows: bool
-    """A matrix [N, K], as F.linear wants it; kept, for asking its shape takes as long as finding a kernel."""
+    """Whether this is a matrix [N, K], as F.linear requires. Cached: the shape takes as long as finding a kernel."""
     piece_of_packed: bool = False
-    """Cut out of a packed tensor, so it shares no memory with it: writing into it would change nothing there."""
+    """Sliced from a packed tensor, so that it is a copy: writes into it would not reach that tensor."""
     received: bool = False
-    """Filled by a collective, whose caller cuts off what was added to it for that, and keeps the rest alone."""
+    """Filled by a collective, whose caller slices off the padding and keeps only the rest."""
     pieces: tuple[QTensor, ...] = ()
-    """What several processes had, where this is all of it, gathered (bitport.tensor.collectives)."""
+    """The pieces of all processes, if this tensor was gathered from them (bitport.tensor.collectives)."""
     room: int = 0
-    """If this is one of several pieces: the row count of the largest, to which all are padded for sending
+    """For one of several pieces: the row count of the largest, to which all are padded for sending
     (bitport.tensor.fsdp)."""
     fsdp_pre_all_gather: Callable[..., Any]
     fsdp_post_all_gather: Callable[..., Any]
@@ -114,17 +114,17 @@ class QTensor(Tensor):
 
     @property
     def parts(self) -> Quantized:
-        """Codes, scales and zero points as they lie in ``bits_layout``; :meth:`plain` gives the canonical ones."""
+        """Codes, scales and zero points in ``bits_layout``; :meth:`plain` gives the canonical ones."""
         return Quantized(self.qdata, self.scale, self.zero, self.scale2)
 
     @property
     def batched(self) -> bool:
-        """Whether leading dimensions count matrices (experts)."""
+        """Whether leading dimensions are a batch of matrices (experts)."""
         return self.qdata.dim() > layouts.layout(self.bits_layout).data_ndim
 
     @property
     def repeated(self) -> bool:
-        """Whether leading dimensions repeat one matrix, as expand() does, without a copy of it."""
+        """Whether leading dimensions are an expand() of a single matrix, without copies."""
         with torch._C.DisableTorchFunctionSubclass():
             shape = tuple(self.shape)
         matrix = self.matrix[1:3][::-1] if self.transposed else self.matrix[1:3]
@@ -135,7 +135,7 @@ class QTensor(Tensor):
         return layouts.repack(self.matrix, self.parts, self.bits_layout, "plain")
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The float tensor this one stands for, of its shape, in ``dtype`` (default: its own)."""
+        """The value as a float tensor of the same shape, in ``dtype`` (default: its own)."""
         with torch._C.DisableTorchFunctionSubclass():
             own = self.dtype
         dtype = dtype or own
@@ -144,13 +144,13 @@ class QTensor(Tensor):
         return self.shaped(self.in_value_order(FUNCTIONS[dequantize](self, dtype)))
 
     def in_value_order(self, rows: Tensor) -> Tensor:
-        """Rows of codes as rows of the value: what is done to an input before the product, undone."""
+        """Convert rows in code order to rows of the value by undoing perm and pre_scale."""
         if self.perm is not None:
             rows = torch.zeros_like(rows).index_copy(-1, self.perm.long(), rows)  # ExecuTorch has no empty_like
         return rows if self.pre_scale is None else rows * self.pre_scale.to(rows.dtype)
 
     def shaped(self, value: Tensor) -> Tensor:
-        """The matrix [..., N, K] in the shape of this tensor."""
+        """View the matrix [..., N, K] in the shape of this tensor."""
         with torch._C.DisableTorchFunctionSubclass():
             shape = tuple(self.shape)
         value = value.transpose(-1, -2) if self.transposed else value
@@ -159,7 +159,7 @@ class QTensor(Tensor):
     # -- other forms of the same value ---------------------------------------------------------------------------
 
     def replace(self, parts: Quantized | None = None, **changes: Any) -> QTensor:
-        """This tensor with other parts or description."""
+        """This tensor with other parts or metadata; the rest is shared."""
         with torch._C.DisableTorchFunctionSubclass():
             fields = {"shape": tuple(self.shape), "dtype": self.dtype}
         for name in ("matrix", "bits_layout", "transposed", *EXTRA):
@@ -172,21 +172,21 @@ class QTensor(Tensor):
         return made
 
     def map_parts(self, fn: Callable[[Tensor], Tensor], **changes: Any) -> QTensor:
-        """Every part through ``fn``, the layout kept."""
+        """Apply ``fn`` to every part; the layout stays the same."""
         every = {name: None if (part := getattr(self, name)) is None else fn(part) for name in PARTS}
         return self.with_parts(every, **changes)
 
     def with_parts(self, every: Mapping[str, Tensor | None], **changes: Any) -> QTensor:
-        """This tensor with all parts replaced by ``every``; those that are missing there become None."""
+        """This tensor with all parts replaced by ``every``; parts missing from it become None."""
         parts = Quantized(*(every.get(name) for name in PARTS[:4]))  # type: ignore[arg-type]
         return self.replace(parts, **{name: every.get(name) for name in EXTRA}, **changes)
 
     def to_layout(self, name: str) -> QTensor:
-        """The same value in the layout called ``name``; LayoutError if that layout cannot hold it."""
+        """Convert to the layout called ``name``; LayoutError if that layout cannot hold it."""
         return self.replace(layouts.repack(self.matrix, self.parts, self.bits_layout, name), bits_layout=name)
 
     def to_device_layout(self) -> QTensor:
-        """The same value in the layout that its device prefers."""
+        """Convert to the layout that its device prefers."""
         plain = self.to_layout("plain")
         return plain.to_layout(layouts.preferred(self.qdata.device, self.matrix, plain.parts, self.scheme.act))
 
@@ -214,7 +214,7 @@ class QTensor(Tensor):
         )
 
     def _stable_hash_for_caching(self) -> str:
-        """Key of torch.compile's cache: everything a traced graph depends on, and no data."""
+        """Key of torch.compile's cache: everything a traced graph depends on, excluding data."""
         names, context = self.__tensor_flatten__()
         parts = [(name, part.dtype, part.shape, part.stride()) for name in names for part in (getattr(self, name),)]
         with torch._C.DisableTorchFunctionSubclass():
@@ -253,7 +253,7 @@ class QTensor(Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled in the canonical layout, so that it can be read on any device."""
+        """Pickle in the canonical layout, so that it can be read on any device."""
         return _reduced(self.to_layout("plain"), isinstance(self, torch.nn.Parameter))
 
     def share_memory_(self) -> QTensor:
@@ -265,7 +265,7 @@ class QTensor(Tensor):
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """Bytes of the canonical parts: what a checkpoint holds, whatever a layout repeats or fills up."""
+        """Bytes of the canonical parts, as in a checkpoint; what a layout repeats or pads does not count."""
         layout, plain = layouts.layout(self.bits_layout), layouts.layout("plain").expects(self.matrix)
         batch = math.prod(self.qdata.shape[: self.qdata.dim() - layout.data_ndim])
         size = batch * math.prod(plain.data_shape) * plain.data_dtype.itemsize
@@ -284,17 +284,17 @@ def _reduced(q: QTensor, parameter: bool) -> tuple[Any, ...]:
 
 
 def _reduced_as_it_lies(q: QTensor) -> tuple[Any, ...]:
-    """For another process of this machine, which opens the memory of the parts later: a copy would be gone by then."""
+    """For another process of this machine, which maps the parts later: a converted copy would be freed by then."""
     return _reduced(q, isinstance(q, torch.nn.Parameter))
 
 
 def _as_bytes(part: Tensor) -> Tensor:
-    """pickle fails on 8-bit floats; :func:`rebuild` knows their dtypes from the scheme."""
+    """8-bit floats viewed as uint8, as pickle fails on them; :func:`rebuild` restores their dtype from the scheme."""
     return part.view(torch.uint8) if part.is_floating_point() and part.dtype.itemsize == 1 else part
 
 
 def _is_unread(part: Tensor) -> bool:
-    """Whether torch.load has not come to these numbers yet; its mark of such storages stays when it has."""
+    """Whether torch.load has yet to read this storage. Its mark stays afterwards, hence the look at the stack."""
     marked = getattr(part.untyped_storage(), "_torch_load_uninitialized", False)
     return marked and any(frame.f_code.co_name == "_legacy_load" for frame, _ in traceback.walk_stack(None))
 
@@ -306,7 +306,7 @@ def unsupported(func: Any) -> NoReturn:
 
 
 def _set_data(self: Tensor, value: Tensor) -> None:
-    """``param.data = q``: the parts too, which torch's own setter would leave as they were."""
+    """``param.data = q``, including the parts, which torch's own setter does not replace."""
     if not (isinstance(self, QTensor) and isinstance(value, QTensor)):
         raise ArgumentError(
             "the .data of a quantized tensor can only be another one; assign a new nn.Parameter instead"
@@ -318,7 +318,7 @@ def _set_data(self: Tensor, value: Tensor) -> None:
 
 
 def _storage(q: QTensor) -> NoReturn:
-    """What safetensors, and with it save_pretrained of transformers and diffusers, asks a tensor for."""
+    """Called by safetensors, and so by save_pretrained of transformers and diffusers."""
     raise ArgumentError(
         "a quantized tensor lies in several storages, its parts; to write a model use bitport.save(model, directory), "
         "or save_model of bitport.integrations.huggingface for one of transformers or diffusers; save_state of "
@@ -338,7 +338,7 @@ def _apply(q: QTensor, callable: Callable[..., Any]) -> NoReturn:
 
 
 def _norm(q: QTensor, *args: Any) -> NoReturn:
-    """Asked for by weight_norm, which would take a NotImplementedError for a parametrization without an inverse."""
+    """Called by weight_norm, which takes NotImplementedError to mean a parametrization without an inverse."""
     raise ArgumentError(
         "weight_norm cannot take a quantized weight apart: bitport.dequantize_(model) first, and quantize_ it again "
         "after torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')"
@@ -346,8 +346,8 @@ def _norm(q: QTensor, *args: Any) -> NoReturn:
 
 
 def _requires_grad(q: QTensor, requires_grad: bool = True) -> QTensor:
-    """It stays False: where torch itself records a function, it would make a gradient, of floats, for the weight."""
-    if requires_grad and isinstance(q, torch.nn.Parameter):  # nn.Parameter(q) asks by default, of what is none yet
+    """Keep requires_grad False: functions recorded by torch itself would compute a float gradient of the weight."""
+    if requires_grad and isinstance(q, torch.nn.Parameter):  # no warning for nn.Parameter(q), which always asks
         warnings.warn(
             "a quantized weight is a constant, which gets no gradient: its requires_grad stays False; "
             "bitport.train.prepare_(model, scheme) makes weights that are trained",
@@ -357,7 +357,7 @@ def _requires_grad(q: QTensor, requires_grad: bool = True) -> QTensor:
 
 
 def _element_size(q: QTensor) -> float:
-    """Bytes of an element with its part of the scales, such as 0.5625: as of any tensor, nbytes is this times numel."""
+    """Bytes per element including its share of the scales, such as 0.5625; nbytes is this times numel."""
     return q.nbytes / q.numel() if q.numel() else 0.0
 
 
@@ -369,7 +369,7 @@ FUNCTIONS[Tensor.requires_grad.__set__] = _requires_grad  # type: ignore[attr-de
 FUNCTIONS.update(dict.fromkeys((Tensor.__dlpack__, Tensor.numpy, Tensor.__array__, Tensor.tolist), _outside))
 FUNCTIONS[Tensor.element_size] = _element_size
 FUNCTIONS[torch.norm_except_dim] = _norm
-FUNCTIONS[Tensor.apply_] = _apply  # torch's own looks for numbers where a QTensor has none
+FUNCTIONS[Tensor.apply_] = _apply  # torch's own would read memory that a QTensor does not have
 
 
 def from_parts(
@@ -382,7 +382,7 @@ def from_parts(
     bits_layout: str = "plain",
     **extra: Tensor | None,
 ) -> QTensor:
-    """A QTensor of ``parts``, checked against each other and against ``shape``: what a file says is not trusted."""
+    """Make a QTensor of untrusted ``parts``, after checking them against each other and against ``shape``."""
     if not dtype.is_floating_point:
         raise ArgumentError(f"a quantized tensor stands for a float tensor, not for {dtype}")
     batched = parts.data.ndim > layouts.layout(bits_layout).data_ndim
@@ -420,13 +420,13 @@ def quantize_tensor(
     by: Callable[[Tensor, Format], Quantized] = quantize,
     **extra: Tensor | None,
 ) -> QTensor:
-    """``value`` rounded to the nearest numbers of ``scheme`` (or the preset of that name), in the layout of its device.
+    """Round ``value`` to nearest in ``scheme`` (or the preset of that name), in the layout its device prefers.
 
     A convolution's weight ([out, in, *kernel], ``kind="conv"``) is quantized as the matrix [out, in * kernel]; a
-    ``transposed`` one lies as [.., K, N]. ``by`` chooses codes and scales of the matrix in another way.
+    ``transposed`` one is stored as [.., K, N]. ``by`` replaces the function that chooses codes and scales.
 
-    Give it to a module as a new parameter, ``layer.weight = nn.Parameter(q, requires_grad=False)``. After
-    ``layer.weight.data = q`` the float parameter would have no numbers, and PyTorch would crash when it looks for them.
+    Assign it to a module as a new parameter, ``layer.weight = nn.Parameter(q, requires_grad=False)``. With
+    ``layer.weight.data = q`` the float parameter would have no memory, and PyTorch would crash when it reads it.
     """
     if not value.is_floating_point():
         raise ArgumentError(f"only a float tensor can be quantized, not {value.dtype}")
@@ -441,7 +441,7 @@ def quantize_tensor(
     rows = rows_of(value, kind, transposed)
     if any(size == 0 and block == 0 for size, block in zip(rows.shape[-2:], scheme.weight.block, strict=True)):
         raise ArgumentError(f"an empty matrix {list(rows.shape)} has no range to choose the one scale of {scheme} from")
-    parts = FUNCTIONS.get(by, by)(rows.detach(), scheme.weight)  # of quantize, the device's best kernel
+    parts = FUNCTIONS.get(by, by)(rows.detach(), scheme.weight)  # for quantize, the device's best kernel
     made = from_parts(
         parts,
         scheme,
@@ -454,7 +454,7 @@ def quantize_tensor(
 
 
 def rows_of(value: Tensor, kind: str, transposed: bool) -> Tensor:
-    """The matrix [.., N, K] that a weight is quantized as."""
+    """View a weight as the matrix [.., N, K] that is quantized."""
     return value.flatten(1) if kind == "conv" else value.transpose(-1, -2) if transposed else value
 
 
@@ -467,7 +467,7 @@ def rebuild(
     transposed: bool,
     parameter: bool,
 ) -> QTensor:
-    """Reads what ``QTensor.__reduce_ex__`` wrote; the only function of bitport that torch.load may call."""
+    """Unpickle what ``QTensor.__reduce_ex__`` wrote; the only function of bitport that torch.load may call."""
     if missing := {"qdata", "scale"} - set(tensors):
         raise ArgumentError(f"a saved quantized tensor lacks {', '.join(sorted(missing))}")
     if _is_unread(tensors["qdata"]):
@@ -477,7 +477,7 @@ def rebuild(
             "directory)"
         )
     described = Scheme.from_json(scheme)
-    data = tensors["qdata"]  # of 8-bit floats in the canonical form alone
+    data = tensors["qdata"]  # 8-bit floats only in the canonical layout
     data = from_bytes(data, described.weight.number.storage) if bits_layout == "plain" else data
     scale = from_bytes(tensors["scale"], SCALE_DTYPES[described.weight.scale])
     parts = Quantized(data, scale, tensors.get("zero"), tensors.get("scale2"))

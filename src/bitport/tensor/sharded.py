@@ -1,7 +1,7 @@
-"""DTensors that hold a QTensor: what of it a process has, and back.
+"""DTensors that hold a QTensor: from the whole tensor to the local shard and back.
 
-DTensor is looked for among the modules that are loaded: nobody who has none pays for importing it. While another thread
-imports it, there is none yet.
+DTensor is looked up in ``sys.modules``, so that programs without DTensors do not import it. While another thread is
+still importing it, no DTensor can exist.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bitport.tensor.qtensor import QTensor
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is a DTensor, be it replicated."""
+    """Whether ``tensor`` is a DTensor, even a replicated one."""
     return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
 def own(tensor: Tensor) -> Tensor:
-    """What this process has of it: all of an ordinary tensor, the shard of a DTensor. It shares its memory."""
+    """The local part of ``tensor``: an ordinary tensor itself, the shard of a DTensor. Shares its memory."""
     return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
@@ -34,7 +34,7 @@ def is_quantized(tensor: Tensor) -> bool:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of it. Every process of a DTensor's mesh must ask, unless it is on meta."""
+    """The whole tensor. For a DTensor this is a collective: every process of its mesh must call it, unless on meta."""
     if not is_sharded(tensor):
         return tensor
     if tensor.device.type == "meta" and not is_quantized(tensor):
@@ -43,7 +43,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def nbytes_of(tensor: Tensor) -> int:
-    """Bytes of all of it: what a checkpoint holds."""
+    """Bytes of the whole tensor, as stored in a checkpoint."""
     q = own(tensor)
     if not is_sharded(tensor) or not isinstance(q, QTensor):
         return tensor.nbytes
@@ -52,8 +52,7 @@ def nbytes_of(tensor: Tensor) -> int:
 
 
 def sharded_like(tensor: Tensor, shard: Tensor) -> Tensor:
-    """A DTensor laid out like ``tensor``, whose local piece is ``shard``; ``shard`` itself if ``tensor`` is no
-    DTensor."""
+    """A DTensor with local piece ``shard``, sharded like ``tensor``; ``shard`` itself if ``tensor`` is no DTensor."""
     if not is_sharded(tensor):
         return shard
     from torch.distributed.tensor import DTensor
@@ -63,15 +62,16 @@ def sharded_like(tensor: Tensor, shard: Tensor) -> Tensor:
 
 
 def laid_out(value: Tensor, like: Tensor) -> Tensor:
-    """``value``, which every process has, as ``like`` lies: itself, or a DTensor of a copy of this process's piece."""
+    """Distribute ``value``, which every process has, like ``like``: a DTensor of a copy of the local piece, or
+    ``value`` itself if ``like`` is no DTensor."""
     return sharded_like(like, shard_of(value, like).clone()) if is_sharded(like) else value
 
 
 def shard_of(value: Tensor, like: Tensor) -> Tensor:
-    """The piece of ``value`` that this process would have if it lay as the DTensor ``like`` does; a view.
+    """The local piece of ``value`` when sharded like the DTensor ``like``; a view.
 
-    A mesh dimension cuts what the earlier ones have left. One that FSDP2 lays over tensor parallelism of the same
-    dimension, which torch marks with a split_factor, cuts after the others."""
+    Each mesh dimension shards what the earlier ones left. A dimension that FSDP2 applies on top of tensor parallelism
+    of the same tensor dimension, which torch marks with a split_factor, shards after the others."""
     mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
     coordinate = mesh.get_coordinate()
     if coordinate is None:
@@ -93,7 +93,7 @@ def shard_of(value: Tensor, like: Tensor) -> Tensor:
 
 
 def parts_of(tensor: Tensor) -> dict[str, Tensor]:
-    """The plain parts of a QTensor, or of a DTensor of one: then as DTensors, cut as it is; 8-bit types as uint8."""
+    """The plain parts of a QTensor, 8-bit types viewed as uint8; of a DTensor, as DTensors sharded alike."""
     q = own(tensor)
     assert isinstance(q, QTensor)
     plain = q.to_layout("plain")
@@ -113,7 +113,7 @@ def parts_of(tensor: Tensor) -> dict[str, Tensor]:
 
 
 def _placement(plain: QTensor, name: str, whole: Any) -> Any:
-    """How the part ``name`` lies over a mesh dimension over which the tensor lies as ``whole``."""
+    """The placement of the part ``name`` on a mesh dimension on which the tensor has the placement ``whole``."""
     from torch.distributed.tensor import Replicate
 
     at = None if whole.is_replicate() else cut_along(plain, whole.dim).get(name)

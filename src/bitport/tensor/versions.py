@@ -1,8 +1,8 @@
-"""Whether PyTorch counts in ``_version`` what is written to a tensor, so that who has read it knows it is unchanged.
+"""Whether ``_version`` tracks writes to a tensor, so that caches of its contents can be validated by it.
 
-Nothing is counted for tensors made in inference mode. Nor is what FSDP2 gathers: it fills a weight's memory anew before
-each use, and leaves the count as it is, since the numbers that a gradient needs are the same. What is written through
-``.data`` is counted nowhere, and cannot be seen here.
+It does not for tensors created in inference mode, nor for what FSDP2 gathers: it refills a weight's memory before each
+use and preserves the version counter, because the values that a gradient needs are the same. Writes through ``.data``
+are never counted and cannot be detected here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _uncounted = WeakTensorKeyDictionary()
 
 
 def leave_uncounted(part: Tensor) -> None:
-    """``part`` was written to, and will be again, without being counted."""
+    """Mark ``part`` as written to without a change of its version counter, now and in the future."""
     _uncounted[part] = True
 
 
