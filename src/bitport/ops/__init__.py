@@ -1,4 +1,4 @@
-"""What can be computed: the op table, the choice among kernels, and the torch functions a QTensor answers with them."""
+"""Computation: the op table, kernel selection, and the torch functions that QTensor implements with them."""
 
 from bitport.ops import (  # noqa: F401
     attention,
@@ -27,7 +27,7 @@ from bitport.ops.select import (
 from bitport.ops.table import OPS, Op, Sample
 from bitport.ops.weight import Weight
 
-check_forced(FORCED)  # BITPORT_KERNEL, now that the ops are known
+check_forced(FORCED)  # BITPORT_KERNEL; only here are all ops declared
 
 __all__ = [
     "IMPLS",

@@ -1,12 +1,12 @@
-"""attention: softmax(scale Q K^T + mask) V, where K and V are kept in few bits.
+"""attention: softmax(scale Q K^T + mask) V with quantized K and V.
 
-Keys and values are weight operands with the batch (sequences, key heads): a token is a row. A block of one row is a
-scale per token (or per group of its numbers); a block of 32 rows and one column is a scale per channel over 32 tokens.
-The tokens of a sequence stand in this order, the dense ones in q's dtype:
+Keys and values are weight operands with batch dimensions (sequences, key heads) and one row per token. A block of one
+row is a scale per token (or per group of channels of a token); a block of 32 rows and one column is a scale per channel
+over 32 tokens. The tokens of a sequence are in this order, the dense ones in q's dtype:
 
-    first dense tokens | quantized tokens | the other dense tokens
+    ``first`` dense tokens | quantized tokens | the other dense tokens
 
-The query rows are its newest tokens: with ``causal``, row i of T sees the tokens up to S - T + i of S. Query head h
+The query rows are the newest tokens: with ``causal``, row i of T sees the tokens up to S - T + i of S. Query head h
 reads key head h // (query heads / key heads). A row that sees no token gives zeros.
 """
 
@@ -35,7 +35,7 @@ def _prefixed(prefix: str) -> str:
 
 
 class Call(NamedTuple):
-    """The arguments of the op, put together again."""
+    """The arguments of the op, regrouped."""
 
     q: Tensor
     keys: Weight
@@ -125,7 +125,7 @@ def _check_mask(call: Call) -> None:
 
 
 def joined(weight: Weight, dense: Tensor | None, first: int, dtype: torch.dtype) -> Tensor:
-    """[batch, heads, tokens, width] in the order of the sequence."""
+    """Dequantize and concatenate all tokens in sequence order, [batch, heads, tokens, width]."""
     quantized = weight.dense(dtype)
     if dense is None:
         return quantized
@@ -133,7 +133,7 @@ def joined(weight: Weight, dense: Tensor | None, first: int, dtype: torch.dtype)
 
 
 def seen(call: Call) -> Tensor | None:
-    """``mask`` and ``causal`` as one mask."""
+    """Combine ``mask`` and ``causal`` into one mask."""
     rows = call.q.shape[2]
     if not call.causal or rows == 1:
         return call.mask
@@ -144,7 +144,7 @@ def seen(call: Call) -> Tensor | None:
 
 
 def attend(call: Call, dtype: torch.dtype) -> Tensor:
-    """With keys, values and sums in ``dtype``."""
+    """Compute attention with keys, values and sums in ``dtype``."""
     keys = joined(call.keys, call.dense_keys, call.first, dtype)
     values = joined(call.values, call.dense_values, call.first, dtype)
     mask = seen(call)
@@ -169,7 +169,7 @@ FORMATS = {
     "fp8": ("fp8-wo", "fp8-wo"),
     "nf4": ("nf4-g16", "int3-g16-fzero"),
 }
-"""Of the samples: keys and values, by name."""
+"""Sample name -> schemes of keys and values."""
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
@@ -203,8 +203,8 @@ def sample(
     scale: float | None = None,
     apart: bool = False,
 ) -> Sample:
-    """``shape``: sequences, query heads, key heads, width of keys; ``apart``: the heads of a token lie side by side, in
-    q and the dense tokens, as a projection gives them. A float mask is another one for each head."""
+    """Make a sample. ``shape``: sequences, query heads, key heads, width of keys; ``apart``: in q and the dense tokens
+    the heads of a token are adjacent in memory, as a projection returns them. A float mask differs per head."""
     batch, heads, groups, width = shape
     total = tokens + dense
 
@@ -239,11 +239,11 @@ def sample(
 
 
 def judge(call: Call) -> tuple[Tensor, float]:
-    """(the result in float64 on the CPU, how much errors of scores count in it).
+    """(the result in float64 on the CPU, the factor by which squared errors of scores count in it).
 
-    A score is a float32 sum of ``width`` products: its error is that times the rounding of its size, and moves the
-    weight of its token by as large a part. The tokens that make the result count by the squares of their weights: the
-    mean square of the scores by these."""
+    A score is a float32 sum of ``width`` products: its squared error is ``width`` times that of rounding a number of
+    its size, and it changes the weight of its token by the same relative amount. Tokens contribute to the result by the
+    squares of their weights, so the factor is the mean square of the scores weighted by these."""
 
     def whole(weight: Weight, dense: Tensor | None) -> Tensor:
         value = value_of(weight.plain(), *weight.matrix)
@@ -260,7 +260,7 @@ def judge(call: Call) -> tuple[Tensor, float]:
     if call.mask is not None:
         mask = call.mask.cpu()
         score = score.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else score + mask.double()
-    weights = score.softmax(-1).nan_to_num(0)  # of a row that sees no token
+    weights = score.softmax(-1).nan_to_num(0)  # NaN for a row that sees no token
     squares = weights.square()
     return weights @ values, float((squares * score.nan_to_num(0, neginf=0).square()).sum() / squares.sum())
 

@@ -1,4 +1,4 @@
-"""F.embedding_bag over a table that is no float tensor: its rows are looked up, and torch's own op joins them."""
+"""F.embedding_bag over a table that is not a float tensor: look up its rows, then reduce them by torch's own op."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 
 MODES = ("sum", "mean", "max")
-"""In the order of their numbers at torch's op."""
+"""In the order of torch's mode numbers."""
 
 
 def embedding_bag(
@@ -25,11 +25,11 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """The rows [T, K] of all T ids are a table of their own, whose bags have the ids 0 .. T - 1 in order. A padding's
-    row comes before them, and torch leaves row 0 out.
+    """F.embedding_bag on the looked-up rows [T, K] of all T ids as a new table, whose bags hold the ids 0 .. T - 1 in
+    order. A padding row is prepended, and row 0 is then passed to torch as padding_idx.
 
-    The op below F.embedding_bag takes that row as it is: F.embedding_bag compares it with the number of rows, which
-    would make that a constant of a program that is traced."""
+    Calls the op below F.embedding_bag, because F.embedding_bag compares padding_idx with the number of rows, which
+    would make that number a constant of a traced program."""
     _check(input, offsets, mode, per_sample_weights)
     ids = input.flatten()
     if offsets is None:
@@ -45,7 +45,7 @@ def embedding_bag(
 
 
 def padding_row(at: int, n: int) -> int:
-    """The row of a padding, which counts from the end where it is negative."""
+    """Resolve a padding_idx, which counts from the end if negative."""
     if not -n <= at < n:
         raise ArgumentError(f"padding_idx is a row of the table, {-n} to {n - 1}, not {at}")
     return at % n

@@ -1,4 +1,4 @@
-"""A quantized weight as floats, some of its rows at a time: the whole of it would take several times its memory."""
+"""Dequantize a weight some rows at a time: as a whole it would take several times its memory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from bitport.tensor import QTensor
 Place = tuple[int | slice, ...]
 
 DISTANCES: dict[str, Callable[[Tensor, Weight], Tensor | None]] = {}
-"""By the type of a device, what finds |value|^2 and |value - weight|^2 of one matrix there, float64 [2], or None where
-it does not; filled by backends."""
+"""Device type -> function that computes |value|^2 and |value - weight|^2 of one matrix, float64 [2], or returns None if
+it does not support the weight; filled by backends."""
 
 
 def dequantized_rows(q: QTensor) -> Iterator[tuple[Place, Tensor]]:
-    """Rows of the matrix [..., N, K] behind ``q`` in float32, and which they are: those of one matrix after those of
-    another. They are looked up, by the kernel that embedding has on the device."""
+    """Yield (index, float32 rows) of the matrix [..., N, K] behind ``q``, one matrix of a batch after the other. Rows
+    are dequantized by the device's embedding kernel."""
     for at, matrix in _matrices(q):
         for rows, value in _of_matrix(matrix):
             yield (*at, rows), value
 
 
 def sqnr_from(value: Tensor, q: QTensor) -> Tensor:
-    """Signal to quantization noise in dB of the matrix [..., N, K] behind ``q``, made from ``value``."""
+    """SQNR in dB of the matrix [..., N, K] behind ``q``, against the ``value`` it was made from."""
     return decibels(*sum((_squares(value[at], matrix) for at, matrix in _matrices(q)), torch.zeros(2, device="cpu")))
 
 
@@ -55,7 +55,7 @@ def _of_matrix(q: QTensor) -> Iterator[tuple[slice, Tensor]]:
     count = max(1, numbers_at_once(device) // max(k, 1))
     ids = torch.arange(n, device=device)
     if decide("embedding", ids, *operand(q), torch.float32).kernel.startswith(GENERIC):
-        q = q.to_layout("plain")  # once, not for each of them
+        q = q.to_layout("plain")  # once, instead of for each chunk
     for start in range(0, n, count):
         some = slice(start, min(start + count, n))
         yield some, q.in_value_order(run("embedding", ids[some], *operand(q), torch.float32))

@@ -1,4 +1,4 @@
-"""quantize, dequantize, repack and quantize_input: between float tensors and parts."""
+"""quantize, dequantize, repack and quantize_input: conversions between float tensors and parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bitport.ops.weight import SCHEMA, Weight, check_weight
 
 
 def to_list(parts: Quantized) -> list[Tensor]:
-    """Parts as an op returns them: an absent part is an empty tensor."""
+    """Parts as an op returns them: a missing part becomes an empty tensor."""
     return [parts.data.new_empty(0) if part is None else part for part in parts]
 
 
@@ -38,7 +38,7 @@ def _same(value: Tensor) -> Tensor:
 
 
 def _no_views(parts: Quantized, *given: Tensor | None) -> list[Tensor]:
-    """As an op returns them: none that shares memory with what it was given."""
+    """Parts as an op must return them: none may alias an argument, so those that do are cloned."""
     taken = {_storage(part) for part in given if part is not None}
     return [part.clone() if _storage(part) in taken else part for part in to_list(parts)]
 
@@ -90,7 +90,7 @@ def parse_format(text: str) -> Format:
 
 @functools.cache
 def format_json(fmt: Format) -> str:
-    """A format as the op ``quantize`` takes it."""
+    """A format as the string argument of the op ``quantize``."""
     return json.dumps({**fmt.__dict__, "block": list(fmt.block)}, sort_keys=True)
 
 
@@ -129,7 +129,7 @@ def _check_quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> None
 
 
 def _quantize_input(x: Tensor, act: str, act_scale: Tensor | None) -> list[Tensor]:
-    """x seen as [M, K], rounded as ACTIVATIONS[act] says; the parts are those of the plain layout."""
+    """Quantize x, seen as [M, K], to ACTIVATIONS[act]; the parts are in the plain layout."""
     return _no_views(quantize_rows(x, act, act_scale), act_scale)
 
 

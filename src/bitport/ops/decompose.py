@@ -1,4 +1,4 @@
-"""Decompositions: each op spelled out in aten ops, for runtimes that do not know bitport's.
+"""Decompositions of each op into aten ops, for runtimes without bitport's ops.
 
 torch.export.export(model, args).run_decompositions(bitport.decompositions())
 """
@@ -14,8 +14,8 @@ from bitport.ops.table import OPS, Op
 
 
 def decompositions(*, native: bool = False) -> dict[Any, Callable[..., Any]]:
-    """A table for ``ExportedProgram.run_decompositions``. ``native``: where a kernel of the tensors' device would be
-    chosen, its own aten ops; the generic kernel's otherwise."""
+    """The table for ``ExportedProgram.run_decompositions``. By default it has the generic kernels; with ``native``, the
+    aten ops of the kernel that would be chosen on the tensors' device, if any."""
     plugins.load()
     table: dict[Any, Callable[..., Any]] = {}
     for op in OPS.values():

@@ -1,4 +1,4 @@
-"""Can a device hold and compute a scheme? Answered by trying it there, once, on a tiny matrix."""
+"""Check that a device can hold and compute a scheme, by trying it once on a tiny matrix."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bitport.schemes import Scheme
 
 
 def check_device(scheme: Scheme, device: torch.device) -> None:
-    """DeviceError unless ``device`` itself can quantize to ``scheme``, read it back and round an input as it says."""
+    """Raise DeviceError unless ``device`` can quantize to ``scheme``, dequantize it and round an input for it."""
     if device.type == "meta" or torch._guards.detect_fake_mode() is not None:
-        return  # nothing is computed there
+        return  # no computation happens there
     check_present(device)
     try:
         _try(scheme, device)
@@ -25,7 +25,7 @@ def check_device(scheme: Scheme, device: torch.device) -> None:
 
 
 def check_present(device: torch.device | str | int) -> None:
-    """DeviceError unless this machine has ``device``: torch has three ways to say that it was built without it."""
+    """Raise DeviceError unless this machine has ``device``. torch raises one of three errors if built without it."""
     try:
         torch.empty(0, device=device)
     except (AssertionError, ImportError, RuntimeError) as error:
@@ -35,7 +35,7 @@ def check_present(device: torch.device | str | int) -> None:
 
 @functools.cache
 def _try(scheme: Scheme, device: torch.device) -> None:
-    """Success is remembered, an error (which may be a full memory) is not."""
+    """Try the scheme. Success is cached; an error, which may be out of memory, is not."""
     value = torch.ones(2, 32, device=device, dtype=torch.float32)
     parts = quantize(value, scheme.weight)
     dequantize(parts, scheme.weight, 2, 32)

@@ -1,4 +1,4 @@
-"""embedding: rows of a quantized table."""
+"""embedding: look up rows of a quantized table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _check(ids: Tensor, *rest: object) -> None:
 
 
 def _generic(ids: Tensor, *rest: object) -> Tensor:
-    """Only the rows asked for are unpacked: row i has its codes in data[i], its scales in scale[i // block_n]."""
+    """Dequantize only the requested rows: codes of row i are data[i], its scales scale[i // block_n]."""
     weight, dtype = Weight(*rest[:10]), rest[10]  # type: ignore[arg-type]
     parts = weight.plain()
     flat = ids.reshape(-1)
@@ -46,7 +46,7 @@ def _generic(ids: Tensor, *rest: object) -> Tensor:
 
 
 def _rows(part: Tensor, at: Tensor) -> Tensor:
-    """index_select by bytes: torch indexes no float8."""
+    """index_select, on bytes for 8-bit types because torch cannot index float8."""
     if part.element_size() == 1:
         return part.contiguous().view(torch.uint8).index_select(0, at).view(part.dtype)
     return part.index_select(0, at)
@@ -79,7 +79,7 @@ SHAPES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("scalar", ()),
     ("empty", (0,)),
 )
-"""Of the samples' ids; those of the matrix are int32 and lie column by column."""
+"""Name and shape of the ids of samples; those of "matrix" are int32 and column-major."""
 
 
 EMBEDDING = Op(

@@ -1,4 +1,4 @@
-"""What PyTorch's flop counters are told of quantized products: an op that they do not know counts as nothing."""
+"""FLOP formulas of quantized matmuls for PyTorch's flop counters, which count unknown ops as zero."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PRODUCTS = ("linear", "dyn_linear", "linear_then", "dyn_linear_then", "grouped_l
 
 
 def _flops(x: Tensor, *args: Any, out_val: Tensor) -> int:
-    """y [.., N] = x [.., K] W^T: K multiplications and additions for each number of y, with experts too."""
+    """y [.., N] = x [.., K] W^T: K multiplications and additions per element of y, also with experts."""
     return 2 * out_val.numel() * x.shape[-1]
 
 
 def tell_counters() -> None:
-    """Those that are at work. Their module is not imported here: it would bring triton along."""
+    """Register the formulas with the active flop counters. Their module is not imported here, as it imports triton."""
     kind: Any = getattr(sys.modules.get("torch.utils.flop_counter"), "_FlopCounterMode", ())
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, kind):

@@ -1,4 +1,4 @@
-"""Which of torch's own functions take a QTensor, and what computes them."""
+"""The table of torch functions that accept a QTensor, with their implementations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def embedding(
 
 
 def getitem(q: QTensor, index: Any) -> Tensor:
-    """table[ids] is a lookup, where negative ids count from the end; anything else slices or selects."""
+    """``q[index]``: integer ids look up rows of a table (negative ids count from the end); others slice or select."""
     if isinstance(index, Tensor) and index.dtype in (torch.int32, torch.int64) and index.dim() > 0 and q.dim() == 2:
         return embedding(torch.where(index < 0, index + q.matrix.n, index), q)
     with torch._C.DisableTorchFunctionSubclass():
@@ -61,7 +61,7 @@ def getitem(q: QTensor, index: Any) -> Tensor:
 
 
 def _index(func: Any, q: QTensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """A lookup in a table by a list or a mask, or some of the experts of a stack."""
+    """Index rows of a table by a list or mask, or select experts of a stack."""
     if q.dim() != 2 or q.transposed or len(indices) != 1:
         return take_experts(func, q, indices)
     return embedding(func(torch.arange(q.matrix.n, device=q.qdata.device), indices), q)
@@ -73,7 +73,7 @@ def _dtype(q: QTensor) -> torch.dtype:
 
 
 def _convolution(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A convolution with a quantized weight: dequantized to the input's dtype, then torch's own."""
+    """``fn`` with the quantized weight dequantized to the input's dtype."""
 
     def conv(input: Tensor, weight: QTensor, *args: Any, **kwargs: Any) -> Tensor:
         return fn(input, weight.dequantize(input.dtype), *args, **kwargs)
@@ -82,7 +82,7 @@ def _convolution(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 TRACED_GROUPED_MM = "transformers::grouped_mm_fallback"
-"""What transformers has in the place of F.grouped_mm where a compiler traces another dtype than bfloat16."""
+"""What transformers calls instead of F.grouped_mm when compiling with a dtype other than bfloat16."""
 FUNCTIONS.update(
     {
         quantize: quantize_weight,
@@ -111,7 +111,7 @@ FUNCTIONS.update(
 
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
-"""Of torch; those of F are the same functions."""
+"""Names in ``torch``; those in F are the same functions."""
 FUNCTIONS.update({fn: _convolution(fn) for fn in (getattr(torch, name) for name in CONVOLUTIONS)})
 
 

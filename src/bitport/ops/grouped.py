@@ -1,7 +1,7 @@
-"""grouped_linear and dyn_grouped_linear: each expert's rows times that expert's quantized weight.
+"""grouped_linear and dyn_grouped_linear: multiply each expert's rows by its quantized weight.
 
-Rows of x belong to experts in order: expert e has rows ``ends[e-1] .. ends[e]`` (int32 [E], as ``torch._grouped_mm``).
-Rows past the last end belong to nobody and give zeros.
+Rows of x are sorted by expert: expert e has rows ``ends[e-1] .. ends[e]`` (int32 [E], as in ``torch._grouped_mm``).
+Rows past the last end belong to no expert and give zeros.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _generic(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
 
 
 def _generic_dyn(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
-    """As dyn_linear: both factors in float32, the result rounded to x's dtype."""
+    """Like dyn_linear: both factors in float32, the result rounded to x's dtype."""
     *weight, act = rest
     dense = Weight(*weight).dense(torch.float32)
     return _by_expert(fake_quantize(x, act), ends, dense).to(x.dtype)
@@ -64,7 +64,7 @@ def _by_expert(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:
 
 
 def masked(x: Tensor, ends: Tensor, dense: Tensor) -> Tensor:
-    """The same without looking at the data: every expert sees every row, and a mask picks."""
+    """:func:`_by_expert` without reading ``ends`` on the host: every expert computes every row, and a mask selects."""
     expert = torch.searchsorted(ends, torch.arange(x.shape[0], device=x.device, dtype=ends.dtype), right=True)
     y = x.new_zeros(x.shape[0], dense.shape[-2])
     for at in range(dense.shape[0]):

@@ -1,4 +1,4 @@
-"""int4pack_mm: the product of the tinygemm contract (``aten::_weight_int4pack_mm``), on every device.
+"""int4pack_mm: the matmul of tinygemm (same contract as ``aten::_weight_int4pack_mm``), on every device.
 
 ``self`` bfloat16 [m, k]; ``mat2`` int32 [n/8][k/(inner*16)][32][inner/2], tile packed (see layouts.tile_packed);
 ``scales_and_zeros`` bfloat16 [k/group][n][2]; weight value = (code - 8) * scale + zero; the result bfloat16 [m, n].

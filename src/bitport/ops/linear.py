@@ -19,7 +19,7 @@ from bitport.ops.weight import SCHEMA, Weight, check_weight
 
 
 def check_dense(name: str, x: Tensor) -> None:
-    """A nested tensor has no shape, a sparse one no rows to read."""
+    """Raise ArgumentError for a nested or sparse tensor."""
     if x.is_nested:
         raise ArgumentError(
             f"{name} is a nested tensor of the layout {x.layout}; a quantized weight takes it as "
@@ -30,7 +30,7 @@ def check_dense(name: str, x: Tensor) -> None:
 
 
 def check_linear(x: Tensor, data: Tensor, n: int, k: int, bias: Tensor | None) -> None:
-    """ArgumentError unless x and bias fit a weight of n x k where data is."""
+    """Raise ArgumentError unless x and bias fit an n x k weight and are on the device of ``data``."""
     check_dense("x", x)
     if x.dtype not in FLOATS:
         raise ArgumentError(f"x must be float32, bfloat16 or float16, not {x.dtype}")
@@ -51,7 +51,7 @@ def _check_single(data: Tensor, layout: str) -> None:
         raise ArgumentError(f"linear takes one weight; data {[*data.shape]} is no single matrix: use grouped_linear")
 
 
-# -- linear: the input is used as it is ------------------------------------------------------------------------------
+# -- linear: the input is not rounded --------------------------------------------------------------------------------
 
 
 def _check(x: Tensor, data: Tensor, *rest: Any) -> None:
@@ -61,8 +61,8 @@ def _check(x: Tensor, data: Tensor, *rest: Any) -> None:
 
 
 def _generic(x: Tensor, *rest: Any) -> Tensor:
-    """y = x W^T + bias in x's dtype, W rounded once to x's dtype. Of three dimensions that do not lie together torch
-    would add the bias to a product that is rounded already."""
+    """y = x W^T + bias in x's dtype, W rounded once to x's dtype. x is made contiguous because for a non-contiguous 3-D
+    input torch adds the bias to an already rounded matmul."""
     *weight, bias = rest
     return F.linear(x.contiguous(), Weight(*weight).dense(x.dtype), None if bias is None else bias.to(x.dtype))
 
@@ -90,7 +90,7 @@ def _weight_only(sample: samples.WeightSample, kind: str, x: Tensor) -> Sample:
 
 
 def _lying(sample: samples.WeightSample, kind: str) -> Weight:
-    """The weight, not contiguous with inputs that are neither."""
+    """The weight; non-contiguous for "strided" inputs."""
     return samples.apart(sample.weight) if kind == "strided" else sample.weight
 
 
@@ -99,7 +99,7 @@ def _nan(device: torch.device, dtype: torch.dtype, k: int) -> tuple[str, Tensor]
 
 
 def _large(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[str, Tensor]]:
-    """One row too, for which many devices have kernels of their own."""
+    """Inputs for a large weight; also one row, for which many devices have special kernels."""
     yield "large", samples.rows(device, dtype, samples.LARGE_ROWS, k)
     yield "large-row", samples.rows(device, dtype, 1, k)
 
@@ -147,7 +147,7 @@ def _check_dyn(x: Tensor, data: Tensor, *rest: Any) -> None:
 
 
 def _generic_dyn(x: Tensor, *rest: Any) -> Tensor:
-    """y = round(x) W^T + bias: both factors exact in float32, the sum in float32, the result rounded to x's dtype.
+    """y = round(x) W^T + bias: both factors exact in float32, sums in float32, the result rounded to x's dtype.
 
     ``act`` names how each row of x is rounded (ACTIVATIONS); ``act_scale`` fixes its scale.
     """
@@ -163,7 +163,7 @@ def _rows_apart(x: Tensor, *rest: Any) -> bool:
 
 
 def _each_row(act: str) -> bool:
-    """Whether no scale is measured over several rows."""
+    """Whether every scale is measured within one row."""
     return act not in STATIC
 
 

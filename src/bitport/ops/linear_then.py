@@ -1,4 +1,4 @@
-"""linear_then and dyn_linear_then: y = f(x W^T + bias) * times, the product and what an MLP does next, in one op."""
+"""linear_then and dyn_linear_then: y = f(x W^T + bias) * times, a matmul with its MLP epilogue in one op."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLLOWING: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
     "silu": F.silu,
 }
-"""What may follow a product, by name."""
+"""The functions f, by name."""
 
 
 def follow(y: Tensor, then: str, times: Tensor | None) -> Tensor:
@@ -28,7 +28,7 @@ def follow(y: Tensor, then: str, times: Tensor | None) -> Tensor:
 
 
 def _op(of: Op, count: int) -> Op:
-    """``of``, which takes ``count`` arguments, and what follows it."""
+    """The fused op of ``of``, which takes ``count`` arguments, and its epilogue."""
 
     def check(*args: Any) -> None:
         of.check(*args[:count])
@@ -42,8 +42,8 @@ def _op(of: Op, count: int) -> Op:
                 raise ArgumentError(f"times must be {x.dtype} {[*shape]} on {x.device}, as the result is, not {given}")
 
     def generic(*args: Any) -> Tensor:
-        """The op and then the function in x's dtype, each rounded to it: whatever computes the op best on the device
-        does so here. A kernel of its own rounds once, at the end."""
+        """The op, by its best kernel on the device, then the function, each rounded to x's dtype. A fused kernel rounds
+        only once, at the end."""
         return follow(of.overload(*args[:count]), *args[count:])
 
     def decomposition(*args: Any) -> Tensor:
@@ -63,7 +63,8 @@ def _op(of: Op, count: int) -> Op:
 
 
 def _samples(of: Op, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    """Those of the op, each with one of the functions, every other with a factor. One with a NaN has no budget."""
+    """Samples of the op, each with one of the functions, every second with a factor. Those with NaN have no budget and
+    are left out."""
     names = list(FOLLOWING)
     for at, sample in enumerate(each for each in of.samples(device, dtype) if not each.name.endswith("-nan")):
         then = names[at % len(names)]
@@ -81,10 +82,10 @@ def _samples(of: Op, device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
 
 
 def _budget(z: Tensor, then: str, times: Tensor | None, dtype: torch.dtype, k: int) -> float:
-    """Least SQNR in dB of y = f(z) t. The errors of z (see samples) reach y by the slope of f, times t: those of the
-    weight and of the sum are of the mean size of z, that of rounding z goes with it. Two more roundings follow, and f
-    itself, in float32, may be off by 2^-20. Each result has a variance v of its own, so the power of the error, a sum
-    of squares, spreads by sqrt(2 sum v^2) around sum v: three times that is allowed for."""
+    """Least SQNR in dB of y = f(z) t. Errors of z (see samples) propagate to y by the slope of f, times t: those of the
+    weight and of the sum scale with the RMS of z, that of rounding z with z itself. Two more roundings follow, and f
+    itself, in float32, may be off by 2^-20. Each result has its own variance v, so the power of the error, a sum of
+    squares, has a standard deviation of sqrt(2 sum v^2) around sum v; three of these are allowed for."""
     if not z.numel():
         return 0.0
     z = z.detach().clone().requires_grad_()

@@ -1,5 +1,5 @@
-"""matmul and its kin with a quantized factor: as a product with one matrix, as grouped products of experts, or with the
-weight dequantized."""
+"""matmul and related functions with a quantized factor: as a product with one matrix, as grouped products of experts,
+or with the weight dequantized."""
 
 from __future__ import annotations
 
@@ -58,22 +58,22 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     x = prepare(x, q)
     rounded = rounded_input(x, q.scheme.act, act_scale_of(q))
     codes = q.replace(perm=None, pre_scale=None)
-    # autocast would round both factors once more
+    # autocast would round both factors a second time
     with torch.autocast(x.device.type, enabled=False) if autocasts(x) else contextlib.nullcontext():
         return (rounded @ codes.dequantize(torch.float32)).to(x.dtype)
 
 
 FEW_ROWS = 64
-"""For each expert. A product of so few takes about as long as to read the weight, and packed that is less."""
+"""Largest number of rows per expert for which a matmul is bound by reading the weight, so that packed weights win."""
 
 
 def _has_few_for_each(x: Tensor, q: QTensor) -> bool:
-    """Whether a batched product is to be one of packed weights: in eager mode, without a gradient, on a device with a
-    kernel for that. The generic one looks at data, and dequantizes all of them like bmm."""
+    """Whether to compute a batched matmul on packed weights: in eager mode, without a gradient, on a device with a
+    kernel for it. The generic kernel reads data, and dequantizes all experts just like bmm."""
     if torch.compiler.is_compiling() or functorch() is not None or autocasts(x) or x.dtype not in FLOATS:
         return False
     act, fixed = q.scheme.act, q.act_scale is not None
-    if act in STATIC and not fixed:  # one scale for all of x: kernels for experts take theirs by rows
+    if act in STATIC and not fixed:  # one scale measured over all of x, but expert kernels scale rows by themselves
         return False
     if not select.IMPLS.get(("dyn_grouped_linear" if act and not fixed else "grouped_linear", device_type(x.device))):
         return False
@@ -82,7 +82,7 @@ def _has_few_for_each(x: Tensor, q: QTensor) -> bool:
 
 
 def _few_for_each(x: Tensor, q: QTensor) -> Tensor:
-    """x [E, M, K] as rows of experts, M for each."""
+    """x [E, M, K] as a grouped matmul with M rows per expert."""
     experts, count, _ = x.shape
     ends = torch.arange(1, experts + 1, dtype=torch.int32, device=x.device) * count
     y = grouped(prepare(x, q).flatten(0, 1), ends, operand(q), q.scheme.act, act_scale_of(q))
@@ -99,7 +99,7 @@ def _with_rank(name: str, rank: int) -> Callable[..., Tensor]:
             )
         return matmul(input, mat2)
 
-    product_of_rank.__qualname__ = name  # in what Python says of arguments that it does not take
+    product_of_rank.__qualname__ = name  # shown in Python's TypeError for wrong arguments
     return product_of_rank
 
 
@@ -115,7 +115,7 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
 def _added_to(product: Callable[..., Tensor], function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def sum_of(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         if isinstance(input, QTensor) and not isinstance(mat1, QTensor) and not isinstance(mat2, QTensor):
-            return function(input.dequantize(), mat1, mat2, beta=beta, alpha=alpha)  # what PEFT adds to experts
+            return function(input.dequantize(), mat1, mat2, beta=beta, alpha=alpha)  # PEFT adds to experts this way
         y, other = product(mat1, mat2), autocasted(input)
         total = added(y, other, beta, alpha)
         if other.dtype != y.dtype or total.shape != y.shape:
@@ -133,7 +133,7 @@ addmm, baddbmm = _added_to(mm, torch.addmm), _added_to(bmm, torch.baddbmm)
 
 
 def added(y: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
-    """alpha y + beta input; what is in ``input`` does not count where beta is 0, be it NaN."""
+    """alpha y + beta input; ``input`` is ignored, even NaN, if beta is 0."""
     y = y if alpha == 1 else y * alpha
     if beta == 0:
         return y
@@ -141,7 +141,7 @@ def added(y: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
 
 
 def einsum(equation: str, *operands: Any) -> Tensor:
-    """torch's own, which makes of some equations a batched product."""
+    """torch.einsum, which lowers some equations to a batched matmul."""
     try:
         with torch._C.DisableTorchFunctionSubclass():
             return torch.einsum(equation, *operands)
@@ -155,7 +155,7 @@ def einsum(equation: str, *operands: Any) -> Tensor:
 def grouped_mm(
     mat_a: Tensor, mat_b: QTensor, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None
 ) -> Tensor:
-    """F.grouped_mm(x [T, K], q [E, K, N], offs): the transposed view of expert weights [E, N, K]."""
+    """F.grouped_mm(x [T, K], q [E, K, N], offs), with q the transposed view of expert weights [E, N, K]."""
     x, q = mat_a, mat_b
     if offs is None or bias is not None or not isinstance(q, QTensor) or isinstance(x, QTensor):
         raise ArgumentError("a quantized grouped product takes (x, experts, offs=...), experts quantized and no bias")
@@ -166,11 +166,12 @@ def grouped_mm(
 
 
 def grouped(x: Tensor, offs: Tensor, weight: Weight, act: str, act_scale: Tensor | None) -> Tensor:
-    """The op of rounded inputs measures their scales; where one is fixed, they are rounded before the product."""
+    """Grouped matmul of packed experts. dyn_grouped_linear measures the scales of its inputs; with a static scale,
+    inputs are rounded first and passed to grouped_linear."""
     if act and act_scale is not None:
         refuse_tangents(OPS["dyn_grouped_linear"], x)
         rounded = rounded_input(x, act, act_scale)
         if x.requires_grad:
-            rounded = rounded + (x - x.detach())  # zero, through which the gradient passes
+            rounded = rounded + (x - x.detach())  # adds zero: a straight-through gradient
         return run("grouped_linear", rounded, offs, *weight).to(x.dtype)
     return run("dyn_grouped_linear", x, offs, *weight, act) if act else run("grouped_linear", x, offs, *weight)

@@ -1,5 +1,4 @@
-"""The numbers by which the native kernels (``native/kernels/bitport_kernels.h``) name what they do, and the tables that
-tell them what a code means."""
+"""Enum values of the native kernels (``native/kernels/bitport_kernels.h``), and the decoding tables passed to them."""
 
 from __future__ import annotations
 
@@ -9,18 +8,18 @@ from bitport.numerics import NUMBER_TYPES, decode
 
 INTEGER_ACTS = {"int8": 1, "int8-asym": 2, "int8-tensor": 3}
 ACTS = {"": 0, **INTEGER_ACTS, "fp8": 4, "fp8-tensor": 5, "mxfp8": 6, "mxfp4": 7, "nvfp4": 8, "fp8-128": 9}
-"""BitportAct: roundings of x that the kernels do themselves, to integers only for integer weights."""
+"""BitportAct: roundings of x that the kernels implement; integer ones only for integer weights."""
 THEN = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
-"""BitportThen: what the kernels do to sums before they round them."""
+"""BitportThen: the functions that kernels apply to sums before rounding."""
 
 
 def rounds(act: str, dtype: str) -> bool:
-    """Whether the kernels round x as ``act`` says for weights of the number type ``dtype``."""
+    """Whether the kernels implement the rounding ``act`` of x for weights of the number type ``dtype``."""
     return act in ACTS and (act not in INTEGER_ACTS or NUMBER_TYPES[dtype].kind == "int")
 
 
 def meanings(dtype: str) -> list[float]:
-    """What each code of a number type means."""
+    """The value of each code of a number type."""
     number = NUMBER_TYPES[dtype]
     if number.kind == "codebook":
         return list(number.table)

@@ -1,19 +1,20 @@
-"""One step of an optimizer on many tensors: moments are read, moved and rounded again, and parameters with them.
+"""One optimizer step on many tensors: dequantize the moments, update moments and parameters, quantize again.
 
     p, g    the parameter and its gradient, as float32; g is negated to maximize, and l2 * p added to it
     adam    m = b1 m + (1 - b1) g;   v = b2 v + (1 - b2) g^2;   p = d p - a (m / (sqrt(v) c + eps))
             a = lr / (1 - b1^t),  c = 1 / sqrt(1 - b2^t),  d = 1 - lr * weight decay (1 where that is part of g)
-    lion    p = d p - lr sign(b1 m + (1 - b1) g);   m = b2 m + (1 - b2) g;   the sign of what is not finite is NaN
+    lion    p = d p - lr sign(b1 m + (1 - b1) g);   m = b2 m + (1 - b2) g;   the sign of non-finite values is NaN
     sgd     m = b1 m + w g;   p = p - lr m,   or - lr (g + b1 m) for Nesterov's;   without m, p = p - lr g
 
-Everything is float32, each product and sum rounded by itself, in the order of the code here: kernels give the same
-bits, but for the root, which PyTorch's ops do not round alike everywhere. The parameter moves by the new moments before
-they are rounded. A moment is a matrix of codes with a scale per block of its rows, or floats; a code is the nearest to
-x * (1 / scale), which spares a division for each element. A second moment above zero is kept above zero (the smallest
-number of its type at least): its root is divided by, and where g vanishes m would be divided by eps alone.
+All arithmetic is float32, each product and sum rounded separately, in the order of the code here: kernels give the same
+bits, except for the square root, which PyTorch's ops round differently on some devices. The parameter is updated with
+the new moments before these are rounded. A moment is a matrix of codes with a scale per block of its rows, or floats; a
+code is the one nearest to x * (1 / scale), which saves a division per element. A positive second moment stays positive
+(at least the smallest number of its type), because its root is a divisor: where g vanishes, m would be divided by eps
+alone.
 
-Kernels are registered for ``optimizer_step`` like those of an op, in bitport.ops.select. It is no op of the table: it
-changes its arguments, takes no weight of a model, and is in no exported program.
+Kernels are registered for ``optimizer_step`` like those of an op, in bitport.ops.select. It is not an op of the table:
+it mutates its arguments, takes no weight of a model, and occurs in no exported program.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ from bitport.ops.select import GENERIC, IMPLS, STEP, forced, refusal
 
 SMALLEST = torch.finfo(torch.float32).smallest_normal
 PIECE = 1 << 22
-"""Numbers that the generic kernel works off at a time: what it makes on the way takes up to 50 bytes for each."""
+"""Elements that the generic kernel processes at a time; its temporaries take up to 50 bytes per element."""
 
 
 class Moment(NamedTuple):
     """``data`` [n, bytes] and ``scale`` [n, blocks] of a matrix [n, k] in ``format``; without a format, floats of the
-    parameter's shape. ``positive``: never below zero, and no number above it is rounded to it."""
+    parameter's shape. ``positive``: values are never negative, and positive ones are not rounded to zero."""
 
     data: Tensor
     scale: Tensor | None = None
@@ -59,7 +60,7 @@ class Moment(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers of the formulas above for one tensor; a rule does not look at those it does not have."""
+    """The constants of the formulas above for one tensor; a rule ignores those it does not use."""
 
     sign: float = 1.0
     l2: float = 0.0
@@ -76,8 +77,8 @@ class Numbers(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A parameter, and what one step does to it. ``keys``: of the random bits by which the parameter and its moments,
-    in this order, are rounded where they have 16 bits; None rounds to nearest."""
+    """A parameter with what one step needs. ``keys``: of the random bits for stochastic rounding of the parameter and
+    its moments, in this order, where these are 16-bit floats; None rounds to nearest."""
 
     param: Tensor
     grad: Tensor
@@ -87,8 +88,8 @@ class Target:
 
 
 def optimizer_step(rule: str, targets: list[Target]) -> None:
-    """Change parameters and moments in place, by the best kernel that takes each. Empty ones, as a process may have of
-    a sharded parameter, are none of its work."""
+    """Update parameters and moments in place, each by the best kernel that supports it. Empty parameters, which a
+    process may have of a sharded one, are skipped."""
     plugins.load()
     left, name = [target for target in targets if target.param.numel()], forced(STEP)
     device = targets[0].param.device.type if targets else ""
@@ -112,13 +113,13 @@ def optimizer_step(rule: str, targets: list[Target]) -> None:
 
 
 def generic(rule: str, target: Target) -> None:
-    """The specification."""
+    """The generic kernel, which is the specification."""
     for part, first in _parts(target):
         _step(rule, part, first)
 
 
 def _parts(target: Target) -> Iterator[tuple[Target, int]]:
-    """Some rows at a time, whose blocks end with them, and how many numbers are before these."""
+    """Yield the target in pieces of whole rows, which end at block boundaries, each with its offset in elements."""
     param, moments = target.param.detach(), target.moments
     coded = next((moment.data.shape[0] for moment in moments if moment.format is not None), None)
     n = coded or (param.shape[0] if param.dim() > 1 else 1)

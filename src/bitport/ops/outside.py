@@ -1,5 +1,5 @@
-"""Devices of other libraries, whose tensors never come to PyTorch's dispatcher: neither the dispatcher nor the tables
-of kernels and layouts say what computes there. Their backend does."""
+"""Devices of other libraries, whose tensors never reach PyTorch's dispatcher. Neither the dispatcher nor the tables of
+kernels and layouts know what computes there, so their backend describes it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from bitport import plugins
 @dataclasses.dataclass(frozen=True)
 class Outside:
     name: str
-    """Whose device it is and what computes there, for a table of results."""
+    """Device and library, as shown in a table of results."""
     library: str
-    """With its version."""
+    """Name and version of the library."""
     kernels: Mapping[str, Callable[..., Any]]
-    """Every way of computing there, by name: (op's name, its arguments on the CPU) -> its result, on the CPU again."""
+    """Every way of computing there, by name: (op's name, its arguments on the CPU) -> its result, back on the CPU."""
     refuses: Callable[..., str | None]
-    """(op's name, its arguments) -> why the device does not compute that, or None."""
+    """(op's name, its arguments) -> why the device does not support the call, or None."""
 
 
 OUTSIDE: dict[str, Callable[[], Outside]] = {}
-"""By the type of the device: what imports the library, or raises DeviceError. Backends put it in."""
+"""Device type -> function that imports the library, or raises DeviceError; filled by backends."""
 
 
 def outside(device: torch.device | str | int) -> Outside | None:
-    """What computes on ``device``; None if PyTorch's dispatcher knows it."""
+    """The description of ``device``; None if PyTorch's dispatcher handles it."""
     plugins.load()
     bring = OUTSIDE.get(str(device).partition(":")[0])
     return None if bring is None else bring()

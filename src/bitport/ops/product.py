@@ -1,4 +1,4 @@
-"""A product with one quantized matrix: F.linear goes straight to one bitport op, before any dispatch."""
+"""Matmul with one quantized matrix: F.linear calls one bitport op directly, ahead of PyTorch's dispatch."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _any_autocast, _jit_tracer = torch._C._is_any_autocast_enabled, torch._C._get_tr
 
 
 def operand(q: QTensor) -> Weight:
-    """Made as a plain tuple: naming the fields takes as long as finding them."""
+    """The weight operand of ``q``. Built by tuple.__new__: the NamedTuple's constructor would double the time."""
     return tuple.__new__(Weight, (q.qdata, q.scale, q.zero, q.scale2, *q.matrix, q.bits_layout))
 
 
 def _kept_operand(q: QTensor) -> Weight:
-    """The same, found once: a QTensor whose parts are replaced forgets it."""
+    """:func:`operand`, cached on the QTensor until one of its parts is replaced."""
     kept = q.__dict__.get(KEPT)
     if kept is None:
         kept = q.__dict__[KEPT] = operand(q)
@@ -43,26 +43,27 @@ def _kept_operand(q: QTensor) -> Weight:
 
 @functools.cache
 def device_type(device: torch.device) -> str:
-    """Making the text takes twice as long as finding it."""
+    """``device.type``, cached: creating the string takes twice as long as the lookup."""
     return device.type
 
 
 def run(op: str, x: Tensor, *args: Any) -> Any:
-    """Call an op for a QTensor, with the kernel that is forced, if one is: by PyTorch's dispatcher, where gradients and
-    wrappers are, if that leads to the chooser, which knows it too; a device's own kernel there does not."""
+    """Call an op for a QTensor, honouring a forced kernel. If PyTorch's dispatcher leads to the chooser, which handles
+    forced kernels, the call goes through it, with autograd and tensor wrappers; a device's own kernel would ignore it.
+    """
     if torch.compiler.is_compiling():
         return getattr(torch.ops.bitport, op).default(x, *args)
     if _dispatch_modes():
         tell_counters()
     kernel = select.forced(op)
     if kernel is not None and select.is_chooser(op, device_type(x.device)):
-        select.named(kernel, op, x, *args)  # tensors without numbers do not come as far as the chooser
+        select.named(kernel, op, x, *args)  # check here: meta and fake tensors do not reach the chooser
         kernel = None
     return select.call(op, x, *args, kernel=kernel)
 
 
 def linear(input: Tensor, weight: QTensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear with a quantized weight: the input is prepared as the weight asks, then one op."""
+    """F.linear with a quantized weight."""
     if isinstance(input, QTensor) or not isinstance(weight, QTensor):
         raise ArgumentError("F.linear takes a quantized tensor as its weight only; dequantize() the input")
     if not weight.is_rows:
@@ -73,10 +74,10 @@ def linear(input: Tensor, weight: QTensor, bias: Tensor | None = None) -> Tensor
 
 
 def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
-    """x [.., K] times the matrix [N, K] behind q, plus bias.
+    """x [.., K] times the transposed matrix [N, K] behind q, plus bias.
 
-    Where nothing is traced PyTorch's dispatcher would only come to the device's kernel, through the keys for gradients
-    and transforms and with a weight checked that was checked when it was made: the kernel is called at once.
+    If nothing is traced, the kernel is called directly: PyTorch's dispatcher would reach the same kernel, only later,
+    through the keys for autograd and transforms and after checking again a weight that was checked when it was made.
     """
     if (functorch() is not None or forward_ad._current_level >= 0) and differentiates(x, bias):
         return _product_of_floats(x, q, bias)
@@ -97,7 +98,7 @@ def product(x: Tensor, q: QTensor, bias: Tensor | None = None) -> Tensor:
 
 
 def act_scale_of(q: QTensor) -> Tensor | None:
-    """The fixed scale of the input; None where it is measured on every call."""
+    """The static scale of the input; None if it is measured on every call."""
     if q.scheme.static and q.act_scale is None:
         raise ArgumentError(
             f"{q.scheme} has a static input scale, but none was calibrated: quantize_(.., calibrate=batches)"
@@ -106,8 +107,8 @@ def act_scale_of(q: QTensor) -> Tensor | None:
 
 
 def linear_then(input: Tensor, weight: Tensor, bias: Tensor | None, then: str, times: Tensor | None = None) -> Tensor:
-    """``f(F.linear(input, weight, bias)) * times``, f of FOLLOWING, as one op where the weight is quantized and nothing
-    is differentiated; otherwise as what it is made of."""
+    """``f(F.linear(input, weight, bias)) * times``, f from FOLLOWING: one op if the weight is quantized and nothing is
+    differentiated, separate ops otherwise."""
     transformed = not torch.compiler.is_compiling() and (functorch() is not None or has_tangent(input, bias, times))
     if not isinstance(weight, QTensor) or not weight.is_rows or transformed:
         return follow(F.linear(input, weight, bias), then, times)
@@ -127,8 +128,8 @@ def linear_then(input: Tensor, weight: Tensor, bias: Tensor | None, then: str, t
 
 
 def differentiates(*tensors: Tensor | None) -> bool:
-    """Whether torch.func.grad, jvp or one of their kin is at work, or forward-mode AD on ``tensors``, which know no
-    gradient of our ops. Dynamo, which cannot read on, answers no."""
+    """Whether a torch.func transform such as grad or jvp is active, or forward-mode AD on ``tensors``: these have no
+    derivative of our ops. Always False under Dynamo, which cannot trace this function."""
     if torch.compiler.is_dynamo_compiling():
         return False
     kinds = (TransformType.Grad, TransformType.Jvp)
@@ -147,9 +148,9 @@ def _product_of_floats(x: Tensor, q: QTensor, bias: Tensor | None) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """The gradient that the op has at PyTorch's dispatcher, for a tenth of the cost (5 us, not 50). Of x nothing is
-    kept: the gradient of a product with a constant does not depend on it. ``rounding``: what the op takes between the
-    weight and the bias, (act, act_scale) where it rounds inputs."""
+    """The op's gradient as at PyTorch's dispatcher, at a tenth of the cost (5 us, not 50). x is not saved: the gradient
+    of a product with a constant does not depend on it. ``rounding``: the arguments between weight and bias, (act,
+    act_scale) for ops that round inputs."""
 
     @staticmethod
     def forward(
@@ -173,12 +174,12 @@ class _Product(torch.autograd.Function):
 
 
 _differentiated = super(torch.autograd.Function, _Product).apply
-"""_Product.apply without its wrapper for function transforms (3 us): _is_plain has ruled them out."""
+"""_Product.apply without its wrapper for function transforms (3 us), which _is_plain has ruled out."""
 
 
 def _is_plain(x: Tensor) -> bool:
-    """An ordinary tensor, seen by no dispatch mode, function transform or torch.jit.trace, whose memory holds its
-    values."""
+    """Whether ``x`` is an ordinary tensor whose memory holds its values, and no dispatch mode, function transform or
+    torch.jit.trace is active."""
     seen = _dispatch_modes() or functorch() is not None or _jit_tracer() is not None
     return type(x) is Tensor and not seen and not x.is_neg()
 
@@ -187,8 +188,8 @@ _OWN_MEMORY = (Tensor, torch.nn.Parameter)
 
 
 def _has_values(part: Tensor) -> bool:
-    """Whether a kernel finds in the memory of ``part`` what it stands for. A DTensor's address is 0, as if there were
-    none."""
+    """Whether the memory of ``part`` holds its values, so that a kernel may read it. That of a DTensor does not: its
+    address is 0."""
     return type(part) in _OWN_MEMORY and not part.is_neg()
 
 
@@ -197,23 +198,23 @@ def autocasts(x: Tensor) -> bool:
 
 
 def autocasted(x: Tensor) -> Tensor:
-    """The input of a product in the dtype of autocast, where that is on. float64 and what is no float it leaves."""
+    """Cast the input of a matmul to the autocast dtype if autocast is on; float64 and non-floats are left alone."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if autocasts(x) and x.dtype in FLOATS else x
 
 
 def prepare(x: Tensor, q: QTensor) -> Tensor:
-    """Autocast, then the pre-scale (AWQ, SmoothQuant), then the order of columns (act-order)."""
+    """Apply autocast, then the pre-scale (AWQ, SmoothQuant), then the column permutation (act-order)."""
     return in_code_order(autocasted(x), q)
 
 
 def in_code_order(x: Tensor, q: QTensor) -> Tensor:
-    """Rows of the input, or of what belongs to the value, as they meet the codes."""
+    """Apply pre_scale and perm to rows of the input, or of anything in value order, so that they match the codes."""
     if q.pre_scale is None and q.perm is None:
         return x
-    if x.dim() == 0 or x.size(-1) != q.matrix.k:  # a single column would be repeated over all scales
+    if x.dim() == 0 or x.size(-1) != q.matrix.k:  # a single column would broadcast over all scales
         raise ArgumentError(f"x must have shape [..., {q.matrix.k}] for {q!r}, not {[*x.shape]}")
     if q.pre_scale is not None:
         x = x * q.pre_scale.to(x.dtype)
     if q.perm is not None:
-        x = x.gather(-1, q.perm.long().expand(x.shape))  # on a CPU several times as fast as index_select
+        x = x.gather(-1, q.perm.long().expand(x.shape))  # several times faster than index_select on a CPU
     return x

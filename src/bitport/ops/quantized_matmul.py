@@ -1,6 +1,6 @@
 """quantized_matmul: the op of the PyTorch/XLA quantization page, on every device.
 
-``w`` holds signed codes, unpacked, one in a byte; the arguments choose among::
+``w`` holds signed codes, unpacked, one per byte; the arguments select one of::
 
     block_size -1   w int8 [N, K]         scaler [N]         zero_point [N]
     block_size b    w int8 [K/b, b, N]    scaler [K/b, N]    zero_point [K/b, N]
@@ -9,9 +9,9 @@
 
 so ``zero_point`` is in units of the result: it is (zero in codes) * scaler, a float. ``quantize_activation`` rounds
 each row of x to int8 first (symmetric, scale = amax / 127); both sums above then run over the rounded row.
-``int4_weight`` says that the codes lie in -8..7, so that a device may pack them.
+``int4_weight`` means that the codes are in -8..7, so that a device may pack them.
 
-Where the original refuses (blocks with quantize_activation) this op computes; its result has x's dtype.
+Unlike the original, this op also supports blocks together with quantize_activation; its result has x's dtype.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The judge: the float64 value of a quantized matrix, straight from the definition of its number type.
+"""The reference ("judge"): the float64 value of a quantized matrix, directly from the definition of its number type.
 
-It shares no arithmetic with the kernels: codes are cut out of the bit stream one by one, every code has its value in a
-table computed with Python's floats, and scales are spread by index.
+It shares no arithmetic with the kernels: each code is extracted from the bit stream by itself, its value looked up in a
+table computed with Python floats, and scales are gathered by index.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bitport.numerics import NumberType, Quantized, number_type
 
 
 def value_of(parts: Quantized, dtype: str, n: int, k: int, block_n: int, block_k: int) -> Tensor:
-    """float64 [..., n, k] on the CPU, of canonical parts."""
+    """Dequantize canonical parts to float64 [..., n, k] on the CPU."""
     number = number_type(dtype)
     row, column = torch.arange(n) // block_n, torch.arange(k) // block_k
     codes = _codes(parts.data.cpu(), number, k)
@@ -27,7 +27,7 @@ def value_of(parts: Quantized, dtype: str, n: int, k: int, block_n: int, block_k
 
 
 def code_value(number: NumberType, code: int) -> float:
-    """What one code means before its scale."""
+    """The value of one code before scaling."""
     if code > number.qmax:
         return float("nan")
     if number.kind == "int":
@@ -49,7 +49,7 @@ def code_value(number: NumberType, code: int) -> float:
 
 
 def _codes(data: Tensor, number: NumberType, k: int) -> Tensor:
-    """Code i of a row lies in bits [i*b, i*b + b) of its bytes, the first byte lowest."""
+    """Extract codes: code i of a row is bits [i*b, i*b + b) of its bytes, the first byte lowest."""
     stored = data.view(torch.uint8).long()
     stream = torch.cat([stored, stored.new_zeros(*stored.shape[:-1], 1)], -1)
     first = torch.arange(k) * number.bits

@@ -1,9 +1,9 @@
-"""Inputs to try ops with, and what their results may be off by. Tests, conformance and docs read them from here.
+"""Sample inputs of ops and error budgets of their results, shared by tests, conformance and docs.
 
-Budgets are derived. Rounding to p bits of significand (bf16: 8, fp16: 11, fp32: 24) is off by at most 2^-p of the
-value, so one rounding has an SQNR of at least 6.02 p dB. A product has exact factors and three sources of error, random
-and independent: the weight rounded to the result's dtype, the result rounded to it (each 2^-p / sqrt(3) * 0.72, root
-mean square over a binade), and a float32 sum of K terms, whose roundings walk: K times that of p = 24.
+Budgets are derived. Rounding to p bits of significand (bf16: 8, fp16: 11, fp32: 24) has a relative error of at most
+2^-p, so one rounding has an SQNR of at least 6.02 p dB. A matmul has exact factors and three random, independent error
+sources: the weight rounded to the result's dtype, the result rounded to it (each 2^-p / sqrt(3) * 0.72, root mean
+square over a binade), and a float32 sum of K terms, whose roundings are a random walk: K times the power for p = 24.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VARIANTS = (
     "fp8-static",
     "nvfp4-static",
 )
-"""Presets with suffixes, so that every granularity, kind of zero and scale, and fixed scale is among the samples."""
+"""Presets with suffixes, so that samples cover every granularity, kind of zero and scale, and static scales."""
 
 SHAPES = {
     "int3": (24, 40),
@@ -52,12 +52,12 @@ SHAPES = {
     "int4": (40, 128),
     "nf4": (40, 128),
 }
-"""[N, K] per first letters of the scheme where the ordinary (24, 72), whose K is no multiple of a group, won't do;
-the first that fits counts."""
+"""[N, K] by prefix of the scheme's name (the first match wins) where the default (24, 72), whose K is no multiple of a
+group, is unsuitable."""
 
 LARGE = (136, 384)
 LARGE_ROWS = 67
-"""More than one tile of most kernels each way, so that what they do between the borders is tried too."""
+"""More than one tile of most kernels in each dimension, so that interior tiles are covered too."""
 
 
 class WeightSample(NamedTuple):
@@ -65,7 +65,7 @@ class WeightSample(NamedTuple):
     scheme: Scheme
     weight: Weight
     value: Tensor
-    """float64 on the CPU, from the judge."""
+    """float64 on the CPU, from bitport.ops.reference."""
 
 
 def rounding_budget(dtype: torch.dtype) -> float:
@@ -75,20 +75,20 @@ def rounding_budget(dtype: torch.dtype) -> float:
 
 def product_budget(dtype: torch.dtype, k: int, count: int) -> float:
     """Least SQNR in dB of ``count`` results, each a sum over ``k``. The power of the error and that of the result are
-    both sums of ``count`` random squares; their ratio in dB spreads by 4.34 sqrt(4 / count), and three times that is
-    allowed for."""
+    both sums of ``count`` random squares; their ratio in dB has a standard deviation of 4.34 sqrt(4 / count), and three
+    of these are allowed for."""
     noise = (0.72**2 / 3) * (2 * 4.0 ** -SIGNIFICAND[dtype] + k * 4.0**-24)
     return -10 * math.log10(noise) - 3 * 4.34 * math.sqrt(4 / max(count, 1))
 
 
 def independent(m: int, n: int) -> int:
-    """How many of m x n results are off at random. A weight is off by the same in each row: of many rows, those of
-    one."""
+    """How many of m x n results count as having independent errors. The rounding error of a weight is the same in every
+    row, so of many rows only one counts."""
     return n if m >= LARGE_ROWS else m * n
 
 
 def rows_apart(x: Tensor) -> int:
-    """How many rows of x are others than those before: along a stride of 0 they are the same."""
+    """Number of distinct rows of x: along a stride of 0 they repeat."""
     return math.prod(size for size, stride in zip(x.shape[:-1], x.stride(), strict=False) if stride)
 
 
@@ -105,15 +105,15 @@ def rows(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Tensor:
 
 
 def bias(device: torch.device, dtype: torch.dtype, n: int, kind: str = "") -> Tensor | None:
-    """That of an input of this kind: none for one row, and for many in another dtype than theirs."""
+    """The bias for inputs of this kind: None for "row", of another dtype than the input for "rows"."""
     value = torch.randn(n, generator=generator(n))
-    if kind == "rows":  # numbers that every dtype has
+    if kind == "rows":  # values that every dtype represents
         return value.bfloat16().to(device, torch.bfloat16 if dtype == torch.float32 else torch.float32)
     return None if kind == "row" else value.to(device, dtype)
 
 
 def act_scale(x: Tensor, scheme: Scheme) -> Tensor | None:
-    """A static scale, where the scheme wants one: not what would be measured, so that the largest of x saturate."""
+    """A static scale, if the scheme has one: smaller than the measured one, so that the largest values saturate."""
     if not scheme.static:
         return None
     amax = x.float().abs().amax() if x.numel() else torch.ones((), device=x.device)
@@ -128,7 +128,7 @@ def weights(
     experts: int = 0,
     large: bool = False,
 ) -> Iterator[WeightSample]:
-    """One quantized weight per scheme, or, where the inputs do not matter (None), per format of weights."""
+    """One quantized weight per scheme, or per weight format if inputs do not matter (``weight_only`` None)."""
     formats = set()
     for name in (*PRESETS, *VARIANTS):
         scheme = preset(name)
@@ -145,8 +145,8 @@ def weights(
 
 
 def apart(weight: Weight) -> Weight:
-    """The same numbers in rows that do not lie together, as in columns that were cut out of a plain weight; zeros that
-    are floats in float32, whatever the scale has."""
+    """The same weight with non-contiguous rows, like columns sliced from a plain weight; float zeros in float32,
+    whatever the dtype of the scale."""
     zero = None if weight.zero is None else _wider(weight.zero)
     if zero is not None and zero.is_floating_point():
         zero = zero.float()
@@ -159,8 +159,7 @@ def _wider(part: Tensor) -> Tensor:
 
 
 def inputs(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[str, Tensor]]:
-    """Every way an input may come: one row, many, in four dimensions with a row of zeros as of padding, empty, not
-    contiguous."""
+    """Every kind of input: one row, many, four dimensions with a row of zeros like padding, empty, non-contiguous."""
     yield "vector", rows(device, dtype, 1, k)[0]
     yield "row", rows(device, dtype, 1, k)
     yield "rows", rows(device, dtype, 5, k)
@@ -173,7 +172,7 @@ def inputs(device: torch.device, dtype: torch.dtype, k: int) -> Iterator[tuple[s
 
 
 def with_nan(device: torch.device, dtype: torch.dtype, k: int) -> Tensor:
-    """Three rows, each of them twice in memory that it has once: what is no number in the second stays there."""
+    """Three rows, each expanded to two without a copy; a NaN in the second must not affect the others."""
     x = rows(device, dtype, 3, k)
     x[1, k // 2] = math.nan
     return x[:, None].expand(3, 2, k)

@@ -1,10 +1,9 @@
-"""Choosing among the kernels of one device.
+"""Kernel selection within one device.
 
-Between devices PyTorch's dispatcher chooses. Within a device the first kernel, by priority, whose ``supports`` says
-None runs; the generic kernel is always last. A kernel can be forced, by name: with :func:`use_kernel`, or for the
-whole process by the environment variable ``BITPORT_KERNEL`` (read at import), e.g. ``generic`` or
-``linear=generic,dyn_linear=int_mm``.
-A forced kernel that cannot run is an error, never a fallback.
+PyTorch's dispatcher chooses by device. Within a device the first kernel, by priority, whose ``supports`` returns None
+runs; the generic kernel is always last. A kernel can be forced by name, with :func:`use_kernel` or, for the whole
+process, by the environment variable ``BITPORT_KERNEL`` (read at import), e.g. ``generic`` or
+``linear=generic,dyn_linear=int_mm``. A forced kernel that cannot run is an error, never a fallback.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ GENERIC = "generic"
 
 @dataclasses.dataclass(frozen=True)
 class Impl:
-    """A kernel of ``op`` on devices of type ``device``. ``run`` and ``supports`` take the op's own arguments;
-    ``supports`` returns why it refuses them, or None. It looks at shapes, dtypes and the tensors' own device, never
-    at data or process-wide state."""
+    """A kernel of ``op`` on devices of type ``device``. ``run`` and ``supports`` take the op's arguments. ``supports``
+    returns why the kernel refuses them, or None; it may depend on shapes, dtypes and devices, never on data or
+    process-wide state."""
 
     op: str
     name: str
@@ -43,7 +42,7 @@ class Impl:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """``kernel`` will run; ``refused`` are the kernels before it, each with its reason."""
+    """The result of kernel selection: ``kernel`` will run; ``refused`` are those tried before it, with reasons."""
 
     kernel: str
     refused: tuple[tuple[str, str], ...]
@@ -51,12 +50,12 @@ class Decision:
 
 IMPLS: dict[tuple[str, str], list[Impl]] = {}
 STEP = "optimizer_step"
-"""That of an optimizer has kernels too, and is no op of torch (bitport.ops.optimizer_step)."""
+"""The optimizer step also has kernels, but is not a torch op (bitport.ops.optimizer_step)."""
 
 
 def register_kernel(impl: Impl) -> None:
-    """Add a kernel of a device. Those of higher priority are asked first, and of equal priority those that came first;
-    KernelError where the op is unknown or has a kernel of this name there."""
+    """Register a kernel. Kernels of higher priority are tried first; among equals, in order of registration.
+    KernelError if the op is unknown or already has a kernel of this name on the device."""
     if ":" in impl.device:
         raise KernelError(
             f"kernel {impl.name!r} is for {impl.device!r}: device is a type, {impl.device.partition(':')[0]!r}; "
@@ -73,13 +72,13 @@ def register_kernel(impl: Impl) -> None:
 
 
 def unregister_kernel(impl: Impl) -> None:
-    """Take back what :func:`register_kernel` added; from then on kernels are chosen without it."""
+    """Undo :func:`register_kernel`."""
     IMPLS[impl.op, impl.device].remove(impl)
     changed()
 
 
 WATCHERS: list[Callable[[], None]] = []
-"""Called when kernels came or went, or a kernel was forced or released."""
+"""Callbacks for when kernels are registered, unregistered, forced or released."""
 
 
 def changed() -> None:
@@ -98,7 +97,7 @@ def _parse(setting: str) -> dict[str, str]:
 
 
 def check_forced(wanted: dict[str, str]) -> None:
-    """KernelError for an op that does not exist: it would force nothing, in silence."""
+    """Raise KernelError for an unknown op, which would otherwise be ignored silently."""
     if unknown := sorted(set(wanted) - {"*", *OPS, STEP}):
         raise KernelError(f"cannot force a kernel of {', '.join(unknown)}: the ops are {', '.join(OPS)}")
 
@@ -127,18 +126,18 @@ def use_kernel(setting: str) -> Iterator[None]:
 
 
 DIRECT: dict[tuple[str, str, str], Callable[..., Any]] = {}
-"""(op, device type, layout) -> the op on plain tensors, straight to the native kernel at PyTorch's dispatcher, while
-that is the kernel asked first: it runs in less time than the chooser needs to find it."""
+"""(op, device type, layout) -> direct entry to the native kernel for plain tensors, present while that kernel is the
+first to be tried. It skips the chooser, which takes longer than such a kernel may run."""
 
 
 def first(op: str, device: str) -> str | None:
-    """The kernel that is asked before all others; None while one is forced."""
+    """Name of the kernel that is tried first; None if there is none or one is forced."""
     impls = IMPLS.get((op, device))
     return None if forced(op) or not impls else impls[0].name
 
 
 CHOOSERS: dict[str, Callable[..., Any]] = {}
-"""op -> the function that picks and runs a kernel for arguments that were checked."""
+"""op -> the function that chooses and runs a kernel for already checked arguments."""
 
 
 def _chooser(op: Op) -> Callable[..., Any]:
@@ -167,7 +166,7 @@ def _chooser(op: Op) -> Callable[..., Any]:
 
 
 def declare(op: Op) -> None:
-    """Add ``op`` to the table and register its chooser with torch, for every device that has no kernel of its own."""
+    """Add ``op`` to the table and register its chooser with torch, for every device without a kernel of its own."""
     CHOOSERS[op.name] = table.as_given(_chooser(op))
     op = dataclasses.replace(op, generic=table.as_given(op.generic))
     table.declare(op, functools.partial(checked, op.name))
@@ -179,13 +178,13 @@ def checked(op: str, *args: Any) -> Any:
 
 
 def is_chooser(op: str, device: str) -> bool:
-    """Whether calling ``op`` on ``device`` comes back to its chooser: no kernel is registered there from outside.
+    """Whether PyTorch dispatches ``op`` on ``device`` to our chooser, i.e. no external kernel is registered there.
 
-    Asking PyTorch takes 3 us, so the answer is kept until a module, a library or a Python kernel has come in since:
-    nothing else can register one.
+    Asking PyTorch takes 3 us, so the answer is cached until another module, library or Python kernel is loaded: nothing
+    else can register one.
     """
     count = len(sys.modules) + len(torch.ops.loaded_libraries) + len(_python_kernels)
-    seen = (count, _python_name(op, device) in _python_kernels)  # one may have gone as another came
+    seen = (count, _python_name(op, device) in _python_kernels)  # the count alone misses a replaced kernel
     known = _seen.get((op, device))
     if known is None or known[0] != seen:
         plugins.load()
@@ -195,7 +194,7 @@ def is_chooser(op: str, device: str) -> bool:
 
 @functools.cache
 def _python_name(op: str, device: str) -> str:
-    """What torch.library calls a Python kernel of ``op`` on ``device``."""
+    """The key of a Python kernel of ``op`` on ``device`` in torch.library."""
     return f"bitport/{op}/{torch._C._dispatch_key_for_device(device)}"
 
 
@@ -204,7 +203,7 @@ _python_kernels = torch.library._impls
 
 
 def call(op: str, *args: Any, kernel: str | None = None) -> Any:
-    """Run ``op`` with the kernel called ``kernel``, or, without a name, with the one that would be chosen."""
+    """Run ``op`` with the kernel called ``kernel``, or without a name with the one that would be chosen."""
     if kernel is not None:
         plugins.load()
         return table.as_given(named(kernel, op, *args))(*args)
@@ -234,7 +233,7 @@ def named(kernel: str, op: str, *args: Any) -> Callable[..., Any]:
 
 
 RAISED = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a kernel in the making raises."""
+"""What ``supports`` of an unfinished kernel may raise."""
 
 
 def _raised(impl: Impl, error: Exception) -> KernelError:
@@ -245,7 +244,7 @@ def _raised(impl: Impl, error: Exception) -> KernelError:
 
 
 def refusal(impl: Impl, *args: Any) -> str | None:
-    """Why ``impl`` does not take these arguments; KernelError where it has not answered that, in words."""
+    """Why ``impl`` refuses these arguments, or None; KernelError if ``supports`` raises or returns anything else."""
     try:
         reason = impl.supports(*args)
     except RAISED as error:
@@ -259,12 +258,12 @@ def refusal(impl: Impl, *args: Any) -> str | None:
 
 
 NATIVE = "bitport/native/torch"
-"""Where the native kernels say they were registered. They hand over to the chooser what they do not take, so that they
-are one of its kernels, not a device's own."""
+"""The source path with which the native kernels are registered. They fall back to the chooser, so they count as one of
+its kernels, not as a device's own."""
 
 
 def own_kernel(op: str, device: torch.device) -> bool:
-    """Whether ``device`` has a kernel of its own for ``op`` at PyTorch's dispatcher, registered from outside."""
+    """Whether ``device`` has its own kernel for ``op`` at PyTorch's dispatcher, registered from outside bitport."""
     key = torch._C._dispatch_key_for_device(device.type)
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"bitport::{op}", key):
         return False
@@ -272,7 +271,7 @@ def own_kernel(op: str, device: torch.device) -> bool:
 
 
 def decide(op: str, *args: Any) -> Decision:
-    """Which kernel would run ``op`` with ``args``, and why nothing before it."""
+    """Which kernel would run ``op`` with ``args``, and why each one before it was refused."""
     plugins.load()
     device = args[0].device
     if kernel := forced(op):

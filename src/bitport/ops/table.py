@@ -1,11 +1,11 @@
-"""Every op of bitport once: schema, fake kernel, generic kernel, gradient, samples and error budget.
+"""The op table: schema, fake kernel, generic kernel, gradient, samples and error budget of every op of bitport.
 
 Declaring an op registers it with torch in the ``bitport`` namespace:
 
-* ``bitport::<op>`` runs, on a device with no kernel of its own at the dispatcher, what :mod:`bitport.ops.select`
-  chooses among the kernels known for that device; the last of them is the generic one.
+* ``bitport::<op>`` runs the kernel that :mod:`bitport.ops.select` chooses among those registered for the device, with
+  the generic kernel as the last resort, unless the device has its own kernel at PyTorch's dispatcher.
 * ``bitport::<op>.choose`` (an overload with the same arguments, each str as the ints of its bytes) runs that choice
-  even where a native kernel is at the dispatcher: what such a kernel does not take, it hands over to it.
+  even where a native kernel is at the dispatcher: native kernels fall back to it for calls they do not support.
 * ``bitport::<op>.generic`` (an overload with the same arguments) is always the generic kernel: the specification.
 """
 
@@ -30,8 +30,8 @@ Backward = Callable[..., tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Arguments to try an op with, the float64 result they should have, and the least acceptable SQNR in dB: infinite
-    where all bits must agree; what is expected are then the :func:`bits`."""
+    """Sample arguments of an op, the expected float64 result, and the least acceptable SQNR in dB. If it is infinite,
+    all bits must agree, and ``expected`` gives the :func:`bits`."""
 
     name: str
     args: tuple[Any, ...]
@@ -39,7 +39,7 @@ class Sample:
     budget: float
 
     def judged(self, result: Tensor | list[Tensor]) -> tuple[float, float]:
-        """(SQNR of a result, by how much it exceeds the budget) in dB; NaN unless it is NaN where it should be."""
+        """(SQNR of ``result``, margin over the budget) in dB; both NaN if NaNs are not where they should be."""
         wanted = self.expected()
         if self.budget == math.inf or isinstance(result, list):
             level = math.inf if torch.equal(bits(result), wanted) else -math.inf
@@ -53,7 +53,7 @@ class Sample:
 
 
 def bits(result: Tensor | list[Tensor]) -> Tensor:
-    """Every byte of a result, one part after the other, as float64 on the CPU."""
+    """All bytes of a result, its parts concatenated, as float64 on the CPU."""
     parts = result if isinstance(result, list) else [result]
     return torch.cat([part.cpu().contiguous().flatten().view(torch.uint8) for part in parts]).double()
 
@@ -63,28 +63,30 @@ class Op:
     name: str
     schema: str
     check: Callable[..., None]
-    """ArgumentError unless the arguments fit together; looks at no data. Runs before every kernel, fake ones too."""
+    """Raise ArgumentError unless the arguments fit together, without reading data. Runs before every kernel, even fake
+    ones."""
     generic: Callable[..., Any]
     """The specification: readable, any device, standard torch ops."""
     fake: Callable[..., Any]
     """Shape, dtype and device of the result."""
     samples: Callable[[torch.device, torch.dtype], Iterator[Sample]]
     backward: Callable[..., Tensor] | None = None
-    """(grad, *args) -> gradient of the first argument; rounding of the input passes the gradient straight through."""
+    """(grad, *args) -> gradient of the first argument; rounding of the input is differentiated as straight-through."""
     bias_at: int | None = None
-    """Position of the bias, whose gradient is the sum over rows."""
+    """Index of the bias argument, whose gradient is the sum over rows."""
     rows_apart: Callable[..., bool] = lambda *args: True
-    """(*args) -> whether each row's result depends on that row alone; not so where one scale is measured over all."""
+    """(*args) -> whether each row of the result depends on that row only; False if a scale is measured over all rows.
+    """
     decomposition: Callable[..., Any] | None = None
-    """A form that traces, where the generic kernel looks at data or calls another op; the generic kernel otherwise."""
+    """A traceable form, if the generic kernel reads data or calls another op; None means the generic kernel."""
     leading: bool = False
-    """Whether the first argument, of which there is no gradient, has any number of leading dimensions."""
+    """Whether the first argument, which has no gradient, may have any number of leading dimensions (for vmap)."""
     composed: bool = False
-    """Whether the generic kernel is made of differentiable ops, whose gradients and transforms are its own."""
+    """Whether the generic kernel is composed of differentiable ops, which provide its gradients and transforms."""
 
     @property
     def overload(self) -> Any:
-        """What to call: ``torch.ops.bitport.NAME.default``."""
+        """The callable ``torch.ops.bitport.NAME.default``."""
         return getattr(torch.ops.bitport, self.name).default
 
 
@@ -92,8 +94,8 @@ OPS: dict[str, Op] = {}
 
 
 def as_given(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """``kernel`` in the dtypes that it works in, whatever autocast would make of the products it is composed of: that
-    has cast the input before, and would round what the kernel made of it and the weight once more."""
+    """``kernel`` with autocast disabled inside. Autocast has already cast the input, and would round intermediate
+    results and the dequantized weight once more."""
 
     def run(*args: Any) -> Any:
         if not torch._C._is_any_autocast_enabled():
@@ -141,8 +143,8 @@ def declare(op: Op, run: Callable[..., Any]) -> None:
 
 
 def _of_tensors(op: Op) -> Callable[..., None]:
-    """The op's check, with an ArgumentError for a tensor that is None, which torch lets pass: looked for only once a
-    check has failed on it, since checks run on every call."""
+    """The op's check, with ArgumentError for a required tensor that is None, which torch does not reject. Since checks
+    run on every call, None is only looked for after the check has failed on it."""
     arguments = op.schema[1 : op.schema.index(")")].split(", ")
     tensors = [(at, argument.split()[1]) for at, argument in enumerate(arguments) if argument.startswith("Tensor ")]
 
@@ -159,13 +161,13 @@ def _of_tensors(op: Op) -> Callable[..., None]:
 
 
 def lost_type(op: str, error: RuntimeError) -> bool:
-    """Whether this is an error of the chooser that came back through C functions, which keep its text alone: it starts
-    with the op's name. The chooser, called in Python, raises the error itself."""
+    """Whether ``error`` comes from the chooser through C functions, which keep only its message, prefixed by the op's
+    name. Calling the chooser from Python then raises the original error."""
     return str(error).startswith(f"bitport::{op}: ")
 
 
 def has_tangent(*args: Any) -> bool:
-    """Whether forward-mode AD is at work on one of them. Below autograd any may be a tangent itself."""
+    """Whether forward-mode AD is active on one of ``args``. Below the autograd key any of them may be a tangent."""
     if forward_ad._current_level < 0:
         return False
     if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
@@ -174,7 +176,7 @@ def has_tangent(*args: Any) -> bool:
 
 
 def refuse_tangents(op: Op, *args: Any) -> None:
-    """A kernel would leave the tangent out without a word, which then counts as zero."""
+    """Refuse forward-mode AD: a kernel would silently drop the tangent, i.e. treat it as zero."""
     if has_tangent(*args):
         raise NotImplementedError(
             f"bitport::{op.name} has no forward-mode derivative: use F.linear with a QTensor, or backward()"
@@ -182,13 +184,13 @@ def refuse_tangents(op: Op, *args: Any) -> None:
 
 
 def no_view(output: Tensor) -> Tensor:
-    """What an autograd.Function returns, if it is to be written into in place, as by a ReLU; F.linear of rows that lie
-    apart is a view of a matrix that nobody else has."""
+    """Detach an output that is a view, so that in-place ops such as ReLU accept what an autograd.Function returned.
+    F.linear of non-contiguous rows returns a view of a matrix that nothing else refers to."""
     return output.detach() if not torch.compiler.is_compiling() and output._is_view() else output
 
 
 def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
-    """The op at the Autograd key: as torch.library.register_autograd, for a third of its 8 us."""
+    """The op at the Autograd key: like torch.library.register_autograd, at a third of its 8 us."""
     redispatch, below = op.overload._handle.redispatch_boxed, torch._C._after_autograd_keyset
     gradient = _gradient(op)
     defaults = [argument.default_value for argument in op.overload._schema.arguments]
@@ -197,7 +199,7 @@ def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
         *inputs, keys = args
         with torch._C._AutoDispatchBelowAutograd():
             output = no_view(redispatch(keys & below, *inputs))
-        _save(ctx, (*inputs, *defaults[len(inputs) :]))  # those that have their default do not come along
+        _save(ctx, (*inputs, *defaults[len(inputs) :]))  # trailing arguments equal to their default are not passed
         return output
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -221,7 +223,7 @@ def _differentiable(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _composed(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
-    """The op at the Autograd key, where it is made of others if a gradient is wanted: they keep what it needs."""
+    """The op at the Autograd key. If a gradient is needed, run the generic kernel, whose ops save what it requires."""
     redispatch, below = op.overload._handle.redispatch_boxed, torch._C._after_autograd_keyset
 
     def autograd(keys: Any, *args: Any) -> Any:
@@ -240,7 +242,7 @@ def _composed(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mapped(op: Op) -> Callable[..., Any]:
-    """vmap over any of the tensors that the ops it is made of can be mapped over."""
+    """vmap of the generic kernel, over any tensors its ops can be mapped over."""
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         return torch.vmap(op.generic, in_dims)(*args), 0
@@ -255,7 +257,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 
 def gradient_of_bias(grad: Tensor, dtype: torch.dtype) -> Tensor:
-    """Summed over rows in the wider of both dtypes."""
+    """Gradient of the bias: the sum over rows, accumulated in the wider of both dtypes."""
     return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.promote_types(grad.dtype, dtype)).to(dtype)
 
 
@@ -275,7 +277,7 @@ def _gradient(op: Op) -> Backward:
 
 
 def _batched(op: Op) -> Callable[..., Any]:
-    """vmap over the input alone: leading dimensions of x are batch already."""
+    """vmap over the first argument only: leading dimensions of x are batch dimensions anyway."""
 
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
         if any(dim is not None for dim in in_dims[1:]):

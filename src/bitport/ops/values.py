@@ -1,4 +1,4 @@
-"""Between floats and the parts of a QTensor, by the kernels of its device."""
+"""Conversions between floats and the parts of a QTensor, by the kernels of its device."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bitport.tensor import QTensor
 
 
 def dense_rows(q: QTensor, dtype: torch.dtype) -> Tensor:
-    """The matrix [..., N, K] behind ``q`` by the kernel of its device; in torch's ops while a program is compiled, as a
-    compiler joins them with what is around them, under transforms of torch.func, which know no gradient of ours, and
-    for states of optimizers, whose numbers are no weight's."""
+    """Dequantize the matrix [..., N, K] behind ``q`` by the kernel of its device. Uses torch's own ops while compiling,
+    so that the compiler can fuse them, under torch.func transforms, which have no gradient of our ops, and for
+    optimizer states, whose number types our ops do not support."""
     traced = torch.compiler.is_compiling() or functorch() is not None
     if (traced and q.qdata.device.type not in OUTSIDE) or q.matrix.dtype not in NUMBER_TYPES:
         plain = layouts.repack(q.matrix, readable(q.parts), q.bits_layout, "plain")
@@ -28,12 +28,12 @@ def dense_rows(q: QTensor, dtype: torch.dtype) -> Tensor:
 
 
 def quantize_weight(value: Tensor, fmt: Format) -> Quantized:
-    """numerics.quantize by the kernel of the value's device."""
+    """numerics.quantize, by the kernel of the value's device."""
     return from_list(run("quantize", value, format_json(fmt)))
 
 
 def rounded_input(x: Tensor, act: str, act_scale: Tensor | None) -> Tensor:
-    """numerics.fake_quantize, in torch's ops; by the kernels of a device that those are none of."""
+    """numerics.fake_quantize in torch's ops; on an OUTSIDE device, by its kernels."""
     if x.device.type not in OUTSIDE:
         return fake_quantize(x, act, act_scale)
     m, k = math.prod(x.shape[:-1]), x.shape[-1]

@@ -1,4 +1,4 @@
-"""The weight operand: the ten arguments by which every op takes a quantized matrix."""
+"""The weight operand: the ten arguments that represent a quantized matrix in every op."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SCHEMA = (
 class Weight(NamedTuple):
     """value[n, k] = (decode(data)[n, k] - zero) * scale * scale2, one scale per block_n x block_k block.
 
-    ``dtype`` names the number type of the codes, ``layout`` says how the parts are packed; a leading
-    dimension of the parts counts experts. ``zero`` is in units of codes; None is the middle of the integer range.
+    ``dtype`` names the number type of the codes, ``layout`` the layout of the parts; a leading dimension of the parts
+    is a batch of experts. ``zero`` is in units of codes; None means the midpoint of the integer range.
     """
 
     data: Tensor
@@ -40,12 +40,12 @@ class Weight(NamedTuple):
 
     @property
     def matrix(self) -> Matrix:
-        """What layouts and formats ask for."""
+        """The logical matrix, as layouts take it."""
         return Matrix(self.dtype, self.n, self.k, self.block_n, self.block_k)
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """Leading dimensions, which count experts; () of one matrix."""
+        """Leading batch dimensions (experts); () for a single matrix."""
         return tuple(self.data.shape[: self.data.dim() - layouts.layout(self.layout).data_ndim])
 
     def plain(self) -> Quantized:
@@ -59,9 +59,9 @@ class Weight(NamedTuple):
         return dequantize(parts, self.format(parts), self.n, self.k, dtype)
 
     def format(self, parts: Quantized) -> Format:
-        """The number format that canonical ``parts`` of this weight have."""
+        """The format of canonical ``parts`` of this weight."""
         zero = "none" if parts.zero is None else "float" if parts.zero.is_floating_point() else "int"
-        block_n, block_k = min(self.block_n, max(self.n, 1)), min(self.block_k, max(self.k, 1))  # of an axis at most
+        block_n, block_k = min(self.block_n, max(self.n, 1)), min(self.block_k, max(self.k, 1))  # at most the axis
         return _format(self.dtype, block_n, block_k, zero, parts.scale.dtype, parts.scale2 is not None)
 
 
@@ -77,9 +77,9 @@ def check_weight(
     block_k: int,
     layout: str,
 ) -> None:
-    """ArgumentError unless the parts fit the description: sizes that come from a file are not trusted.
+    """Raise ArgumentError unless the parts match the description: sizes read from a file are not trusted.
 
-    Runs on every call, so it is written flat.
+    Runs on every call, so it is written as flat code for speed.
     """
     expected = _expected(layout, dtype, n, k, block_n, block_k)
     shape, device = data.shape, data.device
@@ -116,7 +116,7 @@ def check_weight(
             raise ArgumentError(f"weight: scale2 goes with float8_e4m3fn scales, not {scale.dtype}")
 
 
-@functools.lru_cache(4096)  # a cache of keys has another n at each step
+@functools.lru_cache(4096)  # bounded: a KV cache has another n at each step
 def _expected(layout: str, dtype: str, n: int, k: int, block_n: int, block_k: int) -> layouts.Packed:
     if n < 0 or k < 0 or block_n < 1 or block_k < 1:
         raise ArgumentError(f"weight: sizes must be positive, not n={n}, k={k}, blocks of {block_n}x{block_k}")
