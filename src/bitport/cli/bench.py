@@ -1,4 +1,4 @@
-"""``bitport bench``: is a quantized layer faster than bf16 on this machine?"""
+"""``bitport bench``: measure quantized linear layers against bf16 on this machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def shapes(text: str) -> tuple[tuple[int, int], ...]:
-    """3072x8192,8192x3072"""
+    """Parse shapes such as 3072x8192,8192x3072."""
     return tuple(_shape(item) for item in text.split(","))
 
 
@@ -52,7 +52,7 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 def schemes(text: str) -> tuple[str, ...]:
-    """int4,int8-dyn"""
+    """Parse scheme names such as int4,int8-dyn."""
     names = tuple(text.split(","))
     for name in names:
         try:

@@ -1,4 +1,4 @@
-"""What the verbs share: how a verb is declared, how arguments are read, how results are printed."""
+"""Shared by all verbs: declaring a verb, parsing arguments, printing results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def add_verb(
     verbs: Any, name: str, run: Callable[[argparse.Namespace], int], description: str, *examples: str
 ) -> argparse.ArgumentParser:
-    """A verb with its help, its examples, and the options that every verb has."""
+    """Add a verb with its help, its examples, and the options common to all verbs."""
     verb: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=description.split(". ")[0].rstrip("."),
@@ -76,21 +76,21 @@ def computing_device(text: str) -> torch.device:
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def seed(text: str) -> int:
-    """What torch's generators take, without the numbers below 0, which stand for large ones."""
+    """Parse a seed for torch's generators, except negative ones, which are aliases of large ones."""
     if not text.isdecimal() or int(text) >= 1 << 63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
     return int(text)
 
 
 def location(text: str) -> Path:
-    """Path("") is the working directory: what an unset variable of a shell is not meant to be."""
+    """Parse a path. Refuses "", the value of an unset shell variable, as Path takes it for the working directory."""
     if not text:
         raise argparse.ArgumentTypeError("the name is empty; '.' is the directory you are in")
     return Path(text)
@@ -100,7 +100,7 @@ UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**2
 
 
 def nbytes(text: str) -> int:
-    """4GiB, 500 MB, 1000000."""
+    """Parse a size such as 4GiB, 500 MB or 1000000."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", text)
     if not found or found[2].lower() not in UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory, such as 4GiB or 500MB")
@@ -108,7 +108,7 @@ def nbytes(text: str) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them: 1,64,1024."""
+    """Parse comma-separated integers such as 1,64,1024."""
     return tuple(count(item) for item in text.split(","))
 
 
@@ -124,7 +124,7 @@ def read_text(path: Path) -> str:
 
 
 def show(args: argparse.Namespace, data: Any, text: str) -> None:
-    """``data`` as JSON where --json is given, else ``text``. Should the reader leave, such as head, the verb goes on:
+    """Print ``data`` as JSON with --json, else ``text``. If the reader closes the pipe, like head, the verb goes on:
     reports are still to be written."""
     try:
         print(json.dumps(finite(data), indent=2, allow_nan=False) if args.json else text, flush=True)
@@ -133,12 +133,12 @@ def show(args: argparse.Namespace, data: Any, text: str) -> None:
 
 
 def drop_output() -> None:
-    """What is printed goes nowhere, also what waits to be."""
+    """Redirect standard output to the null device, including what is still buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def finite(data: Any) -> Any:
-    """``data`` with None for infinity and NaN, which JSON does not have."""
+    """``data`` with infinity and NaN, which JSON lacks, replaced by None."""
     if isinstance(data, dict):
         return {key: finite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):

@@ -1,4 +1,4 @@
-"""``bitport compare``: several models side by side on one text."""
+"""``bitport compare``: compare several models on one text."""
 
 from __future__ import annotations
 

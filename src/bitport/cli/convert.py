@@ -1,4 +1,4 @@
-"""``bitport convert``: a quantized model from one format to another, number for number."""
+"""``bitport convert``: convert a quantized model from one format to another, number for number."""
 
 from __future__ import annotations
 

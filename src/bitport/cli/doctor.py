@@ -1,4 +1,4 @@
-"""``bitport doctor``: what this installation has, what is missing, and what that costs."""
+"""``bitport doctor``: show what this installation has, what is missing, and what that costs."""
 
 from __future__ import annotations
 

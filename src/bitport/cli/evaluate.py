@@ -1,4 +1,4 @@
-"""``bitport eval``: how good a model is, by itself and against the one it came from."""
+"""``bitport eval``: measure the quality of a model, by itself and against the original."""
 
 from __future__ import annotations
 

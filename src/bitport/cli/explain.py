@@ -1,4 +1,4 @@
-"""``bitport explain``: which kernel computes each layer of a checkpoint."""
+"""``bitport explain``: show which kernel runs each layer of a checkpoint."""
 
 from __future__ import annotations
 

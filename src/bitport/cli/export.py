@@ -1,4 +1,4 @@
-"""``bitport export``: a language model as a program that runs without Python, or for another runtime."""
+"""``bitport export``: compile a language model to run without Python, or export it for another runtime."""
 
 from __future__ import annotations
 

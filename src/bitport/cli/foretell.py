@@ -1,4 +1,4 @@
-"""What quantize_files would report, worked out from the headers of the files alone: for ``--dry-run``."""
+"""Predict the report of quantize_files from the file headers only, for ``--dry-run``."""
 
 from __future__ import annotations
 

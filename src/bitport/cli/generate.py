@@ -1,4 +1,4 @@
-"""``bitport generate``: text from a model."""
+"""``bitport generate``: generate text with a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitport.errors import ArgumentError
 from bitport.integrations.huggingface import check_ids, load_model, load_tokenizer, random_apart
 
 COLDEST = 1e-30
-"""Logits divided by less overflow."""
+"""Smallest temperature: dividing logits by less would overflow."""
 
 
 def add_parser(verbs: Any) -> None:
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_positions(model: Any, prompt: int, new: int) -> None:
-    """ArgumentError where ``model`` does not know as many. The last token is not given to it any more."""
+    """Raise ArgumentError if ``model`` has too few positions. The last new token is never fed back, so needs none."""
     known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if known is not None and prompt + new - 1 > known:
         advice = f"--max-new-tokens {known + 1 - prompt}" if prompt <= known else "a shorter prompt"
@@ -85,7 +85,7 @@ def check_positions(model: Any, prompt: int, new: int) -> None:
 
 
 def greedy(model: Any) -> dict[str, Any]:
-    """Options of generate() for the most likely token each time. What the directory says of writing, such as beams and
-    penalties, is dropped, but for the tokens that end a text."""
+    """Options of generate() for greedy decoding. The model's own generation settings, such as beams and penalties, are
+    dropped, except for the end-of-text tokens."""
     model.generation_config = type(model.generation_config)(eos_token_id=model.generation_config.eos_token_id)
     return {"do_sample": False}

@@ -1,4 +1,4 @@
-"""``bitport inspect``: what a checkpoint holds."""
+"""``bitport inspect``: show the contents of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``bitport VERB ...``. Results go to standard output, progress and errors to standard error.
 
-Exit codes: 0 done, 1 an error of bitport or of the system (one message; ``--debug`` shows where), 2 wrong usage,
-130 interrupted.
+Exit codes: 0 success, 1 an error of bitport or of the system (one message; ``--debug`` shows the traceback), 2 wrong
+usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
+    except BrokenPipeError:  # the reader of our output, such as head, closed the pipe
         drop_output()
         return 0
-    except (BitportError, OSError) as error:  # a full disk meets any verb anywhere
+    except (BitportError, OSError) as error:  # any verb may hit a full disk
         if args.debug:
             raise
         print(f"bitport: error: {error}", file=sys.stderr)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_anything() -> None:
-    """What a terminal's encoding lacks is written as its number, not an error after hours of work."""
+    """Print characters that the terminal's encoding lacks as escapes, instead of failing after hours of work."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")

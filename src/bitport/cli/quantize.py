@@ -1,4 +1,4 @@
-"""``bitport quantize``: files in, a bitport checkpoint out."""
+"""``bitport quantize``: quantize a model on disk into a bitport checkpoint."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def _show(args: argparse.Namespace, report: Report) -> None:
 def from_files(
     args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, part: str | None
 ) -> Report:
-    """Quantizes tensor by tensor, without running the model. ``part``: its class, if it is a part of diffusers."""
-    Source(args.source)  # what is wrong with the files is no note
+    """Quantize tensor by tensor, without running the model. ``part``: its class, if it is a component of diffusers."""
+    Source(args.source)  # raises for broken files, which would otherwise become a note
     model, notes = named(args.source)
     notes += ["what each weight is was guessed from its name"] if notes else []
     advice = "--in-memory quantizes the model in the form it has"
@@ -176,8 +176,9 @@ def from_files(
 
 
 def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtype | None, runs: bool) -> Report:
-    """Quantizes the model as transformers loads it: for those whose files name or cut their weights otherwise, and for
-    algorithms that change all of it. ``recipe`` None: one of mixed bits is found first. ``runs``: on data."""
+    """Quantize the model as loaded by transformers: for models whose files name or split their weights differently, and
+    for algorithms that change the whole model. ``recipe`` None: find a mixed-precision one first. ``runs``: whether
+    the model is run on data."""
     files = Source(args.source)
     if args.dry_run and recipe is not None:
         model = empty_model(args.source) if runs else named_model(args.source)
@@ -190,7 +191,7 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
     if recipe is None:
         check_size(model, candidates, **options)
     else:
-        recipe.resolve(find_targets(model))  # a rule that fits nothing is told before data are made
+        recipe.resolve(find_targets(model))  # report rules that match nothing before preparing data
     batches = streamed.calibration(args, model) if runs else None
     if recipe is None:
         assert batches is not None
@@ -207,7 +208,7 @@ def in_memory(args: argparse.Namespace, recipe: Recipe | None, dtype: torch.dtyp
 
 
 def named(directory: Path) -> tuple[Any | None, list[str]]:
-    """The model of config.json in ``directory``, if it has one, or why it could not be made."""
+    """The empty model of config.json in ``directory``, or None, and notes on why it could not be built."""
     if not (directory / "config.json").is_file():
         return None, []
     try:
@@ -219,8 +220,8 @@ def named(directory: Path) -> tuple[Any | None, list[str]]:
 def naming_notes(
     model: Any | None, directory: Path, names_of: Callable[[Arrangement], Iterable[str]], advice: str
 ) -> list[str]:
-    """What to say where ``model``, that of ``directory``, will not find its weights under the names that ``names_of``
-    gives for its arrangement."""
+    """Notes for the user if ``model``, built from ``directory``, will not find its weights under the names that
+    ``names_of`` returns for its arrangement."""
     if model is None:
         return []
     try:
@@ -242,7 +243,7 @@ def naming_notes(
 
 
 def summary(report: Report) -> str:
-    """One line per scheme and algorithm, and per reason of what is left."""
+    """One line per scheme and algorithm, and per reason for not quantizing."""
     groups: dict[tuple[str, str], list[LayerReport]] = {}
     for layer in report.layers:
         how = "" if layer.algorithm in (None, "rtn") else f" by {layer.algorithm}"

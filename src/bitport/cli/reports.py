@@ -1,4 +1,4 @@
-"""``--report FILE``, of the verbs that have more to show than fits a terminal."""
+"""The option ``--report FILE``, for verbs whose results do not fit a terminal."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def report_path(text: str) -> Path:
 
 
 def check_reports(args: argparse.Namespace) -> None:
-    """Before hours of work: is there a folder to write to?"""
+    """Raise ArgumentError, before hours of work, if the folder of a report does not exist."""
     for path in args.report:
         if not path.absolute().parent.is_dir():
             raise ArgumentError(f"--report {path}: there is no folder {path.parent}; make it first")
 
 
 def write_reports(args: argparse.Namespace, page: Callable[[str], str], data: Any) -> None:
-    """``page`` is given the command line that this was. Comes after the result was printed: the disk may be full."""
+    """Write the reports; ``page`` is called with the command line. Call it after printing: the disk may be full."""
     for path in args.report:
         if path.suffix == ".json":
             text = json.dumps({"command": args.command, "result": finite(data)}, indent=1, allow_nan=False) + "\n"

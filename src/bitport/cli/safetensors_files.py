@@ -1,4 +1,4 @@
-"""The tensors of plain safetensors files, from their headers alone."""
+"""List the tensors of plain safetensors files from their headers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from bitport.errors import CheckpointError
 class Stored:
     name: str
     kind: str
-    """A scheme, or the dtype of a tensor that is not quantized."""
+    """The scheme, or the dtype of an unquantized tensor."""
     shape: tuple[int, ...]
     nbytes: int
     file: str
 
 
 def stored_tensors(path: Path) -> list[Stored]:
-    """Of one file, or of all safetensors files of a directory."""
+    """The tensors of one file, or of all safetensors files of a directory."""
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     if path.suffix == ".gguf":
         raise CheckpointError(f"{path} is no safetensors file; bitport convert {path} -o DIR makes a directory of it")
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files or any((path / name).is_file() for name in INDEXES):
-        Source(path, quantized=True)  # says what is missing
+        Source(path, quantized=True)  # raises if files are missing
     return [tensor for file in files for tensor in _of_file(file)]
 
 
@@ -47,6 +47,6 @@ def _of_file(path: Path) -> list[Stored]:
 
 
 def _stored(name: str, tag: str, shape: tuple[int, ...], file: str) -> Stored:
-    """``tag``: BF16, F8_E4M3, BOOL ...: the first number in it is the bits of an element."""
+    """``tag``: BF16, F8_E4M3, BOOL ...; its first number is the number of bits per element."""
     bits = re.search(r"\d+", tag)
     return Stored(name, tag, shape, math.prod(shape) * int(bits.group() if bits else 8) // 8, file)

@@ -1,4 +1,4 @@
-"""``bitport quantize`` from files to files: tensor by tensor, or with calibration data block by block."""
+"""``bitport quantize`` from files to files: tensor by tensor, or block by block with calibration data."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from bitport.schemes import Recipe
 from bitport.stream import KEEP, Stream
 
 WINDOW = 2048
-"""Tokens that the model sees at once, where it knows that many positions."""
+"""Sequence length of calibration batches, if the model supports that many positions."""
 TOKENS = 65536
 ON_DATA, FROM_FILES = ("data", "data_tokens", "data_seed", "activations"), ("resume", "memory_limit", "activations")
-"""Options that say something only where the model runs on data; only where it comes from its files, part by part."""
+"""Options that only apply if the model runs on data, and if it is streamed from its files."""
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def check_options(args: argparse.Namespace, by: Algorithm, *, runs: bool, in_memory: bool) -> None:
-    """ArgumentError where one is given that would do nothing; what is not given gets its default."""
+    """Raise ArgumentError for an option that would have no effect; fill in defaults of the others."""
     if not runs and (given := _given(args, ON_DATA)):
         raise ArgumentError(
             f"{given}: for algorithms that look at inputs and schemes with a static input scale, not for {by.name} "
@@ -78,7 +78,7 @@ def check_options(args: argparse.Namespace, by: Algorithm, *, runs: bool, in_mem
 
 
 def _given(args: argparse.Namespace, names: Sequence[str]) -> str:
-    """0 is given; None, and the False of a flag, are not."""
+    """The given ones of the options ``names``, as text. 0 counts as given; None and the False of a flag do not."""
     held = [name for name in names if getattr(args, name) is not None and getattr(args, name) is not False]
     return ", ".join(f"--{name.replace('_', '-')}" for name in held)
 
@@ -86,13 +86,13 @@ def _given(args: argparse.Namespace, names: Sequence[str]) -> str:
 def quantize(
     args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, processes: Processes
 ) -> Report:
-    """By running the model on data. The first of several processes tells what is done, and what it takes."""
+    """Quantize by running the model on data. Of several processes only the first prints messages."""
     model = empty_model(args.source)
     if args.dry_run:
         return _foretold(args, recipe, dtype, by, model)
     if args.data is None:
         _check_loadable(args)
-        _rehearsed(args, recipe, dtype, by, empty_model(args.source))  # what is wrong is told before the model writes
+        _rehearsed(args, recipe, dtype, by, empty_model(args.source))  # report errors before the model generates text
     if processes.first:
         print(f"calibration: {described(args)}", file=sys.stderr)
     stream = _stream(args, recipe, dtype, by, model, calibration(args, model), args.output, processes)
@@ -107,7 +107,7 @@ def quantize(
 def convert(
     args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any | None
 ) -> Report:
-    """What needs no data. ``model``: that of the source, if it could be made."""
+    """Quantize without data. ``model``: the empty model of the source, if it could be built."""
     known = _known(args.source, model)
     if args.dry_run:
         files = Source(args.source)
@@ -127,12 +127,12 @@ def convert(
 
 
 def _known(source: Path, model: Any | None) -> dict[str, Any]:
-    """What Conversion is told of the model: its arrangement too, unless that cannot be made of the files."""
+    """Arguments of Conversion about the model, including its arrangement, unless the files cannot be arranged so."""
     if model is None:
         return {"model": None}
     try:
         Source(source, arrangement=arrangement(model))
-    except CheckpointError:  # which a note has told
+    except CheckpointError:  # already reported in a note
         return {"model": model}
     return {"model": model, "arrangement": arrangement(model)}
 
@@ -143,7 +143,7 @@ def _tell(memory: Memory | None) -> None:
 
 
 def _foretold(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any) -> Report:
-    """What a run with as many tokens as --data-tokens allows would make, and how much memory it would take."""
+    """The report of a run with --data-tokens tokens, including its memory estimate, without running it."""
     memory = _rehearsed(args, recipe, dtype, by, model).memory
     assert memory is not None
     _tell(memory)
@@ -156,7 +156,7 @@ def _foretold(args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | Non
 def _rehearsed(
     args: argparse.Namespace, recipe: Recipe, dtype: torch.dtype | None, by: Algorithm, model: Any
 ) -> Stream:
-    """A run with as many tokens as --data-tokens allows, planned and found to fit."""
+    """Plan a run with --data-tokens tokens and check that it fits in memory."""
     batches = [part[None] for part in torch.zeros(args.data_tokens, dtype=torch.int64).split(window_of(model))]
     with tempfile.TemporaryDirectory() as folder:
         return _stream(args, recipe, dtype, by, model, batches, Path(folder))
@@ -190,7 +190,7 @@ def _stream(
 
 
 def described(args: argparse.Namespace) -> str:
-    """The calibration data in words."""
+    """Describe the calibration data."""
     seed = "" if args.data_seed is None else f", seed {args.data_seed}"
     if args.data is None:
         return f"{args.data_tokens} tokens that the model wrote itself, seed {args.data_seed or 0}"
@@ -198,7 +198,7 @@ def described(args: argparse.Namespace) -> str:
 
 
 def calibration(args: argparse.Namespace, model: Any) -> list[torch.Tensor]:
-    """Of --data, or of what the model itself writes."""
+    """Calibration batches from --data, or from text generated by the model itself."""
     window = window_of(model)
     if args.data is None:
         return _own_text(args, model, window)
@@ -212,7 +212,7 @@ def calibration(args: argparse.Namespace, model: Any) -> list[torch.Tensor]:
 
 
 def _own_text(args: argparse.Namespace, model: Any, window: int) -> list[torch.Tensor]:
-    """``model``: itself, or an empty one."""
+    """Batches of text generated by ``model``, which is loaded first if it is empty."""
     if all(param.device.type != "meta" for param in model.parameters()):
         return own_text(model, tokens=args.data_tokens, window=window, seed=args.data_seed or 0)
     return _own_text(args, load_model(args.source), window)

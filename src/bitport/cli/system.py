@@ -1,4 +1,4 @@
-"""What the machine, torch and the loaded backends offer, as data."""
+"""Capabilities of the machine, torch and the loaded backends, as data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CPU_FEATURES = {
         "sve": "scalable vectors",
     },
 }
-"""By machine: the flags of /proc/cpuinfo that kernels look for, and what each is for."""
+"""Machine -> flags of /proc/cpuinfo that kernels check, with their use."""
 
 
 def versions() -> dict[str, str | None]:
@@ -50,7 +50,7 @@ def installed_version(package: str) -> str | None:
 
 
 def cpu() -> dict[str, Any]:
-    """``features`` is empty where /proc/cpuinfo does not exist."""
+    """Facts about the CPU; ``features`` is empty without /proc/cpuinfo."""
     flags, model = _cpuinfo()
     known = CPU_FEATURES.get(platform.machine(), {})
     return {
@@ -88,7 +88,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def backends() -> dict[str, Any]:
-    """``problem``: why a backend could not be loaded, or None; ``notes``: what each says of itself."""
+    """Load the backends. ``problem``: why one could not be loaded, or None; ``notes``: what each says about itself."""
     problem = None
     try:
         plugins.load()
@@ -103,7 +103,7 @@ def backends() -> dict[str, Any]:
 
 
 def kernels(types: list[str]) -> list[dict[str, Any]]:
-    """For every op and device type, the kernels in the order in which they are asked."""
+    """For every op and device type, the kernels in the order in which they are tried."""
     return [
         {
             "op": op,
@@ -124,7 +124,7 @@ def layouts() -> list[dict[str, Any]]:
 
 
 def environment(known: dict[str, str]) -> list[dict[str, str]]:
-    """The variables in force; one that starts with BITPORT_ and that nothing reads is likely a slip."""
+    """The environment variables that are set, including unknown ones starting with BITPORT_, which are likely typos."""
     names = [name for name in os.environ if name in known or name.startswith("BITPORT_")]
     return [
         {"name": name, "value": os.environ[name], "meaning": known.get(name, "bitport does not know this variable")}

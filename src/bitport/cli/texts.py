@@ -1,4 +1,4 @@
-"""The options of verbs that read a text with models, and the table that they print."""
+"""Options and output of verbs that run models on a text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tell(line: str) -> None:
 
 
 def as_data(row: Evaluation) -> dict[str, Any]:
-    """JSON has one level of models; the layers come as the report of quantize has them."""
+    """The row as JSON-compatible data; layers have the form of quantize's report."""
     return {**dataclasses.asdict(dataclasses.replace(row, layers=None)), "layers": row.layers and row.layers.as_data()}
 
 

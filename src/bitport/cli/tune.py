@@ -1,4 +1,4 @@
-"""``bitport tune``: measure on this machine which kernel is the fastest for how many rows, once, for all processes."""
+"""``bitport tune``: measure on this machine which kernel is fastest for each number of rows, once for all processes."""
 
 from __future__ import annotations
 

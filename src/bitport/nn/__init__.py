@@ -1,4 +1,4 @@
-"""Modules for those who build a layer from (in, out), and the walk that finds what can be quantized."""
+"""QuantizedLinear, a layer built from (in, out), and the search for quantizable weights of a model."""
 
 from bitport.nn.linear import QuantizedLinear, swap_linears_
 from bitport.nn.targets import find_targets

@@ -1,4 +1,4 @@
-"""Finding products whose result goes through an activation alone, and having both done by one op."""
+"""Fusion of linear layers with the activation that is their only consumer into one op."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ ACTIVATIONS = {
     "SiLU": "silu",
     "SiLUActivation": "silu",
 }
-"""Name of a module's class, torch's or one of transformers -> what it computes; a GELU says itself whether by tanh."""
+"""Class name of an activation module (torch or transformers) -> what it computes. torch's GELU may also be by tanh,
+by its attribute ``approximate``."""
 
 UNTRACEABLE = (fx.proxy.TraceError, TypeError, AttributeError, ValueError, RuntimeError, NotImplementedError, KeyError)
-"""What the forward of a module raises that looks at its values, or wants other arguments than proxies."""
+"""What a forward that depends on values, or does not accept proxies, raises while traced."""
 
 
 class _OneLevel(fx.Tracer):
-    """Children are called, not looked into."""
+    """Traces one level only: children are leaves."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
 
 def fuse_activations_(model: nn.Module) -> list[str]:
-    """Have ``activation(linear(x))`` and ``activation(linear(x)) * y`` computed by one op, in place, wherever a
-    module's forward does nothing but call its children and multiply their results. Returns what was fused, e.g.
+    """Fuse ``activation(linear(x))`` and ``activation(linear(x)) * y`` into one op, in place, in every module whose
+    forward only calls its children and multiplies their results. Returns what was fused, e.g.
     ``"model.layers.0.mlp: silu(gate_proj) * .."``.
 
-    Modules keep their class, children, parameters and hooks; only ``forward`` is replaced on the instance. A linear
-    layer or an activation with hooks of its own is left alone, and so is one whose device has no kernel for both; hooks
-    and adapters that are added later still run.
+    Modules keep their class, children, parameters and hooks; only ``forward`` is replaced on the instance. Linear
+    layers and activations with hooks of their own are left alone, and so are those whose device has no fused kernel.
+    Hooks and adapters added later still run.
     """
     check_model(model)
     return [f"{name}: {what}" for name, module in list(model.named_modules()) for what in _fuse(module)]
@@ -69,7 +70,8 @@ def _fuse(module: nn.Module) -> list[str]:
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node, children: dict[str, nn.Module]) -> str | None:
-    """Replace an activation, its linear layer, and a product that follows, if it is that; say what it was."""
+    """Fuse the activation ``node`` with its linear layer and a multiplication that follows; describe what was fused, or
+    return None if ``node`` is something else."""
     then = _then(children.get(str(node.target))) if node.op == "call_module" else None
     source = node.args[0] if node.args else None
     if then is None or not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1:
@@ -93,7 +95,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, children: dict[str, nn.Module]) -> 
 
 
 def _fused(x: Tensor, layer: nn.Module, activation: nn.Module, then: str, times: Tensor | None) -> Tensor:
-    """One by one where an adapter, a hook or another activation has come since."""
+    """The fused op, or the modules one by one if an adapter, a hook or another activation was installed since."""
     if type(layer) is nn.Linear and not _watched(layer) and _then(activation) == then:
         return linear_then(x, layer.weight, layer.bias, then, times)
     y = activation(layer(x))

@@ -1,6 +1,6 @@
-"""QuantizedLinear: a linear layer built from (in, out), for those who have ready-made quantized weights.
+"""QuantizedLinear: a linear layer built from (in, out), for loading existing quantized weights.
 
-A model that is quantized with ``quantize_`` needs no such module: its nn.Linear stays, with a QTensor as weight.
+Models quantized with ``quantize_`` do not need it: their nn.Linear stays, with a QTensor as weight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bitport.tensor import QTensor, from_parts, quantize_tensor
 
 
 class QuantizedLinear(nn.Module):
-    """y = x W^T + bias with W in ``scheme``: zeros until a weight is loaded."""
+    """y = x W^T + bias with W in ``scheme``; W is zero until a weight is loaded."""
 
     weight: QTensor
 
@@ -45,7 +45,7 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, scheme: str | Scheme) -> QuantizedLinear:
-        """The layer with its weight rounded to ``scheme`` (kept as it is, if it is a QTensor of that scheme)."""
+        """The layer with its weight quantized to ``scheme``; a weight that is already a QTensor of it is kept."""
         weight = linear.weight
         new = cls.__new__(cls)
         nn.Module.__init__(new)
@@ -60,7 +60,7 @@ class QuantizedLinear(nn.Module):
         return new
 
     def load_quantized_weight(self, weight: Tensor, scaler: Tensor, zero_point: Tensor | None = None) -> None:
-        """Take signed integer codes, one in an int8, as the PyTorch/XLA quantization page has them::
+        """Load signed integer codes, one per int8, in the form of the PyTorch/XLA quantization page::
 
             per channel   weight [N, K]          scaler [N]         zero_point [N]
             per block b   weight [K/b, b, N]     scaler [K/b, N]    zero_point [K/b, N]
@@ -115,8 +115,8 @@ class QuantizedLinear(nn.Module):
 
 
 def swap_linears_(model: nn.Module, recipe: RecipeLike) -> list[str]:
-    """Replace each nn.Linear that ``recipe`` chooses by a QuantizedLinear, in place, and return their names. One layer
-    under two names stays one, and so does one weight in two layers."""
+    """Replace each nn.Linear selected by ``recipe`` with a QuantizedLinear, in place, and return their names. Shared
+    layers and tied weights stay shared."""
     if type(model) is nn.Linear:
         raise ArgumentError("the model is itself a linear layer: convert it with QuantizedLinear.from_linear(..)")
     targets = find_targets(model)

@@ -1,4 +1,4 @@
-"""Models that accelerate offloads: it puts the numbers of a module in their place for each call, and takes them out."""
+"""Models offloaded by accelerate, which loads the values of a module for each call and removes them afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bitport.errors import ArgumentError
 
 
 def refuse_offloaded(model: nn.Module) -> None:
-    """ArgumentError where that is so: the next call would bring back the weights as they were, whatever they became."""
+    """Raise ArgumentError if weights are offloaded: the next call would restore their old values."""
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         for name, param in model.named_parameters():
             if param.is_meta:

@@ -1,4 +1,4 @@
-"""One weight of a model, or of a file, quantized; and how far it is from what it was."""
+"""Quantize one weight of a model or file, and measure its error."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def quantize_target(
     by: Callable[[Tensor, Format], Quantized] = quantize,
     pre_scale: Tensor | None = None,
 ) -> QTensor:
-    """The weight that ``target`` describes in ``scheme``, codes and scales chosen ``by``; errors name it. With a
-    ``pre_scale`` of its input, ``value`` is the weight divided by it."""
+    """Quantize the weight that ``target`` describes to ``scheme``; ``by`` chooses codes and scales. Errors name the
+    target. With a ``pre_scale`` of the input, ``value`` is the weight already divided by it."""
     scale = None if act_scale is None else act_scale.to(value.device)
     kind, transposed = target.kind, target.transposed
     try:
@@ -41,7 +41,7 @@ def quantize_target(
 
 
 def error_of(value: Tensor, q: QTensor) -> float | None:
-    """Signal to quantization noise of a weight in dB; None where there is no data."""
+    """Signal-to-quantization-noise ratio of a weight in dB; None if there is no data."""
     if not has_data(value, q.qdata):
         return None
     rows = value.transpose(-1, -2) if q.transposed else value

@@ -1,4 +1,4 @@
-"""Which weights of a model can be quantized: the table of module types, and the walk that finds them."""
+"""Which weights of a model can be quantized: the table of module types and the search over a model."""
 
 from __future__ import annotations
 
@@ -62,21 +62,20 @@ READ_OTHERWISE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("Sam3GeometryEncoder", "Sam3DetrDecoder"), CONCEPTS),
     **dict.fromkeys(("Sam3LiteTextGeometryEncoder", "Sam3LiteTextDetrDecoder"), CONCEPTS),
 }
-"""Class of transformers -> its children ("": itself) whose weights are reshaped, looked up, joined, added or scaled in
-place when the model runs, which needs plain tensors, where others of their kind are multiplied with or looked up in:
-"other"."""
+"""Class of transformers -> its children ("": itself) whose weights get the kind "other": its forward reshapes, indexes,
+concatenates, adds or scales them directly, which needs plain tensors, instead of only calling the child."""
 
 REWRITTEN = "max_norm rewrites the rows that are looked up"
 
 EXPERT_NAMES = ("expert", "moe")
-"""A 3-D parameter [experts, N, K] whose own name, or whose module's name or class, has one of these in it is "experts";
-[experts, K, N] where the module says ``is_transposed``, as most of transformers do, or its shapes do."""
+"""A 3-D parameter [experts, N, K] is "experts" if its own name, or its module's name or class, contains one of these.
+It is [experts, K, N] if the module's ``is_transposed`` says so, as most of transformers do, or else its shapes."""
 
 
 def lie_transposed(shapes: Collection[tuple[int, ...]]) -> bool:
-    """Whether the stacks of experts of one module lie as [experts, K, N], told from their shapes: gate and up in one
-    are twice as wide as the input of down, so that [E, H, 2I] and [E, I, H] are there. As [experts, N, K] they are
-    [E, 2I, H] and [E, H, I], of which no two are such a pair."""
+    """Whether the expert stacks of a module are stored as [experts, K, N], inferred from their shapes: a fused gate and
+    up is twice as wide as the input of down, so [E, H, 2I] occurs with [E, I, H]. Stored as [experts, N, K] they would
+    be [E, 2I, H] and [E, H, I], which are no such pair."""
     stacks = {shape for shape in shapes if len(shape) == 3}
     return any((count, width // 2, hidden) in stacks for count, hidden, width in stacks if width % 2 == 0)
 
@@ -89,10 +88,10 @@ def check_model(model: object) -> None:
 
 
 def find_targets(model: nn.Module) -> list[Target]:
-    """Every weight a recipe may name, in the model's order; tied ones under each of their names.
+    """List every weight a recipe may match, in model order; tied weights appear under each of their names.
 
-    A matrix of a module that is not known here is listed as "other": only a rule that names that kind quantizes it, but
-    it is never skipped silently.
+    A matrix of an unknown module is listed as "other": only a rule that names that kind quantizes it, but it is never
+    skipped silently.
     """
     check_model(model)
     refuse_offloaded(model)
@@ -113,14 +112,15 @@ def find_targets(model: nn.Module) -> list[Target]:
 
 
 def _is_read_otherwise(module: str, classes: Mapping[str, str]) -> bool:
-    """Whether its own class says so, or one above of the child in which it is. ``classes``: of each module, by name."""
+    """Whether READ_OTHERWISE lists the class of ``module`` itself, or for an ancestor's class the child that contains
+    it. ``classes``: class name of each module, by module name."""
     names = module.split(".")
     children = ((".".join(names[:at]), name) for at, name in enumerate(names))
     return any(name in READ_OTHERWISE.get(classes.get(of, ""), ()) for of, name in (*children, (module, "")))
 
 
 def _kind(module_name: str, module: nn.Module, name: str, param: Tensor) -> tuple[str, bool]:
-    """The kind of a parameter, and whether it lies as [.., K, N]."""
+    """(kind of a parameter, whether it is stored as [.., K, N])."""
     for module_type, known, kind in WEIGHTS:
         if isinstance(module, module_type) and name == known:
             return "other" if kind == "linear" and is_router(module_name, param.shape) else kind, False

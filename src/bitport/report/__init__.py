@@ -1,4 +1,4 @@
-"""What was done to a model, as data first and text second."""
+"""Reports on what was done to a model, as data first and text second."""
 
 from bitport.report.explain import Explanation, LayerExplanation
 from bitport.report.quantized import LayerReport, Report

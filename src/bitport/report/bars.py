@@ -1,4 +1,4 @@
-"""Bars: where the bytes of a model are, before and after; which layers have the largest error."""
+"""Bar charts: the bytes of a model by scheme, before and after, and the layers with the largest error."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bitport.report.text import size
 
 LABELS, TALL = 300, 26
 HUES = 8
-"""Of the style sheet: hue-0 .. hue-7, and "rest" for what no weight of the report accounts for."""
+"""Number of hues in the style sheet, hue-0 .. hue-7; "rest" is for bytes that no weight of the report accounts for."""
 STAY = "not quantized"
 REST = "all else"
 
 
 def bytes_by_scheme(report: Report) -> dict[str, tuple[int, int]]:
-    """Scheme, STAY or REST -> bytes (before, after); the largest first."""
+    """Scheme, STAY or REST -> bytes (before, after), largest first, REST last."""
     found: dict[str, tuple[int, int]] = {}
     for layer in report.layers:
         if not layer.tied:
@@ -31,7 +31,7 @@ def bytes_by_scheme(report: Report) -> dict[str, tuple[int, int]]:
 
 
 def size_bars(report: Report) -> list[Html]:
-    """Two bars of one scale, cut by scheme, and what their colours mean."""
+    """Two bars on one scale, divided by scheme, with a legend."""
     parts = bytes_by_scheme(report)
     hues = {name: f"hue-{at % HUES}" for at, name in enumerate(name for name in parts if name not in (STAY, REST))}
     hues |= {STAY: "stay", REST: "rest"}
@@ -56,7 +56,7 @@ def size_bars(report: Report) -> list[Html]:
 
 
 def largest_errors(layers: Sequence[LayerReport], output: bool, count: int = 12) -> Html:
-    """The layers with the largest error as bars, before a pale one: that of rounding to nearest."""
+    """Bars of the layers with the largest error; a pale bar behind each shows that of rounding to nearest."""
 
     def errors(layer: LayerReport) -> tuple[float | None, float | None]:
         both = (layer.output_sqnr, layer.output_sqnr_rtn) if output else (layer.sqnr, layer.sqnr_rtn)
@@ -83,5 +83,5 @@ def largest_errors(layers: Sequence[LayerReport], output: bool, count: int = 12)
 
 
 def _part(sqnr: float | None) -> float | None:
-    """An error in dB as the part of the norm that it is."""
+    """An SQNR in dB as the norm of the error relative to the norm of the signal; None if unknown or infinite."""
     return None if sqnr is None or not math.isfinite(sqnr) else 10 ** (-sqnr / 20)

@@ -1,4 +1,4 @@
-"""explain(): which kernel computes each layer, per number of rows, and why no faster one does."""
+"""The result of explain(): which kernel runs each layer, per number of rows, and why no faster one does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LayerExplanation:
     device: str
     op: str
     decisions: dict[int, Decision]
-    """By number of rows."""
+    """Number of rows -> decision."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Explanation:
     rows: tuple[int, ...]
 
     def to_json(self) -> str:
-        """Every field of it and of its layers."""
+        """All fields, including those of the layers, as JSON text."""
         return json.dumps(dataclasses.asdict(self))
 
     def __str__(self) -> str:
-        """One line per group of layers that are treated alike, then the refusals."""
+        """One line per group of layers with the same kernels, then the refusals."""
         groups: dict[tuple[Any, ...], list[str]] = {}
         for layer in self.layers:
             kernels = tuple(layer.decisions[m].kernel for m in self.rows)
@@ -54,7 +54,7 @@ class Explanation:
             notes += [f"{label}: {kernel} refused: {reason}" for kernel, reason in refused]
         return "\n".join([table(header, body), *notes]) if body else "no quantized weight in this model"
 
-    __repr__ = __str__  # what a notebook shows of a cell that ends with it
+    __repr__ = __str__  # shown as the value of a notebook cell
 
 
 def explain_layer(name: str, kind: str, q: QTensor, rows: Sequence[int]) -> LayerExplanation:
@@ -68,13 +68,13 @@ def _op(q: QTensor, kind: str) -> str:
         return "embedding"
     if kind == "conv":
         return "dequantize"
-    if q.batched:  # a fixed scale is used before the product
+    if q.batched:  # inputs with a static scale are rounded before the matmul
         return "dyn_grouped_linear" if q.scheme.act and q.act_scale is None else "grouped_linear"
     return "dyn_linear" if q.scheme.act else "linear"
 
 
 def _arguments(op: str, q: QTensor, m: int) -> tuple[Any, ...]:
-    """What the op would be called with for m rows; the input is made of shape only."""
+    """Arguments of the op for m rows; the input is a fake tensor."""
     device, weight = q.qdata.device, operand(q)
     dtype = q.dtype
     if op == "dequantize":

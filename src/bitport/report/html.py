@@ -1,5 +1,5 @@
-"""HTML and SVG by function calls. Text is escaped unless it is markup made here: names in checkpoints come from
-strangers."""
+"""Build HTML and SVG by function calls. Everything but markup made here is escaped, because names in checkpoints are
+untrusted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 STYLE = Path(__file__).with_name("style.css")
 WIDTH = 950
-"""Of a picture, in the style sheet's pixels: what a section has room for."""
+"""Width of a picture in the style sheet's pixels, which fits a section."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Whatever a page holds: no script runs, and nothing is fetched."""
+"""Content security policy: whatever a page contains, no script runs and nothing is fetched."""
 
 
 class Html(str):
-    """Markup. Any other str is text."""
+    """Markup; any other str is text and is escaped."""
 
 
 def el(name: str, *content: object, **attributes: object) -> Html:
-    """The element ``name``. Of an attribute's name a last underscore is dropped and others become dashes
-    (``class_``, ``text_anchor``); one that is None is left out, numbers are rounded to hundredths."""
+    """Make the element ``name``. In attribute names a trailing underscore is dropped and others become dashes
+    (``class_``, ``text_anchor``); attributes that are None are omitted, floats are rounded to hundredths."""
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(_plain(value))}"'
         for key, value in attributes.items()
@@ -34,14 +34,14 @@ def join(content: Sequence[object]) -> Html:
 
 
 def text(value: str) -> Html:
-    """``value`` as it will be read. What is not printable (control characters, marks that turn the direction of
-    writing, halves of characters) is shown as its escape, as in Python."""
+    """Escape ``value``. Unprintable characters (control characters, bidirectional marks, lone surrogates) are shown as
+    Python escapes."""
     seen = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in value)
     return Html(html.escape(seen))
 
 
 def document(title: str, *body: object) -> str:
-    """A page that needs nothing else: no script, no file, no network; light or dark as the reader's system is."""
+    """A self-contained page: no script, no other file, no network; light or dark following the reader's system."""
     head = (
         Html('<meta charset="utf-8">'),
         Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
@@ -59,7 +59,7 @@ def section(title: str, *content: object, note: str = "") -> Html:
 
 
 def tiles(figures: Sequence[tuple[str, str, str]]) -> Html:
-    """(what it is, the figure, a line below it)."""
+    """Tiles from (label, figure, line below)."""
     made = (
         el("div", el("dt", what), el("dd", figure), el("dd", below, class_="below"), class_="tile")
         for what, figure, below in figures
@@ -68,7 +68,7 @@ def tiles(figures: Sequence[tuple[str, str, str]]) -> Html:
 
 
 def rows(header: Sequence[str], body: Sequence[Sequence[object]], words: Sequence[str]) -> Html:
-    """A table; columns whose header is not among ``words`` hold numbers and stand to the right."""
+    """A table; columns whose header is not among ``words`` hold numbers and are right-aligned."""
     kinds = [None if name in words else "number" for name in header]
     head = el("tr", *(el("th", name, class_=kind, scope="col") for name, kind in zip(header, kinds, strict=True)))
     lines = (
@@ -88,7 +88,7 @@ def code(content: str, label: str = "") -> Html:
 
 
 def svg(width: float, height: float, *content: object, label: str) -> Html:
-    """``label``: what it shows, for those who do not see it."""
+    """An SVG picture; ``label`` describes it for screen readers."""
     size = {"width": width, "height": height, "viewBox": f"0 0 {width:g} {height:g}"}
     made = el("svg", *content, **size, role="img", aria_label=label)
     return el("div", made, class_="picture")

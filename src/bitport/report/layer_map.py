@@ -1,4 +1,4 @@
-"""The heat map of a model: a column for each block, a row for each kind of weight in it."""
+"""Heat map of a model's errors: one column per block, one row per kind of weight in it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bitport.report.html import WIDTH, Html, el, svg
 from bitport.report.quantized import LayerReport
 
 SHADES = 10
-"""Of the style sheet: shade-0 is the best, shade-9 the worst."""
+"""Number of shades in the style sheet: shade-0 is the best, shade-9 the worst."""
 LEAST_SPAN = 6.0
-"""dB between the best and the worst shade, at least: layers that are all alike look alike."""
+"""Minimum range of the scale in dB, so that layers with similar errors look similar."""
 LABELS, TALL = 210, 26
 WIDEST, WITH_FIGURE, NARROWEST = 62, 29, 7
 
@@ -29,8 +29,8 @@ class Scale:
 
     @classmethod
     def of(cls, layers: Iterable[LayerReport], output: bool) -> Scale:
-        """For those in blocks, where there are any: an embedding with more bits would take all the shades. What lies
-        outside has the last shade on its side."""
+        """The range of the errors of weights in blocks, if there are any: an embedding with more bits would use up all
+        the shades. Values outside the range are clamped to the first or last shade."""
         known = [(place_of(layer.name).block, error_of(layer, output)) for layer in layers]
         finite = [(block, error) for block, error in known if error is not None and math.isfinite(error)]
         inside = [error for block, error in finite if block is not None] or [error for _, error in finite] or [0.0]
@@ -47,8 +47,8 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a weight stands: ``model.layers.3.mlp.up_proj.weight`` is row ``mlp.up_proj`` of block 3 in
-    ``model.layers``. Numbers behind the first are of experts, which share a cell. A name without number: block None."""
+    """Position of a weight: ``model.layers.3.mlp.up_proj.weight`` is row ``mlp.up_proj`` of block 3 in
+    ``model.layers``. Numbers after the first are experts, which share a cell. A name without numbers has block None."""
 
     stack: str
     block: int | None
@@ -65,7 +65,7 @@ def place_of(name: str) -> Place:
 
 
 def heat_maps(layers: Sequence[LayerReport], output: bool, scale: Scale) -> list[Html]:
-    """One for each stack of blocks; weights outside of blocks come last, in a row of their own."""
+    """One heat map per stack of blocks; weights outside of blocks come last, one row each."""
     stacks: dict[str | None, list[tuple[Place, LayerReport]]] = {}
     for layer in layers:
         place = place_of(layer.name)
@@ -107,7 +107,7 @@ def _single(placed: list[tuple[Place, LayerReport]], output: bool, scale: Scale)
 
 
 def _cell(x: float, y: float, wide: float, layers: list[LayerReport], output: bool, scale: Scale) -> Html:
-    """The worst of ``layers`` gives the shade."""
+    """A cell, shaded by the worst of ``layers``."""
     known = [(found, layer) for layer in layers if (found := error_of(layer, output)) is not None]
     if known:
         worst = min(known, key=lambda pair: pair[0])
@@ -124,7 +124,7 @@ def _cell(x: float, y: float, wide: float, layers: list[LayerReport], output: bo
 
 
 def about(layer: LayerReport) -> str:
-    """All that is known of a layer, a line each."""
+    """All known facts about a layer, one per line."""
     lines = [layer.name, f"{layer.scheme or 'not quantized'}{f' by {layer.algorithm}' if layer.algorithm else ''}"]
     for what, error, nearest in (
         ("weight", layer.sqnr, layer.sqnr_rtn),
@@ -137,7 +137,7 @@ def about(layer: LayerReport) -> str:
 
 
 def legend(scale: Scale, kept: bool, unknown: bool) -> Html:
-    """The shades from the worst to the best, with their ends in dB."""
+    """The shades from worst to best, with the ends of the scale in dB."""
     boxes = [el("span", class_=f"swatch shade-{shade}") for shade in reversed(range(SHADES))]
     ends = (f"{scale.low:.1f} dB", f"{scale.high:.1f} dB: closer to the original")
     extra = [el("span", el("i", class_="swatch kept"), "not quantized", class_="key")] if kept else []

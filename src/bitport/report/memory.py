@@ -1,4 +1,4 @@
-"""How much memory a run will take, worked out before it; how much it took; and how much there is."""
+"""Memory: the estimate for a run, the peak so far, and how much is available."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from bitport.report.text import size
 
 WORK = 32
 """Bytes per element of a weight while its codes are chosen: up to eight float32 copies of it (the columns not yet
-rounded, scales and zero points spread over elements, the best of a search and the one that is tried, dequantized
+rounded, scales and zero points expanded to elements, the best and the current candidate of a search, dequantized
 values)."""
 ROUNDED = 4
-"""The same where a kernel rounds it to nearest: codes and scales as they come out and as they are kept."""
+"""The same if a kernel rounds it to nearest: codes and scales as computed and as stored."""
 RUNTIME = 128 << 20
-"""What PyTorch's libraries come to need when they first run: code, packed matrices, buffers of threads."""
+"""What PyTorch's libraries allocate when they first run: code, packed matrices, thread buffers."""
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-"""Which control groups this process is in, and where they are."""
+"""The list of control groups of this process, and the mount point of control groups."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes. ``base``: of the process before; ``weights``: the largest block, or the largest tensor where they come one
-    by one; ``activations``: those in memory between two blocks; ``grams``: sums over the inputs of one block's weights,
-    or counts of the inputs of all with static scales; ``work``: choosing the codes of the largest weight, running the
-    block on the largest batch, or changing it in float. ``disk``: activations in files."""
+    """Memory estimate in bytes. ``base``: the process before the run; ``weights``: the largest block, or the largest
+    tensor if tensors are processed one by one; ``activations``: those kept in memory between two blocks; ``grams``:
+    sums over the inputs of one block's weights, or histograms of the inputs of all weights with static scales;
+    ``work``: choosing the codes of the largest weight, running the block on the largest batch, or transforming it in
+    float. ``disk``: activations in files."""
 
     base: int
     weights: int
@@ -49,22 +50,22 @@ class Memory:
         return f"{size(self.total)} ({listed}){on_disk}"
 
     def check(self, given: int | None, advice: str) -> None:
-        """ArgumentError where it is more than ``given``, by default than the machine allows."""
+        """Raise ArgumentError if the total exceeds ``given``, by default what the machine allows."""
         limit = available() if given is None else given
         if limit is not None and self.total > limit:
             raise ArgumentError(f"this needs about {self} of memory, and {size(limit)} are allowed: {advice}")
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds now; 0 where the system does not say."""
+    """Resident memory of this process in bytes; 0 if the system does not report it."""
     status = Path("/proc/self/status")
     return _field(status, "VmRSS") if status.is_file() else 0
 
 
 def peak() -> int:
-    """The most that this process has held since it began; 0 where the system does not say."""
+    """Peak resident memory of this process in bytes; 0 if the system does not report it."""
     status = Path("/proc/self/status")
-    if status.is_file():  # getrusage begins with the peak of the process that started this one
+    if status.is_file():  # preferred to getrusage, whose peak is inherited from the parent process
         return max(_field(status, "VmHWM"), resident())
     if sys.platform != "darwin":
         return 0
@@ -72,7 +73,7 @@ def peak() -> int:
 
 
 def available() -> int | None:
-    """How much this process may hold in all, by what is free, by its resource limits and by its control group."""
+    """The most this process may hold in total: the minimum of free memory, resource limits and control group limits."""
     limits = []
     free = Path("/proc/meminfo")
     if free.is_file():
@@ -88,8 +89,8 @@ def available() -> int | None:
 
 
 def _groups() -> Iterator[Path]:
-    """Files with the limit of the control group and of those that it lies in. Without one they hold the word "max", or
-    (version 1) a number that no machine has."""
+    """Limit files of this process's control group and its ancestors. If unlimited they contain the word "max" or, in
+    version 1, a number larger than any machine's memory."""
     for line in OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.is_file() else ():
         _, kinds, own = line.split(":", 2)
         if not kinds:

@@ -1,4 +1,4 @@
-"""The page of a report: what quantize_ did to a model, for people to look at and to pass on."""
+"""The HTML page of a report of quantize_, to read and to share."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LARGEST_NOTE = (
 )
 
 WORDS = ("why", "note", "weight", "weights", "scheme", "algorithm")
-"""Columns that hold no numbers."""
+"""Columns of text, not numbers."""
 CLASSES = re.compile(r"\b(\w+)\(")
-"""In a Python expression of an algorithm: those that it is made of."""
+"""Class names in the Python expression of an algorithm."""
 
 
 def page(report: Report, title: str = "", command: str = "", perplexity: tuple[float, float] | None = None) -> str:
@@ -78,7 +78,7 @@ def figures(report: Report, perplexity: tuple[float, float] | None = None) -> li
             found.append((f"SQNR of {what}", f"{middle:.1f} dB", f"median; the lowest {min(errors):.1f} dB"))
     both = [(layer.output_sqnr, layer.output_sqnr_rtn) for layer in report.quantized]
     gains = [
-        0.0 if ours == nearest else ours - nearest  # two that are exact too
+        0.0 if ours == nearest else ours - nearest  # also if both are exact, i.e. infinite
         for ours, nearest in both
         if ours is not None and nearest is not None
     ]
@@ -92,7 +92,7 @@ def sizes(report: Report) -> list[Html]:
 
 
 def errors(report: Report) -> list[Html]:
-    """Heat maps of outputs and of weights, where they were measured, and the lowest of the first of them."""
+    """Heat maps of outputs and of weights, if measured, and the largest errors of the first of these."""
     made = []
     for output in (True, False):
         if _measured(report, output):
@@ -113,7 +113,7 @@ def error_map(report: Report, output: bool, scale: Scale, title: str = "") -> Ht
 
 
 def left(report: Report) -> list[Html]:
-    """What was not quantized, by reason; and what of the quantized was treated otherwise than asked for."""
+    """Unquantized weights by reason, and quantized ones with a note because they were treated other than requested."""
     made = []
     reasons: dict[str, list[LayerReport]] = {}
     for layer in report.skipped:
@@ -133,7 +133,7 @@ def left(report: Report) -> list[Html]:
 
 
 def again(report: Report, command: str) -> list[Html]:
-    """The command line, the line of Python, the recipe."""
+    """How to reproduce the result: the command line, the Python code, the recipe."""
     made = [code(command, "Command line")] if command else []
     if report.recipe:
         made += [code(python_of(report), "Python"), code(readable(report.recipe), "Recipe, a file for --recipe")]
@@ -141,7 +141,7 @@ def again(report: Report, command: str) -> list[Html]:
 
 
 def python_of(report: Report) -> str:
-    """The call of quantize_; only the data is to be filled in."""
+    """Python code that calls quantize_; only the calibration data must be filled in."""
     recipe, by = Recipe.from_json(report.recipe), report.algorithm
     rule = recipe.rules[0]
     single = len(recipe.rules) == 1 and rule == Rule("*", rule.scheme, DEFAULT_KINDS) and _named(rule) != "custom"
@@ -159,7 +159,7 @@ def python_of(report: Report) -> str:
 
 
 def readable(recipe: str) -> str:
-    """The recipe with names of schemes where a name says it all; Recipe.from_json reads it as the same."""
+    """The recipe as JSON, with schemes given by name where they have one; equivalent for Recipe.from_json."""
     rules = []
     for rule in Recipe.from_json(recipe).rules:
         scheme = rule.scheme if isinstance(rule.scheme, str) else rule.scheme.to_dict()

@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: a bar where somebody watches, nothing where nobody does."""
+"""Progress bar on standard error, by default only on a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bitport.report.text import duration
 T = TypeVar("T")
 
 WATCHED_AFTER = 1.0
-"""Seconds of work before a bar appears."""
+"""Seconds before the bar appears."""
 
 
 def progress(items: Iterable[T], total: int, what: str, show: bool | None = None) -> Iterator[T]:
-    """Yield ``items``, drawing a bar. ``show`` None: only on a terminal, and only if the work takes long."""
+    """Yield ``items`` while drawing a bar. ``show`` None: only on a terminal, and only if the work takes long."""
     visible = sys.stderr.isatty() if show is None else show
     start = drawn = time.monotonic()
     shown = False

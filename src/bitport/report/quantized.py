@@ -15,8 +15,8 @@ from bitport.schemes import Choice, Plan
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """``scheme`` None: the weight stayed as it was. Errors are ratios of signal to noise in dB, None where they were
-    not measured; those of rounding to nearest stand beside those of any other ``algorithm``."""
+    """The result for one weight; ``scheme`` None: not quantized. Errors are signal-to-noise ratios in dB, None if not
+    measured; for algorithms other than rounding to nearest, the ``.._rtn`` ones are those of rounding to nearest."""
 
     name: str
     scheme: str | None
@@ -28,10 +28,10 @@ class LayerReport:
     algorithm: str | None = None
     sqnr_rtn: float | None = None
     output_sqnr: float | None = None
-    """The error of the layer's output over the calibration data, without that of rounding its inputs."""
+    """The error of the layer's output on the calibration data, excluding that of rounding its inputs."""
     output_sqnr_rtn: float | None = None
     tied: bool = False
-    """A second name of a parameter that is listed under another one."""
+    """Whether this is another name of a parameter that is already listed."""
 
     @classmethod
     def kept(cls, choice: Choice, before: int, after: int) -> LayerReport:
@@ -45,8 +45,8 @@ def listed(
     told: Mapping[str, LayerReport],
     left: Callable[[Choice], LayerReport],
 ) -> tuple[LayerReport, ...]:
-    """One for each choice of ``plan``. ``storages``: which tensor it is; ``told``: of each of these that was quantized,
-    under one of its names; ``left``: of the others."""
+    """One report per choice of ``plan``. ``storages``: name -> storage label; ``told``: storage label -> report of a
+    quantized weight, under one of its names; ``left``: makes the report of any other weight."""
     reasons = {choice.name: choice.reason for choice in plan.choices}
     first: dict[str, str] = {}
     layers = []
@@ -66,32 +66,32 @@ def listed(
 class Report:
     layers: tuple[LayerReport, ...]
     bytes_before: int
-    """All parameters of the model, tied ones once."""
+    """Size of all parameters of the model, counting tied ones once."""
     bytes_after: int
     recipe: str = ""
-    """As Recipe.to_json writes it; empty where none was used."""
+    """The recipe in the form of Recipe.to_json; empty if none was used."""
     algorithm: str = ""
-    """The name, or the Python expression of one with other settings."""
+    """The name of the algorithm, or a Python expression if it has non-default settings."""
     memory_estimate: int | None = None
-    """Bytes that a streamed run was expected to take at most, worked out beforehand."""
+    """Estimated peak memory of a streamed run in bytes."""
     memory_peak: int | None = None
-    """The most that the process has taken since it began."""
+    """Measured peak memory of the process in bytes."""
     calibration: str | None = None
-    """What the inputs of layers were measured on."""
+    """Description of the calibration data."""
 
     @property
     def quantized(self) -> tuple[LayerReport, ...]:
-        """Those with a scheme."""
+        """The weights that were quantized."""
         return tuple(layer for layer in self.layers if layer.scheme is not None)
 
     @property
     def skipped(self) -> tuple[LayerReport, ...]:
-        """Those that stay as they are."""
+        """The weights that were not quantized."""
         return tuple(layer for layer in self.layers if layer.scheme is None)
 
     def as_data(self) -> dict[str, Any]:
-        """What JSON can hold. It has no infinity: the sqnr of a weight that its scheme holds exactly is null, as of one
-        not measured."""
+        """JSON-compatible data. JSON has no infinity: the sqnr of a weight that its scheme represents exactly is null,
+        like one that was not measured."""
         data = dataclasses.asdict(self)
         for layer in data["layers"]:
             for error in ("sqnr", "sqnr_rtn", "output_sqnr", "output_sqnr_rtn"):
@@ -99,7 +99,7 @@ class Report:
         return data
 
     def to_json(self) -> str:
-        """:meth:`as_data` as text."""
+        """:meth:`as_data` as JSON text."""
         return json.dumps(self.as_data(), allow_nan=False)
 
     def to_html(
@@ -110,10 +110,10 @@ class Report:
         command: str = "",
         perplexity: tuple[float, float] | None = None,
     ) -> None:
-        """Write one page that needs nothing else: sizes, the error of each layer, what was left and why, how to do it
-        again. ``title``: the name of the model; ``command``: the command line that did it; ``perplexity``: before and
-        after, where it is known."""
-        from bitport.report.page import page  # which draws reports, and so knows this module
+        """Write a self-contained page: sizes, the error of each layer, what was not quantized and why, how to reproduce
+        it. ``title``: the name of the model; ``command``: the command line that was used; ``perplexity``: before and
+        after, if known."""
+        from bitport.report.page import page  # here, as it imports this module
 
         Path(path).write_text(page(self, title, command, perplexity), encoding="utf-8")
 
@@ -142,10 +142,10 @@ class Report:
         )
         return chosen + "\n" + total + self.run_text()
 
-    __repr__ = __str__  # what a notebook shows of a cell that ends with it
+    __repr__ = __str__  # shown as the value of a notebook cell
 
     def run_text(self) -> str:
-        """Lines about the run, where it was streamed."""
+        """Lines about calibration data and memory, if known."""
         lines = [] if self.calibration is None else [f"calibrated on {self.calibration}"]
         if self.memory_estimate is not None:
             measured = "" if self.memory_peak is None else f"; peak: {size(self.memory_peak)}"
@@ -154,7 +154,7 @@ class Report:
 
 
 def count(layers: tuple[LayerReport, ...]) -> int:
-    """How many weights they are: tied ones are one."""
+    """The number of weights, counting tied ones once."""
     return sum(not layer.tied for layer in layers)
 
 

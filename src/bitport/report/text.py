@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns padded to their widest cell; numbers to the right."""
+    """Format a table with columns padded to their widest cell and numbers right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     right = [all(not isinstance(row[at], str) for row in rows) for at in range(len(header))]
@@ -21,7 +21,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def size(nbytes: int) -> str:
-    """1234567 -> '1.2 MB' (powers of 1000)."""
+    """Format a size in powers of 1000: 1234567 -> '1.2 MB'."""
     amount = float(nbytes)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000:
@@ -31,7 +31,7 @@ def size(nbytes: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: 5400 -> '1 h 30 min'."""
+    """Format a duration in at most two units: 5400 -> '1 h 30 min'."""
     whole = round(seconds)
     if whole < 90:
         return f"{whole} s"

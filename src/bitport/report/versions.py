@@ -1,4 +1,4 @@
-"""Which bitport this is."""
+"""The version of bitport."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 
 
 def library_version() -> str:
-    """The installed version, or "source" where bitport runs from a source tree that is not installed."""
+    """The installed version, or "source" if bitport runs from a source tree that is not installed."""
     try:
         return importlib.metadata.version("bitport")
     except importlib.metadata.PackageNotFoundError:
