@@ -1,1 +1,1 @@
-"""Who computes: one folder per device. See README.md here for what a backend may do."""
+"""Kernels and layouts, one folder per device. README.md in this folder says what a backend may do."""

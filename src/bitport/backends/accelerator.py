@@ -1,7 +1,7 @@
-"""A GPU as it is measured: what it is, its clock, and work that is recorded once and played again.
+"""A GPU under measurement: its properties, its timer, and graphs that are captured once and replayed.
 
-Everything goes through the device's module (torch.cuda, which ROCm is too, or torch.xpu); their names are the same but
-for the class of a graph.
+Everything goes through the device's module: torch.cuda (also for ROCm) or torch.xpu. The two have the same names except
+for the graph class.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 WARM = 3
-"""Calls before a recording: kernels are compiled and tuned, workspaces are allocated."""
+"""Warm-up calls before a capture: kernels are compiled and tuned, workspaces are allocated."""
 
 
 class Accelerator:
@@ -22,7 +22,7 @@ class Accelerator:
         self.module = torch.get_device_module(device) if module is None else module
 
     def about(self) -> dict[str, Any]:
-        """What figures depend on; nothing that names one machine."""
+        """Return what measurements depend on, and nothing that identifies a single machine."""
         properties = self.module.get_device_properties(self.device)
         return {
             "device": properties.name,
@@ -34,7 +34,7 @@ class Accelerator:
 
     @property
     def cache(self) -> int:
-        """Bytes of the last cache before memory; where the driver does not tell, as much as any device has."""
+        """Bytes of the last-level cache; where the driver does not report it, as many as any device has."""
         properties = self.module.get_device_properties(self.device)
         known = (getattr(properties, name, 0) for name in ("L2_cache_size", "last_level_cache_size"))
         return int(next(filter(None, known), 256 << 20))
@@ -43,8 +43,8 @@ class Accelerator:
         self.module.synchronize()
 
     def seconds(self, run: Callable[[], Any]) -> float:
-        """Of the device, between two events around ``run``, right behind a run that does not count: what the host takes
-        to launch it, some 10 microseconds, passes while the device is busy."""
+        """Device time of ``run``, between two events. An untimed call comes right before, so that the host's launch
+        overhead, some 10 microseconds, passes while the device is busy."""
         start, end = (self.module.Event(enable_timing=True) for _ in range(2))
         run()
         start.record()
@@ -54,8 +54,8 @@ class Accelerator:
         return float(start.elapsed_time(end)) / 1e3
 
     def recorded(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """(play, what ``run`` returned): a graph of the work that ``run`` gives to the device. Played, it reads and
-        writes the same memory again."""
+        """Capture the device work of ``run`` in a graph; return (replay, result of ``run``). Each replay reads and
+        writes the same memory."""
         side = self.module.Stream()
         side.wait_stream(self.module.current_stream())
         with self.module.stream(side):
@@ -70,7 +70,7 @@ class Accelerator:
 
 
 def _replay(graph: Any, run: Callable[[], Any]) -> None:
-    """``run`` comes along because a graph does not hold the memory that it reads."""
+    """Replay ``graph``; ``run`` is an argument because a graph does not keep alive the memory that it reads."""
     graph.replay()
 
 

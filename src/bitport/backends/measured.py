@@ -1,5 +1,5 @@
-"""Files in the user's cache folder, mostly what ``bitport tune`` measured: JSON, ignored with a warning where it is
-damaged or of another machine."""
+"""Files in the user's cache folder, mostly measurements of ``bitport tune``. JSON that is damaged or from another
+machine is ignored with a warning."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 
 def folder() -> Path:
-    """BITPORT_CACHE, else the user's cache folder."""
+    """Return the folder that BITPORT_CACHE names, else ``bitport`` in the user's cache folder."""
     if named := os.environ.get("BITPORT_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bitport"
 
 
 def read(file: Path, fault: Callable[[Any], str | None]) -> dict[str, Any] | None:
-    """What the file holds, or None where there is none or ``fault`` says why it cannot be used."""
+    """Return the content of the file; None if there is no file, or if ``fault`` gives a reason not to use it."""
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -42,7 +42,7 @@ def write(file: Path, content: dict[str, Any]) -> None:
 
 
 def write_bytes(file: Path, content: bytes) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, fresh = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".tmp")
     with os.fdopen(descriptor, "wb") as stream:

@@ -1,5 +1,5 @@
-"""Which sources the native kernels were compiled from: a library older than they are would be called as they say, and
-give wrong numbers. ``setup.py`` runs this file too, without torch."""
+"""Fingerprint of the sources that the native kernels were compiled from: a library built from older sources would be
+called by the current interface and give wrong numbers. ``setup.py`` runs this file too, without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOLDERS = ("kernels", "torch", "shim")
 
 
 def fingerprint(native: Path) -> str:
-    """Of the sources and headers in ``native`` that are compiled when bitport is installed."""
+    """Hash of the sources and headers in ``native`` that are compiled when bitport is installed."""
     digest = hashlib.sha256()
     for folder in FOLDERS:
         for path in sorted(path for path in (native / folder).iterdir() if path.suffix in (".cpp", ".h")):

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that a model has seen, kept in few bits."""
+"""Quantized key-value caches."""
 
 from bitport.cache.format import CacheFormat, cache_format
 from bitport.cache.store import KeyValueStore

@@ -1,12 +1,12 @@
-"""How a cache keeps its tokens, by name::
+"""Formats of a cache, by name::
 
     KEYS[:VALUES][+first<N>][+last<N>]        int8    fp8-wo    int4-g32    int2-b32x1:int2-g32+last64
 
-KEYS and VALUES are names of weight-only schemes; values are kept as the keys are unless named. A token is a row, its
-head dimension the columns: ``-channel`` is one scale per token, ``-g32`` one per 32 numbers of it, ``-b32x1`` one per
-channel over 32 tokens, which suits keys: a few of their channels are large at every token.
+KEYS and VALUES are names of weight-only schemes; VALUES defaults to KEYS. A token is a row and its head dimension the
+columns: ``-channel`` is one scale per token, ``-g32`` one per 32 numbers of it, ``-b32x1`` one per channel over 32
+tokens, which suits keys: a few of their channels are large at every token.
 
-``+first4`` keeps the first 4 tokens as they come, in float, ``+last64`` the newest 64 at least.
+``+first4`` keeps the first 4 tokens in float, ``+last64`` at least the newest 64.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bitport.numerics import Format
 from bitport.schemes import preset
 
 AT_ONCE = 32
-"""Tokens that leave a window of newest ones together, or a multiple of it."""
+"""Tokens leave the window of the newest ones at least this many at a time, in whole blocks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheFormat:
-    """``first`` and ``last``: tokens kept in float at either end. The newest ``last`` tokens stay in float. Older ones
-    do too until a full step of them can be quantized."""
+    """Formats of keys and values, and how many tokens stay in float at either end. Tokens older than the newest
+    ``last`` also stay in float until a full step of them can be quantized."""
 
     keys: Format
     values: Format
@@ -55,11 +55,11 @@ class CacheFormat:
 
     @property
     def step(self) -> int:
-        """Tokens by which the quantized ones grow."""
+        """Number of tokens that are quantized at a time."""
         return self.block * -(-AT_ONCE // self.block) if self.last else self.block
 
     def quantized(self, tokens: int) -> int:
-        """How many of ``tokens`` tokens are quantized, if none was ever removed."""
+        """Return how many of ``tokens`` tokens are quantized, if none was ever removed."""
         return max(tokens - self.first - self.last, 0) // self.step * self.step
 
 
@@ -90,5 +90,5 @@ def _weight_only(scheme: str) -> Format:
 
 
 def cache_format(name: str | CacheFormat) -> CacheFormat:
-    """The format called ``name``; SchemeError if there is none."""
+    """Return the format called ``name``; SchemeError if there is none."""
     return name if isinstance(name, CacheFormat) else _parsed(name)

@@ -1,7 +1,8 @@
-"""Rows [batch, heads, rows, width] that grow at their end.
+"""Rows [batch, heads, rows, width] that can be appended to.
 
-Memory is taken for a quarter more rows than there are: appending n rows one by one copies 5 n at most, and at most a
-fifth of the memory is free. None is taken in inference mode, since torch would let no one write into it afterwards.
+Memory is allocated for a quarter more rows than needed: appending n rows one by one copies at most 5 n, and, but for
+the smallest sizes, at most a fifth of the memory is unused. It is never allocated in inference mode, since torch would
+then forbid writing to it outside that mode.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from torch import Tensor
 from bitport.numerics.packing import as_bytes
 
 SPARE, LEAST = 4, 64
-"""The part of the rows, and the number of tokens, by which memory grows at least."""
+"""Memory grows by at least 1/SPARE of the rows and by at least LEAST tokens."""
 
 
 class Rows:
-    """``like`` gives batch, heads, width, dtype and device; ``tokens`` are those that a row stands for."""
+    """``like`` gives batch, heads, width, dtype and device; ``tokens``: how many a row stands for."""
 
     @torch.inference_mode(False)
     def __init__(self, like: Tensor, tokens: int = 1) -> None:
@@ -28,7 +29,7 @@ class Rows:
 
     @property
     def held(self) -> Tensor:
-        """What was appended: a view, good until the next change."""
+        """The appended rows: a view, valid until the next change."""
         return self.buffer[:, :, : self.count]
 
     @property
@@ -55,5 +56,6 @@ class Rows:
 
     @torch.inference_mode(False)
     def change(self, what: Callable[[Tensor], Tensor]) -> None:
-        """Replace the rows by ``what`` makes of their bytes or numbers: another order or number of sequences."""
+        """Replace the rows by ``what`` of them (8-bit floats as bytes): another order or number of sequences, or a
+        device."""
         self.buffer = what(as_bytes(self.held)).view(self.buffer.dtype).contiguous()

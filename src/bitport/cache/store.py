@@ -1,12 +1,12 @@
-"""The keys and values of one layer: a growing store, and attention over it.
+"""Growing store of the keys and values of one layer, and attention over it.
 
-The tokens lie in three stretches, in this order; :class:`CacheFormat` says how long each is::
+The tokens form three segments, in this order; :class:`CacheFormat` determines their lengths::
 
     first, in float | quantized | the newest, in float
 
-The two in float share one tensor. How many tokens are quantized depends on their number alone, not on the steps in
-which they came, so a prompt gives the same store whole, in pieces or token by token. Only a crop leaves its traces:
-tokens stay quantized, but for those of a block that it cuts, which become floats again.
+The two float segments share one tensor. How many tokens are quantized depends only on their total, not on the steps in
+which they arrived: a prompt gives the same store whole, in chunks or token by token. Only :meth:`KeyValueStore.crop`
+makes a difference: quantized tokens stay quantized, except those of a block that it cuts, which become floats again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Parts = tuple[Tensor, Tensor, Tensor | None]
 
 
 def _parts(tokens: Tensor, fmt: Format) -> Parts:
-    """Whole blocks of tokens, quantized. All heads are one matrix, since no block reaches from one to the next."""
+    """Quantize whole blocks of tokens. All heads form one matrix, since no block spans two heads."""
     batch, heads, count, width = tokens.shape
     flat = tokens.reshape(batch * heads * count, width)
     data, scale, zero, _ = from_list(OPS["quantize"].overload(flat, format_json(fmt)))
@@ -61,7 +61,7 @@ class _Side:
                 rows.append(part)
 
     def quantized(self, first: int = 0) -> Weight:
-        """The quantized tokens from the block on that begins with ``first``: a weight operand, views into the store."""
+        """Return the quantized tokens from ``first``, the start of a block, as a weight of views into the store."""
         blocks = first // self.fmt.block[0]
         data, scale = self.data.held[:, :, first:], self.scale.held[:, :, blocks:]
         zero = None if self.zero is None else self.zero.held[:, :, blocks:]
@@ -69,7 +69,7 @@ class _Side:
         return Weight(data, scale, zero, None, self.fmt.dtype, data.shape[2], self.width, *block, "plain")
 
     def crop(self, count: int) -> None:
-        """Keep so many quantized tokens; a block that is cut by that is left out."""
+        """Keep the whole blocks among the first ``count`` quantized tokens."""
         blocks = count // self.fmt.block[0]
         self.data.crop(blocks * self.fmt.block[0])
         for rows in (self.scale, self.zero):
@@ -81,25 +81,25 @@ class _Side:
 
 
 class KeyValueStore:
-    """``format``: a name or a :class:`CacheFormat`. Batch, heads, widths, dtype and device are those of the first
-    tokens that are appended."""
+    """Keys and values of one layer, in a ``format``: a name or a :class:`CacheFormat`. The first tokens that are
+    appended determine batch, heads, widths, dtype and device."""
 
     def __init__(self, format: str | CacheFormat) -> None:
         self.format = cache_format(format)
         self._sides: tuple[_Side, _Side] | None = None
 
     def __len__(self) -> int:
-        """Tokens of each sequence."""
+        """Number of tokens of each sequence."""
         return 0 if self._sides is None else self._sides[0].data.count + self._sides[0].dense.count
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept."""
+        """Bytes of the stored tokens."""
         return sum(rows.nbytes for rows in self._rows())
 
     @property
     def reserved(self) -> int:
-        """Bytes of what is kept and of the room to grow."""
+        """Bytes of the stored tokens and of the spare capacity."""
         return sum(rows.reserved for rows in self._rows())
 
     def _rows(self) -> Iterator[Rows]:
@@ -107,7 +107,7 @@ class KeyValueStore:
             yield from side.all()
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Add the next tokens of each sequence: [batch, heads, tokens, width] in one float dtype."""
+        """Append the next tokens of each sequence: [batch, heads, tokens, width] in one float dtype."""
         self._check(keys, values)
         if self._sides is None:
             self._sides = _Side(self.format.keys, keys), _Side(self.format.values, values)
@@ -131,7 +131,8 @@ class KeyValueStore:
             self._quantize(*leaving)
 
     def _quantize(self, keys: Tensor, values: Tensor) -> None:
-        """In one call where both are kept alike: of a single token a call takes longer than its numbers."""
+        """Quantize both, in one call if format and shape are the same: for a single token the call overhead
+        dominates."""
         of_keys, of_values = self._filled()
         if of_keys.fmt == of_values.fmt and keys.shape == values.shape:
             both = _parts(torch.cat([keys, values]), of_keys.fmt)
@@ -143,11 +144,11 @@ class KeyValueStore:
             of_values.append(_parts(values, of_values.fmt))
 
     def dense_keys(self) -> Tensor:
-        """All of them, [batch, heads, tokens, width] in the dtype they came in."""
+        """Return all keys [batch, heads, tokens, width], in the dtype they were appended in."""
         return self._dense(self._filled()[0])
 
     def dense_values(self) -> Tensor:
-        """As :meth:`dense_keys`."""
+        """Return all values, as :meth:`dense_keys` does."""
         return self._dense(self._filled()[1])
 
     def _dense(self, side: _Side) -> Tensor:
@@ -157,14 +158,14 @@ class KeyValueStore:
     def attend(
         self, q: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
     ) -> Tensor:
-        """Attention of the query rows over all tokens, as :mod:`bitport.ops.attention` says."""
+        """Return attention of the queries over all tokens, as :mod:`bitport.ops.attention` defines it."""
         keys, values = self._filled()
         dense = (keys.dense.held, values.dense.held) if keys.dense.count else (None, None)
         first = min(self.format.first, keys.dense.count)
         return OPS["attention"].overload(q, *keys.quantized(), *values.quantized(), *dense, first, mask, causal, scale)
 
     def crop(self, tokens: int) -> None:
-        """Keep the first ``tokens`` of each sequence."""
+        """Keep the first ``tokens`` tokens of each sequence."""
         if not 0 <= tokens <= len(self):
             raise ArgumentError(f"a store of {len(self)} tokens can be cut to 0 to {len(self)}, not to {tokens}")
         if self._sides is None:
@@ -184,7 +185,7 @@ class KeyValueStore:
                 side.dense.append(rest)
 
     def select(self, sequences: Tensor) -> None:
-        """Keep the sequences of these numbers, in this order; one may be named twice."""
+        """Keep the sequences with these indices, in this order; an index may be repeated."""
         self._change(lambda rows: rows.index_select(0, sequences.to(rows.device)))
 
     def repeat(self, times: int) -> None:
@@ -192,11 +193,11 @@ class KeyValueStore:
         self._change(lambda rows: rows.repeat_interleave(times, 0))
 
     def to(self, device: torch.device | str | int) -> None:
-        """Move what is kept to ``device``, in place; no number changes."""
+        """Move the stored tokens to ``device``, in place and bit for bit."""
         self._change(lambda rows: rows.to(device))
 
     def reset(self) -> None:
-        """Forget all tokens, their dtype and their memory."""
+        """Discard all tokens, and with them dtype, shape and memory."""
         self._sides = None
 
     def _change(self, what: Callable[[Tensor], Tensor]) -> None:

@@ -1,7 +1,7 @@
-"""Does a device compute every op of bitport as its definition says? A suite that anyone runs on any device.
+"""Conformance suite: check on any device that every op of bitport computes what its definition says.
 
-``python -m bitport.conformance --device cpu`` tries each op with its own samples in float32, bfloat16 and float16, and
-compares with float64 on the CPU. The device may use whatever kernels it has; what ran is in the result.
+``python -m bitport.conformance --device cpu`` runs each op on its own samples in float32, bfloat16 and float16, and
+compares with float64 on the CPU. The device may use whatever kernels it has; the result names those that ran.
 """
 
 from bitport.conformance.matrix import support_table

@@ -1,4 +1,4 @@
-"""``python -m bitport.conformance``: run the suite on a device, keep the result, make the support matrix."""
+"""``python -m bitport.conformance``: run the suite on a device, save the result, print the support matrix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bitport.report.versions import library_version
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0: every sample passed; 1: some did not, or an argument was wrong."""
+    """Return 0 if every sample passed, 1 if some did not or an argument was wrong."""
     options = _parser().parse_args(argv)
     if options.table is not None:
         print(support_table(json.loads(options.table.read_text())), end="")
@@ -44,8 +44,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def keep(path: Path, device: str, rows: list[Row], ops: Sequence[str] = ()) -> None:
-    """Put the run on ``device`` into the file at ``path``, next to the runs on other devices; one of some ``ops`` into
-    that of all, if that was of the same versions."""
+    """Save the run on ``device`` in the file at ``path``, next to the runs on other devices. A run of only some ``ops``
+    is merged into the device's previous run if the versions are the same."""
     runs = json.loads(path.read_text()) if path.exists() else {}
     place = outside(device)
     name = torch.device(device).type if place is None else place.name
@@ -64,14 +64,14 @@ def keep(path: Path, device: str, rows: list[Row], ops: Sequence[str] = ()) -> N
 
 
 def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: None stands for an exact result. Margins and levels to a tenth of a dB."""
+    """JSON has no infinity: None stands for an exact result. SQNR and margin are rounded to 0.1 dB."""
     for key in ("sqnr", "margin"):
         row[key] = None if row[key] == math.inf else "failed" if row[key] == -math.inf else round(row[key], 1)
     return row
 
 
 def _summary(rows: list[Row]) -> str:
-    """One line per op and dtype, and one for each reason why a sample was refused."""
+    """Return one line per op and dtype, and one per reason why samples were refused."""
     lines: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         lines.setdefault((row.op, row.dtype), []).append(row)

@@ -1,4 +1,4 @@
-"""The support matrix: scheme x device x dtype, made from the results of conformance runs."""
+"""The support matrix, scheme x device x dtype, from the results of conformance runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from bitport.ops import OPS
 
 DEVICES = ("cpu", "cuda", "xpu", "mps", "tpu")
-"""Those of PyTorch that bitport has kernels for, listed in any case; a device without a run says so."""
+"""Devices that are always listed, those that bitport has kernels for; without a run the table says *not run*."""
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "float8 weight, float8 activation, tensor and row": ("fp8", "fp8-row"),
@@ -21,7 +21,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "float8 weight only": ("fp8-wo", "fp8-e5m2-wo"),
     "4-bit normal floats": ("nf4",),
 }
-"""What people ask for, and the presets that are it."""
+"""Common name of a kind of quantization -> the presets that implement it."""
 
 VARIANTS_OF = {
     "quantized_matmul": "the op of the PyTorch/XLA page, every row of its table and what it says No to",
@@ -58,11 +58,11 @@ graphs and under `torch.compile` too (`python3 -m bench.gpu.pieces kernels tests
 them in an emulator alone. The suite has not run to its end there.
 """
 }
-"""What else is known of a device of which there is no run."""
+"""Notes on devices without a run."""
 
 
 def support_table(runs: dict[str, Any]) -> str:
-    """Markdown, from what conformance runs left: device -> {"bitport", "torch", "rows"}."""
+    """Return the matrix in Markdown; ``runs`` is the saved JSON: device -> {"bitport", "torch", "rows"}."""
     devices = [*DEVICES, *sorted(set(runs) - set(DEVICES))]
     other = [text for device, text in OTHER_CHECKS.items() if device not in runs]
     parts = [INTRODUCTION, *other, _runs(devices, runs), "## Schemes\n", _header("asked for", "scheme")]
@@ -95,8 +95,8 @@ def _header(*first: str) -> str:
 
 
 def _lines(subject: str, runs: dict[str, Any], *, scheme_of: bool) -> list[str]:
-    """One line per device that was run. ``scheme_of`` tells schemes, under which several ops are gathered, from
-    variants of one op."""
+    """Return one line per device that was run. ``scheme_of``: the subject is a scheme, which collects several ops, not
+    a variant of one op."""
     lines = []
     for device, run in runs.items():
         rows = [row for row in run["rows"] if row["subject"] == subject and scheme_of == (row["op"] in WEIGHT_OPS)]

@@ -1,4 +1,4 @@
-"""Every op's samples on one device, judged by float64."""
+"""Run every op's samples on one device and compare with float64."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from bitport.schemes import PRESETS
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The samples of one op, subject and dtype. The subject is a scheme, where the op takes a quantized weight, or the
-    variant of the op that the sample names."""
+    """Result of the samples of one op, subject and dtype. The subject is a scheme where the op takes a quantized
+    weight, else the variant of the op that the sample names."""
 
     op: str
     subject: str
@@ -36,14 +36,14 @@ class Row:
     failures: tuple[str, ...]
     """What went wrong, one line per failed sample."""
     sqnr: float
-    """Least over the samples in dB; infinite where every result was exact."""
+    """Least over the samples in dB; infinite if every result was exact."""
     margin: float
-    """Least of SQNR - budget in dB."""
+    """Least SQNR - budget in dB."""
     kernels: tuple[str, ...]
     refused: tuple[str, ...] = ()
-    """What the device refuses, one line per sample; these do not count among ``samples``."""
+    """Why the device refuses a sample, one line each; these are not counted in ``samples``."""
     forced: tuple[str, ...] = ()
-    """Kernels that were tried by name where they take a sample and another is chosen."""
+    """Kernels that accept a sample but are not the one chosen for it, and were tried by name."""
 
     @property
     def passed(self) -> bool:
@@ -62,9 +62,10 @@ class _Outcome:
 
 
 def run(device: torch.device | str | int, ops: Iterable[str] | None = None) -> list[Row]:
-    """Try ``ops`` (names; default: all) on ``device``. Kernels of bitport and of installed backends take part: the one
-    that is chosen and, where it is right, each other that takes a sample. A device of another library gets samples that
-    were made on the CPU, and computes each in every way it has."""
+    """Run the samples of ``ops`` (names; default: all) on ``device``, with kernels of bitport and of installed
+    backends. Each sample runs with the kernel that is chosen for it and then, as long as results are right, with every
+    other one that accepts it. A device of another library gets samples made on the CPU and computes each in every way
+    it has."""
     place = outside(device)
     device = torch.device(device)
     if place is None:
@@ -76,7 +77,7 @@ def run(device: torch.device | str | int, ops: Iterable[str] | None = None) -> l
 
 
 def never_chosen(device: torch.device | str | int, rows: list[Row]) -> list[str]:
-    """Kernels registered for ``device`` that ran on no sample, or only by name: one line each, which is no failure."""
+    """Return one line per kernel registered for ``device`` that ran on no sample, or only by name; not a failure."""
     lines = []
     for op in dict.fromkeys(row.op for row in rows if forced(row.op) is None):
         of_op = [row for row in rows if row.op == op]
@@ -89,7 +90,7 @@ def never_chosen(device: torch.device | str | int, rows: list[Row]) -> list[str]
 
 
 def subject(name: str) -> str:
-    """The scheme a sample's name begins with; where it begins with none, the name without the number of rows."""
+    """Return the scheme that a sample's name begins with; without one, the name less the suffix for its rows."""
     schemes = (scheme for scheme in (*PRESETS, *VARIANTS) if name == scheme or name.startswith(scheme + "-"))
     return max(schemes, key=len, default=re.sub("-(row|rows|empty)$", "", name))
 
@@ -117,13 +118,13 @@ def _rows(op: Op, device: torch.device, dtype: torch.dtype, place: Outside | Non
 def _tried(
     op: Op, device: torch.device, dtype: torch.dtype, place: Outside | None
 ) -> Iterator[tuple[str, list[_Outcome]]]:
-    """The name of each sample, and what came of it."""
+    """Yield the name of each sample and its outcomes."""
     made = op.samples(device if place is None else torch.device("cpu"), dtype)
     last = "the first sample"
     while True:
         try:
             sample = next(made, None)
-        except RAISED as error:  # of a layout in the making
+        except RAISED as error:  # from a layout under development
             yield op.name, [_Outcome("?", failure=f"{_told(last, error)}; those behind it were not tried")]
             return
         if sample is None:
@@ -140,8 +141,8 @@ def _tried(
 
 
 def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Sample | None:
-    """The sample with its weight in the layout that it would have on ``device``, where that is not the plain one: the
-    only one that many kernels take."""
+    """Return the sample with its weight in the layout that ``device`` prefers, the only one that many kernels take;
+    None if that is plain."""
     arguments = [argument.split()[-1] for argument in op.schema.partition(")")[0].split(",")]
     if "layout" not in arguments:
         return None
@@ -158,12 +159,12 @@ def _as_it_lies(op: Op, sample: Sample, device: torch.device) -> Sample | None:
 
 
 RAISED = (BitportError, *select.RAISED)
-"""The other samples are tried all the same."""
+"""Errors that fail one sample but do not stop the run."""
 
 
 def _try(op: Op, sample: Sample) -> Iterator[_Outcome]:
-    """By the kernel that is chosen; then by each other one that takes these arguments, until one fails: it may have
-    written into them."""
+    """Run the sample with the kernel that is chosen, then with each other one that accepts the arguments. Stop at a
+    failure: the kernel may have written into its arguments."""
     try:
         kernel = decide(op.name, *sample.args).kernel
     except RAISED as error:
@@ -222,7 +223,7 @@ def _judged(op: Op, sample: Sample, kernel: str, run: Callable[..., Any]) -> _Ou
 
 
 def _differing(got: list[Tensor], wanted: Tensor) -> str:
-    """Which of the parts does not have the bits that it should have."""
+    """Return which of the parts differs in bits from the expected one."""
     at, wrong = 0, "scale2"
     for name, part in zip(Quantized._fields, got, strict=True):
         found = bits(part)
@@ -234,7 +235,8 @@ def _differing(got: list[Tensor], wanted: Tensor) -> str:
 
 
 def _unlike(got: Any, wanted: Any) -> str | None:
-    """What in a result differs from what was promised to programs that were traced: shapes, dtypes, no strides."""
+    """Return how a result differs from the fake kernel's, which traced programs rely on: shape, dtype, device, or not
+    contiguous."""
     parts, promises = ([each] if isinstance(each, Tensor) else each for each in (got, wanted))
     if len(parts) != len(promises):
         return f"the result has {len(parts)} tensors, not {len(promises)}"
@@ -248,5 +250,5 @@ def _unlike(got: Any, wanted: Any) -> str | None:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Equal bits; torch compares no 8-bit floats."""
+    """Whether the bits are equal; torch cannot compare 8-bit floats."""
     return torch.equal(bits(one), bits(other))

@@ -1,5 +1,5 @@
-"""PyTorch's own low-bit ops as kernels, for the devices that have them. Each module holds one op: what it is called
-with (``run``) and what it refuses everywhere; a device's folder adds its own limits and registers the two."""
+"""PyTorch's own low-bit ops as kernels, for the devices that have them. Each module wraps one op: ``run`` calls it, and
+``refuses`` checks the limits that it has everywhere. A device's folder adds its own limits and registers the two."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ from bitport.ops.select import CHOOSERS
 
 
 def rows(x: Tensor) -> Tensor:
-    """x [..., K] as a contiguous [M, K] that starts at a multiple of 16 bytes: kernels that read words or vectors there
-    do not look at where it starts, or refuse it."""
+    """Return x [..., K] as a contiguous [M, K], aligned to 16 bytes: kernels with vector loads either do not check the
+    alignment or refuse other ones."""
     flat = x.reshape(x.numel() // max(1, x.shape[-1]), x.shape[-1]).contiguous()
     return flat.clone() if flat.storage_offset() * flat.itemsize % 16 else flat
 
 
 def finish(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
-    """[M, N] in the leading shape and the dtype of x, the bias added."""
+    """Add the bias to y [M, N]; return it in the leading shape and dtype of x."""
     if bias is not None:
         y = y + bias.to(y.dtype)
     return y.to(x.dtype).reshape(*x.shape[:-1], y.shape[-1])
 
 
 def rounded(x: Tensor, act: str, act_scale: Tensor | None = None) -> Quantized:
-    """x as [M, K] in an activation format, by the device's kernel for that."""
+    """Quantize x as [M, K] to the activation format ``act`` with the device's own kernel."""
     return from_list(CHOOSERS["quantize_input"](x, act, act_scale))
 
 
 LEAST_ROWS: dict[str, Callable[[str, torch.device], int | None]] = {}
-"""Device type -> (kernel, device) -> from how many rows on it is the best there, None for never. Who brings other
-kernels to a device knows; where nobody does, every number of rows is taken."""
+"""Device type -> function of (kernel, device): the least number of rows for which the kernel is the fastest there, None
+for never. Filled in by whoever brings competing kernels to a device; without an entry any number of rows is
+accepted."""
 
 
 def from_rows(kernel: str, refuses: Callable[..., str | None], experts: bool = False) -> Callable[..., str | None]:
-    """``refuses``, and calls with fewer rows than ``kernel`` is the best for; of ``experts``, on average for each."""
+    """Extend ``refuses`` to calls with fewer rows than ``kernel`` is the fastest for; ``experts``: on average per
+    expert."""
 
     def supports(x: Tensor, *rest: Any) -> str | None:
         return refuses(x, *rest) or too_few(kernel, x, rest[0].shape[0] if experts else 1)

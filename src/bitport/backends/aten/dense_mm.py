@@ -1,13 +1,13 @@
-"""linear by a dense weight: made by the device's kernel for ``dequantize``, multiplied by PyTorch's own product.
+"""linear that dequantizes the weight with the device's own kernel, then calls PyTorch's dense product.
 
-Whatever the number of rows, this reads the codes once and moves ``Costs.moved`` bytes per weight beside them. A kernel
-that unpacks as it multiplies reads the codes again for every ``rows_per_pass`` rows, and its arithmetic is slower than
-the library's. Counted in bytes alone, the dense weight is ahead from
+For any number of rows this reads the codes once and moves ``Costs.moved`` more bytes per weight. A fused kernel, which
+unpacks as it multiplies, reads the codes again for every ``rows_per_pass`` rows, and its arithmetic is slower than the
+library's. Counting bytes alone, the dense product wins from
 
     rows_per_pass * (1 + moved / bytes of a code)
 
-rows on: an estimate from the shape of the kernels, not a measurement. Where no such kernel is to be overtaken, this has
-nothing to add to the generic kernel, which does the same.
+rows on: an estimate from the shape of the kernels, not a measurement. Without a fused kernel to beat this is pointless:
+the generic kernel does the same.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bitport.ops.select import CHOOSERS
 
 class Costs(NamedTuple):
     layouts: tuple[str, ...]
-    """Those whose kernel unpacks as it multiplies."""
+    """Layouts that have a fused kernel."""
     rows_per_pass: int
-    """Rows of x that this kernel serves with one reading of the weight."""
+    """Rows of x that the fused kernel computes each time it reads the weight."""
     moved: int
-    """Bytes per weight that making it dense moves: in one fused pass it is written once and read once, 4 in bf16."""
+    """Bytes moved per weight to dequantize it: one fused pass writes it once and reads it once, 4 bytes in bf16."""
 
 
 def least_rows(costs: Costs, dtype: str) -> int:

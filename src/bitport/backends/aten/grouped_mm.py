@@ -1,7 +1,7 @@
-"""grouped_linear by ``aten::_grouped_mm(x [T, K], [E, K, N], ends)``, the experts' weights made dense first.
+"""grouped_linear by ``aten::_grouped_mm(x [T, K], [E, K, N], ends)``, after dequantizing the experts' weights.
 
-Memory for all experts in x's dtype is needed meanwhile. The bounds stay on the device: nobody waits for them, and
-nobody checks them. PyTorch leaves rows past the last end as they lay in memory; here they become zeros.
+This temporarily needs memory for all experts in x's dtype. The bounds stay on the device, so nothing synchronizes on
+them and nothing checks them. PyTorch leaves the rows past the last end uninitialized; here they become zeros.
 """
 
 from __future__ import annotations
@@ -35,6 +35,6 @@ def run(x: Tensor, ends: Tensor, *weight: Any) -> Tensor:
 
 
 def owned(y: Tensor, ends: Tensor) -> Tensor:
-    """y with zeros in the rows past the last end."""
+    """Return y with the rows past the last end zeroed."""
     row = torch.arange(y.shape[0], dtype=ends.dtype, device=y.device)
     return y.masked_fill((row >= ends[-1])[:, None], 0)

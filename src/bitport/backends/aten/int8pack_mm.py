@@ -1,4 +1,4 @@
-"""linear by ``aten::_weight_int8pack_mm(x [M, K], int8 [N, K], scale [N])``: the weight is read as it is stored."""
+"""linear by ``aten::_weight_int8pack_mm(x [M, K], int8 [N, K], scale [N])``, which reads the stored weight directly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dyn_linear by ``aten::_int_mm``: int8 x int8 with exact int32 sums, the scales applied in float32.
+"""dyn_linear by ``aten::_int_mm``: int8 x int8 with exact int32 sums; scales are applied in float32.
 
 y[m, n] = sum over k of (xq[m, k] * wq[n, k]) * x_scale[m] * scale[n] + bias[n]
 """
@@ -16,11 +16,11 @@ from bitport.numerics.packing import to_signed
 
 ACTIVATIONS = ("int8", "int8-tensor")
 LARGEST_K = (2**31 - 1) // (255 * 128)
-"""Longest sum of products of an unsigned and a signed byte that cannot overflow int32."""
+"""Largest K for which a sum of products of unsigned by signed bytes cannot overflow int32."""
 
 
 def refuses(layout: str, *args: Any) -> str | None:
-    """Why a weight in any layout but ``layout``, or the like, cannot be taken."""
+    """Return why these arguments cannot be taken, or None; the weight must be in ``layout``."""
     _, _, _, zero, scale2, dtype, n, k, block_n, block_k, its_layout, act, _, _ = args
     if dtype != "int8" or zero is not None or scale2 is not None:
         return "the weight must be int8 without zero point"
@@ -39,7 +39,7 @@ def refuses(layout: str, *args: Any) -> str | None:
 
 
 def run(least_rows: int, *args: Any) -> Tensor:
-    """With fewer than ``least_rows`` rows, rows of zeros make up for them."""
+    """Multiply; fewer than ``least_rows`` rows are padded with zeros."""
     x, data, scale, *_, act, act_scale, bias = args
     q = rounded(x, act, act_scale)
     codes = to_signed(q.data)

@@ -1,9 +1,9 @@
 """dyn_linear by ``aten::_scaled_mm_v2`` with a scale per 1x128 of the input and per 128x128 of the weight::
 
-    x [M, K]       scale [M, K/128]       strides (1, M)             M filled up to a multiple of 4
-    weight [N, K]  scale [K'/128, N/128]  strides (1, K'/128)        K/128 filled up to a multiple of 4
+    x [M, K]       scale [M, K/128]       strides (1, M)             M padded to a multiple of 4
+    weight [N, K]  scale [K'/128, N/128]  strides (1, K'/128)        K/128 padded to a multiple of 4
 
-Both are filled up because cuBLAS wants columns of scales that start at multiples of 16 bytes.
+Both are padded because cuBLAS requires each column of scales to be aligned to 16 bytes.
 """
 
 from __future__ import annotations

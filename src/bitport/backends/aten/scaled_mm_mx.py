@@ -1,10 +1,10 @@
-"""dyn_linear by ``aten::_scaled_mm_v2`` on units that multiply blocks with their scales: mxfp8 and nvfp4.
+"""dyn_linear by ``aten::_scaled_mm_v2`` on tensor cores that apply block scales themselves: mxfp8 and nvfp4.
 
-Such a unit wants its scales [rows, blocks] in tiles of 128x4 (SWIZZLE_32_4_4), filled up to whole tiles, in which
+They require scales [rows, blocks] in tiles of 128x4 (SWIZZLE_32_4_4), padded to whole tiles, in which
 
-    row 32 i + r, block j    lies at byte 16 r + 4 i + j
+    row 32 i + r, block j    is byte 16 r + 4 i + j
 
-mxfp4 is not here: PyTorch has a product for it only if it was built with another library, which cannot be asked.
+mxfp4 is missing: PyTorch supports it only if built with another library, and there is no way to query that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.functional import ScalingType, SwizzleType
 from bitport.backends.aten import finish, rounded
 
 FORMATS = {"mxfp8": ("float8_e4m3", torch.float8_e8m0fnu, 32), "nvfp4": ("float4_e2m1", torch.float8_e4m3fn, 16)}
-"""Rounding of the input -> what the weight must be: number type, dtype of the scale, columns per scale."""
+"""Activation format -> what the weight must have: number type, dtype of the scale, columns per scale."""
 
 
 def refuses(*args: Any) -> str | None:
@@ -56,7 +56,7 @@ def run(x: Tensor, data: Tensor, scale: Tensor, zero: None, scale2: Tensor | Non
 
 
 def swizzled(scale: Tensor) -> Tensor:
-    """[rows, blocks] of bytes, flat and in the order above; tiles of a row of tiles follow one another."""
+    """Return one-byte scales [rows, blocks], flat in the order above; tiles are in row-major order."""
     raw = scale.view(torch.uint8)
     filled = F.pad(raw, (0, -raw.shape[1] % 4, 0, -raw.shape[0] % 128))
     tiles = filled.reshape(filled.shape[0] // 128, 4, 32, filled.shape[1] // 4, 4)

@@ -1,7 +1,7 @@
-"""NVIDIA CUDA: PyTorch's own kernels, each with the limits that it has there, and some in CUDA C++ (kernels/).
+"""NVIDIA CUDA: PyTorch's own kernels, each with its limits there, and some in CUDA C++ (kernels/).
 
-``aten::_weight_int8pack_mm`` is not among them: its CUDA kernel computes in float32, one thread per result, and reads
-the weight in strides. ROCm, which goes by the name cuda, gets what is made of ordinary products alone: dense_mm.
+``aten::_weight_int8pack_mm`` is not used: its CUDA kernel computes in float32, one thread per result, with strided
+reads of the weight. ROCm, whose device type is cuda too, gets only dense_mm, which is made of ordinary products.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from bitport.backends.cuda import capability, few_rows, int4pack_mm, many_rows
 from bitport.ops import Impl, register_kernel
 
 INT_MM_ROWS = 17
-"""cuBLAS takes more than 16 rows of int8."""
+"""For int8 cuBLAS requires more than 16 rows."""
 FP8_RESULTS = (torch.bfloat16,)
-"""Scales per row give bf16 alone, and float8 tensor cores keep fewer than 24 bits of a sum."""
+"""With scales per row only bf16 results exist, and float8 tensor cores keep fewer than 24 bits of a sum."""
 DENSE = dense_mm.Costs(("tile_packed_2", "tile_packed_4", "tile_packed_8"), rows_per_pass=16, moved=68)
-"""The tiles of tinygemm have 16 rows. Its weight is made dense by torch's own ops, one after another."""
+"""The tiles of tinygemm have 16 rows. Torch ops, one after another, dequantize its weight."""
 
 
 def int_mm_refuses(*args: Any) -> str | None:
@@ -44,7 +44,7 @@ def scaled_mm_refuses(*args: Any) -> str | None:
 
 
 def scaled_mm_blocks_refuses(*args: Any) -> str | None:
-    """cuBLAS has these blocks for Hopper alone, and only since CUDA 12.9."""
+    """cuBLAS supports these blocks on Hopper only, since CUDA 12.9."""
     wrong = scaled_mm_blocks.refuses(*args) or capability.other_than(args[0].device, 9)
     return wrong or capability.built_before(12, 9)
 
@@ -55,7 +55,7 @@ def scaled_mm_mx_refuses(*args: Any) -> str | None:
 
 
 def grouped_mm_refuses(*args: Any) -> str | None:
-    """On other devices PyTorch reads the bounds back and multiplies expert by expert."""
+    """On other devices PyTorch copies the bounds to the host and multiplies expert by expert."""
     return grouped_mm.refuses(*args) or capability.other_than(args[0].device, 9, 10)
 
 

@@ -1,4 +1,4 @@
-"""What a CUDA device can do. The only place in bitport that asks torch.cuda."""
+"""What a CUDA device can do, as far as kernels depend on it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import functools
 import torch
 
 ROCM = (0, 0)
-"""Stands for a device of ROCm, which goes by the name cuda as well."""
+"""Stands for a ROCm device, whose type is cuda too."""
 NOT_ROCM = "this kernel was written for NVIDIA devices, and this one runs ROCm"
 
 
 @functools.cache
 def of(device: torch.device) -> tuple[int, int]:
-    """(9, 0) is sm90."""
+    """Compute capability of ``device``: (9, 0) is sm90."""
     return ROCM if torch.version.hip else torch.cuda.get_device_capability(device)
 
 
@@ -24,7 +24,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a block can have at most, from sm80 on: all but one KiB, which CUDA keeps."""
+    """Most bytes that a block can have, from sm80 on: those of a multiprocessor less 1 KiB that CUDA reserves."""
     return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024
 
 
@@ -36,7 +36,7 @@ def toolkit() -> tuple[int, int]:
 
 
 def below(device: torch.device, major: int, minor: int) -> str | None:
-    """Why ``device`` is not enough where sm{major}{minor} is needed, or None."""
+    """Return why ``device`` does not satisfy sm{major}{minor}, or None."""
     have = of(device)
     if have == ROCM:
         return NOT_ROCM
@@ -44,7 +44,7 @@ def below(device: torch.device, major: int, minor: int) -> str | None:
 
 
 def other_than(device: torch.device, *majors: int) -> str | None:
-    """Why ``device`` is none of the generations that a kernel was compiled for, or None."""
+    """Return why ``device`` belongs to none of the generations ``majors``, or None."""
     have = of(device)
     if have == ROCM:
         return NOT_ROCM
@@ -53,7 +53,7 @@ def other_than(device: torch.device, *majors: int) -> str | None:
 
 
 def built_before(major: int, minor: int) -> str | None:
-    """Why PyTorch's build is not enough where CUDA {major}.{minor} is needed, or None."""
+    """Return why PyTorch's build does not satisfy CUDA {major}.{minor}, or None."""
     have = toolkit()
     if have >= (major, minor):
         return None

@@ -1,5 +1,5 @@
-"""CUDA C++ that is compiled when it is first called, by the compiler that comes with PyTorch (NVRTC). No toolkit is
-needed. What was compiled is kept in the user's cache folder, by a hash of all that it depends on."""
+"""CUDA C++ that is compiled at its first call by NVRTC, the compiler that comes with PyTorch; no toolkit is needed.
+Binaries are cached in the user's cache folder under a hash of everything they depend on."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class _Launch(ctypes.Structure):
 
 
 class Function:
-    """A kernel, compiled for one device and loaded there, which must be the current one then and in each call."""
+    """A kernel, compiled for and loaded on one device, which must be current when it is created and in each call."""
 
     def __init__(self, code: bytes, name: str, shared: int) -> None:
-        """``shared``: the most bytes of shared memory that a block gets in any call."""
+        """``shared``: the most bytes of dynamic shared memory that a block gets in any call."""
         module, self._function, self._code = ctypes.c_void_p(), ctypes.c_void_p(), code
         _driver("cuModuleLoadData", ctypes.byref(module), code)
         _driver("cuModuleGetFunction", ctypes.byref(self._function), module, name.encode())
@@ -49,9 +49,9 @@ class Function:
     def __call__(
         self, grid: Sizes, threads: int, shared: int, *arguments: Any, cluster: int = 0, dependent: bool = False
     ) -> None:
-        """On the current stream. ``arguments``: ctypes of the types that the kernel declares. ``cluster``: blocks along
-        x that share memory, where the kernel does not say it. ``dependent``: it begins before the last kernel of the
-        stream has ended, and itself waits where it must."""
+        """Launch on the current stream. ``arguments``: ctypes values of the kernel's parameter types. ``cluster``:
+        blocks along x in a cluster, where the kernel does not declare it. ``dependent``: programmatic dependent launch,
+        where the kernel begins before the previous one in the stream has ended and waits for it itself."""
         given = [_Attribute(CLUSTER, 0, (cluster, 1, 1))] if cluster else []
         given += [_Attribute(DEPENDENT, 0, (1,))] if dependent else []
         attributes = (_Attribute * len(given))(*given)
@@ -62,18 +62,18 @@ class Function:
 
 
 def address(part: Tensor | None) -> ctypes.c_void_p:
-    """Of its numbers; null for none."""
+    """Return the address of its data; null for None."""
     return ctypes.c_void_p(None if part is None else part.data_ptr())
 
 
 def source(kernel: str, values: Mapping[str, int], before: str = "") -> str:
-    """What is compiled: the macros that the kernel's file explains, what is ``before`` it, and the files."""
+    """Return the text to compile: ``values`` as macros (the kernel's file explains them), ``before``, and the files."""
     files = [(SOURCES / name).read_text(encoding="utf-8") for name in ("device.cu", f"{kernel}.cu")]
     return "".join([*(f"#define {name} {value}\n" for name, value in values.items()), before, *files])
 
 
 def binary(source: str, architecture: str) -> bytes:
-    """What a source is compiled to, for an architecture as 90a."""
+    """Compile ``source`` to a cubin for ``architecture``, such as 90a, or take it from the cache."""
     options = [f"--gpu-architecture=sm_{architecture}", "--std=c++17"]
     depends = "\0".join([source, *options, str(torch.version.cuda), *map(str, _version())])
     file = measured.folder() / "cuda" / f"{hashlib.sha256(depends.encode()).hexdigest()}.cubin"
@@ -81,7 +81,7 @@ def binary(source: str, architecture: str) -> bytes:
         return file.read_bytes()
     except OSError:
         made = _compile(source, options)
-    with contextlib.suppress(OSError):  # then it is compiled again in the next process
+    with contextlib.suppress(OSError):  # uncached: the next process compiles again
         measured.write_bytes(file, made)
     return made
 
@@ -134,7 +134,7 @@ def _nvrtc(name: str, *arguments: object) -> None:
 
 @functools.cache
 def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """(the driver, the compiler)"""
+    """Load (driver, NVRTC)."""
     major = str(torch.version.cuda).partition(".")[0]
     if sys.platform == "win32":
         return ctypes.CDLL("nvcuda.dll"), ctypes.CDLL(f"nvrtc64_{major}0_0.dll")
@@ -142,7 +142,7 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 
 def _found(name: str) -> ctypes.CDLL:
-    """PyTorch links to it where pip has put it; loaded once, it is found by its name."""
+    """Load a library by name; where it is not on the search path, first load one of PyTorch's that links to it."""
     try:
         return ctypes.CDLL(name)
     except OSError:
@@ -152,7 +152,7 @@ def _found(name: str) -> ctypes.CDLL:
 
 @functools.cache
 def missing() -> str | None:
-    """Why nothing can be compiled here, or None."""
+    """Return why nothing can be compiled here, or None."""
     try:
         _version()
     except (OSError, RuntimeError, AttributeError) as error:

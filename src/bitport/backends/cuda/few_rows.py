@@ -1,12 +1,12 @@
-"""int4 and int8 weights by 1 to 8 rows of x, as in decoding: kernels/few_rows.cu, in blocks of the size that fits.
+"""int4 and int8 weights by 1 to 8 rows of x, as in decoding: launches kernels/few_rows.cu with a fitting block size.
 
-From sm90 on the kernel is launched so that it begins before the one ahead of it in the stream has ended, and copies its
-weight meanwhile. What it reads early must have been written before that one began. So it must when an earlier call has
-multiplied by these very tensors, as often written as now: that call waited for whoever wrote them, all later calls come
-after it, and it writes nothing but its result, which is no weight. The first call with a weight, and the first after it
-was written to, is launched to wait. x and the bias are read, and y is written, after all kernels ahead have ended.
-Where PyTorch does not count writes to a weight (bitport.tensor.versions) all calls wait. What is written through
-``.data`` is not noticed.
+From sm90 on the kernel uses programmatic dependent launch: it begins, and prefetches its weight, before the previous
+kernel in the stream has ended. The weight must then have been written before that kernel began. This holds if an
+earlier call multiplied by the same tensors at the same version counts: that call waited for the writers, all later
+calls come after it, and it writes only its result, which is not a weight. The first call with a weight, and the first
+after a write to it, is therefore launched without overlap. x and the bias are read, and y is written, only after all
+previous kernels have ended. Where PyTorch does not count writes to a weight (bitport.tensor.versions) no call overlaps.
+Writes through ``.data`` go unnoticed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bitport.ops import Weight
 from bitport.tensor import versions
 
 MOST_ROWS = 8
-"""The matrix unit takes 8 rows of x."""
+"""A tensor core instruction takes 8 rows of x."""
 STEP_BYTES = 64
-"""Of a row of the weight, which a warp multiplies at a time; a lane has a quarter."""
+"""Bytes of a row of the weight that a warp multiplies at a time; a lane holds a quarter of them."""
 
 
 def step_of(bits: int) -> int:
@@ -39,12 +39,12 @@ def step_of(bits: int) -> int:
 
 
 class Form(NamedTuple):
-    """What the source is compiled for beside the size."""
+    """What the source is compiled for besides the size."""
 
     bits: int
     flip: int
     group: int
-    """Columns with one scale; 0: the whole row."""
+    """Columns per scale; 0: the whole row."""
     dtype: torch.dtype
     clusters: bool
 
@@ -53,12 +53,12 @@ class Form(NamedTuple):
         return step_of(self.bits)
 
     def entries(self, steps: int) -> int:
-        """Scales of a row that are kept: of each lane, where they are of fewer columns than a step."""
+        """Number of scales kept per row: one per step, or one per lane and step where groups are not whole steps."""
         return steps * (4 if self.group % self.step else 1) if self.group else 1
 
 
 class Size(NamedTuple):
-    """Of a block, as the source explains."""
+    """Size of a block; the .cu file explains the fields."""
 
     tiles: int
     across: int
@@ -69,7 +69,7 @@ class Size(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Of y."""
+        """Columns of y."""
         return 16 * self.tiles * self.across
 
     @property
@@ -80,7 +80,8 @@ class Size(NamedTuple):
         return -(-n // self.columns) * self.splits
 
     def shared(self, m: int, k: int, form: Form) -> int:
-        """Bytes: what is copied ahead, or the sums; scales and zeros; and others' sums."""
+        """Bytes of shared memory: the prefetched stages, or the sums; scales and zeros; and the sums of other
+        blocks."""
         steps, per_stage = -(-k // (form.step * self.splits)), self.along * self.steps
         slots = min(self.stages, -(-steps // per_stage))
         codes = slots * 2 * self.tiles * self.steps * 32 * self.warps
@@ -95,12 +96,12 @@ WIDE, DEEP = Size(2, 2, 4, 1, 4), Size(1, 4, 4, 2, 3)
 MIDDLE, NARROW = Size(1, 2, 4, 2, 3), Size(1, 1, 8, 2, 3)
 SPLITS = (1, 2, 4, 8)
 AHEAD = 80 << 10
-"""Bytes of a weight for each multiprocessor, up to which WIDE was the fastest on an H100, where two of its blocks copy
-nearly all of it ahead (at 62 KiB it was; at 93 KiB DEEP was, of which one block has as many warps)."""
+"""Bytes of weight per multiprocessor up to which WIDE was the fastest on an H100: two of its blocks prefetch nearly all
+of them. It was at 62 KiB; at 93 KiB DEEP was, one block of which has as many warps."""
 BUSY = 0.9 * 16
-"""Warps for each multiprocessor that keep it busy; more blocks than that needs have more to add up."""
+"""Warps per multiprocessor that keep it busy; splitting K further only adds more sums to reduce."""
 OCCUPIED = 0.6
-"""Blocks for each multiprocessor, where K is not split, from which fewer and wider ones were the fastest."""
+"""Blocks per multiprocessor, where K is not split, from which fewer and wider blocks were the fastest."""
 
 
 def refuses(number: str, x: Tensor, *rest: Any) -> str | None:
@@ -146,7 +147,8 @@ def _size_on(x: Tensor, weight: Weight) -> Size | None:
 
 @functools.cache
 def size_of(m: int, n: int, k: int, form: Form, multiprocessors: int, memory: int) -> Size | None:
-    """The first that fits into ``memory``, bytes of a block: as it was the fastest, or with less of it copied ahead."""
+    """Return the first size that fits into ``memory`` bytes per block: as measured the fastest, or with less
+    prefetch."""
     for size in _clustered(n, k, form, multiprocessors) if form.clusters else _alone(n, multiprocessors):
         for each in (size, size._replace(steps=1, stages=3), size._replace(steps=1, stages=2)):
             if each.shared(m, k, form) <= memory:
@@ -155,7 +157,7 @@ def size_of(m: int, n: int, k: int, form: Form, multiprocessors: int, memory: in
 
 
 def _clustered(n: int, k: int, form: Form, multiprocessors: int) -> Iterator[Size]:
-    """K is split until multiprocessors are busy, and no further than its steps go round."""
+    """Split K until the multiprocessors are busy, but leave no split without steps."""
     size, steps = WIDE if n * k * form.bits // 8 <= AHEAD * multiprocessors else DEEP, k // form.step
     splits = [each for each in SPLITS if -(-steps // each) * (each - 1) < steps]
     sizes = [size._replace(splits=each) for each in splits]
@@ -192,11 +194,11 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None, size: Size) -> Tenso
 
 
 _multiplied = WeakTensorKeyDictionary()
-"""Part of a weight -> how often it had been written to when it was last multiplied by."""
+"""Part of a weight -> its version count when it was last multiplied by."""
 
 
 def unchanged(*parts: Tensor | None) -> bool:
-    """Whether an earlier call asked this of each, and none was written to since."""
+    """Whether an earlier call asked this of each part, and none has been written to since."""
     return all([_unchanged(part) for part in parts if part is not None])
 
 

@@ -1,7 +1,7 @@
 """linear and int4pack_mm by ``aten::_weight_int4pack_mm``, the tinygemm kernel: bf16 x int4 in tile-packed layouts.
 
-The layouts refuse what the kernel does (group, K, dtype of the scale), and N is filled up to a multiple of 8 there. A
-zero point is part of what they hold as a shift in bfloat16, so with one a weight is rounded twice."""
+The layouts already enforce the kernel's limits (group, K, dtype of the scale) and pad N to a multiple of 8. They store
+a zero point as a bfloat16 shift, so a weight with one is rounded twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(x: Tensor, data: Tensor, scale: Tensor, *rest: Any) -> Tensor:
 
 
 def as_is_refuses(x: Tensor, mat2: Tensor, group: int, scales_and_zeros: Tensor) -> str | None:
-    """bitport's op of that name has the same contract, and has checked it."""
+    """bitport's op of that name has the same contract and has checked the rest of it."""
     if not mat2.is_contiguous():
         return "mat2 must be contiguous"
     return capability.below(x.device, 8, 0) if x.numel() else "x has no rows"

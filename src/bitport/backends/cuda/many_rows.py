@@ -1,7 +1,7 @@
-"""int4 and int8 weights by many rows of x on Hopper: kernels/many_rows.cu, in blocks of the size that fits.
+"""int4 and int8 weights by many rows of x on Hopper: launches kernels/many_rows.cu with a fitting block size.
 
-Its decoding costs little beside the matrix units' work, but they are not kept as busy as by the library's own products:
-from some rows on, making the weight dense once and multiplying by those is faster.
+Decoding the weight costs little next to the products, but keeps the tensor cores less busy than the library's own
+kernels do: from some number of rows on it is faster to dequantize the weight once and multiply by that.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bitport.ops import Weight
 STEP = 64
 """Columns of x that are multiplied at a time."""
 MOST_ROWS = 1024
-"""Beyond them a dense product was as fast for each weight that was measured on an H100."""
+"""With more rows a dense product was as fast, for every weight measured on an H100."""
 
 
 class Size(NamedTuple):
-    """Of a block, as the source explains; ``blocks``: how many a multiprocessor has registers for."""
+    """Size of a block; the .cu file explains the fields. ``blocks``: how many a multiprocessor has registers for."""
 
     rows: int
     warpgroups: int
@@ -40,18 +40,18 @@ class Size(NamedTuple):
         return 64 * self.warpgroups
 
     def shared(self, bits: int) -> int:
-        """Bytes: what is copied ahead, or the sums; and the distance to a multiple of 1024."""
+        """Bytes of shared memory: the prefetched stages, or the sums; and padding to align them to 1024."""
         copied = self.stages * (self.rows * 2 * STEP + self.columns * STEP * bits // 8)
         return max(copied, self.rows * (self.columns + 4) * 4) + 1024
 
 
 class Form(NamedTuple):
-    """What the source is compiled for beside the size."""
+    """What the source is compiled for besides the size."""
 
     bits: int
     flip: int
     per_step: int
-    """Scales of STEP columns; 0: one for the row."""
+    """Scales per STEP columns; 0: one for the row."""
     dtype: torch.dtype
 
 
@@ -62,15 +62,15 @@ COSTS = {
         *((Size(128, 2, 4, 1), 0.77), (Size(256, 2, 4, 1), 0.85)),
     ),
 }
-"""Microseconds of a step, as measured on an H100: sizes of blocks are chosen by what the product would take."""
+"""Microseconds per step, measured on an H100: block sizes are chosen by the estimated time of the product."""
 BEGIN = {1: 2.0, 2: 4.0}
 SMALL_BEGIN = {1: 2.0, 2: 1.5, 4: 3.0}
-"""Splits -> microseconds before the first step and after the last; blocks of 64 rows lie two on a multiprocessor, where
-splits are what gives it two."""
+"""Splits -> microseconds before the first step and after the last. SMALL_BEGIN is for blocks of at most 64 rows: two of
+them fit on a multiprocessor, and splitting K is what provides the second."""
 
 
 def refuses(number: str, x: Tensor, *rest: Any) -> str | None:
-    """``number``: int4 or int8, which are the fastest from different numbers of rows on."""
+    """``number``: int4 or int8; the number of rows from which the kernel is the fastest differs between them."""
     weight = Weight(*rest[:10])
     if reason := operand.refuses(number, x, weight, STEP):
         return reason
@@ -94,7 +94,7 @@ def size_of(number: str, m: int, n: int, k: int, multiprocessors: int) -> Size:
 
 
 def sizes(number: str, m: int, n: int, k: int, multiprocessors: int) -> list[tuple[float, Size]]:
-    """(microseconds that it is thought to take, size)"""
+    """Return all (estimated microseconds, size)."""
     every = []
     for size, cost in COSTS[number]:
         for splits, begin in (SMALL_BEGIN if size.blocks > 1 else BEGIN).items():
@@ -137,8 +137,8 @@ def source(size: Size, form: Form) -> str:
 
 
 def instruction(rows: int, dtype: str) -> str:
-    """WGMMA(d, a, b): 64 rows of W from registers by ``rows`` rows of x from shared memory, 16 columns of each; a
-    thread has ``rows`` / 2 of the sums."""
+    """Define WGMMA(d, a, b): 64 rows of W from registers by ``rows`` rows of x from shared memory, 16 columns of each;
+    a thread holds ``rows`` / 2 of the sums."""
     sums = rows // 2
     named = ", ".join(f"%{each}" for each in range(sums))
     first = ", ".join(f"%{sums + each}" for each in range(4))

@@ -1,4 +1,4 @@
-"""What the kernels in CUDA C++ ask of a weight, whatever they do with it."""
+"""What all kernels in CUDA C++ require of a weight."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from bitport.ops import Weight
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
-"""Of x and the scale -> as instructions name them."""
+"""dtype of x and the scale -> its name in PTX."""
 FLIPPED = {"plain": 0, "signed_int8": 0x80}
-"""The layouts that are read -> what is inverted in a code."""
+"""Layout that the kernels read -> bits of a code that are inverted in it."""
 
 
 def refuses(number: str, x: Tensor, weight: Weight, step: int) -> str | None:
-    """``number``: the type of the weight; ``step``: columns that are multiplied at a time."""
+    """``number``: required type of the weight; ``step``: columns that the kernel multiplies at a time."""
     if weight.dtype != number or weight.layout not in FLIPPED:
         allowed = " or ".join(FLIPPED)
         return f"the weight must be {number} in layout {allowed}, not {weight.dtype} in {weight.layout}"
@@ -30,6 +30,6 @@ def refuses(number: str, x: Tensor, weight: Weight, step: int) -> str | None:
 
 
 def aligned(data: Tensor) -> Tensor:
-    """Contiguous, from a multiple of the 16 bytes that are copied at a time."""
+    """Return ``data`` contiguous and aligned to the 16 bytes that kernels copy at a time."""
     data = data.contiguous()
     return data if data.data_ptr() % 16 == 0 else data.clone()

@@ -10,8 +10,8 @@ from bitport.backends.mps import int4pack_mm
 from bitport.ops import Impl, register_kernel
 
 DENSE = dense_mm.Costs(("int4_pairs",), rows_per_pass=1, moved=32)
-"""The int4 kernel is a matrix times a vector for each row. A weight is made dense by torch's own ops, in about ten
-passes that move three bytes each."""
+"""The int4 kernel is a matrix-vector product for each row. Torch ops dequantize a weight, in about ten passes that move
+three bytes each."""
 
 
 def int8pack_mm_refuses(*args: Any) -> str | None:

@@ -1,9 +1,9 @@
-"""linear by ``aten::_weight_int4pack_mm`` on MPS, which shares with CUDA's the name and the shapes, and nothing else.
+"""linear by ``aten::_weight_int4pack_mm`` on MPS, which has only its name and shapes in common with CUDA's.
 
-The Metal kernel reads the bytes of the weight as rows [N, K/2] with the even k in the low nibble, and so does layout
-int4_pairs hold them; the 4-D int32 shape that PyTorch asks for is only a view. Scales must be of x's dtype: the kernel
-reads them as that without a look at what they are. It rounds z - 8 s, the value of code 0, to that dtype as well, where
-an error is many times that of a rounded weight: with a zero point, which makes z, it is called in float32.
+The Metal kernel reads the weight as rows of bytes [N, K/2] with the even k in the low nibble, as layout int4_pairs
+stores it; the 4-D int32 shape that PyTorch asks for is only a view. Scales must have x's dtype: the kernel reads them
+as such without checking. It also rounds z - 8 s, the value of code 0, to that dtype, and the error is many times that
+of a rounded weight. A weight with a zero point, where z is not 0, is therefore multiplied in float32.
 """
 
 from __future__ import annotations

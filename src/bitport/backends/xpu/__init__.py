@@ -9,7 +9,7 @@ from bitport.backends.xpu import int4pack_mm
 from bitport.ops import Impl, register_kernel
 
 FP8_RESULTS = (torch.bfloat16, torch.float16)
-"""float32 is left out: nobody has shown that the sums keep 24 bits."""
+"""float32 is excluded: it is not established that the sums keep 24 bits."""
 
 INT8 = partial(int8pack_mm.refuses, "signed_int8")
 INT8_DYN, FP8_DYN = partial(int_mm.refuses, "signed_int8"), partial(scaled_mm.refuses, FP8_RESULTS)

@@ -1,9 +1,9 @@
-"""linear by ``aten::_weight_int4pack_mm_with_scales_and_zeros``, which exists on XPU alone::
+"""linear by ``aten::_weight_int4pack_mm_with_scales_and_zeros``, which exists only on XPU::
 
     x [M, K] bf16 or fp16    weight int32 [N, K/8]    scale [K/g, N] in x's dtype    zero int8 [K/g, N]
 
-value = (code - zero) * scale with codes 0 to 15. Layout plain_int32 holds weight and scale in this form. PyTorch's meta
-function checks less than the kernel: what is refused here would trace and then fail.
+value = (code - zero) * scale with codes 0 to 15. Layout plain_int32 stores weight and scale in this form. PyTorch's
+meta function checks less than the kernel, so calls that are refused here would trace and then fail.
 """
 
 from __future__ import annotations

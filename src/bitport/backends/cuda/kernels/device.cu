@@ -1,6 +1,6 @@
-// What the kernels do that is an instruction or two of the device, by name; tests/backends/emulated.cpp has these names
-// for a CPU. Compiled before a kernel, with its BITS, HALF (numbers are float16, not bfloat16), SPLITS and CLUSTERS (0 for
-// devices before sm_90).
+// Names for the operations of the kernels that are an instruction or two; tests/backends/emulated.cpp defines the same
+// names for a CPU. Compiled in front of a kernel, with its BITS, HALF (numbers are float16, not bfloat16), SPLITS and
+// CLUSTERS (0 for devices before sm_90).
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -8,7 +8,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define MIDPOINT (1u << (BITS - 1))
-#define MAGIC (HALF ? 0x6400u : 0x4300u) // 1024 or 128, to which the lowest bits are added: 10, or 7
+#define MAGIC (HALF ? 0x6400u : 0x4300u) // 1024 (fp16) or 128 (bf16): integers or'ed into the low 10 or 7 bits add to it
 #define BOTH(value) ((value) * 0x10001u)
 
 #ifndef EMULATED
@@ -35,7 +35,7 @@ DEVICE void copy_x(u8* to, const u16* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address_of(to)), "l"(from) : "memory");
 }
 
-// Zeros for what is not there: nothing is read then
+// Writes zeros, without reading, if the source is not ``there``
 DEVICE void copy16(u32 to, const void* from, bool there) {
   const int bytes = there ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
@@ -59,7 +59,7 @@ DEVICE void wait_for_kernel_before() {
 #endif
 }
 
-// Says that it is there, and nothing about what it has written
+// Signals only that this block has started: relaxed, so it does not publish writes
 DEVICE void begin_cluster() {
 #if SPLITS > 1
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -86,7 +86,7 @@ DEVICE void meet_cluster() {
 #endif
 }
 
-// At the same place in the shared memory of another block of the cluster
+// Writes to the same address in the shared memory of another block of the cluster
 DEVICE void write16_in(int block, u8* to, const float (&value)[4]) {
 #if SPLITS > 1
   u32 there;
@@ -113,7 +113,7 @@ DEVICE void read16_of(int block, float (&d)[4], u32 at) {
 #endif
 }
 
-// Of a weight, which does not change
+// Weights are constant during the kernel, so their loads are non-coherent
 DEVICE u32 read_scale(const u16* at) {
   u16 d;
   asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(d) : "l"(at));
@@ -165,7 +165,7 @@ template <u32 mask> DEVICE u32 with_magic(u32 value) {
   return d;
 }
 
-// Two numbers of 16 bits at a time
+// Arithmetic on two 16-bit numbers at a time
 #if HALF || CLUSTERS
 DEVICE u32 minus(u32 a, u32 b) {
   u32 d;
@@ -178,7 +178,7 @@ DEVICE u32 times(u32 a, u32 b) {
   asm("mul.rn." TYPE "x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
-#else // bfloat16 before sm_90 has a b + c alone: a - b = -1 b + a, and a b = a b + -0
+#else // before sm_90 bfloat16 has only a b + c: a - b = -1 b + a, and a b = a b + -0
 DEVICE u32 times_plus(u32 a, u32 b, u32 c) {
   u32 d;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
@@ -213,7 +213,7 @@ DEVICE void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Of the matrix units that work by groups of four warps, and read shared memory by themselves
+// wgmma: issued by groups of four warps, reads shared memory asynchronously
 DEVICE void let_products_see_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 DEVICE void products_begin_group() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -225,7 +225,8 @@ template <int groups> DEVICE void wait_for_all_products_but() {
 }
 #endif
 
-// Codes in the lowest bits of both halves, as numbers of which that of the zero is to be subtracted
+// Converts codes in the lowest bits of both halves to numbers, offset by a constant that subtracting the converted zero
+// point cancels
 DEVICE u32 as_numbers(u32 codes) {
 #if BITS == 4
   return with_magic<0xF>(codes);
@@ -236,7 +237,8 @@ DEVICE u32 as_numbers(u32 codes) {
 #endif
 }
 
-// Four results in a row, the first of a multiple of 4 below n, with their bias where there is one; no more than there are
+// Writes four consecutive results with their bias, if there is one, and none past column n; ``column`` is a multiple of 4
+// below n
 DEVICE void write_results(u16* y, const u16* bias, int row, int column, int n, const float (&value)[4]) {
   float each[4];
 #pragma unroll

@@ -1,49 +1,50 @@
-// y = x W^T for an int4 or int8 weight and 1 to 8 rows of x: as fast as the weight is read. sm_80 and newer.
+// y = x W^T for an int4 or int8 weight and 1 to 8 rows of x, bound by reading the weight. sm_80 and newer.
 //
-//   x      [m, k]           16-bit floats           y     [m, n]  likewise, with bias [n] added where there is one
-//   codes  [n, k BITS / 8]  of 4 bits: the even column in the low half of a byte
-//   scale  [n, k / GROUP]   of x's type             zero  likewise, bytes, or none: MIDPOINT
+//   x      [m, k]           16-bit floats           y     [m, n]  of x's type, with bias [n] added if there is one
+//   codes  [n, k BITS / 8]  4-bit codes: the even column in the low half of a byte
+//   scale  [n, k / GROUP]   of x's type             zero  [n, k / GROUP]  bytes; MIDPOINT if null
 //
-// W = (code - zero) * scale; x and codes begin at multiples of 16 bytes. Sums are in float32.
+// W = (code - zero) * scale; x and codes are aligned to 16 bytes. Sums are in float32.
 //
-// A step is 64 bytes of a row of W: STEP = 512 / BITS columns, of which k is a multiple. A block makes BN =
-// 16 TILES ACROSS columns of y, rows of W. ALONG of its warps share them, and divide k in steps; STEPS steps in a row of
-// each warp are a stage. W and x are copied STAGES - 1 stages ahead, and a thread multiplies of W what it has copied
-// itself. k is further split among the SPLITS blocks of a cluster. Sums of the warps, then of the blocks, are added in
-// their order: the same result each time. No memory but the result is written.
+// A step is 64 bytes of a row of W: STEP = 512 / BITS columns, and k is a multiple of it. A block computes BN =
+// 16 TILES ACROSS columns of y, i.e. rows of W. Groups of ALONG warps share the same columns and divide the steps of k
+// among them; STEPS consecutive steps of each of these warps form a stage. W and x are prefetched STAGES - 1 stages ahead,
+// and a thread multiplies the part of W that it has copied itself. k is further split among the SPLITS blocks of a
+// cluster. The sums of the warps, then those of the blocks, are added in a fixed order, so results are deterministic. No
+// global memory but y is written.
 //
-// W is the first operand of mma.m16n8k16, x the second, of which 8 rows are multiplied: for those that are not there,
-// the last again. Lane (g, t) = (lane / 4, lane % 4) holds, of rows g and g + 8 of 16, the t-th 16 bytes of a step: OWN =
-// STEP / 4 columns. The p-th 8 of these are one piece of x, of 16 bytes, and are multiplied in two products, each with
-// two pairs of columns as k = {2 t, 2 t + 1} and {2 t + 8, 2 t + 9}: the unit sums over k in any order that W and x
-// share. In shared memory pieces lie in the order (p, t), so that lanes read one after the other.
+// W is the first operand of mma.m16n8k16 and x the second. It has 8 rows; missing ones repeat the last. Lane (g, t) =
+// (lane / 4, lane % 4) holds, of rows g and g + 8 of 16, the t-th 16 bytes of a step: OWN = STEP / 4 columns. Each 8 of
+// these (the p-th) correspond to one 16-byte piece of x and take two products, each with two pairs of columns as k =
+// {2 t, 2 t + 1} and {2 t + 8, 2 t + 9}: the order of columns within k is free as long as W and x share it. In shared
+// memory pieces are in the order (p, t), so that lanes read consecutive ones.
 //
-// The scale: where GROUP is a multiple of STEP, or 0 for the whole row, the sums of a step are multiplied by it. Where
-// it is another multiple of OWN, a lane's codes have one, and the weight is multiplied: rounded once, to x's type.
+// The scale: if GROUP is a multiple of STEP, or 0 for the whole row, it multiplies the sums of a step. If GROUP is
+// another multiple of OWN, a lane's codes share one scale, which multiplies the weight: rounded once, to x's type.
 //
-// Compiled with BITS, FLIP (0x80 where the top bit of a code of 8 bits is inverted, else 0), TILES, ACROSS, ALONG, STEPS,
+// Compiled with BITS, FLIP (0x80 if the top bit of an 8-bit code is inverted, else 0), TILES, ACROSS, ALONG, STEPS,
 // STAGES, SPLITS, GROUP, HALF (x is float16, not bfloat16) and CLUSTERS: 0 for devices before sm_90, where SPLITS is 1
-// and the kernel begins when the one before it has ended. From sm_90 on it may begin before: the weight is read at once,
-// x and the bias only after the kernel before has ended, as y is written.
+// and the kernel begins when the previous one has ended. From sm_90 on it may begin earlier (programmatic dependent
+// launch): the weight is read at once; x and the bias are read, and y is written, after the previous kernel has ended.
 
 #define THREADS (32 * ACROSS * ALONG)
 #define BN (16 * TILES * ACROSS)
 #define STEP (512 / BITS)
 #define OWN (STEP / 4)
-#define OWN_PIECES (OWN / 8)             // of x, of a lane in a step
-#define STEP_PIECES (STEP / 8)           // of all
+#define OWN_PIECES (OWN / 8)             // pieces of x per lane in a step
+#define STEP_PIECES (STEP / 8)           // pieces of a row of x in a step
 #define STAGE_STEPS (ALONG * STEPS)
 #define STAGE_PIECES (STAGE_STEPS * STEP_PIECES)
-#define X_PITCH (STAGE_PIECES + 4)       // pieces from a row of x to the next: lanes then read different banks
-#define PIECES (2 * TILES * STEPS)       // of 16 bytes of codes, of a thread in a stage
-#define PITCH (BN + 4)                   // floats of a row of sums, likewise
+#define X_PITCH (STAGE_PIECES + 4)       // row stride of x in pieces, padded against bank conflicts
+#define PIECES (2 * TILES * STEPS)       // 16-byte pieces of codes per thread in a stage
+#define PITCH (BN + 4)                   // row stride of the sums in floats, padded likewise
 #define FOLD (GROUP % STEP != 0)
-#define UNIT (FOLD ? OWN : STEP)         // columns for which an entry, scale and zero, is kept
-#define ENTRIES (STEP / UNIT)            // of a step
-#define CHAINS 2                         // of products that do not wait for each other
+#define UNIT (FOLD ? OWN : STEP)         // columns per entry; an entry is a scale and a zero
+#define ENTRIES (STEP / UNIT)            // entries per step
+#define CHAINS 2                         // independent chains of products
 
-// What a lane multiplies by its p-th piece of x: of its codes the q-th pair, and of the piece the columns that belong to
-// them. Pairs 0 and 1 are one product, 2 and 3 the other.
+// The operands of a lane's p-th piece of x: the q-th pair of its codes, and the columns of the piece that belong to them.
+// Pairs 0 and 1 are one product, 2 and 3 the other.
 #if BITS == 4 // columns q and q + 4
 DEVICE u32 codes_of(const u32 (&words)[4], int p, int q) { return words[p] >> (4 * q); }
 
@@ -68,8 +69,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
   const int steps = (first + per_split < all ? first + per_split : all) - first;
   const int stages = (steps + STAGE_STEPS - 1) / STAGE_STEPS;
 
-  // Shared memory: rings of codes and of x, over which sums are written when all is multiplied; entries; and the sums
-  // of all blocks for the results that this one adds up. Of the rings there is as much as is ever used.
+  // Shared memory: ring buffers of codes and x, reused for the sums once all products are done; entries; and the sums of
+  // all blocks for the results that this block reduces. The rings have no more slots than there are stages.
   const int most = (per_split + STAGE_STEPS - 1) / STAGE_STEPS, slots = most < STAGES ? most : STAGES;
   const int code_bytes = slots * PIECES * THREADS * 16, ring_bytes = code_bytes + slots * m * X_PITCH * 16;
   const int sum_bytes = ALONG * m * PITCH * 4, entry_pitch = (GROUP ? per_split * ENTRIES : 1) | 1;
@@ -83,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
   let_next_kernel_begin();
   begin_cluster();
 
-  // rows past the last are others again, and go nowhere
+  // rows past the end repeat the last; their results are dropped
   const u8* from[TILES][2];
 #pragma unroll
   for (int r = 0; r < TILES; r++)
@@ -108,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
   auto copy_stage_of_x = [&](int stage, int slot) {
     u8* const to = shared_x + slot * (m * X_PITCH * 16);
     const u16* const x_from = x + (u64)(first + stage * STAGE_STEPS) * STEP;
-    const int left = (steps - stage * STAGE_STEPS) * STEP_PIECES; // pieces of a row that there are
+    const int left = (steps - stage * STAGE_STEPS) * STEP_PIECES; // pieces left in a row
 #pragma unroll 1
     for (u32 i = thread; i < (u32)(m * STAGE_PIECES); i += THREADS) {
       const u32 row = i / STAGE_PIECES, piece = i % STAGE_PIECES, of_lane = piece / OWN_PIECES % 4;
@@ -117,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
     }
   };
 
-  // Entries of each row, scale << 16 | zero, by some threads of their own: those that can be at once are read first
+  // Entries (scale << 16 | zero) of each row, loaded by READERS threads per row; the first AT_ONCE of each are read early
   constexpr int READERS = THREADS / BN, AT_ONCE = 4;
   static_assert(THREADS % BN == 0, "each row of W has as many readers");
   const int width = GROUP ? steps * ENTRIES : 1, own_row = thread / READERS, own_first = thread % READERS;
@@ -168,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
   int slot = 0;
   for (int stage = 0; stage < stages; stage++) {
     wait_for_all_copies_but<STAGES - 2>();
-    __syncthreads(); // the stage is there for all, and all are done with the one before
+    __syncthreads(); // the stage has arrived for all threads, and all are done with the previous one
     const int next = stage + STAGES - 1, free = slot == 0 ? STAGES - 1 : slot - 1;
     if (next < stages) {
       copy_stage_of_codes(next, free);
@@ -227,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
 
-  // The sums of the warps
+  // Store the sums of the warps
   __syncthreads();
 #pragma unroll
   for (int r = 0; r < TILES; r++)
@@ -238,10 +239,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
     }
   __syncthreads();
 
-  // A unit is 4 results in a row, of which each block of the cluster adds up 4 units at a time, in turn
+  // A unit is 4 consecutive results; the blocks of the cluster take turns reducing 4 units each
   constexpr int ROW_UNITS = BN / 4;
   const int units = m * ROW_UNITS, own_units = (m * (BN / 16) + SPLITS - 1) / SPLITS * 4;
-  wait_for_cluster(); // all have begun: there is memory to write to
+  wait_for_cluster(); // all blocks have started, so their shared memory exists
 #pragma unroll 1
   for (u32 unit = thread; unit < (u32)units; unit += THREADS) {
     const int row = unit / ROW_UNITS, column = unit % ROW_UNITS * 4;
@@ -260,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows(
   }
   if (SPLITS == 1) return;
   arrive_at_cluster();
-  wait_for_cluster(); // all have written, and none goes before
+  wait_for_cluster(); // all blocks have written, and none exits before that
 #pragma unroll 1
   for (int i = thread; i < own_units; i += THREADS) {
     const int unit = i / 4 * 4 * SPLITS + rank * 4 + i % 4, row = unit / ROW_UNITS, column = unit % ROW_UNITS * 4;

@@ -1,43 +1,43 @@
-// y = x W^T for an int4 or int8 weight, on the matrix units of sm_90 that work by groups of four warps (wgmma).
+// y = x W^T for an int4 or int8 weight, on the tensor cores of sm_90 by warpgroup products (wgmma).
 //
-//   x      [m, k]           16-bit floats              y     [m, n]  likewise, with bias [n] added where there is one
-//   codes  [n, k BITS / 8]  of 4 bits: the even column in the low half of a byte
-//   scale  [n, groups]      of x's type                zero  [n, groups]  bytes, or none: MIDPOINT
+//   x      [m, k]           16-bit floats              y     [m, n]  of x's type, with bias [n] added if there is one
+//   codes  [n, k BITS / 8]  4-bit codes: the even column in the low half of a byte
+//   scale  [n, groups]      of x's type                zero  [n, groups]  bytes; MIDPOINT if null
 //
-// W = (code - zero) * scale, rounded once to x's type: the difference is exact in it. Where a row has one scale, the
-// difference is multiplied, and its sums by the scale. Sums are in float32.
+// W = (code - zero) * scale, rounded once to x's type: the difference is exact in it. If a row has one scale, the
+// difference itself is the operand, and the scale multiplies the sums. Sums are in float32.
 //
-// A block makes BN = 64 * WARPGROUPS columns of y, weight rows, by BM rows. W is the first operand: a thread decodes from
-// shared memory what it multiplies, and registers go to the matrix unit, while the products of the step before run. x is
-// the second: the 64 columns of a step are 128 bytes, swizzled as the unit wants it. Both are copied STAGES - 2 steps
-// ahead.
+// A block computes BN = 64 * WARPGROUPS columns of y, i.e. rows of W, by BM rows. W is the first operand: each thread
+// decodes its part from shared memory into registers while the products of the previous step run. x is the second, read
+// from shared memory: the 64 columns of a step are 128 bytes, swizzled as wgmma requires. Both are prefetched STAGES - 2
+// steps ahead.
 //
-// K is split among the SPLITS blocks of a cluster. Each leaves its sums in its own shared memory, and adds up, in the
-// order of the splits, some rows of all: no second kernel, no memory between, the same result each time.
+// K is split among the SPLITS blocks of a cluster. Each leaves its sums in its own shared memory, then reduces some of
+// the rows over all splits, in their order: no second kernel, no workspace, deterministic results.
 //
-// Compiled with BITS, FLIP (0x80 where the top bit of a code is inverted, else 0), BM, WARPGROUPS, STAGES, SPLITS, BLOCKS
-// (on a multiprocessor), PER_STEP (entries of the scale in 64 columns: 1, or 2 for groups of 32; 0: one for the row) and
-// HALF (x is float16, not bfloat16). WGMMA(d, a, b) is the instruction for BM rows: it names every register.
+// Compiled with BITS, FLIP (0x80 if the top bit of a code is inverted, else 0), BM, WARPGROUPS, STAGES, SPLITS, BLOCKS
+// (per multiprocessor), PER_STEP (scales per 64 columns: 1, or 2 for groups of 32; 0: one for the row) and HALF (x is
+// float16, not bfloat16). WGMMA(d, a, b) is the instruction for BM rows: it names every register.
 
 #define BN (64 * WARPGROUPS)
 #define THREADS (128 * WARPGROUPS)
 #define WARPS (THREADS / 32)
 #define BK 64
 #define X_BYTES (BM * 2 * BK)
-#define ROW_BYTES (BK * BITS / 8) // of codes, in a step
+#define ROW_BYTES (BK * BITS / 8) // bytes of codes per row and step
 #define CODE_BYTES (BN * ROW_BYTES)
 #define AHEAD (STAGES - 2)
 #define ENTRIES (PER_STEP ? PER_STEP : 1)
-#define PITCH (BN + 4) // floats of a row of sums: threads of a warp then write to different banks
+#define PITCH (BN + 4) // row stride of the sums in floats, padded against bank conflicts
 
-// Two of W: ``number`` is of their codes, ``zero`` of theirs
+// Two weights; ``number`` and ``zero`` are converted codes and zero points
 DEVICE u32 weight_of(u32 number, u32 zero, u32 scale) {
   const u32 difference = minus(number, zero);
   return PER_STEP ? times(difference, scale) : difference;
 }
 
-// ``own`` picks the bytes of the quarter q from the 16 or 8 codes in a and b.
-#if BITS == 4 // columns 2q and 2q + 1 of 16 in ``near``, those 8 further on in ``far``
+// Selector ``own`` picks the bytes of quarter q from the 16 or 8 codes in a and b.
+#if BITS == 4 // columns 2q and 2q + 1 of 16 to ``near``, those 8 further on to ``far``
 DEVICE void decode(u32 a, u32 b, u32 own, u32 zero, u32 scale, u32& near, u32& far) {
   const u32 bytes = pick(a, b, own), even = as_numbers(bytes), odd = as_numbers(bytes >> 4);
   near = weight_of(pick(even, odd, 0x5410), zero, scale);
@@ -64,8 +64,8 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
   const int steps = k / BK, per_split = (steps + SPLITS - 1) / SPLITS;
   const int first = min(steps, (int)blockIdx.z * per_split), count = min(steps, first + per_split) - first;
 
-  // What a thread copies, 16 bytes at a time. Rows past the last are zeros, and go nowhere: if the last were read for
-  // them, most blocks would ask for one line of the cache over and over, and wait for it.
+  // What a thread copies, 16 bytes at a time. Rows past the end are zeros whose results are dropped: if they repeated the
+  // last row, most blocks would contend for one cache line.
   constexpr int TOGETHER = THREADS / 8, COPIES = (BM + TOGETHER - 1) / TOGETHER;
   constexpr int PARTS = ROW_BYTES / 16, CODE_COPIES = BN * PARTS / THREADS;
   const int x_row = thread / 8, x_part = thread % 8, code_row = thread / PARTS, code_part = thread % PARTS;
@@ -74,10 +74,10 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
   const int row_bytes = k / 8 * BITS;
   const u16* x_from = x + (u64)m0 * k + first * BK;
   const u8* code_from = codes + (u64)n0 * row_bytes + first * ROW_BYTES;
-  const int x_rows = m - m0, code_rows = n - n0; // that there are
+  const int x_rows = m - m0, code_rows = n - n0; // rows that exist
 
   auto copy = [&](int step, int slot) {
-    const bool more = step < count; // past the last step zeros are multiplied
+    const bool more = step < count; // steps past the end multiply zeros
 #pragma unroll
     for (int j = 0; j < COPIES; j++) {
       const int row = x_row + j * TOGETHER;
@@ -96,9 +96,9 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
     copies_end_group();
   };
 
-  // a thread's rows of W, in its warp's 16, and their entries of scale and zero
+  // a thread's two rows of W, among the 16 of its warp, and their scales and zeros
   const int warp_row = warp * 16 + lane / 4, quarter = lane % 4;
-  // bytes 0 and 2 of what is picked
+  // the picked codes go to bytes 0 and 2
   const u32 own = BITS == 4 ? quarter | (4 + quarter) << 8 : 2 * quarter | (2 * quarter + 1) << 8;
   u32 entry[2];
   u32 scales[2][ENTRIES], zeros[2][ENTRIES], next_scales[2][ENTRIES], next_zeros[2][ENTRIES];
@@ -107,7 +107,7 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
     entry[r] = min(warp_row + 8 * r, n - 1 - n0) * groups + first / steps_per_group * PER_STEP;
   scale += (u64)n0 * groups;
   if (zero) zero += (u64)n0 * groups;
-  int left = steps_per_group - first % steps_per_group; // steps for which those at hand hold
+  int left = steps_per_group - first % steps_per_group; // steps for which the current scales apply
 
   auto read_entries = [&]() {
 #pragma unroll
@@ -138,7 +138,7 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
   auto multiply = [&](int step, u32(&a)[4][4]) {
     wait_for_all_copies_but<AHEAD - 1>();
     let_products_see_copies();
-    __syncthreads(); // the step is there for all, and all are done with the step before the last
+    __syncthreads(); // the step has arrived for all threads, and all are done with the step before the previous one
     copy(step + AHEAD, free);
     if (left == 0) {
       take_entries();
@@ -164,7 +164,7 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
 #endif
       }
     }
-    // 8 rows of x lie 1024 bytes from the next 8; 16 columns are 32 bytes of the 128 that are swizzled
+    // descriptor: groups of 8 rows of x are 1024 bytes apart; 16 columns are 32 of the 128 swizzled bytes
     const u64 tile = (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)1 << 16 | (shared_x + slot * X_BYTES) >> 4;
     products_begin_group();
 #pragma unroll
@@ -176,12 +176,12 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
 
 #pragma unroll
   for (int step = 0; step < AHEAD; step++) copy(step, step);
-  if (count > 0 || PER_STEP == 0) { // a sum of nothing too is multiplied by a row's scale
+  if (count > 0 || PER_STEP == 0) { // an empty split also multiplies its sums by the row's scale
     read_entries();
     take_entries();
-    if (left < count) read_entries(); // always a group ahead
+    if (left < count) read_entries(); // always one group ahead
   }
-  for (int step = 0; step < count; step += 2) { // what is decoded for one runs while the other is decoded
+  for (int step = 0; step < count; step += 2) { // one buffer is decoded while the products of the other run
     multiply(step, weights[0]);
     multiply(step + 1, weights[1]);
   }
@@ -189,7 +189,7 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
   wait_for_all_copies_but<0>();
   __syncthreads();
 
-  // sums, by rows of x: a thread has two neighbours of these, for two rows of W
+  // store the sums by rows of x: a thread holds pairs of adjacent rows of x, for two rows of W
   const float by[2] = {PER_STEP ? 1.f : widen(scales[0][0] & 0xFFFF), PER_STEP ? 1.f : widen(scales[1][0] & 0xFFFF)};
 #pragma unroll
   for (int i = 0; i < BM / 2; i++) {
@@ -211,5 +211,5 @@ __launch_bounds__(THREADS, BLOCKS) many_rows(
     }
     if (m0 + row < m && n0 + column < n) write_results(y, bias, m0 + row, n0 + column, n, each);
   }
-  meet_cluster(); // others may still read what this block has
+  meet_cluster(); // other blocks may still read this block's sums
 }
