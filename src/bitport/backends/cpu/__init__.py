@@ -1,5 +1,4 @@
-"""CPU: the native kernels, where they were compiled, and those of PyTorch's own ops that are faster than the generic
-kernel there."""
+"""CPU: the native kernels, if they were compiled, and those of PyTorch's own ops that beat the generic kernel there."""
 
 from collections.abc import Iterator
 
@@ -35,13 +34,13 @@ if isinstance(LIBRARY, native.Library):
     optimizer_step.register(LIBRARY)
     NOT_AT_DISPATCHER = dispatcher.register(LIBRARY)
     if LIBRARY.multiplies:
-        crossovers.load(LIBRARY)  # limits of types that the dispatcher has named
+        crossovers.load(LIBRARY)  # after the dispatcher has named the types that it limits
 else:
     NOT_AT_DISPATCHER = LIBRARY
 
 
 def tune() -> Iterator[str]:
-    """For ``bitport tune``."""
+    """Measure the choice between kernels for ``bitport tune``."""
     if not isinstance(LIBRARY, native.Library):
         yield f"nothing to choose between: no native kernels ({LIBRARY})"
         return
@@ -56,7 +55,7 @@ def tune() -> Iterator[str]:
 
 
 def describe() -> list[str]:
-    """For ``bitport doctor``."""
+    """Describe the native kernels for ``bitport doctor``."""
     if isinstance(LIBRARY, native.Library):
         measured = "measured here (bitport tune)" if crossovers.MOST_ROWS else "by default; bitport tune measures it"
         lines = [

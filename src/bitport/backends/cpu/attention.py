@@ -1,4 +1,5 @@
-"""Attention over quantized keys and values, by the native library: codes are read once, as they lie in the store."""
+"""Attention over quantized keys and values by the native library, which reads each code once, directly from the
+store."""
 
 from __future__ import annotations
 
@@ -58,13 +59,13 @@ def refuses(*args: Any) -> str | None:
 
 
 def _apart(part: Tensor) -> Tensor:
-    """``part`` [batch, heads, rows, width] with the rows of a head side by side."""
+    """Return ``part`` [batch, heads, rows, width] with the rows of each head contiguous."""
     side_by_side = part.stride(3) == 1 and part.stride(2) == part.shape[3]
     return part if side_by_side or not part.numel() else part.contiguous()
 
 
 def _tokens(weight: Weight, dense: Tensor | None) -> tuple[Tokens, list[Tensor | None]]:
-    """The struct and the tensors that it points into."""
+    """Return the struct and the tensors that it points into."""
     number = NUMBER_TYPES[weight.dtype]
     kept = [None if part is None else _apart(part) for part in (weight.data, weight.scale, weight.zero, dense)]
     steps = [Steps(*((0, 0) if part is None else part.stride()[:2])) for part in kept]

@@ -1,17 +1,17 @@
-"""From how many rows on the native kernel of linear is slower than ``dense_mm`` on this machine: measured, and kept in
-the user's cache folder.
+"""Measured crossovers between the native kernel of linear and ``dense_mm`` on this machine, kept in the user's cache
+folder.
 
-dense_mm makes the weight dense and calls PyTorch's own product. Where that product is far better than the native one
-(an instruction set that the native kernels do not use), it wins from some number of rows on. ``bitport tune`` measures
-that number for each kind of weight; without a measurement the native kernel always runs.
+dense_mm dequantizes the weight and calls PyTorch's own product. Where that product is far faster than the native one
+(it uses an instruction set that the native kernels do not), it wins from some number of rows on. ``bitport tune``
+measures that number for each kind of weight; without a measurement the native kernel always runs.
 
-The file, JSON, holds what it was measured with and, for each kind, the most rows for which the native kernel is at
-least as fast (null: always)::
+The JSON file holds what it was measured with and, for each kind, the most rows for which the native kernel is at least
+as fast (null: always)::
 
     {"version": 1, "machine": {"model": .., "cpu": .., "isa": .., "threads": 2, "torch": ..},
      "most_rows": {"int4/group": 512, ..}}
 
-A file of another version or machine, or one that is damaged, is ignored with a warning.
+A file that is damaged, or of another version or machine, is ignored with a warning.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ROWS = (1, 4, 16, 64, 256, 1024)
 SIZE = 2048
 """N and K of the weights that are measured."""
 WORTH = 1.1
-"""How much faster dense_mm must be."""
+"""How much faster dense_mm must be to be chosen."""
 
 CPUINFO = Path("/proc/cpuinfo")
 NAMES = (
@@ -57,11 +57,11 @@ NAMES = (
 )
 
 MOST_ROWS: dict[str, int | None] = {}
-"""By kind; a kind that is not there was not measured."""
+"""Kind -> most rows for the native kernel; kinds that were not measured are missing."""
 
 
 def kind(weight: Weight) -> str:
-    """What the speed depends on beside the size: the number type, and whether scales are per row."""
+    """What the speed depends on besides the size: number type, and whether scales are per row."""
     return _kind(weight.dtype, weight.block_k >= weight.k)
 
 
@@ -76,11 +76,11 @@ def refuses(weight: Weight, rows: int) -> str | None:
 
 @functools.cache
 def model(cpuinfo: Path = CPUINFO) -> str:
-    """The processor, by what Linux says of its first core; elsewhere what the system calls it. Virtual machines often
-    give one name to processors whose numbers differ, and ARM gives numbers alone."""
+    """Identify the processor by what Linux reports for its first core; elsewhere by the system's name for it. The model
+    numbers matter: virtual machines often give different processors one name, and ARM reports only numbers."""
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
-            core = list(itertools.takewhile(str.strip, lines))  # a blank line ends it; all would take milliseconds
+            core = list(itertools.takewhile(str.strip, lines))  # up to a blank line; all cores would take milliseconds
     except OSError:
         return platform.processor() or platform.machine()
     pairs = (line.partition(":") for line in core)
@@ -89,7 +89,7 @@ def model(cpuinfo: Path = CPUINFO) -> str:
 
 
 def machine(library: Library) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return what the measurements depend on."""
     return {
         "model": model(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
@@ -100,19 +100,19 @@ def machine(library: Library) -> dict[str, Any]:
 
 
 def path(library: Library) -> Path:
-    """One file per machine, for folders that several share."""
+    """Return the file of this machine; several machines may share the folder."""
     key = hashlib.sha256(json.dumps(machine(library), sort_keys=True).encode()).hexdigest()[:12]
     return measured.folder() / f"crossovers-{key}.json"
 
 
 def load(library: Library) -> None:
-    """Read the file for this machine, if there is one."""
+    """Read and use the file of this machine, if there is one."""
     content = measured.read(path(library), lambda content: _fault(content, machine(library)))
     use(library, content["most_rows"] if content else {})
 
 
 def _fault(content: Any, here: dict[str, Any]) -> str | None:
-    """Why a file cannot be used."""
+    """Return why a file cannot be used, or None."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         return f"it is not of version {VERSION}"
     if content.get("machine") != here:
@@ -126,7 +126,7 @@ def _fault(content: Any, here: dict[str, Any]) -> str | None:
 
 
 def save(library: Library, most_rows: dict[str, int | None]) -> Path:
-    """Write the file for this machine, whole or not at all, and use it."""
+    """Write the file of this machine, atomically, and use it."""
     file = path(library)
     measured.write(file, {"version": VERSION, "machine": machine(library), "most_rows": most_rows})
     use(library, most_rows)
@@ -134,7 +134,7 @@ def save(library: Library, most_rows: dict[str, int | None]) -> Path:
 
 
 def use(library: Library, most_rows: dict[str, int | None]) -> None:
-    """Choose by these from now on, also where the kernel is called without Python."""
+    """Choose by these limits from now on, also where the kernel is called without Python."""
     MOST_ROWS.clear()
     MOST_ROWS.update(most_rows)
     for dtype in NUMBER_TYPES:
@@ -143,7 +143,7 @@ def use(library: Library, most_rows: dict[str, int | None]) -> None:
 
 
 def measure(library: Library, schemes: tuple[str, ...] = SCHEMES) -> Iterator[tuple[str, int | None]]:
-    """(kind, most rows) for each scheme, one after the other."""
+    """Measure each scheme in turn and yield (kind, most rows)."""
     for name in schemes:
         scheme = preset(name)
         dense = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)).bfloat16() * 0.02
@@ -155,14 +155,14 @@ def measure(library: Library, schemes: tuple[str, ...] = SCHEMES) -> Iterator[tu
 
 
 def most_rows(speedups: list[float]) -> int | None:
-    """Up to how many of ROWS the native kernel runs, given how many times faster it is at each of them. Where both are
-    about equal it runs: it needs no memory for a dense weight."""
+    """Return the largest of ROWS up to which the native kernel runs, given its speedup over dense_mm at each of them.
+    It also runs if both are about equal: it needs no memory for a dense weight."""
     winning = [rows for rows, speedup in zip(ROWS, speedups, strict=True) if speedup * WORTH >= 1]
     return None if winning and winning[-1] == ROWS[-1] else winning[-1] if winning else 0
 
 
 def _speedup(library: Library, weight: Weight, rows: int) -> float:
-    """Time of dense_mm over that of the native kernel, measured in turn."""
+    """Return the time of dense_mm over that of the native kernel, measured alternately."""
     x = torch.randn(rows, weight.k, generator=torch.Generator().manual_seed(rows)).bfloat16()
 
     def native() -> Tensor:

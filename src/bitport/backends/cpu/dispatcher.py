@@ -1,7 +1,7 @@
-"""The native kernels at PyTorch's dispatcher: ``native/torch`` finds torch's stable C functions by name in the library
-that is loaded, and registers a kernel for every op of OPS. It takes a weight in cpu_tiles with plain, contiguous
-tensors; all else it hands to the overload ``choose``. So it does with every call while ``native`` is not the kernel to
-be asked first: one is forced, or one of higher priority was registered.
+"""The native kernels at PyTorch's dispatcher. ``native/torch`` looks up torch's stable C functions by name in the
+loaded library and registers a kernel for every op of OPS. Such a kernel takes weights in cpu_tiles with plain,
+contiguous tensors and passes everything else to the overload ``choose``; so it does with all calls while ``native`` is
+not the first kernel to ask, because one is forced or one of higher priority is registered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 def register(library: Library) -> str | None:
-    """None, or why the kernels can be called by ctypes only."""
+    """Register the kernels; return None, or why they can only be called through ctypes."""
     text, i32, functions = ctypes.c_char_p, ctypes.c_int32, library.functions
     functions.bitport_name_type.argtypes = [text, i32, i32, ctypes.POINTER(ctypes.c_float)]
     functions.bitport_name_rounding.argtypes = [text, i32]
@@ -65,7 +65,7 @@ def register(library: Library) -> str | None:
 
 
 def _direct(op: str) -> Callable[..., Any]:
-    """The op below all keys but the CPU's, for tensors that no other key has to see."""
+    """Return the op dispatched directly to the CPU key, for tensors that need no other key."""
     call = getattr(torch.ops.bitport, op).default._handle.redispatch_boxed
 
     def direct(*args: Any) -> Any:

@@ -1,6 +1,6 @@
 """linear by ``aten::_weight_int8pack_mm`` for a few rows of bfloat16: with more rows, or in another dtype, the generic
-kernel is faster. PyTorch's kernel reads whole vectors along K and checks nothing: where they do not fit it reads past
-the end. The codes become signed on every call, which is one pass over a byte per weight."""
+kernel is faster. PyTorch's kernel reads whole vectors along K without checks, so K must be a multiple of them, or it
+reads past the end. The codes are made signed on every call, one pass over a byte per weight."""
 
 from __future__ import annotations
 

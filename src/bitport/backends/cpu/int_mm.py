@@ -1,9 +1,9 @@
-"""dyn_linear by ``aten::_int_mm`` with the factors swapped: on the CPU its first one may be unsigned, so the weight's
-codes go in as they lie, offset and all, and the offset is taken off the exact int32 sums::
+"""dyn_linear by ``aten::_int_mm`` with swapped operands: on the CPU its first one may be unsigned, so the weight's
+codes are passed as stored, with their offset, which is then subtracted from the exact int32 sums::
 
     sum of (code - 128) * xq  =  sum of code * xq  -  128 * sum of xq
 
-Needs VNNI: without it PyTorch's int8 product sums neighbouring products in 16 bits, which can overflow.
+Needs VNNI: without it PyTorch's int8 product adds adjacent products in 16 bits, which can overflow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VNNI: bool = torch.cpu._is_vnni_supported()
 
 @functools.cache
 def takes_unsigned() -> bool:
-    """Whether this version of PyTorch multiplies unsigned bytes; 2.11 wants both factors signed."""
+    """Whether this version of PyTorch multiplies unsigned bytes; 2.11 requires both operands to be signed."""
     one = functools.partial(torch.zeros, (2, 2), device="cpu")
     try:
         torch._int_mm(one(dtype=torch.uint8), one(dtype=torch.int8))

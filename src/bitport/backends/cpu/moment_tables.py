@@ -1,14 +1,14 @@
-"""What the native library is told of the numbers that a moment is kept in (BitportMap): tables alone.
+"""Tables that describe the number type of a moment to the native library (BitportMap).
 
-``rank`` of a magnitude counts the thresholds below it; it is the code of a type without negative numbers, the code but
-for the sign of a float, and the distance from the code of zero in a map with both signs. It is estimated by a line
-through each zone in which numbers have equal distances, at most one too low:
+The ``rank`` of a magnitude is the number of thresholds below it: the code itself in a type without negative numbers,
+the code without its sign in a float, the distance from the code of zero in a map with both signs. It is estimated, at
+most one too low, by one line for each zone of equally spaced numbers:
 
-    dynamic maps     zone z has s = 2^z numbers (without negative ones 2^(z+1)), from 0.1 u to u = 10^(z-E+1):
-                     rank = base + (x / u - 0.1) / 0.9 s, base = s (s - 1); taken half a number lower, and
-                     as far as a quarter of a number beyond u: the next threshold is a whole one beyond
-    linear map       rank = 16 x - 0.5, halfway between what is below and above each threshold
-    e4m3             a zone for each power of two, and for what is below the first; a quarter lower
+    dynamic maps     zone z has s = 2^z numbers (2^(z+1) in a map without negative ones), from 0.1 u to u = 10^(z-E+1):
+                     rank = base + (x / u - 0.1) / 0.9 s, base = s (s - 1 without negative numbers); half a number
+                     lower, and used up to a quarter of a number beyond u: the next threshold is a whole one beyond
+    linear map       rank = 16 x - 1, at each threshold halfway between the ranks below and above it
+    e4m3             a zone for each power of two, and one below the first; a quarter lower
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Map(ctypes.Structure):
 
 
 class Tables:
-    """The tables; the struct points into them and lives as long as they do."""
+    """The tables and ``map``, the struct that points into them."""
 
     def __init__(self, fmt: Format, positive: bool) -> None:
         number = fmt.number
@@ -77,7 +77,7 @@ def _float32(values: Sequence[float]) -> Tensor:
 
 
 def refuses_format(fmt: Format) -> str | None:
-    """Why the library cannot be told of it."""
+    """Return why the library cannot handle a format, or None."""
     if fmt.dtype not in (*DECADES, "ulinear4", E4M3) or fmt.zero != "none" or fmt.scale != "float32":
         return f"codes must be of {', '.join(DECADES)}, ulinear4 or {E4M3} with float32 scales, not {fmt}"
     if fmt.block[0] != 1 or not 0 < fmt.block[1] <= LONGEST_BLOCK or fmt.block[1] % 2:
@@ -92,8 +92,8 @@ def _values(number: NumberType) -> Tensor:
 
 
 def _thresholds(number: NumberType, positive: bool) -> Tensor:
-    """Of the magnitude where codes have a sign. Halfway between two floats the even code is taken: the threshold below
-    an even code is one float32 lower. What may not become zero is above a threshold of zero."""
+    """Thresholds between codes, of the magnitude if codes have a sign. A tie between two floats goes to the even code:
+    the threshold below an even code is one float32 lower. If no positive number may become zero, the first is 0."""
     if number.kind == "codebook":
         thresholds = _float32(midpoints(number.table))
     else:
@@ -106,7 +106,8 @@ def _thresholds(number: NumberType, positive: bool) -> Tensor:
 
 
 def _first(thresholds: Tensor, of_nan: int) -> Tensor:
-    """uint8 [65536]; KernelError where a float32's upper half leaves more than two codes."""
+    """Number of thresholds below each upper half of a float32, uint8 [65536]; KernelError if one of them leaves more
+    than two codes."""
     words = torch.arange(WORDS, dtype=torch.int64)
     ends = torch.stack([words << 16, (words << 16) | 0xFFFF]).to(torch.int32).view(torch.float32)
     low, high = torch.bucketize(ends.amin(0), thresholds), torch.bucketize(ends.amax(0), thresholds)
@@ -117,10 +118,10 @@ def _first(thresholds: Tensor, of_nan: int) -> Tensor:
 
 
 def _ranked(number: NumberType, above: Tensor, zero: int) -> Tensor:
-    """int32 [256], compared with the bits of a number rotated left by one: its magnitude doubled, plus 1 for a negative
-    one. With the bits F of a threshold, above it is 2F + 1 > ranked for either sign, but halfway a negative number goes
-    on, as it goes to the lower code: ranked = 2F where F is halfway itself, else 2F + 1. Floats go on for neither
-    sign."""
+    """int32 [256], to compare with the bits of a number rotated left by one: twice its magnitude, plus 1 if negative.
+    For a threshold with bits F, ranked = 2F + 1: only larger magnitudes pass, for either sign. If F is exactly halfway
+    between two numbers, ranked = 2F, so that a negative tie passes too, since it goes to the lower code. With floats a
+    tie passes for neither sign."""
     bits = above.view(torch.int32) * 2 + 1
     if min(number.table, default=0.0) < 0:
         exact = torch.tensor(number.table[zero:], dtype=torch.float64)
@@ -129,7 +130,7 @@ def _ranked(number: NumberType, above: Tensor, zero: int) -> Tensor:
 
 
 def _zones(number: NumberType) -> tuple[float, Tensor, Tensor, Tensor, Tensor]:
-    """(lowest, borders [32], slopes [16], offsets [16], zones [32])."""
+    """Return (lowest, borders [32], slopes [16], offsets [16], zones [32])."""
     borders, zones = _float32([math.inf] * EXPONENTS), torch.zeros(EXPONENTS, dtype=torch.int32)
     slopes, offsets = _float32([0.0] * ZONES), _float32([0.0] * ZONES)
     if number.name == "ulinear4":
@@ -162,5 +163,5 @@ def _filled(values: Tensor, count: int, fill: float) -> Tensor:
 
 
 def _bytes(entries: Tensor) -> Tensor:
-    """[4, 256]: the bytes of 4-byte entries, the lowest of all first."""
+    """Split 4-byte entries into byte planes [4, 256], lowest bytes first."""
     return entries.view(torch.uint8).view(-1, 4).t().contiguous()

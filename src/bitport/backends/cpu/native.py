@@ -1,8 +1,8 @@
-"""The native kernels: ``libbitport_kernels.so``, compiled when bitport is installed, called by ctypes.
+"""The native kernels: ``libbitport_kernels.so``, compiled when bitport is installed and called through ctypes.
 
-Its source is ``native/kernels``, its interface ``bitport_kernels.h``. One library holds every variant; it chooses by
-what the processor has, or ``BITPORT_CPU_ISA`` names one of ISAS. The same library registers its kernels with PyTorch
-(``native/torch``), which then calls them without Python; see :mod:`bitport.backends.cpu.dispatcher`.
+Its source is ``native/kernels``, its interface ``bitport_kernels.h``. One library contains all variants and picks one
+by the processor's features, unless ``BITPORT_CPU_ISA`` names one of ISAS. The same library registers its kernels with
+PyTorch (``native/torch``), which then calls them without Python; see :mod:`bitport.backends.cpu.dispatcher`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bitport.ops.native_codes import ACTS, THEN, meanings
 
 PATH = Path(__file__).with_name("libbitport_kernels.so")
 SOURCES = PATH.parent / "../../../../native"
-"""Where an editable installation has them."""
+"""The sources, in an editable installation."""
 TYPES = {
     torch.float32: 0,
     torch.bfloat16: 1,
@@ -40,7 +40,7 @@ TYPES = {
 X86 = {"avx2": 1, "avx512_vnni": 2, "avx512_bf16": 3, "amx": 4}
 ARM = {"neon": 5, "neon_dot": 6, "neon_matrix": 7}
 ISAS = {"scalar": 0, **(ARM if platform.machine() in ("aarch64", "arm64") else X86)}
-"""Those of this architecture; each includes the ones before it."""
+"""Variants for this architecture; each includes the ones before it."""
 BEST = -1
 
 
@@ -55,7 +55,7 @@ class Tiles(ctypes.Structure):
 
 
 class Functions(ctypes.CDLL):
-    """Those of a library that was compiled from this version of bitport."""
+    """A shared library whose missing functions raise KernelError: it was compiled from another version of bitport."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -67,7 +67,7 @@ class Functions(ctypes.CDLL):
 
 
 class Library:
-    """The loaded library. ``isa`` is the variant that runs, BEST for the library's own choice."""
+    """The loaded library. ``isa`` is the variant that runs, or BEST for the library's own choice."""
 
     def __init__(self, path: Path, isa: str = "") -> None:
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -101,8 +101,9 @@ class Library:
 
     @property
     def multiplies(self) -> bool:
-        """Whether products and attention are to run here: in vectors, or where plain loops are asked for by name. Those
-        are the reference, and for many rows several times slower than the generic kernel."""
+        """Whether to use the library for products and attention: if a vector variant is available, or the scalar one
+        was requested by name. The scalar loops are the reference, and for many rows several times slower than the
+        generic kernel."""
         return self.available != ("scalar",) or self.isa != BEST
 
     @property
@@ -111,7 +112,7 @@ class Library:
         return next(name for name, value in ISAS.items() if value == running)
 
     def limit_rows(self, dtype: str, whole_row: bool, most: int | None) -> None:
-        """What the kernel of linear at PyTorch's dispatcher takes of x, for weights of this kind."""
+        """Set the most rows of x that linear's kernel at PyTorch's dispatcher takes, for weights of this kind."""
         self.functions.bitport_limit_rows(dtype.encode(), whole_row, ctypes.c_int64(-1 if most is None else most))
 
     def linear(
@@ -124,8 +125,8 @@ class Library:
         then: str = "",
         times: Tensor | None = None,
     ) -> Tensor:
-        """x [.., K], rounded as ``act`` (of ACTS) says, times one weight in cpu_tiles, plus bias; that through ``then``
-        (of THEN), times ``times``; in x's dtype."""
+        """Round x [.., K] to ``act`` (of ACTS), multiply by one weight in cpu_tiles and add the bias; apply ``then``
+        (of THEN) and multiply by ``times``. The result has x's dtype."""
         n, k = weight.n, weight.k
         rows = x.reshape(-1, k).contiguous().resolve_neg() if x.numel() else x.new_empty(0, k)
         y = rows.new_empty(rows.shape[0], n)
@@ -152,7 +153,7 @@ class Library:
         return y.reshape(*x.shape[:-1], n)
 
     def rows(self, ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
-        """The rows ``ids`` of one weight in cpu_tiles, [.., K]."""
+        """Return the rows ``ids`` of one weight in cpu_tiles, [.., K]."""
         flat = ids.reshape(-1).long().contiguous()
         y = flat.new_empty(flat.numel(), weight.k, dtype=dtype)
         tiles, kept = _tiles(weight)
@@ -164,11 +165,11 @@ class Library:
         return y.reshape(*ids.shape, weight.k)
 
     def dense(self, weight: Weight, dtype: torch.dtype) -> Tensor:
-        """One weight in cpu_tiles as floats, [N, K]."""
+        """Dequantize one weight in cpu_tiles to [N, K]."""
         return self.rows(torch.arange(weight.n, device="cpu"), weight, dtype)
 
     def distance(self, value: Tensor, weight: Weight) -> Tensor:
-        """|value|^2 and |value - weight|^2 of one weight [N, K] in cpu_tiles, float64."""
+        """Return |value|^2 and |value - weight|^2 for one weight [N, K] in cpu_tiles, in float64."""
         x, sums = value.detach().contiguous().resolve_neg(), torch.empty(2, dtype=torch.float64, device="cpu")
         tiles, kept = _tiles(weight)
         code = self._distance(tiles, x.data_ptr(), TYPES[x.dtype], sums.data_ptr(), torch.get_num_threads())
@@ -177,7 +178,7 @@ class Library:
         return sums
 
     def pack(self, matrix: Matrix, data: Tensor) -> Tensor:
-        """Canonical data [.., N, bytes] to tiles."""
+        """Pack canonical data [.., N, bytes] into tiles."""
         if not _is_real(data):
             return pack_tiles(matrix, data)
         dense, bits = data.contiguous(), NUMBER_TYPES[matrix.dtype].bits
@@ -195,7 +196,7 @@ class Library:
         return data.view(number.storage)
 
     def _each(self, move: Any, matrix: Matrix, source: Tensor, target: Tensor, batch: torch.Size) -> None:
-        """Move the codes of every matrix of a batch."""
+        """Pack or unpack every matrix of a batch."""
         bits, count = NUMBER_TYPES[matrix.dtype].bits, batch.numel()
         sizes = [part.numel() // max(count, 1) for part in (source, target)]
         for i in range(count):
@@ -208,7 +209,7 @@ class Library:
 
 
 def _is_real(part: Tensor) -> bool:
-    """Whether there are bytes to read, and nobody watches: not so while a program is traced or transformed."""
+    """Whether ``part`` has memory that may be accessed directly: not while a program is traced or transformed."""
     watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
     return type(part) is Tensor and not watched
 
@@ -219,7 +220,7 @@ def _function(function: Any, arguments: list[Any], result: Any) -> Any:
 
 
 def _tiles(weight: Weight) -> tuple[Tiles, list[Tensor | None]]:
-    """The struct and the tensors that its pointers look into."""
+    """Return the struct and the tensors that it points into."""
     kept = [None if part is None else part.contiguous() for part in weight[:4]]
     number = NUMBER_TYPES[weight.dtype]
     data, scale, zero, scale2 = (None if part is None else part.data_ptr() for part in kept)
@@ -242,13 +243,13 @@ def _tiles(weight: Weight) -> tuple[Tiles, list[Tensor | None]]:
 
 @functools.cache
 def table_of(dtype: str) -> ctypes.Array[ctypes.c_float]:
-    """What each code means."""
+    """Return the value of each code."""
     values = meanings(dtype)
     return (ctypes.c_float * len(values))(*values)
 
 
 def load() -> Library | str:
-    """The library, or why there is none."""
+    """Load the library; return it, or the reason why there is none."""
     if not PATH.is_file():
         reason = PATH.with_suffix(".txt")
         said = f": {reason.read_text(encoding='utf-8').strip()}" if reason.is_file() else ""
@@ -262,8 +263,8 @@ def load() -> Library | str:
 
 
 def check_sources(compiled: str, sources: Path) -> None:
-    """KernelError if the sources that are there are not those that were compiled. Of a library that others than
-    ``setup.py`` have made nobody knows."""
+    """Raise KernelError if the sources at hand are not the ones that were compiled. A library that was not built by
+    ``setup.py`` has no fingerprint and cannot be checked."""
     if compiled and (sources / "kernels" / "bitport_kernels.h").is_file() and compiled != fingerprint(sources):
         raise KernelError(
             f"{PATH.name} was compiled from other sources than those in {sources.resolve()}: run pip install --no-deps "

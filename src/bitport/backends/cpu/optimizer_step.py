@@ -1,5 +1,5 @@
-"""Steps of optimizers by the native library, all parameters in one call: bit for bit as
-:func:`bitport.ops.optimizer_step.generic` takes them."""
+"""Optimizer steps by the native library, for all parameters in one call; bit for bit the same as
+:func:`bitport.ops.optimizer_step.generic`."""
 
 from __future__ import annotations
 
@@ -112,6 +112,6 @@ def register(library: Library) -> None:
         steps = (Step * len(targets))(*(_described(target, kept) for target in targets))
         code = call(RULES[rule], steps, len(targets), torch.get_num_threads(), library.isa)
         library.check(code, f"{STEP} by {rule} of {len(targets)} parameters")
-        increment_version([target.param for target in targets])  # as ops of torch do, for the checks of backward()
+        increment_version([target.param for target in targets])  # as torch's in-place ops do, for autograd's checks
 
     register_kernel(Impl(STEP, "native", "cpu", run, refuses, priority=10))

@@ -1,4 +1,4 @@
-"""Weights rounded to nearest by the native library, bit for bit as :func:`bitport.numerics.quantize` rounds them."""
+"""Round weights to nearest by the native library, bit for bit as :func:`bitport.numerics.quantize` does."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def register(library: Library) -> None:
         *batch, n, k = value.shape
         grid, zero = (*batch, *fmt.scale_shape(n, k)), fmt.zero_dtype(dtype)
         x = value.contiguous().resolve_neg()
-        # many of them take as long to get from the system, in small pages, as to compute
+        # in small pages, allocating many codes would take as long as computing them
         codes = large_pages.empty((*batch, n, packed_size(k, fmt.number.bits)), large_pages.KEPT + 1)
         parts = Quantized(
             codes.view(fmt.number.storage),

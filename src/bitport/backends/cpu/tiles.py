@@ -1,4 +1,4 @@
-"""Ops on weights in cpu_tiles, by the native library. Whatever the layout holds, each of them takes."""
+"""Ops on weights in cpu_tiles by the native library. Each takes every weight that the layout can hold."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def dequantize_refuses(*args: Any) -> str | None:
 
 
 def _scale_of_all(x: Tensor, act: str) -> Tensor | None:
-    """The scale that the rows of all experts share, where the rounding has one."""
+    """Return the scale that the rows of all experts share, if the activation format has one."""
     fmt = ACTIVATIONS[act]
     if not x.numel() or not (fmt.global_scale or fmt.block == (0, 0)):
         return None
@@ -61,7 +61,8 @@ def register(library: Library) -> None:
         return library.linear(x, Weight(*rest[:10]), rest[10])
 
     def dense_mm(x: Tensor, *rest: Any) -> Tensor:
-        """PyTorch's own product with the weight in x's dtype; of rows that lie together, as in the generic kernel."""
+        """Call PyTorch's own product with the weight dequantized to x's dtype and x contiguous, as the generic
+        kernel."""
         weight, bias = Weight(*rest[:10]), rest[10]
         return F.linear(x.contiguous(), library.dense(weight, x.dtype), None if bias is None else bias.to(x.dtype))
 
@@ -84,8 +85,8 @@ def register(library: Library) -> None:
         return follow(rounded(x, weight, act, act_scale, bias), then, times)
 
     def rounded(x: Tensor, weight: Weight, act: str, act_scale: Tensor | None, bias: Tensor | None) -> Tensor:
-        """The library rounds what it can; otherwise the rounded input and the sum in float32, then one rounding, as the
-        generic kernel does."""
+        """Let the library round x if it can; otherwise multiply the rounded input in float32 and round the result once,
+        as the generic kernel does."""
         if rounds(act, weight.dtype):
             return library.linear(x, weight, bias, act, act_scale)
         return library.linear(fake_quantize(x, act, act_scale), weight, bias).to(x.dtype)
@@ -101,7 +102,7 @@ def register(library: Library) -> None:
         return by_expert(fake_quantize(x, act), ends, weight).to(x.dtype)
 
     def by_expert(x: Tensor, ends: Tensor, weight: Weight, act: str = "", act_scale: Tensor | None = None) -> Tensor:
-        """Experts without rows are not touched; rows past the last end give zeros."""
+        """Multiply expert by expert, skipping those without rows; rows past the last end give zeros."""
         y, start = x.new_zeros(x.shape[0], weight.n), 0
         for expert, end in enumerate(ends.tolist()):
             if not start <= end <= x.shape[0]:

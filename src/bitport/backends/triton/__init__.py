@@ -1,4 +1,4 @@
-"""Kernels in Triton, one source for CUDA, ROCm and XPU. Triton is imported only where there is such a device."""
+"""Kernels in Triton, one source for CUDA, ROCm and XPU. Triton is imported only if there is such a device."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ DEVICES = ("cuda", "xpu")
 
 
 def device() -> torch.device | None:
-    """The device of this machine that kernels are for."""
+    """Return this machine's accelerator if the kernels support its type."""
     here = torch.accelerator.current_accelerator(check_available=True)
     return here if here is not None and here.type in DEVICES else None
 
 
 def missing() -> str | None:
-    """Why there are no kernels here, or None."""
+    """Return why the kernels are not available here, or None."""
     if device() is None:
         return f"no device of type {' or '.join(DEVICES)} here"
     if importlib.util.find_spec("triton") is None:
@@ -35,7 +35,7 @@ if (DEVICE := device()) is not None and MISSING is None:
 
 
 def tune() -> Iterator[str]:
-    """For ``bitport tune``."""
+    """Measure block sizes and crossovers for ``bitport tune``."""
     if DEVICE is None or MISSING is not None:
         yield f"nothing to choose between: {MISSING}"
         return
@@ -45,7 +45,7 @@ def tune() -> Iterator[str]:
 
 
 def describe() -> list[str]:
-    """For ``bitport doctor``."""
+    """Describe the table in use for ``bitport doctor``."""
     if DEVICE is None or MISSING is not None:
         return [f"not used: {MISSING}"]
     from bitport.backends.triton import configs

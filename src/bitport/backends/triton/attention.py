@@ -1,15 +1,15 @@
-"""Attention over quantized keys and values: codes are read once, as they lie in the store.
+"""Attention over quantized keys and values, which reads each code once, directly from the store.
 
-The query rows of all heads that share a key head stand in one tile. A program takes a tile of them and a stretch of
-tokens, and leaves three things for each row::
+A tile holds the query rows of all heads that share a key head. A program takes one such tile and a range of tokens, and
+stores partial results for each row::
 
-    peak   the largest score that it saw
+    peak   the largest score in the range
     total  sum of exp(score - peak)
     sum    sum of exp(score - peak) * value
 
-Dense tokens are stretches like quantized ones, by the same kernel. ``join`` weighs what all stretches left by
-exp(their peak - the largest). Scores, weights and values are float32, which matrix units multiply for 16-bit inputs as
-sums of two bfloat16 (bf16x3): 16 bits of each, five more than float16 has.
+Quantized and dense tokens are separate stretches for the same kernel. ``join`` combines all partial results, each
+weighted by exp(its peak - the largest). Scores, weights and values are float32. For 16-bit inputs matrix units multiply
+them as sums of two bfloat16 (bf16x3), which keeps 16 bits of each, five more than float16.
 """
 
 from __future__ import annotations
@@ -33,24 +33,23 @@ from bitport.ops.attention import Call
 
 WIDEST = 256
 KEPT, HELD, WARPS = 8192, 4096, 4
-"""Numbers of the queries that a program keeps, and of keys, or values, that it holds at a time (SUMMED tokens may be
-more): with two steps under way they fit what every GPU has for a program. Half as many, and twice the threads, where no
-matrix unit multiplies: each thread then has its operands in registers, and NVIDIA's compiler keeps none there once they
-are far too many."""
+"""KEPT: numbers of the queries per program; HELD: numbers of keys or values that it holds at a time (more if SUMMED
+tokens need it). With two pipeline stages these fit the on-chip memory of every GPU. Without matrix units they are
+halved, with twice the threads: each thread then has its operands in registers, and when there are far too many of them
+NVIDIA's compiler keeps none there."""
 STAGES = 2
 LEAST = 16
 """Rows, tokens and columns of the smallest product of a matrix unit."""
 SUMMED = 32
-"""The fewest tokens, or columns, that a product of such a unit sums over. The four threads of NVIDIA's that share a sum
-take as many numbers in a row each as codes fill 32 bits; Triton 3.6 and 3.7 suppose codes of four bits where numbers
-come of bytes and of tl.join. Of fewer than 4 * 8 numbers two threads then hold the same ones: they count twice, others
+"""Least reduction length, in tokens or columns, of such a product. On NVIDIA the four threads that share a sum each
+take as many consecutive numbers as there are codes in 32 bits; Triton 3.6 and 3.7 assume 4-bit codes where numbers come
+from bytes and tl.join. With fewer than 4 * 8 numbers two threads then hold the same ones: these count twice, others
 never, and the columns are mixed up."""
 
 
 class Tokens(NamedTuple):
     """Keys or values [sequences, heads, tokens, k], quantized or dense. ``*_sequence`` and ``*_head`` are strides;
-    ``row`` is the length of a token in bytes (of a dense one: in numbers); ``tall`` tokens share a row of ``blocks``
-    scales."""
+    ``row`` is the size of a token in bytes (dense: in numbers); ``tall`` tokens share a row of ``blocks`` scales."""
 
     data: Tensor
     data_sequence: int
@@ -68,7 +67,7 @@ class Tokens(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """What is known of Tokens when a kernel is compiled: number is "" of dense ones, width a power of two."""
+    """Compile-time properties of Tokens: ``number`` is "" if they are dense, ``width`` a power of two."""
 
     number: tl.constexpr
     words: tl.constexpr
@@ -80,7 +79,7 @@ class Fixed(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """So many tokens. Token t stands in the sequence at t, from the ``first`` on at t + ``gap``."""
+    """A range of ``tokens`` tokens. Token t is at position t of the sequence, from the ``first`` on at t + ``gap``."""
 
     keys: tuple[Tokens, Fixed]
     values: tuple[Tokens, Fixed]
@@ -115,7 +114,7 @@ def load_tokens(
     BLOCK_K: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> tl.tensor:
-    """float32 [tokens, WIDTH] of one head, 0 past the k-th column."""
+    """Load tokens of one head as float32 [tokens, WIDTH], 0 past the k-th column."""
     data += sequence * data_sequence + head * data_head
     column = tl.arange(0, WIDTH)[None, :]
     if NUMBER == "":
@@ -160,8 +159,8 @@ def attend(
     BM: tl.constexpr,
     BT: tl.constexpr,
 ) -> None:
-    """Of the ``count`` tokens of a stretch those of a split. ``newest``: where the newest token that row 0 sees stands.
-    ``sharing`` query heads read each of the ``heads``."""
+    """Process one split of the ``count`` tokens of a stretch. ``newest``: position of the newest token that row 0 sees;
+    ``sharing``: query heads per key head."""
     pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence, head = pair // heads, pair % heads
     at = tl.program_id(2) * BM + tl.arange(0, BM)
@@ -218,7 +217,7 @@ def join(
     k: tl.tensor,
     WIDTH: tl.constexpr,
 ) -> None:
-    """One row of the result, in the order of the parts; zeros where no token was seen."""
+    """Combine the parts of one row of the result, in order; zeros if no token was seen."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     peak, total = float("-inf"), 0.0
@@ -291,7 +290,7 @@ def attention(call: Call, config: Config) -> Tensor:
 
 
 def stretches(call: Call) -> list[Stretch]:
-    """Those that are not empty."""
+    """Return the stretches of a call that are not empty."""
     quantized, found = call.keys.n, []
     if quantized:
         found.append(Stretch(of_codes(call.keys), of_codes(call.values), quantized, 0, call.first))
@@ -302,7 +301,7 @@ def stretches(call: Call) -> list[Stretch]:
 
 
 def _splits(steps: int, wanted: int) -> tuple[int, int]:
-    """(splits, steps in each), none of them empty."""
+    """Return (splits, steps in each), with no empty split."""
     each = cdiv(steps, max(1, min(steps, wanted)))
     return cdiv(steps, each), each
 
@@ -350,5 +349,5 @@ def _fixed(*known: str | int) -> Fixed:
 
 
 def _side_by_side(part: Tensor) -> Tensor:
-    """[sequences, heads, rows, columns] with the rows of a head side by side."""
+    """Return ``part`` [sequences, heads, rows, columns] with the rows of each head contiguous."""
     return part if part.stride(3) == 1 and part.stride(2) == part.shape[3] else part.contiguous()

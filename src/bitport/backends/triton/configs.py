@@ -1,20 +1,20 @@
-"""Sizes of blocks, and from how many rows on which kernel runs: a table for each architecture.
+"""Block sizes, and the numbers of rows for which each kernel runs: one table per architecture.
 
-``configs/<architecture>.json`` in the package holds one, for chips that are ``ALIKE`` too; ``default.json`` stands for
-every other: sizes that fit the memory of each matrix unit that Triton compiles for. What ``bitport tune`` measured, in
-the user's cache folder, comes before both. ::
+``configs/<architecture>.json`` in the package is used for that architecture and those that are ``ALIKE``;
+``default.json`` is used for all others, with sizes that fit the memory of every matrix unit that Triton compiles for.
+Measurements of ``bitport tune``, in the user's cache folder, take precedence over both. ::
 
-    source      how the sizes were found: measured on what, or reasoned, and why so
+    source      how the sizes were found: measured on what, or reasoned, and why
     gemv        blocks of the kernel without matrix units, which takes rows one by one
-    tiles       those of the kernel with them, by rows: the first entry that has as many (null: any number)
-    scaled      those of the kernel whose matrix units take blocks with their scales
-    most_rows   kernel -> kind of weight (* for the others) -> the most rows for which it runs (null: any number)
-    least_rows  kernel that is asked before those here -> from how many rows on it runs (null: never; with experts, for
-                each of them)
-    unmeasured  what bitport tune had not come to when it was stopped; absent where it was done, or never begun
+    tiles       blocks of the kernel with matrix units, by rows: the first entry with at least as many (null: any
+    number) scaled      blocks of the kernel whose matrix units apply block scales themselves most_rows   kernel -> kind
+    of weight (* for all others) -> the most rows for which it runs (null: any number) least_rows  kernel asked before
+    those here -> the least rows for which it runs (null: never; with experts: per
+                expert)
+    unmeasured  stages that bitport tune had not reached when it was stopped; absent if it finished or never ran
 
-A block is BM rows of x by BN rows of the weight, in steps of BK columns; ``programs`` is how many of them keep the
-device busy: K is split where a product has fewer.
+A block is BM rows of x by BN rows of the weight, in steps of BK columns. ``programs`` is the number of programs that
+keeps the device busy: K is split if a product has fewer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VERSION = 3
 FOLDER = Path(__file__).parent / "configs"
 DEFAULT = "default"
 ALIKE = dict.fromkeys(("sm101", "sm103", "sm110"), "sm100")
-"""Chips with the units and the memory of another."""
+"""Architecture -> another one with the same matrix units and memory."""
 Blocks: TypeAlias = dict[str, int]
 SIZES = ("BN", "BK", "num_warps")
 COUNTS = ("num_stages", "programs")
@@ -51,9 +51,9 @@ class Config:
         bfloat16: bool = True,
         halves: bool = False,
     ) -> None:
-        """``float8``: the device multiplies float8_e4m3 as such; ``scaled``: short blocks of these activation formats
-        with their scales; ``mixed``: with 4 bits on one side and 8 on the other; ``int8``, ``bfloat16``: these as
-        such; ``halves``: it computes with two numbers of 16 bits at a time."""
+        """What the device's matrix units multiply natively. ``float8``: float8_e4m3; ``scaled``: activation formats
+        whose block scales they apply themselves; ``mixed``: these also with 4 bits on one side and 8 on the other;
+        ``int8``, ``bfloat16``: these types. ``halves``: ordinary arithmetic is on two 16-bit numbers at a time."""
         self.content, self.float8, self.scaled, self.mixed, self.int8 = content, float8, scaled, mixed, int8
         self.bfloat16, self.halves = bfloat16, halves
         self.source: str = content["source"]
@@ -80,12 +80,12 @@ def _for(entries: list[dict[str, Any]], rows: int) -> Blocks:
 
 
 def kind(weight: Weight) -> str:
-    """What the speed depends on beside the size: the number type, and whether scales are per row."""
+    """What the speed depends on besides the size: number type, and whether scales are per row."""
     return f"{weight.dtype}/{'row' if weight.block_k >= weight.k else 'group'}"
 
 
 def architecture(device: torch.device) -> str:
-    """sm90, gfx942, xpu; what stands for a device that is not in this machine is the default."""
+    """Return the architecture, such as sm90, gfx942 or xpu; DEFAULT for a device that is not in this machine."""
     here = torch.accelerator.current_accelerator(check_available=True)
     if here is None or here.type != device.type:
         return DEFAULT
@@ -95,39 +95,39 @@ def architecture(device: torch.device) -> str:
 
 
 def nvidia(architecture: str) -> int | None:
-    """90 of sm90; None of another maker's."""
+    """Return 90 for sm90; None for other vendors."""
     return int(architecture[2:]) if architecture.startswith("sm") else None
 
 
 def multiplies_float8(architecture: str) -> bool:
-    """NVIDIA's from sm89 on. AMD's have another e4m3, or none; Intel's convert to float16."""
+    """NVIDIA from sm89 on. AMD has another e4m3, or none; Intel converts to float16."""
     return (nvidia(architecture) or 0) >= 89
 
 
 def multiplies_int8(architecture: str) -> bool:
-    """sm75 has units for it, but Triton has no product for them: there, and before, it is a failure of the compiler."""
+    """sm75 has units for it, but Triton does not support them: on NVIDIA before sm80 compilation fails."""
     return (nvidia(architecture) or 80) >= 80
 
 
 def multiplies_bfloat16(architecture: str) -> bool:
-    """NVIDIA's before sm80 have no units for it: it is widened to float32, which takes twice the memory."""
+    """NVIDIA before sm80 has no units for it: it is widened to float32, which takes twice the memory."""
     return (nvidia(architecture) or 80) >= 80
 
 
 def multiplies_scaled(architecture: str) -> tuple[str, ...]:
-    """The activation formats whose blocks are multiplied with their scales: NVIDIA's from sm100 on, AMD's gfx950."""
+    """Return the activation formats whose block scales matrix units apply: NVIDIA from sm100 on, AMD gfx950."""
     if (nvidia(architecture) or 0) >= 100:
         return ("mxfp8", "mxfp4", "nvfp4")
     return ("mxfp8", "mxfp4") if architecture == "gfx950" else ()
 
 
 def multiplies_mixed(architecture: str) -> bool:
-    """sm120 has units for it, but Triton decodes first there."""
+    """sm120 has units for it, but there Triton decodes before multiplying."""
     return architecture == "gfx950" or 100 <= (nvidia(architecture) or 0) < 120
 
 
 def computes_halves(architecture: str) -> bool:
-    """bfloat16 too: NVIDIA's from sm80 on. AMD's widen it to float32."""
+    """Including bfloat16: NVIDIA from sm80 on. AMD widens bfloat16 to float32."""
     return (nvidia(architecture) or 0) >= 80
 
 
@@ -151,7 +151,7 @@ def of(device: torch.device) -> Config:
 
 
 def shipped(architecture: str) -> dict[str, Any]:
-    """The table in the package."""
+    """Return the table in the package."""
     file = FOLDER / f"{ALIKE.get(architecture, architecture)}.json"
     file = file if file.exists() else FOLDER / f"{DEFAULT}.json"
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -159,7 +159,7 @@ def shipped(architecture: str) -> dict[str, Any]:
 
 
 def fault(content: Any) -> str | None:
-    """Why a table cannot be used."""
+    """Return why a table cannot be used, or None."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         return f"it is not of version {VERSION}"
     if not isinstance(content.get("source"), str):

@@ -1,13 +1,13 @@
-"""Codes of a weight to numbers, inside kernels: the one place that knows bits, whatever the product.
+"""Decode the codes of a weight inside kernels: the one place that knows bit layouts, for all products.
 
 A unit is eight codes along K: as many bytes as a code has bits, and a whole number of bytes for every number type. ::
 
     int4   one 32-bit word      int2   one 16-bit word      8 bits   eight bytes
-    int3, 5, 6, 7, and rows that do not start at a word: byte by byte, put together
+    int3, 5, 6, 7: 32-bit words, shifted together; rows that are not aligned to words: byte by byte
 
-Arithmetic is float32 and exact. A code becomes a float by its bits, 0x4B000000 | code = 2^23 + code, since converting
-integers runs at a fraction of a GPU's rate; where it stands in a word is of no matter (place_steps). No float on the
-way is subnormal, so a device that flushes those decodes the same.
+Arithmetic is float32 and exact. A code becomes a float through its bits, 0x4B000000 | code = 2^23 + code, since GPUs
+convert integers at a fraction of their arithmetic rate; this works at any position in a word (place_steps). No
+intermediate float is subnormal, so devices that flush subnormals decode the same.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def bias_of(number: str) -> int:
 
 @triton.constexpr_function
 def sign_of(number: str) -> int:
-    """The bit of the sign."""
+    """Return the sign bit."""
     return 1 << (NUMBER_TYPES[number].bits - 1)
 
 
 @triton.constexpr_function
 def above_finite(number: str) -> int:
-    """The first magnitude that is no finite number; 0 where all are."""
+    """Return the first magnitude that is not finite; 0 if all are."""
     return 0 if NUMBER_TYPES[number].specials == "none" else NUMBER_TYPES[number].max_code + 1
 
 
@@ -72,7 +72,7 @@ def entry(number: str, code: int) -> float:
 
 @triton.jit
 def load_columns(at: tl.tensor, column: tl.tensor, k: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
-    """What is past the k-th column is 0. EVEN: nothing is, and without a mask the compiler reads whole vectors."""
+    """Load with 0 past the k-th column. EVEN: no column is past it; without a mask the compiler uses vector loads."""
     return tl.load(at) if EVEN else tl.load(at, mask=column < k, other=0.0)
 
 
@@ -83,8 +83,8 @@ def _field(word: tl.tensor, PLACE: tl.constexpr, BITS: tl.constexpr) -> tl.tenso
 
 @triton.jit
 def _every_other(word: tl.tensor, FIRST: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
-    """Codes FIRST, FIRST + 2, .. of each word, [.., 2, 2]. Joined, not shifted by a range: so all stay in the thread
-    that loaded the word."""
+    """Return codes FIRST, FIRST + 2, .. of each word, [.., 2, 2]. They are joined, not shifted by a range, so that all
+    stay in the thread that loaded the word."""
     low = tl.join(_field(word, FIRST, BITS), _field(word, FIRST + 4, BITS))
     return tl.join(low, tl.join(_field(word, FIRST + 2, BITS), _field(word, FIRST + 6, BITS)))
 
@@ -100,8 +100,8 @@ def load_word(
     WORDS: tl.constexpr,
     EVEN: tl.constexpr,
 ) -> tl.tensor:
-    """The bits of whole units, first code lowest, uint32 or for more than four bits uint64 [ROWS, UNITS]. What stands
-    above them is of no meaning."""
+    """Load the bits of whole units, first code lowest: [ROWS, UNITS] of uint32, or uint64 for more than four bits. Bits
+    above those of the unit are undefined."""
     BITS: tl.constexpr = bits_of(NUMBER)
     if WORDS and UNIT % BITS == 0:
         word_type: tl.constexpr = tl.uint32 if BITS == 4 else tl.uint16 if BITS == 2 else tl.uint8
@@ -145,8 +145,8 @@ def load_codes(
     FLIP: tl.constexpr,
     EVEN: tl.constexpr,
 ) -> tl.tensor:
-    """int32 [ROWS, UNITS, 8] for ``row`` int64 [ROWS] and ``unit`` [UNITS], counted in units; what lies past the k-th
-    code of a row reads as 0. FLIP: bits that the layout holds inverted."""
+    """Load codes as int32 [ROWS, UNITS, 8] for ``row`` int64 [ROWS] and ``unit`` [UNITS], an index of units. Codes past
+    the k-th of a row read as 0. FLIP: bits that the layout stores inverted."""
     BITS: tl.constexpr = bits_of(NUMBER)
     if BITS == 8:
         column = unit[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
@@ -161,7 +161,7 @@ def load_codes(
 
 @triton.jit
 def steps(codes: tl.tensor, zero: tl.tensor, NUMBER: tl.constexpr, ZERO: tl.constexpr) -> tl.tensor:
-    """float32 of codes before their scale. ZERO tells what ``zero`` is: none, int or float."""
+    """Convert codes to float32, before the scale. ZERO: kind of ``zero``, i.e. none, int or float."""
     if kind_of(NUMBER) == "int":
         shifted = (codes | SHIFT).to(tl.float32, bitcast=True)
         if ZERO == "int":
@@ -183,10 +183,10 @@ def steps(codes: tl.tensor, zero: tl.tensor, NUMBER: tl.constexpr, ZERO: tl.cons
 def place_steps(
     word: tl.tensor, zero: tl.tensor, k: tl.tensor, PLACE: tl.constexpr, NUMBER: tl.constexpr, ZERO: tl.constexpr
 ) -> tl.tensor:
-    """The same of the PLACE-th code of each word of load_word. An integer is not moved to the lowest bits: over 2^23 it
-    is 2^23 + code * 2^position, which one multiplication and addition, both exact, make code - zero. The bits of 2^23
-    come by way of ``k``, whose sign is 0: as a constant they would take the place, in the instruction that masks and
-    merges, of the mask, which would then be moved to a register for each code."""
+    """``steps`` for the PLACE-th code of each word of load_word. An integer is not shifted to the lowest bits: merged
+    with the bits of 2^23 it is 2^23 + code * 2^position, and one exact fma makes that code - zero. The bits of 2^23 are
+    computed from ``k``, whose sign is 0: as a constant they would displace the mask in the instruction that masks and
+    merges, and the mask would be moved to a register for each code."""
     BITS: tl.constexpr = bits_of(NUMBER)
     AT: tl.constexpr = PLACE * BITS
     if kind_of(NUMBER) == "int" and midpoint_of(NUMBER) != 0.5:
@@ -194,7 +194,7 @@ def place_steps(
         POSITION: tl.constexpr = 2.0 ** (AT - FROM)
         bits = (word >> FROM).to(tl.uint32) & (((1 << BITS) - 1) << (AT - FROM))
         value = (bits.to(tl.int32) | (SHIFT + (k >> 31))).to(tl.float32, bitcast=True)
-        if ZERO == "int":  # a tensor comes first: constant - tensor is none in the interpreter of Triton 3.7
+        if ZERO == "int":  # the tensor comes first: Triton 3.7's interpreter fails at constant - tensor
             value = tl.fma(value, 1.0 / POSITION, -zero.to(tl.float32) - TWO_23 / POSITION)
         elif ZERO == "float":
             value = tl.fma(value, 1.0 / POSITION, -TWO_23 / POSITION) - zero.to(tl.float32)
@@ -211,7 +211,7 @@ def place_steps(
 def _two_places(
     word: tl.tensor, zero: tl.tensor, k: tl.tensor, PLACE: tl.constexpr, NUMBER: tl.constexpr, ZERO: tl.constexpr
 ) -> tl.tensor:
-    """This place and the fourth after it."""
+    """Join ``place_steps`` of this place and of the fourth after it."""
     return tl.join(place_steps(word, zero, k, PLACE, NUMBER, ZERO), place_steps(word, zero, k, PLACE + 4, NUMBER, ZERO))
 
 
@@ -230,7 +230,7 @@ def load_steps(
     ZERO: tl.constexpr,
     SPAN: tl.constexpr,
 ) -> tl.tensor:
-    """load_codes as float32 before their scale; ``zero`` as load_blocks gives it for SPAN."""
+    """Load codes as float32, before the scale; ``zero`` as load_blocks returns it for SPAN."""
     if bits_of(NUMBER) == 8 or SPAN == "column":
         value = steps(load_codes(data, row, unit, k, row_bytes, NUMBER, WORDS, FLIP, EVEN), zero, NUMBER, ZERO)
     else:
@@ -245,7 +245,7 @@ def load_steps(
 
 @triton.jit
 def whole_steps(codes: tl.tensor, zero: tl.tensor, NUMBER: tl.constexpr, ZERO: tl.constexpr) -> tl.tensor:
-    """The same as int32, for integer types whose zero point is a whole number."""
+    """Convert codes to int32, before the scale, for integer types whose zero point is an integer."""
     if ZERO == "int":
         value = codes - zero.to(tl.int32)
     else:
@@ -255,7 +255,8 @@ def whole_steps(codes: tl.tensor, zero: tl.tensor, NUMBER: tl.constexpr, ZERO: t
 
 @triton.jit
 def small_float(codes: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
-    """float32 of [sign | exponent | mantissa]. A subnormal 0.m is read as 1.m at the smallest exponent, less 1.0."""
+    """Convert [sign | exponent | mantissa] to float32. A subnormal 0.m is read as 1.m at the smallest exponent, less
+    1.0 there."""
     MANTISSA: tl.constexpr = mantissa_of(NUMBER)
     BIAS: tl.constexpr = bias_of(NUMBER)
     SIGN: tl.constexpr = sign_of(NUMBER)
@@ -286,7 +287,7 @@ def _four(codes: tl.tensor, NUMBER: tl.constexpr, FIRST: tl.constexpr) -> tl.ten
 
 @triton.jit
 def _entry_of(codes: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
-    """An entry of a table of sixteen, by its bits: no memory is read."""
+    """Select an entry of a table of sixteen by the bits of the code, without reading memory."""
     low = _pick(codes, 4, _four(codes, NUMBER, 0), _four(codes, NUMBER, 4))
     high = _pick(codes, 4, _four(codes, NUMBER, 8), _four(codes, NUMBER, 12))
     return _pick(codes, 8, low, high)
@@ -294,8 +295,8 @@ def _entry_of(codes: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def scale_value(raw: tl.tensor, SCALE: tl.constexpr) -> tl.tensor:
-    """float32 of a scale as it is stored: SCALE is e8m0, e4m3 (both as bytes), float8 (e4m3, which the device
-    converts) or float."""
+    """Convert a stored scale to float32. SCALE is e8m0, e4m3 (both as bytes), float8 (e4m3 that the device converts) or
+    float."""
     if SCALE == "e8m0":
         code = raw.to(tl.int32)
         bits = tl.where(code == 0, 0x400000, code << 23)
@@ -322,10 +323,10 @@ def load_blocks(
     SPAN: tl.constexpr,
     EVEN: tl.constexpr,
 ) -> tl.tensor:
-    """The entries of a scale or zero for the columns of a piece, where the row is cut into pieces of UNITS; ``row``
-    [ROWS] counts its rows, which are ``row_step`` apart, its columns ``step``. SPAN is how far an entry surely reaches:
-    row, tile (these columns), unit or column. Those that lie side by side are read as one vector, if EVEN. The result
-    broadcasts to [ROWS, UNITS, 8]."""
+    """Load the entries of a scale or zero for the columns of a piece, i.e. UNITS units of a row. ``row`` [ROWS] indexes
+    rows of ``part``, with strides ``row_step`` and ``step``. SPAN is what one entry is sure to cover: row, tile (all
+    columns of the piece), unit or column. Adjacent entries are loaded as one vector if EVEN. The result broadcasts to
+    [ROWS, UNITS, 8]."""
     at = part + row * row_step
     last = (k - 1) // BLOCK_K
     unit = piece * UNITS + tl.arange(0, UNITS)
@@ -362,7 +363,7 @@ def load_flat(
     SPAN: tl.constexpr,
     EVEN: tl.constexpr,
 ) -> tl.tensor:
-    """Those of whole units, to be broadcast to [ROWS, UNITS]."""
+    """``load_blocks`` where entries cover whole units; the result broadcasts to [ROWS, UNITS]."""
     entries = load_blocks(part, row, piece, k, row_step, step, UNITS, BLOCK_K, SPAN, EVEN)
     return tl.reshape(entries, (entries.shape[0], entries.shape[1]))
 
@@ -378,6 +379,6 @@ def load_place(
     BLOCK_K: tl.constexpr,
     PLACE: tl.constexpr,
 ) -> tl.tensor:
-    """Those for the PLACE-th column of each unit, [ROWS, UNITS], wherever blocks begin."""
+    """Load the entries for the PLACE-th column of each unit, [ROWS, UNITS], wherever blocks begin."""
     block = tl.minimum(unit * UNIT + PLACE, k - 1) // BLOCK_K
     return tl.load((part + row * row_step)[:, None] + (block * step)[None, :])

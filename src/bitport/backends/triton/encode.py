@@ -1,7 +1,7 @@
-"""Numbers to codes, inside kernels: the scale of a block, rounding to a type, and the code of what was rounded.
+"""Encode numbers inside kernels: the scale of a block, rounding to a type, and the code of a rounded number.
 
-Every step is the one of numerics.qparams and numerics.codec in the same float32 arithmetic: the codes are the same, to
-the bit, its defined ends included.
+Every step is that of numerics.qparams and numerics.codec in the same float32 arithmetic, so codes are bitwise the same,
+edge cases included.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from bitport.backends.triton.decode import above_finite, bias_of, bits_of, manti
 from bitport.numerics import NUMBER_TYPES
 
 MAGIC = tl.constexpr(12582912.0)
-"""1.5 * 2^23: a float32 of less than 2^22 that it is added to loses its fraction, halves to even."""
+"""1.5 * 2^23: adding it to a float32 below 2^22 rounds that to an integer, halves to even."""
 INFINITE = tl.constexpr(0x7F800000)
-"""The bits of infinity; those of a NaN are above."""
+"""The bits of infinity; those of a NaN are larger."""
 
 
 @triton.constexpr_function
@@ -35,25 +35,26 @@ def nan_of(number: str) -> int:
 
 @triton.constexpr_function
 def rceil_limit(number: str) -> int:
-    """The largest fraction of amax, in units of 2^-23, that needs no larger power of two."""
+    """Return the largest mantissa of amax, in units of 2^-23, that does not need the next power of two."""
     return int((NUMBER_TYPES[number].max / 2.0 ** NUMBER_TYPES[number].emax - 1) * 2**23)
 
 
 @triton.jit
 def divided(value: tl.tensor, divisor: tl.tensor) -> tl.tensor:
-    """Correctly rounded, for tensors and numbers that broadcast to ``value``."""
+    """Divide with correct rounding; ``divisor`` is a tensor or number that broadcasts to ``value``."""
     return tl.div_rn(value, tl.zeros_like(value) + divisor)
 
 
 @triton.jit
 def whole(value: tl.tensor) -> tl.tensor:
-    """To the nearest whole number, halves to even; |value| is at most 2^22."""
+    """Round to the nearest integer, halves to even; |value| is at most 2^22."""
     return (value + MAGIC) - MAGIC
 
 
 @triton.jit
 def to_float(value: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
-    """float32 to the nearest value of a small float type, ends clamped, NaN kept: adding 1.5 * 2^23 steps rounds."""
+    """Round float32 to the nearest value of a small float type, clamped to its range, NaN kept: adding 1.5 * 2^23 steps
+    rounds."""
     limit: tl.constexpr = max_of(NUMBER)
     cut = tl.where(value == value, tl.minimum(tl.maximum(value, -limit), limit), value)
     exponent = (cut.to(tl.int32, bitcast=True) >> 23) & 0xFF
@@ -64,8 +65,9 @@ def to_float(value: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def float_code(rounded: tl.tensor, signed: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
-    """int32 code of what to_float made of ``signed``, which has the sign where zero has lost it. The smallest normal
-    number is added to what is below it, so that its bits are those of a normal number, and taken off the code."""
+    """Return the int32 code of ``rounded``, to_float's result for ``signed``, whose sign is used since a zero may have
+    lost it. The smallest normal number is added to subnormals, so that their bits are those of a normal number, and
+    subtracted from the code."""
     MANTISSA: tl.constexpr = mantissa_of(NUMBER)
     BIAS: tl.constexpr = bias_of(NUMBER)
     magnitude = tl.abs(rounded)
@@ -82,34 +84,34 @@ def float_code(rounded: tl.tensor, signed: tl.tensor, NUMBER: tl.constexpr) -> t
 
 @triton.jit
 def tiny() -> tl.tensor:
-    """2^-149, by its bits: written as a number Triton 3.6 takes it for float64."""
+    """Return 2^-149, made from its bits: a literal would be float64 in Triton 3.6."""
     return tl.full((), 1, tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def defined(scale: tl.tensor, amax: tl.tensor, bad: tl.tensor) -> tl.tensor:
-    """1 for a block of zeros, NaN for one with a NaN or an infinity."""
+    """Replace the scale by 1 for a block of zeros, by NaN for one with a NaN or an infinity."""
     scale = tl.where(amax == 0, 1.0, scale)
     return tl.where((bad > 0) | (amax == float("inf")), float("nan"), scale)
 
 
 @triton.jit
 def linear_scale(amax: tl.tensor, bad: tl.tensor, highest: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
-    """amax / max of the type, at most ``highest``."""
+    """Return the scale amax / max of the type, at most ``highest``."""
     raw = divided(amax, max_of(NUMBER))
     return defined(tl.minimum(tl.maximum(raw, tiny()), highest), amax, bad)
 
 
 @triton.jit
 def small_scale(amax: tl.tensor, bad: tl.tensor, second: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
-    """The e4m3 scale of a block, in units of the global one."""
+    """Return the e4m3 scale of a block, in units of the global one."""
     raw = divided(divided(amax, max_of(NUMBER)), second)
     return to_float(defined(tl.minimum(tl.maximum(raw, 2.0**-9), 448.0), amax, bad), "float8_e4m3")
 
 
 @triton.jit
 def power_of_two(amax: tl.tensor, bad: tl.tensor, NUMBER: tl.constexpr, RULE: tl.constexpr) -> tl.tensor:
-    """The code of the e8m0 scale of a block."""
+    """Return the code of the e8m0 scale of a block."""
     bits = amax.to(tl.int32, bitcast=True)
     position = tl.where(bits < 0x800000, tl.maximum(bits - 0x400000, 0) * 2, bits)
     exponent, fraction = position >> 23, position & 0x7FFFFF
@@ -123,6 +125,6 @@ def power_of_two(amax: tl.tensor, bad: tl.tensor, NUMBER: tl.constexpr, RULE: tl
 
 @triton.jit
 def global_scale(amax: tl.tensor, lowest: tl.tensor, highest: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
-    """The second scale of a format whose first is e4m3, from the largest magnitude of what is finite."""
+    """Return the global scale above e4m3 scales, from the largest magnitude of the finite blocks."""
     raw = divided(amax, 448.0 * max_of(NUMBER))
     return tl.where(amax == 0, 1.0, tl.minimum(tl.maximum(raw, lowest), highest))

@@ -1,9 +1,9 @@
-"""Codes of four bits to numbers of 16 bits that stand in a table, four at a time: for matrix units that multiply
-bfloat16 or float16. Their lower and their upper bytes are looked up (tables.py), and those of two codes joined::
+"""Look up 4-bit codes in a table of 16-bit numbers, four at a time, for matrix units that multiply bfloat16 or float16.
+Lower and upper bytes are looked up separately (tables.py) and then interleaved::
 
     word        .. c3 c2 c1 c0        four bits each
-    low          l3 l2 l1 l0          the lower bytes of what they mean
-    high         h3 h2 h1 h0          the upper ones
+    low          l3 l2 l1 l0          lower bytes of their entries
+    high         h3 h2 h1 h0          upper bytes
     pairs        h1 l1 h0 l0   h3 l3 h2 l2
 """
 
@@ -19,15 +19,15 @@ from bitport.backends.triton.tables import pairs_of
 
 @triton.constexpr_function
 def together() -> int:
-    """How many columns a thread gives matrix units side by side, of codes that it has: sm90 and sm100 take two, others
-    as many as Triton lets them, of one word."""
+    """Return how many adjacent columns a thread passes to matrix units from codes that it holds: two on sm90 and sm100,
+    elsewhere as many of one word as Triton lets it."""
     return 2 if cuda_capability_geq(9) and not cuda_capability_geq(12) else 4
 
 
 @triton.jit
 def apart(columns: tl.tensor) -> tl.tensor:
-    """[ROWS, COLUMNS] in an order by which a thread keeps the words it has read, which are neighbours: four threads in
-    turn give matrix units the columns of a row, ``together`` each."""
+    """Reorder [ROWS, COLUMNS] so that a thread keeps the adjacent words that it has loaded: four threads take turns in
+    passing the columns of a row to matrix units, ``together`` each."""
     ROWS: tl.constexpr = columns.shape[0]
     COLUMNS: tl.constexpr = columns.shape[1]
     TOGETHER: tl.constexpr = together()
@@ -49,8 +49,8 @@ def load_entries(
     FOLD: tl.constexpr,
     DOT: tl.constexpr,
 ) -> tl.tensor:
-    """[ROWS, UNITS * 8] in DOT, the columns ``apart``: what codes mean, with FOLD times ``factor``, which is then of
-    that type."""
+    """Load the entries of codes as [ROWS, UNITS * 8] of type DOT, in the column order of ``apart``; with FOLD times
+    ``factor``, which then has that type."""
     word = load_word(data, row, unit, k, row_bytes, NUMBER, WORDS, EVEN).to(tl.int32, bitcast=True)
     from_0, from_2 = pairs_of(word, 0, NUMBER, DOT)
     from_4, from_6 = pairs_of(word, 16, NUMBER, DOT)

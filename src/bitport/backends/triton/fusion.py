@@ -1,9 +1,9 @@
-"""Whether the compiler may make one instruction of a product and a sum. Each launch says it: unless told, Triton up to
-3.9 does, with a warning of the last of these, and later versions do not."""
+"""Whether the compiler may contract a multiplication and an addition to an fma. Every launch sets this explicitly: by
+default Triton up to 3.9 does, the last of these with a warning, and later versions do not."""
 
 from __future__ import annotations
 
 FUSED = {"enable_fp_fusion": True}
-"""For sums of products, which take twice as many instructions otherwise."""
+"""For sums of products, which otherwise take twice as many instructions."""
 EXACT = {"enable_fp_fusion": False}
-"""For rounding, whose steps are those of numerics, each rounded by itself."""
+"""For quantization, whose steps must each round by itself, as in numerics."""

@@ -1,12 +1,12 @@
-"""y = x W^T for one row, or each of a few, without matrix units and summed in float32.
+"""y = x W^T for one row of x, or each of a few, without matrix units and summed in float32.
 
-A code is decoded and multiplied in the thread that read it; threads meet after the sum. Words of codes stay as they are
-read: the sum runs over the eight places of a word one by one, so that a code costs what takes it out of the word and
-one multiplication and addition. x is read as it lies and split in places once, for all BN rows of the weight.
+Each thread decodes and multiplies the codes that it has loaded; threads exchange only the final sums. Words of codes
+are not unpacked into a tensor: the sum runs over the eight places of a word one by one, so that a code costs its
+extraction and one fma. x is loaded in order and split into places once, for all BN rows of the weight.
 
-Several rows at a time would share what was decoded, but hold it in registers for each; tiles, on matrix units, decode
-once for 16 rows. Where codes become numbers of 16 bits several at a time (pairs.py) tiles take fewer instructions for
-one row too: ``python -m bench.gpu.instructions`` counts them, the tables of configs.py choose.
+Several rows at a time would share decoded numbers, but hold them in registers for each; tiles, on matrix units, decode
+once for 16 rows. Where several codes at a time become 16-bit numbers (pairs.py), tiles take fewer instructions even for
+one row: ``python -m bench.gpu.instructions`` counts them, and the tables of configs.py choose.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bitport.backends.triton.decode import (
 
 @triton.jit
 def places(rows: tl.tensor, UNITS: tl.constexpr) -> tl.tuple:
-    """[UNITS, 8] as eight times [UNITS]."""
+    """Split [UNITS, 8] into eight [UNITS]."""
     even, odd = tl.split(tl.reshape(rows, (UNITS, 4, 2)))
     from_0, from_2 = tl.split(tl.reshape(even, (UNITS, 2, 2)))
     from_1, from_3 = tl.split(tl.reshape(odd, (UNITS, 2, 2)))
@@ -77,7 +77,7 @@ def gemv(
     BK: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """One row of y by BN rows of the weight."""
+    """Compute one row of y for BN rows of the weight."""
     tile_n, split, row_m = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     UNITS: tl.constexpr = BK // 8
     row_n = tile_n * BN + tl.arange(0, BN)

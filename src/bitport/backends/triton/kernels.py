@@ -1,4 +1,4 @@
-"""The kernels as candidates of bitport's ops on one type of device, each with what it refuses."""
+"""Register the kernels for bitport's ops on a device type, each with a check of what it refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_EXPERTS = "there are no experts"
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device."""
+    """Make ``device`` current: Triton launches on the current device."""
     return contextlib.nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
 
 
@@ -99,7 +99,7 @@ def run_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def float8(kernel: Callable[..., Tensor], weight: Weight, dtype: torch.dtype, config: configs.Config) -> bool:
-    """Whether float8 is multiplied as such: matrix units keep 13 bits of its sums, which is enough for bfloat16."""
+    """Whether to multiply float8 natively: matrix units keep 13 bits of its sums, which is enough for bfloat16."""
     native = kernel is linear.tiles and dtype == torch.bfloat16 and weight.dtype == "float8_e4m3"
     return native and config.float8
 
@@ -128,7 +128,7 @@ def run_grouped_scaled(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
 
 
 def dense_mm(x: Tensor, *rest: Any) -> Tensor:
-    """PyTorch's own product with the weight in x's dtype: what matrix units are fed best with, once it is made."""
+    """Dequantize the weight to x's dtype and call PyTorch's own product, which uses matrix units best."""
     weight, bias = Weight(*rest[:10]), rest[10]
     with on(x.device):
         dense = rows.dense(weight, x.dtype)
@@ -136,7 +136,7 @@ def dense_mm(x: Tensor, *rest: Any) -> Tensor:
 
 
 def grouped(x: Tensor, ends: Tensor, *rest: Any) -> Tensor:
-    """grouped_linear, and with an activation format at the end dyn_grouped_linear."""
+    """Run grouped_linear, or with an activation format as last argument dyn_grouped_linear."""
     weight, act, config = Weight(*rest[:10]), rest[10] if len(rest) > 10 else "", configs.of(x.device)
     with on(x.device):
         held = linear.prepared(x, act, None, float8(linear.tiles, weight, x.dtype, config))
@@ -178,14 +178,15 @@ KERNELS: tuple[tuple[str, str, Callable[..., Any], Callable[..., str | None]], .
     ("attention", "triton_tokens", attend, refuses_attention),
     ("quantize_input", "triton_rounding", quantize_input, refuses_quantize_input),
 )
-"""op, name, run, supports: in the order in which they are asked."""
+"""(op, name, run, supports), in the order in which they are asked."""
 AFTER_PYTORCHS = -1
-"""Priority: whichever folder is imported first, PyTorch's own kernels, which refuse by the table, are asked first."""
+"""Priority: PyTorch's own kernels, which refuse by the table, are asked first, whatever the order of imports."""
 
 
 def register(device: str) -> None:
-    """int4 stays in rows from then on, which these kernels read whatever the number of them, lookups of embeddings too.
-    Tiles, which PyTorch's product alone reads, are for who asks for them."""
+    """Register all kernels for ``device``, and stop preferring TilePacked there: these kernels read int4 in row-major
+    layouts for any number of rows and for embedding lookups. Tile-packed weights, which only PyTorch's product reads,
+    are then made only on request."""
     for op, name, run, supports in KERNELS:
         register_kernel(Impl(op, name, device, run, supports, AFTER_PYTORCHS))
     TilePacked.devices = tuple(each for each in TilePacked.devices if each != device)

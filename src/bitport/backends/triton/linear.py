@@ -1,4 +1,4 @@
-"""Products on the host's side: which kernel, in blocks of which size, split how, and the launch."""
+"""Host side of the products: choose block sizes, operand types and splits, and launch the kernels."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from bitport.ops import Weight
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 FLOAT8 = ("float8_e4m3", "float8_e5m2")
 LONGEST_INT = 1 << 16
-"""Columns whose sum of products of two int8 surely fits int32."""
+"""Most columns for which a sum of int8 products is sure to fit int32."""
 SHORTEST = 32
 """Columns of the shortest step: what matrix units take of int8."""
 X_BLOCK = 128
-"""Columns of a block of x that has a scale of its own, where that is applied to partial sums."""
+"""Columns per scale of x, where that is applied to partial sums."""
 
 
 class Form(NamedTuple):
-    """Rows of x without their numbers, as Rounded has them."""
+    """The properties of a Rounded that a launch depends on."""
 
     dtype: torch.dtype
     scale: bool
@@ -39,7 +39,7 @@ class Form(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """How a product is launched, for all of one kind: worked out once, as a call takes less time than that."""
+    """Launch parameters of a kind of product; cached, since computing them takes longer than a call."""
 
     grid: tuple[int, ...]
     splits: int
@@ -48,7 +48,7 @@ class Launch(NamedTuple):
 
 
 def gemv(x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, config: Config) -> Tensor:
-    """Few rows: the sum runs in float32 whatever x is."""
+    """Multiply few rows, with float32 sums for any dtype of x."""
     m, kind = x.rows.shape[0], kind_of(weight)
     launch, held = _gemv(kind, m, config), operand(weight, kind, config.float8)
     out, target = outputs(launch.splits, m, weight.n, dtype, x.rows.device)
@@ -82,7 +82,7 @@ def _gemv(weight: Kind, m: int, config: Config) -> Launch:
 def tiles(
     x: Rounded, weight: Weight, bias: Tensor | None, dtype: torch.dtype, config: Config, ends: Tensor | None = None
 ) -> Tensor:
-    """Any number of rows; with ``ends`` those of experts, and zeros for the rows of none."""
+    """Multiply any number of rows; with ``ends`` rows grouped by expert, and zeros for rows without one."""
     m, kind, experts = x.rows.shape[0], kind_of(weight), None if ends is None else ends.shape[0]
     launch = _tiles(kind, form_of(x), m, experts, dtype, config)
     held = operand(weight, kind, config.float8)
@@ -126,9 +126,9 @@ def form_of(x: Rounded) -> Form:
 
 
 def _step(x: Form, weight: Kind, blocks: Blocks, halves: bool) -> int:
-    """Columns of a step: the table's, which are for two bytes each, or fewer, so that a block of the scale is a whole
-    number of steps; what x has scales for, if they are its own. Entries of a table that are found as numbers of 16 bits
-    have been rounded then: their scale is for the sum."""
+    """Return the columns per step: the table's BK, which assumes two bytes per column, or fewer so that a scale block
+    is a whole number of steps; X_BLOCK if x has a scale for each. Codebook entries that are looked up as 16-bit numbers
+    are already rounded, so their scale must be applied to the sum."""
     table = halves and NUMBER_TYPES[weight.dtype].kind == "codebook"
     if x.place == "tile":
         return X_BLOCK
@@ -141,16 +141,16 @@ def _step(x: Form, weight: Kind, blocks: Blocks, halves: bool) -> int:
 
 
 def _stages(blocks: Blocks, bk: int) -> int:
-    """Fewer for steps that are longer than the table's: as many columns lie ready in shared memory, which the table's
-    sizes may fill."""
+    """Return the pipeline stages: fewer if steps are longer than the table's, so that no more columns are in shared
+    memory, which the table's sizes may already fill."""
     ahead = (blocks["num_stages"] - 1) * blocks["BK"] // bk
     return min(blocks["num_stages"], 1 + max(1, ahead))
 
 
 def dot_of(x: Form, weight: Kind, place: str, dtype: torch.dtype, int8: bool) -> tl.dtype:
-    """The type that is multiplied. An x that was not rounded is multiplied in its own. A rounded one, and codes, are
-    small numbers: int8 and bfloat16 hold them exactly. Where something else is multiplied in, a scale or a zero point
-    that is no whole number, the product is in float32, unless the result is bfloat16, which pays for one rounding."""
+    """Return the operand type of the product: x's own if x was not rounded. A rounded x, and codes, are small numbers
+    that int8 and bfloat16 hold exactly. If anything else is folded into an operand, a scale or a non-integer zero
+    point, the type is float32, unless the result is bfloat16, where one more rounding is acceptable."""
     if x.dtype != torch.int8 and x.dtype == dtype and not x.scale and not x.scale2 and not x.place:
         return TYPES[dtype]
     number = NUMBER_TYPES[weight.dtype]
@@ -165,8 +165,8 @@ def dot_of(x: Form, weight: Kind, place: str, dtype: torch.dtype, int8: bool) ->
 
 
 def _pairs(weight: Kind, place: str, bk: int, dot: tl.dtype, config: Config) -> bool:
-    """Whether codes can become numbers of that type several at a time, without any other rounding: a scale that is
-    multiplied in then must be of that type, or exact in it."""
+    """Whether several codes at a time can be decoded to type ``dot`` without additional rounding: a scale that is
+    folded in must have that type or be exact in it."""
     number, scale = NUMBER_TYPES[weight.dtype], weight.scale
     if not config.halves or (weight.zero is not None and weight.zero.is_floating_point):
         return False
@@ -185,8 +185,8 @@ def _pairs(weight: Kind, place: str, bk: int, dot: tl.dtype, config: Config) -> 
 
 
 def grid_of(m: int, weight: Kind, bk: int, blocks: Blocks, experts: int | None) -> tuple[tuple[int, int], int]:
-    """((tiles, splits of K), steps in each split). The last tile of each expert may be partly empty; where all rows
-    belong to fewer experts than that, some tiles are. Products of experts are not split."""
+    """Return ((tiles, splits of K), steps per split). The last tile of each expert may be partly empty; if rows belong
+    to fewer experts, some tiles are empty. Products of experts are not split."""
     steps = cdiv(weight.k, bk)
     tiles = min(m, cdiv(m, blocks["BM"]) + (experts or 1) - 1) * cdiv(weight.n, blocks["BN"])
     splits, per_split = splits_of(tiles, steps, m, weight, blocks) if experts is None else (1, steps)
@@ -194,8 +194,8 @@ def grid_of(m: int, weight: Kind, bk: int, blocks: Blocks, experts: int | None) 
 
 
 def splits_of(tiles: int, steps: int, m: int, weight: Kind, blocks: Blocks) -> tuple[int, int]:
-    """(splits of K, steps in each): enough programs for the device, whole steps, no empty split. Partial sums, written
-    and read in float32, are at most as many bytes as the weight."""
+    """Return (splits of K, steps per split): enough programs for the device, but no empty split, and no more traffic
+    for partial sums, written and read in float32, than bytes of the weight."""
     most = weight.k * NUMBER_TYPES[weight.dtype].bits // 8 // (8 * m)
     wanted = max(1, min(blocks["programs"] // tiles, steps, most))
     per_split = cdiv(steps, wanted)
@@ -205,7 +205,7 @@ def splits_of(tiles: int, steps: int, m: int, weight: Kind, blocks: Blocks) -> t
 def outputs(
     splits: int, m: int, n: int, dtype: torch.dtype, device: torch.device, zeros: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(the result, where the product writes)"""
+    """Allocate (the result, the tensor that the product writes): partial sums if there are splits."""
     out = (torch.zeros if zeros else torch.empty)(m, n, dtype=dtype, device=device)
     return out, out if splits == 1 else torch.empty(splits, m, n, dtype=torch.float32, device=device)
 

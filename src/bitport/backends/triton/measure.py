@@ -1,8 +1,8 @@
-"""Measures, on the device at hand, which blocks and which kernel are the fastest for how many rows.
+"""Measure on the current device which block sizes and which kernels are the fastest for each number of rows.
 
-In stages, each of which leaves its part of the table in the user's cache folder: a run that was stopped goes on where
-it was, if device and versions are the same. Blocks are searched size by size, from those of the table in use: every
-value of one with the others kept, until no change is worth it.
+Each stage saves its part of the table in the user's cache folder, so an interrupted run resumes if device and versions
+are the same. Block sizes are found by coordinate descent from the table in use: all values of one size are tried with
+the others fixed, until no change is worth it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCHEMES = (
     *("int4", "int8", "nf4", "mxfp4-wo", "int3", "fp8-wo", "nvfp4-wo", "int4-channel", "int8-g128"),
     *("int2", "int5", "int6", "fp8-e5m2-wo", "mxfp8-wo", "mxfp6-wo"),
 )
-"""Those asked for most come first."""
+"""The most used come first."""
 RIVALS = {
     "few_rows": ("linear", "int4"),
     "few_rows_int8": ("linear", "int8"),
@@ -50,15 +50,15 @@ RIVALS = {
     "int8pack_mm": ("linear", "int8"),
     "grouped_mm": ("grouped_linear", "int4"),
 }
-"""Kernels that are asked before those here, PyTorch's and those in CUDA C++ -> the op, and a scheme that they take,
-with one row at least."""
+"""Kernel that is asked before those here (PyTorch's and those in CUDA C++) -> its op, and a scheme that it takes for at
+least one row."""
 EXPERTS = 8
-"""Of a grouped product, each with as many rows as a single weight."""
+"""Experts of a grouped product, each with as many rows as a single weight would have."""
 SIZE = 4096
 """N and K of the weights that are measured."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WORTH = 1.02
-"""How much faster the next kernel must be: timings of one thing differ by as much."""
+"""How much faster an alternative must be; repeated timings differ by as much."""
 Sizes: TypeAlias = dict[str, tuple[int, ...]]
 PROGRAMS = (128, 256, 512, 1024, 2048)
 GEMV: Sizes = {
@@ -87,24 +87,24 @@ TILES: dict[int | None, Sizes] = {
     },
 }
 SCALED: Sizes = {"BM": (128,), "BN": (64, 128, 256), "BK": (128, 256), "num_warps": (4, 8), "num_stages": (2, 3, 4)}
-"""What is tried, tiles by rows (None: any number), and each with every one of PROGRAMS."""
+"""Values that are tried, TILES by rows (None: any number), along with PROGRAMS."""
 MOST_GEMV = 16
 PLAYS = 7
 REFERENCE = "int4"
-"""The scheme by which blocks are chosen."""
+"""The scheme for which block sizes are measured."""
 Note: TypeAlias = Callable[[dict[str, Any]], None]
-"""What each trial is told to: stage, rows, blocks or kernel, and microseconds, None where it could not run."""
+"""Receives each trial: stage, rows, blocks or kernel, and microseconds (None if it could not run)."""
 
 
 def tune(device: torch.device, note: Note = lambda trial: None) -> Iterator[str]:
-    """Lines that say what was found, as it is kept for later processes. Of PyTorch's kernels those are measured that
-    were loaded."""
+    """Measure all stages and save them for later processes; yield a line about each. Of PyTorch's kernels only those
+    that are registered are measured."""
     file, content = configs.path(configs.architecture(device)), begun(device)
     while content["unmeasured"]:
         stage = content["unmeasured"][0]
         try:
             found = measure(stage, content, device, functools.partial(_of_stage, stage, note))
-        except RuntimeError:  # as after a bad access to memory: called again, the others come first
+        except RuntimeError:  # e.g. an illegal memory access: the next call does the other stages first
             content["unmeasured"].append(content["unmeasured"].pop(0))
             _keep(file, content)
             raise
@@ -118,7 +118,7 @@ def tune(device: torch.device, note: Note = lambda trial: None) -> Iterator[str]
 
 
 def for_others(content: dict[str, Any]) -> None:
-    """Kinds of weights that were not measured go by the median of those that were."""
+    """Set the entry for kinds of weights that were not measured to the median of those that were."""
     for kinds in content["most_rows"].values():
         if known := [most for kind, most in kinds.items() if kind != "*"]:
             kinds["*"] = int(statistics.median(known))
@@ -139,7 +139,7 @@ def source(device: torch.device) -> str:
 
 
 def begun(device: torch.device) -> dict[str, Any]:
-    """The table as far as it was measured here, with what is left to do: also what other kernels there are by now."""
+    """Return the table as far as it was measured here, with the stages left; rival kernels that are new count too."""
     content = copy.deepcopy(configs.of(device).content)
     rivals = [name for name in RIVALS if _rival(name, device)]
     if content["source"] == source(device):
@@ -160,7 +160,7 @@ def _nearest(tiles: list[dict[str, Any]], rows: int | None) -> dict[str, Any]:
 
 
 def _rival(name: str, device: torch.device) -> Any:
-    """The kernel of PyTorch's of that name, if it is one that the table speaks of and this device has."""
+    """Return the kernel of RIVALS called ``name`` if this device has it and it takes the scheme, else None."""
     op, scheme = RIVALS[name]
     impl = next((each for each in IMPLS.get((op, device.type), []) if each.name == name), None)
     if impl is None:
@@ -173,7 +173,7 @@ def _rival(name: str, device: torch.device) -> Any:
 
 @contextlib.contextmanager
 def _no_table(device: torch.device) -> Iterator[None]:
-    """What the table in use says of a kernel is no reason to leave it out."""
+    """Disable least_rows of the table in use, so that kernels do not refuse because of it."""
     known = LEAST_ROWS.pop(device.type, None)
     try:
         yield
@@ -183,7 +183,7 @@ def _no_table(device: torch.device) -> Iterator[None]:
 
 
 def measure(stage: str, content: dict[str, Any], device: torch.device, note: Note) -> str:
-    """Puts what it finds into ``content``."""
+    """Measure a stage, store the result in ``content`` and return a line about it."""
     what, _, which = stage.partition(" ")
     if what == "rows":
         return _crossovers(which, content, device, note)
@@ -230,8 +230,8 @@ def _product(what: str, x: Tensor, scheme: str, config: Config, weight: Weight) 
 
 
 def _compile(runs: Iterable[Callable[[], object]], device: torch.device) -> None:
-    """All at once: half a second each, one after the other, would be most of the time that measuring takes. One that
-    cannot be is left to the trial that times it, which notes why. The interpreter compiles nothing."""
+    """Compile in parallel: at half a second each, sequential compilation would dominate the run time. Failures are left
+    to the timed trial, which records the reason. The interpreter compiles nothing."""
     if triton.knobs.runtime.interpret:
         return
 
@@ -249,7 +249,7 @@ def search(
     time: Callable[[dict[str, Any]], float],
     ready: Callable[[list[dict[str, Any]]], None] = lambda trials: None,
 ) -> tuple[dict[str, Any], float]:
-    """(the best, its seconds); ``ready`` gets those that are about to be timed."""
+    """Return (the best sizes, their seconds); ``ready`` receives trials before they are timed."""
     best = {name: begin[name] for name in sizes}
     known = {tuple(best.values()): time(best)}
     seconds, better = known[tuple(best.values())], True
@@ -267,7 +267,7 @@ def search(
 
 
 def _crossovers(scheme: str, content: dict[str, Any], device: torch.device, note: Note) -> str:
-    """The most rows for gemv, and for tiles, before a dense product is faster."""
+    """Find the most rows for gemv, and those for tiles before a dense product is faster."""
     weights, config = _weights(scheme, device), _config(content, device)
     runs: dict[tuple[str, int], Callable[[Weight], object]] = {}
     for rows in ROWS:
@@ -290,8 +290,8 @@ def _crossovers(scheme: str, content: dict[str, Any], device: torch.device, note
 
 
 def _least_rows(name: str, content: dict[str, Any], device: torch.device, note: Note) -> str:
-    """From how many rows on, of those that it takes, a kernel of RIVALS is at least as fast as the one that is chosen
-    here without it."""
+    """Find the number of rows from which a kernel of RIVALS is, for all that it takes, at least as fast as the kernel
+    here that would be chosen without it."""
     (op, scheme), impl = RIVALS[name], _rival(name, device)
     weights, behind = _weights(scheme, device, layout="", experts=op == "grouped_linear"), 0
     inputs = {rows: _inputs(op, rows, weights[0]) for rows in ROWS}
@@ -311,12 +311,12 @@ def _least_rows(name: str, content: dict[str, Any], device: torch.device, note: 
 
 
 def _own(op: str, args: tuple[Any, ...]) -> tuple[str, Callable[..., Any]]:
-    """(the name of the kernel here that is chosen where PyTorch's are not, the kernel)"""
+    """Return (name, run) of the kernel here that is chosen without the rivals."""
     return next((name, run) for its, name, run, refuses in kernels.KERNELS if its == op and not refuses(*args))
 
 
 def _inputs(op: str, rows: int, weight: Weight) -> Tensor:
-    """As many rows for each expert."""
+    """Return inputs with ``rows`` rows, for each expert if there are any."""
     return _rows(EXPERTS * rows if op == "grouped_linear" else rows, weight.data.device, weight.k)
 
 
@@ -331,8 +331,8 @@ def _arguments(op: str, scheme: str, x: Tensor, weight: Weight) -> tuple[Any, ..
 def _weights(
     scheme: str, device: torch.device, size: int = 0, copies: int = 0, layout: str = "plain", experts: bool = False
 ) -> list[Weight]:
-    """As many copies of one weight as fill the cache twice, so that each comes from memory when it is its turn.
-    ``layout``: "" for the one that the device takes."""
+    """Return enough copies of a weight to fill the cache twice, so that each is read from memory in its turn.
+    ``layout``: "" for the device's preferred one."""
     chosen, size = preset(scheme), size or SIZE
     value = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16) * 0.02
     parts = quantize(value.expand(EXPERTS, size, size) if experts else value, chosen.weight)
@@ -349,9 +349,9 @@ def _rows(rows: int, device: torch.device, size: int = 0) -> Tensor:
 
 
 def _time(run: Callable[[Any], object], copies: list[Any], device: torch.device, note: Note, **trial: Any) -> float:
-    """Seconds of the device for one call, the median of plays of a graph that calls with each copy in turn: neither the
-    launch nor a weight left in the cache is measured. What the device has no memory or no units for takes forever, and
-    so does a kernel of PyTorch's that fails."""
+    """Return device seconds per call, as the median over replays of a graph that calls with each copy in turn, which
+    excludes launch overhead and cached weights. Calls that fail, for lack of memory or hardware support or in a kernel
+    of PyTorch's, take infinitely long."""
     gpu = Accelerator(device)
     try:
         play, _ = gpu.recorded(lambda: [run(copy) for copy in copies])

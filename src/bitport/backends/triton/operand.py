@@ -1,4 +1,4 @@
-"""A weight as kernels take it: pointers and strides, and what is fixed when they are compiled."""
+"""A weight as kernel arguments: pointers, strides and compile-time constants."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bitport.numerics import FLOATS, NUMBER_TYPES, ZEROS
 from bitport.ops import Weight
 
 LAYOUTS = ("plain", "signed_int8", "plain_int32")
-"""Those that hold the canonical bytes: signed_int8 with the top bit of each inverted, plain_int32 with the scale
+"""Layouts that store the canonical bytes: signed_int8 with the top bit of each inverted, plain_int32 with the scale
 transposed."""
 SCALES = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
 
 
 class Kind(NamedTuple):
-    """A weight without its numbers: what kernels are compiled by, and how a launch is laid out."""
+    """The properties of a weight that compilation and launch parameters depend on."""
 
     dtype: str
     n: int
@@ -33,7 +33,8 @@ class Kind(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """``pointers`` and ``sizes`` are the arguments ``data .. zero_expert`` of every kernel, ``fixed`` its constants."""
+    """``pointers`` and ``sizes`` are the arguments ``data .. scale_expert`` of every kernel, ``fixed`` its
+    constants."""
 
     pointers: tuple[Tensor | None, ...]
     sizes: tuple[int, ...]
@@ -57,7 +58,7 @@ def kind_of(weight: Weight) -> Kind:
 
 
 def operand(weight: Weight, kind: Kind, float8: bool = False) -> Operand:
-    """``float8``: the device converts float8_e4m3 as such."""
+    """Return ``weight`` as kernel arguments. ``float8``: the device converts float8_e4m3 natively."""
     parts = _bytes(weight.data), _bytes(weight.scale), whole(weight.zero), whole(weight.scale2)
     return Operand(parts, *_described(kind, float8))
 
@@ -84,32 +85,32 @@ def _described(kind: Kind, float8: bool) -> tuple[tuple[int, ...], dict[str, Any
 
 
 def words(bits: int, k: int, data: Tensor) -> bool:
-    """Whether kernels may read codes by words: those of eight codes, or of 32 bits where there are none."""
+    """Whether rows are aligned for word loads: words of eight codes, or of 32 bits if no such word exists."""
     if bits in (1, 2, 4):
         return k % 8 == 0 and data.storage_offset() % bits == 0
     return k * bits % 32 == 0 and data.storage_offset() % 4 == 0
 
 
 def whole(part: Tensor | None) -> Tensor | None:
-    """Entry by entry, as kernels read it: they know no strides but those of rows."""
+    """Return ``part`` contiguous: kernels use no strides but those of rows."""
     return None if part is None else part.contiguous()
 
 
 def _bytes(part: Tensor) -> Tensor:
-    """Contiguous; 8-bit floats, and codes in words, as bytes."""
+    """Return ``part`` contiguous, with 8-bit floats and codes in words viewed as bytes."""
     part = part.contiguous()
     return part if part.dtype in FLOATS else part.view(torch.uint8)
 
 
 def reach(weight: Weight | Kind, columns: int) -> dict[str, Any]:
-    """Constants that tell a kernel which steps by so many columns how far an entry of the scale reaches. Where that is
-    the whole row, its length is none of them: a kernel is not compiled for each."""
+    """Return constants for a kernel that steps by ``columns`` columns: what an entry of the scale covers. If that is
+    the whole row, BLOCK_K does not depend on its length, so that no kernel is compiled for each."""
     where = span(weight, columns)
     return {"SPAN": where, "BLOCK_K": 1 if where == "row" else weight.block_k}
 
 
 def span(weight: Weight | Kind, columns: int) -> str:
-    """How far one entry of the scale surely reaches, for a kernel that steps by so many columns: see load_blocks."""
+    """Return what one entry of the scale is sure to cover, for a kernel that steps by ``columns``: see load_blocks."""
     if weight.block_k >= weight.k:
         return "row"
     if weight.block_k % columns == 0:

@@ -1,18 +1,18 @@
-"""Codes of a weight to numbers of 16 bits, two at a time: for matrix units that multiply bfloat16 or float16.
+"""Decode a weight to 16-bit numbers, two codes at a time, for matrix units that multiply bfloat16 or float16.
 
-A register holds two such numbers, and one instruction computes with both. So codes are taken out of their word in pairs
-that lie 16 bits apart, and made floats by their bits: ::
+A register holds two such numbers, and packed instructions compute with both. So codes are extracted from their word in
+pairs that are 16 bits apart, and made floats through their bits: ::
 
     word       c7 c6 c5 c4 | c3 c2 c1 c0                 four bits each; fewer: spread to halves first
     >> 4 p      .. .. .. c4+p | .. .. .. cp              place p of both halves
     & | magic  0x4300 + c4+p | 0x4300 + cp               bfloat16: 128 + code;  float16, 0x6400: 1024 + code
 
-A shift, a logical operation and one or two packed additions for two codes, all exact. The columns of a unit come out as
-0 4 1 5 2 6 3 7; x is brought into that order (``paired``): a sum does not mind. Codes that are no whole numbers are
-looked up instead (entries.py).
+This takes a shift, a logical operation and one or two packed additions per two codes, all exact. The columns of a unit
+come out in the order 0 4 1 5 2 6 3 7; x is permuted likewise (``paired``), which does not change the sum. Codebook
+codes are looked up instead (entries.py).
 
-The order of statements matters to ptxas: it packs the two halves only if the high one is computed first, and shuffles
-them before and after if a subtrahend other than a constant comes first.
+The order of statements matters to ptxas: it packs the two halves only if the high one is computed first, and adds
+shuffles before and after if a subtrahend other than a constant comes first.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ from bitport.backends.triton.decode import UNIT, bits_of, load_columns, load_wor
 
 @triton.constexpr_function
 def magic_of(dot: tl.dtype) -> int:
-    """The bits of the power of two whose last place is 1."""
+    """Return the bits of the power of two whose last mantissa bit is worth 1."""
     return 0x4300 if dot == tl.bfloat16 else 0x6400
 
 
 @triton.constexpr_function
 def base_of(dot: tl.dtype) -> float:
-    """That power."""
+    """Return that power of two."""
     return 128.0 if dot == tl.bfloat16 else 1024.0
 
 
 @triton.constexpr_function
 def up_of(dot: tl.dtype) -> int:
-    """How far a magnitude of float8_e4m3 is moved to have its mantissa at the top of that of ``dot``."""
+    """Return the shift that moves the mantissa of float8_e4m3 to the top of that of ``dot``."""
     return 4 if dot == tl.bfloat16 else 7
 
 
 @triton.constexpr_function
 def lift_of(dot: tl.dtype) -> float:
-    """From there to the value: the difference of the biases of the exponents."""
+    """Return the factor from there to the value: two to the difference of the exponent biases."""
     return 2.0 ** (120 if dot == tl.bfloat16 else 8)
 
 
 @triton.jit
 def paired(rows: tl.tensor, OF: tl.constexpr) -> tl.tensor:
-    """[ROWS, COLUMNS] with the columns of each OF in the order of ``load_pairs``, or with 4 of ``load_float8``."""
+    """Permute the columns of [ROWS, COLUMNS] within groups of OF, to the order of ``load_pairs`` (8) or ``load_float8``
+    (4)."""
     ROWS: tl.constexpr = rows.shape[0]
     COLUMNS: tl.constexpr = rows.shape[1]
     units = tl.reshape(rows, (ROWS, COLUMNS // OF, 2, OF // 2))
@@ -73,10 +74,10 @@ def load_pairs(
     FOLD: tl.constexpr,
     DOT: tl.constexpr,
 ) -> tl.tensor:
-    """[ROWS, UNITS * 8] in DOT: code - zero, with FOLD times ``factor``, which is then of that type; ``zero`` and
-    ``factor`` as load_blocks gives them. The magic bits come by way of ``n``, whose sign is 0: as a constant they would
-    take the mask's place in the instruction that does both, and the mask would be moved to a register each time. They
-    are a tensor, since an ``n`` of 1 is none: the compiler has it as a Python number."""
+    """Load code - zero as [ROWS, UNITS * 8] of type DOT; with FOLD times ``factor``, which then has that type. ``zero``
+    and ``factor`` are as load_blocks returns them. The magic bits are computed from ``n``, whose sign is 0: as a
+    constant they would displace the mask in the instruction that masks and merges, and the mask would be moved to a
+    register each time. They are made a tensor because an ``n`` of 1 is a Python number to the compiler."""
     BITS: tl.constexpr = bits_of(NUMBER)
     MASK: tl.constexpr = ((1 << BITS) - 1) * 0x10001
     MAGIC: tl.constexpr = magic_of(DOT) * 0x10001
@@ -116,10 +117,11 @@ def load_float8(
     EVEN: tl.constexpr,
     DOT: tl.constexpr,
 ) -> tl.tensor:
-    """[ROWS, UNITS, 8] in DOT: float8_e4m3, for a device that does not convert it. It has the bits of a larger float:
-    moved to where those are, they have too small an exponent, which a multiplication lifts. Some are subnormal before,
-    which these instructions do not flush. The largest magnitude means NaN: one more is the next power of two, by which
-    the exponent is filled up. Of four columns come the first, third, second, fourth."""
+    """Load float8_e4m3 as [ROWS, UNITS, 8] of type DOT, for a device that does not convert it. Its bits, shifted to
+    where those of the larger float are, have too small an exponent, which a multiplication corrects; some are subnormal
+    before, which these instructions do not flush. The largest magnitude means NaN: adding one to it carries into the
+    next power of two, and from that bit the exponent is filled with ones. Columns come out in the order 0 2 1 3 of each
+    four."""
     UP: tl.constexpr = up_of(DOT)
     column = unit[:, None] * UNIT + tl.arange(0, 2)[None, :] * 4
     at = (row * (row_bytes // 4))[:, None, None] + (column // 4)[None]
@@ -137,7 +139,7 @@ def load_float8(
 
 @triton.jit
 def in_quads(rows: tl.tensor) -> tl.tensor:
-    """[ROWS, COLUMNS] with the columns of four units in the order of ``load_quads``."""
+    """Permute the columns of [ROWS, COLUMNS] within four units to the order of ``load_quads``."""
     ROWS: tl.constexpr = rows.shape[0]
     COLUMNS: tl.constexpr = rows.shape[1]
     units = tl.reshape(rows, (ROWS, COLUMNS // (4 * UNIT), 4, 4, 2))
@@ -146,7 +148,7 @@ def in_quads(rows: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _bytes(quad: tl.tensor) -> tl.tensor:
-    """int8 [.., 4] of uint32, the lowest first."""
+    """Split uint32 into int8 [.., 4], lowest byte first."""
     even = tl.join(quad.to(tl.uint8), (quad >> 16).to(tl.uint8))
     odd = tl.join((quad >> 8).to(tl.uint8), (quad >> 24).to(tl.uint8))
     four = tl.join(even, odd)
@@ -166,9 +168,10 @@ def load_quads(
     EVEN: tl.constexpr,
     ZERO: tl.constexpr,
 ) -> tl.tensor:
-    """int8 [ROWS, UNITS * 8]: four-bit code - zero, four in a register: the even codes of a word, then the odd ones. A
-    sum on bytes must not carry: it runs on 128 + code, which is its lowest byte's opposite sign. Of four units come the
-    even codes of each, then the odd ones, so that a thread has all of a word."""
+    """Load 4-bit code - zero as int8 [ROWS, UNITS * 8], computed on four bytes of a register at a time: the even codes
+    of a word, then the odd ones. Bytes must not borrow from each other, so the subtraction is from 128 + code, and the
+    sign bit is inverted afterwards. Of four units come the even codes of each, then the odd ones, so that a thread
+    holds a whole word."""
     word = load_word(data, row, unit, k, row_bytes, NUMBER, WORDS, EVEN)
     if ZERO == "int":
         shift = tl.reshape(zero.to(tl.uint32), (zero.shape[0], zero.shape[1])) * 0x01010101

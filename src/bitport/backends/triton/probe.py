@@ -1,5 +1,5 @@
-"""Whether Triton makes code for the device that is here: it wants a C compiler, and does not know every chip that
-PyTorch runs on."""
+"""Check whether Triton can compile for this machine's device: it needs a C compiler, and does not support every chip
+that PyTorch runs on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import triton.language as tl
 from bitport.backends.triton.fusion import FUSED
 
 OLDEST = (3, 6)
-"""Of its versions."""
+"""The oldest supported version of Triton."""
 
 
 def fault() -> str | None:
-    """Why it cannot be used, or None. What was compiled once, Triton keeps on disk."""
+    """Return why Triton cannot be used, or None. Triton caches the compiled probe on disk."""
     found = tuple(int(part) for part in triton.__version__.split(".")[:2])
     if found < OLDEST:
         oldest = ".".join(map(str, OLDEST))

@@ -1,23 +1,24 @@
-"""y = x W^T by tiles, on matrix units: one kernel for every weight, rounded inputs or not, one matrix or experts.
+"""y = x W^T by tiles, on matrix units: one kernel for every weight, for rounded inputs or not, one matrix or experts.
 
-A program makes a BM x BN tile of y, over all of K or over one of its SPLITs. PLACE says where the weight's scale goes::
+A program computes a BM x BN tile of y, over all of K or one of its splits. PLACE says where the weight's scale is
+applied::
 
-    end    once per row of the weight: after the sum          y = (x . steps) * scale
-    tile   one per row and step along K: on the partial sum   y = sum of (x . steps) * scale
-    fold   shorter blocks: on the weight, which is then rounded to the product's type, as the generic kernel does
+    end    one scale per row: after the sum                   y = (x . steps) * scale
+    tile   one per row and step along K: to the partial sum   y = sum of (x . steps) * scale
+    fold   shorter blocks: to the weight, which is then rounded to the product's type, as the generic kernel does
 
-and likewise ROUNDED where the scale of a rounded x goes: "row" after the sum, "tile" on the partial sum; "" is none. In
-``end`` and ``tile`` both factors are small numbers that the product's type holds exactly. Products of float8 are summed
-in float32 step by step: matrix units keep fewer bits of a longer sum.
+Likewise ROUNDED for the scale of a rounded x: "row" after the sum, "tile" to the partial sum; "" is none. With ``end``
+and ``tile`` both operands are small numbers that the product's type holds exactly. Products of float8 are summed in
+float32 step by step, since matrix units keep fewer bits of a longer sum.
 
-The weight is the first operand, y is made as BN x BM: matrix units take at least 16 rows of the first and 8 columns of
-the second, and from sm90 on they read the first from registers, where it was decoded. With PAIRS codes become numbers
-several at a time (pairs.py, entries.py), float8_e4m3 by the device if it CONVERTS it. Codes and x are copied to shared
-memory STAGES ahead; where one entry of a scale serves a whole step it is too short for such copies, and is read a step
-ahead.
+The weight is the first operand, and tiles of y are computed as BN x BM: matrix units take at least 16 rows of the first
+operand and 8 columns of the second, and from sm90 on they read the first from registers, where it was decoded. With
+PAIRS several codes are decoded at a time (pairs.py, entries.py), and float8_e4m3 by the device if it CONVERTS it. Codes
+and x are prefetched to shared memory by num_stages. If one entry of a scale serves a whole step, the loads are too
+short for such copies; they are issued one step ahead instead.
 
-Experts: the tiles of all of them are numbered through, each expert's last may be partly empty. A program finds its
-expert by counting, so the host need not know where experts end.
+The tiles of all experts are numbered consecutively; the last one of each may be partly empty. A program finds its
+expert by counting tiles, so the host need not know where experts end.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from bitport.backends.triton.pairs import in_quads, load_float8, load_pairs, loa
 def find_expert(
     ends: tl.tensor, tile: tl.tensor, m: tl.tensor, experts: tl.tensor, BM: tl.constexpr, EXPERTS: tl.constexpr
 ) -> tl.tensor:
-    """(expert, its first row in ``tile``, its end), 0 for all three past the last tile. Ends that do not grow, or are
-    more than the rows, are cut: what they mean is undefined, but nothing outside x is read."""
+    """Return (expert, its first row in ``tile``, its end), all 0 past the last tile. Ends that decrease or exceed the
+    number of rows are clamped: results are undefined then, but nothing outside x is read."""
     expert = tl.arange(0, EXPERTS)
     end = tl.minimum(tl.maximum(tl.load(ends + expert, mask=expert < experts, other=0), 0), m)
     before = tl.load(ends + expert - 1, mask=(expert > 0) & (expert < experts), other=0)
@@ -78,7 +79,7 @@ def load_both(
     ZERO: tl.constexpr,
     PLACE: tl.constexpr,
 ) -> tl.tuple:
-    """The zero and, unless it is for the end, the scale of a piece, as load_blocks gives them."""
+    """Load the zero of a piece and, unless it is applied at the end, its scale, as load_blocks returns them."""
     shift, factor = 0.0, 1.0
     if ZERO != "none":
         shift = load_blocks(zero, block, piece, k, zero_row, 1, UNITS, BLOCK_K, SPAN, EVEN)
@@ -251,7 +252,7 @@ def combine(
     splits: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Sums of the splits, in their order, and the bias; ``count`` results."""
+    """Add the partial sums of the splits, in order, and the bias, for ``count`` results."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     result, further = tl.load(parts + at, mask=inside, other=0.0), at

@@ -1,9 +1,9 @@
-"""Inputs rounded: int8 by token or tensor, float8 by token, tensor or 1x128 block, and the formats of short blocks
-(mxfp8, mxfp4, nvfp4). One pass where scales are of rows or parts of rows; one for all needs a look at all before.
+"""Quantize inputs: int8 per token or tensor, float8 per token, tensor or 1x128 block, and the short-block formats
+(mxfp8, mxfp4, nvfp4). Scales per row or per block take one pass; one scale per tensor needs another pass before.
 
-What comes out is either made for storing (CODES, see inputs.py), or for a product that follows: small numbers that int8
-or bfloat16 holds exactly, and the scale apart. A short block's scale is a power of two, or in nvfp4 has four bits, so
-it can be multiplied in exactly.
+The result is either codes (CODES, see inputs.py) or, for a product that follows, small numbers that int8 or bfloat16
+holds exactly, with the scale separate. The scale of a short block is a power of two, or has four bits in nvfp4, so the
+numbers can be multiplied by it exactly.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from bitport.numerics import ACTIVATIONS, Format
 from bitport.numerics.qparams import global_scale_range
 
 SEPARATE = tuple(name for name, fmt in ACTIVATIONS.items() if fmt.block[1] and fmt.scale == "float32")
-"""Formats whose rows have several scales that cannot be multiplied in."""
+"""Formats with several scales per row that cannot be folded into the numbers."""
 ROW, CHUNK = 4096, 1024
-"""Columns that a program holds at a time: of a row, and of short blocks."""
+"""Columns that a program holds at a time: by row, and by short blocks."""
 PER_THREAD = 16
-"""Columns of a row that one thread holds: two loads of 16 bytes of bfloat16."""
+"""Columns of a row per thread: two 16-byte loads of bfloat16."""
 
 
 class Rounded(NamedTuple):
-    """x = rows * scale * scale2; ``place`` is how far an entry of the scale reaches: row, tile (128 columns) or ""."""
+    """x = rows * scale * scale2; ``place`` is what one entry of the scale covers: row, tile (128 columns) or ""."""
 
     rows: Tensor
     scale: Tensor | None = None
@@ -52,7 +52,7 @@ class Rounded(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What is written: ``single``, the one scale for all, is read where it was given."""
+    """Tensors to write. ``single``, the one scale for all, is read instead if it was given."""
 
     rows: Tensor
     scale: Tensor | None
@@ -65,8 +65,8 @@ class Target(NamedTuple):
 def largest(
     x: tl.tensor, out: tl.tensor, k: tl.tensor, x_row: tl.tensor, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ) -> None:
-    """The largest magnitude of x by its bits, which are in order as integers, NaN above all, where ``out`` was 0. Of
-    rows in blocks (BLOCK > 1) those count that are finite throughout."""
+    """Compute the largest magnitude of x into ``out``, initially 0, as bits: their integer order is that of magnitudes,
+    with NaN largest. With blocks (BLOCK > 1) only those that are finite throughout count."""
     x += tl.program_id(0).to(tl.int64) * x_row
     most = tl.zeros((CHUNK // BLOCK,), tl.int32)
     for first in range(0, k, CHUNK):
@@ -97,8 +97,8 @@ def by_row(
     CODES: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """One program for a row. ``single``: one scale for all instead of the row's own, made from ``amax`` if there is
-    one. ``highest``: the largest scale; ``widest``: where a range with a zero point is cut."""
+    """Quantize a row. ``single``: one scale for all instead of the row's own, computed from ``amax`` if that is given.
+    ``highest``: the largest scale; ``widest``: where a range with a zero point is clipped."""
     row = tl.program_id(0).to(tl.int64)
     x += row * x_row
     out += row * k
@@ -166,9 +166,9 @@ def by_block(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    """BLOCKS blocks of a row. For a product a scale of SCALE float is kept apart, any other multiplied in. ``single``:
-    the global scale, made from ``amax`` if there is one. ``lowest``, ``highest``: the range of the global scale, or of
-    a float one."""
+    """Quantize BLOCKS blocks of a row. For a product, scales of SCALE float stay separate and all others are folded in.
+    ``single``: the global scale, computed from ``amax`` if that is given. ``lowest``, ``highest``: the range of the
+    global scale, or of a float one."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     column = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -214,7 +214,7 @@ def by_block(
 
 
 def launch(x: Tensor, fmt: Format, to: Target, given: Tensor | None) -> None:
-    """x [M, K], its last dimension contiguous, rounded into ``to``."""
+    """Quantize x [M, K], its last dimension contiguous, into ``to``."""
     m, k = x.shape
     block, number = fmt.block[1], fmt.number
     amax = None
@@ -252,8 +252,8 @@ def launch(x: Tensor, fmt: Format, to: Target, given: Tensor | None) -> None:
 
 
 def rounded(x: Tensor, act: str, act_scale: Tensor | None, float8: bool = False) -> Rounded:
-    """x [M, K], its last dimension contiguous, in an activation format, for a product. ``float8``: the product takes it
-    as such."""
+    """Quantize x [M, K], its last dimension contiguous, to an activation format for a product. ``float8``: the product
+    takes float8 operands."""
     fmt = ACTIVATIONS[act]
     m, k = x.shape
     dtype = torch.bfloat16
@@ -272,25 +272,25 @@ def rounded(x: Tensor, act: str, act_scale: Tensor | None, float8: bool = False)
 
 
 def single_scale(fmt: Format, given: Tensor | None, device: torch.device) -> Tensor | None:
-    """The scale for all of x, where the format has one: what was given, or room for it."""
+    """Return the scale for all of x if the format has one: the given one, or an uninitialized tensor for it."""
     if fmt.block != (0, 0) and not fmt.global_scale:
         return None
     return torch.empty(1, 1, dtype=torch.float32, device=device) if given is None else given
 
 
 def plain_rows(x: Tensor) -> Tensor:
-    """[.., K] as [M, K] with whole rows."""
+    """Return x [.., K] as [M, K] with contiguous rows."""
     rows = x.reshape(-1, x.shape[-1]) if x.numel() else x.reshape(0, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _row(k: int) -> tuple[int, int]:
-    """(columns at a time, warps)"""
+    """Return (columns at a time, warps)."""
     chunk = min(ROW, max(32, next_power(k)))
     return chunk, max(1, min(8, chunk // (32 * PER_THREAD)))
 
 
 def _highest(x: Tensor, largest: float) -> float:
-    """The largest scale: its largest code stays finite in x's dtype."""
+    """Return the largest scale with which the largest code stays finite in x's dtype."""
     limits = torch.finfo(torch.float32)
     return min(limits.max, torch.finfo(x.dtype).max / largest * (1 - limits.eps))

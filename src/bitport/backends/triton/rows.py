@@ -1,4 +1,4 @@
-"""Rows of a weight as floats: all of them (dequantize), or those that are asked for (embedding)."""
+"""Dequantize rows of a weight: all of them (dequantize), or given ones (embedding)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitport.backends.triton.sizes import cdiv
 from bitport.ops import Weight
 
 ROWS, UNITS = 8, 32
-"""A program's share."""
+"""What a program decodes."""
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -46,7 +46,8 @@ def _rows(
     ROWS: tl.constexpr,
     UNITS: tl.constexpr,
 ) -> None:
-    """An id outside the table gives NaN, as nothing else does: the host is not asked, and no other memory is read."""
+    """Decode rows. An id outside the table gives NaN: that needs no synchronization with the host, and no other memory
+    is read."""
     expert = tl.program_id(2).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     piece = tl.program_id(1)
@@ -89,7 +90,7 @@ def _run(ids: Tensor | None, out: Tensor, count: int, experts: int, weight: Weig
 
 
 def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
-    """[.., N, K], computed in float32 and rounded once."""
+    """Return the dense weight [.., N, K], computed in float32 and rounded once."""
     out = torch.empty((*weight.batch, weight.n, weight.k), dtype=dtype, device=weight.data.device)
     return _run(None, out, weight.n, out.numel() // max(1, weight.n * weight.k), weight)
 

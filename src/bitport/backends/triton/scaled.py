@@ -1,8 +1,8 @@
-"""y = x W^T where matrix units multiply short blocks with their scales: mxfp8, mxfp4, nvfp4, of one matrix or experts.
+"""y = x W^T where matrix units apply block scales themselves: mxfp8, mxfp4, nvfp4, for one matrix or experts.
 
-Codes and scales go to the unit as they are stored; nothing is decoded. Rows of the weight are whole numbers of blocks.
-The two sides share the form of their scales, not their elements: float4 weights meet float8 inputs. Experts are
-found as in ``product``.
+Codes and scales are passed to the unit as stored; nothing is decoded. Rows of the weight are whole numbers of blocks.
+Both sides have the same kind of scales, but may differ in elements, as with float4 weights and float8 inputs. Experts
+are found as in ``product``.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from bitport.ops import Weight
 from bitport.ops.convert import from_list
 
 UNIT = 32
-"""K must be a multiple: of a block, and of what makes whole bytes."""
+"""K must be a multiple of it: whole blocks, and whole bytes."""
 
 
 class Blocks(NamedTuple):
     scale: torch.dtype
     columns: int
     second: bool
-    """Whether there is one more scale for all."""
+    """Whether there is a global scale too."""
     elements: tuple[str, ...]
 
 
 MX = Blocks(torch.float8_e8m0fnu, 32, False, ("float8_e4m3", "float8_e5m2", "float4_e2m1"))
 BLOCKS = {"mxfp8": MX, "mxfp4": MX, "nvfp4": Blocks(torch.float8_e4m3fn, 16, True, ("float4_e2m1",))}
-"""Rounding of the input -> the blocks of both sides, and what the weight may be made of."""
+"""Activation format -> the blocks of both sides, and the number types that the weight may have."""
 ELEMENTS = {"float8_e4m3": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1": "e2m1"}
-"""What Triton calls them."""
+"""Number type -> Triton's name for it."""
 
 
 def refuses(x: Tensor, weight: Weight, act: str, config: Config) -> str | None:
@@ -93,7 +93,7 @@ def scaled(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ) -> None:
-    """What lies past the k-th column is 0 times a scale of 0 or 2^-127."""
+    """Compute a BM x BN tile of y. Columns past the k-th are 0, with a scale of 0 or 2^-127."""
     tiles_m = tl.num_programs(0) // ((n + BN - 1) // BN)
     tile_m, tile_n, split = tl.program_id(0) % tiles_m, tl.program_id(0) // tiles_m, tl.program_id(1)
     X_PACKED: tl.constexpr = 2 if X == "e2m1" else 1
@@ -142,7 +142,8 @@ def product(
     config: Config,
     ends: Tensor | None = None,
 ) -> Tensor:
-    """[M, N] for x [.., K], which is rounded first; with ``ends`` rows of experts, and zeros for the rows of none."""
+    """Quantize x [.., K] and return the product [M, N]; with ``ends`` rows grouped by expert, and zeros for rows
+    without one."""
     held = from_list(quantize_input(x, act, act_scale))
     m, experts = held.data.shape[0], None if ends is None else ends.shape[0]
     blocks = config.scaled_tiles(cdiv(m, experts or 1))

@@ -1,11 +1,11 @@
-"""Whole numbers on the host's side. Triton's functions for them serve kernels too, and take ten times as long."""
+"""Integer helpers for the host. Triton's own work in kernels too, but take ten times as long."""
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
 def next_power(n: int) -> int:
-    """The smallest power of two that is at least n, and 1."""
+    """Return the smallest power of two that is at least n and at least 1."""
     return 1 << max(0, n - 1).bit_length()

@@ -1,9 +1,9 @@
-"""Numbers that stand in a table, found without reading memory: a byte of those of four codes at a time.
+"""Table lookups of 4-bit codes without reading memory: one byte of the entries of four codes at a time.
 
-One instruction of NVIDIA's makes a register of four bytes out of eight, by four indices of 3 bits each: the lower three
-of a nibble, so codes of a word as they lie. A table of sixteen is two of eight: the fourth bit of a code picks, by that
-instruction again, the byte that came from one or from the other. In float4_e2m1 it is the sign, and is put where the
-number has its own.
+NVIDIA's byte permutation (prmt) selects four bytes out of eight by four indices of 3 bits, the lower three of each
+nibble, so it takes codes as they are in a word. A table of sixteen is two tables of eight: the fourth bit of a code
+selects, by the same instruction, between the bytes found in the two. In float4_e2m1 that bit is the sign, and is moved
+to the sign bit of the number.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ ENTRIES = {
     for name, entries in TABLES.items()
     for kind, (dtype, bits) in TYPES.items()
 }
-"""The bits of what codes mean, rounded to a type; of those of float4 without the sign."""
+"""(number type, type of the entries) -> bits of the entries, rounded to that type; for float4 without the sign."""
 
 
 @triton.constexpr_function
 def permutes() -> bool:
-    """Whether the device has that instruction."""
+    """Whether the device has the byte permutation."""
     return is_cuda()
 
 
 @triton.constexpr_function
 def bytes_of(number: str, kind: tl.dtype, byte: int, first: int) -> int:
-    """That byte of four entries, as int32, the first one's lowest."""
+    """Return byte ``byte`` of four entries from ``first`` on, as int32 with that of the first entry lowest."""
     word = 0
     for at in range(4):
         word += (ENTRIES[number, kind.name][first + at] >> 8 * byte & 0xFF) << 8 * at
@@ -61,7 +61,7 @@ def _of_eight(
 def byte_of(
     word: tl.tensor, FROM: tl.constexpr, NUMBER: tl.constexpr, KIND: tl.constexpr, BYTE: tl.constexpr
 ) -> tl.tensor:
-    """The BYTE-th byte, the lowest is 0, of what each of the four codes means that begin at bit FROM of ``word``."""
+    """Return the BYTE-th byte (lowest: 0) of the entries of the four codes that begin at bit FROM of ``word``."""
     codes = word >> FROM
     found = _of_eight(codes, NUMBER, KIND, BYTE, 0)
     if NUMBER != "float4_e2m1":
@@ -75,14 +75,14 @@ def byte_of(
 
 @triton.jit
 def pairs_of(word: tl.tensor, FROM: tl.constexpr, NUMBER: tl.constexpr, KIND: tl.constexpr) -> tl.tuple:
-    """What those mean in a type of 16 bits: the first and second, the third and fourth of them in a register."""
+    """Return the 16-bit entries of those four codes in two registers: first and second, third and fourth."""
     low, high = byte_of(word, FROM, NUMBER, KIND, 0), byte_of(word, FROM, NUMBER, KIND, 1)
     return libdevice.byte_perm(low, high, 0x5140), libdevice.byte_perm(low, high, 0x7362)
 
 
 @triton.jit
 def look_up(word: tl.tensor, PLACE: tl.constexpr, NUMBER: tl.constexpr) -> tl.tensor:
-    """float32 that the PLACE-th code of ``word`` means. What several places share the compiler computes once."""
+    """Return the entry of the PLACE-th code of ``word`` as float32. The compiler computes what places share once."""
     FROM: tl.constexpr = PLACE // 4 * 16
     PAIR: tl.constexpr = 0x5140 if PLACE % 4 < 2 else 0x7362
     word = word.to(tl.int32, bitcast=True)
