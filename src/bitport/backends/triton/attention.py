@@ -34,9 +34,9 @@ from bitport.ops.attention import Call
 WIDEST = 256
 KEPT, HELD, WARPS = 8192, 4096, 4
 """KEPT: numbers of the queries per program; HELD: numbers of keys or values that it holds at a time (more if SUMMED
-tokens need it). With two pipeline stages these fit the on-chip memory of every GPU. Without matrix units they are
-halved, with twice the threads: each thread then has its operands in registers, and when there are far too many of them
-NVIDIA's compiler keeps none there."""
+tokens need it). With two pipeline stages these fit the on-chip memory of every GPU. Where matrix units are not used
+they are halved, with twice the threads: each thread then has its operands in registers, and when there are far too many
+of them NVIDIA's compiler keeps none there."""
 STAGES = 2
 LEAST = 16
 """Rows, tokens and columns of the smallest product of a matrix unit."""

@@ -127,8 +127,8 @@ def form_of(x: Rounded) -> Form:
 
 def _step(x: Form, weight: Kind, blocks: Blocks, halves: bool) -> int:
     """Return the columns per step: the table's BK, which assumes two bytes per column, or fewer so that a scale block
-    is a whole number of steps; X_BLOCK if x has a scale for each. Codebook entries that are looked up as 16-bit numbers
-    are already rounded, so their scale must be applied to the sum."""
+    is a whole number of steps; X_BLOCK if x has a scale per X_BLOCK columns. Codebook entries that are looked up as
+    16-bit numbers are already rounded, so their scale must be applied to the sum."""
     table = halves and NUMBER_TYPES[weight.dtype].kind == "codebook"
     if x.place == "tile":
         return X_BLOCK

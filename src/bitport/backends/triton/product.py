@@ -14,7 +14,7 @@ float32 step by step, since matrix units keep fewer bits of a longer sum.
 The weight is the first operand, and tiles of y are computed as BN x BM: matrix units take at least 16 rows of the first
 operand and 8 columns of the second, and from sm90 on they read the first from registers, where it was decoded. With
 PAIRS several codes are decoded at a time (pairs.py, entries.py), and float8_e4m3 by the device if it CONVERTS it. Codes
-and x are prefetched to shared memory by num_stages. If one entry of a scale serves a whole step, the loads are too
+and x are prefetched to shared memory num_stages ahead. If one entry of a scale serves a whole step, the loads are too
 short for such copies; they are issued one step ahead instead.
 
 The tiles of all experts are numbered consecutively; the last one of each may be partly empty. A program finds its

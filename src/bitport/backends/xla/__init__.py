@@ -1,11 +1,11 @@
-"""XLA and TPU: every op as one JAX function (functions.py), and thin adapters for the ways in which torch reaches XLA.
+"""XLA and TPU: every op as one JAX function (functions.py), with thin adapters for the ways from torch to XLA.
 
-    torchax      device "jax"    torchax_ops.register(), by the user: its tensors never come to PyTorch's dispatcher;
-                                 a kernel called "jax" for every op stands for what its environment does
-    torch_tpu    device "tpu"    likewise, for PyTorch's dispatcher
+    torchax      device "jax"    the user calls torchax_ops.register(): its tensors never reach PyTorch's dispatcher, so
+                                 for every op a kernel called "jax" stands for what its environment does
+    torch_tpu    device "tpu"    a kernel called "jax" for every op, through PyTorch's dispatcher
     torch_xla    device "xla"    likewise
 
-Importing this brings in no JAX; a kernel does when it is first asked for.
+Importing this does not import JAX; kernels do when they are first used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ for _op in OPS:
 
 
 def describe() -> list[str]:
-    """For ``bitport doctor``."""
+    """Describe the installed libraries for ``bitport doctor``."""
     wanted = ("jax", "torchax", "torch_tpu", "torch_xla")
     found = [name for name in wanted if importlib.util.find_spec(name)]
     missing = [name for name in wanted if name not in found]

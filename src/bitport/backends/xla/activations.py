@@ -1,4 +1,4 @@
-"""linear_then and dyn_linear_then in JAX: the product in x's dtype, then the function, as the generic kernel."""
+"""linear_then and dyn_linear_then in JAX: the product in x's dtype, then the function, as in the generic kernel."""
 
 from __future__ import annotations
 

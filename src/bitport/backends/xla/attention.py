@@ -1,4 +1,4 @@
-"""attention over quantized keys and values in JAX: dequantized, with scores and sums in float32."""
+"""attention in JAX: keys and values are dequantized; scores and sums are float32."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def attention(q: Array, *rest: Any) -> Array:
     most = score.max(-1, keepdims=True)
     weights = jnp.exp(score - jnp.where(most == -jnp.inf, 0, most))
     total = weights.sum(-1, keepdims=True)
-    weights = weights / jnp.where(total == 0, 1, total)  # a row that sees no token gives zeros
+    weights = weights / jnp.where(total == 0, 1, total)  # rows that see no token give zeros
     grouped = weights.reshape(batch, groups, heads // groups, rows, tokens)
     y = jnp.einsum("bgmrt,bgtw->bgmrw", grouped, values, precision=highest)
     return y.reshape(batch, heads, rows, values.shape[-1]).astype(q.dtype)
 
 
 def _joined(weight: JaxWeight, floats: Array | None, first: int) -> Array:
-    """float32 [batch, heads, tokens, width] in the order of the sequence."""
+    """Return all tokens in sequence order, float32 [batch, heads, tokens, width]."""
     packed = dense(*weight).astype(jnp.float32)
     if floats is None:
         return packed

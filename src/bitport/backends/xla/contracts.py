@@ -1,4 +1,4 @@
-"""In JAX, the two ops that follow somebody else's contract: quantized_matmul and int4pack_mm."""
+"""The two ops with an external contract, in JAX: quantized_matmul and int4pack_mm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def quantized_matmul(
     int4_weight: bool | None = False,
     quantize_activation: bool | None = False,
 ) -> Array:
-    """See bitport.ops.quantized_matmul. With blocks, w is [C, b, N]: the product within each block, then their sum."""
+    """See bitport.ops.quantized_matmul. With blocks, w is [C, b, N], and the products of the blocks are added."""
     codes = w.T[None] if w.ndim == 2 else w  # [C, b, N]
     chunks, size, n = codes.shape
     scaler = scaler.astype(jnp.float32).reshape(chunks, n)

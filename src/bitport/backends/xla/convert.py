@@ -16,12 +16,12 @@ from bitport.numerics import ACTIVATIONS, Format
 
 
 def jax_dtype(dtype: Any) -> Any:
-    """jnp's dtype of the same name as torch's, which is how an op is told what to return."""
+    """Return jnp's dtype of the same name as torch's, in which ops receive the dtype of their result."""
     return jnp.dtype(str(dtype).removeprefix("torch."))
 
 
 def embedding(ids: Array, *rest: Any) -> Array:
-    """The rows asked for are cut out of the parts, then dequantized: row i has its scales in scale[i // block_n]."""
+    """Gather the rows ``ids`` from the parts, then dequantize them; the scales of row i are scale[i // block_n]."""
     *parts, out_dtype = rest
     weight, flat = JaxWeight(*parts), ids.reshape(-1)
     axis = 1 if weight.layout == NAME else 0  # the one along N
@@ -51,7 +51,7 @@ def dequantize(*args: Any) -> Array:
 
 
 def _listed(data: Array, scale: Array, zero: Array | None, scale2: Array | None) -> list[Array]:
-    """As bitport's ops return parts: an absent one is empty."""
+    """Return parts as bitport's ops do: missing ones are empty arrays."""
     return [jnp.zeros(0, data.dtype) if part is None else part for part in (data, scale, zero, scale2)]
 
 
@@ -70,7 +70,7 @@ def quantize_input(x: Array, act: str, act_scale: Array | None) -> list[Array]:
 
 
 def repack(*args: Any) -> list[Array]:
-    """Between plain and k_major, the layouts that XLA has kernels for."""
+    """Convert between plain and k_major, the layouts that XLA has kernels for."""
     *parts, target = args
     weight = JaxWeight(*parts)
     if reason := unread(weight.layout, target):

@@ -1,8 +1,8 @@
-"""Weights in JAX: from bytes to float32 values.
+"""Decode weights in JAX: from bytes to float32 values.
 
-Data and block scales of 8-bit floats come as their own dtypes or, since torchax cannot move those, as uint8. Which
-float the bytes of a scale are is told by scale2: e4m3 with one, e8m0 without. (An e4m3 scale that has none gets the
-scale2 1; see :func:`bitport.backends.xla.move.as_bytes`.)
+Data and block scales of 8-bit floats have their own dtypes or, since torchax cannot move those, uint8. The float type
+of a scale's bytes follows from scale2: e4m3 with one, e8m0 without. (An e4m3 scale without one gets a scale2 of 1; see
+:func:`bitport.backends.xla.move.as_bytes`.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bitport.numerics import NumberType, number_type
 
 
 class JaxWeight(NamedTuple):
-    """The ten arguments of a weight (bitport.ops.Weight), with arrays for tensors."""
+    """The ten arguments of a weight (bitport.ops.Weight), with arrays instead of tensors."""
 
     data: Array
     scale: Array
@@ -48,7 +48,7 @@ def as_bytes(array: Array) -> Array:
 
 
 def unpack_bits(data: Array, bits: int, k: int) -> Array:
-    """uint8 [..., ceil(k*bits/8)] to uint8 codes [..., k]: code i is bits [i*b, i*b + b) of its row, lowest first."""
+    """Unpack uint8 [..., ceil(k*bits/8)] to codes [..., k]: code i is bits [i*b, i*b + b) of its row, lowest first."""
     if bits == 8:
         return data
     if bits in (1, 2, 4):
@@ -62,7 +62,7 @@ def unpack_bits(data: Array, bits: int, k: int) -> Array:
 
 
 def pack_bits(codes: Array, bits: int) -> Array:
-    """The inverse of :func:`unpack_bits`: the bits themselves, eight to a byte."""
+    """Pack codes densely, eight bits to a byte: the inverse of :func:`unpack_bits`."""
     if bits == 8:
         return codes
     stream = (codes[..., None] >> jnp.arange(bits, dtype=jnp.uint8)) & 1
@@ -73,8 +73,8 @@ def pack_bits(codes: Array, bits: int) -> Array:
 
 
 def decode_float(codes: Array, number: NumberType) -> Array:
-    """float32 values of uint8 codes. Every code's value is in a table where there are few of them; e4m3 and e5m2 are
-    XLA's own types; e8m0 is the exponent field of a float32."""
+    """Decode uint8 codes of a float type to float32. Types of fewer than 8 bits use a table; e4m3 and e5m2 are native
+    types of XLA; e8m0 is the exponent field of a float32."""
     if not number.signed:
         bits = codes.astype(jnp.int32) << 23
         bits = jnp.where(codes == 0, 0x400000, bits)
@@ -93,14 +93,14 @@ def _look_up(codes: Array, table: list[float] | tuple[float, ...]) -> Array:
 
 
 def decode(codes: Array, number: NumberType) -> Array:
-    """float32 of uint8 codes; integers as they are, from 0."""
+    """Decode uint8 codes to float32; integers are converted unsigned, from 0."""
     if number.kind == "float":
         return decode_float(codes, number)
     return _look_up(codes, number.table) if number.kind == "codebook" else codes.astype(jnp.float32)
 
 
 def scale_values(scale: Array, scale2: Array | None) -> Array:
-    """float32 of block scales in any dtype, times the global one."""
+    """Return block scales of any dtype as float32, times the global one."""
     if scale.dtype == jnp.uint8:
         scale = decode_float(scale, number_type("float8_e8m0" if scale2 is None else "float8_e4m3"))
     elif scale.dtype == jnp.float8_e8m0fnu:
@@ -110,7 +110,7 @@ def scale_values(scale: Array, scale2: Array | None) -> Array:
 
 
 def spread(part: Array, matrix: Matrix) -> Array:
-    """[..., N/bn, K/bk] to what broadcasts against [..., N, K]: each block's entry at its elements."""
+    """Repeat block entries [..., N/bn, K/bk] so that they broadcast against [..., N, K]."""
     for axis, size, block in ((-2, matrix.n, matrix.block_n), (-1, matrix.k, matrix.block_k)):
         if part.shape[axis] != 1 and block != 1:
             part = jax.lax.slice_in_dim(jnp.repeat(part, block, axis), 0, size, axis=axis)
@@ -118,12 +118,13 @@ def spread(part: Array, matrix: Matrix) -> Array:
 
 
 def codes_of(weight: JaxWeight) -> Array:
-    """uint8 codes [..., N, K] of a plain weight."""
+    """Return the uint8 codes [..., N, K] of a plain weight."""
     return unpack_bits(as_bytes(weight.data), weight.number.bits, weight.k)
 
 
 def signed_k_major(weight: JaxWeight) -> Array:
-    """Signed codes [..., K, N] of a k_major weight: int8, or int4 where the data is native int4 or its bytes."""
+    """Return the signed codes [..., K, N] of a k_major weight: int8, or int4 if the data is native int4 or its
+    bytes."""
     data = weight.data
     if weight.dtype == "int4" and data.dtype == jnp.uint8:
         pairs = jax.lax.bitcast_convert_type(data, jnp.int4)
@@ -132,7 +133,7 @@ def signed_k_major(weight: JaxWeight) -> Array:
 
 
 def dense_k_major(weight: JaxWeight) -> Array:
-    """float32 [..., K, N] of a k_major weight, whose scale and zero are transposed too."""
+    """Dequantize a k_major weight, whose scale and zero are transposed too, to float32 [..., K, N]."""
     sideways = weight.matrix._replace(n=weight.k, k=weight.n, block_n=weight.block_k, block_k=weight.block_n)
     value = signed_k_major(weight).astype(jnp.float32)
     if weight.zero is not None:
@@ -141,13 +142,13 @@ def dense_k_major(weight: JaxWeight) -> Array:
 
 
 def unread(*layouts: str) -> str | None:
-    """Why not all of the layouts can be read; None if they can."""
+    """Return why not all of the layouts can be read, or None."""
     others = [layout for layout in layouts if layout not in ("plain", NAME)]
     return f"XLA reads the layouts plain and {NAME}, not {' and '.join(others)}" if others else None
 
 
 def dense(*args: Any) -> Array:
-    """float32 [..., N, K]: (decode(code) - zero) * scale * scale2."""
+    """Dequantize a weight to float32 [..., N, K]: (decode(code) - zero) * scale * scale2."""
     weight = JaxWeight(*args)
     if weight.layout == NAME:
         return jnp.swapaxes(dense_k_major(weight), -1, -2)

@@ -1,7 +1,7 @@
-"""Quantizing in JAX: scales chosen and values rounded as bitport.numerics does it, step by step in float32.
+"""Quantize in JAX: choose scales and round values as bitport.numerics does, step by step in float32.
 
-XLA's simplifier multiplies by the rounded reciprocal of a divisor that is a constant or a broadcast: :func:`divide`
-hides what it is.
+XLA's simplifier replaces division by a constant or a broadcast with multiplication by its rounded reciprocal;
+:func:`divide` hides the divisor from it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Encoded(NamedTuple):
-    """uint8 codes [..., N, K] and what scales them; 8-bit scales as bytes."""
+    """uint8 codes [..., N, K] and their scales and zeros; 8-bit scales are bytes."""
 
     codes: Array
     scale: Array
@@ -34,13 +34,13 @@ class Encoded(NamedTuple):
 
 
 def divide(x: Array, divisor: Array | float) -> Array:
-    """x / divisor, correctly rounded."""
+    """Return x / divisor, correctly rounded."""
     spread_out = jnp.broadcast_to(jnp.asarray(divisor, x.dtype), x.shape)
     return x / jax.lax.optimization_barrier(spread_out)
 
 
 def to_blocks(x: Array, fmt: Format) -> Array:
-    """[..., N, K] to [..., SN, bn, SK, bk]; short edge blocks are filled up with zeros."""
+    """Reshape [..., N, K] to [..., SN, bn, SK, bk]; short edge blocks are padded with zeros."""
     n, k = x.shape[-2:]
     bn, bk = fmt.block_shape(n, k)
     sn, sk = fmt.scale_shape(n, k)
@@ -58,7 +58,7 @@ def _spread(part: Array) -> Array:
 
 
 def encode_float(x: Array, number: NumberType) -> Array:
-    """uint8 codes of float32, halves to even, overflow to the largest value."""
+    """Encode float32 as uint8 codes, ties to even, overflow to the largest value."""
     if number.bits == 8:
         kind = jnp.float8_e4m3fn if number.mantissa_bits == 3 else jnp.float8_e5m2
         return jax.lax.bitcast_convert_type(jnp.clip(x, -number.max, number.max).astype(kind), jnp.uint8)
@@ -78,7 +78,7 @@ def encode_codebook(x: Array, table: tuple[float, ...]) -> Array:
 
 
 def quantize_codes(x: Array, fmt: Format, scale: Array, zero: Array | None, scale2: Array | None) -> Array:
-    """uint8 codes [..., N, K] of x [..., N, K] with given scales (bytes decoded by their format)."""
+    """Return uint8 codes [..., N, K] of x [..., N, K] with given scales (bytes are decoded by their format)."""
     number, (n, k) = fmt.number, x.shape[-2:]
     factor = _spread(block_scale(fmt, scale, scale2))
     blocks = to_blocks(x.astype(jnp.float32), fmt)
@@ -106,7 +106,7 @@ def dequantize_codes(fmt: Format, encoded: Encoded) -> Array:
 
 
 def block_scale(fmt: Format, scale: Array, scale2: Array | None) -> Array:
-    """float32 factor of each block."""
+    """Return the float32 factor of each block."""
     if fmt.scale in FLOAT8_SCALES:
         scale = decode_float(scale, E8M0 if fmt.scale == "e8m0" else E4M3)
     scale = scale.astype(jnp.float32)
@@ -114,7 +114,7 @@ def block_scale(fmt: Format, scale: Array, scale2: Array | None) -> Array:
 
 
 def encode(x: Array, fmt: Format, scale: Array | None = None, scale2: Array | None = None) -> Encoded:
-    """x [..., N, K] rounded to ``fmt``; a scale (or scale2 alone) that is given is used as it is."""
+    """Quantize x [..., N, K] to ``fmt``; a given scale, or scale2 alone, is used unchanged."""
     zero = None
     if scale is None:
         scale, zero, scale2 = choose_qparams(x, fmt, scale2)
@@ -122,7 +122,7 @@ def encode(x: Array, fmt: Format, scale: Array | None = None, scale2: Array | No
 
 
 def storage(encoded: Encoded, number: NumberType) -> Array:
-    """The codes as bytes of the plain layout."""
+    """Return the codes as bytes of the plain layout."""
     return pack_bits(encoded.codes, number.bits)
 
 
@@ -180,7 +180,7 @@ def _global_scale(amax: Array, fmt: Format) -> Array:
 
 
 def _power_of_two(amax: Array, fmt: Format) -> Array:
-    """e8m0 bytes, by the bits of amax; see bitport.numerics.qparams.power_of_two_scale."""
+    """Return e8m0 bytes from the bits of amax; see bitport.numerics.qparams.power_of_two_scale."""
     number = fmt.number
     bits = jax.lax.bitcast_convert_type(amax, jnp.int32)
     position = jnp.where(bits < 0x800000, jnp.maximum(bits - 0x400000, 0) * 2, bits)

@@ -1,7 +1,7 @@
-"""The table: for each op of bitport, its function on JAX arrays, with the op's own arguments.
+"""Table of bitport's ops as functions on JAX arrays, with the op's own arguments.
 
-The adapters (torchax, torch_xla, torch_tpu) give these to their library; under jax.jit, a mesh or jax.export they are
-used as they are.
+The adapters (torchax, torch_xla, torch_tpu) pass these to their library; under jax.jit, a mesh or jax.export they are
+used directly.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Integers for XLA: [K, N] with two's complement codes, the operand of a product x [M, K] @ w [K, N].
+"""Layout of integers for XLA: [K, N] with two's complement codes, the operand of a product x [M, K] @ w [K, N].
 
 ::
 
     int8   int8 [K, N]         scale, zero [K/g, N]
     int4   uint8 [K, N/2]      byte j of a row: n = 2j in the low nibble, n = 2j + 1 in the high one
 
-The bytes of int4 are those of XLA's own int4 [K, N], of which a TPU keeps two in a byte and which its kernels load
-without unpacking; on a jax device the data becomes that type. Zero stays in units of unsigned codes.
+The bytes of int4 are those of XLA's own int4 [K, N], which a TPU stores two to a byte and its kernels load without
+unpacking; on a jax device the data becomes that type. Zero points stay in units of unsigned codes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class KMajor:
 
 
 def _signed(codes: Tensor) -> Tensor:
-    """uint8 as int8 of the same bits, by a conversion that every device defines alike."""
+    """Reinterpret uint8 as int8, by conversions that are defined the same on every device."""
     wide = codes.to(torch.int16)
     return torch.where(wide > 127, wide - 256, wide).to(torch.int8)
 

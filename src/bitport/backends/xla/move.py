@@ -1,4 +1,4 @@
-"""Tensors of torch as arrays of JAX and back, bit for bit, also 8-bit floats: those travel as bytes (uint8)."""
+"""Convert between torch tensors and JAX arrays, bit for bit; 8-bit floats travel as bytes (uint8)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bitport.ops import Op
 
 
 def to_array(tensor: Tensor) -> Array:
-    """A contiguous copy; an 8-bit float as uint8."""
+    """Copy a tensor to a contiguous array; 8-bit floats become uint8."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
         tensor = tensor.view(torch.uint8)
@@ -36,7 +36,7 @@ def to_tensor(array: Array) -> Tensor:
 
 
 def as_bytes(parts: Quantized) -> Quantized:
-    """Parts whose 8-bit floats can be seen as uint8: e8m0 scales have no scale2, so e4m3 scales get one."""
+    """Return parts that stay unambiguous as uint8: e8m0 scales have no scale2, so e4m3 scales get one."""
     if parts.scale.dtype == torch.float8_e4m3fn and parts.scale2 is None:
         one = torch.ones(*parts.scale.shape[:-2], 1, 1, device=parts.scale.device)
         return parts._replace(scale2=one)
@@ -44,7 +44,8 @@ def as_bytes(parts: Quantized) -> Quantized:
 
 
 def native(data: Array) -> Array:
-    """k_major int4 bytes [K, N/2] as XLA's int4 [K, N]: two in a byte on a TPU; on a CPU one, and slower to read."""
+    """Convert k_major int4 bytes [K, N/2] to XLA's int4 [K, N]: two to a byte on a TPU; on a CPU one, and slower to
+    read."""
     pairs = jax.lax.bitcast_convert_type(data, jnp.int4)
     return pairs.reshape(*data.shape[:-1], 2 * data.shape[-1])
 
@@ -54,16 +55,16 @@ def prefers_native() -> bool:
 
 
 def op_arrays(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An op's arguments with arrays for tensors, those of its weights in the form in which a device takes them."""
+    """Return an op's arguments with arrays instead of tensors, those of weights in the form that the device takes."""
     given = list(args)
     for at, argument in enumerate(op.schema.partition(")")[0].split(", ")):
-        if argument.endswith("data"):  # the first of the ten, also of k_data and v_data
+        if argument.endswith("data"):  # the first of a weight's ten; also k_data and v_data
             given[at : at + 10] = weight_arrays(given[at : at + 10])
     return tuple(to_array(arg) if isinstance(arg, Tensor) else arg for arg in given)
 
 
 def weight_arrays(weight: Any) -> tuple[Any, ...]:
-    """The ten arguments of a weight with arrays for tensors."""
+    """Return the ten arguments of a weight with arrays instead of tensors."""
     parts = as_bytes(Quantized(*weight[:4]))
     data, *rest = (None if part is None else to_array(part) for part in parts)
     if weight[9] == NAME and weight[4] == "int4" and prefers_native():

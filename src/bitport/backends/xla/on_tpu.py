@@ -1,6 +1,6 @@
-"""Where a program is compiled for a TPU: the Pallas kernel for a k_major weight, if its sizes fit; plain JAX elsewhere.
+"""Use the Pallas kernel for a k_major weight if a program is compiled for a TPU and the sizes fit; otherwise plain JAX.
 
-XLA does not split a Pallas kernel over devices by itself, and says so: a sharded weight goes through
+XLA cannot split a Pallas kernel over devices, and reports an error: a sharded weight goes through
 :mod:`bitport.backends.xla.shard`.
 """
 
@@ -17,8 +17,8 @@ from bitport.backends.xla.pallas_matmul import Tiles, matmul, tiles
 
 
 def or_else(plain: Callable[..., Array], x: Array, weight: JaxWeight) -> Array:
-    """float32 [M, N] of x [M, K] (float, or int8 codes) by the kernel of the platform; ``plain`` takes x and the
-    weight's data, scale and zero."""
+    """Multiply x [M, K] (float, or int8 codes) with the kernel of the platform, to float32 [M, N]; ``plain`` takes x
+    and the weight's data, scale and zero."""
     shape = fits(x, weight)
     if isinstance(shape, str):
         return plain(x, weight.data, weight.scale, weight.zero)
@@ -40,7 +40,7 @@ def or_else(plain: Callable[..., Array], x: Array, weight: JaxWeight) -> Array:
 
 
 def fits(x: Array, weight: JaxWeight) -> Tiles | str:
-    """The blocks of the kernel, or why it cannot take this product."""
+    """Return the block sizes of the kernel, or why it cannot take this product."""
     if weight.block_n != 1:
         return f"scales must be per row of W, not per {weight.block_n} of them"
     if x.shape[0] == 0:

@@ -1,11 +1,11 @@
-"""The products that a TPU profits from, as one Pallas kernel: x [M, K] times a k_major weight [K, N].
+"""Pallas kernel for TPU: x [M, K] times a k_major weight [K, N].
 
     weight only    x float, w int4 or int8      w is scaled in VMEM, rounded to x's dtype, multiplied in float
     integers       x int8, w int4 or int8       int32 sums per group of K, then scaled
 
-The grid is (M/bm, N/bn, K/bk); a float32 [bm, bn] in VMEM adds up what the steps along K give. Group scales come as
-blocks [bk/g, bn]: the last two sizes of a block are multiples of (8, 128) or those of the whole array, hence bk. The
-weight is read from HBM once for every bm rows, in the bits that it has.
+The grid is (M/bm, N/bn, K/bk); a float32 accumulator [bm, bn] in VMEM adds up the steps along K. Blocks of group scales
+are [bk/g, bn]: the last two sizes of a block must be multiples of (8, 128) or those of the whole array, which
+determines bk. The weight is read from HBM once per bm rows, in its low-bit form.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Tiles(NamedTuple):
 
 
 def tiles(m: int, n: int, k: int, group: int) -> Tiles | str:
-    """Block sizes for x [m, k] and w [k, n] with ``group`` codes of K to a scale, or why there are none.
+    """Return block sizes for x [m, k] and w [k, n] with ``group`` codes of K per scale, or why there are none.
 
-    x is filled up to whole blocks of rows; N and K are not. bk holds 8 scales (or all of K), and no more than 2048
-    codes, so that two blocks of each operand fit into 16 MB beside the weight's float form."""
+    x is padded to whole blocks of rows; N and K are not padded. bk covers a multiple of 8 scales (or all of K), and at
+    most 2048 codes, so that two blocks of each operand and the weight in float fit into 16 MB."""
     if n % LANES or k % LANES:
         return f"N and K must be multiples of {LANES}, not {n} and {k}"
     if k % group or group % SUBLANES:
         return f"groups must divide K={k} and be multiples of {SUBLANES}, not of {group}"
     bn = next(size for size in (512, 256, LANES) if n % size == 0)
     bk = next((size for size in range(2048, 0, -LANES) if k % size == 0 and size % (group * SUBLANES) == 0), None)
-    if group == k:  # one scale for all of K: its block is [1, bn] wherever the kernel is along K
+    if group == k:  # one scale for all of K: its block is [1, bn] at every step along K
         bk = next(size for size in range(1024, 0, -LANES) if k % size == 0)
     elif bk is None:
         if k > 4096:
@@ -91,8 +91,8 @@ def matmul(
     out_dtype: Any = None,
     interpret: bool = False,
 ) -> Array:
-    """x [M, K] @ ((w - zero) * scale) [K, N]: scale and zero are float32 [K/group, N], zero counts from the middle of
-    the signed codes. The result is ``out_dtype``, x's own by default (float32 of int8)."""
+    """Compute x [M, K] @ ((w - zero) * scale) [K, N]. scale and zero are float32 [K/group, N]; zero is relative to the
+    midpoint of the codes. The result has ``out_dtype``, by default x's own (float32 for int8)."""
     (m, k), n = x.shape, w.shape[1]
     bm, bn, bk = shape
     x = jnp.pad(x, ((0, -m % bm), (0, 0)))
@@ -125,7 +125,7 @@ def matmul(
 
 
 def _nbytes(*arrays: Array) -> int:
-    """In the bits that a TPU keeps: two int4 in a byte."""
+    """Size on a TPU, which stores two int4 to a byte."""
     return sum(array.size * (4 if array.dtype == jnp.int4 else 8 * array.dtype.itemsize) // 8 for array in arrays)
 
 

@@ -1,7 +1,7 @@
-"""linear and dyn_linear, and their grouped twins, in JAX.
+"""linear, dyn_linear and their grouped variants in JAX.
 
-Sums are float32, and int32 where both factors are integers: XLA adds int8 products in int8 unless it is told not to.
-float32 factors are multiplied as such (precision HIGHEST), where a TPU would round them to bfloat16.
+Sums are float32, or int32 if both operands are integers (XLA's default is to add int8 products in int8). float32
+operands are multiplied in full precision (HIGHEST), where a TPU would round them to bfloat16.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def dot(x: Array, w: Array, dims: Any) -> Array:
 
 
 def _finish(y: Array, x: Array, bias: Array | None) -> Array:
-    """The bias added in float32, the result in x's dtype and with x's leading dimensions."""
+    """Add the bias in float32; return the result in x's dtype and leading dimensions."""
     if bias is not None:
         y = y + bias.astype(jnp.float32)
     return y.astype(x.dtype).reshape(*x.shape[:-1], y.shape[-1])
@@ -48,7 +48,7 @@ def linear(x: Array, *rest: Any) -> Array:
 
 
 def product(x: Array, weight: JaxWeight) -> Array:
-    """float32 [M, N] of x [M, K]: W rounded to x's dtype."""
+    """Multiply x [M, K] by W rounded to x's dtype; return float32 [M, N]."""
     if weight.layout != NAME:
         return dot(x, dense(*weight).astype(x.dtype), TURNED)
 
@@ -63,8 +63,8 @@ def product(x: Array, weight: JaxWeight) -> Array:
 
 
 def halves(weight: JaxWeight) -> tuple[JaxWeight, JaxWeight]:
-    """The even and the odd columns of k_major int4 bytes, apart: the low and the high nibbles, which a CPU unpacks many
-    at a time as long as it need not put them one beside the other."""
+    """Split k_major int4 bytes into even and odd columns, the low and high nibbles: a CPU unpacks them with vector
+    instructions as long as it need not interleave them."""
     codes = jax.lax.bitcast_convert_type(weight.data, jnp.int8)
 
     def half(data: Array, first: int) -> JaxWeight:
@@ -84,7 +84,7 @@ def dyn_linear(x: Array, *rest: Any) -> Array:
 
 
 def fake_quantize(x: Array, act: str, act_scale: Array | None = None) -> Array:
-    """float32 of x's shape, rounded as ACTIVATIONS[act] says."""
+    """Round x to ACTIVATIONS[act]; return float32 of its shape."""
     fmt = ACTIVATIONS[act]
     fixed = None if act_scale is None else act_scale.reshape(1, 1)
     encoded = encode(rows_of(x), fmt, *((None, fixed) if fmt.global_scale else (fixed, None)))
@@ -95,7 +95,7 @@ def fake_quantize(x: Array, act: str, act_scale: Array | None = None) -> Array:
 
 
 def multiplies_integers(weight: JaxWeight, act: str) -> bool:
-    """Both factors are codes around a whole number, with one scale per row of x: the sums can be int32."""
+    """Whether the sums can be int32: both operands are codes relative to an integer, with one scale per row of x."""
     fmt = ACTIVATIONS[act]
     return (
         fmt.dtype == "int8"
@@ -107,7 +107,8 @@ def multiplies_integers(weight: JaxWeight, act: str) -> bool:
 
 
 def _integer_product(x: Array, weight: JaxWeight, act: str, act_scale: Array | None) -> Array:
-    """float32 [M, N]: per group c of K, xs * ws_c * (sum_k xq wq - (zero_c - midpoint) * sum_k xq)."""
+    """Return float32 [M, N]: the sum over groups c of K of xs * ws_c * (sum_k xq wq - (zero_c - midpoint) * sum_k
+    xq)."""
     fixed = None if act_scale is None else act_scale.reshape(1, 1)
     encoded = encode(rows_of(x), ACTIVATIONS[act], fixed)
     xq = (encoded.codes ^ 0x80).view(jnp.int8)
@@ -125,7 +126,7 @@ def _integer_product(x: Array, weight: JaxWeight, act: str, act_scale: Array | N
 
 
 def k_major_integers(weight: JaxWeight) -> tuple[Array, Array, Array | None]:
-    """Signed codes [K, N], scale [K/g, N] or [K/g, 1], and the zero point, counted from the type's midpoint, alike."""
+    """Return signed codes [K, N], scale [K/g, N] or [K/g, 1], and likewise the zero point relative to the midpoint."""
     if weight.layout == NAME:
         codes, scale, zero = signed_k_major(weight), weight.scale, weight.zero
         sideways = weight.matrix._replace(n=1, k=weight.n, block_n=1, block_k=weight.block_n)
@@ -140,8 +141,8 @@ def k_major_integers(weight: JaxWeight) -> tuple[Array, Array, Array | None]:
 
 
 def grouped_sum(xq: Array, wq: Array, scale: Array, zero: Array | None, group: int) -> Array:
-    """float32 [M, N]: sum over groups c of scale[c] * (xq_c wq_c - zero[c] * sum xq_c), one group after the other, so
-    that no more than one int32 [M, N] is alive."""
+    """Return float32 [M, N]: the sum over groups c of scale[c] * (xq_c wq_c - zero[c] * sum xq_c), group by group, so
+    that at most one int32 [M, N] is alive."""
 
     def product(x: Array, w: Array, s: Array, z: Array | None) -> Array:
         sums = jax.lax.dot_general(x, w.astype(jnp.int8), STRAIGHT, preferred_element_type=jnp.int32)
@@ -167,7 +168,7 @@ def grouped_sum(xq: Array, wq: Array, scale: Array, zero: Array | None, group: i
 
 
 def by_expert(x: Array, ends: Array, weight: Array) -> Array:
-    """Rows of x [T, K] times their expert's matrix of [E, N, K]; rows past the last end give zeros."""
+    """Multiply each row of x [T, K] by its expert's matrix of [E, N, K]; rows past the last end give zeros."""
     expert = jnp.searchsorted(ends, jnp.arange(x.shape[0], dtype=ends.dtype), side="right")
 
     def one(y: Array, part: tuple[Array, Array]) -> tuple[Array, None]:

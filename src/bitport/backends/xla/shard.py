@@ -1,10 +1,11 @@
-"""A weight over the devices of a mesh: cut along N, or along K at the borders of groups.
+"""Shard a weight over the devices of a mesh: along N, or along K at group boundaries.
 
-Every function of functions.py may be compiled with sharded arrays; XLA then moves what it needs. Here is how the parts
-of a weight are to be cut, and ``linear`` with one kernel per device, for what XLA cannot cut itself (a Pallas kernel).
+Every function of functions.py can be compiled with sharded arrays; XLA then inserts the communication. This module says
+how to shard the parts of a weight, and has a ``linear`` with one kernel per device for what XLA cannot split itself (a
+Pallas kernel).
 
-    along "n"   each device has rows of W       y comes out cut along N, nothing is moved
-    along "k"   each device has columns of W    x is cut likewise, and the float32 sums are added up over the devices
+    along "n"   each device has rows of W       y is sharded along N; no communication
+    along "k"   each device has columns of W    x is sharded likewise; the float32 sums are all-reduced
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ Along = Literal["n", "k"]
 
 
 def check(weight: JaxWeight, devices: int, along: Along) -> None:
-    """ArgumentError unless every device gets whole blocks and whole bytes."""
+    """Raise ArgumentError unless every device gets whole blocks and whole bytes."""
     size, block = (weight.n, weight.block_n) if along == "n" else (weight.k, weight.block_k)
     share = size // devices
-    whole = block >= size  # one scale for all of it, which every device has
+    whole = block >= size  # one scale for the whole axis, replicated on every device
     inner = "n" if weight.layout == NAME else "k"
     bits = share * weight.number.bits if along == inner and weight.data.dtype.name == "uint8" else 0
     if size % devices or (not whole and share % block) or bits % 8:
@@ -38,7 +39,7 @@ def check(weight: JaxWeight, devices: int, along: Along) -> None:
 
 
 def specs(weight: JaxWeight, axis: str, along: Along) -> tuple[PartitionSpec | None, ...]:
-    """How data, scale, zero and scale2 lie on the mesh's ``axis``."""
+    """Return how data, scale, zero and scale2 are sharded on the mesh's ``axis``."""
     rows = (along == "n") != (weight.layout == NAME)
     batch = [None] * (weight.data.ndim - 2)
 
@@ -54,7 +55,7 @@ def specs(weight: JaxWeight, axis: str, along: Along) -> tuple[PartitionSpec | N
 
 
 def put(weight: JaxWeight, mesh: Mesh, axis: str, along: Along) -> JaxWeight:
-    """The weight with its parts on the devices of the mesh."""
+    """Return the weight with its parts on the devices of the mesh."""
     check(weight, mesh.shape[axis], along)
     data, scale, zero, scale2 = (
         part if part is None else jax.device_put(part, NamedSharding(mesh, spec))
@@ -64,7 +65,7 @@ def put(weight: JaxWeight, mesh: Mesh, axis: str, along: Along) -> JaxWeight:
 
 
 def linear(mesh: Mesh, axis: str, along: Along, x: Array, *rest: Any) -> Array:
-    """The op ``linear`` with its weight cut: one product per device, by the kernel of its platform."""
+    """Compute the op ``linear`` with a sharded weight: one product per device, by the kernel of its platform."""
     *parts, bias = rest
     weight = JaxWeight(*parts)
     devices = mesh.shape[axis]

@@ -1,4 +1,4 @@
-"""An op's JAX function as a function of its arrays alone, for libraries that pass nothing else."""
+"""An op's JAX function as a function of its arrays alone, for libraries that accept nothing else."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from torch import Tensor
 
 ARRAY = object()
-"""Stands where a tensor goes."""
+"""Placeholder for a tensor."""
 
 
 def split(args: tuple[Any, ...], kind: type = Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """(those of ``args`` that are of a kind, all the arguments with ARRAY for each of them)."""
+    """Return (the arguments of type ``kind``, all arguments with ARRAY in place of these)."""
     tensors = tuple(arg for arg in args if isinstance(arg, kind))
     return tensors, tuple(ARRAY if isinstance(arg, kind) else arg for arg in args)
 
 
 @functools.cache
 def of_arrays(op: str, shape: tuple[Any, ...]) -> Callable[..., Any]:
-    """The same function for the same arguments, so that what is compiled for it is found again."""
+    """Return the function of the arrays; it is cached, so that what was compiled for it is found again."""
     from bitport.backends.xla.functions import FUNCTIONS
 
     function = FUNCTIONS[op]

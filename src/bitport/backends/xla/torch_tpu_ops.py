@@ -1,7 +1,7 @@
-"""torch_tpu (device "tpu", PrivateUse1): an op's JAX function, made a torch op by ``torch.tpu.pallas.jax_op``.
+"""torch_tpu (device "tpu", PrivateUse1): ``torch.tpu.pallas.jax_op`` makes an op's JAX function a torch op.
 
-That takes annotated functions of arrays and finds out shapes by tracing: one is made for every combination of the
-arguments that are no tensors.
+It takes annotated functions of arrays and infers shapes by tracing, so one op is made for every combination of
+non-tensor arguments.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _torch_op(op: str, shape: tuple[Any, ...]) -> Callable[..., Any]:
 
 
 def annotated(op: str, shape: tuple[Any, ...]) -> Callable[..., Any]:
-    """The function of arrays, with a signature that says so."""
+    """Return the function of arrays with an annotated signature."""
     from jax import Array
 
     function = static.of_arrays(op, shape)

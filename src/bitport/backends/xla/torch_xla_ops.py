@@ -1,7 +1,7 @@
-"""torch_xla (device "xla"): a lazy tensor's op is recorded as the HLO of its JAX function.
+"""torch_xla (device "xla"): an op on lazy tensors is recorded as the HLO of its JAX function.
 
-That project ended with torch 2.9, which is below what bitport asks for; where both are found nonetheless this kernel is
-offered, and the generic kernel is recorded like any torch code.
+That project ended with torch 2.9, which is older than bitport requires. If both are installed nonetheless, this kernel
+is available, and the generic kernel is recorded like any torch code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torchax's device as the conformance suite tries it: an op on tensors that come from the CPU, eagerly and compiled."""
+"""torchax's device for the conformance suite: ops on tensors copied from the CPU, eager and compiled."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _eager(op: str, others: tuple[Any, ...], *arrays: Array) -> Any:
 
 
 def _compiled(op: str, others: tuple[Any, ...], *arrays: Array) -> Any:
-    """By a function of its own, whose program goes when it does: there are thousands."""
+    """Compile as a new function, so that its program is freed with it: there are thousands."""
     return jax.jit(functools.partial(_eager, op, others))(*arrays)
 
 
 def _back(result: Any, promised: Any) -> Any:
-    """On the CPU; the bytes of 8-bit floats as those that the op promises."""
+    """Return ``result`` on the CPU, with bytes viewed as the 8-bit floats that the op's fake kernel promises."""
     if isinstance(promised, list):
         return [_back(*pair) for pair in zip(result, promised, strict=True)]
     tensor: Tensor = to_tensor(result)

@@ -1,8 +1,8 @@
-"""Importing torchax 0.0.13, the newest release, next to torch 2.13.
+"""Import torchax 0.0.13, the newest release, alongside torch 2.13.
 
-It names overloads of ATen ops with named dimensions, which torch 2.13 no longer has. While it is imported, such a name
-stands for an overload that matches nothing; what torch has is as it was before and after. Later releases of torchax no
-longer name them: tests/backends/xla/test_torchax_import.py fails when this file can go.
+It names overloads of ATen ops with named dimensions, which torch 2.13 has removed. During its import such names resolve
+to placeholders that match nothing; afterwards torch is unpatched again. Later versions of torchax do not name these
+overloads: tests/backends/xla/test_torchax_import.py fails when this file can be removed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NAMED_DIMENSIONS = ("Dimname", "dimname", "names")
 
 
 class RemovedOverload:
-    """Stands in a table of ops for one that torch no longer has."""
+    """Placeholder in a table of ops for an overload that torch has removed."""
 
 
 @contextlib.contextmanager
 def removed_overloads() -> Iterator[None]:
-    """Removed overloads can be named, and have no decompositions."""
+    """Within this context removed overloads can be named, and have no decompositions."""
     look_up, decompositions = OpOverloadPacket.__getattr__, torch._decomp.get_decompositions
 
     def with_removed(packet: OpOverloadPacket, name: str) -> Any:

@@ -1,5 +1,5 @@
-"""torchax (device "jax"): its environment finds the JAX functions in a table of its own. Here they are named as
-kernels, for ``explain`` and for whoever forces one, and the device is offered to the conformance suite.
+"""torchax (device "jax"): its environment finds the JAX functions in a table of its own. This module makes them visible
+as kernels, for ``explain`` and for forcing one, and provides the device to the conformance suite.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What torchax 0.0.13 cannot do or gets wrong, and models with quantized weights ask for."""
+"""Ops that models with quantized weights need and that torchax 0.0.13 lacks or gets wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLACES = (int, slice, EllipsisType)
 
 
 def view_dtype(x: Array, dtype: torch.dtype) -> Array:
-    """x.view(dtype): the same bytes along the last axis. torchax takes the dtype for a shape."""
+    """x.view(dtype): reinterpret the bytes along the last axis. torchax mistakes the dtype for a shape."""
     to = jax_dtype(dtype)
     if to.itemsize > x.dtype.itemsize:
         ratio = to.itemsize // x.dtype.itemsize
@@ -34,7 +34,7 @@ def view_dtype(x: Array, dtype: torch.dtype) -> Array:
 def grouped_mm(
     x: Array, w: Array, offs: Array | None = None, bias: Array | None = None, out_dtype: torch.dtype | None = None
 ) -> Array:
-    """F.grouped_mm of floats: rows of x [T, K] times their expert's matrix of [E, K, N]."""
+    """F.grouped_mm of floats: each row of x [T, K] times its expert's matrix of [E, K, N]."""
     if offs is None or bias is not None or (x.ndim, w.ndim) != (2, 3):
         raise ArgumentError(
             f"on torchax's device F.grouped_mm takes x [T, K], w [E, K, N] and offs, no bias; not {[*x.shape]}, "
@@ -46,7 +46,7 @@ def grouped_mm(
 LOWERINGS = {
     aten.view.dtype: view_dtype,
     aten._grouped_mm.default: grouped_mm,
-    # Of these torchax makes logical ones. They come within torch.inference_mode(), elsewhere as bitwise_and and so on.
+    # torchax makes these logical. They occur under torch.inference_mode(); elsewhere they are bitwise_and and so on.
     aten.__and__: jnp.bitwise_and,
     aten.__or__: jnp.bitwise_or,
     aten.__xor__: jnp.bitwise_xor,
@@ -54,8 +54,8 @@ LOWERINGS = {
 
 
 def cut(q: QTensor, index: Any) -> Any:
-    """``q[index]``. Torch's own wants a guard of the device, which torchax has not, before it asks for slices: they are
-    asked for here."""
+    """Return ``q[index]``. Torch's own indexing needs a device guard, which torchax does not have, before it calls
+    slice, so the slices are taken here."""
     if isinstance(index, Tensor):
         return getitem(q, index) if q.dim() == 2 else aten.index.Tensor(q, [index])
     entries = [*index] if isinstance(index, tuple) else [index]

@@ -1,4 +1,4 @@
-"""Tensors and models between torch's CPU and torchax's device, bit for bit."""
+"""Move tensors and models between torch's CPU and torchax's device, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bitport.tensor import QTensor
 
 
 def _moved(tensor: Tensor) -> Tensor:
-    """``tensor`` on the jax device; a QTensor in the layout it takes there, 8-bit floats as bytes."""
+    """Return ``tensor`` on the jax device; a QTensor in its layout there, with 8-bit floats as bytes."""
     if isinstance(tensor, tensor_module().Tensor):
         return tensor
     if not isinstance(tensor, QTensor):
@@ -30,7 +30,7 @@ def _moved(tensor: Tensor) -> Tensor:
 
 
 def _moved_back(tensor: Tensor) -> Tensor:
-    """``tensor`` on the CPU; a QTensor's bytes are 8-bit floats again, as its scheme says."""
+    """Return ``tensor`` on the CPU; bytes of a QTensor become 8-bit floats again, according to its scheme."""
     if not isinstance(tensor, QTensor):
         return to_tensor(tensor.jax()) if isinstance(tensor, tensor_module().Tensor) else tensor
     if tensor.qdata.device.type != "jax":
@@ -45,13 +45,13 @@ def _moved_back(tensor: Tensor) -> Tensor:
 
 
 def to_jax(model: nn.Module) -> nn.Module:
-    """Every parameter and buffer becomes an array, in place; tied ones stay tied."""
+    """Turn every parameter and buffer into an array, in place; tied ones stay tied."""
     register()
     return _each(model, _moved)
 
 
 def to_cpu(model: nn.Module) -> nn.Module:
-    """The way back, as exact."""
+    """Undo :func:`to_jax`, in place and bit for bit."""
     register()
     return _each(model, _moved_back)
 
@@ -71,7 +71,7 @@ def _each(model: nn.Module, move: Callable[[Tensor], Tensor]) -> nn.Module:
 
 
 def _parameter(tensor: Tensor) -> Tensor:
-    """nn.Parameter would detach the parts of a QTensor, for which torchax wants its environment."""
+    """Make a parameter. For a QTensor nn.Parameter would detach its parts, which needs torchax's environment."""
     if isinstance(tensor, QTensor):
         tensor._is_param = True
         return tensor

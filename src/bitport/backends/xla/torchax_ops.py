@@ -1,7 +1,7 @@
-"""torchax: torch programs on JAX. Its tensors (device "jax") live inside its environment, which asks a table of its own
-what computes an op, PyTorch's dispatcher is not asked.
+"""torchax: torch programs on JAX. Its tensors (device "jax") live in its environment, which looks up ops in a table of
+its own instead of PyTorch's dispatcher.
 
-    torchax = torchax_ops.register()               # imports it and gives it bitport's ops
+    torchax = torchax_ops.register()               # imports it and adds bitport's ops
     model = torchax_ops.to_jax(quantized_model)    # in place: parameters and buffers become arrays
     with torchax.default_env():
         y = model(x.to("jax"))                     # eager
@@ -32,8 +32,8 @@ __all__ = ["as_function", "from_export", "register", "to_cpu", "to_jax", "wrap"]
 
 
 def as_function(model: nn.Module) -> tuple[dict[str, Any], Callable[..., Any]]:
-    """(state, function) with function(state, *arrays) what the model computes: to be compiled, sharded or exported by
-    JAX. The state of a QTensor is the dict of its parts."""
+    """Return (state, function) such that function(state, *arrays) computes the model, to be compiled, sharded or
+    exported by JAX. The model itself moves to the jax device. The state of a QTensor is the dict of its parts."""
     to_jax(model)
     torchax = register()
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -58,7 +58,7 @@ def _arrays(tensor: Any) -> Any:
 
 
 def _like(tensor: Tensor, arrays: Any) -> Tensor:
-    """Other arrays in the place of a tensor's own."""
+    """Return a tensor like ``tensor`` with other arrays."""
     if not isinstance(tensor, QTensor):
         return wrap(arrays)
     context = tensor.__tensor_flatten__()[1]
@@ -68,8 +68,8 @@ def _like(tensor: Tensor, arrays: Any) -> Tensor:
 
 
 def from_export(model: nn.Module, args: tuple[Any, ...], **options: Any) -> tuple[list[Array], Callable[..., Any]]:
-    """(state, function) of a model on the CPU, by torch.export (which gets ``options``): function(state, (arrays,))
-    gives a list of results. Weights are exported in the layouts that they take on a jax device."""
+    """Export a model on the CPU by torch.export (which gets ``options``); return (state, function) such that
+    function(state, (arrays,)) gives a list of results. Weights are exported in the layouts of a jax device."""
     register()
     from torchax.export import exported_program_to_jax
 
@@ -81,7 +81,7 @@ def from_export(model: nn.Module, args: tuple[Any, ...], **options: Any) -> tupl
 
 @contextlib.contextmanager
 def _in_layouts_of(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """The model's weights lie where they are as they would on ``device``, for a while."""
+    """Within this context, the model's weights have the layouts that ``device`` prefers, without being moved there."""
     before: list[tuple[nn.Module, str, Any]] = [
         (module, name, param)
         for module in model.modules()

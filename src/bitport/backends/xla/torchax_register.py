@@ -1,4 +1,4 @@
-"""bitport's ops in torchax's own table of ops, and what torch's functions and aten's ops do with a QTensor."""
+"""Register bitport's ops in torchax's table of ops, and what torch functions and aten ops do with a QTensor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bitport.tensor import FUNCTIONS as TORCH_FUNCTIONS
 
 @functools.cache
 def register() -> ModuleType:
-    """torchax, whose environment knows bitport's ops and QTensors."""
+    """Return torchax, with an environment that knows bitport's ops and QTensors."""
     torchax = import_torchax()
     env, registry = torchax.default_env(), torchax.ops.ops_registry
     ops = {OPS[name].overload: function for name, function in FUNCTIONS.items()}
@@ -34,8 +34,9 @@ def register() -> ModuleType:
 
 
 def _of_either(env: Any, known: Callable[..., Any]) -> Callable[..., Any]:
-    """What the environment does with a call, ``known``; with a QTensor of its tensors among the arguments, what that
-    does with it. The environment is left while it is asked, and entered again for the parts."""
+    """Return a dispatch function that handles calls with a QTensor of jax tensors among the arguments, and passes
+    others to ``known``, the environment's own. The environment is not active during dispatch, and is entered again for
+    the parts."""
     of_functions = {**TORCH_FUNCTIONS, Tensor.__getitem__: cut}
     arrays = (tensor_module().Tensor, tensor_module().View)
 
@@ -62,5 +63,5 @@ def tensor_module() -> Any:
 
 
 def wrap(array: Array) -> Tensor:
-    """The array as a tensor of torchax's, not copied."""
+    """Return the array as a torchax tensor, without a copy."""
     return tensor_module().Tensor(array, register().default_env())
