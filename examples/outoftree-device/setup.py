@@ -1,4 +1,4 @@
-"""Compiles csrc/ against the headers of the torch that is installed: hence ``pip install --no-build-isolation .``"""
+"""Compile csrc/ against the headers of the installed torch, hence ``pip install --no-build-isolation .``"""
 
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension

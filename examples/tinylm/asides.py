@@ -1,4 +1,5 @@
-"""Asides between the sentences of a plot, rich in words and hard to guess, and episodes that list and recall things."""
+"""Asides between the sentences of a plot, with rich vocabulary and hard to predict, and episodes that list and recall
+things."""
 
 from . import words
 from .grammar import Person, Story, Thing, count, number, plural
@@ -127,7 +128,7 @@ def timetable(s: Story, a: Person, b: Person, c: Person) -> None:
 
 
 def auction(s: Story, a: Person, b: Person, c: Person) -> None:
-    """Two offers are compared by their number."""
+    """Compare two offers by their number."""
     noun = s.rng.choice(words.FOODS + words.COUNTED)
     low, high = sorted(s.rng.sample(range(2, 60), 2))
     offers = [(b, low), (c, high)]

@@ -132,7 +132,7 @@ def story(rng: random.Random) -> str:
     opening(s)
     for i, episode in enumerate(rng.sample(EPISODES, rng.choice((1, 1, 2, 2, 3)))):
         s.paragraph()
-        # the first two people lead through the story; later episodes may change their parts
+        # the first two people are the main characters; later episodes may swap roles
         people = s.cast[:3]
         if i:
             rng.shuffle(people)
@@ -146,7 +146,7 @@ def nth_story(seed: int, index: int) -> str:
 
 
 def take(seed: int, size: int) -> str:
-    """Whole stories of a seed, an empty line between them, of at least `size` bytes (the text is ASCII)."""
+    """Return whole stories of a seed, separated by empty lines, of at least `size` bytes (the text is ASCII)."""
     parts: list[str] = []
     total = 0
     for index in count():

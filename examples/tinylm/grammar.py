@@ -62,7 +62,7 @@ class Person:
     pronoun: str
     trait: str
     job: str | None = None
-    known: bool = False  # the job was told, so "the baker" is clear
+    known: bool = False  # the job was mentioned, so "the baker" is clear
 
 
 @dataclass(eq=False)
@@ -129,7 +129,7 @@ def conjugate(verb: str, past: bool, many: bool) -> str:
 
 @cache
 def parse(template: str) -> tuple[Node, ...]:
-    """Splits a template at its braces, slots and verbs."""
+    """Split a template at its braces, slots and verbs."""
     tokens = re.findall(r"[{}|]|<[^>]+>|\[[^\]]+\]|[^{}|<\[]+", template)
     position = 0
 
@@ -154,7 +154,7 @@ def parse(template: str) -> tuple[Node, ...]:
 
 
 def polish(text: str) -> str:
-    """Spaces, capital letters at sentence starts and the choice between "a" and "an"."""
+    """Fix spaces, capitalize sentence starts and choose between "a" and "an"."""
     text = re.sub(r"\b([aA])\(n\) (?=(\w+))", lambda m: m[1] + ("n " if VOWEL_SOUND.match(m[2]) else " "), text)
     text = re.sub(r" +([,.?!])", r"\1", re.sub(r" +", " ", text)).strip()
     return re.sub(r"(^\"?|[.!?] \"?|\.\" \"?)([a-z])", lambda m: m[1] + m[2].upper(), text)
@@ -168,15 +168,15 @@ class Story:
     cast: list[Person] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     paragraphs: list[list[str]] = field(default_factory=lambda: [[]])
-    aside: "Callable[[Story], None] | None" = None  # tells something by the way, now and then between sentences
+    aside: "Callable[[Story], None] | None" = None  # occasionally adds an aside between sentences
     facts: list[tuple[str, str]] = field(default_factory=list)  # question and answer about what has been told
-    _topic: dict[str, Person] = field(default_factory=dict)  # pronoun -> whom it means just now
+    _topic: dict[str, Person] = field(default_factory=dict)  # pronoun -> the person that it currently refers to
     _mentioned: dict[str, int] = field(default_factory=dict)  # name -> number of the last sentence with it
     _sentence: int = 0
     _in_aside: bool = False
 
     def pick(self, options: Sequence[T]) -> T:
-        """Skewed to the front: the density of the relative rank r falls as r^-0.3."""
+        """Choose with a bias to the front: the density of the relative rank r falls as r^-0.3."""
         return options[int(len(options) * self.rng.random() ** 1.4)]
 
     def chance(self, probability: float) -> bool:
@@ -192,7 +192,7 @@ class Story:
         self._sentence += 1
         if self.aside and not self._in_aside and '"' not in self.paragraphs[-1][-1] and self.chance(ASIDE_RATE):
             self._in_aside = True
-            self._sentence -= 1  # an aside does not make it less clear who is talked about
+            self._sentence -= 1  # an aside does not make pronouns less clear
             self.aside(self)
             self._in_aside = False
 
@@ -241,7 +241,7 @@ class Story:
         return name + ("'s" if kind == "pos" else "")
 
     def quote(self, speaker: Person, speech: str, manner: str = "", **slots: "Person | Place | Thing | str") -> None:
-        """Direct speech, its tag before it, after it or left out. `speech` ends in ? or ! or no stop."""
+        """Add direct speech, with its tag before, after or left out. `speech` ends in ? or ! or without punctuation."""
         text = polish(self.expand(speech, slots))
         end = text[-1] if text[-1] in "?!" else ""
         body = text[: len(text) - len(end)]
@@ -262,7 +262,7 @@ class Story:
             self.say(f'"[q]{end or "."}"', q=body)
 
     def person(self) -> Person:
-        """Somebody new, with a name no one else in the story has."""
+        """Add a new person with a unique name to the story."""
         taken = {p.name for p in self.cast}
         pronoun = self.rng.choice(("he", "she"))
         names = [n for n in (words.BOYS if pronoun == "he" else words.GIRLS) if n not in taken]

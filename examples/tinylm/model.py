@@ -41,14 +41,14 @@ HUGGING_FACE = {
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair (x_i, x_{i+d/2}) of a head by the position times theta^(-2i/d)."""
+    """Rotate each pair (x_i, x_{i+d/2}) of a head by the position times theta^(-2i/d)."""
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 
 
 @torch.compiler.disable
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax(q k^T / sqrt(d)) v, written out: in bf16 on a CPU that trains faster than the fused operator."""
+    """Causal softmax(q k^T / sqrt(d)) v, written out: in bf16 on a CPU this trains faster than the fused operator."""
     shared = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
     future = torch.full((q.shape[2], q.shape[2]), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
@@ -143,7 +143,7 @@ class TinyLM(nn.Module):
 
 
 def save(model: TinyLM, folder: Path) -> None:
-    """Writes weights in bf16 and the configuration that Hugging Face readers need."""
+    """Write weights in bf16 and the configuration that Hugging Face readers need."""
     config = {**HUGGING_FACE, **asdict(model.config)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"bos_token_id": 0, "eos_token_id": 0, "do_sample": False}

@@ -1,4 +1,4 @@
-"""Episodes about things and journeys: each tells one small plot of three people and leaves facts to ask about later."""
+"""Episodes about things and journeys: each tells a small plot of three people and records facts to ask about later."""
 
 from . import words
 from .grammar import Person, Place, Story, plural
@@ -322,7 +322,7 @@ def making(s: Story, a: Person, b: Person, c: Person) -> None:
 
 
 def mystery(s: Story, a: Person, b: Person, c: Person) -> None:
-    """Three suspects, one trace each; the trace at the scene tells who did it."""
+    """Three suspects, one trace each; the trace at the scene reveals who did it."""
     traces = s.rng.sample(words.TRACES, 3)
     missing = s.pick(words.STEALABLE)
     place = s.place()

@@ -1,4 +1,4 @@
-"""Prints the figures of the last training run as a Markdown table: python -m examples.tinylm.report"""
+"""Print the figures of the last training run as a Markdown table: python -m examples.tinylm.report"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Episodes about numbers, words and ways: sums that come out right, letters, lessons, secrets, portraits."""
+"""Episodes about numbers and words: sums that come out right, contests, letters, lessons, secrets, chores, fables."""
 
 from . import words
 from .grammar import Person, Story, count, number, plural

@@ -1,4 +1,4 @@
-"""Trains the byte-level BPE tokenizer on the corpus: python -m examples.tinylm.tokenizer"""
+"""Train the byte-level BPE tokenizer on the corpus: python -m examples.tinylm.tokenizer"""
 
 import json
 

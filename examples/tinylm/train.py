@@ -24,12 +24,12 @@ from .spread import spread
 
 BATCH = 8
 PEAK_RATE, FINAL_RATE, WARMUP_STEPS = 2e-3, 1e-5, 100
-STORIES_PER_DOCUMENT = 8  # the end token stands only between documents, so plain text without it is familiar too
+STORIES_PER_DOCUMENT = 8  # the end token comes only between documents, so that text without it is familiar too
 EVALUATE_EVERY, CHECKPOINT_EVERY, LOG_EVERY = 250, 500, 50
 
 
 def batches(tokenizer: Tokenizer, skip: int) -> Iterator[Tensor]:
-    """Batches [BATCH, WINDOW + 1] of consecutive text from number `skip` on; neighbors share their border token."""
+    """Yield batches [BATCH, WINDOW + 1] of consecutive text from number `skip` on; adjacent rows share one token."""
     end = tokenizer.encode("<|endoftext|>").ids[0]
     pending: list[int] = []
     size = BATCH * WINDOW

@@ -1,7 +1,6 @@
-"""Vocabulary of the story corpus: what there is in the small world, and the words that fit each thing.
+"""Vocabulary of the story corpus: what exists in its small world, and the words that fit each thing.
 
-Every table is ordered from common to rare; the generator prefers the front, so word frequencies fall off as in real
-text.
+Every table is ordered from common to rare; the generator prefers the front, so word frequencies decay as in real text.
 """
 
 

@@ -1,6 +1,6 @@
-// The least a device needs so that PyTorch can hold tensors on it: memory, a current device, and the handful of aten
-// ops that make, view and copy tensors. Everything else goes to the CPU, counted, or nowhere if that is switched off.
-// None of this concerns bitport: it is what a vendor has already.
+// The minimum that a device needs for PyTorch to hold tensors on it: memory, a current device, and the handful of aten
+// ops that create, view and copy tensors. Everything else falls back to the CPU, with a count, or fails if that is
+// switched off. None of this concerns bitport: a vendor has it already.
 #include "host.h"
 
 #include <ATen/EmptyTensor.h>
@@ -47,7 +47,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return getStream(stream.device()); }
   DeviceIndex deviceCount() const noexcept override { return kDevices; }
-  void synchronizeDevice(DeviceIndex) const override {}  // what was called has been done
+  void synchronizeDevice(DeviceIndex) const override {}  // all calls are synchronous
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 

@@ -1,6 +1,6 @@
 // bitport::linear on this device, for int4 and int8 weights in the device's own layout. PyTorch's dispatcher calls it
-// because it is registered at the device's key; what it does not take it gives to `bitport::linear.generic`, which
-// computes anything and says, in bitport's own words, what is wrong with arguments that do not fit.
+// because it is registered at the device's key. Calls that it does not support go to `bitport::linear.generic`, which
+// handles every weight and raises bitport's own errors for invalid arguments.
 #include "host.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,9 +16,9 @@ namespace {
 using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-constexpr int64_t kRows = 8;  // rows of the weight that lie together; see layout.py
+constexpr int64_t kRows = 8;  // rows of the weight that are interleaved; see layout.py
 
-// The ten arguments by which every bitport op takes a weight.
+// The ten arguments that make up a weight in every bitport op.
 struct Weight {
   const Tensor& data;
   const Tensor& scale;
@@ -42,7 +42,7 @@ bool is(const Tensor& t, c10::Device device, at::IntArrayRef sizes) {
   return t.device() == device && t.sizes() == sizes && t.is_contiguous();
 }
 
-// Nothing below reads memory that was not checked here: sizes may come from a file.
+// Checks everything that the code below relies on when it reads memory: sizes may come from a file.
 bool takes(const Tensor& x, const Weight& w, const MaybeTensor& bias) {
   if (w.layout != "sim_rows8" || !w.bits() || w.block_n != 1 || w.block_k < 1 || w.n < 0 || w.k < 1) return false;
   const auto device = x.device();

@@ -1,4 +1,4 @@
-"""How good a model is: perplexity, distance from the original, size and speed, of one model or of several."""
+"""Evaluate one or several models: perplexity, distance from the original, size and speed."""
 
 from bitport.evaluate.divergence import Divergence, divergence
 from bitport.evaluate.perplexity import Perplexity, perplexity

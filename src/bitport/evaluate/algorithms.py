@@ -61,7 +61,7 @@ class Table(NamedTuple):
 
 MIXED = "mixed"
 CANDIDATES = ("int2", "int2-g32", "int3", "int3-g32", "int4", "int4-g32", "int5", "int6")
-"""Of every row in the column "mixed"."""
+"""Candidate schemes for the column "mixed", in every row."""
 
 TABLES = (
     Table(
@@ -71,7 +71,7 @@ TABLES = (
     ),
     Table("Rounded inputs", ("int8-dyn", "mxfp4", "nvfp4"), ("rtn", "smooth", "gptq", "awq+gptq")),
 )
-"""An algorithm is added to the tables by its name."""
+"""To add an algorithm to a table, add its name here."""
 
 SCHEMES = tuple(scheme for table in TABLES for scheme in table.schemes)
 
@@ -81,7 +81,7 @@ class Row:
     scheme: str
     algorithm: str
     perplexity: float | None
-    """None: refused."""
+    """None if the algorithm refused, or there was nothing to choose."""
     change_percent: float | None
 
 
@@ -96,7 +96,7 @@ class Measurer:
         self.baseline = nll(yardstick, copy.deepcopy(yardstick.base))
 
     def rows(self, scheme: str, names: tuple[str, ...] | None = None) -> Iterator[Row]:
-        """``names``: algorithms; None: those of the scheme's table."""
+        """Measure ``scheme`` with the algorithms ``names`` (default: those of its table)."""
         for name in algorithms_of(scheme) if names is None else names:
             recipe, by = (self._mixed(scheme), "gptq") if name == MIXED else (scheme, name)
             model = copy.deepcopy(self.yardstick.base)
@@ -109,7 +109,8 @@ class Measurer:
             yield Row(scheme, name, math.exp(value), change_percent(value, self.baseline))
 
     def _mixed(self, scheme: str) -> Recipe | None:
-        """As large as the whole model in ``scheme``; None where that is as small as can be."""
+        """Return a recipe no larger than the whole model in ``scheme``; None if that is already the smallest
+        possible."""
         model = copy.deepcopy(self.yardstick.base)
         nbytes = sum(layer.bytes_after for layer in quantize_(model, scheme, measure=False, progress=False).quantized)
         least = sum(min(option.nbytes for option in each) for each in self._costs.options)
@@ -122,7 +123,7 @@ class Measurer:
 
 
 def nll(yardstick: Yardstick, model: Any) -> float:
-    """Mean negative log likelihood of the text, computed in float32."""
+    """Return the mean negative log likelihood of the text, computed in float32; ``model`` is cast in place."""
     cast_parameters(model, torch.float32)
     return float(token_losses(logits_of(model), yardstick.tokens, window=WINDOW, batch=4).double().mean())
 
@@ -165,7 +166,7 @@ def main() -> None:
 
 
 def _kept(record: Path) -> list[dict[str, Any]]:
-    """Read anew before each row is written: two processes can share the work."""
+    """Read the rows of the record, again before each write: two processes can share the work."""
     rows = json.loads(record.read_text(encoding="utf-8"))["rows"] if record.exists() else []
     return [row for row in rows if row["scheme"] in SCHEMES and row["algorithm"] in algorithms_of(row["scheme"])]
 

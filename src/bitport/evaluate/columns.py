@@ -1,4 +1,4 @@
-"""What is told of evaluated models, as columns of text: for the terminal and for the page."""
+"""Results of evaluated models as columns of text, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bitport.report import LayerReport
 from bitport.report.text import size
 
 WORDS = ("model", "schemes", "task", "metric")
-"""Columns that hold no numbers."""
+"""Columns of text, not numbers."""
 
 
 def columns(models: Sequence[Evaluation]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """(header, a row for each model), without columns that would be empty."""
+    """Return (header, one row per model), without empty columns."""
     apart = [row.divergence for row in models]
     found = {
         "model": [row.model for row in models],
@@ -33,7 +33,7 @@ def columns(models: Sequence[Evaluation]) -> tuple[list[str], list[tuple[str, ..
 
 
 def task_columns(scores: Mapping[str, Scores]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """A row for each metric of each task, a column for each model."""
+    """Return (header, rows): one row per metric of each task, one column per model."""
     first = next(iter(scores.values()))
     pairs = [(task, metric) for task, metrics in first.items() for metric in metrics]
     cells = [(*pair, *(_score(each, *pair) for each in scores.values())) for pair in pairs]
@@ -45,7 +45,7 @@ def _score(scores: Scores, task: str, metric: str) -> str:
 
 
 def lowest(row: Evaluation, count: int = 5) -> Iterator[LayerReport]:
-    """The layers that lost most: in their output where it was measured."""
+    """Yield the ``count`` quantized layers with the largest error, of the output if measured, else of the weight."""
 
     def error(layer: LayerReport) -> float:
         found = layer.sqnr if layer.output_sqnr is None else layer.output_sqnr

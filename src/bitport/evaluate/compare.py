@@ -1,4 +1,4 @@
-"""One model under many schemes: the rows of the tables in the demo and in docs/accuracy.md."""
+"""Compare one model under many schemes: the rows of the tables in the demo and in docs/accuracy.md."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Row:
     scheme: str
     nbytes: int
     bits_per_weight: float
-    """Over all parameters, those that stay in bf16 too."""
+    """Over all parameters, including those that stay in bf16."""
     perplexity: float
     change_percent: float
-    """The change of the perplexity, against the unquantized model."""
+    """Change of the perplexity against the unquantized model."""
     kernel: str
-    """The kernel of one-row products, which decode one token."""
+    """The kernel for one row, as when decoding one token."""
 
 
 def quantized(base: Any, scheme: str, calibrate: Callable[[Any], Any]) -> Any:
-    """A copy of ``base`` under ``scheme``, or as it is for :data:`BASELINE`."""
+    """Return a copy of ``base``, quantized to ``scheme`` unless that is :data:`BASELINE`."""
     model = copy.deepcopy(base)
     if scheme != BASELINE:
         quantize_(model, scheme, calibrate=calibrate if preset(scheme).static else None, measure=False, progress=False)
@@ -41,14 +41,14 @@ def quantized(base: Any, scheme: str, calibrate: Callable[[Any], Any]) -> Any:
 
 
 def change_percent(nll: float, base: float) -> float:
-    """The change from one perplexity to another, from their mean negative log likelihoods."""
+    """Return the relative change of perplexity between two mean negative log likelihoods."""
     return 100 * math.expm1(nll - base) if nll - base < MOST_NATS else math.inf
 
 
 def compare(
     base: Any, schemes: Iterable[str], tokens: Tensor, window: int, calibrate: Callable[[Any], Any]
 ) -> Iterator[tuple[Any, Row]]:
-    """Each scheme's model and row, one at a time; the unquantized model is the first."""
+    """Yield the model and row of each scheme, one at a time, the unquantized model first."""
     base_nll = None
     for scheme in (BASELINE, *schemes):
         model = quantized(base, scheme, calibrate)

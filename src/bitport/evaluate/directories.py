@@ -1,7 +1,7 @@
-"""Models in directories, measured on one text: size, perplexity, and how far each is from the first.
+"""Evaluate model directories on one text: size, perplexity, and distance from the first.
 
-One model is in memory at a time. The first is the original: its logits go to a temporary file, with which those of the
-others are compared.
+One model is in memory at a time. The first is the original: its logits are written to a temporary file, against which
+those of the others are compared.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from bitport.report.text import size
 from bitport.tensor import QTensor
 
 PROMPT = 32
-"""Tokens of the text that generation is timed after."""
+"""Tokens of the text that serve as the prompt when generation is timed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """How a text is read: :mod:`bitport.evaluate.perplexity`; the rest as for load_model."""
+    """Options of an evaluation: the windows of :mod:`bitport.evaluate.perplexity`, those of load_model, and more."""
 
     window: int = 512
     stride: int | None = None
@@ -52,12 +52,12 @@ class How:
     device: torch.device | str | int | None = None
     dtype: torch.dtype | None = None
     scratch: Path | None = None
-    """The folder for the logits of the original (default: the system's for temporary files)."""
+    """Folder for the logits of the original (default: the system's temporary folder)."""
     new_tokens: int = 0
-    """So many are generated to measure speed."""
+    """Number of tokens to generate to measure speed; 0: speed is not measured."""
     progress: bool | None = None
     kv_cache: str | None = None
-    """The format of keys and values (:mod:`bitport.cache.format`) in all models but the original; None: floats."""
+    """Format of keys and values (:mod:`bitport.cache.format`) in all models but the original; None: floats."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Evaluation:
     bits_per_weight: float
     perplexity: float
     change_percent: float
-    """The change of the perplexity, against the first model."""
+    """Change of the perplexity against the first model."""
     divergence: Divergence | None
-    """From the first model; None for itself."""
+    """From the first model; None for the first itself."""
     tokens_per_second: float | None
     scored: int
     seconds: float
@@ -86,13 +86,13 @@ def evaluate_directories(
     tell: Callable[[str], None] = lambda line: None,
     also: Callable[[Any, str | Path], None] = lambda model, directory: None,
 ) -> Iterator[Evaluation]:
-    """The rows of a table, the original's first. ``layers``: compare all weights with the original's too, and their
-    outputs on inputs of the first window. ``tell`` is given a line about memory; ``also`` each model while it is here.
-    """
+    """Yield the rows of a table, the original's first. ``layers``: also compare all weights with the original's, and
+    their outputs on inputs of the first window. ``tell`` receives progress lines, ``also`` each model while it is
+    loaded."""
     for directory in directories:
-        model_directory(directory)  # says at once what is not one, not after those before it were measured
+        model_directory(directory)  # report a wrong directory at once, not after those before it were measured
     if layers:
-        Source(directories[0])  # says at once if its files are not those of an original
+        Source(directories[0])  # report at once if its files are not those of an original
     first: Perplexity | None = None
     tokens: Tensor | None = None
     original: LogitsFile | None = None
@@ -143,7 +143,7 @@ def _inputs(model: Any, tokens: Tensor, how: How) -> dict[str, Rows]:
 
 
 def _loaded(directory: str | Path, text: str, how: How) -> tuple[Any, Tensor]:
-    """The model, and the text as its tokens."""
+    """Load the model, and tokenize the text with its tokenizer."""
     model = load_model(directory, how.device, how.dtype)
     positions = getattr(model.config, "max_position_embeddings", how.window)
     if how.window > positions:
@@ -158,7 +158,7 @@ def _loaded(directory: str | Path, text: str, how: How) -> tuple[Any, Tensor]:
 def _read(
     model: Any, tokens: Tensor, how: How, original: LogitsFile | None, keep: bool
 ) -> tuple[Perplexity, Divergence | None]:
-    """Runs ``model`` over the text once; its logits are kept in ``original``, or compared with those there."""
+    """Run ``model`` over the text once; store its logits in ``original``, or compare them with those there."""
     logits = logits_of(model)
     if how.kv_cache is not None and not (keep and original is not None):
         from bitport.integrations import kv_cache

@@ -1,15 +1,15 @@
-"""How far the predictions of one model are from those of another, token by token.
+"""KL divergence and top-1 agreement between the predictions of two models, token by token.
 
     KL(P || Q) = sum over the vocabulary of p (log p - log q), in nats; P: the original's distribution of the next token
 
-It is 0 where both say the same, and counts every token of the vocabulary, not only the one that the text goes on with:
-a model can keep its perplexity and still answer differently. Top-1 agreement is the part of the tokens for which both
-find the same token the most likely.
+It is 0 if both distributions are equal, and depends on every token of the vocabulary, not only the one that follows in
+the text: a model can keep its perplexity and still answer differently. Top-1 agreement is the fraction of tokens for
+which both models rank the same token first.
 
-With d = log q - log p a term is computed as p (e^d - 1 - d), which adds q - p to it: these add up to 0, as both
-distributions to 1, but now no term is negative, nothing cancels, and an error of the normalizer counts only squared. So
-float32 is enough (float64 where the logits are), and a KL of 1e-6 is still right. It is done for CHUNK logits at a
-time: memory does not grow with the text.
+With d = log q - log p a term is computed as p (e^d - 1 - d), i.e. with q - p added: these add up to 0, since both
+distributions add up to 1, but no term is negative, nothing cancels, and errors of the normalizer enter only squared.
+So float32 is enough (float64 is used if the logits have it), and a KL of 1e-6 is still accurate. CHUNK logits are
+processed at a time, so memory does not grow with the text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bitport.errors import ArgumentError
 from bitport.evaluate.perplexity import predictions
 
 CHUNK = 1 << 21
-"""Logits of one model that are worked on at once: 8 MiB in float32, and some eight times that for what is computed."""
+"""Logits of one model that are processed at once: 8 MiB in float32, and some eight times that for intermediates."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Divergence:
     kl: float
     """Mean."""
     kl_p99: float
-    """99th percentile: a hundredth of the tokens is further away."""
+    """99th percentile."""
     kl_max: float
     top1: float
-    """Part of the tokens, 0 to 1."""
+    """Top-1 agreement, as a fraction of the tokens."""
     tokens: int
 
 
@@ -52,8 +52,8 @@ def divergence(
     stride: int | None = None,
     batch: int = 1,
 ) -> Divergence:
-    """How far ``other`` is from ``original``, models as :func:`perplexity` takes them, both in memory, on the tokens
-    that it scores, batch by batch: the logits of no more than ``batch`` windows of each are held.
+    """Compare ``other`` with ``original``, models as :func:`perplexity` takes them and both in memory, on the tokens
+    that it scores. The logits of at most ``batch`` windows of each are held at a time.
     (:mod:`bitport.evaluate.directories` holds one model at a time.)"""
     mine, theirs = (predictions(each, tokens, window=window, stride=stride, batch=batch) for each in (original, other))
     return summarized(token_divergence(p, q) for (p, _), (q, _) in zip(mine, theirs, strict=True))
@@ -61,8 +61,8 @@ def divergence(
 
 @torch.no_grad()
 def token_divergence(original: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [t, vocabulary] of both -> (KL(original || other) float64 [t], whether the largest agree bool [t]); on
-    the CPU."""
+    """Compare logits [t, vocabulary]: return KL(original || other), float64 [t], and whether the largest agree, bool
+    [t], both on the CPU."""
     if original.shape != other.shape or original.dim() != 2:
         raise ArgumentError(
             f"logits of shapes {list(original.shape)} and {list(other.shape)} cannot be compared: the models must "
@@ -80,19 +80,20 @@ def token_divergence(original: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _terms(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """p (e^d - 1 - d); as q - p (1 + d) where e^d is large, and q where p is 0."""
+    """Compute p (e^d - 1 - d): as q - p (1 + d) if e^d is large, and as q if p is 0."""
     p, q, d = log_p.exp(), log_q.exp(), log_q - log_p
     terms = torch.where(d < 1, p * (torch.expm1(d) - d), q - p * (1 + d))
     return torch.where(p > 0, terms, q)
 
 
 def summarized(parts: Iterable[tuple[Tensor, Tensor]]) -> Divergence:
-    """One divergence from what :func:`token_divergence` gave for the parts of a text."""
+    """Summarize the results of :func:`token_divergence` for the parts of a text."""
     kls, agreements = zip(*parts, strict=True)
     kl, agree = torch.cat(kls), torch.cat(agreements)
     return Divergence(float(kl.mean()), percentile(kl, 0.99), float(kl.max()), float(agree.double().mean()), kl.numel())
 
 
 def percentile(values: Tensor, part: float) -> float:
-    """The smallest of ``values`` that is no less than ``part`` of them (torch.quantile takes 16 million at most)."""
+    """Return the smallest of ``values`` that is at least as large as a fraction ``part`` of them (torch.quantile takes
+    at most 16 million)."""
     return float(values.kthvalue(max(1, math.ceil(part * values.numel()))).values)

@@ -53,7 +53,7 @@ class Golden:
     perplexity: float
     change_percent: float
     noise: float
-    """Bound on what a kernel within its error budget adds to or takes from log(perplexity)."""
+    """Bound on how much a kernel within its error budget changes log(perplexity)."""
 
 
 class Yardstick:
@@ -67,7 +67,7 @@ class Yardstick:
         self.calibration = token_ids(tokenizer, text)[:CALIBRATION_TOKENS]
 
     def rows(self, schemes: Iterable[str], *, with_noise: bool = True) -> Iterator[Golden]:
-        """``schemes`` starts with the baseline."""
+        """Measure ``schemes``, of which the first must be the baseline."""
         base = None
         for scheme in schemes:
             model = quantized(self.base, scheme, calibrator(self.calibration))

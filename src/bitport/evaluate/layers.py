@@ -1,6 +1,6 @@
-"""The error of every layer of a quantized model: of its weight, and of its output on inputs of the original model.
+"""Error of every layer of a quantized model: of its weight, and of its output on inputs of the original model.
 
-The original's weights are read from its files, one at a time; of its inputs a few rows are kept, noted while it ran.
+The original's weights are read from its files, one at a time; a few rows of its inputs were sampled while it ran.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from bitport.tensor import QTensor
 from bitport.tensor.qtensor import rows_of
 
 ROWS = 128
-"""Inputs that are kept of each matrix: with 4096 features in bf16 1 MB."""
+"""Inputs kept per matrix: 1 MB for 4096 features in bf16."""
 
 HELD = "as in the checkpoint"
 
 
 class Rows:
-    """Up to ROWS inputs of each matrix of a weight: evenly taken from the first that it is given."""
+    """Up to ROWS inputs of each matrix of a weight, evenly spaced in the first batch that it receives."""
 
     def __init__(self, *_: Any) -> None:
         self.kept: dict[tuple[int, ...], Tensor] = {}
@@ -47,7 +47,7 @@ class Rows:
 
 @contextlib.contextmanager
 def sampled(model: nn.Module) -> Iterator[dict[str, Rows]]:
-    """Within this context: what goes into each weight of ``model``, by its name."""
+    """Sample the inputs of each weight of ``model`` within this context; yields them by the weight's name."""
     targets = [target for target in find_targets(model) if not isinstance(target.weight(model), QTensor)]
     with Watch.of(model, targets, Rows) as watch:
         yield watch.seen
@@ -57,10 +57,10 @@ def sampled(model: nn.Module) -> Iterator[dict[str, Rows]]:
 def layer_errors(
     model: nn.Module, original: str | Path, inputs: dict[str, Rows], progress: bool | None = None
 ) -> Report:
-    """Each quantized weight of ``model`` against that of its name in the files of ``original``.
+    """Compare each quantized weight of ``model`` with the one of the same name in the files of ``original``.
 
-    ``inputs``: of the original model, as :func:`sampled` notes them. The output is that of the dequantized weight in
-    float32; where the scheme rounds inputs, they are rounded.
+    ``inputs``: those of the original model, from :func:`sampled`. Outputs are computed in float32 with the dequantized
+    weight, and with rounded inputs if the scheme rounds them.
     """
     files = Source(original)
     targets = {target.name: target for target in find_targets(model)}

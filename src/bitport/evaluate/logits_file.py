@@ -1,6 +1,6 @@
-"""The logits of a text in a temporary file, so that two models can be compared without both being in memory.
+"""Logits of a text in a temporary file, so that two models can be compared without both being in memory.
 
-They are kept as the model gave them, bit for bit. The file has no name: nothing of it stays, whatever ends the process.
+They are stored bit for bit. The file is anonymous, so that nothing remains however the process ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bitport.report.text import size
 
 
 class LogitsFile(contextlib.AbstractContextManager["LogitsFile"]):
-    """``rows``: how many rows of logits will be written; ``folder``: where (default: the system's)."""
+    """``rows``: how many rows of logits will be written; ``folder``: where (default: the system's temporary folder)."""
 
     def __init__(self, rows: int, folder: Path | None = None) -> None:
         self.folder = Path(folder or tempfile.gettempdir())
@@ -35,12 +35,12 @@ class LogitsFile(contextlib.AbstractContextManager["LogitsFile"]):
 
     @property
     def nbytes(self) -> int:
-        """What it will take in the end; known from the first rows on."""
+        """Final size of the file; known once the first rows are written."""
         shape, dtype = self._parts[0]
         return self.rows * shape[-1] * dtype.itemsize
 
     def write(self, logits: Tensor) -> None:
-        """``logits`` [t, vocabulary]; in the order in which they will be read."""
+        """Append ``logits`` [t, vocabulary]; they are read in the same order."""
         self._parts.append((logits.shape, logits.dtype))
         if len(self._parts) == 1 and (free := shutil.disk_usage(self.folder).free) < self.nbytes:
             raise ArgumentError(
@@ -50,7 +50,7 @@ class LogitsFile(contextlib.AbstractContextManager["LogitsFile"]):
         self._file.write(logits.detach().cpu().contiguous().view(torch.uint8).numpy().data)
 
     def __iter__(self) -> Iterator[Tensor]:
-        """What was written, part by part, on the CPU."""
+        """Read back what was written, part by part, on the CPU."""
         self._file.seek(0)
         for shape, dtype in self._parts:
             held = bytearray(shape.numel() * dtype.itemsize)

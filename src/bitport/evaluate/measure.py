@@ -16,9 +16,9 @@ from bitport.errors import ArgumentError
 @dataclasses.dataclass(frozen=True)
 class Size:
     nbytes: int
-    """All parameters, tied ones once, scales and zero points included."""
+    """Bytes of all parameters, tied ones counted once, scales and zero points included."""
     weights: int
-    """Their number of elements."""
+    """Number of elements of all parameters."""
 
     @property
     def bits_per_weight(self) -> float:
@@ -31,17 +31,17 @@ def size_of(model: nn.Module) -> Size:
 
 
 def kernels_of(model: nn.Module, rows: int = 1) -> tuple[str, ...]:
-    """The kernels that compute the quantized layers for that many rows; none for a float model."""
+    """Return the kernels that compute the quantized layers for ``rows`` rows; none for a float model."""
     layers = explain(model, (rows,)).layers
     return tuple(dict.fromkeys(layer.decisions[rows].kernel for layer in layers))
 
 
 @torch.no_grad()
 def generation_speed(model: Any, prompt: Tensor, new_tokens: int) -> float:
-    """Tokens per second of greedy generation of ``new_tokens`` after ``prompt`` [1, length], its reading included; the
-    prompt lies on the device of ``model``.
+    """Return tokens per second of greedy generation of ``new_tokens`` after ``prompt`` [1, length], including prefill.
+    The prompt must be on the device of ``model``.
 
-    ``model`` generates as a transformers model does. One short run goes before, so that nothing is timed twice.
+    ``model`` has the ``generate`` of transformers. A short warm-up run keeps one-time costs out of the timing.
     """
     if new_tokens < 1:
         raise ArgumentError(f"new_tokens={new_tokens}: at least one token must be generated")

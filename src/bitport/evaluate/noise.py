@@ -1,8 +1,8 @@
-"""How far two right kernels can take a model's perplexity apart.
+"""How much perplexity may differ between two correct kernels.
 
-A kernel may be off by what the error budget of its op allows (:func:`bitport.ops.samples.product_budget`). Here the
-output of every linear layer is moved at random by just that much, and what becomes of the loss of each token is seen.
-Roundings of inputs, which turn a small difference into a step, are in it: the layers before have moved the input.
+A kernel may be off by the error budget of its op (:func:`bitport.ops.samples.product_budget`). Here the output of every
+linear layer is perturbed at random by just that much, and the change of each token's loss is measured. This covers the
+rounding of inputs, which turns a small difference into a step: the layers before have perturbed the input.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bitport.ops.samples import product_budget
 
 
 def noise(model: Any, tokens: Tensor, window: int, exact: Tensor) -> float:
-    """Bound on the change of log(perplexity) of ``model``, which computes in float32 and has the token losses
-    ``exact``: the root mean square, over windows, of the change of a window's mean loss. The mean of the changes never
-    exceeds it."""
+    """Return a bound on the change of log(perplexity) of ``model``, which computes in float32 with token losses
+    ``exact``: the root mean square over windows of the change of a window's mean loss, which the mean change never
+    exceeds."""
     generator = torch.Generator(model.device).manual_seed(0)
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     hooks = [layer.register_forward_hook(_moving(layer.in_features, generator)) for layer in layers]

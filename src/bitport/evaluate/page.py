@@ -1,4 +1,4 @@
-"""The page of an evaluation: one model against its original, or several side by side."""
+"""HTML page of an evaluation: one model against its original, or several side by side."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ CHART_NOTE = "Further down is closer to the original, further left is smaller."
 
 
 def page(models: Sequence[Evaluation], scores: Mapping[str, Scores], text: str, how: How, command: str) -> str:
-    """``models``: the original first, or one alone; none where only tasks were run. ``text``: the name of its file."""
+    """Return the page. ``models``: the original first, or a single one; empty if only tasks were run. ``text``: name of
+    the text's file."""
     names = [row.model for row in models] or list(scores)
     title = Path(names[-1]).name if len(names) <= 2 else "Comparison of models"
     below = f"against {names[0]}" if len(names) == 2 else f"{len(names)} models; the first: {names[0]}"
@@ -77,7 +78,7 @@ def figures(models: Sequence[Evaluation]) -> list[tuple[str, str, str]]:
 
 
 def _maps(reports: Sequence[tuple[Evaluation, Report]]) -> list[Html]:
-    """A heat map per model, all of one scale."""
+    """Return one heat map per model, all with the same color scale."""
     output = any(layer.output_sqnr is not None for _, report in reports for layer in report.quantized)
     scale = Scale.of([layer for _, report in reports for layer in report.quantized], output)
     what = "outputs" if output else "weights"

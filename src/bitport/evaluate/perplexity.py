@@ -3,11 +3,11 @@
     perplexity = exp(mean over scored tokens of -log p(token | the tokens before it in its window))
 
 The token ids t_0 .. t_{n-1} are cut into windows of ``window`` ids that start ``stride`` ids apart; the last one may be
-shorter. A window scores those of its tokens that no window before it has scored and that have a token before them in
-it. So with stride < window every token but t_0 is scored once, each with at least window - stride tokens of context;
-with stride == window (the default, the quickest) the first token of every window is left out.
+shorter. A window scores those of its tokens that no earlier window has scored, except its first, which has no context.
+So with stride < window every token but t_0 is scored once, each with at least window - stride tokens of context; with
+stride == window (the default, and fastest) the first token of every window is not scored.
 
-The log-softmax is computed in float32, or in float64 where the logits are; the mean is summed in float64.
+The log-softmax is computed in float32, or in float64 if the logits are; the mean is summed in float64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from bitport.errors import ArgumentError
 
 MOST_NATS = 700
-"""Of which the exponential is a number in float64."""
+"""Largest mean loss whose exponential is finite in float64 (with some margin)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +40,9 @@ class Perplexity:
 def perplexity(
     model: Callable[[Tensor], Any], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Perplexity:
-    """``model``: token ids [batch, length] -> logits [batch, length, vocabulary], or what has such ``logits``, as of
-    models of transformers. ``tokens``: ids in one dimension. ``batch``: windows that run at once."""
+    """Compute the perplexity of ``tokens`` (ids in one dimension). ``model`` maps token ids [batch, length] to logits
+    [batch, length, vocabulary], or to an object with such ``logits``, as transformers' models do. ``batch``: windows
+    per forward pass."""
     return summary(token_losses(model, tokens, window=window, stride=stride, batch=batch))
 
 
@@ -54,7 +55,7 @@ def summary(token_losses: Tensor) -> Perplexity:
 def token_losses(
     model: Callable[[Tensor], Any], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Tensor:
-    """-log p of every scored token, in the order of the text."""
+    """Return -log p of every scored token, in text order."""
     windows = predictions(model, tokens, window=window, stride=stride, batch=batch)
     return torch.cat([losses(predicted, wanted) for predicted, wanted in windows])
 
@@ -63,7 +64,7 @@ def token_losses(
 def predictions(
     model: Callable[[Tensor], Any], tokens: Tensor, *, window: int = 512, stride: int | None = None, batch: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The logits [t, vocabulary] of every window that stand before a scored token, and these t tokens."""
+    """Yield for every window the logits [t, vocabulary] that predict its t scored tokens, and these tokens."""
     stride = window if stride is None else stride
     if tokens.dim() != 1 or tokens.numel() < 2:
         raise ArgumentError(f"perplexity needs at least two token ids in one dimension, not shape {list(tokens.shape)}")
@@ -83,7 +84,7 @@ def predictions(
                 raise ArgumentError(f"the model must give logits [batch, length, vocabulary], not {_shown(output)}")
             for row, (begin, end, first) in zip(output, chunk, strict=True):
                 predicted = row[first - begin - 1 : end - begin - 1]  # position t predicts token begin + t + 1
-                if not bool(predicted.amax(-1).isfinite().all()):  # of a token that is ruled out -inf is right
+                if not bool(predicted.amax(-1).isfinite().all()):  # single logits may be -inf: ruled-out tokens
                     raise ArgumentError(
                         f"the model's logits hold NaN or infinity for tokens {begin} to {end}: its perplexity is not "
                         f"defined"
@@ -92,17 +93,17 @@ def predictions(
 
 
 def count_windows(n: int, window: int, stride: int | None = None) -> int:
-    """How many windows :func:`predictions` makes of n tokens."""
+    """Return how many windows :func:`predictions` makes of n tokens."""
     return sum(1 for _ in _windows(n, window, stride or window))
 
 
 def scored_tokens(n: int, window: int, stride: int | None = None) -> int:
-    """How many of n tokens are scored."""
+    """Return how many of n tokens are scored."""
     return sum(end - first for _, end, first in _windows(n, window, stride or window))
 
 
 def losses(predicted: Tensor, wanted: Tensor) -> Tensor:
-    """-log p of each of the tokens ``wanted`` under its logits; on the CPU."""
+    """Return -log p of the tokens ``wanted`` under the logits ``predicted``, on the CPU."""
     exact = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
     return F.cross_entropy(exact, wanted, reduction="none").cpu()
 
@@ -112,7 +113,7 @@ def _shown(output: Any) -> str:
 
 
 def _windows(n: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, first scored token) of each window."""
+    """Yield (begin, end, first scored token) of each window."""
     scored = 1
     for begin in range(0, n - 1, stride):
         if scored >= n:

@@ -1,4 +1,4 @@
-"""Models as points: size to the right, distance from the original upwards."""
+"""Scatter plot of models: size on the x axis, distance from the original on the y axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ HUES = 8
 
 
 def scatter(points: Sequence[tuple[str, int, float]], what: str) -> Html:
-    """(name, bytes, value of at least 0) of each; both axes start at 0, so that half as high is half as far."""
+    """Plot ``points``: (name, bytes, value of at least 0). Both axes start at 0, so that half as high is half as
+    far."""
     widest = max(nbytes for _, nbytes, _ in points) * 1.05
     highest = max(value for _, _, value in points) * 1.12 or 1.0
     drawn = []
@@ -43,7 +44,7 @@ def scatter(points: Sequence[tuple[str, int, float]], what: str) -> Html:
 
 
 def ticks(high: float, wanted: int = 5) -> list[float]:
-    """0 and multiples of 1, 2 or 5 times a power of ten, up to ``high``."""
+    """Return 0 and multiples of 1, 2 or 5 times a power of ten, up to ``high``."""
     step = 10 ** math.floor(math.log10(high / wanted))
     step *= next(factor for factor in (1, 2, 5, 10) if high / (step * factor) <= wanted)
     return [at * step for at in range(int(high / step) + 1)]

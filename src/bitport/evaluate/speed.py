@@ -1,4 +1,4 @@
-"""How fast a linear layer is under a scheme, against the same layer in bfloat16, and how exact its kernel is."""
+"""Measure the speed of a linear layer under a scheme against bfloat16, and the accuracy of its kernel."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from bitport.schemes import preset
 from bitport.tensor import QTensor, quantize_tensor
 
 BYTES = 128 << 20
-"""Of bf16 weights that each candidate goes through, so that a small layer is not served from the caches."""
+"""Bytes of bf16 weights that each candidate cycles through, so that a small layer is not served from the caches."""
 
 JUDGED = 16
-"""Rows, at most, that accuracy is judged on."""
+"""Most rows on which accuracy is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Speed:
     bf16_ms: float
     ms: float
     speedup: float
-    """Median over repetitions of bf16's time over this one's."""
+    """Median over repetitions of the time of bf16 divided by that of the scheme."""
     noise: float
     """``timing.spread`` of these ratios."""
     sqnr_db: float
@@ -45,7 +45,7 @@ class Speed:
 def speeds(
     k: int, n: int, rows: Sequence[int], schemes: Sequence[str], *, device: torch.device, repetitions: int
 ) -> Iterator[Speed]:
-    """A row for each number of rows and scheme, for a layer from k features to n."""
+    """Yield one result per number of rows and scheme, for a layer from k features to n."""
     generator = torch.Generator().manual_seed(0)
     weight = (torch.randn(n, k, generator=generator) * 0.02).bfloat16().to(device)
     copies = max(2, BYTES // weight.nbytes)
@@ -77,7 +77,7 @@ def speeds(
 
 
 def _turns(x: Tensor, weights: Sequence[Tensor]) -> Callable[[], Tensor]:
-    """A call is the product with the next weight."""
+    """Return a function that multiplies by the next weight at each call."""
     following = itertools.cycle(weights)
     return lambda: F.linear(x, next(following))
 

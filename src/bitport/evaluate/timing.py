@@ -1,7 +1,6 @@
 """Interleaved timing: absolute times drift with the machine, so candidates take turns.
 
-One repetition times each candidate once; what is reported is the median over repetitions, and ratios of times that lie
-next to each other.
+One repetition times each candidate once. Results are medians over repetitions, and ratios of times within a repetition.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ def interleaved(
     seconds: float = 0.004,
     clock: Clock = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each candidate, one entry per repetition; a repetition calls each for about ``seconds``.
-    What runs on one thread may be timed with ``time.thread_time``, which leaves out what other processes take."""
+    """Return seconds per call of each candidate, one entry per repetition, which calls each for about ``seconds``.
+    Single-threaded candidates may be timed with ``time.thread_time``, which excludes time taken by other processes."""
     calls = {name: _calls_in(run, seconds, clock) for name, run in candidates.items()}
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(repetitions):
@@ -39,12 +38,13 @@ def medians(times: dict[str, list[float]]) -> dict[str, float]:
 
 
 def ratio(times: dict[str, list[float]], name: str, base: str) -> float:
-    """Median over repetitions of name's time over base's time in the same repetition."""
+    """Return the median over repetitions of name's time divided by base's in the same repetition."""
     return statistics.median(mine / theirs for mine, theirs in zip(times[name], times[base], strict=True))
 
 
 def spread(ratios: Sequence[float]) -> float:
-    """Half the distance of the quartiles, as a part of the median: the noise of a ratio. NaN where there is one."""
+    """Return half the interquartile range relative to the median: the noise of a ratio. NaN for fewer than two
+    ratios."""
     if len(ratios) < 2:
         return math.nan
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
@@ -52,7 +52,7 @@ def spread(ratios: Sequence[float]) -> float:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """A clock that waits for the work that was given to ``device``."""
+    """Return a clock that first waits for all work on ``device``."""
     if device.type == "cpu":
         return time.perf_counter
 

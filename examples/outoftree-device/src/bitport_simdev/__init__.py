@@ -1,4 +1,4 @@
-"""A simulated accelerator, ``torch.device("sim")``: host memory behind PyTorch's key for devices from outside.
+"""A simulated accelerator, ``torch.device("sim")``: host memory behind PrivateUse1, PyTorch's out-of-tree device key.
 
 PyTorch calls :func:`register_device` when it is imported (entry point group ``torch.backends``); bitport imports
 ``bitport_simdev.layout`` when a device is first asked about (group ``bitport.backends``). Neither imports the other.
@@ -14,7 +14,7 @@ from bitport_simdev import device
 
 
 def register_device() -> None:
-    """Load the compiled part and give PyTorch's spare device its name, ``torch.sim`` and ``Tensor.sim()``."""
+    """Load the compiled extension and rename PrivateUse1 to ``sim``, with ``torch.sim`` and ``Tensor.sim()``."""
     found = importlib.util.find_spec("bitport_simdev._sim")
     if found is None or found.origin is None:
         raise ImportError("bitport_simdev lacks its compiled part; install it again, with a C++ compiler")
@@ -25,22 +25,22 @@ def register_device() -> None:
 
 
 def allow_fallback(on: bool) -> None:
-    """Whether ops without a kernel here go to the CPU (at first they do) or fail."""
+    """Set whether ops without a kernel here fall back to the CPU (the default) or fail."""
     torch.ops.simdev.allow_fallback(on)
 
 
 def fallbacks() -> dict[str, int]:
-    """How often each op went to the CPU since :func:`reset`."""
+    """Return how often each op fell back to the CPU since :func:`reset`."""
     return dict(torch.ops.simdev.fallbacks())
 
 
 def kernel_calls() -> int:
-    """How many products this device's own kernel has computed since :func:`reset`."""
+    """Return how many products this device's own kernel has computed since :func:`reset`."""
     return int(torch.ops.simdev.kernel_calls())
 
 
 def handed_back() -> int:
-    """How many products that kernel has given to bitport's generic one since :func:`reset`."""
+    """Return how many calls that kernel has passed to bitport's generic one since :func:`reset`."""
     return int(torch.ops.simdev.handed_back())
 
 

@@ -1,4 +1,4 @@
-"""``torch.sim``: what PyTorch asks of a device's Python module."""
+"""``torch.sim``: the functions that PyTorch requires of a device's Python module."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def set_device(index: int) -> None:
 
 
 class device:
-    """Makes a device the current one for a while."""
+    """Context manager that makes a device current."""
 
     def __init__(self, wanted: torch.device | int) -> None:
         self.index = wanted if isinstance(wanted, int) else wanted.index
@@ -45,11 +45,11 @@ class device:
 
 
 def synchronize(device: torch.device | int | None = None) -> None:
-    """Every call has finished when it returns."""
+    """Do nothing: the device is synchronous."""
 
 
 def manual_seed_all(seed: int) -> None:
-    """Random numbers are made on the CPU."""
+    """Do nothing: random numbers are generated on the CPU."""
 
 
 def get_rng_state(device: torch.device | int | None = None) -> torch.Tensor:

@@ -1,12 +1,12 @@
-"""The weight layout of this device, ``sim_rows8``: the codes of eight rows lie together, column by column.
+"""The weight layout of this device, ``sim_rows8``: codes of eight rows are interleaved, column by column.
 
-The kernel multiplies eight rows by one input at a time, so it reads, for each column, eight codes and, for each group,
-eight scales in one go. N is filled up to a multiple of 8 with rows of code 0 and scale 0::
+The kernel multiplies eight rows by one input at a time, so it reads eight contiguous codes per column and eight scales
+per group. N is padded to a multiple of 8 with rows of code 0 and scale 0::
 
     data  uint8 [N/8, K, bits]     int4, one column:  byte 0   byte 1   byte 2   byte 3
                                                       r4 r0    r5 r1    r6 r2    r7 r3     (high nibble, low nibble)
                                    int8, one column:  byte i is row i
-    scale       [K/g, N']          zero stays as it is, [N, K/g]
+    scale       [K/g, N']          zero is unchanged, [N, K/g]
 """
 
 from __future__ import annotations
