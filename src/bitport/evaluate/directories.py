@@ -43,7 +43,7 @@ PROMPT = 32
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """Options of an evaluation: the windows of :mod:`bitport.evaluate.perplexity`, those of load_model, and more."""
+    """Options of an evaluation. For windows see :mod:`bitport.evaluate.perplexity`, for device and dtype load_model."""
 
     window: int = 512
     stride: int | None = None

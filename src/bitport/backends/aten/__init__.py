@@ -15,8 +15,8 @@ from bitport.ops.select import CHOOSERS
 
 
 def rows(x: Tensor) -> Tensor:
-    """Return x [..., K] as a contiguous [M, K], aligned to 16 bytes: kernels with vector loads either do not check the
-    alignment or refuse other ones."""
+    """Return x [..., K] as a contiguous [M, K], aligned to 16 bytes: kernels with vector loads either do not check
+    alignment or refuse unaligned tensors."""
     flat = x.reshape(x.numel() // max(1, x.shape[-1]), x.shape[-1]).contiguous()
     return flat.clone() if flat.storage_offset() * flat.itemsize % 16 else flat
 

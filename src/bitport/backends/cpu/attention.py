@@ -1,4 +1,4 @@
-"""Attention over quantized keys and values by the native library, which reads each code once, directly from the
+"""Attention over quantized keys and values by the native library, which reads each code once, straight from the
 store."""
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def register(library: Library) -> None:
         return library.linear(x, Weight(*rest[:10]), rest[10])
 
     def dense_mm(x: Tensor, *rest: Any) -> Tensor:
-        """Call PyTorch's own product with the weight dequantized to x's dtype and x contiguous, as the generic
+        """Dequantize the weight to x's dtype and call PyTorch's own product; x is contiguous, as in the generic
         kernel."""
         weight, bias = Weight(*rest[:10]), rest[10]
         return F.linear(x.contiguous(), library.dense(weight, x.dtype), None if bias is None else bias.to(x.dtype))

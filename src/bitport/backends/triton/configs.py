@@ -6,10 +6,10 @@ Measurements of ``bitport tune``, in the user's cache folder, take precedence ov
 
     source      how the sizes were found: measured on what, or reasoned, and why
     gemv        blocks of the kernel without matrix units, which takes rows one by one
-    tiles       blocks of the kernel with matrix units, by rows: the first entry with at least as many (null: any
-    number) scaled      blocks of the kernel whose matrix units apply block scales themselves most_rows   kernel -> kind
-    of weight (* for all others) -> the most rows for which it runs (null: any number) least_rows  kernel asked before
-    those here -> the least rows for which it runs (null: never; with experts: per
+    tiles       blocks of the kernel with them, by rows: the first entry with at least as many (null: any number)
+    scaled      blocks of the kernel whose matrix units apply block scales themselves
+    most_rows   kernel -> kind of weight (* for all others) -> the most rows for which it runs (null: any number)
+    least_rows  kernel asked before those here -> the least rows for which it runs (null: never; with experts: per
                 expert)
     unmeasured  stages that bitport tune had not reached when it was stopped; absent if it finished or never ran
 

@@ -33,8 +33,7 @@ class Kind(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """``pointers`` and ``sizes`` are the arguments ``data .. scale_expert`` of every kernel, ``fixed`` its
-    constants."""
+    """``pointers`` and ``sizes``: the arguments ``data .. scale_expert`` of every kernel; ``fixed``: its constants."""
 
     pointers: tuple[Tensor | None, ...]
     sizes: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Integer helpers for the host. Triton's own work in kernels too, but take ten times as long."""
+"""Integer helpers for the host. Triton's own functions also work in kernels, but take ten times as long."""
 
 
 def cdiv(a: int, b: int) -> int:

@@ -123,8 +123,7 @@ def codes_of(weight: JaxWeight) -> Array:
 
 
 def signed_k_major(weight: JaxWeight) -> Array:
-    """Return the signed codes [..., K, N] of a k_major weight: int8, or int4 if the data is native int4 or its
-    bytes."""
+    """Return the signed codes [..., K, N] of a k_major weight: int8, or int4 if its data is int4 or the bytes of it."""
     data = weight.data
     if weight.dtype == "int4" and data.dtype == jnp.uint8:
         pairs = jax.lax.bitcast_convert_type(data, jnp.int4)

@@ -31,8 +31,9 @@ class Tiles(NamedTuple):
 def tiles(m: int, n: int, k: int, group: int) -> Tiles | str:
     """Return block sizes for x [m, k] and w [k, n] with ``group`` codes of K per scale, or why there are none.
 
-    x is padded to whole blocks of rows; N and K are not padded. bk covers a multiple of 8 scales (or all of K), and at
-    most 2048 codes, so that two blocks of each operand and the weight in float fit into 16 MB."""
+    x is padded to whole blocks of rows; N and K are not padded. bk covers a multiple of 8 scales, in at most 2048 codes
+    so that two blocks of each operand and the weight in float fit into 16 MB; without such a size, all of a K of at
+    most 4096."""
     if n % LANES or k % LANES:
         return f"N and K must be multiples of {LANES}, not {n} and {k}"
     if k % group or group % SUBLANES:

@@ -107,8 +107,7 @@ def multiplies_integers(weight: JaxWeight, act: str) -> bool:
 
 
 def _integer_product(x: Array, weight: JaxWeight, act: str, act_scale: Array | None) -> Array:
-    """Return float32 [M, N]: the sum over groups c of K of xs * ws_c * (sum_k xq wq - (zero_c - midpoint) * sum_k
-    xq)."""
+    """Return float32 [M, N]: per group c of K, xs * ws_c * (sum_k xq wq - (zero_c - midpoint) * sum_k xq), summed."""
     fixed = None if act_scale is None else act_scale.reshape(1, 1)
     encoded = encode(rows_of(x), ACTIVATIONS[act], fixed)
     xq = (encoded.codes ^ 0x80).view(jnp.int8)

@@ -13,7 +13,7 @@
 // cluster. The sums of the warps, then those of the blocks, are added in a fixed order, so results are deterministic. No
 // global memory but y is written.
 //
-// W is the first operand of mma.m16n8k16 and x the second. It has 8 rows; missing ones repeat the last. Lane (g, t) =
+// W is the first operand of mma.m16n8k16; x is the second, with 8 rows: missing ones repeat the last. Lane (g, t) =
 // (lane / 4, lane % 4) holds, of rows g and g + 8 of 16, the t-th 16 bytes of a step: OWN = STEP / 4 columns. Each 8 of
 // these (the p-th) correspond to one 16-byte piece of x and take two products, each with two pairs of columns as k =
 // {2 t, 2 t + 1} and {2 t + 8, 2 t + 9}: the order of columns within k is free as long as W and x share it. In shared
