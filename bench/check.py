@@ -97,7 +97,7 @@ class Turns:
 
     def more(self, base: Candidate, candidate: Candidate, m: int, facts: dict[Candidate, Row]) -> list[float]:
         """Ratios of more pairs of these two alone, alternating which goes first."""
-        pair = 2 * sum(facts[each]["seconds"] * (1 + facts[each]["calls"]) for each in (base, candidate)) / 2 + 0.1
+        pair = sum(facts[each]["seconds"] * (1 + facts[each]["calls"]) for each in (base, candidate)) + 0.1
         found = []
         for at in range(max(LEAST_MORE, min(MORE, int(PATIENCE / pair)))):
             order = (base, candidate) if at % 2 else (candidate, base)

@@ -260,6 +260,17 @@ def test_a_model_that_is_quantized(model: Model) -> None:
         bitport.mixed(other, bits=4.0, calibrate=BATCHES)
 
 
+def test_a_weight_of_which_the_data_tell_nothing_and_that_one_scheme_keeps() -> None:
+    """Whole numbers up to 127, which int8 holds as they are, and fewer bits do not."""
+    model = nn.ModuleDict({"used": nn.Linear(64, 64), "unused": nn.Linear(64, 64)})
+    model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
+    numbers = torch.arange(-63.0, 65.0).reshape(2, 64).repeat(32, 1)
+    numbers[:, 0] = 127
+    model["unused"].weight = nn.Parameter(numbers)
+    with pytest.raises(ArgumentError, match=r"the data say nothing about unused\.weight"):
+        costs(model, CANDIDATES, calibrate=BATCHES)
+
+
 @pytest.mark.parametrize("cost", ["kl", "output"])
 def test_a_weight_of_which_the_data_tell_nothing(cost: str) -> None:
     """It would get the fewest bits. Where others share its scheme, these tell; a rule says it outright."""

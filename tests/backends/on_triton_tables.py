@@ -123,6 +123,16 @@ def test_what_was_measured_comes_first(tmp_path: Path, monkeypatch: pytest.Monke
     assert most == [7, 9, None]
 
 
+def test_a_table_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    measured.write(tmp_path / "table.json", {})
+    (tmp_path / "other").touch()
+    assert (tmp_path / "table.json").stat().st_mode == (tmp_path / "other").stat().st_mode, "a folder may be shared"
+    (tmp_path / "taken.json" / "folder").mkdir(parents=True)
+    with pytest.raises(OSError, match=r"taken\.json"):
+        measured.write(tmp_path / "taken.json", {})
+    assert {each.name for each in tmp_path.iterdir()} == {"table.json", "other", "taken.json"}
+
+
 class StandIn:
     """A GPU whose cache holds one weight of 256 x 256 in 4 bits."""
 

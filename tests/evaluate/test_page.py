@@ -47,6 +47,11 @@ def test_several_models_share_a_scale() -> None:
     assert shown.count("44.0 dB: closer") == 2
 
 
+def test_divergence_is_explained_where_it_is_shown() -> None:
+    assert "KL: how far" in words(row("a"), row("b", apart=0.02))
+    assert "KL: how far" not in words(row("a"))
+
+
 def test_tasks_alone() -> None:
     shown = words(scores={"a": {"arc": {"acc": 0.5}}, "b": {"arc": {"acc": 0.25}}})
     assert "0.5000" in shown

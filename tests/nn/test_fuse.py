@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 import bitport as bp
 from bitport.numerics import sqnr
@@ -145,6 +146,23 @@ def test_what_comes_later_is_called() -> None:
     assert torch.equal(whole["mlp"](x), whole["mlp"].fc2(nn.functional.gelu(2 * fc1(x))))
     whole["mlp"].fc1 = fc1
     assert torch.equal(whole["mlp"](x), fused)
+
+
+def test_global_hooks_are_called() -> None:
+    whole, x, seen = model(Plain()), torch.randn(2, 64).bfloat16(), []
+    assert bp.fuse_activations_(whole)
+    fused = whole["mlp"](x)
+    hook = register_module_forward_hook(lambda module, *args: seen.append(module))
+    try:
+        y = whole["mlp"](x)
+        assert whole["mlp"].fc1 in seen
+        assert bp.fuse_activations_(model(Plain())) == []
+    finally:
+        hook.remove()
+    seen.clear()
+    torch.testing.assert_close(y, fused)
+    assert torch.equal(whole["mlp"](x), fused)
+    assert not seen
 
 
 def test_floats_and_what_is_fused_already_are_left() -> None:

@@ -70,6 +70,18 @@ def test_data_can_be_replaced(make: Make) -> None:
         q.data = torch.zeros(32, 48)
 
 
+def test_data_that_is_a_slice_of_a_packed_tensor(make: Make) -> None:
+    """Writes to such a copy are refused, and no longer once other data takes its place."""
+    packed, plain = make("int4-g32", 96, 64).to_layout("cpu_tiles"), make("int4-g32", 48, 64)
+    q = nn.Parameter(make("int4-g32", 48, 64), requires_grad=False)
+    q.data = packed[:48]
+    with pytest.raises(ArgumentError, match="copy of a part of a packed tensor"):
+        q.copy_(plain)
+    q.data = plain.clone()
+    q.copy_(packed[48:])
+    assert torch.equal(q, packed[48:])
+
+
 def test_a_part_can_be_replaced(make: Make) -> None:
     q, x = make(), torch.randn(2, 96)
     before = F.linear(x, q)

@@ -98,16 +98,16 @@ def apply(
 def _unseen(inputs: Inputs) -> str:
     """Return a note if calibration showed too few inputs to generalize from, else "". With fewer rows than columns,
     some errors are invisible on every row, and a search finds them."""
-    empty, columns = int((inputs.rows == 0).sum()), inputs.gram.shape[-1]
-    if not empty:
-        least = int(inputs.rows.min())
-        few = (
+    if inputs.rows.dim() == 0 and not inputs.any_rows:
+        return "calibration showed no input of it: rounded to nearest"
+    notes, columns, seen = [], inputs.gram.shape[-1], inputs.rows[inputs.rows > 0]
+    if empty := inputs.rows.numel() - len(seen):
+        notes.append(f"{empty} of {inputs.rows.numel()} matrices saw no input in calibration: rounded to nearest")
+    if len(seen) and (least := int(seen.min())) < columns:
+        notes.append(
             f"calibrated on only {least} rows of {columns} numbers: on other inputs its output is worse than shown here"
         )
-        return few if least < columns else ""
-    if inputs.rows.dim() == 0:
-        return "calibration showed no input of it: rounded to nearest"
-    return f"{empty} of {inputs.rows.numel()} matrices saw no input in calibration: rounded to nearest"
+    return "; ".join(notes)
 
 
 def _output_sqnr(value: Tensor, q: QTensor, target: Target, inputs: Inputs) -> float:

@@ -179,7 +179,7 @@ def costs(
     found: dict[str, tuple[Option, ...]] = {}
     silent = set()
     for target, inputs in with_progress(work, len(every), "measuring", progress):
-        value, options = target.weight(model), []
+        value, options, rounded = target.weight(model), [], []
         for scheme in schemes:
             outcome = apply(by, value, target, scheme, inputs, measure=False).as_parameter()
             if distance is not None:
@@ -188,8 +188,9 @@ def costs(
                 assert inputs is not None
                 lost = of_output(value, outcome.q, target, inputs)
             options.append(Option(outcome.q.nbytes, lost))
+            rounded.append(outcome.q)
         found[target.storage] = tuple(options)
-        if not any(option.error for option in options) and not torch.equal(value, outcome.q.dequantize(value.dtype)):
+        if not any(option.error for option in options) and any(_differs(q, value) for q in rounded):
             silent.add(target.storage)
     labelled: dict[str, list[Target]] = {}
     for target in every:
@@ -203,6 +204,10 @@ def costs(
     groups = (tuple(itertools.chain(*(tied[target.storage] for target in group))) for group in alike)
     sums = (_summed([found[target.storage] for target in group]) for group in alike)
     return Costs(tuple(groups), tuple(schemes), tuple(sums), tuple(rules))
+
+
+def _differs(q: QTensor, value: Tensor) -> bool:
+    return not torch.equal(value, q.dequantize(value.dtype))
 
 
 @no_autocast()

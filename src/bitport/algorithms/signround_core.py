@@ -38,7 +38,7 @@ from bitport.numerics import (
 
 
 def solve(
-    w: Tensor, hessian: Tensor, fmt: Format, codes: Tensor, start: Params, steps: int = 200, sweeps: int = 4
+    w: Tensor, hessian: Tensor, fmt: Format, codes: Tensor, start: Params, steps: int, sweeps: int
 ) -> tuple[Tensor, Params]:
     """Improve the given codes and parameters of w [N, K]; returns uint8 codes [N, K]. ``hessian``: float32 [K, K]."""
     n, k = w.shape

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +43,10 @@ def write(file: Path, content: dict[str, Any]) -> None:
 def write_bytes(file: Path, content: bytes) -> None:
     """Write the file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, fresh = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".tmp")
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(content)
-    os.replace(fresh, file)
+    fresh = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    try:
+        fresh.write_bytes(content)
+        os.replace(fresh, file)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise

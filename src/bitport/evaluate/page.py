@@ -35,7 +35,7 @@ def page(models: Sequence[Evaluation], scores: Mapping[str, Scores], text: str, 
     if models and len(models) <= 2:
         body.append(tiles(figures(models)))
     if models:
-        body.append(section("Models", rows(*columns(models), WORDS), note=_what(models[0], text, how)))
+        body.append(section("Models", rows(*columns(models), WORDS), note=_what(models, text, how)))
     if len(others) > 1:
         points = [(Path(row.model).name, row.nbytes, row.divergence.kl if row.divergence else 0.0) for row in models]
         body.append(
@@ -85,6 +85,7 @@ def _maps(reports: Sequence[tuple[Evaluation, Report]]) -> list[Html]:
     return [error_map(report, output, scale, f"{row.model}: error of {what}") for row, report in reports]
 
 
-def _what(row: Evaluation, text: str, how: How) -> str:
+def _what(models: Sequence[Evaluation], text: str, how: How) -> str:
+    note = KL_NOTE if any(row.divergence for row in models) else ""
     cache = f", keys and values in {how.kv_cache}" if how.kv_cache else ""
-    return f"{row.scored} tokens of {text} scored in windows of {how.window}{cache}. {KL_NOTE if row else ''}"
+    return f"{models[0].scored} tokens of {text} scored in windows of {how.window}{cache}. {note}".rstrip()

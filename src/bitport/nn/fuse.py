@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from bitport.nn.targets import check_model
 from bitport.ops.product import linear_then
@@ -126,4 +127,4 @@ def _takes(layer: Any) -> bool:
 
 def _watched(module: nn.Module) -> bool:
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return "forward" in vars(module) or any(hooks)
+    return "forward" in vars(module) or any(hooks) or _has_any_global_hook()

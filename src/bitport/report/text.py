@@ -24,7 +24,7 @@ def size(nbytes: int) -> str:
     """Format a size in powers of 1000: 1234567 -> '1.2 MB'."""
     amount = float(nbytes)
     for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
+        if round(amount, 1) < 1000:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1000
     return f"{amount:.1f} TB"

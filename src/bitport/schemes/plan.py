@@ -68,7 +68,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The inverse of :meth:`to_json`; RecipeError for anything else."""
+        """The inverse of :meth:`to_json`; RecipeError or SchemeError for anything else."""
         try:
             return cls(tuple(map(_choice_from, _list_of(parsed(text, "plan", RecipeError)))))
         except (KeyError, TypeError) as error:

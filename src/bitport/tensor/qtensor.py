@@ -313,7 +313,7 @@ def _set_data(self: Tensor, value: Tensor) -> None:
         )
     with torch._C.DisableTorchFunctionSubclass():
         SET_DATA(self, value)
-    for name in (*PARTS, "scheme", "bits_layout", "matrix", "transposed", "is_rows"):
+    for name in (*PARTS, "scheme", "bits_layout", "matrix", "transposed", "is_rows", "piece_of_packed", "room"):
         setattr(self, name, getattr(value, name))
 
 

@@ -305,7 +305,7 @@ def _least_rows(name: str, content: dict[str, Any], device: torch.device, note: 
         theirs = _time(lambda args: impl.run(*args), every, device, note, rows=rows, kernel=name)
         mine = _time(lambda args: run(*args), every, device, note, rows=rows, kernel=own)  # noqa: B023
         behind = rows if theirs > mine else behind
-    never = behind == max(given)
+    never = behind == max(given, default=0)
     content["least_rows"][name] = None if never else behind + 1
     return f"{op} {scheme}: {name} " + ("never" if never else f"from {behind + 1} rows on")
 

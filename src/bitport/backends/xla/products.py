@@ -128,11 +128,10 @@ def k_major_integers(weight: JaxWeight) -> tuple[Array, Array, Array | None]:
     """Return signed codes [K, N], scale [K/g, N] or [K/g, 1], and likewise the zero point relative to the midpoint."""
     if weight.layout == NAME:
         codes, scale, zero = signed_k_major(weight), weight.scale, weight.zero
-        sideways = weight.matrix._replace(n=1, k=weight.n, block_n=1, block_k=weight.block_n)
     else:
         codes = (codes_of(weight).astype(jnp.int16) - int(weight.number.midpoint)).astype(jnp.int8).T
         scale, zero = weight.scale.T, None if weight.zero is None else weight.zero.T
-        sideways = weight.matrix._replace(n=1, k=weight.n, block_n=1, block_k=weight.block_n)
+    sideways = weight.matrix._replace(n=1, k=weight.n, block_n=1, block_k=weight.block_n)
     scale = spread(scale_values(scale, weight.scale2), sideways)
     if zero is not None:
         zero = spread(zero.astype(jnp.float32) - weight.number.midpoint, sideways)
